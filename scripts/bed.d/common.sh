@@ -1,0 +1,125 @@
+# shellcheck shell=bash
+# Words shared by the parts of scripts/bed: messages, apt, waiting, engines.
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+CACHE=${GPUSHARED_CACHE:-$ROOT/.cache}
+RUN=/run/gpushared-bed # short on purpose: a socket's path may have 107 bytes
+DOCKER=$CACHE/bin/docker
+PLAIN_SOCKET=/var/run/docker.sock
+CDI_SOCKET=$RUN/cdi-engine/docker.sock
+BUSYBOX_IMAGE=gpushared-test/busybox:latest
+SYSTEMD_IMAGE=gpushared-test/systemd:latest
+export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8
+# The bed speaks to engines by their sockets only, never to the one a user has chosen.
+unset DOCKER_HOST DOCKER_CONTEXT
+
+say() { printf 'bed: %s\n' "$*"; }
+die() {
+  printf 'bed: error: %s\n' "$*" >&2
+  exit 1
+}
+
+# quietly LOG WHAT COMMAND...: runs the command with its output in a log, shown only when it fails.
+quietly() {
+  local log=$CACHE/log/$1 what=$2
+  shift 2
+  mkdir -p "$CACHE/log"
+  "$@" >"$log" 2>&1 </dev/null && return
+  tail -n 20 "$log" >&2
+  die "$what failed; all of it is in $log"
+}
+
+# apt_install PACKAGE...: installs what is missing from the machine's own sources.
+apt_install() {
+  [ "$(id -u)" = 0 ] || die "installing $* needs root; run this as root, or install them yourself"
+  say "installing $*"
+  quietly apt-update.log "apt-get update" apt-get update -qq -o DPkg::Lock::Timeout=300
+  quietly "apt-install-$1.log" "installing $*" \
+    apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=300 "$@"
+}
+
+# mirror: the archive that this machine's own sources take Debian from.
+mirror() {
+  local codename uri
+  # shellcheck source=/dev/null
+  codename=$(. /etc/os-release && printf '%s' "${VERSION_CODENAME:-}")
+  uri=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' |
+    awk -v code="$codename" '($2 == code || $2 == "stable") && $3 == "main" { print $1; exit }')
+  [ -n "$uri" ] || die "no apt source of this machine has Debian's $codename main; the recipes need a Debian archive"
+  printf '%s' "${uri%/}"
+}
+
+# private_apt COMMAND...: apt-get with lists of Debian 13 kept in the cache, out of the machine's sight.
+private_apt() {
+  apt-get -q -o Dir::Etc::SourceList="$CACHE/apt/sources.list" -o Dir::Etc::SourceParts=/dev/null \
+    -o Dir::Etc::Preferences=/dev/null -o Dir::Etc::PreferencesParts=/dev/null \
+    -o Dir::State="$CACHE/apt/state" -o Dir::State::Status=/dev/null -o Dir::Cache="$CACHE/apt/cache" \
+    -o Acquire::Languages=none -o APT::Sandbox::User=root -o APT::Update::Post-Invoke-Success::= "$@"
+}
+
+keyring() {
+  local ring=/usr/share/keyrings/debian-archive-keyring.gpg
+  # The trixie keys came with a later point release of bookworm's keyring.
+  [ -e /usr/share/keyrings/debian-archive-trixie-stable.gpg ] || apt_install debian-archive-keyring >&2
+  printf '%s' "$ring"
+}
+
+# unpack PACKAGE DIR: the newest Debian 13 build of a package, unpacked but not installed.
+unpack() (
+  exec 8>"$RUN/lock.apt"
+  flock 8
+  mkdir -p "$CACHE/apt/state/lists/partial" "$CACHE/apt/cache/archives/partial" "$CACHE/apt/deb"
+  if [ -z "$(find "$CACHE/apt/updated" -mtime -1 2>/dev/null)" ]; then
+    printf 'deb [signed-by=%s] %s trixie main contrib non-free\n' "$(keyring)" "$(mirror)" >"$CACHE/apt/sources.list"
+    quietly private-apt.log "reading the package lists of Debian 13" private_apt update
+    touch "$CACHE/apt/updated"
+  fi
+  cd "$CACHE/apt/deb"
+  rm -f "$1"_*.deb
+  quietly "download-$1.log" "downloading $1" private_apt download "$1"
+  rm -rf "$2.part"
+  dpkg -x "$1"_*.deb "$2.part"
+  rm -rf "$2" "$1"_*.deb
+  mv "$2.part" "$2"
+)
+
+# detach LOG COMMAND...: starts a daemon that outlives this script, and sets PID.
+detach() {
+  local log=$1 fd
+  shift
+  (
+    cd /
+    # A daemon that kept a lock's descriptor would hold the lock for ever.
+    for fd in /proc/"$BASHPID"/fd/*; do
+      fd=${fd##*/}
+      [ "$fd" -le 2 ] || exec {fd}>&-
+    done
+    exec setsid "$@" >>"$log" 2>&1 </dev/null
+  ) &
+  PID=$!
+}
+
+answers() { timeout 10 "$DOCKER" -H "unix://$1" version -f '{{.Server.Version}}' >/dev/null 2>&1; }
+server_version() { timeout 10 "$DOCKER" -H "unix://$1" version -f '{{.Server.Version}}'; }
+
+# wait_for_engine SOCKET LOG PID: until the engine answers, or its process ends, or a minute has passed.
+wait_for_engine() {
+  local deadline=$((SECONDS + 60))
+  until answers "$1"; do
+    if ! kill -0 "$3" 2>/dev/null || [ "$SECONDS" -ge "$deadline" ]; then
+      tail -n 15 "$2" >&2
+      die "the Docker engine on $1 does not answer; its log is $2"
+    fi
+    sleep 0.2
+  done
+}
+
+# import_image SOCKET NAME RECIPE TAR: loads a root file system as an image, unless the engine has this recipe of it.
+import_image() {
+  local docker=("$DOCKER" -H "unix://$1") have
+  have=$("${docker[@]}" image inspect -f '{{index .Config.Labels "gpushared-test.recipe"}}' "$2" 2>/dev/null || true)
+  [ "$have" != "$3" ] || return 0
+  [ -e "$4" ] || "make_${5:?}" # the tar is made late: most runs find the image in place
+  "${docker[@]}" import --change "LABEL gpushared-test.recipe=$3" --change 'CMD ["/bin/sh"]' "$4" "$2" >/dev/null ||
+    die "the engine on $1 refused the image $2"
+}

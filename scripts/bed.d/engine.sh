@@ -1,0 +1,32 @@
+# shellcheck shell=bash
+# The plain engine: whatever answers on the machine's default socket, else dockerd of the machine's own release.
+
+# drop_stale PIDFILE NAME: a file left by a crash may name a process of another program, and then stops the start.
+drop_stale() {
+  local pid
+  pid=$(cat "$1" 2>/dev/null) || return 0
+  [ "$(cat "/proc/$pid/comm" 2>/dev/null)" = "$2" ] || rm -f "$1"
+}
+
+start_engine() {
+  local log=$CACHE/log/dockerd.log pid
+  [ "$(id -u)" = 0 ] || die "no Docker engine answers on $PLAIN_SOCKET, and starting one needs root"
+  mkdir -p "$CACHE/log"
+  drop_stale /var/run/docker.pid dockerd
+  drop_stale /var/run/docker/containerd/containerd.pid containerd
+  if ! pid=$(cat /var/run/docker.pid 2>/dev/null); then
+    say "engine: starting dockerd, log in $log"
+    detach "$log" dockerd
+    pid=$PID
+  fi
+  wait_for_engine "$PLAIN_SOCKET" "$log" "$pid"
+}
+
+part_engine() {
+  need cli
+  if ! command -v dockerd >/dev/null || ! command -v iptables >/dev/null; then
+    apt_install docker.io iptables
+  fi
+  answers "$PLAIN_SOCKET" || start_engine
+  say "engine: Docker $(server_version "$PLAIN_SOCKET") on $PLAIN_SOCKET"
+}
