@@ -1,0 +1,1 @@
+"""The rules: no clock, no I/O, no logging, no asyncio. Events in, instructions out."""

@@ -1,0 +1,145 @@
+"""Every error a caller may see, in one tree.
+
+    GpushareError
+    ├── RequestError              what was asked makes no sense        invalid_argument     125
+    │   └── NeverFits             this node could never grant it       failed_precondition  125
+    ├── NotFound                  no such lease, container, preset     not_found            125
+    ├── PermissionRefused         somebody else's, or not allowed      permission_denied    125
+    ├── StateConflict             right thing, wrong moment            failed_precondition  125
+    ├── LimitReached              a bound of the daemon is reached     resource_exhausted   125
+    ├── Unavailable               a part outside the daemon is away    unavailable          125
+    │   ├── DaemonUnavailable
+    │   ├── EngineUnavailable
+    │   ├── GpusUnavailable
+    │   ├── JournalUnavailable
+    │   └── SharingUnavailable
+    ├── TimedOut                  no answer in time                    deadline_exceeded    125
+    ├── ConfigError               the configuration is wrong           invalid_argument     2
+    └── InvalidTransition         a bug of ours, with the story        internal             125
+
+Adapters translate foreign exceptions into this tree at their edge. The codes are the names of gRPC's
+status codes as the Connect protocol spells them in JSON.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import ClassVar
+
+
+class Code(StrEnum):
+    """Status codes shared by gRPC and unary JSON (https://connectrpc.com/docs/protocol#error-codes)."""
+
+    INVALID_ARGUMENT = "invalid_argument"
+    FAILED_PRECONDITION = "failed_precondition"
+    NOT_FOUND = "not_found"
+    PERMISSION_DENIED = "permission_denied"
+    RESOURCE_EXHAUSTED = "resource_exhausted"
+    UNAVAILABLE = "unavailable"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+    UNIMPLEMENTED = "unimplemented"
+    INTERNAL = "internal"
+
+
+class GpushareError(Exception):
+    """Base of the tree: one sentence of what is wrong, one hint of what to do."""
+
+    code: ClassVar[Code] = Code.INTERNAL
+    exit_code: ClassVar[int] = 125
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class RequestError(GpushareError):
+    """What was asked makes no sense on any machine."""
+
+    code = Code.INVALID_ARGUMENT
+
+
+class NeverFits(RequestError):
+    """What was asked makes sense, but this node could not grant it even when empty."""
+
+    code = Code.FAILED_PRECONDITION
+
+
+class NotFound(GpushareError):
+    """There is no such thing, or it is not the caller's to see."""
+
+    code = Code.NOT_FOUND
+
+
+class PermissionRefused(GpushareError):
+    """The caller may not do this."""
+
+    code = Code.PERMISSION_DENIED
+
+
+class StateConflict(GpushareError):
+    """The thing exists, but is not in a state that allows this."""
+
+    code = Code.FAILED_PRECONDITION
+
+
+class LimitReached(GpushareError):
+    """A bound of the daemon is reached; try again later."""
+
+    code = Code.RESOURCE_EXHAUSTED
+
+
+class Unavailable(GpushareError):
+    """A part outside the daemon does not answer."""
+
+    code = Code.UNAVAILABLE
+
+
+class DaemonUnavailable(Unavailable):
+    """Seen by clients: nothing answers on the socket."""
+
+
+class EngineUnavailable(Unavailable):
+    """The Docker engine does not answer."""
+
+
+class GpusUnavailable(Unavailable):
+    """The driver or a GPU does not answer."""
+
+
+class JournalUnavailable(Unavailable):
+    """The journal cannot be written, so nothing may be granted."""
+
+
+class SharingUnavailable(Unavailable):
+    """MPS or another means of sharing does not answer."""
+
+
+class TimedOut(GpushareError):
+    """No answer in time."""
+
+    code = Code.DEADLINE_EXCEEDED
+
+
+class ConfigError(GpushareError):
+    """The configuration is wrong."""
+
+    code = Code.INVALID_ARGUMENT
+    exit_code = 2
+
+
+class InvalidTransition(GpushareError):
+    """A lease was to be moved where no rule leads: a bug of ours. Carries the lease's story."""
+
+    code = Code.INTERNAL
+
+    def __init__(self, message: str, *, story: tuple[object, ...]) -> None:
+        super().__init__(message, hint="please report this with the output of `gpushare why LEASE`")
+        self.story = story
+
+    def __str__(self) -> str:
+        lines = "".join(f"\n  {entry}" for entry in self.story)
+        return f"{super().__str__()}{lines}"

@@ -1,0 +1,255 @@
+"""A lease: the right to use parts of GPUs, its states, and the only ways between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import NewType
+
+from gpushared.domain.errors import InvalidTransition
+from gpushared.domain.gpu import GpuId
+from gpushared.domain.request import Request
+
+LeaseId = NewType("LeaseId", str)
+ContainerId = NewType("ContainerId", str)
+
+STORY_KEPT_IN_MEMORY = 100
+"""A container that crashes for weeks must not grow the daemon; the journal keeps every entry."""
+
+
+class MemoryWall(StrEnum):
+    """What really keeps a lease inside its memory, from strong to none."""
+
+    WHOLE_GPU = "whole-gpu"
+    MPS_CLIENT = "mps-client"
+    NONE = "none"
+
+
+class ComputeCap(StrEnum):
+    """What really keeps a lease inside its share of the compute."""
+
+    WHOLE_GPU = "whole-gpu"
+    MPS_PERCENTAGE = "mps-percentage"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Walls:
+    """Which walls hold a lease, as found when its edits were made, never as hoped."""
+
+    memory_wall: MemoryWall
+    compute_cap: ComputeCap
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A part of one GPU."""
+
+    gpu: GpuId
+    memory_bytes: int
+    compute_permille: int
+
+
+# --- how a lease ended ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The container's main process ended by itself."""
+
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Somebody asked for the end: a user, or a client that left the queue."""
+
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """The time limit was reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class NeverClaimed:
+    """Granted, but no container was started in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The daemon could not give what it had granted."""
+
+    reason: str
+
+
+Outcome = Finished | Stopped | Expired | NeverClaimed | Failed
+
+
+# --- where a lease is ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """Waits for room. ``orphaned_at``: since when nobody waits for it (epoch seconds), or None."""
+
+    since: float
+    orphaned_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """Holds its grants; no container yet. ``claimed``: a create is under way."""
+
+    grants: tuple[Grant, ...]
+    since: float
+    deadline: float
+    claimed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Starting:
+    """A container exists that is not running yet, or not running again yet.
+
+    ``deadline`` is None while the engine itself will start it again (restart policy, reboot).
+    """
+
+    grants: tuple[Grant, ...]
+    container: ContainerId
+    since: float
+    deadline: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Active:
+    """The container runs."""
+
+    grants: tuple[Grant, ...]
+    container: ContainerId
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """The container is frozen and keeps its GPU memory."""
+
+    grants: tuple[Grant, ...]
+    container: ContainerId
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """On its way out: the container must go (``exited``), then the GPUs must show the memory back."""
+
+    grants: tuple[Grant, ...]
+    container: ContainerId
+    since: float
+    outcome: Outcome
+    exited: bool
+    retry_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Over; holds nothing."""
+
+    outcome: Outcome
+    at: float
+    grants: tuple[Grant, ...] = ()
+    """What it held, for the history only."""
+
+
+LeaseState = Queued | Reserved | Starting | Active | Paused | Draining | Ended
+Holding = Reserved | Starting | Active | Paused | Draining
+"""States in which a lease's grants count against the GPUs."""
+WithContainer = Starting | Active | Paused | Draining
+
+TRANSITIONS: frozenset[tuple[type[LeaseState], type[LeaseState]]] = frozenset(
+    {
+        (Queued, Queued),  # somebody came to wait, or went away
+        (Queued, Reserved),  # room was found
+        (Queued, Ended),  # cancelled, or nobody waits any more
+        (Reserved, Reserved),  # a create began, or failed and may be tried again
+        (Reserved, Starting),  # the container exists
+        (Reserved, Ended),  # released, or never claimed: nothing ran, nothing to drain
+        (Starting, Starting),  # a start was asked for again
+        (Starting, Active),
+        (Starting, Draining),
+        (Active, Starting),  # the engine restarts the container
+        (Active, Active),  # the container was restarted so fast that only its start was seen
+        (Active, Paused),
+        (Active, Draining),
+        (Paused, Active),
+        (Paused, Starting),  # killed while paused, restarted by policy
+        (Paused, Draining),
+        (Draining, Draining),  # the container went, or the stop is asked for again
+        (Draining, Ended),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoryEntry:
+    """One line of a lease's story: when, in which state it was left, and why."""
+
+    at: float
+    state: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.at:.3f} {self.state:9} {self.text}"
+
+
+def state_name(state: LeaseState) -> str:
+    """The state's name as users see it: ``queued``, ``active`` ..."""
+    return type(state).__name__.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A lease with its request, its owner, its state and the newest part of its story.
+
+    ``device_name`` names the lease to the container engine (CDI device, label); it equals the id, except for
+    containers that were created before they had a lease. ``request_id`` makes asking twice harmless.
+    ``expires_at`` is epoch seconds. ``walls`` is None until the edits were made.
+    """
+
+    id: LeaseId
+    sequence: int
+    request: Request
+    owner_uid: int
+    owner_name: str
+    created_at: float
+    state: LeaseState
+    device_name: str
+    request_id: str = ""
+    expires_at: float | None = None
+    walls: Walls | None = None
+    container_name: str = ""
+    image: str = ""
+    story: tuple[StoryEntry, ...] = field(default=(), compare=False)
+
+    @property
+    def grants(self) -> tuple[Grant, ...]:
+        """What counts against the GPUs now."""
+        return self.state.grants if isinstance(self.state, Holding) else ()
+
+    @property
+    def container(self) -> ContainerId | None:
+        return self.state.container if isinstance(self.state, WithContainer) else None
+
+    def move(self, to: LeaseState, at: float, why: str) -> Lease:
+        """The lease in its next state, with a story entry; raises InvalidTransition where no rule leads."""
+        if (type(self.state), type(to)) not in TRANSITIONS:
+            raise InvalidTransition(
+                f"lease {self.id} cannot go from {state_name(self.state)} to {state_name(to)} ({why})",
+                story=self.story,
+            )
+        return replace(self, state=to).note(at, why)
+
+    def note(self, at: float, why: str) -> Lease:
+        """The same lease with one more line in its story."""
+        entry = StoryEntry(at, state_name(self.state), why)
+        return replace(self, story=(*self.story, entry)[-STORY_KEPT_IN_MEMORY:])

@@ -1,0 +1,62 @@
+"""What a user asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gpushared.domain.gpu import WHOLE_PERMILLE, GpuId
+
+
+class Isolation(StrEnum):
+    """How a lease stands beside the others on the same GPU."""
+
+    SHARED = "shared"
+    EXCLUSIVE = "exclusive"
+
+
+class LeaseClass(StrEnum):
+    """What kind of work it is; recorded with the lease, order among classes follows with quotas."""
+
+    BUILD = "build"
+    TRAIN = "train"
+    INFER = "infer"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, as the kernel reported it; ``trusted`` = root or a member of the docker group."""
+
+    uid: int
+    gid: int
+    name: str
+    trusted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request, checked on its own; whether a node can grant it is ``placement``'s question.
+
+    ``compute_permille`` or ``memory_bytes`` may be None, then it follows the other one on the GPU that is
+    chosen; both are per GPU. ``gpus`` pins the request to exactly these GPUs (a stopped container whose
+    settings already name them). ``time_limit_seconds`` counts from the grant.
+    """
+
+    gpu_count: int = 1
+    compute_permille: int | None = None
+    memory_bytes: int | None = None
+    isolation: Isolation = Isolation.SHARED
+    lease_class: LeaseClass = LeaseClass.TRAIN
+    time_limit_seconds: int | None = None
+    preset: str | None = None
+    gpus: tuple[GpuId, ...] = ()
+
+    @property
+    def wants_whole_gpus(self) -> bool:
+        """Whether nobody else may be on the GPUs."""
+        return self.isolation is Isolation.EXCLUSIVE
+
+    @property
+    def share_permille(self) -> int:
+        """The compute share asked for, a whole GPU where nothing was said."""
+        return WHOLE_PERMILLE if self.compute_permille is None else self.compute_permille

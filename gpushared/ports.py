@@ -1,0 +1,282 @@
+"""What the daemon needs from the world: five narrow ports.
+
+Each has a real adapter and a public fake in ``gpushared.testing``; both pass the same contract tests.
+Methods are coroutines that come back within their adapter's time-out, with a result or with an error of
+``gpushared.domain.errors``; none of them ever blocks the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from gpushared.domain.gpu import Gpu, GpuId
+from gpushared.domain.lease import ContainerId, Grant, Lease, LeaseId, StoryEntry, Walls
+from gpushared.domain.request import Isolation
+
+# --- GPUs ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process on a GPU; ``pid`` is a host PID, ``memory_bytes`` None where the driver does not tell."""
+
+    pid: int
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """One look at one GPU; every figure is None where the GPU does not tell. Utilisation is a ratio 0-1."""
+
+    gpu: GpuId
+    memory_used_bytes: int | None = None
+    utilization_ratio: float | None = None
+    temperature_celsius: int | None = None
+    power_watts: float | None = None
+    processes: tuple[GpuProcess, ...] = ()
+    trouble: str | None = None
+
+
+class Gpus(Protocol):
+    """The GPUs of this machine. Errors: ``GpusUnavailable``, ``TimedOut``."""
+
+    simulated: bool
+
+    async def survey(self) -> tuple[Gpu, ...]:
+        """All GPUs, by index. A GPU that is lost is listed with its ``trouble``."""
+        ...
+
+    async def sample(self) -> tuple[GpuReading, ...]:
+        """A reading of each GPU; a GPU that fails gives a reading with ``trouble`` and no figures."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+# --- Sharing -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    source: str
+    target: str
+    read_only: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Edits:
+    """What a container gets so that it uses its lease and nothing else.
+
+    ``env`` always wins over the user's; ``env_defaults`` only fills what the user left unset.
+    ``gpus`` are to be made visible by the engine's own means (see ``DeviceMechanism``).
+    """
+
+    gpus: tuple[GpuId, ...]
+    walls: Walls
+    env: Mapping[str, str] = field(default_factory=dict)
+    env_defaults: Mapping[str, str] = field(default_factory=dict)
+    mounts: tuple[Mount, ...] = ()
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SharingStatus:
+    """How one GPU is shared now: ``mode`` is ``mps`` or ``none``; ``trouble`` a sentence or None."""
+
+    gpu: GpuId
+    mode: str
+    trouble: str | None = None
+    pids: tuple[int, ...] = ()
+    """Host PIDs of servers of ours, whose GPU memory is nobody's lease."""
+
+
+class Sharing(Protocol):
+    """Makes leases real on GPUs. Errors: ``SharingUnavailable``, ``TimedOut``."""
+
+    async def open(self, lease: Lease, gpus: Mapping[GpuId, Gpu]) -> Edits:
+        """Make ready what the lease's grants need; doing it again is harmless and heals what was lost."""
+        ...
+
+    async def close_lease(self, lease: LeaseId, device_name: str) -> None:
+        """Take it down again; unknown leases are no error."""
+        ...
+
+    async def status(self) -> tuple[SharingStatus, ...]: ...
+
+    async def close(self, *, keep_running: bool) -> None:
+        """End the adapter. ``keep_running`` leaves alone what running containers still use."""
+        ...
+
+
+# --- Engine --------------------------------------------------------------------------------------------
+
+
+class DeviceMechanism(StrEnum):
+    """How a GPU comes into a container, best first; probed at start."""
+
+    CDI = "cdi"
+    DEVICE_REQUEST = "device-request"
+    NVIDIA_RUNTIME = "nvidia-runtime"
+    PLAIN = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What the engine is and can do. ``lease_devices``: it applies CDI specs that we write, at every start.
+
+    ``gpu_mechanism`` says how the GPU itself is asked for (PLAIN on simulated GPUs).
+    """
+
+    version: str
+    api_version: str
+    lease_devices: bool
+    gpu_mechanism: DeviceMechanism
+    cgroup_version: int
+
+
+class ContainerStatus(StrEnum):
+    """Docker's words for ``State.Status``."""
+
+    CREATED = "created"
+    RUNNING = "running"
+    PAUSED = "paused"
+    RESTARTING = "restarting"
+    REMOVING = "removing"
+    EXITED = "exited"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerFacts:
+    """What inspect says of one container. ``owner_uid`` is None where the gate did not create it."""
+
+    id: ContainerId
+    name: str
+    image: str
+    status: ContainerStatus
+    exit_code: int
+    pid: int
+    device_name: str
+    owner_uid: int | None
+    restart_policy: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+LABEL_DEVICE = "gpushare.device"
+"""The label by which the daemon finds its containers again: the lease's ``device_name``."""
+LABEL_OWNER = "gpushare.owner"
+"""The uid for whom the gate created a container."""
+LABEL_LEASE = "gpushare.lease"
+"""Set by a client on create: claim this lease."""
+
+
+class Engine(Protocol):
+    """The container engine. Errors: ``EngineUnavailable``, ``TimedOut``, ``NotFound``."""
+
+    async def probe(self) -> EngineFacts: ...
+
+    async def containers(self) -> tuple[ContainerFacts, ...]:
+        """All containers, running or not, that carry ``LABEL_DEVICE``."""
+        ...
+
+    async def inspect(self, container: ContainerId) -> ContainerFacts | None:
+        """The facts, or None when there is no such container."""
+        ...
+
+    async def stop(self, container: ContainerId, grace_seconds: int) -> None:
+        """Stop signal, grace, kill. Comes back when it is stopped; a container that is gone is no error."""
+        ...
+
+    def events(self) -> AsyncIterator[ContainerFacts | ContainerId]:
+        """What changed, each confirmed by an inspect: the facts now, or the id of a container that is gone.
+
+        Ends with ``EngineUnavailable`` when the engine goes away; the caller surveys and listens again.
+        """
+        ...
+
+    async def write_device(self, device_name: str, edits: Edits) -> None:
+        """Make the lease's device known to the engine (only where ``lease_devices``)."""
+        ...
+
+    async def remove_device(self, device_name: str) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+# --- Journal -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class JournalSnapshot:
+    """What a restarted daemon knows: the leases that are not over, and the next lease's number."""
+
+    leases: tuple[Lease, ...]
+    next_sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class JournalWrite:
+    """One transaction: leases as they now are, and what was added to their stories."""
+
+    leases: tuple[Lease, ...]
+    entries: tuple[tuple[LeaseId, StoryEntry], ...]
+    next_sequence: int
+
+
+class Journal(Protocol):
+    """The durable memory. Errors: ``JournalUnavailable`` (nothing of the write happened then)."""
+
+    async def load(self) -> JournalSnapshot: ...
+
+    async def commit(self, writes: Sequence[JournalWrite]) -> None:
+        """All of them durably, or none."""
+        ...
+
+    async def story(self, lease: LeaseId) -> tuple[StoryEntry, ...]: ...
+
+    async def lease(self, lease: LeaseId) -> Lease | None:
+        """A lease, also one that is over."""
+        ...
+
+    async def ended(self, limit: int) -> tuple[Lease, ...]:
+        """Leases that are over, newest first."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+# --- Clock ---------------------------------------------------------------------------------------------
+
+
+class Clock(Protocol):
+    """Time for the rules: seconds since the epoch, because deadlines outlive the daemon."""
+
+    def now(self) -> float: ...
+
+
+__all__ = [
+    "LABEL_DEVICE",
+    "LABEL_LEASE",
+    "LABEL_OWNER",
+    "Clock",
+    "ContainerFacts",
+    "ContainerStatus",
+    "DeviceMechanism",
+    "Edits",
+    "Engine",
+    "EngineFacts",
+    "GpuProcess",
+    "GpuReading",
+    "Gpus",
+    "Grant",
+    "Isolation",
+    "Journal",
+    "JournalSnapshot",
+    "JournalWrite",
+    "Mount",
+    "Sharing",
+    "SharingStatus",
+]
