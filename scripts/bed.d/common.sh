@@ -29,14 +29,19 @@ quietly() {
   die "$what failed; all of it is in $log"
 }
 
-# apt_install PACKAGE...: installs what is missing from the machine's own sources.
-apt_install() {
-  [ "$(id -u)" = 0 ] || die "installing $* needs root; run this as root, or install them yourself"
+# apt_install PACKAGE...: installs what is missing from the machine's own sources; the package lists are read anew only
+# when they do not do.
+apt_install() (
+  install=(apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=300 "$@")
+  mkdir -p "$CACHE/log"
+  exec 8>"$RUN/lock.apt-install"
+  flock 8
   say "installing $*"
-  quietly apt-update.log "apt-get update" apt-get update -qq -o DPkg::Lock::Timeout=300
-  quietly "apt-install-$1.log" "installing $*" \
-    apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=300 "$@"
-}
+  if ! "${install[@]}" >"$CACHE/log/apt-install.log" 2>&1 </dev/null; then
+    quietly apt-update.log "apt-get update" apt-get update -qq
+    quietly "apt-install-$1.log" "installing $*" "${install[@]}"
+  fi
+)
 
 # mirror: the archive that this machine's own sources take Debian from.
 mirror() {
@@ -60,7 +65,7 @@ private_apt() {
 keyring() {
   local ring=/usr/share/keyrings/debian-archive-keyring.gpg
   # The trixie keys came with a later point release of bookworm's keyring.
-  [ -e /usr/share/keyrings/debian-archive-trixie-stable.gpg ] || apt_install debian-archive-keyring >&2
+  if [ ! -e /usr/share/keyrings/debian-archive-trixie-stable.gpg ]; then apt_install debian-archive-keyring >&2; fi
   printf '%s' "$ring"
 }
 
@@ -70,7 +75,9 @@ unpack() (
   flock 8
   mkdir -p "$CACHE/apt/state/lists/partial" "$CACHE/apt/cache/archives/partial" "$CACHE/apt/deb"
   if [ -z "$(find "$CACHE/apt/updated" -mtime -1 2>/dev/null)" ]; then
-    printf 'deb [signed-by=%s] %s trixie main contrib non-free\n' "$(keyring)" "$(mirror)" >"$CACHE/apt/sources.list"
+    ring=$(keyring)
+    uri=$(mirror)
+    printf 'deb [signed-by=%s] %s trixie main contrib non-free\n' "$ring" "$uri" >"$CACHE/apt/sources.list"
     quietly private-apt.log "reading the package lists of Debian 13" private_apt update
     touch "$CACHE/apt/updated"
   fi
@@ -114,12 +121,16 @@ wait_for_engine() {
   done
 }
 
-# import_image SOCKET NAME RECIPE TAR: loads a root file system as an image, unless the engine has this recipe of it.
+# import_image SOCKET NAME RECIPE TAR MAKER: loads a root file system as an image, unless the engine has this recipe of
+# it; the tar is made by make_MAKER only when it is needed.
 import_image() {
   local docker=("$DOCKER" -H "unix://$1") have
   have=$("${docker[@]}" image inspect -f '{{index .Config.Labels "gpushared-test.recipe"}}' "$2" 2>/dev/null || true)
   [ "$have" != "$3" ] || return 0
-  [ -e "$4" ] || "make_${5:?}" # the tar is made late: most runs find the image in place
+  (
+    flock 8
+    if [ ! -e "$4" ]; then "make_$5"; fi
+  ) 8>"$RUN/lock.make-$5"
   "${docker[@]}" import --change "LABEL gpushared-test.recipe=$3" --change 'CMD ["/bin/sh"]' "$4" "$2" >/dev/null ||
     die "the engine on $1 refused the image $2"
 }

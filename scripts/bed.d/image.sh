@@ -16,11 +16,11 @@ make_busybox() {
   printf 'root:x:0:\nnogroup:x:65534:\n' >"$tree/etc/group"
   tar -C "$tree" --owner=0 --group=0 --numeric-owner -cf "$CACHE/busybox.tar.part" .
   mv "$CACHE/busybox.tar.part" "$CACHE/busybox.tar"
+  rm -rf "$CACHE/busybox"
 }
 
 part_image() {
   need engine
-  [ -e "$CACHE/busybox.tar" ] || make_busybox
-  import_image "$PLAIN_SOCKET" "$BUSYBOX_IMAGE" "$BUSYBOX_RECIPE" "$CACHE/busybox.tar"
+  import_image "$PLAIN_SOCKET" "$BUSYBOX_IMAGE" "$BUSYBOX_RECIPE" "$CACHE/busybox.tar" busybox
   say "image: $BUSYBOX_IMAGE"
 }

@@ -1,0 +1,76 @@
+# shellcheck shell=bash
+# A Docker engine that knows CDI: Debian 13's, in a root file system, mount namespace and network namespace of its own.
+# A plain chroot does not do (the image import fails to remount /), nor does a shared network namespace (the second
+# engine takes docker0 away from the first).
+
+CDI_ROOT=$CACHE/cdi/rootfs
+CDI_RUN=$RUN/cdi-engine
+CDI_PIDFILE=$CDI_RUN/dockerd.pid
+
+# debian SUITE PACKAGES DIR: a small Debian root file system.
+debian() {
+  local mirror keyring
+  if ! command -v debootstrap >/dev/null; then apt_install debootstrap; fi
+  mirror=$(mirror)
+  keyring=$(keyring)
+  # debootstrap downloads by wget, which does not know apt's proxy.
+  [ -n "${http_proxy:-}" ] || eval "$(apt-config shell http_proxy Acquire::http::Proxy)"
+  [ -z "${http_proxy:-}" ] || export http_proxy
+  rm -rf "$3.part"
+  mkdir -p "$(dirname "$3")"
+  quietly "debootstrap-$1.log" "building a Debian $1 root file system" \
+    debootstrap --variant=minbase --keyring="$keyring" --include="$2" "$1" "$3.part" "$mirror"
+  rm -rf "$3.part"/var/cache/apt/archives/*.deb "$3.part"/var/lib/apt/lists/*
+  mv "$3.part" "$3"
+}
+
+configure_cdi_engine() {
+  mkdir -p "$CDI_RUN/specs" /run/gpushared /run/gpushared-test "$CDI_ROOT/etc/docker"
+  cat >"$CDI_ROOT/etc/docker/daemon.json" <<JSON
+{
+  "features": {"cdi": true},
+  "cdi-spec-dirs": ["$CDI_RUN/specs"],
+  "hosts": ["unix://$CDI_SOCKET"],
+  "pidfile": "$CDI_PIDFILE",
+  "bridge": "none",
+  "iptables": false,
+  "ip6tables": false
+}
+JSON
+}
+
+# An engine whose root file system was deleted with an old checkout still answers, but can start nothing.
+stop_orphan() {
+  local pid
+  drop_stale "$CDI_PIDFILE" dockerd
+  pid=$(cat "$CDI_PIDFILE" 2>/dev/null) || return 0
+  [ ! -x "/proc/$pid/root/usr/sbin/dockerd" ] || return 0
+  say "cdi-engine: stopping process $pid, whose files are gone"
+  kill "$pid"
+  tail --pid="$pid" -f /dev/null
+  rm -f "$CDI_PIDFILE"
+}
+
+start_cdi_engine() {
+  local log=$CACHE/log/cdi-engine.log pid
+  if ! pid=$(cat "$CDI_PIDFILE" 2>/dev/null); then
+    if [ ! -d "$CDI_ROOT" ]; then
+      say "cdi-engine: building its root file system"
+      debian trixie docker.io,iptables "$CDI_ROOT"
+    fi
+    configure_cdi_engine
+    say "cdi-engine: starting dockerd, log in $log"
+    detach "$log" unshare --mount --net "$ROOT/scripts/bed.d/enter-root" "$CDI_ROOT" "$RUN" /run/gpushared /run/gpushared-test /tmp \
+      -- /usr/sbin/dockerd
+    pid=$PID
+  fi
+  wait_for_engine "$CDI_SOCKET" "$log" "$pid"
+}
+
+part_cdi_engine() {
+  need cli
+  stop_orphan
+  if ! answers "$CDI_SOCKET"; then start_cdi_engine; fi
+  import_image "$CDI_SOCKET" "$BUSYBOX_IMAGE" "$BUSYBOX_RECIPE" "$CACHE/busybox.tar" busybox
+  say "cdi-engine: Docker $(server_version "$CDI_SOCKET") on $CDI_SOCKET, specs in $CDI_RUN/specs"
+}
