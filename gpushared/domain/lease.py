@@ -92,10 +92,9 @@ Outcome = Finished | Stopped | Expired | NeverClaimed | Failed
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """Waits for room. ``orphaned_at``: since when nobody waits for it (epoch seconds), or None."""
+    """Waits for room."""
 
     since: float
-    orphaned_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +112,14 @@ class Starting:
     """A container exists that is not running yet, or not running again yet.
 
     ``deadline`` is None while the engine itself will start it again (restart policy, reboot).
+    ``held``: a restart is under way, so an exit is not the end.
     """
 
     grants: tuple[Grant, ...]
     container: ContainerId
     since: float
     deadline: float | None
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +169,6 @@ WithContainer = Starting | Active | Paused | Draining
 
 TRANSITIONS: frozenset[tuple[type[LeaseState], type[LeaseState]]] = frozenset(
     {
-        (Queued, Queued),  # somebody came to wait, or went away
         (Queued, Reserved),  # room was found
         (Queued, Ended),  # cancelled, or nobody waits any more
         (Reserved, Reserved),  # a create began, or failed and may be tried again

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gpushared.domain.gpu import WHOLE_PERMILLE, GpuId
+from gpushared.domain.gpu import GpuId
 
 
 class Isolation(StrEnum):
@@ -37,14 +37,15 @@ class Caller:
 class Request:
     """A request, checked on its own; whether a node can grant it is ``placement``'s question.
 
-    ``compute_permille`` or ``memory_bytes`` may be None, then it follows the other one on the GPU that is
-    chosen; both are per GPU. ``gpus`` pins the request to exactly these GPUs (a stopped container whose
-    settings already name them). ``time_limit_seconds`` counts from the grant.
+    Per GPU: the memory is ``memory_bytes`` or else ``memory_permille`` of what the chosen GPU can lease;
+    ``compute_permille`` None follows the memory. ``gpus`` pins the request to exactly these GPUs (a stopped
+    container whose settings already name them). ``time_limit_seconds`` counts from the grant.
     """
 
     gpu_count: int = 1
     compute_permille: int | None = None
     memory_bytes: int | None = None
+    memory_permille: int | None = None
     isolation: Isolation = Isolation.SHARED
     lease_class: LeaseClass = LeaseClass.TRAIN
     time_limit_seconds: int | None = None
@@ -55,8 +56,3 @@ class Request:
     def wants_whole_gpus(self) -> bool:
         """Whether nobody else may be on the GPUs."""
         return self.isolation is Isolation.EXCLUSIVE
-
-    @property
-    def share_permille(self) -> int:
-        """The compute share asked for, a whole GPU where nothing was said."""
-        return WHOLE_PERMILLE if self.compute_permille is None else self.compute_permille

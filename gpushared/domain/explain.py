@@ -1,0 +1,130 @@
+"""Why a request waits, in a sentence; where it stands, when it may start, and what would fit instead."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpushared.domain.asking import describe
+from gpushared.domain.gpu import MIB, WHOLE_PERMILLE, Gpu
+from gpushared.domain.placement import Reason, Room, need_on
+from gpushared.domain.queue import NEVER, Decision
+from gpushared.domain.request import Request
+from gpushared.domain.state import NodeState
+from gpushared.domain.units import SMALLEST_PERMILLE, format_duration, format_memory, format_share
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What a waiting user is told. Times are epoch seconds, None = unknown."""
+
+    position: int
+    queue_length: int
+    reason: Reason
+    text: str
+    start_to: float | None
+    refusals: tuple[tuple[Reason, int, str], ...]
+
+
+def waiting(decision: Decision, state: NodeState, queue_length: int, now: float) -> Waiting:
+    """The explanation of one decision that granted nothing."""
+    request = state.leases[decision.lease].request
+    kept = decision.reservation
+    is_head = kept is not None and kept.head == decision.lease
+    start = kept.start_at if kept is not None and is_head and now < kept.start_at < NEVER else None
+    text = refusal_sentence(request, decision, state, now=now)
+    return Waiting(
+        decision.position, queue_length, decision.reason or Reason.RESOURCES, text, start, _counted(decision)
+    )
+
+
+def _counted(decision: Decision) -> tuple[tuple[Reason, int, str], ...]:
+    """Refusals by reason, the most frequent first, each with the texts it was given for."""
+    counts = Counter(refusal.reason for refusal in decision.refusals)
+    texts = {reason: sorted({r.text for r in decision.refusals if r.reason is reason}) for reason in counts}
+    return tuple((reason, count, "; ".join(texts[reason])) for reason, count in counts.most_common())
+
+
+def refusal_sentence(request: Request, decision: Decision, state: NodeState, now: float | None = None) -> str:
+    """One sentence: what it needs, what is there, who holds the rest."""
+    rooms = state.rooms()
+    if decision.reason is Reason.QUEUE_ORDER and decision.reservation is not None:
+        return f"fits, but the room is kept for {decision.reservation.head}, which waits longer"
+    if decision.reason is Reason.GPU_UNHEALTHY:
+        troubles = sorted({r.text for r in decision.refusals if r.reason is Reason.GPU_UNHEALTHY})
+        return f"no healthy GPU has room: {'; '.join(troubles)}"
+    if not rooms:
+        return "this node knows no GPU at the moment"
+    best = max(
+        rooms.values(), key=lambda room: (room.gpu.trouble is None, not room.exclusive, room.free_bytes)
+    )
+    return f"needs {_needs(request, best)}; {_offer(request, rooms.values(), best)}{_held(state, best, now)}"
+
+
+def _needs(request: Request, room: Room) -> str:
+    count = request.gpu_count
+    if request.wants_whole_gpus:
+        return f"{count} whole GPU" + ("s" if count > 1 else "")
+    need = need_on(request, room.gpu)
+    where = "one GPU" if count == 1 else f"each of {count} GPUs"
+    share = format_share(need.compute_permille)
+    return f"{format_memory(need.memory_bytes)} and {share} of the compute on {where}"
+
+
+def _offer(request: Request, rooms: Iterable[Room], best: Room) -> str:
+    if request.wants_whole_gpus:
+        free = sum(room.leases == 0 and room.gpu.trouble is None for room in rooms)
+        return f"{free} of {len(list(rooms))} are free"
+    left = max(0, best.free_permille), max(0, best.free_bytes)
+    return f"best is GPU {best.gpu.index} with {format_memory(left[1])} and {format_share(left[0])} free"
+
+
+def _held(state: NodeState, room: Room, now: float | None) -> str:
+    """Who holds the most there, and until when."""
+    holders = [
+        (grant.memory_bytes, lease)
+        for lease in state.holders()
+        for grant in lease.grants
+        if grant.gpu == room.gpu.id
+    ]
+    if not holders:
+        return ""
+    size, lease = max(holders, key=lambda pair: (pair[0], -pair[1].sequence))
+    until = ""
+    if lease.expires_at is not None and now is not None:
+        until = f" for at most {format_duration(max(1, lease.expires_at - now))} more"
+    return f" ({lease.owner_name} holds {format_memory(size)}{until})"
+
+
+def nearest_size(request: Request, gpus: Iterable[Gpu]) -> str:
+    """The nearest thing that this node could grant when it is empty, as a hint."""
+    known = sorted(gpus, key=lambda gpu: (-gpu.leasable_bytes, gpu.index))
+    if not known:
+        return "this node has no GPU"
+    largest = known[0].leasable_bytes
+    if request.gpu_count > len(known):
+        return f"this node has {len(known)} GPU" + ("s" if len(known) != 1 else "")
+    if (
+        request.memory_bytes is not None
+        and request.memory_bytes > known[request.gpu_count - 1].leasable_bytes
+    ):
+        fits = known[request.gpu_count - 1].leasable_bytes
+        return f"the most that fits is --gpu-memory {fits // MIB}m ({format_memory(fits)}) on each GPU"
+    return f"{describe(request)} is more than a GPU's {format_memory(largest)}"
+
+
+def nearest_now(state: NodeState) -> str:
+    """The largest slice of one GPU that has room at the moment, as a hint, or an empty text."""
+    rooms = [r for r in state.rooms().values() if r.gpu.trouble is None and not r.exclusive]
+    if not rooms:
+        return ""
+    best = max(rooms, key=lambda room: min(room.free_permille, _permille_of(room)))
+    share = min(best.free_permille, _permille_of(best)) // SMALLEST_PERMILLE * SMALLEST_PERMILLE
+    if not SMALLEST_PERMILLE <= share < WHOLE_PERMILLE:
+        return ""
+    return f"--gpu {format_share(share)} would fit on GPU {best.gpu.index} now"
+
+
+def _permille_of(room: Room) -> int:
+    return max(0, room.free_bytes) * WHOLE_PERMILLE // max(1, room.gpu.leasable_bytes)

@@ -1,0 +1,230 @@
+"""What happens to a node (events), and what its daemon is to do about it (instructions)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from gpushared.domain.gpu import Gpu, GpuId
+from gpushared.domain.lease import ContainerId, LeaseId, Walls
+from gpushared.domain.request import Caller, Request
+
+# --- events: from users --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSubmitted:
+    """Somebody asks. ``immediate``: refuse rather than queue. ``device_name`` empty = the lease's id."""
+
+    request: Request
+    caller: Caller
+    request_id: str = ""
+    device_name: str = ""
+    immediate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RequestAbandoned:
+    """Nobody has waited for this queued lease for too long."""
+
+    lease: LeaseId
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseAsked:
+    """Give back a lease that has no container."""
+
+    lease: LeaseId
+    caller: Caller
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """End a lease, whatever its state."""
+
+    lease: LeaseId
+    caller: Caller
+    grace_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimAsked:
+    """A container create that names this lease is under way."""
+
+    lease: LeaseId
+    caller: Caller
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimDropped:
+    """That create failed; the lease may be claimed again."""
+
+    lease: LeaseId
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerCreated:
+    """The container of a claimed lease exists."""
+
+    lease: LeaseId
+    container: ContainerId
+    name: str
+    image: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartAsked:
+    """A start of the lease's container was asked for."""
+
+    lease: LeaseId
+
+
+@dataclass(frozen=True, slots=True)
+class RestartAsked:
+    """A restart of the lease's container begins: its exit is not the end."""
+
+    lease: LeaseId
+    grace_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestartDone:
+    """The restart is over, well or not: look what became of the container."""
+
+    lease: LeaseId
+
+
+# --- events: from the parts ----------------------------------------------------------------------------
+
+
+class Condition(StrEnum):
+    """What the engine says of a container; ``EXITED`` also when its start failed."""
+
+    CREATED = "created"
+    RUNNING = "running"
+    PAUSED = "paused"
+    RESTARTING = "restarting"
+    EXITED = "exited"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerSeen:
+    """The condition of a container, confirmed by the engine. ``exit_code`` None = unknown."""
+
+    container: ContainerId
+    condition: Condition
+    device_name: str = ""
+    exit_code: int | None = None
+    name: str = ""
+    image: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSurveyed:
+    """All containers with our label, as they were at ``at``; a lease's container that is not here is gone."""
+
+    containers: tuple[ContainerSeen, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class EditsMade:
+    """The lease's edits are in place."""
+
+    lease: LeaseId
+    walls: Walls
+
+
+@dataclass(frozen=True, slots=True)
+class EditsFailed:
+    """What was granted cannot be given."""
+
+    lease: LeaseId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GpusSurveyed:
+    """The GPUs of the node, all of them."""
+
+    gpus: tuple[Gpu, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GpusSampled:
+    """Who was on the GPUs at ``at``: leases with processes there, bytes of strangers, GPUs that answered."""
+
+    at: float
+    busy: frozenset[LeaseId]
+    stray_bytes: Mapping[GpuId, int]
+    readable: frozenset[GpuId]
+    troubles: Mapping[GpuId, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed; deadlines are looked at."""
+
+
+Event = (
+    RequestSubmitted
+    | RequestAbandoned
+    | ReleaseAsked
+    | StopAsked
+    | ClaimAsked
+    | ClaimDropped
+    | ContainerCreated
+    | StartAsked
+    | RestartAsked
+    | RestartDone
+    | ContainerSeen
+    | EngineSurveyed
+    | EditsMade
+    | EditsFailed
+    | GpusSurveyed
+    | GpusSampled
+    | Tick
+)
+
+# --- instructions --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MakeEdits:
+    """Put in place what a container of this lease needs."""
+
+    lease: LeaseId
+
+
+@dataclass(frozen=True, slots=True)
+class DropEdits:
+    """Take it away again."""
+
+    lease: LeaseId
+    device_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopContainer:
+    """Stop it: signal, grace, kill."""
+
+    lease: LeaseId
+    container: ContainerId
+    grace_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class InspectContainer:
+    """Ask the engine what became of it."""
+
+    container: ContainerId
+
+
+@dataclass(frozen=True, slots=True)
+class SampleGpus:
+    """Look at the GPUs now, not at the next turn."""
+
+
+Instruction = MakeEdits | DropEdits | StopContainer | InspectContainer | SampleGpus

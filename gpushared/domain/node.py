@@ -1,0 +1,352 @@
+"""The node's state machine: one event in, a step out (a new state, what to write, what to do).
+
+``handle`` is the only way to change a state. The step's state becomes true when the journal has the step's
+changes; only then may its instructions be performed and the caller be answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import singledispatch
+
+from gpushared.domain import messages as m
+from gpushared.domain.asking import describe
+from gpushared.domain.errors import (
+    LimitReached,
+    NeverFits,
+    PermissionRefused,
+    RequestError,
+    StateConflict,
+    Unavailable,
+)
+from gpushared.domain.explain import nearest_size, refusal_sentence
+from gpushared.domain.lease import (
+    Ended,
+    Expired,
+    Failed,
+    Grant,
+    Lease,
+    NeverClaimed,
+    Queued,
+    Reserved,
+    Starting,
+    Stopped,
+    WithContainer,
+    state_name,
+)
+from gpushared.domain.lifecycle import drain, seen, watch_deadlines
+from gpushared.domain.placement import is_grant, place, rooms_of
+from gpushared.domain.queue import Decision, decide
+from gpushared.domain.request import Caller, Request
+from gpushared.domain.state import Draft, NodeState, Step, lease_id
+
+
+def handle(state: NodeState, event: m.Event, now: float) -> Step:
+    """One event's step. ``now``: seconds since the epoch. An error of the tree means: nothing changed."""
+    draft = Draft(state, now)
+    _apply(event, draft)
+    _grant_what_fits(draft)
+    if isinstance(event, m.RequestSubmitted) and event.immediate:
+        _refuse_to_queue(draft)
+    return draft.finish()
+
+
+def restore(state: NodeState, leases: Iterable[Lease], next_sequence: int) -> NodeState:
+    """The state after a restart: what the journal had. No restart of a container is under way any more."""
+    known = {lease.id: _without_claims(lease) for lease in sorted(leases, key=lambda lease: lease.sequence)}
+    return replace(state, leases=known, next_sequence=next_sequence)
+
+
+def _without_claims(lease: Lease) -> Lease:
+    match lease.state:
+        case Starting(held=True):
+            return replace(lease, state=replace(lease.state, held=False, deadline=None))
+        case Reserved(claimed=True):
+            return replace(lease, state=replace(lease.state, claimed=False))
+        case _:
+            return lease
+
+
+# --- users ---------------------------------------------------------------------------------------------
+
+
+@singledispatch
+def _apply(event: object, draft: Draft) -> None:  # noqa: ARG001 - the signature of every rule
+    raise TypeError(f"no rule for {type(event).__name__}")
+
+
+@_apply.register
+def _(event: m.RequestSubmitted, draft: Draft) -> None:
+    known = _asked_before(event, draft)
+    if known is not None:
+        draft.answer = known.id
+        return
+    check_possible(draft.view(), event.request)
+    _check_bounds(event.caller, draft)
+    identity = lease_id(draft.next_sequence)
+    name = event.device_name or str(identity)
+    if event.device_name and draft.view().of_device(name) is not None:
+        raise StateConflict(f"{name} has a lease already", hint="wait until it has ended")
+    lease = Lease(
+        id=identity,
+        sequence=draft.next_sequence,
+        request=event.request,
+        owner_uid=event.caller.uid,
+        owner_name=event.caller.name,
+        created_at=draft.now,
+        state=Queued(since=draft.now),
+        device_name=name,
+        request_id=event.request_id,
+    )
+    draft.next_sequence += 1
+    draft.answer = identity
+    draft.put(lease.note(draft.now, f"{event.caller.name} asked for {describe(event.request)}"))
+
+
+def _asked_before(event: m.RequestSubmitted, draft: Draft) -> Lease | None:
+    if not event.request_id:
+        return None
+    known = (*draft.leases.values(), *draft.base.ended.values())
+    same = (event.request_id, event.caller.uid)
+    found = next((lease for lease in known if (lease.request_id, lease.owner_uid) == same), None)
+    if found is not None and found.request != event.request:
+        raise RequestError(
+            f"request id {event.request_id[:64]!r} was used for something else",
+            hint="give every new request an id of its own",
+        )
+    return found
+
+
+def check_possible(state: NodeState, request: Request) -> None:
+    """Raises NeverFits when even an empty node could not grant this, Unavailable when no GPU is known."""
+    if not state.gpus:
+        raise Unavailable("this node knows no GPU at the moment", hint="`gpushare gpus` says why")
+    healthy = [replace(gpu, trouble=None) for gpu in state.gpus.values()]
+    if not is_grant(place(request, rooms_of(healthy, (), {}))):
+        raise NeverFits(
+            f"{describe(request)} never fits on this node",
+            hint=nearest_size(request, healthy),
+        )
+
+
+def _check_bounds(caller: Caller, draft: Draft) -> None:
+    waiting = [lease for lease in draft.leases.values() if isinstance(lease.state, Queued)]
+    own = sum(lease.owner_uid == caller.uid for lease in waiting)
+    if len(waiting) >= draft.rules.max_queued:
+        raise LimitReached(f"{len(waiting)} requests wait already", hint="try again later")
+    if own >= draft.rules.max_queued_per_user:
+        raise LimitReached(f"{own} of your requests wait already", hint="`gpushare queue` lists them")
+
+
+@_apply.register
+def _(event: m.RequestAbandoned, draft: Draft) -> None:
+    lease = draft.find(event.lease)
+    if isinstance(lease.state, Queued):
+        draft.move(lease, Ended(Stopped("nobody"), draft.now), "nobody waits for it any more")
+
+
+@_apply.register
+def _(event: m.ReleaseAsked, draft: Draft) -> None:
+    lease = draft.owned(event.lease, event.caller)
+    draft.answer = lease.id
+    if isinstance(lease.state, Ended):
+        return
+    if isinstance(lease.state, WithContainer):
+        raise StateConflict(
+            f"lease {lease.id} is {state_name(lease.state)} and has a container",
+            hint=f"`gpushare stop {lease.id}` ends both",
+        )
+    _end_early(lease, Stopped(event.caller.name), f"given back by {event.caller.name}", draft)
+
+
+def _end_early(lease: Lease, outcome: Stopped | NeverClaimed | Failed, why: str, draft: Draft) -> None:
+    """End a lease that has no container: nothing ran, so nothing is to drain."""
+    draft.move(lease, Ended(outcome, draft.now, lease.grants), why)
+    if lease.grants:
+        draft.do(m.DropEdits(lease.id, lease.device_name))
+
+
+@_apply.register
+def _(event: m.StopAsked, draft: Draft) -> None:
+    lease = draft.owned(event.lease, event.caller)
+    draft.answer = lease.id
+    if isinstance(lease.state, Ended):
+        return
+    why = f"stopped by {event.caller.name}"
+    if isinstance(lease.state, WithContainer):
+        drain(lease, Stopped(event.caller.name), why, draft, grace_seconds=event.grace_seconds)
+    else:
+        _end_early(lease, Stopped(event.caller.name), why, draft)
+
+
+@_apply.register
+def _(event: m.ClaimAsked, draft: Draft) -> None:
+    lease = draft.find(event.lease)
+    if lease.owner_uid != event.caller.uid:
+        raise PermissionRefused(
+            f"lease {lease.id} belongs to {lease.owner_name}", hint="every user claims their own leases"
+        )
+    if not isinstance(lease.state, Reserved):
+        raise StateConflict(
+            f"lease {lease.id} is {state_name(lease.state)} and cannot be claimed",
+            hint="ask for a new one with `gpushare run`",
+        )
+    if lease.state.claimed:
+        raise StateConflict(f"lease {lease.id} is being claimed already", hint="one container a lease")
+    deadline = draft.now + draft.rules.create_seconds
+    draft.answer = lease.id
+    draft.move(lease, replace(lease.state, claimed=True, deadline=deadline), "a container is being created")
+
+
+@_apply.register
+def _(event: m.ClaimDropped, draft: Draft) -> None:
+    lease = draft.find(event.lease)
+    if isinstance(lease.state, Reserved) and lease.state.claimed:
+        deadline = draft.now + draft.rules.claim_seconds
+        draft.move(
+            lease, replace(lease.state, claimed=False, deadline=deadline), "the container was not created"
+        )
+
+
+@_apply.register
+def _(event: m.ContainerCreated, draft: Draft) -> None:
+    lease = draft.find(event.lease)
+    if not isinstance(lease.state, Reserved):
+        raise StateConflict(
+            f"lease {lease.id} is {state_name(lease.state)} already",
+            hint="ask for a new one with `gpushare run`",
+        )
+    lease = replace(lease, container_name=event.name, image=event.image)
+    deadline = draft.now + draft.rules.start_seconds
+    to = Starting(lease.grants, event.container, draft.now, deadline)
+    draft.answer = lease.id
+    draft.move(lease, to, f"container {event.name or event.container[:12]} was created")
+
+
+@_apply.register
+def _(event: m.StartAsked, draft: Draft) -> None:
+    lease = draft.find(event.lease)
+    if isinstance(lease.state, Starting) and not lease.state.held:
+        deadline = draft.now + draft.rules.start_seconds
+        draft.move(lease, replace(lease.state, deadline=deadline), "the container is being started")
+
+
+@_apply.register
+def _(event: m.RestartAsked, draft: Draft) -> None:
+    lease = draft.find(event.lease)
+    if isinstance(lease.state, WithContainer) and lease.container and state_name(lease.state) != "draining":
+        deadline = draft.now + event.grace_seconds + draft.rules.start_seconds
+        to = Starting(lease.grants, lease.container, draft.now, deadline, held=True)
+        draft.move(lease, to, "the container is being restarted")
+
+
+@_apply.register
+def _(event: m.RestartDone, draft: Draft) -> None:
+    lease = draft.find(event.lease)
+    if isinstance(lease.state, Starting) and lease.state.held:
+        draft.move(lease, replace(lease.state, held=False), "the restart is done")
+        draft.do(m.InspectContainer(lease.state.container))
+
+
+# --- parts ---------------------------------------------------------------------------------------------
+
+
+@_apply.register
+def _(event: m.ContainerSeen, draft: Draft) -> None:
+    seen(event, draft)
+
+
+@_apply.register
+def _(event: m.EngineSurveyed, draft: Draft) -> None:
+    present = {container.container for container in event.containers}
+    for container in event.containers:
+        seen(container, draft)
+    for lease in list(draft.leases.values()):
+        state = lease.state
+        if isinstance(state, WithContainer) and state.container not in present and state.since < event.at:
+            seen(m.ContainerSeen(state.container, m.Condition.GONE), draft)
+
+
+@_apply.register
+def _(event: m.EditsMade, draft: Draft) -> None:
+    lease = draft.find(event.lease)
+    if lease.grants and lease.walls != event.walls:
+        walls = f"memory wall {event.walls.memory_wall}, compute cap {event.walls.compute_cap}"
+        draft.put(replace(lease, walls=event.walls).note(draft.now, walls))
+
+
+@_apply.register
+def _(event: m.EditsFailed, draft: Draft) -> None:
+    lease = draft.find(event.lease)
+    if isinstance(lease.state, Reserved):
+        _end_early(lease, Failed(event.reason), event.reason, draft)
+    elif lease.grants:
+        draft.put(lease.note(draft.now, event.reason))
+
+
+@_apply.register
+def _(event: m.GpusSurveyed, draft: Draft) -> None:
+    draft.gpus = {gpu.id: gpu for gpu in sorted(event.gpus, key=lambda gpu: gpu.index)}
+
+
+@_apply.register
+def _(event: m.GpusSampled, draft: Draft) -> None:
+    draft.stray_bytes.update(event.stray_bytes)
+    for gpu in draft.gpus.values():
+        trouble = event.troubles.get(gpu.id)
+        if trouble != gpu.trouble:
+            draft.gpus[gpu.id] = replace(gpu, trouble=trouble)
+    watch_deadlines(draft, sample=event)
+
+
+@_apply.register
+def _(event: m.Tick, draft: Draft) -> None:  # noqa: ARG001 - chosen by its type
+    for lease in list(draft.leases.values()):
+        state = lease.state
+        if isinstance(state, Reserved) and draft.now >= state.deadline:
+            _end_early(lease, NeverClaimed(), "no container claimed it in time", draft)
+        elif lease.expires_at is not None and draft.now >= lease.expires_at and lease.grants:
+            _expire(lease, draft)
+    watch_deadlines(draft, sample=None)
+
+
+def _expire(lease: Lease, draft: Draft) -> None:
+    if isinstance(lease.state, WithContainer) and state_name(lease.state) != "draining":
+        grace = draft.rules.stop_grace_seconds
+        drain(lease, Expired(), "its time limit was reached", draft, grace_seconds=grace)
+
+
+# --- granting ------------------------------------------------------------------------------------------
+
+
+def _grant_what_fits(draft: Draft) -> None:
+    for decision in decisions(draft.view(), draft.now):
+        if decision.grants:
+            _grant(draft.leases[decision.lease], decision.grants, draft)
+
+
+def decisions(state: NodeState, now: float) -> tuple[Decision, ...]:
+    """What one pass over the queue says now; none when nobody waits."""
+    waiting = state.waiting()
+    return decide(waiting, state.rooms(), state.holders(), now) if waiting else ()
+
+
+def _grant(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> None:
+    limit = lease.request.time_limit_seconds
+    lease = replace(lease, expires_at=None if limit is None else draft.now + limit)
+    names = ", ".join(f"GPU {draft.gpus[grant.gpu].index}" for grant in grants)
+    reserved = Reserved(grants, draft.now, draft.now + draft.rules.claim_seconds)
+    draft.move(lease, reserved, f"granted on {names}")
+    draft.do(m.MakeEdits(lease.id))
+
+
+def _refuse_to_queue(draft: Draft) -> None:
+    lease = draft.find(draft.answer) if draft.answer else None
+    if lease is None or not isinstance(lease.state, Queued):
+        return
+    decision = next(d for d in decisions(draft.view(), draft.now) if d.lease == lease.id)
+    raise LimitReached(
+        refusal_sentence(lease.request, decision, draft.view()),
+        hint="leave out --immediate to wait for it",
+    )

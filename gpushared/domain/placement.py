@@ -1,0 +1,174 @@
+"""Where on this node a request fits, and if nowhere, why each GPU refused.
+
+Packing rule: a slice goes to the GPU that is left with the least room (best fit), an untouched GPU comes
+last, so that whole GPUs stay whole. Ties go to the lower index, so the same world gives the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu, GpuId
+from gpushared.domain.lease import Grant, Lease
+from gpushared.domain.request import Request
+
+STRAY_PERMILLE = 100
+"""A whole GPU may be leased while processes without a lease (a desktop, say) hold at most a tenth of it."""
+
+
+class Reason(StrEnum):
+    """Why a request waits or was refused: one code for programs; docs/reference/reasons.md explains each."""
+
+    RESOURCES = "resources"
+    QUEUE_ORDER = "queue_order"
+    SHARING_MODE = "sharing_mode"
+    GPU_UNHEALTHY = "gpu_unhealthy"
+    UNMANAGED_USE = "unmanaged_use"
+    OTHER_GPU = "other_gpu"
+    NEVER_FITS = "never_fits"
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What one GPU has left."""
+
+    gpu: Gpu
+    free_bytes: int
+    free_permille: int
+    leases: int = 0
+    exclusive: bool = False
+    stray_bytes: int = 0
+
+    def less(self, grant: Grant, *, exclusive: bool) -> Room:
+        """The room after one more grant."""
+        return Room(
+            self.gpu,
+            self.free_bytes - grant.memory_bytes,
+            self.free_permille - grant.compute_permille,
+            self.leases + 1,
+            self.exclusive or exclusive,
+            self.stray_bytes,
+        )
+
+
+Rooms = Mapping[GpuId, Room]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why one GPU was not taken."""
+
+    gpu: GpuId
+    reason: Reason
+    text: str
+
+
+def rooms_of(gpus: Iterable[Gpu], leases: Iterable[Lease], stray: Mapping[GpuId, int]) -> dict[GpuId, Room]:
+    """The room on each GPU. ``stray``: bytes held there by processes without a lease."""
+    rooms = {
+        gpu.id: Room(
+            gpu, gpu.leasable_bytes - stray.get(gpu.id, 0), WHOLE_PERMILLE, stray_bytes=stray.get(gpu.id, 0)
+        )
+        for gpu in gpus
+    }
+    for lease in leases:
+        for grant in lease.grants:
+            if grant.gpu in rooms:
+                rooms[grant.gpu] = rooms[grant.gpu].less(grant, exclusive=lease.request.wants_whole_gpus)
+    return rooms
+
+
+def need_on(request: Request, gpu: Gpu) -> Grant:
+    """What the request takes from this GPU if it is chosen."""
+    if request.wants_whole_gpus:
+        return Grant(gpu.id, request.memory_bytes or 0, WHOLE_PERMILLE)
+    memory = request.memory_bytes
+    if memory is None:
+        memory = gpu.memory_of_share(request.memory_permille or WHOLE_PERMILLE)
+    share = request.compute_permille
+    return Grant(gpu.id, memory, gpu.share_of_memory(memory) if share is None else share)
+
+
+def refuse(request: Request, room: Room) -> Refusal | None:
+    """The first reason why this GPU cannot take its part of the request, or None when it can."""
+    gpu = room.gpu
+    if request.gpus and gpu.id not in request.gpus:
+        return Refusal(gpu.id, Reason.OTHER_GPU, "is not the GPU this container is bound to")
+    if gpu.trouble is not None:
+        return Refusal(gpu.id, Reason.GPU_UNHEALTHY, gpu.trouble)
+    if room.exclusive:
+        return Refusal(gpu.id, Reason.SHARING_MODE, "is leased as a whole")
+    if request.wants_whole_gpus:
+        return _refuse_whole(request, room)
+    return _refuse_slice(need_on(request, gpu), room)
+
+
+def _refuse_whole(request: Request, room: Room) -> Refusal | None:
+    gpu = room.gpu
+    if room.leases:
+        return Refusal(gpu.id, Reason.SHARING_MODE, f"is shared by {_count(room.leases, 'lease')}")
+    if room.stray_bytes * WHOLE_PERMILLE > gpu.leasable_bytes * STRAY_PERMILLE:
+        return Refusal(gpu.id, Reason.UNMANAGED_USE, "is used by processes without a lease")
+    if (request.memory_bytes or 0) > room.free_bytes:
+        return Refusal(gpu.id, Reason.RESOURCES, "has too little memory")
+    return None
+
+
+def _refuse_slice(need: Grant, room: Room) -> Refusal | None:
+    if need.memory_bytes > room.free_bytes:
+        if need.memory_bytes <= room.free_bytes + room.stray_bytes:
+            return Refusal(room.gpu.id, Reason.UNMANAGED_USE, "is used by processes without a lease")
+        return Refusal(room.gpu.id, Reason.RESOURCES, "has too little free memory")
+    if need.compute_permille > room.free_permille:
+        return Refusal(room.gpu.id, Reason.RESOURCES, "has too little free compute")
+    return None
+
+
+def place(request: Request, rooms: Rooms) -> tuple[Grant, ...] | tuple[Refusal, ...]:
+    """Grants on as many GPUs as asked for, or one refusal for each GPU that cannot take its part."""
+    refusals = []
+    fitting = []
+    for room in rooms.values():
+        refusal = refuse(request, room)
+        if refusal is None:
+            fitting.append(room)
+        else:
+            refusals.append(refusal)
+    count = len(request.gpus) or request.gpu_count
+    if len(fitting) < count:
+        return tuple(refusals)
+    fitting.sort(key=lambda room: _packing_order(request, room))
+    return tuple(_grant(request, room) for room in fitting[:count])
+
+
+def _packing_order(request: Request, room: Room) -> tuple[bool, int, int, int]:
+    need = need_on(request, room.gpu)
+    return (
+        room.leases == 0,
+        room.free_permille - need.compute_permille,
+        room.free_bytes - need.memory_bytes,
+        room.gpu.index,
+    )
+
+
+def _grant(request: Request, room: Room) -> Grant:
+    if request.wants_whole_gpus:
+        return Grant(room.gpu.id, room.free_bytes, WHOLE_PERMILLE)
+    return need_on(request, room.gpu)
+
+
+def is_grant(answer: tuple[Grant, ...] | tuple[Refusal, ...]) -> bool:
+    """Whether ``place`` found room."""
+    return bool(answer) and isinstance(answer[0], Grant)
+
+
+def take(rooms: dict[GpuId, Room], grants: Iterable[Grant], *, exclusive: bool) -> None:
+    """Book the grants in ``rooms``."""
+    for grant in grants:
+        rooms[grant.gpu] = rooms[grant.gpu].less(grant, exclusive=exclusive)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")

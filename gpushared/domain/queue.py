@@ -1,0 +1,182 @@
+"""Who goes next: first come, first served, with backfill that never delays the first one that waits.
+
+The rule, in full:
+
+1. Requests are looked at in the order in which they came. One that fits is granted.
+2. The first one that does not fit is the *head*. The GPUs where it will fit soonest are reserved for it:
+   soonest by the time limits of the leases there, and where limits say nothing, those that lack least.
+3. A later request may still be granted (backfill) on GPUs that are not reserved, or on a reserved one if
+   its own time limit ends before the head can start there.
+
+So the reserved GPUs only ever get emptier for the head: it cannot starve while leases end at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpushared.domain.gpu import WHOLE_PERMILLE, GpuId
+from gpushared.domain.lease import Grant, Lease, LeaseId
+from gpushared.domain.placement import (
+    Reason,
+    Refusal,
+    Room,
+    Rooms,
+    is_grant,
+    need_on,
+    place,
+    refuse,
+    take,
+)
+from gpushared.domain.request import Request
+
+NEVER = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """GPUs kept for the head of the queue; ``start_at`` is infinite where no time limit tells."""
+
+    head: LeaseId
+    gpus: frozenset[GpuId]
+    start_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What one pass decided for one request: the grants, or why not."""
+
+    lease: LeaseId
+    position: int
+    grants: tuple[Grant, ...] = ()
+    reason: Reason | None = None
+    refusals: tuple[Refusal, ...] = ()
+    reservation: Reservation | None = None
+
+
+@dataclass(slots=True)
+class _Pass:
+    """Scratch of one pass over the queue."""
+
+    rooms: dict[GpuId, Room]
+    now: float
+    holders: Sequence[Lease]
+    reservation: Reservation | None = None
+    refused: dict[Request, tuple[Reason, tuple[Refusal, ...]]] = field(default_factory=dict)
+
+
+def decide(
+    waiting: Iterable[Lease], rooms: Mapping[GpuId, Room], holders: Sequence[Lease], now: float
+) -> tuple[Decision, ...]:
+    """One pass over the queue, in order. ``holders``: the leases that hold something now."""
+    scratch = _Pass(dict(rooms), now, holders)
+    return tuple(_decide_one(lease, at, scratch) for at, lease in enumerate(waiting, start=1))
+
+
+def _decide_one(lease: Lease, position: int, scratch: _Pass) -> Decision:
+    request = lease.request
+    # Rooms only shrink during a pass: what was refused once is refused again.
+    if request in scratch.refused:
+        reason, refusals = scratch.refused[request]
+        return Decision(lease.id, position, (), reason, refusals, scratch.reservation)
+    answer = place(request, _open_rooms(request, scratch))
+    if is_grant(answer):
+        grants = tuple(grant for grant in answer if isinstance(grant, Grant))
+        take(scratch.rooms, grants, exclusive=request.wants_whole_gpus)
+        return Decision(lease.id, position, grants)
+    refusals = _refusals(request, scratch.rooms)
+    fits_but_for_order = not refusals or is_grant(place(request, scratch.rooms))
+    reason = Reason.QUEUE_ORDER if fits_but_for_order else _main_reason(refusals)
+    if scratch.reservation is None:
+        scratch.reservation = reserve(lease, scratch.rooms, scratch.holders, scratch.now)
+    scratch.refused[request] = (reason, refusals)
+    return Decision(lease.id, position, (), reason, refusals, scratch.reservation)
+
+
+def _open_rooms(request: Request, scratch: _Pass) -> Rooms:
+    """The GPUs that a request behind the head may use."""
+    kept = scratch.reservation
+    if kept is None:
+        return scratch.rooms
+    limit = request.time_limit_seconds
+    if limit is not None and scratch.now + limit <= kept.start_at < NEVER:
+        return scratch.rooms
+    return {gpu: room for gpu, room in scratch.rooms.items() if gpu not in kept.gpus}
+
+
+def _refusals(request: Request, rooms: Rooms) -> tuple[Refusal, ...]:
+    return tuple(r for r in (refuse(request, room) for room in rooms.values()) if r is not None)
+
+
+def _main_reason(refusals: tuple[Refusal, ...]) -> Reason:
+    """The reason that stands closest to a grant: resources before mode before health."""
+    order = (
+        Reason.RESOURCES,
+        Reason.SHARING_MODE,
+        Reason.UNMANAGED_USE,
+        Reason.GPU_UNHEALTHY,
+        Reason.OTHER_GPU,
+    )
+    seen = {refusal.reason for refusal in refusals}
+    return next((reason for reason in order if reason in seen), Reason.RESOURCES)
+
+
+def reserve(head: Lease, rooms: Rooms, holders: Sequence[Lease], now: float) -> Reservation:
+    """The GPUs on which the head can start soonest."""
+    request = head.request
+    pinned = request.gpus
+    candidates = [room for room in rooms.values() if not pinned or room.gpu.id in pinned]
+    ranked = sorted(candidates, key=lambda room: _soonness(request, room, holders, now))
+    chosen = ranked[: len(pinned) or request.gpu_count]
+    starts = [free_at(request, room, holders, now) for room in chosen]
+    return Reservation(head.id, frozenset(room.gpu.id for room in chosen), max(starts, default=NEVER))
+
+
+def _soonness(
+    request: Request, room: Room, holders: Sequence[Lease], now: float
+) -> tuple[bool, float, float, int]:
+    return (
+        room.gpu.trouble is not None,
+        free_at(request, room, holders, now),
+        _shortfall(request, room),
+        room.gpu.index,
+    )
+
+
+def _shortfall(request: Request, room: Room) -> float:
+    """How much of a GPU is missing, as a share."""
+    if request.wants_whole_gpus:
+        return float(WHOLE_PERMILLE - room.free_permille)
+    need = need_on(request, room.gpu)
+    memory = (need.memory_bytes - room.free_bytes) * WHOLE_PERMILLE / max(1, room.gpu.leasable_bytes)
+    return max(0.0, float(need.compute_permille - room.free_permille), memory)
+
+
+def free_at(request: Request, room: Room, holders: Sequence[Lease], now: float) -> float:
+    """When this GPU can take its part if every lease uses its whole time limit; infinite without limits."""
+    if refuse(request, room) is None:
+        return now
+    leaving = sorted(
+        (lease for lease in holders if any(grant.gpu == room.gpu.id for grant in lease.grants)),
+        key=lambda lease: lease.expires_at or NEVER,
+    )
+    for lease in leaving:
+        if lease.expires_at is None:
+            return NEVER
+        room = _without(room, lease, still_exclusive=False)
+        if refuse(request, room) is None:
+            return max(now, lease.expires_at)
+    return NEVER
+
+
+def _without(room: Room, lease: Lease, *, still_exclusive: bool) -> Room:
+    grant = next(grant for grant in lease.grants if grant.gpu == room.gpu.id)
+    return Room(
+        room.gpu,
+        room.free_bytes + grant.memory_bytes,
+        room.free_permille + grant.compute_permille,
+        room.leases - 1,
+        still_exclusive,
+        room.stray_bytes,
+    )

@@ -1,0 +1,178 @@
+"""The state of a node, and the draft in which one event changes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from gpushared.domain.errors import NotFound, PermissionRefused
+from gpushared.domain.gpu import Gpu, GpuId
+from gpushared.domain.lease import ContainerId, Ended, Lease, LeaseId, LeaseState, Queued, StoryEntry
+from gpushared.domain.messages import Instruction
+from gpushared.domain.placement import Room, rooms_of
+from gpushared.domain.request import Caller
+from gpushared.domain.units import shown
+
+ENDED_KEPT_IN_MEMORY = 256
+"""So that a client that asks again right after the end gets its answer; the journal has them all."""
+
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+_SCRAMBLE = 0x9E3779B1
+"""Odd, so multiplying by it modulo a power of two is one to one: ids never repeat nor look counted."""
+
+
+def lease_id(sequence: int) -> LeaseId:
+    """``l-`` and four characters for the first million leases, five for the next 32 million, and so on."""
+    length = 4
+    while sequence >= 32**length:
+        length += 1
+    number = sequence * _SCRAMBLE % 32**length
+    digits = []
+    for _ in range(length):
+        number, digit = divmod(number, 32)
+        digits.append(_ALPHABET[digit])
+    return LeaseId("l-" + "".join(reversed(digits)))
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The figures of the configuration that the rules need; times in seconds."""
+
+    claim_seconds: int = 60
+    create_seconds: int = 600
+    """A create may pull an image; so long a claimed lease is kept for it."""
+    start_seconds: int = 60
+    stop_grace_seconds: int = 10
+    stop_retry_seconds: int = 15
+    max_queued: int = 1000
+    max_queued_per_user: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """Everything the rules know. ``leases`` are those that are not over, in the order they were asked for."""
+
+    rules: Rules = field(default_factory=Rules)
+    gpus: Mapping[GpuId, Gpu] = field(default_factory=dict)
+    leases: Mapping[LeaseId, Lease] = field(default_factory=dict)
+    ended: Mapping[LeaseId, Lease] = field(default_factory=dict)
+    stray_bytes: Mapping[GpuId, int] = field(default_factory=dict)
+    next_sequence: int = 1
+
+    def waiting(self) -> list[Lease]:
+        """The queue, in order."""
+        return [lease for lease in self.leases.values() if isinstance(lease.state, Queued)]
+
+    def holders(self) -> list[Lease]:
+        """The leases that hold a part of a GPU."""
+        return [lease for lease in self.leases.values() if lease.grants]
+
+    def rooms(self) -> dict[GpuId, Room]:
+        """What is free on each GPU."""
+        return rooms_of(self.gpus.values(), self.leases.values(), self.stray_bytes)
+
+    def find(self, lease: LeaseId) -> Lease:
+        """A lease, over or not; raises NotFound."""
+        found = self.leases.get(lease) or self.ended.get(lease)
+        if found is None:
+            raise NotFound(
+                f"there is no lease {shown(lease)}", hint="`gpushare ps` and `gpushare queue` list them"
+            )
+        return found
+
+    def of_container(self, container: ContainerId) -> Lease | None:
+        """The lease that is not over and has this container."""
+        return next((lease for lease in self.leases.values() if lease.container == container), None)
+
+    def of_device(self, device_name: str) -> Lease | None:
+        """The lease that is not over and goes by this device name."""
+        return next((lease for lease in self.leases.values() if lease.device_name == device_name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one event led to. Nothing of it is true before the journal has it."""
+
+    state: NodeState
+    instructions: tuple[Instruction, ...] = ()
+    changed: tuple[Lease, ...] = ()
+    entries: tuple[tuple[LeaseId, StoryEntry], ...] = ()
+    lease: Lease | None = None
+    """The lease that the event asked for or about, as it is now."""
+
+
+class Draft:
+    """One event's work on a state; ``finish`` makes the step. The state itself is never touched."""
+
+    def __init__(self, state: NodeState, now: float) -> None:
+        self.base = state
+        self.now = now
+        self.rules = state.rules
+        self.gpus = dict(state.gpus)
+        self.stray_bytes = dict(state.stray_bytes)
+        self.leases = dict(state.leases)
+        self.next_sequence = state.next_sequence
+        self.instructions: list[Instruction] = []
+        self._changed: dict[LeaseId, Lease] = {}
+        self._entries: list[tuple[LeaseId, StoryEntry]] = []
+        self._ended: dict[LeaseId, Lease] = {}
+        self.answer: LeaseId | None = None
+
+    def view(self) -> NodeState:
+        """The state as it would be now."""
+        return replace(
+            self.base,
+            gpus=self.gpus,
+            leases=self.leases,
+            stray_bytes=self.stray_bytes,
+            next_sequence=self.next_sequence,
+        )
+
+    def put(self, lease: Lease) -> Lease:
+        """Store a lease whose fields changed, with the newest line of its story."""
+        if isinstance(lease.state, Ended):
+            self.leases.pop(lease.id, None)
+            self._ended[lease.id] = lease
+        else:
+            self.leases[lease.id] = lease
+        self._changed[lease.id] = lease
+        self._entries.append((lease.id, lease.story[-1]))
+        return lease
+
+    def move(self, lease: Lease, to: LeaseState, why: str) -> Lease:
+        """Move a lease to its next state."""
+        return self.put(lease.move(to, self.now, why))
+
+    def do(self, instruction: Instruction) -> None:
+        if instruction not in self.instructions:
+            self.instructions.append(instruction)
+
+    def find(self, lease: LeaseId) -> Lease:
+        """A lease as it is now in this draft; raises NotFound."""
+        return self.leases.get(lease) or self._ended.get(lease) or self.base.find(lease)
+
+    def owned(self, lease: LeaseId, caller: Caller) -> Lease:
+        """A lease that this caller may change; raises NotFound or PermissionRefused."""
+        found = self.find(lease)
+        if not caller.trusted and found.owner_uid != caller.uid:
+            raise PermissionRefused(
+                f"lease {found.id} belongs to {found.owner_name}",
+                hint="ask its owner, or somebody who is root or in the docker group",
+            )
+        return found
+
+    def finish(self) -> Step:
+        """The step: the new state, and what is to be written and done."""
+        ended = _newest({**self.base.ended, **self._ended})
+        state = replace(self.view(), ended=ended)
+        lease = None if self.answer is None else self.find(self.answer)
+        return Step(
+            state, tuple(self.instructions), tuple(self._changed.values()), tuple(self._entries), lease
+        )
+
+
+def _newest(ended: dict[LeaseId, Lease]) -> dict[LeaseId, Lease]:
+    surplus: Iterable[LeaseId] = list(ended)[: max(0, len(ended) - ENDED_KEPT_IN_MEMORY)]
+    for old in surplus:
+        del ended[old]
+    return ended
