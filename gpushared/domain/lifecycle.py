@@ -144,15 +144,9 @@ def watch_deadlines(draft: Draft, *, sample: GpusSampled | None) -> None:
 
 
 def _memory_is_back(lease: Lease, state: Draining, sample: GpusSampled) -> bool:
-    readable = all(
-        grant.gpu in sample.readable or grant.gpu not in draft_gpus(sample) for grant in state.grants
-    )
+    mute = frozenset(sample.troubles) - sample.readable
+    readable = not any(grant.gpu in mute for grant in state.grants)
     return sample.at >= state.since and readable and lease.id not in sample.busy
-
-
-def draft_gpus(sample: GpusSampled) -> frozenset[str]:
-    """The GPUs the sample speaks of, well or ill; a GPU that was taken out of the machine is in none."""
-    return frozenset(sample.readable) | frozenset(sample.troubles)
 
 
 def _stop_again(lease: Lease, state: Draining, draft: Draft) -> None:
