@@ -3,6 +3,19 @@
 None of them touches a GPU, an engine or a disk. They pass the same contract tests as the real adapters.
 """
 
+from gpushared.testing.clock import ManualClock
 from gpushared.testing.engine import FAKE_FACTS, FakeEngine
+from gpushared.testing.gpus import GIB, FakeGpus, fake_gpu
+from gpushared.testing.journal import MemoryJournal
+from gpushared.testing.sharing import FakeSharing
 
-__all__ = ["FAKE_FACTS", "FakeEngine"]
+__all__ = [
+    "FAKE_FACTS",
+    "GIB",
+    "FakeEngine",
+    "FakeGpus",
+    "FakeSharing",
+    "ManualClock",
+    "MemoryJournal",
+    "fake_gpu",
+]

@@ -1,0 +1,85 @@
+"""GPUs that exist in memory only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gpushared.domain.gpu import MIB, Gpu, GpuId
+from gpushared.ports import GpuProcess, GpuReading
+from gpushared.testing.failing import Failing
+
+GIB = 1024 * MIB
+RESERVE_BYTES = 300 * MIB
+"""What a fake GPU's driver holds: leasable is the total less this."""
+
+
+def fake_gpu(index: int = 0, *, memory_bytes: int = 80 * GIB, name: str = "Fake GPU") -> Gpu:
+    """A healthy GPU; its id tells its index."""
+    return Gpu(
+        id=GpuId(f"GPU-fake-{index:04d}"),
+        index=index,
+        name=name,
+        memory_total_bytes=memory_bytes,
+        leasable_bytes=memory_bytes - RESERVE_BYTES,
+    )
+
+
+class FakeGpus(Failing):
+    """A fake ``Gpus``: processes appear, memory stays behind and GPUs are lost when a test says so."""
+
+    simulated = True
+
+    def __init__(self, gpus: int | Sequence[Gpu] = 1) -> None:
+        super().__init__()
+        listed = [fake_gpu(index) for index in range(gpus)] if isinstance(gpus, int) else gpus
+        self._gpus: dict[GpuId, Gpu] = {gpu.id: gpu for gpu in listed}
+        self._processes: dict[GpuId, list[GpuProcess]] = {gpu: [] for gpu in self._gpus}
+        self._left_behind: dict[GpuId, int] = dict.fromkeys(self._gpus, 0)
+        self.closed = False
+
+    # --- the test's hands ------------------------------------------------------------------------------
+
+    def run_process(self, gpu: GpuId, pid: int, memory_bytes: int | None = None) -> None:
+        """A process uses the GPU; ``memory_bytes`` None is a driver that does not tell."""
+        self.end_process(gpu, pid)
+        self._processes[gpu].append(GpuProcess(pid, memory_bytes))
+
+    def end_process(self, gpu: GpuId, pid: int) -> None:
+        self._processes[gpu] = [process for process in self._processes[gpu] if process.pid != pid]
+
+    def leave_behind(self, gpu: GpuId, memory_bytes: int) -> None:
+        """So much memory shows as used though no process holds it; 0 gives it back."""
+        self._left_behind[gpu] = memory_bytes
+
+    def lose(self, gpu: GpuId, trouble: str = "the GPU is lost") -> None:
+        self._gpus[gpu] = replace(self._gpus[gpu], trouble=trouble)
+
+    def heal(self, gpu: GpuId) -> None:
+        self._gpus[gpu] = replace(self._gpus[gpu], trouble=None)
+
+    # --- the port --------------------------------------------------------------------------------------
+
+    async def survey(self) -> tuple[Gpu, ...]:
+        self._may_fail()
+        return tuple(sorted(self._gpus.values(), key=lambda gpu: gpu.index))
+
+    async def sample(self) -> tuple[GpuReading, ...]:
+        return tuple(self._reading(gpu) for gpu in await self.survey())
+
+    async def close(self) -> None:
+        self.closed = True
+
+    def _reading(self, gpu: Gpu) -> GpuReading:
+        if gpu.trouble is not None:
+            return GpuReading(gpu.id, trouble=gpu.trouble)
+        processes = tuple(self._processes[gpu.id])
+        held = sum(process.memory_bytes or 0 for process in processes)
+        return GpuReading(
+            gpu=gpu.id,
+            memory_used_bytes=gpu.memory_total_bytes - gpu.leasable_bytes + self._left_behind[gpu.id] + held,
+            utilization_ratio=1.0 if processes else 0.0,
+            temperature_celsius=40,
+            power_watts=100.0,
+            processes=processes,
+        )

@@ -1,0 +1,89 @@
+"""A journal that forgets everything with the process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Self
+
+from gpushared.domain.errors import JournalUnavailable
+from gpushared.domain.lease import STORY_KEPT_IN_MEMORY, Ended, Lease, LeaseId, StoryEntry
+from gpushared.ports import JournalSnapshot, JournalWrite
+from gpushared.testing.failing import Failing
+
+
+class MemoryJournal(Failing):
+    """A fake ``Journal``, as durable as its process.
+
+    ``commits`` records every commit that happened. ``snapshot_after(n)`` is the journal that a daemon would
+    find if it had been killed right after the n-th of them, so a test can crash it at every write.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.commits: list[tuple[JournalWrite, ...]] = []
+        self.closed = False
+        self._leases: dict[LeaseId, Lease] = {}
+        self._stories: dict[LeaseId, list[StoryEntry]] = {}
+        self._next_sequence = 1
+
+    def snapshot_after(self, commits: int) -> Self:
+        """A new journal that holds the first ``commits`` commits; 0 is an empty one."""
+        twin = type(self)()
+        for writes in self.commits[:commits]:
+            twin._apply(writes)  # noqa: SLF001 - its own class
+        return twin
+
+    async def load(self) -> JournalSnapshot:
+        self._may_fail()
+        open_leases = [lease for lease in self._leases.values() if not isinstance(lease.state, Ended)]
+        by_sequence = sorted(open_leases, key=lambda lease: lease.sequence)
+        return JournalSnapshot(tuple(map(self._with_story, by_sequence)), self._next_sequence)
+
+    async def commit(self, writes: Sequence[JournalWrite]) -> None:
+        self._may_fail()
+        self._check(writes)
+        self._apply(tuple(writes))
+
+    async def story(self, lease: LeaseId) -> tuple[StoryEntry, ...]:
+        self._may_fail()
+        return tuple(self._stories.get(lease, ()))
+
+    async def lease(self, lease: LeaseId) -> Lease | None:
+        self._may_fail()
+        found = self._leases.get(lease)
+        return self._with_story(found) if found else None
+
+    async def ended(self, limit: int) -> tuple[Lease, ...]:
+        self._may_fail()
+        over = [
+            (lease.state.at, lease.sequence, lease)
+            for lease in self._leases.values()
+            if isinstance(lease.state, Ended)
+        ]
+        return tuple(lease for _, _, lease in sorted(over, key=lambda row: row[:2], reverse=True)[:limit])
+
+    async def close(self) -> None:
+        self.closed = True
+
+    def _with_story(self, lease: Lease) -> Lease:
+        return replace(lease, story=tuple(self._stories.get(lease.id, ())[-STORY_KEPT_IN_MEMORY:]))
+
+    def _check(self, writes: Sequence[JournalWrite]) -> None:
+        """Refuse what the database's keys refuse: a number given twice, a line of nobody's story."""
+        owners = {lease.sequence: lease.id for lease in self._leases.values()}
+        for lease in (lease for write in writes for lease in write.leases):
+            if owners.setdefault(lease.sequence, lease.id) != lease.id:
+                raise JournalUnavailable(f"sequence {lease.sequence} belongs to {owners[lease.sequence]}")
+        known = self._leases.keys() | owners.values()
+        if stray := {lease for write in writes for lease, _ in write.entries} - known:
+            raise JournalUnavailable(f"a story entry for {min(stray)}, which the journal does not know")
+
+    def _apply(self, writes: tuple[JournalWrite, ...]) -> None:
+        self.commits.append(writes)
+        for write in writes:
+            for lease in write.leases:
+                self._leases[lease.id] = replace(lease, story=())
+            for lease_id, entry in write.entries:
+                self._stories.setdefault(lease_id, []).append(entry)
+            self._next_sequence = write.next_sequence

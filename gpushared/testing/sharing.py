@@ -1,0 +1,63 @@
+"""Sharing that only takes notes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpushared.domain.gpu import Gpu, GpuId
+from gpushared.domain.lease import ComputeCap, Lease, LeaseId, MemoryWall, Walls
+from gpushared.ports import Edits, SharingStatus
+from gpushared.testing.failing import Failing
+
+WHOLE = Walls(MemoryWall.WHOLE_GPU, ComputeCap.WHOLE_GPU)
+LIMITED = Walls(MemoryWall.MPS_CLIENT, ComputeCap.MPS_PERCENTAGE)
+
+
+class FakeSharing(Failing):
+    """A fake ``Sharing``: it hands out plausible edits and remembers for which leases.
+
+    ``opened`` holds the edits of leases that are open now; ``history`` every call in order, as
+    ``("open", id, device name)`` and ``("close", id, device name)``. GPUs named in ``troubles`` show that trouble in ``status``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened: dict[LeaseId, Edits] = {}
+        self.history: list[tuple[str, LeaseId, str]] = []
+        self.troubles: dict[GpuId, str] = {}
+        self.closed_keeping: bool | None = None
+        """None until closed, then what ``keep_running`` was."""
+        self._shared: dict[LeaseId, frozenset[GpuId]] = {}
+        self._seen: set[GpuId] = set()
+
+    async def open(self, lease: Lease, gpus: Mapping[GpuId, Gpu]) -> Edits:
+        self._may_fail()
+        ids = tuple(grant.gpu for grant in lease.grants)
+        whole = lease.request.wants_whole_gpus
+        edits = Edits(
+            gpus=ids,
+            walls=WHOLE if whole else LIMITED,
+            env={"GPUSHARE_LEASE": lease.id, "NVIDIA_VISIBLE_DEVICES": ",".join(ids)},
+        )
+        self.opened[lease.id] = edits
+        self._shared[lease.id] = frozenset() if whole else frozenset(ids)
+        self._seen |= gpus.keys()
+        self.history.append(("open", lease.id, lease.device_name))
+        return edits
+
+    async def close_lease(self, lease: LeaseId, device_name: str) -> None:
+        self._may_fail()
+        self.opened.pop(lease, None)
+        self._shared.pop(lease, None)
+        self.history.append(("close", lease, device_name))
+
+    async def status(self) -> tuple[SharingStatus, ...]:
+        self._may_fail()
+        shared = frozenset[GpuId]().union(*self._shared.values())
+        return tuple(
+            SharingStatus(gpu, "mps" if gpu in shared else "none", self.troubles.get(gpu))
+            for gpu in sorted(self._seen | self.troubles.keys())
+        )
+
+    async def close(self, *, keep_running: bool) -> None:
+        self.closed_keeping = keep_running
