@@ -1,11 +1,12 @@
 # shellcheck shell=bash
 # The plain engine: whatever answers on the machine's default socket, else dockerd of the machine's own release.
 
-# drop_stale PIDFILE NAME: a file left by a crash may name a process of another program, and then stops the start.
+# drop_stale PIDFILE NAME: a file left by a crash may name a process of another program, or a zombie; either would
+# stop the start.
 drop_stale() {
   local pid
   pid=$(cat "$1" 2>/dev/null) || return 0
-  [ "$(cat "/proc/$pid/comm" 2>/dev/null)" = "$2" ] || rm -f "$1"
+  grep -qs "^$pid ($2) [^Z]" "/proc/$pid/stat" || rm -f "$1"
 }
 
 start_engine() {

@@ -22,5 +22,7 @@ make_busybox() {
 part_image() {
   need engine
   import_image "$PLAIN_SOCKET" "$BUSYBOX_IMAGE" "$BUSYBOX_RECIPE" "$CACHE/busybox.tar" busybox
+  "$DOCKER" -H "unix://$PLAIN_SOCKET" run --rm "$BUSYBOX_IMAGE" true ||
+    die "the engine on $PLAIN_SOCKET answers but cannot run a container; try to restart it"
   say "image: $BUSYBOX_IMAGE"
 }

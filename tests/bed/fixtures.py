@@ -1,0 +1,117 @@
+"""The real parts as fixtures; `tests/conftest.py` makes them known to every test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.bed import engine, parts
+from tests.bed.engine import PrivateEngine
+from tests.bed.machine import Machine
+
+
+@dataclass(frozen=True)
+class CdiEngine:
+    """The shared engine that knows CDI: its socket, and the directory it reads specs from."""
+
+    socket: str
+    spec_dir: Path
+
+
+@pytest.fixture(scope="session")
+def docker_engine() -> str:
+    """The socket of the shared plain engine, which has the busybox image. Never stop it."""
+    parts.need_engine("engine", parts.PLAIN_SOCKET)
+    parts.need_image("image", parts.PLAIN_SOCKET, parts.BUSYBOX_IMAGE)
+    return str(parts.PLAIN_SOCKET)
+
+
+@pytest.fixture(scope="session")
+def cdi_engine() -> CdiEngine:
+    """The shared engine with CDI, which has the busybox image but no bridge. Never stop it."""
+    parts.need_engine("cdi-engine", parts.CDI_SOCKET)
+    parts.need_image("cdi-engine", parts.CDI_SOCKET, parts.BUSYBOX_IMAGE)
+    return CdiEngine(str(parts.CDI_SOCKET), parts.CDI_SPECS)
+
+
+@pytest.fixture(scope="session")
+def docker_cli() -> Path:
+    """A current docker CLI."""
+    return parts.need_file("cli", parts.DOCKER)
+
+
+@pytest.fixture(scope="session")
+def compose() -> Path:
+    """Compose v2, to be called by itself; with `docker_environment`, `docker compose` finds it too."""
+    return parts.need_file("cli", parts.COMPOSE)
+
+
+@pytest.fixture(scope="session")
+def docker_environment(docker_cli: Path, compose: Path) -> dict[str, str]:
+    """An environment in which `docker` and `docker compose` are the bed's, and no engine is chosen yet."""
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith(("DOCKER_", "GPUSHARE"))
+    }
+    path = f"{docker_cli.parent}:{os.environ['PATH']}"
+    return {**inherited, "PATH": path, "DOCKER_CONFIG": str(compose.parents[1])}
+
+
+@pytest.fixture(scope="session")
+def mps_control_binary() -> Path:
+    """NVIDIA's own MPS control daemon; without a GPU it answers, but can start no server."""
+    return parts.need_file("mps", parts.MPS_CONTROL)
+
+
+@pytest.fixture(scope="session")
+def busybox_image(docker_engine: str) -> str:
+    """The name of the small image in the plain engine; the CDI engine has it under the same name."""
+    return parts.BUSYBOX_IMAGE
+
+
+@pytest.fixture(scope="session")
+def systemd_image(docker_engine: str) -> str:
+    """The name of an image that boots systemd, in the plain engine."""
+    return parts.need_image("systemd", docker_engine, parts.SYSTEMD_IMAGE)
+
+
+@pytest.fixture
+def systemd_machine(docker_engine: str, systemd_image: str) -> Iterator[Callable[..., Machine]]:
+    """Boots machines: call it with further flags for `docker run`; they are gone after the test."""
+    machines: list[Machine] = []
+
+    def boot(*docker_flags: str) -> Machine:
+        machine = Machine(docker_engine, *docker_flags)
+        machines.append(machine)
+        machine.wait_until_booted()
+        return machine
+
+    yield boot
+    for machine in machines:
+        machine.remove()
+
+
+@pytest.fixture(scope="session")
+def _swept() -> None:
+    engine.sweep()
+
+
+@pytest.fixture
+def private_engine(docker_cli: Path, _swept: None) -> Iterator[Callable[..., PrivateEngine]]:
+    """Starts engines that the test may stop and kill: call it with further flags for `dockerd`."""
+    parts.need_file("image", parts.BUSYBOX_TAR)
+    engines: list[PrivateEngine] = []
+
+    def start(*flags: str) -> PrivateEngine:
+        own = PrivateEngine(*flags)
+        engines.append(own)
+        own.start()
+        own.load_busybox()
+        return own
+
+    yield start
+    for own in engines:
+        own.dispose()

@@ -1,0 +1,24 @@
+"""What every test may use: the real parts that `scripts/bed` prepares, and the markers that go with them."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest_plugins = ["tests.bed.fixtures"]
+
+_MARKER_OF_FIXTURE = {
+    "docker_engine": "docker",
+    "private_engine": "docker",
+    "cdi_engine": "cdi",
+    "mps_control_binary": "mps",
+    "systemd_image": "systemd",
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whoever asks for a real part carries its marker, so that `-m` never misses a test."""
+    for item in items:
+        for name in getattr(item, "fixturenames", ()):
+            if marker := _MARKER_OF_FIXTURE.get(name):
+                item.add_marker(marker)
