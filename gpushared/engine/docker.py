@@ -1,0 +1,163 @@
+"""The ``Engine`` port over the Docker SDK.
+
+Every call runs in a worker thread with a client of its own and under two time-outs: the socket's, which frees
+the thread, and the caller's, which holds even where the engine sends a byte now and then. A call that finds
+the engine gone says so at once; the next one connects again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Collection
+from pathlib import Path
+
+from docker import APIClient
+from docker.errors import NotFound as NoSuchContainer
+
+from gpushared.domain.errors import EngineUnavailable, TimedOut
+from gpushared.domain.lease import ContainerId
+from gpushared.engine import probe
+from gpushared.engine.cdi import DEFAULT_SPEC_DIR, LeaseSpecs
+from gpushared.engine.connection import Connector
+from gpushared.engine.events import EventFeed
+from gpushared.engine.facts import facts_of_inspect
+from gpushared.engine.workers import Workers
+from gpushared.ports import LABEL_DEVICE, ContainerFacts, Edits, EngineFacts
+
+DEFAULT_URL = "unix:///var/run/docker.sock"
+CALLS_AT_ONCE = 4
+STOPS_AT_ONCE = 64
+
+
+class DockerEngine:
+    """One Docker engine.
+
+    ``url``: a path or ``unix://`` URL. ``spec_dir``: where lease devices are kept; by default
+    ``/var/run/cdi`` until ``probe`` learns what the engine reads, so that they can be written before the
+    engine is up (after a boot its restart policies act at once). ``timeout_seconds`` bounds each call.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        simulated_gpus: bool = False,
+        spec_dir: Path | None = None,
+        timeout_seconds: float = 10.0,
+    ) -> None:
+        self._connector = Connector(url, timeout_seconds)
+        self._calls = Workers(self._connector, "engine-call", CALLS_AT_ONCE)
+        # A stop lasts as long as the grace, so stops have threads of their own.
+        self._stops = Workers(self._connector, "engine-stop", STOPS_AT_ONCE)
+        self._feeds: set[EventFeed] = set()
+        self._surveyed_at: float | None = None
+        self._simulated_gpus = simulated_gpus
+        self._spec_dir_is_given = spec_dir is not None
+        self._specs = LeaseSpecs(spec_dir or DEFAULT_SPEC_DIR)
+        self._specs_lock = asyncio.Lock()
+        self._timeout_seconds = timeout_seconds
+
+    async def probe(self) -> EngineFacts:
+        """What the engine can do; lease devices written before go where this engine reads them."""
+
+        def work(client: APIClient) -> tuple[EngineFacts, Path | None]:
+            info = client.info()
+            facts = probe.engine_facts(client.version(), info, simulated_gpus=self._simulated_gpus)
+            dirs = probe.spec_dirs(info)
+            return facts, probe.runtime_spec_dir(dirs) if dirs else None
+
+        facts, spec_dir = await self._calls.call("describe itself", work, self._timeout_seconds)
+        if spec_dir is not None and not self._spec_dir_is_given:
+            async with self._specs_lock:
+                self._specs = await asyncio.to_thread(self._specs.in_directory, spec_dir)
+        return facts
+
+    async def containers(self) -> tuple[ContainerFacts, ...]:
+        def work(client: APIClient) -> tuple[ContainerFacts, ...]:
+            listed = client.containers(all=True, filters={"label": LABEL_DEVICE})
+            found = (_inspect(client, ContainerId(summary["Id"])) for summary in listed)
+            return tuple(facts for facts in found if facts is not None)
+
+        began_at = time.time()
+        surveyed = await self._calls.call("list its containers", work, self._timeout_seconds)
+        self._surveyed_at = began_at
+        return surveyed
+
+    async def inspect(self, container: ContainerId) -> ContainerFacts | None:
+        return await self._calls.call(
+            f"inspect container {container[:12]}",
+            lambda client: _inspect(client, container),
+            self._timeout_seconds,
+        )
+
+    async def stop(self, container: ContainerId, grace_seconds: int) -> None:
+        """Errors: ``TimedOut`` when it is not gone one call's time-out after the grace."""
+
+        def work(client: APIClient) -> None:
+            try:
+                client.stop(container, timeout=grace_seconds)
+            except NoSuchContainer:
+                return
+
+        await self._stops.call(
+            f"stop container {container[:12]}", work, grace_seconds + self._timeout_seconds
+        )
+
+    def events(self) -> AsyncGenerator[ContainerFacts | ContainerId, None]:
+        """What changed since the last ``containers()`` began, or from this call on if there was none yet.
+
+        So nothing is missed between a survey and listening; what the survey saw already may be told again.
+        The engine keeps its last 256 events for this, none of them over its own restart, after which the
+        survey sees the outcome. A container that is gone before it could be inspected after its death is told
+        twice: as exited with its exit code, then as gone.
+        """
+        return self._follow(since=time.time() if self._surveyed_at is None else self._surveyed_at)
+
+    async def write_device(self, device_name: str, edits: Edits) -> None:
+        """Make the device known; needs no engine to be up.
+
+        ``edits.env_defaults`` are not part of it: a device's environment always wins over the user's, so
+        defaults belong into the container's own environment when it is created.
+        """
+        async with self._specs_lock:
+            await asyncio.to_thread(self._specs.write, device_name, edits)
+
+    async def remove_device(self, device_name: str) -> None:
+        async with self._specs_lock:
+            await asyncio.to_thread(self._specs.remove, device_name)
+
+    async def sweep_devices(self, keep: Collection[str]) -> tuple[str, ...]:
+        """Remove all lease devices but those named; returns the names removed."""
+        async with self._specs_lock:
+            return await asyncio.to_thread(self._specs.sweep, frozenset(keep))
+
+    async def close(self) -> None:
+        for feed in self._feeds:
+            feed.close()
+        self._calls.close()
+        self._stops.close()
+
+    async def _follow(self, since: float) -> AsyncGenerator[ContainerFacts | ContainerId, None]:
+        feed = EventFeed(self._connector, since)
+        self._feeds.add(feed)
+        try:
+            while True:
+                container, last_words = await feed.next()
+                facts = await self.inspect(container) or last_words
+                if facts is not None:
+                    yield facts
+                if facts is None or facts is last_words:
+                    yield container
+        except TimedOut as error:
+            raise EngineUnavailable(error.message, hint=error.hint) from error
+        finally:
+            feed.close()
+            self._feeds.discard(feed)
+
+
+def _inspect(client: APIClient, container: ContainerId) -> ContainerFacts | None:
+    try:
+        return facts_of_inspect(client.inspect_container(container))
+    except NoSuchContainer:
+        return None

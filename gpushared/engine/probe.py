@@ -1,0 +1,90 @@
+"""What the engine can do, from what it and the machine say. Reads files: off the event loop."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpushared.domain.errors import EngineUnavailable
+from gpushared.ports import DeviceMechanism, EngineFacts
+
+NVIDIA_RUNTIME = "nvidia"
+DEVICE_REQUEST_HOOK = "nvidia-container-runtime-hook"
+"""The Docker engine offers ``--gpus`` when it finds this program on its path at start."""
+
+_NVIDIA_KIND = re.compile(r"""^[\s{]*["']?kind["']?\s*:\s*["']?nvidia\.com/gpu\b""", re.MULTILINE)
+_UUID_DEVICE = re.compile(r"""["']?name["']?\s*:\s*["']?GPU-[0-9a-f-]+""")
+_UUID_DISCOVERED = re.compile(r"nvidia\.com/gpu=GPU-[0-9a-f-]+")
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def engine_facts(version: Mapping[str, Any], info: Mapping[str, Any], *, simulated_gpus: bool) -> EngineFacts:
+    """Facts from ``GET /version`` and ``GET /info``.
+
+    Engines list CDI directories only where CDI is switched on: it is by default since 28.2, and since 25.0
+    on request.
+    """
+    try:
+        return EngineFacts(
+            version=version["Version"],
+            api_version=version["ApiVersion"],
+            lease_devices=bool(spec_dirs(info)),
+            gpu_mechanism=DeviceMechanism.PLAIN if simulated_gpus else _gpu_mechanism(info),
+            # Engines older than 20.10 know v1 only and do not say so.
+            cgroup_version=int(info.get("CgroupVersion") or 1),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise EngineUnavailable(f"the Docker engine describes itself in unknown words: {error!r}") from error
+
+
+def spec_dirs(info: Mapping[str, Any]) -> tuple[Path, ...]:
+    """The directories where the engine looks for CDI specs, the one that wins last; none without CDI."""
+    return tuple(Path(path) for path in info.get("CDISpecDirs") or ())
+
+
+def runtime_spec_dir(dirs: Sequence[Path]) -> Path:
+    """Where specs belong that need not outlive a boot: on a tmpfs if there is one, else the last."""
+    mounts = _mounts()
+    return next((path for path in reversed(dirs) if _file_system(path, mounts) == "tmpfs"), dirs[-1])
+
+
+def _gpu_mechanism(info: Mapping[str, Any]) -> DeviceMechanism:
+    if _nvidia_cdi_by_uuid(info):
+        return DeviceMechanism.CDI
+    if shutil.which(DEVICE_REQUEST_HOOK, path=f"{os.environ.get('PATH', '')}:{_SYSTEM_PATH}"):
+        return DeviceMechanism.DEVICE_REQUEST
+    if NVIDIA_RUNTIME in (info.get("Runtimes") or {}):
+        return DeviceMechanism.NVIDIA_RUNTIME
+    return DeviceMechanism.PLAIN
+
+
+def _nvidia_cdi_by_uuid(info: Mapping[str, Any]) -> bool:
+    """Whether ``nvidia.com/gpu=<uuid>`` can be asked for: specs may name GPUs by index only."""
+    discovered = info.get("DiscoveredDevices") or ()
+    if any(_UUID_DISCOVERED.fullmatch(device.get("ID", "")) for device in discovered):
+        return True
+    files = (path for directory in spec_dirs(info) for path in sorted(directory.glob("*")))
+    return any(_names_gpus_by_uuid(path) for path in files if path.suffix in {".json", ".yaml", ".yml"})
+
+
+def _names_gpus_by_uuid(path: Path) -> bool:
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return False  # an engine that cannot read it either, or a file that just went
+    return bool(_NVIDIA_KIND.search(text) and _UUID_DEVICE.search(text))
+
+
+def _mounts() -> dict[Path, str]:
+    """Mount points and their types, from the machine's own table (proc(5))."""
+    rows = (line.split(" ") for line in Path("/proc/self/mounts").read_text().splitlines())
+    return {Path(row[1]): row[2] for row in rows}
+
+
+def _file_system(path: Path, mounts: Mapping[Path, str]) -> str:
+    resolved = path.resolve()
+    return next((mounts[parent] for parent in (resolved, *resolved.parents) if parent in mounts), "")

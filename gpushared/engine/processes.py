@@ -1,0 +1,93 @@
+"""Which container a process belongs to, from ``/proc/PID/cgroup`` (proc(5), cgroups(7)).
+
+The engine's cgroup names hold the container's full id, 64 hexadecimal digits, in several forms:
+``4:memory:/docker/<id>`` (v1, cgroupfs), ``1:name=systemd:/system.slice/docker-<id>.scope`` (v1, systemd),
+``0::/docker/<id>`` and ``0::/system.slice/docker-<id>.scope`` (v2), each perhaps with more behind it, and
+with one container's id before another's where an engine runs inside a container.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpushared.domain.lease import ContainerId
+
+_ID = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
+_START_TIME = 22 - 3
+"""The start time is field 22 of /proc/PID/stat, and field 3 is the first behind the command."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that lives.
+
+    ``start_ticks`` (clock ticks since boot) tells it from a later one of the same PID. ``container_ids``: the
+    containers around it, outermost first; empty for a process of the host.
+    """
+
+    pid: int
+    start_ticks: int
+    container_ids: tuple[ContainerId, ...]
+
+    @property
+    def container(self) -> ContainerId | None:
+        """The innermost container around it."""
+        return self.container_ids[-1] if self.container_ids else None
+
+    def container_among(self, known: Collection[ContainerId]) -> ContainerId | None:
+        """The one of these containers that it belongs to.
+
+        The outermost counts: what a container makes up below its own cgroup, such as the id of somebody
+        else's container, then does not matter.
+        """
+        return next((container for container in self.container_ids if container in known), None)
+
+
+def containers_of_cgroup(text: str) -> tuple[ContainerId, ...]:
+    """The container ids in the text of a ``/proc/PID/cgroup``, outermost first.
+
+    In v1 each controller may have its own place; the deepest nesting tells most.
+    """
+    paths = (line.split(":", 2)[-1] for line in text.splitlines())
+    chains = (tuple(ContainerId(found) for found in _ID.findall(path)) for path in paths)
+    return max(chains, key=len, default=())
+
+
+def start_ticks_of_stat(text: str) -> int:
+    """The start time in the text of a ``/proc/PID/stat``; the command in it may hold blanks and brackets."""
+    return int(text.rpartition(")")[2].split()[_START_TIME])
+
+
+class ProcessTable:
+    """Looks processes up; remembers those of the last pass, so that one that stays costs a single read.
+
+    Reads of ``/proc`` do not wait for anything: 64 processes take about a millisecond.
+    """
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+        self._known: dict[int, Process] = {}
+
+    def look_up(self, pids: Iterable[int]) -> dict[int, Process]:
+        """The processes that live among these; forgets all others."""
+        found = {pid: process for pid in pids if (process := self._process(pid)) is not None}
+        self._known = found
+        return dict(found)
+
+    def _process(self, pid: int) -> Process | None:
+        try:
+            start = self._start_ticks(pid)
+            known = self._known.get(pid)
+            if known is not None and known.start_ticks == start:
+                return known
+            containers = containers_of_cgroup((self._proc / str(pid) / "cgroup").read_text())
+            # Had the PID changed hands between the two reads, they would not fit together.
+            return Process(pid, start, containers) if self._start_ticks(pid) == start else None
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+
+    def _start_ticks(self, pid: int) -> int:
+        return start_ticks_of_stat((self._proc / str(pid) / "stat").read_text(errors="replace"))
