@@ -7,6 +7,7 @@ from gpushared.testing.clock import ManualClock
 from gpushared.testing.engine import FAKE_FACTS, FakeEngine
 from gpushared.testing.gpus import GIB, FakeGpus, fake_gpu
 from gpushared.testing.journal import MemoryJournal
+from gpushared.testing.leases import fake_lease
 from gpushared.testing.sharing import FakeSharing
 
 __all__ = [
@@ -18,4 +19,5 @@ __all__ = [
     "ManualClock",
     "MemoryJournal",
     "fake_gpu",
+    "fake_lease",
 ]

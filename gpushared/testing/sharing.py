@@ -17,7 +17,8 @@ class FakeSharing(Failing):
     """A fake ``Sharing``: it hands out plausible edits and remembers for which leases.
 
     ``opened`` holds the edits of leases that are open now; ``history`` every call in order, as
-    ``("open", id, device name)`` and ``("close", id, device name)``. GPUs named in ``troubles`` show that trouble in ``status``.
+    ``("open", id, device name)`` and ``("close", id, device name)``. GPUs named in
+    ``troubles`` show that trouble in ``status``.
     """
 
     def __init__(self) -> None:
