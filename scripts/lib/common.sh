@@ -1,6 +1,7 @@
 # shellcheck shell=bash
-# Words shared by the parts of scripts/bed: messages, apt, waiting, engines.
+# Words shared by the scripts: messages, apt, waiting, engines.
 
+ME=$(basename "$0")
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 CACHE=${GPUSHARED_CACHE:-$ROOT/.cache}
 RUN=/run/gpushared-bed # short on purpose: a socket's path may have 107 bytes
@@ -13,9 +14,9 @@ export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8
 # The bed speaks to engines by their sockets only, never to the one a user has chosen.
 unset DOCKER_HOST DOCKER_CONTEXT
 
-say() { printf 'bed: %s\n' "$*"; }
+say() { printf '%s: %s\n' "$ME" "$*"; }
 die() {
-  printf 'bed: error: %s\n' "$*" >&2
+  printf '%s: error: %s\n' "$ME" "$*" >&2
   exit 1
 }
 
