@@ -122,16 +122,19 @@ wait_for_engine() {
   done
 }
 
+# make_once NAME FILE: lets make_NAME make the file unless it is there; two runs at a time take turns.
+make_once() (
+  flock 8
+  if [ ! -e "$2" ]; then "make_$1"; fi
+) 8>"$RUN/lock.make-$1"
+
 # import_image SOCKET NAME RECIPE TAR MAKER: loads a root file system as an image, unless the engine has this recipe of
 # it; the tar is made by make_MAKER only when it is needed.
 import_image() {
   local docker=("$DOCKER" -H "unix://$1") have
   have=$("${docker[@]}" image inspect -f '{{index .Config.Labels "gpushared-test.recipe"}}' "$2" 2>/dev/null || true)
   [ "$have" != "$3" ] || return 0
-  (
-    flock 8
-    if [ ! -e "$4" ]; then "make_$5"; fi
-  ) 8>"$RUN/lock.make-$5"
+  make_once "$5" "$4"
   "${docker[@]}" import --change "LABEL gpushared-test.recipe=$3" --change 'CMD ["/bin/sh"]' "$4" "$2" >/dev/null ||
     die "the engine on $1 refused the image $2"
 }
