@@ -61,7 +61,9 @@ class MemoryJournal(Failing):
             for lease in self._leases.values()
             if isinstance(lease.state, Ended)
         ]
-        return tuple(lease for _, _, lease in sorted(over, key=lambda row: row[:2], reverse=True)[:limit])
+        return tuple(
+            lease for _, _, lease in sorted(over, key=lambda row: row[:2], reverse=True)[: max(0, limit)]
+        )
 
     async def close(self) -> None:
         self.closed = True

@@ -1,0 +1,91 @@
+"""Every journal that was ever released must load: the files are checked in and never made again."""
+
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from gpushared.domain.gpu import MIB
+from gpushared.domain.lease import (
+    Draining,
+    Ended,
+    Finished,
+    LeaseId,
+    MemoryWall,
+    Starting,
+    Stopped,
+    state_name,
+)
+from gpushared.domain.request import LeaseClass
+from gpushared.journal import SqliteJournal, schema
+
+JOURNALS = Path(__file__).with_name("journals")
+VERSIONS = range(1, schema.VERSION + 1)
+
+
+@pytest.fixture(params=VERSIONS)
+def old(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A copy of the journal of a version."""
+    return Path(shutil.copy(JOURNALS / f"v{request.param}.db", tmp_path / "journal.db"))
+
+
+async def test_the_open_leases_are_all_there(old: Path) -> None:
+    journal = SqliteJournal(old)
+    snapshot = await journal.load()
+    assert [state_name(lease.state) for lease in snapshot.leases] == [
+        *("queued", "reserved", "starting", "active", "paused", "draining")
+    ]
+    assert snapshot.next_sequence == 50
+    await journal.close()
+
+
+async def test_each_field_means_what_it_meant(old: Path) -> None:
+    journal = SqliteJournal(old)
+    _, _, starting, _, _, draining = (await journal.load()).leases
+    await journal.close()
+    assert isinstance(starting.state, Starting)
+    assert (starting.state.deadline, starting.state.held) == (None, True)
+    assert [(g.gpu, g.memory_bytes, g.compute_permille) for g in starting.grants] == [
+        ("GPU-aaaa", 20_000 * MIB, 250),
+        ("GPU-bbbb", 20_000 * MIB, 250),
+    ]
+    assert (starting.owner_uid, starting.owner_name, starting.device_name) == (1001, "alice", "c-3")
+    assert (starting.request_id, starting.expires_at) == ("request-3", 9000.25)
+    assert (starting.container_name, starting.image) == ("trainer", "registry/image:tag")
+    assert starting.request.lease_class is LeaseClass.INFER
+    assert (starting.request.gpu_count, starting.request.memory_bytes) == (2, 20_000 * MIB)
+    assert starting.walls is not None
+    assert starting.walls.memory_wall is MemoryWall.MPS_CLIENT
+    assert isinstance(draining.state, Draining)
+    assert draining.state.outcome == Stopped("bob")
+
+
+async def test_the_history_and_the_stories_are_there(old: Path) -> None:
+    journal = SqliteJournal(old)
+    over = await journal.ended(100)
+    story = await journal.story(LeaseId("l-1"))
+    await journal.close()
+    assert [type(lease.state.outcome).__name__ for lease in over if isinstance(lease.state, Ended)] == [
+        *("Failed", "NeverClaimed", "Expired", "Stopped", "Finished")
+    ]
+    assert isinstance(over[-1].state, Ended)
+    assert over[-1].state.outcome == Finished(137)
+    assert [entry.text for entry in story] == ["asked for 2x0.25", "is now as it is: ünïcödé"]
+
+
+async def test_an_old_journal_is_of_the_current_version_afterwards(old: Path) -> None:
+    for _ in range(2):
+        journal = SqliteJournal(old)
+        await journal.load()
+        await journal.close()
+    with sqlite3.connect(old) as db:
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+    db.close()
+    assert version == schema.VERSION
+
+
+def test_every_version_has_its_journal_checked_in() -> None:
+    assert sorted(path.name for path in JOURNALS.iterdir()) == sorted(
+        f"v{version}.db" for version in VERSIONS
+    )
