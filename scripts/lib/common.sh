@@ -30,6 +30,12 @@ quietly() {
   die "$what failed; all of it is in $log"
 }
 
+apt_update() (
+  exec 7>"$RUN/lock.apt-update"
+  flock 7
+  quietly apt-update.log "apt-get update" apt-get update -qq
+)
+
 # apt_install PACKAGE...: installs what is missing from the machine's own sources; the package lists are read anew only
 # when they do not do.
 apt_install() (
@@ -39,18 +45,28 @@ apt_install() (
   flock 8
   say "installing $*"
   if ! "${install[@]}" >"$CACHE/log/apt-install.log" 2>&1 </dev/null; then
-    quietly apt-update.log "apt-get update" apt-get update -qq
+    apt_update
     quietly "apt-install-$1.log" "installing $*" "${install[@]}"
   fi
 )
+
+find_mirror() {
+  # shellcheck disable=SC2016 # apt's own variables
+  apt-get indextargets --format '$(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' |
+    awk -v code="$1" '($2 == code || $2 == "stable") && $3 == "main" && !found { print $1; found = 1 }'
+}
 
 # mirror: the archive that this machine's own sources take Debian from.
 mirror() {
   local codename uri
   # shellcheck source=/dev/null
   codename=$(. /etc/os-release && printf '%s' "${VERSION_CODENAME:-}")
-  uri=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' |
-    awk -v code="$codename" '($2 == code || $2 == "stable") && $3 == "main" { print $1; exit }')
+  uri=$(find_mirror "$codename")
+  if [ -z "$uri" ]; then
+    # apt tells only of sources whose lists it has; a fresh machine may have none yet.
+    apt_update
+    uri=$(find_mirror "$codename")
+  fi
   [ -n "$uri" ] || die "no apt source of this machine has Debian's $codename main; the recipes need a Debian archive"
   printf '%s' "${uri%/}"
 }
