@@ -1,0 +1,348 @@
+"""The adapter to one NVIDIA MPS control daemon.
+
+What the daemon does with commands is documented in nvidia-cuda-mps-control(1) only in part. Found by trial
+with version 550, and the reason for the shape of this module:
+
+* It serves one session at a time; others are dropped, some of them with exit code 0 and no output. Every
+  session therefore ends with a question that always has an answer, runs under a lock, and is repeated.
+* Exit codes say only whether a daemon was reached. Bad values are accepted in silence: ``1.5G`` becomes
+  1 MiB, ``0G`` becomes no limit. So only whole ``M`` are sent, and every setting is read back.
+* Memory limits are set by the daemon's own ordinals, which follow its CUDA_VISIBLE_DEVICES. By UUID the
+  setting is not checked, reads back as nothing without a GPU, and wipes the one set by ordinal.
+* Whoever can open ``control_privileged`` may do anything, so the pipe directory is closed to others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpushared.domain.errors import ConfigError, GpushareError, SharingUnavailable, TimedOut
+from gpushared.domain.gpu import GpuId
+from gpushared.sharing.process import DaemonProcess, listener_pid, spawn_daemon
+
+PIPE_PATH_LIMIT_BYTES = 87
+"""With one byte more the daemon exits without a word, because its socket's name would not fit."""
+FULL_PERCENTAGE = 100
+MULTIUSER_FLAG = "-multiuser-server"
+
+_SENTINEL = "get_default_active_thread_percentage"
+_PERCENTAGE = re.compile(r"\d+(\.\d+)?")
+_LIMIT = re.compile(r"(\d+)([MG])B?")
+_MIB_PER_GIB = 1024
+_LOG_LIMIT_BYTES = 1024 * 1024
+_LOG_TAIL_BYTES = 4096
+_FIRST_PAUSE_SECONDS = 0.01
+_LONGEST_PAUSE_SECONDS = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class ControlTiming:
+    """How long the daemon is waited for: a session, its start, its end; and how often a session is tried."""
+
+    command_seconds: float = 5.0
+    start_seconds: float = 15.0
+    quit_seconds: float = 5.0
+    attempts: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonLimits:
+    """What no client of a daemon may exceed: memory in MiB for each GPU in the daemon's order, percentage."""
+
+    memory_mib: tuple[int, ...]
+    percentage: int = FULL_PERCENTAGE
+
+    def __post_init__(self) -> None:
+        if not all(mib > 0 for mib in self.memory_mib):
+            raise ValueError(
+                f"a memory limit must be positive, the daemon reads 0 as none: {self.memory_mib}"
+            )
+        if not 0 < self.percentage <= FULL_PERCENTAGE:
+            raise ValueError(f"not a thread percentage: {self.percentage}")
+
+
+class _Dropped(Exception):
+    """The daemon was not reached, or hung up in the middle; never leaves this module."""
+
+
+class MpsControl:
+    """One control daemon in one directory, started by us or found alive from an earlier life of ours.
+
+    Errors: ``SharingUnavailable``, ``TimedOut``; ``ConfigError`` from the constructor.
+    """
+
+    def __init__(
+        self,
+        binary: Path,
+        home: Path,
+        gpus: Sequence[GpuId],
+        *,
+        multiuser: bool,
+        timing: ControlTiming | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        """``home`` gets ``pipe`` and ``log``. ``environ`` is added to what the binary is run with."""
+        self.gpus = tuple(gpus)
+        self.home = home
+        self.pipe_dir = home / "pipe"
+        self.log = home / "log" / "control.log"
+        self._binary = binary
+        self._multiuser = multiuser
+        self._timing = timing or ControlTiming()
+        self._lock = asyncio.Lock()
+        self._process: DaemonProcess | None = None
+        check_pipe_path(self.pipe_dir)
+        self._env = {
+            "PATH": f"{binary.parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            **(environ or {}),
+            "CUDA_MPS_PIPE_DIRECTORY": str(self.pipe_dir),
+            "CUDA_MPS_LOG_DIRECTORY": str(self.log.parent),
+            "CUDA_VISIBLE_DEVICES": ",".join(self.gpus),
+        }
+
+    @property
+    def socket(self) -> Path:
+        """What clients connect to; whoever has only this can ask but not set."""
+        return self.pipe_dir / "control"
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None or self._process.exited else self._process.pid
+
+    async def start(self) -> None:
+        """Come back when a daemon answers: the one that lives here already, or a new one."""
+        try:
+            self._prepare_directories()
+            self._let_process_go()
+            if not await self._adopt():
+                await self._spawn()
+        except OSError as error:
+            raise SharingUnavailable(f"the MPS control daemon cannot be started: {error}") from error
+
+    async def ask(self, *commands: str) -> list[str]:
+        """The daemon's answer to some commands in one session, line by line."""
+        return (await self._exchange(commands))[:-1]
+
+    async def set_limits(self, limits: DaemonLimits) -> None:
+        """Set what servers spawned from now on allow, and read it back. Lost when the daemon ends."""
+        memory = enumerate(limits.memory_mib)
+        await self.ask(
+            f"set_default_active_thread_percentage {limits.percentage}",
+            *(f"set_default_device_pinned_mem_limit {gpu} {mib}M" for gpu, mib in memory),
+        )
+        questions = [f"get_default_device_pinned_mem_limit {gpu}" for gpu in range(len(limits.memory_mib))]
+        *shown, percentage = await self._exchange(questions)
+        if float(percentage) != limits.percentage or not _same_limits(shown, limits.memory_mib):
+            raise SharingUnavailable(
+                f"the MPS control daemon did not take its limits: asked for {limits.percentage} % and "
+                f"{list(limits.memory_mib)} MiB, it says {percentage} % and {shown}",
+            )
+
+    async def servers(self) -> tuple[int, ...]:
+        """Host PIDs of the daemon's servers."""
+        lines = await self.ask("get_server_list")
+        return tuple(int(line) for line in lines if line.strip().isdecimal())
+
+    async def exits_within(self, seconds: float) -> bool:
+        """Whether the daemon is gone, having waited at most so long."""
+        return self._process is None or await self._process.exits_within(seconds)
+
+    async def quit(self) -> None:
+        """End the daemon, by force if it does not go, and remove its directory. Its clients fail."""
+        if self._process is None:
+            await self._adopt_for_quit()
+        process, self._process = self._process, None
+        if process is not None:
+            await self._end(process)
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    def let_go(self) -> None:
+        """Forget the daemon and leave it running."""
+        self._let_process_go()
+
+    def trim_log(self) -> None:
+        """The daemon logs every command of ours and never rotates; it appends, so cutting is safe."""
+        with suppress(OSError):
+            if self.log.stat().st_size > _LOG_LIMIT_BYTES:
+                os.truncate(self.log, 0)
+
+    # --- the daemon's life ---
+
+    def _prepare_directories(self) -> None:
+        # A server for another user than root gives up its rights first and then opens files in its pipe
+        # directory; with 0700 it would die at once, again and again.
+        mode = 0o700 if self._multiuser else 0o711
+        self.log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.pipe_dir.mkdir(exist_ok=True)
+        for directory in (self.home, self.pipe_dir):
+            directory.chmod(mode)
+
+    async def _adopt(self) -> bool:
+        """Take over a daemon that already listens here; a second one would refuse to start beside it."""
+        process = await self._find()
+        if process is None:
+            return False
+        self._process = process
+        await self._exchange(())
+        return True
+
+    async def _find(self) -> DaemonProcess | None:
+        path = self.pipe_dir / "control_privileged"
+        pid = await asyncio.to_thread(listener_pid, path)
+        if pid is None:
+            return None
+        try:
+            process = DaemonProcess(pid)
+        except ProcessLookupError:
+            return None
+        if await asyncio.to_thread(listener_pid, path) == pid:
+            return process
+        process.release()
+        return None
+
+    async def _adopt_for_quit(self) -> None:
+        with suppress(OSError):
+            self._process = await self._find()
+
+    async def _spawn(self) -> None:
+        command = [str(self._binary), "-f", *([MULTIUSER_FLAG] if self._multiuser else [])]
+        process = DaemonProcess(spawn_daemon(command, self._env, self.log))
+        try:
+            await self._until_ready(process)
+        except BaseException:
+            await self._kill(process)
+            raise
+        self._process = process
+
+    async def _until_ready(self, process: DaemonProcess) -> None:
+        try:
+            async with asyncio.timeout(self._timing.start_seconds):
+                await self._first_answer(process)
+        except TimeoutError:
+            seconds = self._timing.start_seconds
+            raise TimedOut(
+                f"the MPS control daemon did not answer in {seconds:g} s after its start"
+            ) from None
+
+    async def _first_answer(self, process: DaemonProcess) -> None:
+        pause = _FIRST_PAUSE_SECONDS
+        while not await process.exits_within(pause):
+            with suppress(_Dropped, TimedOut):
+                await self._session(())
+                return
+            pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+        status = f"status {process.exit_status}: {self._last_words()}"
+        raise SharingUnavailable(f"the MPS control daemon ended at its start with {status}")
+
+    def _last_words(self) -> str:
+        try:
+            with self.log.open("rb") as log:
+                log.seek(max(0, self.log.stat().st_size - _LOG_TAIL_BYTES))
+                lines = log.read().decode(errors="replace").strip().splitlines()
+        except OSError:
+            return "no log"
+        return lines[-1].strip() if lines else "no message"
+
+    async def _end(self, process: DaemonProcess) -> None:
+        # The exit code of quit tells nothing sure; the process being gone does.
+        with suppress(GpushareError, _Dropped):
+            async with self._lock:
+                await self._run(f"quit -t {max(1, int(self._timing.quit_seconds))}\n")
+        if not await process.exits_within(self._timing.quit_seconds):
+            await self._kill(process)
+        process.release()
+
+    async def _kill(self, process: DaemonProcess) -> None:
+        process.kill()
+        await process.exits_within(self._timing.quit_seconds)
+        process.release()
+
+    def _let_process_go(self) -> None:
+        if self._process is not None:
+            self._process.release()
+            self._process = None
+
+    # --- sessions ---
+
+    async def _exchange(self, commands: Sequence[str]) -> list[str]:
+        """The lines of a whole session, the default thread percentage last."""
+        pause = _FIRST_PAUSE_SECONDS
+        for attempt in range(1, self._timing.attempts + 1):
+            try:
+                return await self._session(commands)
+            except _Dropped as dropped:
+                if attempt == self._timing.attempts:
+                    raise SharingUnavailable(
+                        f"the MPS control daemon does not answer: {dropped}"
+                    ) from dropped
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def _session(self, commands: Sequence[str]) -> list[str]:
+        async with self._lock:
+            output = await self._run("".join(f"{command}\n" for command in (*commands, _SENTINEL)))
+        lines = output.splitlines()
+        if not lines or _PERCENTAGE.fullmatch(lines[-1].strip()) is None:
+            raise _Dropped(lines[-1].strip() if lines else "no output")
+        return lines
+
+    async def _run(self, text: str) -> str:
+        """Run the binary as a client of the daemon, with these commands on its standard input."""
+        try:
+            client = await asyncio.create_subprocess_exec(
+                self._binary,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env=self._env,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise SharingUnavailable(f"{self._binary} cannot be run: {error.strerror}") from error
+        try:
+            async with asyncio.timeout(self._timing.command_seconds):
+                output, _ = await client.communicate(text.encode())
+        except TimeoutError:
+            first = text.split("\n", 1)[0]
+            seconds = self._timing.command_seconds
+            raise TimedOut(f"the MPS control daemon did not answer `{first}` in {seconds:g} s") from None
+        finally:
+            if client.returncode is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(client.pid, signal.SIGKILL)
+                await client.wait()
+        return output.decode(errors="replace")
+
+
+def check_pipe_path(pipe_dir: Path) -> None:
+    """Raises ConfigError where the daemon could not make its sockets."""
+    length = len(os.fsencode(pipe_dir))
+    if length > PIPE_PATH_LIMIT_BYTES:
+        raise ConfigError(
+            f"the MPS pipe directory {pipe_dir} is {length} bytes long, {PIPE_PATH_LIMIT_BYTES} are allowed",
+            hint="choose a shorter runtime directory",
+        )
+
+
+def _same_limits(shown: Sequence[str], wanted_mib: Sequence[int]) -> bool:
+    return len(shown) == len(wanted_mib) and all(
+        _shows(text.strip(), mib) for text, mib in zip(shown, wanted_mib, strict=True)
+    )
+
+
+def _shows(text: str, mib: int) -> bool:
+    """Whether the daemon's words stand for a limit; it rounds down to whole GiB from one GiB on."""
+    match = _LIMIT.fullmatch(text)
+    if match is None:
+        return False
+    shown_mib = int(match[1]) * (_MIB_PER_GIB if match[2] == "G" else 1)
+    return shown_mib in (mib, mib // _MIB_PER_GIB * _MIB_PER_GIB)

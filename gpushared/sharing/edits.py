@@ -1,0 +1,147 @@
+"""What a container is given, worked out from its lease. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gpushared.domain.errors import SharingUnavailable
+from gpushared.domain.gpu import MIB, WHOLE_PERMILLE, Gpu, GpuId
+from gpushared.domain.lease import ComputeCap, Grant, Lease, MemoryWall, Walls
+from gpushared.ports import Edits, Mount
+
+CONTAINER_PIPE_DIRECTORY = "/run/gpushare/mps"
+NO_PIPE_DIRECTORY = "/tmp/gpushare-mps"  # noqa: S108  # only a name: nothing of ours is ever there
+"""Where containers without MPS look for it in vain.
+
+The driver's own default is a place that NVIDIA's container tools mount from the host, where a control daemon
+that is none of ours may serve. A program that starts its own daemon in its container can do so here.
+"""
+CONTAINER_LOG_DIRECTORY = "/tmp/gpushare-mps-log"  # noqa: S108  # only daemons write there, clients do not
+
+_WHOLE = Walls(MemoryWall.WHOLE_GPU, ComputeCap.WHOLE_GPU)
+_MPS = Walls(MemoryWall.MPS_CLIENT, ComputeCap.MPS_PERCENTAGE)
+_NONE = Walls(MemoryWall.NONE, ComputeCap.NONE)
+
+
+@dataclass(frozen=True, slots=True)
+class MpsFacts:
+    """MPS serves this lease: the host directory that holds the socket for it."""
+
+    directory: str
+
+
+def ordered_grants(lease: Lease, gpus: Mapping[GpuId, Gpu]) -> tuple[Grant, ...]:
+    """The lease's grants by GPU index. Raises SharingUnavailable where a GPU is not there (any more)."""
+    missing = sorted({grant.gpu for grant in lease.grants} - gpus.keys())
+    if missing or not lease.grants:
+        what = (
+            f"GPU {missing[0]} of lease {lease.id} is not there"
+            if missing
+            else f"lease {lease.id} holds no GPU"
+        )
+        raise SharingUnavailable(what)
+    return tuple(sorted(lease.grants, key=lambda grant: (gpus[grant.gpu].index, grant.gpu)))
+
+
+def holds_whole_gpus(lease: Lease, gpus: Mapping[GpuId, Gpu]) -> bool:
+    """Whether nobody else can be on the lease's GPUs: it asked for that, or there is nothing left of them."""
+    return lease.request.wants_whole_gpus or all(
+        grant.compute_permille >= WHOLE_PERMILLE and grant.memory_bytes >= gpus[grant.gpu].leasable_bytes
+        for grant in lease.grants
+    )
+
+
+def lease_edits(
+    lease: Lease,
+    gpus: Mapping[GpuId, Gpu],
+    mps: MpsFacts | None,
+    *,
+    simulated: bool,
+    mounts: tuple[Mount, ...] = (),
+) -> Edits:
+    """The edits of a lease; ``mounts`` come on top. Without MPS a shared lease has no walls, and says so."""
+    grants = ordered_grants(lease, gpus)
+    whole = holds_whole_gpus(lease, gpus)
+    if whole:
+        mps = None
+    walls = _WHOLE if whole else _NONE if mps is None else _MPS
+    return Edits(
+        gpus=tuple(grant.gpu for grant in grants),
+        walls=walls,
+        env={
+            **_device_env(grants),
+            **(_no_mps_env() if mps is None else _mps_env(grants)),
+            **_facts_env(lease, grants, walls, simulated=simulated),
+        },
+        env_defaults={} if whole else _framework_env(grants, gpus),
+        mounts=mounts if mps is None else (Mount(mps.directory, CONTAINER_PIPE_DIRECTORY), *mounts),
+    )
+
+
+def _device_env(grants: Sequence[Grant]) -> dict[str, str]:
+    uuids = ",".join(grant.gpu for grant in grants)
+    return {
+        "CUDA_VISIBLE_DEVICES": uuids,
+        "NVIDIA_VISIBLE_DEVICES": uuids,
+        "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+    }
+
+
+def _mps_env(grants: Sequence[Grant]) -> dict[str, str]:
+    """The client's side of MPS.
+
+    Memory limits go by ordinal and not by UUID: ordinals are fixed by our CUDA_VISIBLE_DEVICES, and limits
+    by UUID have been seen to be ignored (NVIDIA/k8s-device-plugin issue 572). An entry for a GPU that the
+    process cannot see makes the driver drop every limit, so each visible GPU has one and no other GPU.
+    """
+    limits = (f"{ordinal}={_whole_mib(grant)}M" for ordinal, grant in enumerate(grants))
+    return {
+        "CUDA_MPS_PIPE_DIRECTORY": CONTAINER_PIPE_DIRECTORY,
+        "CUDA_MPS_LOG_DIRECTORY": CONTAINER_LOG_DIRECTORY,
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": _percent(_compute_permille(grants)),
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": ",".join(limits),
+        # Images may carry these; the gate only sees what the caller wrote.
+        "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING": "0",
+        "CUDA_MPS_CLIENT_PRIORITY": "0",
+    }
+
+
+def _no_mps_env() -> dict[str, str]:
+    return {"CUDA_MPS_PIPE_DIRECTORY": NO_PIPE_DIRECTORY, "CUDA_MPS_LOG_DIRECTORY": CONTAINER_LOG_DIRECTORY}
+
+
+def _facts_env(lease: Lease, grants: Sequence[Grant], walls: Walls, *, simulated: bool) -> dict[str, str]:
+    return {
+        "GPUSHARE_LEASE": lease.id,
+        "GPUSHARE_GPU_UUIDS": ",".join(grant.gpu for grant in grants),
+        "GPUSHARE_MEMORY_BYTES": str(min(grant.memory_bytes for grant in grants)),
+        "GPUSHARE_COMPUTE_PERCENT": _percent(_compute_permille(grants)),
+        "GPUSHARE_MEMORY_WALL": walls.memory_wall,
+        "GPUSHARE_COMPUTE_CAP": walls.compute_cap,
+        "GPUSHARE_SIMULATED": "1" if simulated else "0",
+    }
+
+
+def _framework_env(grants: Sequence[Grant], gpus: Mapping[GpuId, Gpu]) -> dict[str, str]:
+    """Hints for frameworks that look at the GPU's total, which MPS does not change."""
+    permille = min(grant.memory_bytes * 1000 // gpus[grant.gpu].memory_total_bytes for grant in grants)
+    return {
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{max(1, permille) / 1000:.3f}",
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+    }
+
+
+def _whole_mib(grant: Grant) -> int:
+    """At least one, because zero means no limit."""
+    return max(1, grant.memory_bytes // MIB)
+
+
+def _compute_permille(grants: Sequence[Grant]) -> int:
+    """A process has one percentage for all its GPUs."""
+    return min(grant.compute_permille for grant in grants)
+
+
+def _percent(permille: int) -> str:
+    whole, tenths = divmod(permille, 10)
+    return f"{whole}.{tenths}" if tenths else str(whole)

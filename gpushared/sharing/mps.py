@@ -1,0 +1,264 @@
+"""The sharing of GPUs by NVIDIA MPS: which control daemon serves which lease."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from gpushared.domain.errors import SharingUnavailable, TimedOut
+from gpushared.domain.gpu import MIB, Gpu, GpuId
+from gpushared.domain.lease import Lease, LeaseId
+from gpushared.ports import Edits, Mount, SharingStatus
+from gpushared.sharing.control import ControlTiming, DaemonLimits, MpsControl, check_pipe_path
+from gpushared.sharing.edits import MpsFacts, holds_whole_gpus, lease_edits, ordered_grants
+from gpushared.sharing.lease_directories import LeaseDirectories
+from gpushared.sharing.probe import MultiuserProbe
+from gpushared.sharing.supervisor import Supervisor
+
+_log = logging.getLogger(__name__)
+
+_PROBE_NAME = "probe"
+_LONGEST_NAME = "u4294967295-0123456789ab"
+
+
+class MpsMode(StrEnum):
+    """What is wanted of MPS.
+
+    ``auto``: used where its program is installed; then on a real GPU a daemon that does not work refuses new
+    shared leases, and on a simulated one they go without walls. ``required``: no shared lease without it.
+    ``off``: shared leases have no walls.
+    """
+
+    AUTO = "auto"
+    REQUIRED = "required"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class MpsTiming:
+    """``linger_seconds``: how long a daemon without leases is kept for the next one."""
+
+    control: ControlTiming = field(default_factory=ControlTiming)
+    poll_seconds: float = 15.0
+    linger_seconds: float = 30.0
+    retry_probe_seconds: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _DaemonKey:
+    """A daemon serves exactly these GPUs, and one user only where ``uid`` is given."""
+
+    gpus: tuple[GpuId, ...]
+    uid: int | None
+
+    @property
+    def name(self) -> str:
+        digest = hashlib.sha256(",".join(sorted(self.gpus)).encode()).hexdigest()[:12]
+        return f"m-{digest}" if self.uid is None else f"u{self.uid}-{digest}"
+
+
+class MpsSharing:
+    """The ``Sharing`` port over control daemons under ``<runtime_dir>/mps``.
+
+    One daemon a GPU where the binary can serve several users at once; an older one admits one user at a
+    time and lets the others wait, so there each user gets a daemon of their own. A process can use one daemon
+    only, so a lease over several GPUs gets one over exactly those. Daemons start with the first lease that
+    needs them, outlive this object where they are wanted, and are found again.
+    """
+
+    def __init__(
+        self,
+        runtime_dir: Path,
+        *,
+        binary: Path | None,
+        mode: MpsMode = MpsMode.AUTO,
+        simulated: bool = False,
+        mounts: tuple[Mount, ...] = (),
+        timing: MpsTiming | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        """Raises ConfigError for a runtime directory whose name is too long for sockets."""
+        self._home = runtime_dir / "mps"
+        check_pipe_path(self._home / _LONGEST_NAME / "pipe")
+        self._directories = LeaseDirectories(runtime_dir / "leases")
+        self._binary = binary
+        self._mode = mode
+        self._simulated = simulated
+        self._mounts = mounts
+        self._timing = timing or MpsTiming()
+        self._environ = dict(environ or {})
+        self._gpus: dict[GpuId, Gpu] = {}
+        self._daemons: dict[str, Supervisor] = {}
+        self._stopping: dict[str, asyncio.Task[None]] = {}
+        self._lingering: dict[str, asyncio.TimerHandle] = {}
+        self._probe = MultiuserProbe(self._probe_control, retry_seconds=self._timing.retry_probe_seconds)
+
+    async def open(self, lease: Lease, gpus: Mapping[GpuId, Gpu]) -> Edits:
+        """Make ready what the lease's grants need; see the port and ``MpsMode``."""
+        granted = [gpus[grant.gpu] for grant in ordered_grants(lease, gpus)]
+        self._gpus.update((gpu.id, gpu) for gpu in gpus.values())
+        facts = None
+        if not holds_whole_gpus(lease, gpus):
+            facts = await self._serve(lease, granted)
+        return lease_edits(lease, gpus, facts, simulated=self._simulated, mounts=self._mounts)
+
+    async def close_lease(self, lease: LeaseId, device_name: str) -> None:
+        """Take the lease's directory down; the daemon goes a while after its last lease."""
+        del lease  # directories are named after what the container was given
+        self._directories.remove(device_name)
+        for name, daemon in self._daemons.items():
+            if device_name in daemon.leases:
+                daemon.detach(device_name)
+                self._linger(name, daemon)
+
+    async def status(self) -> tuple[SharingStatus, ...]:
+        """Of every GPU that a lease was opened beside, as the last look found it; asks nobody."""
+        gpus = sorted(self._gpus.values(), key=lambda gpu: (gpu.index, gpu.id))
+        return tuple(self._status_of(gpu.id) for gpu in gpus)
+
+    async def sweep(self, live: Collection[str]) -> None:
+        """Remove what earlier lives left behind, given the device names of every lease that is not over.
+
+        To be called once those leases are known; a daemon whose socket still lies in a lease's directory is
+        left alone.
+        """
+        self._directories.remove_others(live)
+        if self._binary is None or not self._home.is_dir():
+            return
+        for home in sorted(self._home.iterdir()):
+            known = home.name in self._daemons or home.name in self._stopping or home.name == _PROBE_NAME
+            if not known and not _in_use(home):
+                control = self._control(home.name, (), multiuser=False)
+                await self._stop(home.name, control.quit())
+
+    async def close(self, *, keep_running: bool) -> None:
+        """End the adapter; with ``keep_running`` the daemons that have leases go on."""
+        for timer in self._lingering.values():
+            timer.cancel()
+        self._lingering.clear()
+        for name in list(self._daemons):
+            daemon = self._daemons.pop(name)
+            if keep_running and daemon.leases:
+                await daemon.let_go()
+                continue
+            for device_name in sorted(daemon.leases):
+                daemon.detach(device_name)
+            await daemon.stop()
+        await asyncio.gather(*self._stopping.values())
+
+    # --- serving a lease ---
+
+    async def _serve(self, lease: Lease, granted: Sequence[Gpu]) -> MpsFacts | None:
+        """MPS for this lease, or None where it is to go without."""
+        if self._mode is MpsMode.OFF:
+            return None
+        try:
+            daemon = await self._daemon_for(lease, granted)
+            await daemon.attach(lease.device_name)
+        except (SharingUnavailable, TimedOut) as error:
+            if self._mode is MpsMode.REQUIRED or not (self._simulated or self._binary is None):
+                await self.close_lease(lease.id, lease.device_name)
+                raise
+            _log.warning("mps.without_walls lease=%s why=%s", lease.id, error.message)
+            return None
+        return MpsFacts(str(self._directories.path(lease.device_name)))
+
+    async def _daemon_for(self, lease: Lease, granted: Sequence[Gpu]) -> Supervisor:
+        if self._binary is None:
+            raise SharingUnavailable(
+                _not_installed(), hint='it comes with NVIDIA\'s driver; or set mps = "off"'
+            )
+        gpus = tuple(gpu.id for gpu in granted)
+        multiuser = await self._probe.knows_multiuser(gpus)
+        key = _DaemonKey(gpus, None if multiuser else lease.owner_uid)
+        self._leave_others(lease.device_name, key.name)
+        while (stopping := self._stopping.get(key.name)) is not None:
+            await asyncio.shield(stopping)
+        if timer := self._lingering.pop(key.name, None):
+            timer.cancel()
+        if key.name not in self._daemons:
+            self._daemons[key.name] = self._supervisor(key, granted, multiuser=multiuser)
+        return self._daemons[key.name]
+
+    def _supervisor(self, key: _DaemonKey, granted: Sequence[Gpu], *, multiuser: bool) -> Supervisor:
+        control = self._control(key.name, key.gpus, multiuser=multiuser)
+        limits = DaemonLimits(tuple(max(1, gpu.leasable_bytes // MIB) for gpu in granted))
+        return Supervisor(control, limits, self._directories, poll_seconds=self._timing.poll_seconds)
+
+    def _control(self, name: str, gpus: tuple[GpuId, ...], *, multiuser: bool) -> MpsControl:
+        assert self._binary is not None
+        self._home.mkdir(mode=0o711, parents=True, exist_ok=True)
+        return MpsControl(
+            self._binary,
+            self._home / name,
+            gpus,
+            multiuser=multiuser,
+            timing=self._timing.control,
+            environ=self._environ,
+        )
+
+    def _probe_control(self, gpus: tuple[GpuId, ...], multiuser: bool) -> MpsControl:
+        return self._control(_PROBE_NAME, gpus, multiuser=multiuser)
+
+    def _leave_others(self, device_name: str, name: str) -> None:
+        for other, daemon in self._daemons.items():
+            if other != name and device_name in daemon.leases:
+                daemon.detach(device_name)
+                self._linger(other, daemon)
+
+    # --- the end of a daemon ---
+
+    def _linger(self, name: str, daemon: Supervisor) -> None:
+        if daemon.leases or name in self._lingering:
+            return
+        loop = asyncio.get_running_loop()
+        self._lingering[name] = loop.call_later(self._timing.linger_seconds, self._stop_unused, name)
+
+    def _stop_unused(self, name: str) -> None:
+        self._lingering.pop(name, None)
+        daemon = self._daemons.get(name)
+        if daemon is None or daemon.leases:
+            return
+        del self._daemons[name]
+        self._stop(name, daemon.stop())
+
+    def _stop(self, name: str, ending: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Let it end in the background; a lease that wants a daemon of this name waits for that."""
+        task = asyncio.create_task(ending, name=f"mps stop {name}")
+        self._stopping[name] = task
+        task.add_done_callback(lambda _: self._stopping.pop(name, None))
+        return task
+
+    # --- status ---
+
+    def _status_of(self, gpu: GpuId) -> SharingStatus:
+        daemons = [daemon for daemon in self._daemons.values() if gpu in daemon.control.gpus]
+        pids = sorted({pid for daemon in daemons for pid in daemon.servers})
+        mode = "mps" if any(daemon.serving for daemon in daemons) else "none"
+        return SharingStatus(gpu, mode, self._trouble(daemons), tuple(pids))
+
+    def _trouble(self, daemons: Iterable[Supervisor]) -> str | None:
+        if self._mode is MpsMode.OFF:
+            return "MPS is switched off: shared leases have no walls"
+        if self._binary is None:
+            return _not_installed()
+        if self._probe.trouble is not None:
+            return self._probe.trouble
+        return next((daemon.trouble for daemon in daemons if daemon.trouble), None)
+
+
+def _not_installed() -> str:
+    return "nvidia-cuda-mps-control is not installed: shared leases have no walls"
+
+
+def _in_use(home: Path) -> bool:
+    """Whether the daemon's socket lies in some lease's directory too."""
+    try:
+        return (home / "pipe" / "control").stat().st_nlink > 1
+    except OSError:
+        return False

@@ -1,0 +1,163 @@
+"""Keeps one MPS control daemon alive, with its limits and with its socket in every lease's directory."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+
+from gpushared.domain.errors import GpushareError, SharingUnavailable, TimedOut
+from gpushared.sharing.control import DaemonLimits, MpsControl
+from gpushared.sharing.lease_directories import LeaseDirectories
+
+_log = logging.getLogger(__name__)
+
+_FIRST_BACKOFF_SECONDS = 0.1
+_LONGEST_BACKOFF_SECONDS = 60.0
+_QUIET_FAILURES = 3
+"""So many quick restarts are tried before those who wait are told that it does not work."""
+
+
+def backoff_seconds(failures: int) -> float:
+    """How long to wait before the next start, after so many failures in a row."""
+    if failures <= 0:
+        return 0.0
+    doublings = min(failures - 1, 32)
+    return min(_LONGEST_BACKOFF_SECONDS, _FIRST_BACKOFF_SECONDS * 2.0**doublings)
+
+
+class Supervisor:
+    """One daemon and the leases that use it.
+
+    A daemon that ended is started again, with growing pauses while it keeps ending. One that lives but does
+    not answer is left alone: its clients may still compute, and only new ones are kept waiting.
+    """
+
+    def __init__(
+        self,
+        control: MpsControl,
+        limits: DaemonLimits,
+        directories: LeaseDirectories,
+        *,
+        poll_seconds: float,
+        steady_seconds: float = 60.0,
+        backoff: Callable[[int], float] = backoff_seconds,
+    ) -> None:
+        """A daemon that lived for ``steady_seconds`` counts as healthy again."""
+        self.control = control
+        self.leases: set[str] = set()
+        self.servers: tuple[int, ...] = ()
+        self.starts = 0
+        self._limits = limits
+        self._directories = directories
+        self._poll_seconds = poll_seconds
+        self._steady_seconds = steady_seconds
+        self._backoff = backoff
+        self._error: GpushareError | None = None
+        self._failures = 0
+        self._watching = False
+        self._settled = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def serving(self) -> bool:
+        return self.control.pid is not None
+
+    @property
+    def trouble(self) -> str | None:
+        return None if self._error is None else self._error.message
+
+    async def attach(self, device_name: str) -> None:
+        """Let a lease use the daemon, starting it if need be; raises what keeps it from serving.
+
+        The lease stays attached then, so that it gets the socket when the daemon recovers.
+        """
+        self.leases.add(device_name)
+        await self._ensure()
+        self._directories.link(device_name, self.control.socket)
+
+    def detach(self, device_name: str) -> None:
+        self.leases.discard(device_name)
+        self._directories.remove(device_name)
+
+    async def stop(self) -> None:
+        """End the daemon."""
+        await self._cancel()
+        await self.control.quit()
+
+    async def let_go(self) -> None:
+        """Leave the daemon running, for a later life of ours to find."""
+        await self._cancel()
+        self.control.let_go()
+
+    async def _ensure(self) -> None:
+        if self._task is None:
+            self._task = asyncio.create_task(self._keep(), name=f"mps {self.control.home.name}")
+        await self._settled.wait()
+        if self._error is not None and self._watching:
+            await self._look()
+        if self._error is not None:
+            raise type(self._error)(self._error.message, hint=self._error.hint)
+
+    async def _cancel(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def _keep(self) -> None:
+        while True:
+            await self._live_once()
+            if self._failures >= _QUIET_FAILURES or isinstance(self._error, TimedOut):
+                self._settled.set()
+            await asyncio.sleep(self._backoff(self._failures))
+
+    async def _live_once(self) -> None:
+        """One life of the daemon, from its start to its end."""
+        now = asyncio.get_running_loop().time
+        try:
+            await self._bring_up()
+        except GpushareError as error:
+            self._note_failure(error)
+            return
+        started_at = now()
+        self._watching = True
+        await self._watch()
+        self._watching = False
+        self._settled.clear()
+        self.servers = ()
+        if now() - started_at >= self._steady_seconds:
+            self._failures = 0
+        self._note_failure(SharingUnavailable("the MPS control daemon ended and is being started again"))
+
+    async def _bring_up(self) -> None:
+        await self.control.start()
+        await self.control.set_limits(self._limits)
+        for device_name in sorted(self.leases):
+            self._directories.link(device_name, self.control.socket)
+        self.starts += 1
+        self._error = None
+        self._settled.set()
+        _log.info("mps.serving gpus=%s pid=%s", ",".join(self.control.gpus), self.control.pid)
+
+    async def _watch(self) -> None:
+        while not await self.control.exits_within(self._poll_seconds):
+            await self._look()
+
+    async def _look(self) -> None:
+        """Ask the living daemon; note whether it answers and which servers it has."""
+        try:
+            self.servers = await self.control.servers()
+        except GpushareError as error:
+            self._error = error
+        else:
+            self._error = None
+        self.control.trim_log()
+
+    def _note_failure(self, error: GpushareError) -> None:
+        self._failures += 1
+        self._error = error
+        gpus = ",".join(self.control.gpus)
+        _log.warning("mps.failed gpus=%s failures=%d why=%s", gpus, self._failures, error.message)
