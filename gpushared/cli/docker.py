@@ -1,0 +1,85 @@
+"""The docker CLI that ``gpushare run`` becomes, pointed at the daemon's socket."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+from urllib.parse import quote
+
+from gpushared.cli.docker_args import RunWords
+from gpushared.client import Client
+from gpushared.domain.errors import EngineUnavailable, NotFound, PermissionRefused
+
+OK, MISSING, REFUSED = 200, 404, 403
+_OTHER_ENDPOINTS = ("DOCKER_CONTEXT", "DOCKER_TLS_VERIFY", "DOCKER_TLS", "DOCKER_CERT_PATH")
+"""Settings that would win over DOCKER_HOST, or make docker speak TLS to a unix socket."""
+
+
+def find_docker() -> str:
+    """The path of the docker CLI; raises NotFound."""
+    for folder in os.get_exec_path():
+        path = os.path.join(folder, "docker")  # noqa: PTH118 - importing pathlib costs 5 ms
+        if os.access(path, os.X_OK) and not os.path.isdir(path):  # noqa: PTH112 - the same
+            return path
+    raise NotFound(
+        "there is no docker command on PATH, and gpushare run becomes docker run",
+        hint="install the docker CLI alone: the package docker-cli, docker-ce-cli or docker.io",
+    )
+
+
+def environment(client: Client) -> dict[str, str]:
+    """This process's environment with docker pointed at the daemon."""
+    kept = {name: value for name, value in os.environ.items() if name not in _OTHER_ENDPOINTS}
+    return {**kept, "DOCKER_HOST": f"unix://{client.path}"}
+
+
+def run_words(words: RunWords, lease_id: str) -> list[str]:
+    return ["docker", "run", "--label", f"gpushare.lease={lease_id}", *words.docker]
+
+
+def become(docker: str, words: Sequence[str], environ: dict[str, str]) -> NoReturn:
+    """Replaces this process; Python's own setting for SIGPIPE must not reach docker."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    os.execve(docker, list(words), environ)  # noqa: S606 - becoming docker is the purpose
+
+
+# --- the image, before a GPU is held for it
+
+
+def fetch_image(client: Client, docker: str, words: RunWords) -> int:
+    """Pulls the image if docker run would; returns docker's exit code, 0 when there is nothing to do."""
+    policy = words.value("pull") or "missing"
+    if policy == "never" or (policy != "always" and _is_present(client, words.image)):
+        return 0
+    import subprocess
+
+    pull = [docker, "pull", words.image]
+    if platform := words.value("platform"):
+        pull[2:2] = ["--platform", platform]
+    if words.is_set("quiet"):
+        pull[2:2] = ["--quiet"]
+    # Progress goes where docker run shows it, so that stdout stays the container's.
+    return subprocess.run(pull, env=environment(client), stdout=sys.stderr, check=False).returncode
+
+
+def _is_present(client: Client, image: str) -> bool:
+    answer = client.docker("GET", f"/images/{quote(image, safe='/:@')}/json")
+    if answer.status in {OK, MISSING}:
+        return answer.status == OK
+    from json import loads
+
+    try:
+        message = str(loads(answer.body)["message"])
+    except (ValueError, KeyError, TypeError):
+        message = f"status {answer.status}"
+    if answer.status == REFUSED:
+        raise PermissionRefused(message)
+    raise EngineUnavailable(
+        f"docker cannot say whether the image is there: {message}",
+        hint="`gpushare gpus` shows what is wrong with the node",
+    )

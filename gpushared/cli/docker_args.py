@@ -1,0 +1,205 @@
+"""Finds our own options and the image in the words of ``gpushare run``; all else is docker's and untouched.
+
+To find the image one must know which of docker's options take no value: a short list, held against the
+docker CLI's own help by a test. An option this list does not know is taken to have a value, so a future one
+without a value is written ``--new=true``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from gpushared.cli.faults import UsageError
+from gpushared.domain.errors import PermissionRefused, RequestError
+
+OUR_VALUES = frozenset(
+    {
+        "gpu",
+        "gpu-memory",
+        "gpu-compute",
+        "preset",
+        "class",
+        "time",
+        "isolation",
+        "max-wait",
+        "result-file",
+    }
+)
+OUR_SWITCHES = frozenset({"immediate"})
+DOCKER_SWITCHES = frozenset(
+    {
+        "detach",
+        "disable-content-trust",
+        "help",
+        "init",
+        "interactive",
+        "no-healthcheck",
+        "oom-kill-disable",
+        "privileged",
+        "publish-all",
+        "quiet",
+        "read-only",
+        "rm",
+        "sig-proxy",
+        "tty",
+        "use-api-socket",
+    }
+)
+DOCKER_SHORT_SWITCHES = {"d": "detach", "i": "interactive", "P": "publish-all", "q": "quiet", "t": "tty"}
+_SHORT_NAMES = {"e": "env", "l": "label"}
+MAX_OUR_VALUE = 4096
+"""The longest path; sizes are judged by the daemon, and are far shorter."""
+_SHOWN = 40
+_TRUE = frozenset({"1", "t", "true"})
+_FALSE = frozenset({"0", "f", "false"})
+"""As Go's strconv.ParseBool, which docker uses, in small letters."""
+
+
+class Flag(NamedTuple):
+    """One option: its long name where it matters, its value, and the words it was written in.
+
+    In ``-it`` the last letter owns the word.
+    """
+
+    name: str
+    value: str
+    words: tuple[str, ...]
+
+
+class RunWords(NamedTuple):
+    """The words of ``gpushare run``, sorted."""
+
+    ours: dict[str, str]
+    """Values of our options by name without dashes; ``immediate`` is "true" when set."""
+    flags: tuple[Flag, ...]
+    """Docker's options, in order."""
+    rest: tuple[str, ...]
+    """IMAGE, COMMAND and its arguments, with a ``--`` before them if it was written."""
+
+    @property
+    def image(self) -> str:
+        words = self.rest[1:] if self.rest[:1] == ("--",) else self.rest
+        return words[0] if words else ""
+
+    @property
+    def docker(self) -> list[str]:
+        """Everything that is docker's, as it was written."""
+        return [word for flag in self.flags for word in flag.words] + list(self.rest)
+
+    def value(self, name: str) -> str:
+        """The last value of one of docker's options, "" if it was not given."""
+        return next((flag.value for flag in reversed(self.flags) if flag.name == name), "")
+
+    def is_set(self, name: str) -> bool:
+        """Whether one of docker's switches is on."""
+        return self.value(name).lower() in _TRUE
+
+
+def split(words: Sequence[str]) -> RunWords:
+    """Sorts the words; raises UsageError where an option lacks its value."""
+    ours: dict[str, str] = {}
+    flags: list[Flag] = []
+    place = 0
+    while place < len(words) and words[place].startswith("-") and words[place] not in {"-", "--"}:
+        read = [_long(words, place)] if words[place].startswith("--") else list(_short(words, place))
+        place += sum(len(flag.words) for flag in read)
+        if read[0].name in OUR_VALUES or read[0].name in OUR_SWITCHES:
+            ours[read[0].name] = _our_value(read[0])
+        else:
+            flags += read
+    return RunWords(ours, tuple(flags), tuple(words[place:]))
+
+
+def _long(words: Sequence[str], place: int) -> Flag:
+    name, equals, value = words[place][2:].partition("=")
+    if equals:
+        return Flag(name, value, (words[place],))
+    if name in DOCKER_SWITCHES or name in OUR_SWITCHES:
+        return Flag(name, "true", (words[place],))
+    return Flag(name, _next(words, place, f"--{name}"), tuple(words[place : place + 2]))
+
+
+def _short(words: Sequence[str], place: int) -> Iterator[Flag]:
+    """``-it``, ``-e A=1``, ``-eA=1``, ``-ite A=1``, ``-t=false``: switches until a letter takes a value."""
+    letters = words[place][1:]
+    for number, letter in enumerate(letters):
+        after = letters[number + 1 :]
+        switch = DOCKER_SHORT_SWITCHES.get(letter)
+        name = switch or _SHORT_NAMES.get(letter, letter)
+        if switch and not after.startswith("="):
+            yield Flag(name, "true", () if after else (words[place],))
+        elif after:
+            yield Flag(name, after.removeprefix("="), (words[place],))
+            return
+        else:
+            yield Flag(name, _next(words, place, f"-{letter}"), tuple(words[place : place + 2]))
+
+
+def _next(words: Sequence[str], place: int, option: str) -> str:
+    if place + 1 >= len(words):
+        raise UsageError(f"{option[:_SHOWN]} needs a value", hint="see gpushare run --help")
+    return words[place + 1]
+
+
+def _our_value(flag: Flag) -> str:
+    if len(flag.value) > MAX_OUR_VALUE:
+        raise RequestError(
+            f"the value of --{flag.name} is {len(flag.value)} characters long",
+            hint="see gpushare run --help for what it may be",
+        )
+    try:
+        flag.value.encode()
+    except UnicodeEncodeError:
+        raise RequestError(f"the value of --{flag.name} is not valid UTF-8") from None
+    if flag.name in OUR_SWITCHES:
+        return _switch(flag)
+    if not flag.value:
+        raise UsageError(f"--{flag.name} needs a value", hint="see gpushare run --help")
+    return flag.value
+
+
+def _switch(flag: Flag) -> str:
+    value = flag.value.lower()
+    if value not in _TRUE | _FALSE:
+        raise UsageError(f"--{flag.name} is a switch: it takes no value, or true or false")
+    return "true" if value in _TRUE else ""
+
+
+# --- ways around the lease
+
+
+def refuse_ways_around(words: RunWords) -> None:
+    """Raises PermissionRefused for an option that would reach a GPU beside the lease.
+
+    The daemon's gate judges the same again, from the container's full description; this only says it early,
+    in the words that were typed.
+    """
+    for flag in words.flags:
+        for sentence, hint in _faults(flag):
+            raise PermissionRefused(sentence, hint=hint)
+
+
+def _faults(flag: Flag) -> Iterator[tuple[str, str]]:
+    name, value = flag.name, flag.value
+    if name == "gpus":
+        yield (
+            "--gpus asks docker for GPUs beside the lease",
+            "leave it out and say how much with --gpu, as --gpu 1",
+        )
+    elif name == "device" and value.startswith(("/dev/nvidia", "nvidia.com/", "gpushare.io/")):
+        yield (
+            f"--device {value[:_SHOWN]} would reach a GPU beside the lease",
+            "leave it out: the lease brings its devices",
+        )
+    elif name == "env" and value.partition("=")[0] == "NVIDIA_VISIBLE_DEVICES":
+        yield "NVIDIA_VISIBLE_DEVICES is set by the lease", "leave it out and say how much with --gpu"
+    elif name == "label" and value.startswith("gpushare."):
+        yield f"the label {value[:_SHOWN]} belongs to gpushare", "leave it out, or use docker run with it"
+
+
+def warnings(words: RunWords) -> list[str]:
+    """What is allowed, but not wise."""
+    if not words.is_set("privileged"):
+        return []
+    return ["--privileged lets the container reach every GPU of this machine, whatever its lease says"]

@@ -1,0 +1,37 @@
+"""How the command line says that something went wrong: one sentence, one hint, on stderr."""
+
+from __future__ import annotations
+
+import sys
+from typing import ClassVar
+
+from gpushared.cli.text import printable
+from gpushared.domain.errors import Code, GpushareError
+
+MAX_SENTENCE = 600
+"""Longer than any sentence of ours: whatever comes back from elsewhere cannot flood a terminal."""
+
+
+class UsageError(GpushareError):
+    """The command line itself is wrong."""
+
+    code = Code.INVALID_ARGUMENT
+    exit_code: ClassVar[int] = 2
+
+
+def say(sentence: str, hint: str = "") -> None:
+    """A sentence for the person at the terminal, never mixed into what a program may read."""
+    print(f"gpushare: {_cut(sentence)}", file=sys.stderr)
+    if hint:
+        print(f"  hint: {_cut(hint)}", file=sys.stderr, flush=True)
+
+
+def report(error: GpushareError) -> int:
+    """Says the error; returns the exit code that goes with it."""
+    say(error.message, error.hint)
+    return error.exit_code
+
+
+def _cut(text: str) -> str:
+    text = printable(text)
+    return text if len(text) <= MAX_SENTENCE else f"{text[:MAX_SENTENCE]}..."

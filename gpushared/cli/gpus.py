@@ -1,0 +1,80 @@
+"""``gpushare gpus``: the GPUs of this node, what is used and what is free."""
+
+from __future__ import annotations
+
+import time
+
+from gpushared.cli import text
+from gpushared.cli.listing import Listing, Options, Screen
+from gpushared.cli.table import Column, Row
+from gpushared.client import Client, Gpu
+
+
+def _row(gpu: Gpu, node: str, now: float) -> Row:
+    util, temp, power = gpu.utilization_ratio, gpu.temperature_celsius, gpu.power_watts
+    return {
+        "node": node,
+        "gpu": str(gpu.index),
+        "name": gpu.name,
+        "mode": gpu.mode,
+        "util": "" if util is None else f"{util:.0%}",
+        "memory": text.memory_pair(gpu.memory_used_bytes, gpu.memory_total_bytes),
+        "temp": "" if temp is None else f"{temp} C",
+        "power": "" if power is None else f"{power:.0f} W",
+        "leases": str(gpu.leases),
+        "free": f"{text.share(gpu.compute_free_permille)}, {text.memory(gpu.memory_free_bytes)}",
+        "leasable": text.memory(gpu.memory_leasable_bytes),
+        "unmanaged": text.memory(gpu.memory_unmanaged_bytes),
+        "sharing": gpu.sharing,
+        "sampled": text.span(now - gpu.sampled_at) if gpu.sampled_at else "",
+        "uuid": gpu.uuid,
+    }
+
+
+def fetch(client: Client, options: Options) -> Screen:  # noqa: ARG001 - a listing's signature
+    answer = client.gpus()
+    now = time.time()
+    notes = [f"trouble: {trouble}" for trouble in answer.troubles]
+    notes += [f"trouble: GPU {gpu.index}: {gpu.trouble}" for gpu in answer.gpus if gpu.trouble]
+    return Screen(
+        rows=[_row(gpu, answer.node, now) for gpu in answer.gpus],
+        items=[{**gpu.to_json(), "node": answer.node} for gpu in answer.gpus],
+        ids=[gpu.uuid for gpu in answer.gpus],
+        simulated=answer.simulated,
+        notes=[text.printable(note) for note in notes],
+        extra={"node": answer.node, "troubles": list(answer.troubles)},
+    )
+
+
+LISTING = Listing(
+    name="gpus",
+    summary="Show the GPUs of this node, what is used and what is free.",
+    details="""MEMORY is used/total; FREE is what a new lease can get: a share of the compute, and memory.
+Lines under the table say what is wrong, if anything is.
+
+\b
+Examples:
+  gpushare gpus
+  gpushare gpus -o wide
+  gpushare gpus -o columns=gpu,free
+""",
+    schema="gpushare.gpus/1",
+    columns=(
+        Column("node"),
+        Column("gpu", right=True),
+        Column("name"),
+        Column("mode"),
+        Column("util", right=True),
+        Column("memory", right=True),
+        Column("temp", right=True),
+        Column("power", right=True),
+        Column("leases", right=True),
+        Column("free", right=True),
+        Column("leasable", right=True, wide=True),
+        Column("unmanaged", right=True, wide=True),
+        Column("sharing", wide=True),
+        Column("sampled", right=True, wide=True),
+        Column("uuid", wide=True),
+    ),
+    fetch=fetch,
+)

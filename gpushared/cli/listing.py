@@ -1,0 +1,138 @@
+"""What all listings share: their options, and the ways a listing is written.
+
+A listing is data (columns and a function that asks the daemon), so that it looks and behaves as the others.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from gpushared.cli import table
+from gpushared.cli.faults import UsageError
+from gpushared.cli.table import Column, Row
+from gpushared.client import Client
+
+SIMULATED = "SIMULATED GPUs: no real hardware is leased here"
+_SHOWN = 40
+
+
+class Options(NamedTuple):
+    """How a listing was asked for; ``ended`` is ``--all`` where a listing has it."""
+
+    output: str = "table"
+    headers: bool = True
+    ended: bool = False
+
+
+class Screen(NamedTuple):
+    """What there is to show: cells for people, items for programs.
+
+    ``notes`` are lines under the table; ``extra`` are fields of the JSON envelope beside the items.
+    """
+
+    rows: Sequence[Row]
+    items: Sequence[dict[str, Any]]
+    ids: Sequence[str]
+    simulated: bool = False
+    notes: Sequence[str] = ()
+    extra: dict[str, Any] | None = None
+    exit_code: int = 0
+
+
+class Listing(NamedTuple):
+    """A listing command."""
+
+    name: str
+    summary: str
+    details: str
+    schema: str
+    columns: Sequence[Column]
+    fetch: Callable[[Client, Options], Screen]
+    has_ended: bool = False
+
+
+def read_plain(words: Sequence[str], *, has_ended: bool) -> Options | None:
+    """The options, if the words are the plain ones; None leaves the words to click.
+
+    Click's import takes as long as a whole plain listing. Help, mistakes and rare spellings may take that
+    time; `tests/cli/test_listing_options.py` holds both readers to the same result.
+    """
+    options, quiet = Options(), False
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        if word in {"-q", "--quiet"}:
+            quiet = True
+        elif word == "--no-headers":
+            options = options._replace(headers=False)
+        elif word in {"-a", "--all"} and has_ended:
+            options = options._replace(ended=True)
+        elif word in {"-o", "--output"} and left:
+            options = options._replace(output=left.pop(0))
+        else:
+            return None
+    return options._replace(output="ids") if quiet else options
+
+
+def show(listing: Listing, options: Options) -> int:
+    """Asks the daemon and writes the answer to stdout; returns the exit code."""
+    columns = _columns(listing, options.output)
+    screen = listing.fetch(Client(), options)
+    if options.output == "ids":
+        text = "".join(f"{word}\n" for word in screen.ids)
+    elif columns is None:
+        text = _json(listing, screen, by_line=options.output == "jsonl")
+    else:
+        text = _table(columns, screen, options)
+    sys.stdout.write(text)
+    return screen.exit_code
+
+
+def _columns(listing: Listing, output: str) -> Sequence[Column] | None:
+    """The columns of a table, None for the other outputs; judged before the daemon is asked."""
+    if output in {"json", "jsonl", "ids"}:
+        return None
+    if output == "table":
+        return [column for column in listing.columns if not column.wide]
+    if output == "wide":
+        return listing.columns
+    kind, _, names = output.partition("=")
+    if kind != "columns":
+        raise UsageError(
+            f"{output[:_SHOWN]!r} is not an output",
+            hint="-o table, wide, json, jsonl, ids or columns=NAME,...",
+        )
+    known = {column.key: column for column in listing.columns}
+    wanted = [name.strip().lower() for name in names.split(",")]
+    for name in wanted:
+        if name not in known:
+            raise UsageError(
+                f"{listing.name} has no column {name[:_SHOWN]!r}", hint="columns: " + ", ".join(known)
+            )
+    return [known[name] for name in wanted]
+
+
+def _json(listing: Listing, screen: Screen, *, by_line: bool) -> str:
+    import json
+
+    if by_line:
+        return "".join(json.dumps(item) + "\n" for item in screen.items)
+    envelope = {
+        "schema": listing.schema,
+        "simulated": screen.simulated,
+        **(screen.extra or {}),
+        "items": screen.items,
+    }
+    return json.dumps(envelope, indent=2) + "\n"
+
+
+def _table(columns: Sequence[Column], screen: Screen, options: Options) -> str:
+    colour = table.wants_colour(sys.stdout)
+    written = table.lines(columns, screen.rows, headers=options.headers, colour=colour)
+    if options.headers:
+        above = [table.paint(SIMULATED, "33" if colour else None)] if screen.simulated else []
+        notes = [table.paint(note, "31" if colour else None) for note in screen.notes]
+        written = [*above, *written, *notes]
+    return "".join(f"{line}\n" for line in written)

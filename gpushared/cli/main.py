@@ -1,0 +1,71 @@
+"""The entry point: which command, loaded how, and what becomes of its errors."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+
+from gpushared.cli.faults import report, say
+from gpushared.cli.listing import Listing, read_plain, show
+from gpushared.domain.errors import GpushareError
+
+OUR_FAILURE = 125
+CTRL_C = 130
+BROKEN_PIPE = 141
+"""As a shell reports a program that ended by SIGPIPE."""
+PLAIN = frozenset({"ps", "gpus", "queue", "presets", "version"})
+COMPLETION_VARIABLE = "_GPUSHARE_COMPLETE"
+
+
+def main() -> int:
+    """Runs the command line of this process; returns its exit code."""
+    try:
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a text stream here
+        code = _command(sys.argv[1:])
+        sys.stdout.flush()
+    except GpushareError as error:
+        code = report(error)
+    except KeyboardInterrupt:
+        code = CTRL_C
+    except BrokenPipeError:
+        code = BROKEN_PIPE
+    except OSError as error:
+        say(f"the output cannot be written: {error.strerror}")
+        code = OUR_FAILURE
+    except Exception as error:  # the last line of defence: a sentence instead of a trace
+        if os.environ.get("GPUSHARE_DEBUG"):
+            raise
+        say(
+            f"a bug in gpushare: {type(error).__name__}: {error}",
+            "please report it; GPUSHARE_DEBUG=1 shows where it happened",
+        )
+        code = OUR_FAILURE
+    return _leave(code)
+
+
+def _leave(code: int) -> int:
+    """What could not be written must not fail again when the interpreter closes stdout."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
+
+
+def _command(words: list[str]) -> int:
+    """The hot commands without click, whose import takes longer than they do; all others with it."""
+    name, rest = (words[0], words[1:]) if words else ("", [])
+    if COMPLETION_VARIABLE not in os.environ:
+        if name in PLAIN:
+            listing: Listing = import_module(f"gpushared.cli.{name}").LISTING
+            options = read_plain(rest, has_ended=listing.has_ended)
+            if options is not None:
+                return show(listing, options)
+        if name == "run" and "--help" not in rest and rest not in ([], ["-h"]):
+            from gpushared.cli.start import run_container
+
+            return run_container(rest)
+    from gpushared.cli.tree import invoke
+
+    return invoke(words)

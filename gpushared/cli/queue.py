@@ -1,0 +1,68 @@
+"""``gpushare queue``: who waits, for what, and why."""
+
+from __future__ import annotations
+
+import time
+
+from gpushared.cli import text
+from gpushared.cli.listing import Listing, Options, Screen
+from gpushared.cli.table import Column, Row
+from gpushared.client import Client, Lease, Waiting
+
+
+def _row(lease: Lease, waiting: Waiting, now: float) -> Row:
+    return {
+        "pos": str(waiting.position),
+        "lease": lease.id,
+        "user": lease.owner,
+        "class": lease.lease_class,
+        "asks": lease.asks,
+        "waited": text.span(now - lease.created_at),
+        "eta": text.start(waiting.start_from, waiting.start_to, now),
+        "reason": waiting.text or waiting.reason,
+        "code": waiting.reason,
+        "isolation": lease.isolation,
+        "preset": lease.preset,
+    }
+
+
+def fetch(client: Client, options: Options) -> Screen:  # noqa: ARG001 - a listing's signature
+    answer = client.leases()
+    queued = [(lease, lease.waiting or Waiting({})) for lease in answer.leases if lease.state == "queued"]
+    queued.sort(key=lambda pair: pair[1].position)
+    now = time.time()
+    return Screen(
+        rows=[_row(lease, waiting, now) for lease, waiting in queued],
+        items=[lease.to_json() for lease, _ in queued],
+        ids=[lease.id for lease, _ in queued],
+        simulated=answer.simulated,
+    )
+
+
+LISTING = Listing(
+    name="queue",
+    summary="Show the requests that wait, and why.",
+    details="""ETA comes from the time limits of the leases before, as a range; "unknown" where a lease has
+no time limit. `gpushare why LEASE` tells more about one of them.
+
+\b
+Examples:
+  gpushare queue
+  gpushare queue -o json
+""",
+    schema="gpushare.queue/1",
+    columns=(
+        Column("pos", right=True),
+        Column("lease"),
+        Column("user"),
+        Column("class"),
+        Column("asks"),
+        Column("waited", right=True),
+        Column("eta"),
+        Column("reason"),
+        Column("code", wide=True),
+        Column("isolation", wide=True),
+        Column("preset", wide=True),
+    ),
+    fetch=fetch,
+)

@@ -1,0 +1,126 @@
+"""``gpushare run --result-file``: a parent stays beside docker to write down how it went.
+
+Schedulers read the file; without it they could not tell a container's own exit code 125 from ours.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from gpushared.cli import docker
+from gpushared.cli.docker_args import RunWords
+from gpushared.cli.faults import report
+from gpushared.cli.start import Prepared
+from gpushared.cli.waiting import Interrupted, MaxWaitReached, signals_interrupt
+from gpushared.client import Client, Lease
+from gpushared.domain.errors import GpushareError, RequestError
+
+OUTCOME_SECONDS = 15.0
+"""How long after docker's end the daemon is given to say how the lease ended."""
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP)
+_FROM_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
+
+
+class Result:
+    """The result file, written as a whole or not at all."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        self._next = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        self.lease = ""
+        try:
+            self._next.touch()
+        except OSError as error:
+            raise RequestError(
+                f"the result file {path[:200]} cannot be written: {error.strerror}",
+                hint="its folder must exist and be yours to write in",
+            ) from error
+
+    def write(self, outcome: str, exit_code: int, reason: str) -> None:
+        content = {"lease": self.lease, "outcome": outcome, "exit_code": exit_code, "reason": reason}
+        try:
+            self._next.write_text(json.dumps(content) + "\n", encoding="utf-8")
+            self._next.replace(self._path)
+        except OSError as error:
+            raise RequestError(f"the result file {self._path} cannot be written: {error.strerror}") from error
+
+
+def run_with_result(words: RunWords, path: str) -> int:
+    """Runs docker as a child; returns its exit code (128+n when signal n ended it)."""
+    result = Result(path)
+    try:
+        prepared = Prepared(words)
+        with signals_interrupt():
+            prepared.fetch_image()
+            result.lease = prepared.acquire()
+        code = _run(prepared, docker.run_words(words, result.lease))
+    except Interrupted as error:
+        result.write("cancelled", error.exit_code, "cancelled while it waited")
+        return error.exit_code
+    except GpushareError as error:
+        code = report(error)
+        result.write("max_wait" if isinstance(error, MaxWaitReached) else "refused", code, error.message)
+        return code
+    outcome, reason = _outcome(prepared, result.lease)
+    result.write(outcome, code, reason)
+    return code
+
+
+def _run(prepared: Prepared, command: list[str]) -> int:
+    command = [prepared.docker, *command[1:]]
+    with subprocess.Popen(command, env=prepared.environ) as child, _passing_signals(child):
+        code = child.wait()
+    return code if code >= 0 else 128 - code
+
+
+@contextmanager
+def _passing_signals(child: subprocess.Popen[bytes]) -> Iterator[None]:
+    """TERM and HUP go on to the child; what a terminal sends, the child gets from the terminal itself.
+
+    Handlers, not SIG_IGN: a handler is undone by the child's exec, an ignored signal would stay ignored.
+    """
+
+    def forward(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a handler's signature
+        child.send_signal(number)
+
+    def leave_it(number: int, frame: FrameType | None) -> None:
+        pass
+
+    before = {number: signal.signal(number, forward) for number in _FORWARDED}
+    before |= {number: signal.signal(number, leave_it) for number in _FROM_THE_TERMINAL}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _outcome(prepared: Prepared, lease_id: str) -> tuple[str, str]:
+    """How the lease ended, as the daemon tells it."""
+    try:
+        lease = prepared.client.get(lease_id)
+        if lease.state == "reserved":  # docker failed before it made a container
+            prepared.client.release(lease_id)
+            return "failed", "docker made no container"
+        if not prepared.words.is_set("detach"):
+            lease = _until_over(prepared.client, lease)
+    except GpushareError as error:
+        return "unknown", error.message
+    if lease.outcome is not None:
+        return lease.outcome.kind, lease.outcome.text
+    return "running", f"the lease is {lease.state}"
+
+
+def _until_over(client: Client, lease: Lease) -> Lease:
+    until = time.monotonic() + OUTCOME_SECONDS
+    while lease.outcome is None and (left := until - time.monotonic()) > 0:
+        lease = client.wait(lease.id, lease.token, timeout_seconds=left)
+    return lease

@@ -1,0 +1,78 @@
+"""``gpushare run`` as click shows it; the words are read by ``docker_args``, the work is in ``start``."""
+
+from __future__ import annotations
+
+import click
+
+from gpushared.cli import docker_args
+from gpushared.cli.start import run_container
+
+
+class _RunCommand(click.Command):
+    """Declares the options for help and completion, but leaves every word to our own reader.
+
+    click cannot stop at IMAGE, because it does not know which of docker's options take a value.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing:
+            return super().parse_args(ctx, args)
+        if args in ([], ["-h"]) or docker_args.split(args).is_set("help"):
+            click.echo(ctx.get_help())
+            ctx.exit(0 if args else 2)
+        ctx.params = {"words": args}
+        return []
+
+
+def _option(name: str, metavar: str | None, text: str) -> click.Option:
+    return click.Option([f"--{name}"], metavar=metavar, is_flag=metavar is None, help=text)
+
+
+run = _RunCommand(
+    "run",
+    callback=lambda words: run_container(words),  # noqa: PLW0108 - click names the argument
+    add_help_option=False,
+    options_metavar="[OPTIONS] [DOCKER RUN OPTIONS]",
+    short_help="Run a container on a part of a GPU.",
+    params=[
+        _option(
+            "gpu",
+            "SIZE",
+            "0.25 = a quarter of one GPU's memory and compute, 2 = two whole GPUs, "
+            "2x0.5 = half of each of two. Without any size or preset: 1.",
+        ),
+        _option("gpu-memory", "SIZE", "GPU memory of each GPU by itself: 8g, 512m, 8GiB."),
+        _option("gpu-compute", "PERCENT", "Share of each GPU's compute by itself: 30%."),
+        _option("preset", "NAME", "A request that the admin gave a name; see gpushare presets."),
+        _option("class", "CLASS", "Kind of work: build, train or infer.  [default: train]"),
+        _option("time", "DURATION", "End after this time: 90s, 30m, 2h, 1d.  [default: no limit]"),
+        _option("isolation", "KIND", "shared (others on the same GPU) or exclusive (whole GPUs)."),
+        _option("immediate", None, "Fail instead of waiting when there is no room."),
+        _option("max-wait", "DURATION", "Give up after this time in the queue."),
+        _option("result-file", "PATH", "Write lease, outcome, exit code and reason there, as JSON."),
+        _option("help", None, "Show this message and exit."),
+        click.Argument(["image"], metavar="IMAGE"),
+        click.Argument(["command"], metavar="[COMMAND]...", nargs=-1, required=False),
+    ],
+    help="""Run a container on a part of a GPU, as `docker run` would on the whole machine.
+
+    Asks the daemon for a lease, waits in the queue where there is no room (position, expected start and
+    reason on stderr), and then becomes `docker run`: terminal, signals, exit code and all docker options are
+    docker's own. Our options stand anywhere before IMAGE. The image is pulled before the lease is asked for.
+
+    -h is docker's --hostname here; use --help. --gpus and NVIDIA devices are refused: the lease brings them.
+    Ctrl-C in the queue leaves the queue.
+
+    \b
+    Exit codes:
+      the container's own; 125 gpushare or docker failed; 126, 127 as docker run;
+      130 Ctrl-C in the queue; 2 the command line is wrong
+
+    \b
+    Examples:
+      gpushare run --gpu 0.25 --rm -it IMAGE bash
+      gpushare run --gpu-memory 8g --gpu-compute 30% -d --restart unless-stopped IMAGE
+      gpushare run --gpu 2 --time 12h -v "$PWD:/work" IMAGE python train.py
+      gpushare run --preset small --max-wait 10m IMAGE
+    """,
+)

@@ -1,0 +1,98 @@
+"""What ``gpushare run`` does: image, lease, and then it is docker."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+
+from gpushared.cli import docker
+from gpushared.cli.docker_args import RunWords, refuse_ways_around, split, warnings
+from gpushared.cli.faults import UsageError, say
+from gpushared.cli.progress import Progress
+from gpushared.cli.waiting import Interrupted, Wait, signals_interrupt
+from gpushared.client import Client
+from gpushared.domain.errors import NotFound
+
+WHOLE_GPU = "1"
+_SIZES = ("gpu", "gpu-memory", "gpu-compute", "preset")
+
+
+def run_container(args: Sequence[str]) -> int:
+    """Becomes ``docker run``; comes back only where there is nothing to become, with the exit code."""
+    words = split(args)
+    if not words.image:
+        raise UsageError("no image was named", hint="gpushare run --gpu 0.25 IMAGE [COMMAND...]")
+    if path := words.ours.get("result-file"):
+        from gpushared.cli.result import run_with_result
+
+        return run_with_result(words, path)
+    prepared = Prepared(words)
+    try:
+        with signals_interrupt():
+            prepared.fetch_image()
+            command = docker.run_words(words, prepared.acquire())
+            docker.become(prepared.docker, command, prepared.environ)
+    except Interrupted as error:
+        prepared.wait.leave()
+        return error.exit_code
+    except OSError as error:
+        prepared.wait.leave()
+        raise NotFound(f"docker cannot be started: {error.strerror}", hint=prepared.docker) from error
+
+
+class Prepared:
+    """A run whose words make sense on a machine that has docker; nothing is held yet."""
+
+    def __init__(self, words: RunWords) -> None:
+        self.words = words
+        max_wait = _max_wait_seconds(words)
+        refuse_ways_around(words)
+        self.docker = docker.find_docker()
+        self.client = Client()
+        self.environ = docker.environment(self.client)
+        self.wait = Wait(self.client, _asked(words), Progress(sys.stderr), max_wait)
+
+    def fetch_image(self) -> None:
+        """Before the request, so that nobody holds a GPU while pulling. Raises NotFound."""
+        for warning in warnings(self.words):
+            say(f"warning: {warning}")
+        code = docker.fetch_image(self.client, self.docker, self.words)
+        if code < 0:
+            raise Interrupted(-code)
+        if code != 0:
+            raise NotFound(
+                f"the image {self.words.image[:200]} could not be pulled",
+                hint="docker's own message is above",
+            )
+
+    def acquire(self) -> str:
+        """The id of the reserved lease."""
+        try:
+            return self.wait.run().id
+        except Interrupted as error:
+            name = signal.Signals(error.exit_code - 128).name
+            say(f"left the queue ({name})")
+            raise
+
+
+def _asked(words: RunWords) -> dict[str, object]:
+    ours = words.ours
+    return {
+        "gpu": ours.get("gpu", "") if any(name in ours for name in _SIZES) else WHOLE_GPU,
+        "gpu_memory": ours.get("gpu-memory", ""),
+        "gpu_compute": ours.get("gpu-compute", ""),
+        "preset": ours.get("preset", ""),
+        "isolation": ours.get("isolation", ""),
+        "lease_class": ours.get("class", ""),
+        "time": ours.get("time", ""),
+        "immediate": bool(ours.get("immediate")),
+    }
+
+
+def _max_wait_seconds(words: RunWords) -> int | None:
+    if "max-wait" not in words.ours:
+        return None
+    from gpushared.domain.units import parse_duration
+
+    return parse_duration(words.ours["max-wait"])

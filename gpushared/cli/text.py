@@ -1,0 +1,77 @@
+"""Figures and names as a person reads them in a cell.
+
+``gpushared.domain.units`` has the exact forms; these are short ones, and cost a listing no import.
+"""
+
+from __future__ import annotations
+
+import time
+
+MISSING = "-"
+_UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20))
+_SPANS = (("d", 86400), ("h", 3600), ("m", 60))
+
+
+def printable(text: str) -> str:
+    """The text without anything that could move a terminal's cursor: names come from other people."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def memory(size: int | None) -> str:
+    """``19.8 GiB``."""
+    if size is None:
+        return MISSING
+    unit, one = _unit(size)
+    return f"{_figure(size, one)} {unit}"
+
+
+def memory_pair(used: int | None, of: int) -> str:
+    """``3.2/19.8 GiB``, both in the unit of the second."""
+    unit, one = _unit(of)
+    return f"{MISSING if used is None else _figure(used, one)}/{_figure(of, one)} {unit}"
+
+
+def _unit(size: int) -> tuple[str, int]:
+    return next((unit for unit in _UNITS if size >= unit[1]), _UNITS[-1])
+
+
+def _figure(size: int, one: int) -> str:
+    return str(size // one) if size % one == 0 else f"{size / one:.1f}"
+
+
+def share(permille: int) -> str:
+    """``0.25``; 1000 is ``1``."""
+    return f"{permille / 1000:g}"
+
+
+def span(seconds: float | None) -> str:
+    """``42s``, ``5m``, ``1h30m``, ``2d4h``; a past moment is ``0s``."""
+    if seconds is None:
+        return MISSING
+    left = max(0, int(seconds))
+    for place, (unit, size) in enumerate(_SPANS):
+        if left >= size:
+            rest = left % size
+            below, below_size = _SPANS[place + 1] if place + 1 < len(_SPANS) else ("", 1)
+            more = rest // below_size if below else 0
+            return f"{left // size}{unit}" + (f"{more}{below}" if more else "")
+    return f"{left}s"
+
+
+def clock(moment: float, now: float) -> str:
+    """``14:05`` today, ``Tue 14:05`` on another day; local time."""
+    then, today = time.localtime(moment), time.localtime(now)
+    same_day = (then.tm_year, then.tm_yday) == (today.tm_year, today.tm_yday)
+    return time.strftime("%H:%M" if same_day else "%a %H:%M", then)
+
+
+def start(start_from: float | None, start_to: float | None, now: float) -> str:
+    """``about 14:05 (12-25 min)``, ``unknown`` where nothing can be promised."""
+    if start_from is None:
+        return "unknown"
+    first = max(0, round((start_from - now) / 60))
+    last = first if start_to is None else max(first, round((start_to - now) / 60))
+    minutes = f"{first} min" if first == last else f"{first}-{last} min"
+    return f"about {clock(start_from, now)} ({minutes})"

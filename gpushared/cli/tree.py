@@ -1,0 +1,110 @@
+"""The tree of commands as click sees it: help, completion, and the reading of everything unusual."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+
+import click
+
+from gpushared import __version__
+from gpushared.cli.faults import UsageError
+from gpushared.cli.listing import Listing, Options, show
+from gpushared.domain.units import shown
+
+COMMANDS = ("run", "ps", "gpus", "queue", "why", "stop", "logs", "presets", "version")
+HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
+USAGE = 2
+
+
+class _Lazy(click.Group):
+    """Loads a command's module when the command is used, not before."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"gpushared.cli.{cmd_name}")
+        command: click.Command = getattr(module, cmd_name, None) or _listing_command(module.LISTING)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            near = get_close_matches(args[0][:40], COMMANDS, n=1)
+            hint = f"did you mean {near[0]}?" if near else "gpushare --help lists the commands"
+            raise UsageError(f"there is no command {shown(args[0])}", hint=hint)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Lazy, context_settings=HELP_OPTIONS, no_args_is_help=True)
+@click.version_option(__version__, "-V", "--version", message="gpushare %(version)s")
+def cli() -> None:
+    """Share the GPUs of this machine: type `gpushare run` where you typed `docker run`.
+
+    \b
+    Examples:
+      gpushare run --gpu 0.25 -it --rm IMAGE CMD   a quarter of one GPU
+      gpushare run --gpu 2 IMAGE CMD               two whole GPUs
+      gpushare gpus                                what is free
+      gpushare ps                                  who has what
+      gpushare why LEASE                           why one waits
+
+    The daemon is found through GPUSHARE_HOST=unix:///PATH, else at /run/gpushared/gpushared.sock.
+    Documentation of all commands: docs/reference/commands.md.
+    """  # noqa: D301 - click's mark for lines it must not join
+
+
+def invoke(words: Sequence[str]) -> int:
+    """Runs the words through click; its complaints become ours."""
+    try:
+        code = cli.main(args=list(words), prog_name="gpushare", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return USAGE
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx else "gpushare"
+        message = error.format_message().rstrip(".")
+        raise UsageError(message[:1].lower() + message[1:], hint=f"see {where} --help") from error
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    return code if isinstance(code, int) else 0
+
+
+def _listing_command(listing: Listing) -> click.Command:
+    def callback(
+        *, output: str = "table", quiet: bool = False, no_headers: bool = False, ended: bool = False
+    ) -> int:
+        chosen = "ids" if quiet else output
+        return show(listing, Options(output=chosen, headers=not no_headers, ended=ended))
+
+    params: list[click.Parameter] = [
+        click.Option(
+            ["-o", "--output"],
+            default="table",
+            metavar="FORMAT",
+            help="table, wide, json, jsonl, ids or columns=NAME,...  [default: table]",
+        ),
+        click.Option(["-q", "--quiet"], is_flag=True, help="Only ids, as -o ids."),
+        click.Option(
+            ["--no-headers"], is_flag=True, help="Tables without titles and without lines around them."
+        ),
+    ]
+    if listing.has_ended:
+        params.insert(
+            0, click.Option(["-a", "--all", "ended"], is_flag=True, help="Also leases that are over.")
+        )
+    columns = "\b\nColumns: " + ", ".join(c.key for c in listing.columns if not c.wide)
+    wide = ", ".join(c.key for c in listing.columns if c.wide)
+    return click.Command(
+        listing.name,
+        params=params,
+        callback=callback,
+        help=f"{listing.summary}\n\n{listing.details}\n\n{columns}" + (f"\nand wide: {wide}" if wide else ""),
+        short_help=listing.summary,
+        context_settings=HELP_OPTIONS,
+    )

@@ -1,0 +1,84 @@
+"""``gpushare why``: why a lease waits, and everything that happened to it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+import click
+
+from gpushared.cli import text
+from gpushared.cli.listing import SIMULATED
+from gpushared.cli.ps import share, state
+from gpushared.client import Client, Explanation, Lease
+
+
+@click.command("why", short_help="Show why a lease waits, and its story.")
+@click.option(
+    "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Form.", show_default=True
+)
+@click.argument("lease")
+def why(lease: str, output: str) -> int:
+    """Show why a lease waits, what holds it once it runs, and all that happened to it, with times.
+
+    LEASE is a lease id, a container's name, or the beginning of a container's id.
+
+    \b
+    Examples:
+      gpushare why l-7f3k
+      gpushare why -o json trainer
+    """  # noqa: D301 - click's mark for lines it must not join
+    explanation = Client().explain(lease)
+    if output == "json":
+        envelope = {
+            "schema": "gpushare.explanation/1",
+            "simulated": explanation.lease.simulated,
+            "items": [explanation.to_json()],
+        }
+        click.echo(json.dumps(envelope, indent=2))
+    else:
+        click.echo("\n".join(text.printable(line) for line in _lines(explanation, time.time())))
+    return 0
+
+
+def _lines(explanation: Explanation, now: float) -> Iterator[str]:
+    lease = explanation.lease
+    if lease.simulated:
+        yield SIMULATED
+    yield _title(lease)
+    yield from _waiting(lease, now)
+    for refusal in explanation.refusals:
+        gpus = "1 GPU" if refusal.gpus == 1 else f"{refusal.gpus} GPUs"
+        yield f"  refused  {gpus}: {refusal.text or refusal.reason}"
+    yield from _held(lease)
+    if lease.outcome is not None:
+        yield f"  outcome  {state(lease)}" + (f": {lease.outcome.text}" if lease.outcome.text else "")
+    yield "  story"
+    for entry in explanation.story:
+        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.at))
+        yield f"    {moment}  {entry.state:9}  {entry.text}"
+
+
+def _title(lease: Lease) -> str:
+    facts = [state(lease), f"asks {lease.asks}", lease.lease_class, f"of {lease.owner}"]
+    return f"{lease.id}: " + ", ".join(fact for fact in facts if fact)
+
+
+def _waiting(lease: Lease, now: float) -> Iterator[str]:
+    waiting = lease.waiting
+    if waiting is None:
+        return
+    yield f"  why      {waiting.text or waiting.reason} ({waiting.reason})"
+    yield f"  place    {waiting.position} of {waiting.queue_length}"
+    yield f"  start    {text.start(waiting.start_from, waiting.start_to, now)}"
+
+
+def _held(lease: Lease) -> Iterator[str]:
+    if not lease.grants:
+        return
+    gpus = ", ".join(f"GPU {grant.gpu_index} ({grant.gpu_name})" for grant in lease.grants)
+    memory = text.memory(sum(grant.memory_bytes for grant in lease.grants))
+    yield f"  holds    {share(lease)} on {gpus}, {memory}"
+    if lease.memory_wall:
+        yield f"  walls    memory: {lease.memory_wall}, compute: {lease.compute_cap or text.MISSING}"

@@ -1,0 +1,49 @@
+"""The Python client of a node's daemon: synchronous, standard library only, a few milliseconds to import.
+
+    from gpushared.client import Client
+
+    client = Client()                     # GPUSHARE_HOST, or the system's socket
+    for lease in client.leases().leases:
+        print(lease.id, lease.state, lease.memory_wall)
+
+Errors are those of ``gpushared.domain.errors``.
+"""
+
+from gpushared.client.api import Client, socket_path
+from gpushared.client.faults import ConnectionLost
+from gpushared.client.messages import (
+    EngineStatus,
+    Explanation,
+    Gpu,
+    GpuList,
+    Grant,
+    Lease,
+    LeaseList,
+    NodeStatus,
+    Outcome,
+    Preset,
+    Refusal,
+    StoryEntry,
+    UnmanagedProcess,
+    Waiting,
+)
+
+__all__ = [
+    "Client",
+    "ConnectionLost",
+    "EngineStatus",
+    "Explanation",
+    "Gpu",
+    "GpuList",
+    "Grant",
+    "Lease",
+    "LeaseList",
+    "NodeStatus",
+    "Outcome",
+    "Preset",
+    "Refusal",
+    "StoryEntry",
+    "UnmanagedProcess",
+    "Waiting",
+    "socket_path",
+]

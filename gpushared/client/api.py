@@ -1,0 +1,159 @@
+"""The calls a client may make, one method each."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from gpushared.client import faults, http
+from gpushared.client.messages import (
+    Explanation,
+    GpuList,
+    Lease,
+    LeaseList,
+    NodeStatus,
+    Preset,
+    PresetList,
+)
+from gpushared.domain.errors import ConfigError, NeverFits, StateConflict
+
+DEFAULT_HOST = "unix:///run/gpushared/gpushared.sock"
+HOST_VARIABLE = "GPUSHARE_HOST"
+MAX_SOCKET_PATH_BYTES = 107
+"""``sun_path`` of unix(7), less its closing zero."""
+OK = 200
+ANSWER_SECONDS = 30.0
+"""How long a call that does not wait for anything may take."""
+STOP_GRACE_SECONDS = 10
+
+
+def socket_path(host: str | None = None) -> str:
+    """The path in ``host``, else in GPUSHARE_HOST, else the system's; raises ConfigError."""
+    host = host or os.environ.get(HOST_VARIABLE) or DEFAULT_HOST
+    path = host.removeprefix("unix://")
+    if path == host or not path.startswith("/"):
+        raise ConfigError(
+            f"{HOST_VARIABLE} is {host[:100]!r}, but only a unix socket of this machine can be used",
+            hint=f"export {HOST_VARIABLE}={DEFAULT_HOST}",
+        )
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
+        raise ConfigError(
+            f"the socket path in {HOST_VARIABLE} is longer than {MAX_SOCKET_PATH_BYTES} bytes",
+            hint="use a shorter path, such as one under /run",
+        )
+    return path
+
+
+class Client:
+    """A node's daemon. Each call is a connection of its own, so one Client may serve many threads.
+
+    Every method raises the errors of ``gpushared.domain.errors``: DaemonUnavailable when nobody listens,
+    ConnectionLost (a DaemonUnavailable) when the answer did not come, TimedOut, or what the daemon says.
+    """
+
+    def __init__(self, host: str | None = None) -> None:
+        self.path = socket_path(host)
+
+    # --- leases
+
+    def request(
+        self,
+        *,
+        request_id: str,
+        gpu: str = "",
+        gpu_memory: str = "",
+        gpu_compute: str = "",
+        preset: str = "",
+        isolation: str = "",
+        lease_class: str = "",
+        time: str = "",
+        immediate: bool = False,
+        answer_seconds: float = ANSWER_SECONDS,
+    ) -> Lease:
+        """A lease, queued or reserved; asking twice with one ``request_id`` gives the same lease."""
+        asked = {
+            "request_id": request_id,
+            "gpu": gpu,
+            "gpu_memory": gpu_memory,
+            "gpu_compute": gpu_compute,
+            "preset": preset,
+            "isolation": isolation,
+            "class": lease_class,
+            "time": time,
+            "immediate": immediate,
+        }
+        try:
+            return Lease(self._call("Leases/Request", asked, answer_seconds))
+        except StateConflict as error:  # the only precondition of a request is that the node could grant it
+            raise NeverFits(error.message, hint=error.hint) from error
+
+    def wait(self, lease_id: str, token: str, *, timeout_seconds: float = 30.0) -> Lease:
+        """The lease when it no longer looks as in ``token``, or after the time (at most 60 s)."""
+        asked = {"lease_id": lease_id, "token": token, "timeout_seconds": timeout_seconds}
+        return Lease(self._call("Leases/Wait", asked, timeout_seconds + ANSWER_SECONDS))
+
+    def release(self, lease_id: str, *, answer_seconds: float = ANSWER_SECONDS) -> Lease:
+        """Leaves the queue, or returns a reservation that has no container."""
+        return Lease(self._call("Leases/Release", {"lease_id": lease_id}, answer_seconds))
+
+    def stop(self, lease_id: str, *, grace_seconds: int | None = None) -> Lease:
+        """Ends a lease whatever its state; its container gets ``grace_seconds`` (10) to end by itself."""
+        asked: dict[str, object] = {"lease_id": lease_id}
+        if grace_seconds is not None:
+            asked["grace_seconds"] = grace_seconds
+        grace = STOP_GRACE_SECONDS if grace_seconds is None else grace_seconds
+        return Lease(self._call("Leases/Stop", asked, grace + ANSWER_SECONDS))
+
+    def get(self, lease_id: str) -> Lease:
+        """A lease by its id, its container's name or the beginning of its container's id."""
+        return Lease(self._call("Leases/Get", {"lease_id": lease_id}))
+
+    def leases(self, *, ended: bool = False, limit: int = 0) -> LeaseList:
+        """All leases and the GPU processes without one; ``ended`` adds the newest that are over."""
+        return LeaseList(self._call("Leases/List", {"ended": ended, "limit": limit}))
+
+    def explain(self, lease_id: str) -> Explanation:
+        """Why a lease waits, and its story."""
+        return Explanation(self._call("Leases/Explain", {"lease_id": lease_id}))
+
+    # --- the node
+
+    def gpus(self) -> GpuList:
+        """The GPUs, and what is wrong with the node."""
+        return GpuList(self._call("Gpus/List", {}))
+
+    def status(self) -> NodeStatus:
+        """The daemon and the engine behind it."""
+        return NodeStatus(self._call("Node/Status", {}))
+
+    def presets(self) -> tuple[Preset, ...]:
+        """The requests that the admin gave names."""
+        return PresetList(self._call("Node/Presets", {})).presets
+
+    # --- the Docker API on the same socket
+
+    def docker(self, method: str, target: str, *, answer_seconds: float = ANSWER_SECONDS) -> http.Answer:
+        """One request without a body to the Docker API behind the gate, its answer as it came."""
+        return http.exchange(self.path, method, target, timeout_seconds=answer_seconds)
+
+    def _call(
+        self, call: str, asked: Mapping[str, object], answer_seconds: float = ANSWER_SECONDS
+    ) -> dict[str, Any]:
+        answer = http.exchange(
+            self.path,
+            "POST",
+            f"/gpushare.v1.{call}",
+            json.dumps(asked).encode(),
+            timeout_seconds=answer_seconds,
+        )
+        if answer.status != OK:
+            raise faults.from_answer(answer.status, answer.body, self.path)
+        try:
+            data = json.loads(answer.body)
+        except ValueError:
+            data = None
+        if not isinstance(data, dict):
+            raise faults.not_our_daemon(self.path, "no JSON object")
+        return data

@@ -1,0 +1,68 @@
+"""Errors on their way from the daemon to the caller: from JSON in Connect's form back into our tree."""
+
+from __future__ import annotations
+
+import json
+
+from gpushared.domain import errors
+from gpushared.domain.errors import Code, DaemonUnavailable, GpushareError
+
+_BY_CODE: dict[str, type[GpushareError]] = {
+    Code.INVALID_ARGUMENT: errors.RequestError,
+    Code.FAILED_PRECONDITION: errors.StateConflict,
+    Code.NOT_FOUND: errors.NotFound,
+    Code.PERMISSION_DENIED: errors.PermissionRefused,
+    Code.RESOURCE_EXHAUSTED: errors.LimitReached,
+    Code.UNAVAILABLE: errors.Unavailable,
+    Code.DEADLINE_EXCEEDED: errors.TimedOut,
+}
+
+
+class ConnectionLost(DaemonUnavailable):
+    """The daemon was reached, but its answer did not come; the call may or may not have been carried out."""
+
+
+def from_answer(status: int, body: bytes, path: str) -> GpushareError:
+    """The error that an answer other than 200 stands for.
+
+    Form: ``{"code", "message", "details": [{"hint"}]}``
+    (https://connectrpc.com/docs/protocol#error-end-stream). Something without a code is not our daemon.
+    """
+    data = _json_object(body)
+    code, message = data.get("code"), data.get("message")
+    if not isinstance(code, str) or not isinstance(message, str):
+        return not_our_daemon(path, f"status {status}")
+    return _BY_CODE.get(code, GpushareError)(message, hint=_hint(data.get("details")))
+
+
+def not_our_daemon(path: str, what: str) -> GpushareError:
+    """What answers on the socket does not speak as gpushared does."""
+    return errors.Unavailable(f"what answers on {path} is not gpushared ({what})", hint="check GPUSHARE_HOST")
+
+
+def unreachable(path: str, error: OSError) -> GpushareError:
+    """Why no connection could be made."""
+    if isinstance(error, PermissionError):
+        return errors.PermissionRefused(
+            f"you may not use the socket {path}", hint="ask the admin of this machine, or check GPUSHARE_HOST"
+        )
+    why = {FileNotFoundError: "there is no socket", ConnectionRefusedError: "nobody listens there"}
+    return DaemonUnavailable(
+        f"no gpushared daemon answers on {path}: {why.get(type(error), error.strerror or str(error))}",
+        hint="see `systemctl status gpushared`; for a daemon elsewhere: export GPUSHARE_HOST=unix:///PATH",
+    )
+
+
+def _json_object(body: bytes) -> dict[str, object]:
+    try:
+        data = json.loads(body)
+    except ValueError:
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _hint(details: object) -> str:
+    for detail in details if isinstance(details, list) else ():
+        if isinstance(detail, dict) and isinstance(detail.get("hint"), str):
+            return str(detail["hint"])
+    return ""

@@ -1,0 +1,167 @@
+"""One HTTP/1.1 request over a unix socket, and its answer.
+
+Written by hand because ``http.client`` (which brings ``email``) takes longer to import than a listing takes
+to be asked for and shown. Only what the daemon's socket needs: a connection per request, answers with a
+length, in chunks or until the end of the connection.
+"""
+
+from __future__ import annotations
+
+import socket
+from time import monotonic
+from typing import NamedTuple
+
+from gpushared.client.faults import ConnectionLost, not_our_daemon, unreachable
+from gpushared.domain.errors import TimedOut
+
+MAX_HEAD_BYTES = 64 * 1024
+MAX_BODY_BYTES = 64 * 1024 * 1024
+CONNECT_SECONDS = 5.0
+
+
+class Answer(NamedTuple):
+    """Status and body of an answer."""
+
+    status: int
+    body: bytes
+
+
+def exchange(
+    path: str, method: str, target: str, body: bytes = b"", *, timeout_seconds: float = 30.0
+) -> Answer:
+    """Asks once and reads the whole answer within the time.
+
+    Raises DaemonUnavailable (nobody there), ConnectionLost (gone before the answer was complete), TimedOut,
+    PermissionRefused, or Unavailable when what answers is not HTTP.
+    """
+    deadline = monotonic() + timeout_seconds
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        try:
+            connection.settimeout(min(CONNECT_SECONDS, timeout_seconds))
+            connection.connect(path)
+        except TimeoutError as error:
+            raise _no_answer(path) from error
+        except OSError as error:
+            raise unreachable(path, error) from error
+        try:
+            connection.settimeout(timeout_seconds)
+            connection.sendall(_request(method, target, body))
+            return _Reader(connection, path, deadline).answer()
+        except TimeoutError as error:
+            raise _no_answer(path) from error
+        except OSError as error:
+            raise _lost(path) from error
+
+
+def _request(method: str, target: str, body: bytes) -> bytes:
+    head = f"{method} {target} HTTP/1.1\r\nHost: gpushared\r\nConnection: close\r\n"
+    if body:
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    return head.encode("ascii") + b"\r\n" + body
+
+
+def _lost(path: str) -> ConnectionLost:
+    return ConnectionLost(
+        f"the connection to the daemon on {path} was lost", hint="see `systemctl status gpushared`"
+    )
+
+
+def _no_answer(path: str) -> TimedOut:
+    return TimedOut(
+        f"the daemon on {path} did not answer in time", hint="see `systemctl status gpushared` and its log"
+    )
+
+
+class _Reader:
+    """Reads one answer; every wait counts against one deadline, so a trickle cannot hold a caller."""
+
+    def __init__(self, connection: socket.socket, path: str, deadline: float) -> None:
+        self._connection = connection
+        self._path = path
+        self._deadline = deadline
+        self._buffer = bytearray()
+
+    def answer(self) -> Answer:
+        status, headers = self._head()
+        while 100 <= status < 200:  # noqa: PLR2004 - informational answers precede the real one
+            status, headers = self._head()
+        return Answer(status, self._body(status, headers))
+
+    def _head(self) -> tuple[int, dict[str, str]]:
+        words = self._line().split(" ", 2)
+        if len(words) < 2 or not words[0].startswith("HTTP/1.") or not words[1].isdecimal():  # noqa: PLR2004
+            raise not_our_daemon(self._path, "no HTTP answer")
+        headers: dict[str, str] = {}
+        size = 0
+        while line := self._line():
+            size += len(line)
+            if size > MAX_HEAD_BYTES:
+                raise not_our_daemon(self._path, "endless headers")
+            name, _, value = line.partition(":")
+            headers[name.lower()] = value.strip()
+        return int(words[1]), headers
+
+    def _body(self, status: int, headers: dict[str, str]) -> bytes:
+        if status in {204, 304}:
+            return b""
+        if "chunked" in headers.get("transfer-encoding", "").lower():
+            return self._chunks()
+        if "content-length" in headers:
+            return self._exactly(self._size(headers["content-length"], 10))
+        return self._rest()
+
+    def _chunks(self) -> bytes:
+        body = bytearray()
+        while size := self._size(self._line().partition(";")[0].strip(), 16):
+            body += self._exactly(size)
+            if self._line():
+                raise not_our_daemon(self._path, "broken chunk")
+            if len(body) > MAX_BODY_BYTES:
+                raise not_our_daemon(self._path, "endless answer")
+        while self._line():  # trailers
+            pass
+        return bytes(body)
+
+    def _size(self, text: str, base: int) -> int:
+        try:
+            size = int(text, base)
+        except ValueError:
+            size = -1
+        if not 0 <= size <= MAX_BODY_BYTES:
+            raise not_our_daemon(self._path, "a length that makes no sense")
+        return size
+
+    def _line(self) -> str:
+        while (end := self._buffer.find(b"\r\n")) < 0:
+            if len(self._buffer) > MAX_HEAD_BYTES:
+                raise not_our_daemon(self._path, "endless line")
+            self._fill()
+        line = self._buffer[:end].decode("latin-1")
+        del self._buffer[: end + 2]
+        return line
+
+    def _exactly(self, size: int) -> bytes:
+        while len(self._buffer) < size:
+            self._fill()
+        data = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return data
+
+    def _rest(self) -> bytes:
+        while self._receive():
+            if len(self._buffer) > MAX_BODY_BYTES:
+                raise not_our_daemon(self._path, "endless answer")
+        return bytes(self._buffer)
+
+    def _fill(self) -> None:
+        if not self._receive():
+            raise _lost(self._path)
+
+    def _receive(self) -> int:
+        left = self._deadline - monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left)
+        data = self._connection.recv(256 * 1024)
+        self._buffer += data
+        return len(data)

@@ -1,0 +1,256 @@
+"""The answers of the daemon as typed objects.
+
+Fields and their defaults are those of ``proto/gpushare/v1``; the class body is the whole declaration. Plain
+classes instead of dataclasses, because importing ``dataclasses`` costs a listing a fifth of its time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from gpushared.domain.errors import Unavailable
+
+Time = float | None
+"""Seconds since the epoch, None where the wire says 0 (not set)."""
+
+_SCALARS: dict[str, Callable[[Any], Any]] = {
+    "str": str,
+    "int": int,  # 64-bit integers arrive as strings in protobuf's JSON
+    "float": float,
+    "bool": bool,
+    "Time": lambda value: float(value) or None,
+}
+
+
+class Message:
+    """A message read from JSON: absent fields have their defaults, unknown ones are ignored."""
+
+    WIRE_NAMES: ClassVar[Mapping[str, str]] = {}
+    """Attributes that cannot have the name they have on the wire."""
+    _readers: ClassVar[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        _SCALARS[cls.__name__] = cls
+        cls._readers = {
+            name: (cls.WIRE_NAMES.get(name, name), _reader(kind))
+            for name, kind in cls.__annotations__.items()
+            if "ClassVar" not in kind
+        }
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        try:
+            for name, (wire_name, read) in self._readers.items():
+                value = data.get(wire_name)
+                if value is not None:
+                    setattr(self, name, read(value))
+        except (AttributeError, TypeError, ValueError) as error:
+            raise Unavailable(
+                f"the daemon's answer cannot be read ({type(self).__name__}: {error})",
+                hint="does `gpushare version` show the same version for client and daemon?",
+            ) from error
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields by their names on the wire; an empty text is None, as everything unknown."""
+        return {wire: _plain(getattr(self, name)) for name, (wire, _) in self._readers.items()}
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and vars(other) == vars(self)
+
+    __hash__ = None  # type: ignore[assignment]  # compared by value and not frozen
+
+    def __repr__(self) -> str:
+        said = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({said})"
+
+
+def _reader(kind: str) -> Callable[[Any], Any]:
+    name = kind.removesuffix(" | None")
+    if name.startswith("tuple["):
+        one = _SCALARS[name.removeprefix("tuple[").removesuffix(", ...]")]
+        return lambda values: tuple(one(value) for value in values)
+    return _SCALARS[name]
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Message):
+        return value.to_json()
+    if isinstance(value, tuple):
+        return [_plain(part) for part in value]
+    return None if value == "" else value
+
+
+class Grant(Message):
+    """A part of one GPU."""
+
+    gpu_uuid: str = ""
+    gpu_index: int = 0
+    gpu_name: str = ""
+    memory_bytes: int = 0
+    compute_permille: int = 0
+
+
+class Waiting(Message):
+    """Where a queued lease stands, and why."""
+
+    position: int = 0
+    queue_length: int = 0
+    reason: str = ""
+    text: str = ""
+    start_from: Time = None
+    start_to: Time = None
+
+
+class Outcome(Message):
+    """How a lease ended: ``finished``, ``stopped``, ``expired``, ``never_claimed`` or ``failed``."""
+
+    kind: str = ""
+    exit_code: int | None = None
+    text: str = ""
+
+
+class Lease(Message):
+    """The right to use parts of this node's GPUs until a time."""
+
+    WIRE_NAMES: ClassVar[Mapping[str, str]] = {"lease_class": "class"}
+
+    id: str = ""
+    state: str = ""
+    owner_uid: int = 0
+    owner: str = ""
+    asks: str = ""
+    lease_class: str = ""
+    isolation: str = ""
+    preset: str = ""
+    grants: tuple[Grant, ...] = ()
+    memory_used_bytes: int | None = None
+    memory_wall: str = ""
+    compute_cap: str = ""
+    container_id: str = ""
+    container_name: str = ""
+    image: str = ""
+    created_at: float = 0.0
+    since: float = 0.0
+    expires_at: Time = None
+    deadline: Time = None
+    waiting: Waiting | None = None
+    outcome: Outcome | None = None
+    token: str = ""
+    simulated: bool = False
+
+
+class UnmanagedProcess(Message):
+    """A GPU process without a lease."""
+
+    pid: int = 0
+    gpu_uuid: str = ""
+    gpu_index: int = 0
+    memory_bytes: int | None = None
+    user: str = ""
+    command: str = ""
+
+
+class LeaseList(Message):
+    """The answer of ``Leases.List``."""
+
+    leases: tuple[Lease, ...] = ()
+    unmanaged: tuple[UnmanagedProcess, ...] = ()
+    simulated: bool = False
+
+
+class StoryEntry(Message):
+    """One line of a lease's story."""
+
+    at: float = 0.0
+    state: str = ""
+    text: str = ""
+
+
+class Refusal(Message):
+    """How many GPUs one reason refused in the newest decision."""
+
+    reason: str = ""
+    gpus: int = 0
+    text: str = ""
+
+
+class Explanation(Message):
+    """The answer of ``Leases.Explain``."""
+
+    lease: Lease = Lease({})
+    story: tuple[StoryEntry, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+
+
+class Gpu(Message):
+    """One GPU: what is used, and what is free."""
+
+    uuid: str = ""
+    index: int = 0
+    name: str = ""
+    mode: str = ""
+    memory_total_bytes: int = 0
+    memory_leasable_bytes: int = 0
+    memory_used_bytes: int | None = None
+    memory_free_bytes: int = 0
+    compute_free_permille: int = 0
+    utilization_ratio: float | None = None
+    temperature_celsius: int | None = None
+    power_watts: float | None = None
+    leases: int = 0
+    memory_unmanaged_bytes: int = 0
+    sharing: str = ""
+    trouble: str = ""
+    sampled_at: Time = None
+
+
+class GpuList(Message):
+    """The answer of ``Gpus.List``."""
+
+    gpus: tuple[Gpu, ...] = ()
+    simulated: bool = False
+    node: str = ""
+    troubles: tuple[str, ...] = ()
+
+
+class EngineStatus(Message):
+    """The Docker engine behind the daemon."""
+
+    version: str = ""
+    api_version: str = ""
+    gpu_mechanism: str = ""
+    lease_devices: bool = False
+    cgroup_version: int = 0
+    trouble: str = ""
+
+
+class NodeStatus(Message):
+    """The answer of ``Node.Status``."""
+
+    version: str = ""
+    node: str = ""
+    simulated: bool = False
+    engine: EngineStatus | None = None
+    troubles: tuple[str, ...] = ()
+    started_at: float = 0.0
+    caller_trusted: bool = False
+
+
+class Preset(Message):
+    """A request that the admin gave a name."""
+
+    WIRE_NAMES: ClassVar[Mapping[str, str]] = {"lease_class": "class"}
+
+    name: str = ""
+    gpu: str = ""
+    gpu_memory: str = ""
+    gpu_compute: str = ""
+    lease_class: str = ""
+    time: str = ""
+    description: str = ""
+
+
+class PresetList(Message):
+    """The answer of ``Node.Presets``."""
+
+    presets: tuple[Preset, ...] = ()
