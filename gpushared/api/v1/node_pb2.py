@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16gpushare/v1/node.proto\x12\x0bgpushare.v1\"\x13\n\x11NodeStatusRequest\"\xa7\x01\n\nNodeStatus\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x11\n\tsimulated\x18\x03 \x01(\x08\x12)\n\x06\x65ngine\x18\x04 \x01(\x0b\x32\x19.gpushare.v1.EngineStatus\x12\x10\n\x08troubles\x18\x05 \x03(\t\x12\x12\n\nstarted_at\x18\x06 \x01(\x01\x12\x16\n\x0e\x63\x61ller_trusted\x18\x07 \x01(\x08\"\x8b\x01\n\x0c\x45ngineStatus\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x13\n\x0b\x61pi_version\x18\x02 \x01(\t\x12\x15\n\rgpu_mechanism\x18\x03 \x01(\t\x12\x15\n\rlease_devices\x18\x04 \x01(\x08\x12\x16\n\x0e\x63group_version\x18\x05 \x01(\x05\x12\x0f\n\x07trouble\x18\x06 \x01(\t\"\x10\n\x0ePresetsRequest\"7\n\x0fPresetsResponse\x12$\n\x07presets\x18\x01 \x03(\x0b\x32\x13.gpushare.v1.Preset\"~\n\x06Preset\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03gpu\x18\x02 \x01(\t\x12\x12\n\ngpu_memory\x18\x03 \x01(\t\x12\x13\n\x0bgpu_compute\x18\x04 \x01(\t\x12\r\n\x05\x63lass\x18\x05 \x01(\t\x12\x0c\n\x04time\x18\x06 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x07 \x01(\t\"\xdb\x01\n\x10SimulationChange\x12\x11\n\tgpu_index\x18\x01 \x01(\x05\x12\x30\n\tprocesses\x18\x02 \x03(\x0b\x32\x1d.gpushare.v1.SimulatedProcess\x12\x1e\n\x11utilization_ratio\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07trouble\x18\x04 \x01(\tH\x01\x88\x01\x01\x12\x19\n\x0chang_seconds\x18\x05 \x01(\x01H\x02\x88\x01\x01\x42\x14\n\x12_utilization_ratioB\n\n\x08_troubleB\x0f\n\r_hang_seconds\"5\n\x10SimulatedProcess\x12\x0b\n\x03pid\x18\x01 \x01(\x05\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x03\"\x13\n\x11SimulationChanged2\x8f\x01\n\x04Node\x12\x41\n\x06Status\x12\x1e.gpushare.v1.NodeStatusRequest\x1a\x17.gpushare.v1.NodeStatus\x12\x44\n\x07Presets\x12\x1b.gpushare.v1.PresetsRequest\x1a\x1c.gpushare.v1.PresetsResponse2U\n\nSimulation\x12G\n\x06\x43hange\x12\x1d.gpushare.v1.SimulationChange\x1a\x1e.gpushare.v1.SimulationChangedb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16gpushare/v1/node.proto\x12\x0bgpushare.v1\"\x13\n\x11NodeStatusRequest\"\xbb\x01\n\nNodeStatus\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x11\n\tsimulated\x18\x03 \x01(\x08\x12)\n\x06\x65ngine\x18\x04 \x01(\x0b\x32\x19.gpushare.v1.EngineStatus\x12\x10\n\x08troubles\x18\x05 \x03(\t\x12\x12\n\nstarted_at\x18\x06 \x01(\x01\x12\x12\n\ncaller_uid\x18\x08 \x01(\x03\x12\x16\n\x0e\x63\x61ller_trusted\x18\x07 \x01(\x08\"\x8b\x01\n\x0c\x45ngineStatus\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x13\n\x0b\x61pi_version\x18\x02 \x01(\t\x12\x15\n\rgpu_mechanism\x18\x03 \x01(\t\x12\x15\n\rlease_devices\x18\x04 \x01(\x08\x12\x16\n\x0e\x63group_version\x18\x05 \x01(\x05\x12\x0f\n\x07trouble\x18\x06 \x01(\t\"\x10\n\x0ePresetsRequest\"7\n\x0fPresetsResponse\x12$\n\x07presets\x18\x01 \x03(\x0b\x32\x13.gpushare.v1.Preset\"~\n\x06Preset\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03gpu\x18\x02 \x01(\t\x12\x12\n\ngpu_memory\x18\x03 \x01(\t\x12\x13\n\x0bgpu_compute\x18\x04 \x01(\t\x12\r\n\x05\x63lass\x18\x05 \x01(\t\x12\x0c\n\x04time\x18\x06 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x07 \x01(\t\"\xdb\x01\n\x10SimulationChange\x12\x11\n\tgpu_index\x18\x01 \x01(\x05\x12\x30\n\tprocesses\x18\x02 \x03(\x0b\x32\x1d.gpushare.v1.SimulatedProcess\x12\x1e\n\x11utilization_ratio\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07trouble\x18\x04 \x01(\tH\x01\x88\x01\x01\x12\x19\n\x0chang_seconds\x18\x05 \x01(\x01H\x02\x88\x01\x01\x42\x14\n\x12_utilization_ratioB\n\n\x08_troubleB\x0f\n\r_hang_seconds\"5\n\x10SimulatedProcess\x12\x0b\n\x03pid\x18\x01 \x01(\x05\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x03\"\x13\n\x11SimulationChanged2\x8f\x01\n\x04Node\x12\x41\n\x06Status\x12\x1e.gpushare.v1.NodeStatusRequest\x1a\x17.gpushare.v1.NodeStatus\x12\x44\n\x07Presets\x12\x1b.gpushare.v1.PresetsRequest\x1a\x1c.gpushare.v1.PresetsResponse2U\n\nSimulation\x12G\n\x06\x43hange\x12\x1d.gpushare.v1.SimulationChange\x1a\x1e.gpushare.v1.SimulationChangedb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,23 +34,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NODESTATUSREQUEST']._serialized_start=39
   _globals['_NODESTATUSREQUEST']._serialized_end=58
   _globals['_NODESTATUS']._serialized_start=61
-  _globals['_NODESTATUS']._serialized_end=228
-  _globals['_ENGINESTATUS']._serialized_start=231
-  _globals['_ENGINESTATUS']._serialized_end=370
-  _globals['_PRESETSREQUEST']._serialized_start=372
-  _globals['_PRESETSREQUEST']._serialized_end=388
-  _globals['_PRESETSRESPONSE']._serialized_start=390
-  _globals['_PRESETSRESPONSE']._serialized_end=445
-  _globals['_PRESET']._serialized_start=447
-  _globals['_PRESET']._serialized_end=573
-  _globals['_SIMULATIONCHANGE']._serialized_start=576
-  _globals['_SIMULATIONCHANGE']._serialized_end=795
-  _globals['_SIMULATEDPROCESS']._serialized_start=797
-  _globals['_SIMULATEDPROCESS']._serialized_end=850
-  _globals['_SIMULATIONCHANGED']._serialized_start=852
-  _globals['_SIMULATIONCHANGED']._serialized_end=871
-  _globals['_NODE']._serialized_start=874
-  _globals['_NODE']._serialized_end=1017
-  _globals['_SIMULATION']._serialized_start=1019
-  _globals['_SIMULATION']._serialized_end=1104
+  _globals['_NODESTATUS']._serialized_end=248
+  _globals['_ENGINESTATUS']._serialized_start=251
+  _globals['_ENGINESTATUS']._serialized_end=390
+  _globals['_PRESETSREQUEST']._serialized_start=392
+  _globals['_PRESETSREQUEST']._serialized_end=408
+  _globals['_PRESETSRESPONSE']._serialized_start=410
+  _globals['_PRESETSRESPONSE']._serialized_end=465
+  _globals['_PRESET']._serialized_start=467
+  _globals['_PRESET']._serialized_end=593
+  _globals['_SIMULATIONCHANGE']._serialized_start=596
+  _globals['_SIMULATIONCHANGE']._serialized_end=815
+  _globals['_SIMULATEDPROCESS']._serialized_start=817
+  _globals['_SIMULATEDPROCESS']._serialized_end=870
+  _globals['_SIMULATIONCHANGED']._serialized_start=872
+  _globals['_SIMULATIONCHANGED']._serialized_end=891
+  _globals['_NODE']._serialized_start=894
+  _globals['_NODE']._serialized_end=1037
+  _globals['_SIMULATION']._serialized_start=1039
+  _globals['_SIMULATION']._serialized_end=1124
 # @@protoc_insertion_point(module_scope)

@@ -43,11 +43,14 @@ class NodeStatus(_message.Message):
     ENGINE_FIELD_NUMBER: _builtins.int
     TROUBLES_FIELD_NUMBER: _builtins.int
     STARTED_AT_FIELD_NUMBER: _builtins.int
+    CALLER_UID_FIELD_NUMBER: _builtins.int
     CALLER_TRUSTED_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     node: _builtins.str
     simulated: _builtins.bool
     started_at: _builtins.float
+    caller_uid: _builtins.int
+    """Who the daemon takes the caller for."""
     caller_trusted: _builtins.bool
     """Whether the caller is trusted with the whole engine (root, docker group)."""
     @_builtins.property
@@ -63,11 +66,12 @@ class NodeStatus(_message.Message):
         engine: Global___EngineStatus | None = ...,
         troubles: _abc.Iterable[_builtins.str] | None = ...,
         started_at: _builtins.float = ...,
+        caller_uid: _builtins.int = ...,
         caller_trusted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller_trusted", b"caller_trusted", "engine", b"engine", "node", b"node", "simulated", b"simulated", "started_at", b"started_at", "troubles", b"troubles", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller_trusted", b"caller_trusted", "caller_uid", b"caller_uid", "engine", b"engine", "node", b"node", "simulated", b"simulated", "started_at", b"started_at", "troubles", b"troubles", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,252 @@
+"""The calls of the API, each once: gRPC and unary JSON are only two ways to reach them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from google.protobuf.message import Message
+
+import gpushared
+from gpushared.api.v1 import gpus_pb2, leases_pb2, node_pb2
+from gpushared.domain import messages as m
+from gpushared.domain.asking import Ask, read_request
+from gpushared.domain.errors import NotFound, RequestError
+from gpushared.domain.explain import nearest_now
+from gpushared.domain.lease import Lease, LeaseId, Queued
+from gpushared.domain.request import Caller
+from gpushared.domain.units import shown
+from gpushared.node import views
+from gpushared.node.attendance import Attendance
+from gpushared.node.follower import Follower
+from gpushared.node.loop import Loop
+from gpushared.node.sampler import Sampler
+from gpushared.node.troubles import Troubles
+from gpushared.ports import Journal
+
+MAX_WAIT_SECONDS = 60.0
+MAX_LISTED = 1000
+LISTED = 50
+SHORTEST_CONTAINER_ID = 4
+MAX_REQUEST_ID = 128
+
+Call = Callable[..., Awaitable[Message]]
+
+
+@dataclass(frozen=True, slots=True)
+class Unary:
+    """One call: how its request is read, and what answers it."""
+
+    request: type[Message]
+    call: Call
+
+
+class Api:
+    """Everything the daemon answers, apart from the Docker endpoint."""
+
+    def __init__(
+        self,
+        *,
+        loop: Loop,
+        journal: Journal,
+        sampler: Sampler,
+        follower: Follower,
+        attendance: Attendance,
+        troubles: Troubles,
+        node_name: str,
+        simulated: bool,
+        stop_grace_seconds: int,
+    ) -> None:
+        self.presets: Mapping[str, Ask] = {}
+        self.preset_texts: Mapping[str, str] = {}
+        self._loop = loop
+        self._journal = journal
+        self._sampler = sampler
+        self._follower = follower
+        self._attendance = attendance
+        self._troubles = troubles
+        self._node_name = node_name
+        self._simulated = simulated
+        self._stop_grace_seconds = stop_grace_seconds
+        self._started_at = loop.now()
+        self._views = views.Views(loop, simulated=simulated)
+
+    def calls(self) -> dict[str, Unary]:
+        """All unary calls by their full name."""
+        return {
+            "gpushare.v1.Leases/Request": Unary(leases_pb2.LeaseRequest, self.request),
+            "gpushare.v1.Leases/Wait": Unary(leases_pb2.WaitRequest, self.wait),
+            "gpushare.v1.Leases/Release": Unary(leases_pb2.LeaseRef, self.release),
+            "gpushare.v1.Leases/Stop": Unary(leases_pb2.StopRequest, self.stop),
+            "gpushare.v1.Leases/Get": Unary(leases_pb2.LeaseRef, self.get),
+            "gpushare.v1.Leases/List": Unary(leases_pb2.ListLeasesRequest, self.list_leases),
+            "gpushare.v1.Leases/Explain": Unary(leases_pb2.LeaseRef, self.explain),
+            "gpushare.v1.Gpus/List": Unary(gpus_pb2.ListGpusRequest, self.list_gpus),
+            "gpushare.v1.Node/Status": Unary(node_pb2.NodeStatusRequest, self.status),
+            "gpushare.v1.Node/Presets": Unary(node_pb2.PresetsRequest, self.list_presets),
+        }
+
+    # --- leases ----------------------------------------------------------------------------------------
+
+    async def request(self, message: leases_pb2.LeaseRequest, caller: Caller) -> leases_pb2.Lease:
+        """Queue or grant; comes back at once."""
+        if len(message.request_id) > MAX_REQUEST_ID:
+            raise RequestError(
+                f"the request id has {len(message.request_id)} characters",
+                hint=f"use at most {MAX_REQUEST_ID}, a UUID for example",
+            )
+        request = read_request(_ask(message), self.presets)
+        event = m.RequestSubmitted(request, caller, message.request_id, immediate=message.immediate)
+        lease = await self._loop.send(event)
+        assert lease is not None, "a request is answered with its lease"
+        self._attendance.seen(lease.id, self._loop.now())
+        return self._view(lease, caller)
+
+    async def wait(self, message: leases_pb2.WaitRequest, caller: Caller) -> leases_pb2.Lease:
+        """Come back when the lease no longer looks as in the token."""
+        lease = await self._find(message.lease_id, caller)
+        seconds = min(max(message.timeout_seconds, 0.0), MAX_WAIT_SECONDS)
+        until = self._loop.now() + seconds
+        with self._attendance.waiting(lease.id, self._loop.now()):
+            while (view := self._view(await self._again(lease), caller)).token == message.token:
+                left = until - self._loop.now()
+                if left <= 0 or not await self._loop.changed(left):
+                    break
+        self._attendance.seen(lease.id, self._loop.now())
+        return view
+
+    async def release(self, message: leases_pb2.LeaseRef, caller: Caller) -> leases_pb2.Lease:
+        lease = await self._find(message.lease_id, caller)
+        return self._view(await self._loop.send(m.ReleaseAsked(lease.id, caller)) or lease, caller)
+
+    async def stop(self, message: leases_pb2.StopRequest, caller: Caller) -> leases_pb2.Lease:
+        lease = await self._find(message.lease_id, caller)
+        grace = message.grace_seconds if message.HasField("grace_seconds") else self._stop_grace_seconds
+        if not 0 <= grace <= 3600:  # noqa: PLR2004 - an hour, as the message says
+            raise RequestError(f"a grace of {grace} s is not possible", hint="give 0 to 3600 seconds")
+        return self._view(await self._loop.send(m.StopAsked(lease.id, caller, grace)) or lease, caller)
+
+    async def get(self, message: leases_pb2.LeaseRef, caller: Caller) -> leases_pb2.Lease:
+        return self._view(await self._find(message.lease_id, caller), caller)
+
+    async def list_leases(
+        self, message: leases_pb2.ListLeasesRequest, caller: Caller
+    ) -> leases_pb2.ListLeasesResponse:
+        """Live leases in the order they were asked for; with ``ended`` those that are over, newest first."""
+        leases = list(self._loop.state.leases.values())
+        if message.ended:
+            leases += await self._journal.ended(min(message.limit or LISTED, MAX_LISTED))
+        return leases_pb2.ListLeasesResponse(
+            leases=[self._view(lease, caller) for lease in leases],
+            unmanaged=self._views.strangers(self._sampler.newest),
+            simulated=self._simulated,
+        )
+
+    async def explain(self, message: leases_pb2.LeaseRef, caller: Caller) -> leases_pb2.Explanation:
+        """Why it waits, what would fit now, and its story; the story is for the owner and the trusted."""
+        lease = await self._find(message.lease_id, caller)
+        own = caller.trusted or caller.uid == lease.owner_uid
+        entries = await self._journal.story(lease.id) if own else ()
+        view = self._view(lease, caller)
+        if isinstance(lease.state, Queued) and (nearest := nearest_now(self._loop.state)):
+            view.waiting.text += f"; {nearest}"
+        return leases_pb2.Explanation(
+            lease=view, story=views.story(entries), refusals=self._views.refusals(lease)
+        )
+
+    def _view(self, lease: Lease, caller: Caller) -> leases_pb2.Lease:
+        return self._views.lease(lease, caller, self._sampler.newest)
+
+    async def _again(self, lease: Lease) -> Lease:
+        """The lease as it is now."""
+        state = self._loop.state
+        return state.leases.get(lease.id) or state.ended.get(lease.id) or lease
+
+    async def _find(self, reference: str, caller: Caller) -> Lease:
+        """By lease id, container name or a beginning of a container id; the last two among one's own."""
+        state = self._loop.state
+        lease = state.leases.get(LeaseId(reference)) or state.ended.get(LeaseId(reference))
+        if lease is None:
+            visible = [one for one in state.leases.values() if caller.trusted or one.owner_uid == caller.uid]
+            lease = _by_container(reference, visible) or await self._journal.lease(LeaseId(reference))
+        if lease is None:
+            raise NotFound(
+                f"there is no lease {shown(reference)}", hint="`gpushare ps` and `gpushare queue` list them"
+            )
+        return lease
+
+    # --- GPUs and the node -----------------------------------------------------------------------------
+
+    async def list_gpus(self, _: gpus_pb2.ListGpusRequest, __: Caller) -> gpus_pb2.ListGpusResponse:
+        return gpus_pb2.ListGpusResponse(
+            gpus=self._views.gpus(self._sampler.newest),
+            simulated=self._simulated,
+            node=self._node_name,
+            troubles=self._troubles.all(),
+        )
+
+    async def status(self, _: node_pb2.NodeStatusRequest, caller: Caller) -> node_pb2.NodeStatus:
+        return node_pb2.NodeStatus(
+            version=gpushared.__version__,
+            node=self._node_name,
+            simulated=self._simulated,
+            engine=self._engine_status(),
+            troubles=self._troubles.all(),
+            started_at=self._started_at,
+            caller_trusted=caller.trusted,
+            caller_uid=caller.uid,
+        )
+
+    def _engine_status(self) -> node_pb2.EngineStatus:
+        facts = self._follower.facts
+        if facts is None:
+            return node_pb2.EngineStatus(trouble=self._troubles.of("engine") or "it has not answered yet")
+        return node_pb2.EngineStatus(
+            version=facts.version,
+            api_version=facts.api_version,
+            gpu_mechanism=facts.gpu_mechanism,
+            lease_devices=facts.lease_devices,
+            cgroup_version=facts.cgroup_version,
+            trouble=self._troubles.of("engine"),
+        )
+
+    async def list_presets(self, _: node_pb2.PresetsRequest, __: Caller) -> node_pb2.PresetsResponse:
+        return node_pb2.PresetsResponse(
+            presets=[self._preset(name, ask) for name, ask in sorted(self.presets.items())]
+        )
+
+    def _preset(self, name: str, ask: Ask) -> node_pb2.Preset:
+        preset = node_pb2.Preset(
+            name=name,
+            gpu=ask.gpu,
+            gpu_memory=ask.gpu_memory,
+            gpu_compute=ask.gpu_compute,
+            time=ask.time,
+            description=self.preset_texts.get(name, ""),
+        )
+        setattr(preset, "class", ask.lease_class)
+        return preset
+
+
+def is_over(view: leases_pb2.Lease) -> bool:
+    """Whether nobody needs to wait for this lease any more."""
+    return view.state != "queued"
+
+
+def _ask(message: leases_pb2.LeaseRequest) -> Ask:
+    return Ask(
+        gpu=message.gpu,
+        gpu_memory=message.gpu_memory,
+        gpu_compute=message.gpu_compute,
+        preset=message.preset,
+        isolation=message.isolation,
+        lease_class=getattr(message, "class"),
+        time=message.time,
+    )
+
+
+def _by_container(reference: str, leases: list[Lease]) -> Lease | None:
+    named = [lease for lease in leases if lease.container_name == reference]
+    if not named and len(reference) >= SHORTEST_CONTAINER_ID:
+        named = [lease for lease in leases if (lease.container or "").startswith(reference)]
+    return named[0] if len(named) == 1 else None

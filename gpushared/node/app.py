@@ -1,0 +1,299 @@
+"""Wiring: the only place that chooses real parts or simulated ones, and the daemon's life from start to end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpushared.config.model import Config, Preset
+from gpushared.domain.asking import Ask
+from gpushared.domain.errors import ConfigError, GpushareError
+from gpushared.domain.messages import Tick
+from gpushared.domain.node import restore
+from gpushared.domain.state import NodeState, Rules
+from gpushared.engine.docker import DockerEngine
+from gpushared.gate.gate import Gate
+from gpushared.gate.http import Routes
+from gpushared.gpus.nvml import NvmlGpus
+from gpushared.gpus.simulated import SimulatedGpus
+from gpushared.journal.sqlite import SqliteJournal
+from gpushared.node import grpcapi
+from gpushared.node.api import Api
+from gpushared.node.attendance import Attendance
+from gpushared.node.desk import NodeDesk
+from gpushared.node.follower import Follower
+from gpushared.node.front import Front, listen
+from gpushared.node.identity import Identities
+from gpushared.node.jsonapi import JsonApi
+from gpushared.node.loop import Loop
+from gpushared.node.performer import Performer
+from gpushared.node.sampler import Sampler
+from gpushared.node.selftest import check_identity
+from gpushared.node.simulation import Simulation
+from gpushared.node.systemd import Notifier, feed_watchdog, passed_socket
+from gpushared.node.troubles import Troubles
+from gpushared.ports import Clock, Engine, Gpus, Journal, Sharing
+from gpushared.sharing.mps import MpsMode, MpsSharing
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS = 1.0
+FIRST_LOOK_SECONDS = 12.0
+"""How long the start waits for GPUs and engine before it serves without them."""
+SOCKET_NAME = "gpushared.sock"
+INNER_SOCKET = "inner/grpc.sock"
+JOURNAL_NAME = "journal.db"
+MPS_BINARY = "nvidia-cuda-mps-control"
+
+
+class SystemClock:
+    """The clock of the machine."""
+
+    def now(self) -> float:
+        return time.time()
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The daemon's real or simulated world."""
+
+    gpus: Gpus
+    sharing: Sharing
+    engine: Engine
+    journal: Journal
+    clock: Clock
+
+
+def real_parts(config: Config) -> Parts:
+    """The parts as configured. GPUs are simulated only where the configuration says so, never silently."""
+    simulated = bool(config.gpus.simulate)
+    gpus: Gpus = (
+        SimulatedGpus.parse(config.gpus.simulate, mps_reserve_bytes=config.gpus.mps_reserve)
+        if simulated
+        else NvmlGpus(mps_reserve_bytes=config.gpus.mps_reserve)
+    )
+    found = config.sharing.mps_binary or shutil.which(MPS_BINARY)
+    return Parts(
+        gpus=gpus,
+        sharing=MpsSharing(
+            Path(config.node.runtime_dir),
+            binary=Path(found) if found else None,
+            mode=MpsMode(config.sharing.mps),
+            simulated=simulated,
+        ),
+        engine=DockerEngine(f"unix://{config.engine.socket}", simulated_gpus=simulated),
+        journal=SqliteJournal(Path(config.node.state_dir) / JOURNAL_NAME),
+        clock=SystemClock(),
+    )
+
+
+def rules_of(config: Config) -> Rules:
+    """The configuration's figures that the core needs."""
+    return Rules(
+        claim_seconds=config.queue.claim_seconds,
+        stop_grace_seconds=config.engine.stop_grace_seconds,
+        max_queued=config.queue.max_queued,
+        max_queued_per_user=config.queue.max_queued_per_user,
+    )
+
+
+class Daemon:
+    """One node's daemon: built from parts, run until it is told to stop."""
+
+    def __init__(self, config: Config, parts: Parts, notifier: Notifier) -> None:
+        self._config = config
+        self._parts = parts
+        self._notifier = notifier
+        self._stop = asyncio.Event()
+        self._troubles = Troubles()
+        self._identities = Identities(config.gate.trusted_groups)
+        self._runtime_dir = Path(config.node.runtime_dir)
+
+    def stop(self) -> None:
+        """End serving; containers and what they use stay."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """From the journal to the last connection. Raises ConfigError where it cannot begin."""
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._close_parts)
+            loop = Loop(await self._restored(), self._parts.journal, self._parts.clock, self._troubles)
+            await stack.enter_async_context(loop.running())
+            await self._run_parts(loop, stack)
+
+    async def _restored(self) -> NodeState:
+        snapshot = await self._parts.journal.load()
+        log.info("journal loaded leases=%d", len(snapshot.leases))
+        return restore(NodeState(rules=rules_of(self._config)), snapshot.leases, snapshot.next_sequence)
+
+    async def _run_parts(self, loop: Loop, stack: AsyncExitStack) -> None:
+        self._attendance = Attendance(loop.now())
+        self._follower = Follower(loop, self._parts.engine, self._troubles)
+        self._sampler = Sampler(
+            loop, self._parts.gpus, self._parts.sharing, self._troubles, self._config.gpus.sample_seconds
+        )
+        performer = Performer(loop, self._parts.sharing, self._parts.engine, self._follower, self._sampler)
+        stack.push_async_callback(performer.close)
+        loop.perform = performer.perform
+        loop.after_recovery = self._follower.ask_survey
+        await self._first_look(loop, performer)
+        await self._serve(loop, performer, stack)
+
+    async def _first_look(self, loop: Loop, performer: Performer) -> None:
+        """GPUs, what containers hold, containers: known before anything is granted, where they answer."""
+        try:
+            async with asyncio.timeout(FIRST_LOOK_SECONDS):
+                await self._sampler.turn()
+        except TimeoutError:
+            self._troubles.raised("gpus", "the GPUs do not answer")
+        performer.remake_all()
+        try:
+            async with asyncio.timeout(FIRST_LOOK_SECONDS):
+                await self._follower.connect()
+        except (GpushareError, TimeoutError) as error:
+            self._troubles.raised("engine", str(error) or "the Docker engine does not answer")
+        if loop.state.gpus:
+            await self._sampler.turn()
+
+    async def _serve(self, loop: Loop, performer: Performer, stack: AsyncExitStack) -> None:
+        config = self._config
+        self._desk = NodeDesk(
+            loop,
+            performer,
+            self._follower,
+            self._parts.engine,
+            self._parts.journal,
+            self._attendance,
+            config.engine.stop_grace_seconds,
+        )
+        self._api = self._make_api(loop)
+        self._set_presets()
+        self._gate = Gate(config.engine.socket, self._desk, policy_of(config))
+        listener = self._listener()
+        inner = self._runtime_dir / INNER_SOCKET
+        inner.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        inner.parent.chmod(0o700)
+        routes = Routes(json=JsonApi(self._calls()).answer, docker=self._gate.handle)
+        front = Front(inner, self._identities, routes)
+        doors = grpcapi.Doors(self._identities, front.secret)
+        await stack.enter_async_context(grpcapi.serving(self._api, doors, str(inner)))
+        await stack.enter_async_context(front.serving(listener))
+        await check_identity(listener.getsockname())
+        await self._live(loop)
+
+    def _make_api(self, loop: Loop) -> Api:
+        return Api(
+            loop=loop,
+            journal=self._parts.journal,
+            sampler=self._sampler,
+            follower=self._follower,
+            attendance=self._attendance,
+            troubles=self._troubles,
+            node_name=self._config.node.name or socket.gethostname(),
+            simulated=self._parts.gpus.simulated,
+            stop_grace_seconds=self._config.engine.stop_grace_seconds,
+        )
+
+    def _calls(self) -> dict[str, Unary]:
+        calls = self._api.calls()
+        if isinstance(self._parts.gpus, SimulatedGpus):
+            calls |= Simulation(self._parts.gpus, self._sampler).calls()
+        return calls
+
+    def _listener(self) -> socket.socket:
+        return passed_socket() or listen(self._runtime_dir / SOCKET_NAME, self._config.node.socket_mode)
+
+    async def _live(self, loop: Loop) -> None:
+        """Until the stop: look, follow, tick, and tell systemd."""
+        tasks = [
+            asyncio.create_task(work)
+            for work in (
+                self._sampler.run(),
+                self._follower.run(),
+                self._tick(loop),
+                feed_watchdog(self._notifier),
+                self._stop.wait(),
+            )
+        ]
+        self._notifier.ready(self._status(loop))
+        log.info("serving %s", self._status(loop))
+        try:
+            done, _ = await asyncio.wait(tasks[:3] + tasks[4:], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()  # a part of the daemon that ends by an error ends the daemon
+        finally:
+            self._notifier.stopping()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _tick(self, loop: Loop) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            try:
+                await loop.send(Tick())
+                patience = float(self._config.queue.orphan_seconds)
+                for lease in self._attendance.absent(loop.state, loop.now(), patience):
+                    await loop.send(RequestAbandoned(lease))
+            except GpushareError as error:
+                log.debug("tick refused: %s", error)
+            self._tell_status(loop)
+
+    def _tell_status(self, loop: Loop) -> None:
+        status = self._status(loop)
+        if status != self._told:
+            self._told = status
+            self._notifier.status(status)
+
+    _told = ""
+
+    def _status(self, loop: Loop) -> str:
+        waiting = len(loop.state.waiting())
+        kind = "simulated GPUs" if self._parts.gpus.simulated else "GPUs"
+        held = len(loop.state.leases) - waiting
+        return f"{len(loop.state.gpus)} {kind}, {held} leases, {waiting} queued"
+
+    # --- configuration that may change while it runs ---------------------------------------------------
+
+    def reload(self, config: Config) -> None:
+        """Take over what can change at run time: rules, presets, the gate's policy, trusted groups."""
+        self._config = config
+        self._loop_rules(rules_of(config))
+        self._identities.trusted_groups = frozenset(config.gate.trusted_groups)
+        self._identities.forget()
+        self._gate.policy = policy_of(config)
+        self._set_presets()
+        log.info("configuration reloaded")
+
+    def _set_presets(self) -> None:
+        presets = {name: ask_of(preset) for name, preset in self._config.presets.items()}
+        self._api.presets = self._desk.presets = presets
+        self._api.preset_texts = {
+            name: preset.description for name, preset in self._config.presets.items()
+        }
+
+    async def _close_parts(self) -> None:
+        await self._parts.sharing.close(keep_running=True)
+        await self._parts.engine.close()
+        await self._parts.gpus.close()
+        await self._parts.journal.close()
+
+
+def ask_of(preset: Preset) -> Ask:
+    """A preset is what its users would otherwise type."""
+    return Ask(
+        gpu=preset.gpu,
+        gpu_memory=preset.gpu_memory,
+        gpu_compute=preset.gpu_compute,
+        isolation=preset.isolation,
+        lease_class=preset.lease_class,
+        time=preset.time,
+    )

@@ -1,0 +1,217 @@
+"""What the gate may ask of the node: claims, leases for containers that bring none, starts and restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Coroutine, Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from gpushared.domain import messages as m
+from gpushared.domain.asking import Ask, read_request
+from gpushared.domain.errors import EngineUnavailable, GpushareError, NotFound, StateConflict, TimedOut
+from gpushared.domain.lease import ContainerId, Draining, Ended, Lease, LeaseId, Queued
+from gpushared.domain.request import Caller, Request
+from gpushared.gate.desk import Claim, LeaseWish
+from gpushared.gate.wish import wish_of
+from gpushared.node.attendance import Attendance
+from gpushared.node.follower import Follower
+from gpushared.node.loop import Loop
+from gpushared.node.performer import Performer
+from gpushared.ports import ContainerFacts, Edits, Engine, EngineFacts, Journal
+
+LOOK_AGAIN_SECONDS = 5.0
+EDITS_SECONDS = 30.0
+DRAIN_SECONDS = 60.0
+
+
+class NodeDesk:
+    """The ``Desk`` of the gate, over the loop and its parts."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        performer: Performer,
+        follower: Follower,
+        engine: Engine,
+        journal: Journal,
+        attendance: Attendance,
+        stop_grace_seconds: int,
+    ) -> None:
+        self.presets: Mapping[str, Ask] = {}
+        self._loop = loop
+        self._performer = performer
+        self._follower = follower
+        self._engine = engine
+        self._journal = journal
+        self._attendance = attendance
+        self._stop_grace_seconds = stop_grace_seconds
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    def engine_facts(self) -> EngineFacts:
+        if self._follower.facts is None:
+            raise EngineUnavailable(
+                "the Docker engine has not answered yet", hint="`gpushare gpus` says what is wrong"
+            )
+        return self._follower.facts
+
+    async def gpu_count(self) -> int:
+        return len(self._loop.state.gpus)
+
+    # --- claims ----------------------------------------------------------------------------------------
+
+    async def claim(self, lease: LeaseId, caller: Caller) -> Claim:
+        known = self._loop.state.leases.get(lease)
+        if known is not None and known.owner_uid != caller.uid:
+            raise NotFound(f"there is no lease {lease}", hint="`gpushare ps` lists yours")
+        claimed = _present(await self._loop.send(m.ClaimAsked(lease, caller)))
+        try:
+            edits = await self._edits(lease)
+        except (GpushareError, asyncio.CancelledError):
+            self._in_background(self.unclaim(lease))
+            raise
+        return Claim(lease, claimed.device_name, edits, claimed.grants)
+
+    async def _edits(self, lease: LeaseId) -> Edits:
+        try:
+            async with asyncio.timeout(EDITS_SECONDS):
+                return await self._performer.edits_of(lease)
+        except TimeoutError:
+            raise TimedOut(
+                f"the settings of lease {lease} were not in place in {EDITS_SECONDS:.0f} s",
+                hint="`gpushare gpus` says what is wrong",
+            ) from None
+
+    async def unclaim(self, lease: LeaseId) -> None:
+        await self._loop.send(m.ClaimDropped(lease))
+
+    async def created(self, lease: LeaseId, container: ContainerId, name: str, image: str) -> None:
+        await self._loop.send(m.ContainerCreated(lease, container, name, image))
+
+    # --- leases that the gate asks for -----------------------------------------------------------------
+
+    async def acquire(self, wish: LeaseWish, caller: Caller) -> Claim:
+        request = read_request(Ask(**asdict(wish)), self.presets)
+        device_name = f"c-{secrets.token_hex(6)}" if self.engine_facts().lease_devices else ""
+        return await self._acquire(request, caller, device_name)
+
+    async def _acquire(self, request: Request, caller: Caller, device_name: str) -> Claim:
+        lease = _present(await self._loop.send(m.RequestSubmitted(request, caller, device_name=device_name)))
+        try:
+            await self._granted(lease)
+            return await self.claim(lease.id, caller)
+        except (GpushareError, asyncio.CancelledError):
+            self._in_background(self.release(lease.id))
+            raise
+
+    async def _granted(self, lease: Lease) -> None:
+        with self._attendance.waiting(lease.id, self._loop.now()):
+            while isinstance((lease := self._loop.state.find(lease.id)).state, Queued):
+                await self._loop.changed(LOOK_AGAIN_SECONDS)
+        if isinstance(lease.state, Ended):
+            raise StateConflict(f"lease {lease.id} ended while it waited", hint="ask again")
+
+    async def release(self, lease: LeaseId) -> None:
+        root = Caller(0, 0, "the daemon", trusted=True)
+        found = self._loop.state.leases.get(lease)
+        if found is not None and found.container is None:
+            await self._loop.send(m.ReleaseAsked(lease, root))
+
+    # --- starts ----------------------------------------------------------------------------------------
+
+    async def before_start(self, container: ContainerId, caller: Caller) -> None:
+        facts = await self._engine.inspect(container)
+        if facts is None or not facts.device_name:
+            return
+        lease = await self._after_draining(container)
+        if lease is not None:
+            await self._loop.send(m.StartAsked(lease.id))
+        else:
+            await self._lease_again(facts, caller)
+
+    async def start_failed(self, container: ContainerId) -> None:
+        await self._follower.inspect(container)
+
+    async def before_restart(self, container: ContainerId, caller: Caller) -> None:
+        lease = await self._after_draining(container)
+        if lease is not None:
+            await self._loop.send(m.RestartAsked(lease.id, self._stop_grace_seconds))
+        else:
+            await self.before_start(container, caller)
+
+    async def after_restart(self, container: ContainerId) -> None:
+        lease = self._loop.state.of_container(container)
+        if lease is not None:
+            await self._loop.send(m.RestartDone(lease.id))
+
+    async def lease_env(self, container: ContainerId) -> Mapping[str, str]:
+        lease = self._loop.state.of_container(container)
+        return {} if lease is None else (await self._edits(lease.id)).env
+
+    async def _after_draining(self, container: ContainerId) -> Lease | None:
+        """The container's live lease, once an earlier one is over."""
+        try:
+            async with asyncio.timeout(DRAIN_SECONDS):
+                while (lease := self._loop.state.of_container(container)) is not None:
+                    if not isinstance(lease.state, Draining):
+                        return lease
+                    await self._loop.changed(LOOK_AGAIN_SECONDS)
+        except TimeoutError:
+            raise StateConflict(
+                "the container's last lease has not ended yet: its GPU memory is not back",
+                hint="`gpushare ps` shows it",
+            ) from None
+        return None
+
+    async def _lease_again(self, facts: ContainerFacts, caller: Caller) -> None:
+        request, owner = await self._request_again(facts, caller)
+        claim = await self._acquire(request, owner, facts.device_name)
+        await self.created(claim.lease, facts.id, facts.name, facts.image)
+
+    async def _request_again(self, facts: ContainerFacts, caller: Caller) -> tuple[Request, Caller]:
+        """What the container had, or what its labels wish; for its owner, whoever starts it."""
+        previous = await self._previous(facts.device_name)
+        if previous is None:
+            request = read_request(Ask(**asdict(wish_of(facts.labels))), self.presets)
+            uid = caller.uid if facts.owner_uid is None else facts.owner_uid
+            return request, caller if uid == caller.uid else Caller(uid, uid, str(uid))
+        owner = Caller(previous.owner_uid, previous.owner_uid, previous.owner_name)
+        return self._as_baked(previous), owner
+
+    async def _previous(self, device_name: str) -> Lease | None:
+        lease = LeaseId(device_name)
+        return self._loop.state.ended.get(lease) or await self._journal.lease(lease)
+
+    def _as_baked(self, previous: Lease) -> Request:
+        """Where settings are fixed at create, exactly the same parts of the same GPUs must be had again."""
+        held = previous.state.grants if isinstance(previous.state, Ended) else previous.grants
+        if self.engine_facts().lease_devices or not held:
+            return previous.request
+        if previous.request.wants_whole_gpus:
+            return replace(previous.request, gpus=tuple(grant.gpu for grant in held))
+        return replace(
+            previous.request,
+            gpus=tuple(grant.gpu for grant in held),
+            compute_permille=held[0].compute_permille,
+            memory_bytes=held[0].memory_bytes,
+            memory_permille=None,
+        )
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """A caller that is being cancelled cannot await its own good manners."""
+        task = asyncio.create_task(_quiet(work))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+
+async def _quiet(work: Coroutine[Any, Any, None]) -> None:
+    try:
+        await work
+    except GpushareError:
+        return  # the lease ends by its own deadline
+
+
+def _present(lease: Lease | None) -> Lease:
+    assert lease is not None, "events about one lease answer with it"
+    return lease

@@ -1,0 +1,118 @@
+"""Follows the container engine: what it can do, which containers there are, what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from gpushared.domain.errors import GpushareError, JournalUnavailable
+from gpushared.domain.lease import ContainerId
+from gpushared.domain.messages import Condition, ContainerSeen, EngineSurveyed
+from gpushared.node.loop import Loop
+from gpushared.node.troubles import Troubles
+from gpushared.ports import ContainerFacts, ContainerStatus, Engine, EngineFacts
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 1.0
+SURVEY_SECONDS = 30.0
+"""Events can be lost between an engine's end and its start; a survey finds what they would have said."""
+
+_CONDITIONS = {
+    ContainerStatus.CREATED: Condition.CREATED,
+    ContainerStatus.RUNNING: Condition.RUNNING,
+    ContainerStatus.PAUSED: Condition.PAUSED,
+    ContainerStatus.RESTARTING: Condition.RESTARTING,
+    ContainerStatus.REMOVING: Condition.EXITED,
+    ContainerStatus.EXITED: Condition.EXITED,
+    ContainerStatus.DEAD: Condition.EXITED,
+}
+
+
+def seen(facts: ContainerFacts) -> ContainerSeen:
+    """The engine's facts in the core's words; a container whose start failed is ``created`` with a code."""
+    condition = _CONDITIONS[facts.status]
+    if condition is Condition.CREATED and facts.exit_code != 0:
+        condition = Condition.EXITED
+    code = facts.exit_code if condition in (Condition.EXITED, Condition.RESTARTING) else None
+    return ContainerSeen(facts.id, condition, facts.device_name, code, facts.name, facts.image)
+
+
+class Follower:
+    """Keeps the core's picture of the containers true, whatever happens to the engine."""
+
+    def __init__(self, loop: Loop, engine: Engine, troubles: Troubles) -> None:
+        self.facts: EngineFacts | None = None
+        self.available = asyncio.Event()
+        self._loop = loop
+        self._engine = engine
+        self._troubles = troubles
+        self._survey_asked = asyncio.Event()
+
+    def ask_survey(self) -> None:
+        """Look at all containers soon."""
+        self._survey_asked.set()
+
+    async def run(self) -> None:
+        """For ever: survey, listen, and begin again when the engine went away."""
+        await asyncio.gather(self._keep_surveying(), self._keep_listening())
+
+    async def _keep_surveying(self) -> None:
+        while True:
+            try:
+                await (self.survey() if self.available.is_set() else self.connect())
+            except GpushareError as error:
+                self._lost(error)
+            pause = SURVEY_SECONDS if self.available.is_set() else RETRY_SECONDS
+            await self._pause_unless_asked(pause)
+
+    async def _pause_unless_asked(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._survey_asked.wait()
+        except TimeoutError:
+            pass
+        self._survey_asked.clear()
+
+    async def _keep_listening(self) -> None:
+        while True:
+            await self.available.wait()
+            # What happened while nobody listened is found by a survey once the stream is open.
+            asyncio.get_running_loop().call_later(RETRY_SECONDS, self.ask_survey)
+            try:
+                async for change in self._engine.events():
+                    await self._changed(change)
+            except GpushareError as error:
+                self._lost(error)
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _changed(self, change: ContainerFacts | ContainerId) -> None:
+        event = seen(change) if isinstance(change, ContainerFacts) else ContainerSeen(change, Condition.GONE)
+        try:
+            await self._loop.send(event)
+        except JournalUnavailable:
+            log.debug("change not recorded: the journal is away; a survey follows")
+
+    def _lost(self, error: GpushareError) -> None:
+        if isinstance(error, JournalUnavailable):
+            return
+        self.available.clear()
+        self._troubles.raised("engine", str(error))
+
+    async def connect(self) -> None:
+        """Find out what the engine can do, and what its containers are doing."""
+        self.facts = await self._engine.probe()
+        await self.survey()
+        self._troubles.cleared("engine")
+        self.available.set()
+
+    async def survey(self) -> None:
+        """Tell the core of all containers."""
+        at = self._loop.now()
+        containers = await self._engine.containers()
+        await self._loop.send(EngineSurveyed(tuple(seen(facts) for facts in containers), at))
+
+    async def inspect(self, container: ContainerId) -> None:
+        """Tell the core of one container."""
+        facts = await self._engine.inspect(container)
+        await self._loop.send(ContainerSeen(container, Condition.GONE) if facts is None else seen(facts))

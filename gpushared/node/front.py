@@ -1,0 +1,159 @@
+"""The door: one public unix socket for gRPC, unary JSON and the Docker API.
+
+Each connection's caller is read from the kernel (SO_PEERCRED). HTTP/2 is passed on, byte by byte, to the
+gRPC server's inner socket, from a socket whose abstract name says who the caller is: grpcio does not tell
+peer credentials, but it does tell the peer's socket name, and only this process can reach the inner socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import secrets
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from gpushared.domain.errors import ConfigError
+from gpushared.gate.http import Routes, serve_http
+from gpushared.node.grpcapi import peer_name
+from gpushared.node.identity import Identities, Peer, peer_of
+
+log = logging.getLogger(__name__)
+
+HTTP2 = b"PRI"
+"""How the connection preface of HTTP/2 begins (RFC 9113, 3.4); no HTTP/1.1 method is called so."""
+FIRST_BYTES_SECONDS = 30.0
+MAX_CONNECTIONS_PER_USER = 1024
+COPY_BYTES = 64 * 1024
+BACKLOG = 1024
+
+
+class Front:
+    """Accepts, asks who it is, and hands over."""
+
+    def __init__(self, inner_socket: Path, identities: Identities, routes: Routes) -> None:
+        self.secret = secrets.token_hex(8)
+        self._inner_socket = inner_socket
+        self._identities = identities
+        self._routes = routes
+        self._numbers = itertools.count(1)
+        self._open: Counter[int] = Counter()
+        # asyncio keeps only weak references to the tasks of connections.
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @asynccontextmanager
+    async def serving(self, listener: socket.socket) -> AsyncIterator[None]:
+        """Accept connections as long as the block runs."""
+        server = await asyncio.start_unix_server(self._accepted, sock=listener, backlog=BACKLOG)
+        try:
+            yield
+        finally:
+            server.close()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            peer = peer_of(writer.get_extra_info("socket"))
+            if self._open[peer.uid] < MAX_CONNECTIONS_PER_USER:
+                self._open[peer.uid] += 1
+                try:
+                    await self._serve(reader, writer, peer)
+                finally:
+                    self._open[peer.uid] -= 1
+        except OSError as error:
+            log.debug("connection lost: %s", error)
+        finally:
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: Peer) -> None:
+        try:
+            async with asyncio.timeout(FIRST_BYTES_SECONDS):
+                prefix = await reader.readexactly(len(HTTP2))
+        except (TimeoutError, asyncio.IncompleteReadError):
+            return
+        if prefix == HTTP2:
+            await self._splice(reader, writer, peer, prefix)
+        else:
+            caller = await self._identities.caller(peer)
+            await serve_http(reader, writer, caller, self._routes, prefix=prefix)
+
+    async def _splice(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: Peer, prefix: bytes
+    ) -> None:
+        inner = await self._connect_as(peer)
+        inner_reader, inner_writer = await asyncio.open_unix_connection(sock=inner)
+        inner_writer.write(prefix)
+        ways = [
+            asyncio.create_task(_copy(reader, inner_writer)),
+            asyncio.create_task(_copy(inner_reader, writer)),
+        ]
+        try:
+            # HTTP/2 has no half-closed connections: when one way ends, so does the other.
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+            inner_writer.close()
+
+    async def _connect_as(self, peer: Peer) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            sock.setblocking(False)
+            sock.bind("\0" + peer_name(self.secret, next(self._numbers), peer))
+            await asyncio.get_running_loop().sock_connect(sock, str(self._inner_socket))
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(ConnectionError):
+        while data := await reader.read(COPY_BYTES):
+            writer.write(data)
+            await writer.drain()
+
+
+def listen(path: Path, mode: int) -> socket.socket:
+    """A listening socket at ``path``; one that a dead daemon left there is replaced, a live one is not."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_socket():
+        if _answers(path):
+            raise ConfigError(
+                f"another gpushared serves {path}", hint="stop it, or choose another --runtime-dir"
+            )
+        path.unlink()
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        sock.bind(str(path))
+        os.chmod(path, mode)  # noqa: PTH101 - the socket's own path, right after bind
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(
+            f"{path} cannot be listened on: {error.strerror}", hint="is it too long?"
+        ) from error
+    return sock
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+        return True

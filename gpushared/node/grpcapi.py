@@ -1,0 +1,196 @@
+"""The API as gRPC, on an inner socket that only the front can reach."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from gpushared.api.v1 import (
+    gpus_pb2,
+    gpus_pb2_grpc,
+    leases_pb2,
+    leases_pb2_grpc,
+    node_pb2,
+    node_pb2_grpc,
+)
+from gpushared.domain.errors import Code, GpushareError, PermissionRefused
+from gpushared.domain.request import Caller
+from gpushared.node.api import Api, is_over
+from gpushared.node.identity import Identities, Peer
+
+HINT_METADATA = "gpushare-hint-bin"
+"""Trailing metadata with the error's hint; binary, because hints may hold any character."""
+
+MAX_MESSAGE_BYTES = 4 << 20
+
+OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Servers refuse pings more often than every 300 s unless told otherwise; clients would see
+    # too_many_pings (grpc core, doc/keepalive.md).
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.so_reuseport", 0),
+]
+
+_PEER = re.compile(r"unix-abstract:gpushared/[0-9a-f]+/\d+/(\d+)/(\d+)/(\d+)")
+
+STATUS = {
+    Code.INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
+    Code.FAILED_PRECONDITION: grpc.StatusCode.FAILED_PRECONDITION,
+    Code.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    Code.PERMISSION_DENIED: grpc.StatusCode.PERMISSION_DENIED,
+    Code.RESOURCE_EXHAUSTED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Code.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    Code.DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Code.UNIMPLEMENTED: grpc.StatusCode.UNIMPLEMENTED,
+    Code.INTERNAL: grpc.StatusCode.INTERNAL,
+}
+
+Context = grpc.aio.ServicerContext
+_Asked = TypeVar("_Asked")
+_Answered = TypeVar("_Answered")
+
+
+def peer_name(secret: str, number: int, peer: Peer) -> str:
+    """The abstract socket name by which the front tells gRPC who is calling; see ``caller_of``."""
+    return f"gpushared/{secret}/{number}/{peer.uid}/{peer.gid}/{peer.pid}"
+
+
+class Doors:
+    """What each gRPC call passes: who is it, and errors of the tree as gRPC status."""
+
+    def __init__(self, identities: Identities, secret: str) -> None:
+        self._identities = identities
+        self._secret = secret
+
+    async def caller_of(self, context: Context[Any, Any]) -> Caller:
+        """The caller that the front wrote into its socket's name; grpcio reports that name as the peer."""
+        match = _PEER.fullmatch(context.peer())
+        if match is None or f"/{self._secret}/" not in context.peer():
+            raise PermissionRefused("this connection did not come through the front")
+        uid, gid, pid = (int(part) for part in match.groups())
+        return await self._identities.caller(Peer(pid, uid, gid))
+
+    async def unary(
+        self,
+        call: Callable[[_Asked, Caller], Awaitable[_Answered]],
+        message: _Asked,
+        context: Context[Any, Any],
+    ) -> _Answered:
+        try:
+            return await call(message, await self.caller_of(context))
+        except GpushareError as error:
+            await abort(context, error)
+
+
+async def abort(context: Context[Any, Any], error: GpushareError) -> NoReturn:
+    """End the call with the error's status, its sentence, and its hint in the trailing metadata."""
+    metadata = ((HINT_METADATA, error.hint.encode()),) if error.hint else ()
+    await context.abort(STATUS[error.code], error.message, metadata)
+
+
+class Leases(leases_pb2_grpc.LeasesServicer):
+    def __init__(self, api: Api, doors: Doors) -> None:
+        self._api = api
+        self._doors = doors
+
+    async def Request(self, request: leases_pb2.LeaseRequest, context: Context[Any, Any]) -> leases_pb2.Lease:
+        return await self._doors.unary(self._api.request, request, context)
+
+    async def Acquire(
+        self, request: leases_pb2.LeaseRequest, context: Context[Any, Any]
+    ) -> AsyncIterator[leases_pb2.Lease]:
+        try:
+            caller = await self._doors.caller_of(context)
+            view = await self._api.request(request, caller)
+            yield view
+            while not is_over(view):
+                again = leases_pb2.WaitRequest(lease_id=view.id, token=view.token, timeout_seconds=60)
+                newer = await self._api.wait(again, caller)
+                if newer.token != view.token:
+                    yield newer
+                view = newer
+        except GpushareError as error:
+            await abort(context, error)
+
+    async def Wait(self, request: leases_pb2.WaitRequest, context: Context[Any, Any]) -> leases_pb2.Lease:
+        return await self._doors.unary(self._api.wait, request, context)
+
+    async def Release(self, request: leases_pb2.LeaseRef, context: Context[Any, Any]) -> leases_pb2.Lease:
+        return await self._doors.unary(self._api.release, request, context)
+
+    async def Stop(self, request: leases_pb2.StopRequest, context: Context[Any, Any]) -> leases_pb2.Lease:
+        return await self._doors.unary(self._api.stop, request, context)
+
+    async def Get(self, request: leases_pb2.LeaseRef, context: Context[Any, Any]) -> leases_pb2.Lease:
+        return await self._doors.unary(self._api.get, request, context)
+
+    async def List(
+        self, request: leases_pb2.ListLeasesRequest, context: Context[Any, Any]
+    ) -> leases_pb2.ListLeasesResponse:
+        return await self._doors.unary(self._api.list_leases, request, context)
+
+    async def Explain(
+        self, request: leases_pb2.LeaseRef, context: Context[Any, Any]
+    ) -> leases_pb2.Explanation:
+        return await self._doors.unary(self._api.explain, request, context)
+
+
+class Gpus(gpus_pb2_grpc.GpusServicer):
+    def __init__(self, api: Api, doors: Doors) -> None:
+        self._api = api
+        self._doors = doors
+
+    async def List(
+        self, request: gpus_pb2.ListGpusRequest, context: Context[Any, Any]
+    ) -> gpus_pb2.ListGpusResponse:
+        return await self._doors.unary(self._api.list_gpus, request, context)
+
+
+class Node(node_pb2_grpc.NodeServicer):
+    def __init__(self, api: Api, doors: Doors) -> None:
+        self._api = api
+        self._doors = doors
+
+    async def Status(
+        self, request: node_pb2.NodeStatusRequest, context: Context[Any, Any]
+    ) -> node_pb2.NodeStatus:
+        return await self._doors.unary(self._api.status, request, context)
+
+    async def Presets(
+        self, request: node_pb2.PresetsRequest, context: Context[Any, Any]
+    ) -> node_pb2.PresetsResponse:
+        return await self._doors.unary(self._api.list_presets, request, context)
+
+
+@asynccontextmanager
+async def serving(api: Api, doors: Doors, socket_path: str) -> AsyncIterator[None]:
+    """A gRPC server on the inner socket, with health and reflection, as long as the block runs."""
+    server = grpc.aio.server(options=OPTIONS)
+    leases_pb2_grpc.add_LeasesServicer_to_server(Leases(api, doors), server)
+    gpus_pb2_grpc.add_GpusServicer_to_server(Gpus(api, doors), server)
+    node_pb2_grpc.add_NodeServicer_to_server(Node(api, doors), server)
+    names = [
+        *(f"gpushare.v1.{service}" for service in ("Leases", "Gpus", "Node")),
+        health.SERVICE_NAME,
+        reflection.SERVICE_NAME,
+    ]
+    checker = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(checker, server)
+    for name in ("", *names):
+        await checker.set(name, health_pb2.HealthCheckResponse.SERVING)
+    reflection.enable_server_reflection(names, server)
+    server.add_insecure_port(f"unix:{socket_path}")
+    await server.start()
+    try:
+        yield
+    finally:
+        await server.stop(grace=1.0)

@@ -1,0 +1,75 @@
+"""The unary calls as ``POST /gpushare.v1.Service/Call`` with JSON: the Connect protocol's unary form.
+
+Field names are those of the proto files; 64-bit integers are strings, as protobuf's JSON mapping has it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+
+from google.protobuf import json_format
+from google.protobuf.message import Message
+
+from gpushared.domain.errors import Code, GpushareError, RequestError
+from gpushared.domain.units import shown
+from gpushared.gate.http import WebReply, WebRequest
+from gpushared.node.api import Unary
+
+log = logging.getLogger(__name__)
+
+HTTP_STATUS = {
+    Code.INVALID_ARGUMENT: 400,
+    Code.FAILED_PRECONDITION: 400,
+    Code.NOT_FOUND: 404,
+    Code.PERMISSION_DENIED: 403,
+    Code.RESOURCE_EXHAUSTED: 429,
+    Code.UNAVAILABLE: 503,
+    Code.DEADLINE_EXCEEDED: 504,
+    Code.UNIMPLEMENTED: 501,
+    Code.INTERNAL: 500,
+}
+"""Connect's table of codes (https://connectrpc.com/docs/protocol#error-codes)."""
+
+
+class JsonApi:
+    """Answers JSON calls by the same functions that answer gRPC."""
+
+    def __init__(self, calls: Mapping[str, Unary]) -> None:
+        self._calls = dict(calls)
+
+    async def answer(self, request: WebRequest) -> WebReply:
+        """The answer to one request; errors of the tree become Connect's error form."""
+        unary = self._calls.get(request.path.removeprefix("/"))
+        if unary is None:
+            return _error(404, Code.UNIMPLEMENTED, f"there is no call {request.path[:100]}", "")
+        try:
+            message = _parse(request.body, unary)
+            answer = await unary.call(message, request.caller)
+        except GpushareError as error:
+            return failure(error)
+        text = json_format.MessageToJson(
+            answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True, indent=None
+        )
+        return WebReply(200, text.encode())
+
+
+def _parse(body: bytes, unary: Unary) -> Message:
+    try:
+        return json_format.Parse(body or b"{}", unary.request())
+    except (json_format.ParseError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestError(
+            f"the body is not a {unary.request.DESCRIPTOR.name}: {shown(str(error))}",
+            hint="the fields are described in proto/gpushare/v1",
+        ) from error
+
+
+def failure(error: GpushareError) -> WebReply:
+    """An error of the tree in Connect's form."""
+    return _error(HTTP_STATUS[error.code], error.code, error.message, error.hint)
+
+
+def _error(status: int, code: Code, message: str, hint: str) -> WebReply:
+    body = {"code": code.value, "message": message, "details": [{"hint": hint}] if hint else []}
+    return WebReply(status, json.dumps(body).encode())

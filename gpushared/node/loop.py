@@ -1,0 +1,161 @@
+"""The loop: the one place where the node's state changes.
+
+Events come in through ``send``, one after the other. Those that arrived together are handled together and
+written in one transaction; only when it is on disk does the new state become true, are callers answered and
+instructions performed. A write that fails changes nothing: its callers get the error, the state stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from gpushared.domain import messages as m
+from gpushared.domain.errors import GpushareError, JournalUnavailable, LimitReached
+from gpushared.domain.lease import Lease
+from gpushared.domain.node import decisions, handle
+from gpushared.domain.queue import Decision
+from gpushared.domain.state import NodeState, Step
+from gpushared.node.troubles import Troubles
+from gpushared.ports import Clock, Journal, JournalWrite
+
+log = logging.getLogger(__name__)
+
+MAX_PENDING = 4096
+MAX_BATCH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    event: m.Event
+    answer: asyncio.Future[Lease | None]
+
+
+class Loop:
+    """Owns the state. ``perform`` is called with each instruction after its cause is on disk."""
+
+    def __init__(self, state: NodeState, journal: Journal, clock: Clock, troubles: Troubles) -> None:
+        self.state = state
+        self.perform: Callable[[m.Instruction], None] = _nothing_yet
+        self.after_recovery: Callable[[], None] = lambda: None
+        self._journal = journal
+        self._clock = clock
+        self._troubles = troubles
+        self._pending: asyncio.Queue[_Sent] = asyncio.Queue(MAX_PENDING)
+        self._changed = asyncio.Event()
+        self._decided: tuple[NodeState, tuple[Decision, ...]] | None = None
+
+    async def send(self, event: m.Event) -> Lease | None:
+        """Have the event handled and written; its lease as it then is. Errors are those of the tree."""
+        answer: asyncio.Future[Lease | None] = asyncio.get_running_loop().create_future()
+        try:
+            self._pending.put_nowait(_Sent(event, answer))
+        except asyncio.QueueFull:
+            raise LimitReached("the daemon has too much to do", hint="try again in a moment") from None
+        return await answer
+
+    async def changed(self, timeout_seconds: float) -> bool:
+        """Wait until the state may have changed; False when the time is over first."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def decisions(self) -> tuple[Decision, ...]:
+        """What the queue's newest pass says of each waiting lease."""
+        if self._decided is None or self._decided[0] is not self.state:
+            self._decided = (self.state, decisions(self.state, self._clock.now()))
+        return self._decided[1]
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """The loop's life: runs while the block runs."""
+        task = asyncio.create_task(self._run(), name="loop")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            batch = [await self._pending.get()]
+            while len(batch) < MAX_BATCH and not self._pending.empty():
+                batch.append(self._pending.get_nowait())
+            await self._handle(batch)
+
+    async def _handle(self, batch: Sequence[_Sent]) -> None:
+        state = self.state
+        done: list[tuple[_Sent, Step]] = []
+        for sent in batch:
+            step = self._step(state, sent)
+            if step is not None:
+                state = step.state
+                done.append((sent, step))
+        try:
+            await self._write([step for _, step in done])
+        except JournalUnavailable as error:
+            _refuse([sent for sent, _ in done], error)
+            return
+        self._publish(state)
+        for sent, step in done:
+            self._conclude(sent, step)
+
+    def _step(self, state: NodeState, sent: _Sent) -> Step | None:
+        try:
+            return handle(state, sent.event, self._clock.now())
+        except GpushareError as error:
+            _refuse([sent], error)
+        except Exception as error:  # a bug in a rule must not end the daemon; the state is as before
+            log.exception("rule failed event=%r", sent.event)
+            _refuse([sent], GpushareError(f"the daemon made a mistake: {error}", hint="see its log"))
+        return None
+
+    async def _write(self, steps: Sequence[Step]) -> None:
+        writes = [
+            JournalWrite(step.changed, step.entries, step.state.next_sequence)
+            for step in steps
+            if step.changed or step.entries
+        ]
+        if not writes:
+            return
+        try:
+            await self._journal.commit(writes)
+        except JournalUnavailable as error:
+            self._troubles.raised("journal", str(error))
+            raise
+        if self._troubles.of("journal"):
+            self._troubles.cleared("journal")
+            self.after_recovery()
+
+    def _publish(self, state: NodeState) -> None:
+        self.state = state
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _conclude(self, sent: _Sent, step: Step) -> None:
+        for instruction in step.instructions:
+            self.perform(instruction)
+        for lease_id, entry in step.entries:
+            log.info("lease=%s state=%s %s", lease_id, entry.state, entry.text)
+        if not sent.answer.done():
+            sent.answer.set_result(step.lease)
+
+
+def _nothing_yet(instruction: m.Instruction) -> None:
+    """Before the parts are wired nothing can be performed; what containers hold is remade afterwards."""
+    log.debug("not performed yet: %r", instruction)
+
+
+def _refuse(batch: Sequence[_Sent], error: GpushareError) -> None:
+    for sent in batch:
+        if not sent.answer.done():
+            sent.answer.set_exception(error)

@@ -1,0 +1,129 @@
+"""Does what the core says: edits, stops, looks. Each instruction is a task; none blocks another."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from gpushared.domain import messages as m
+from gpushared.domain.errors import GpushareError, SharingUnavailable
+from gpushared.domain.lease import Lease, LeaseId
+from gpushared.node.follower import Follower
+from gpushared.node.loop import Loop
+from gpushared.node.sampler import Sampler
+from gpushared.ports import Edits, Engine, Sharing
+
+log = logging.getLogger(__name__)
+
+EDITS_RETRY_SECONDS = 5.0
+
+
+class Performer:
+    """Performs instructions, and keeps the edits of the leases that have some."""
+
+    def __init__(
+        self, loop: Loop, sharing: Sharing, engine: Engine, follower: Follower, sampler: Sampler
+    ) -> None:
+        self._loop = loop
+        self._sharing = sharing
+        self._engine = engine
+        self._follower = follower
+        self._sampler = sampler
+        self._edits: dict[LeaseId, asyncio.Future[Edits]] = {}
+        # The event loop itself keeps only weak references to tasks.
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def perform(self, instruction: m.Instruction) -> None:
+        """Begin; results come back to the core as events."""
+        match instruction:
+            case m.MakeEdits(lease):
+                self._edits[lease] = asyncio.get_running_loop().create_future()
+                self._begin(self._make_edits(lease))
+            case m.DropEdits(lease, device_name):
+                self._begin(self._drop_edits(lease, device_name))
+            case m.StopContainer():
+                self._begin(self._stop(instruction))
+            case m.InspectContainer(container):
+                self._begin(self._follower.inspect(container))
+            case m.SampleGpus():
+                self._sampler.ask()
+
+    def remake_all(self) -> None:
+        """After a start: have in place again what containers hold, before the engine restarts any of them."""
+        for lease in self._loop.state.holders():
+            self.perform(m.MakeEdits(lease.id))
+
+    async def edits_of(self, lease: LeaseId) -> Edits:
+        """The lease's edits as soon as they are in place; raises when they cannot be."""
+        future = self._edits.get(lease)
+        if future is None:
+            raise SharingUnavailable(f"lease {lease} has no settings", hint="ask for a new one")
+        return await asyncio.shield(future)
+
+    async def close(self) -> None:
+        """End what is under way. What was half done is done again at the next start."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(self._guarded(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except GpushareError as error:
+            # The core asks again by its deadlines; the part's own trouble is shown where it is noticed.
+            log.warning("instruction failed: %s", error)
+
+    async def _make_edits(self, lease_id: LeaseId) -> None:
+        """Until it works or the lease is over: a container may need its edits long after the first try."""
+        while (lease := self._loop.state.leases.get(lease_id)) is not None and lease.grants:
+            try:
+                edits = await self._open(lease)
+            except GpushareError as error:
+                await self._loop.send(m.EditsFailed(lease_id, str(error)))
+                if lease.container is None:
+                    self._fail(lease_id, error)
+                    return
+                await asyncio.sleep(EDITS_RETRY_SECONDS)
+            else:
+                self._done(lease_id, edits)
+                await self._loop.send(m.EditsMade(lease_id, edits.walls))
+                return
+
+    async def _open(self, lease: Lease) -> Edits:
+        edits = await self._sharing.open(lease, self._loop.state.gpus)
+        facts = self._follower.facts
+        # Before the engine has ever answered, at boot, its devices are written all the same: it reads them
+        # when it starts its containers, which may be before it answers us.
+        if facts is None or facts.lease_devices:
+            await self._engine.write_device(lease.device_name, edits)
+        return edits
+
+    def _done(self, lease: LeaseId, edits: Edits) -> None:
+        future = self._edits.get(lease)
+        if future is not None and not future.done():
+            future.set_result(edits)
+
+    def _fail(self, lease: LeaseId, error: GpushareError) -> None:
+        future = self._edits.get(lease)
+        if future is not None and not future.done():
+            future.set_exception(error)
+            future.exception()  # nobody may have been waiting: that is no warning
+
+    async def _drop_edits(self, lease: LeaseId, device_name: str) -> None:
+        self._fail(lease, SharingUnavailable(f"lease {lease} is over", hint="ask for a new one"))
+        self._edits.pop(lease, None)
+        if self._loop.state.of_device(device_name) is not None:
+            return  # a restarted container has a new lease under the same name
+        await self._engine.remove_device(device_name)
+        await self._sharing.close_lease(lease, device_name)
+
+    async def _stop(self, instruction: m.StopContainer) -> None:
+        await self._engine.stop(instruction.container, instruction.grace_seconds)
+        await self._follower.inspect(instruction.container)

@@ -1,0 +1,142 @@
+"""Looks at the GPUs again and again, and tells the core who is on them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpushared.domain.errors import GpushareError, JournalUnavailable, Unavailable
+from gpushared.domain.gpu import GpuId
+from gpushared.domain.lease import LeaseId
+from gpushared.domain.messages import GpusSampled, GpusSurveyed
+from gpushared.engine.processes import ProcessTable
+from gpushared.node.loop import Loop
+from gpushared.node.troubles import Troubles
+from gpushared.ports import GpuReading, Gpus, Sharing, SharingStatus
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Stranger:
+    """A process on a GPU that no lease explains."""
+
+    pid: int
+    gpu: GpuId
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The newest look at all GPUs, sorted by lease and stranger."""
+
+    at: float = 0.0
+    readings: Mapping[GpuId, GpuReading] = field(default_factory=dict)
+    used_bytes: Mapping[LeaseId, int] = field(default_factory=dict)
+    strangers: tuple[Stranger, ...] = ()
+    sharing: Mapping[GpuId, SharingStatus] = field(default_factory=dict)
+
+
+class Sampler:
+    """Samples every ``interval_seconds``, and at once when asked to."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        gpus: Gpus,
+        sharing: Sharing,
+        troubles: Troubles,
+        interval_seconds: float,
+    ) -> None:
+        self.newest = Sample()
+        self._loop = loop
+        self._gpus = gpus
+        self._sharing = sharing
+        self._processes = ProcessTable()
+        self._troubles = troubles
+        self._interval_seconds = interval_seconds
+        self._asked = asyncio.Event()
+
+    def ask(self) -> None:
+        """Take a sample soon."""
+        self._asked.set()
+
+    async def run(self) -> None:
+        while True:
+            await self.turn()
+            try:
+                async with asyncio.timeout(self._interval_seconds):
+                    await self._asked.wait()
+            except TimeoutError:
+                pass
+            self._asked.clear()
+
+    async def turn(self) -> None:
+        """One sample, told to the core; trouble is noted, never raised."""
+        try:
+            if not self._loop.state.gpus:
+                await self.survey()
+            if self._loop.state.gpus:
+                await self._sample()
+        except JournalUnavailable:
+            log.debug("sample not recorded: the journal is away")
+        except GpushareError as error:
+            self._troubles.raised("gpus", str(error))
+        else:
+            self._troubles.cleared("gpus")
+
+    async def survey(self) -> None:
+        """List the GPUs anew."""
+        gpus = await self._gpus.survey()
+        if not gpus:
+            raise Unavailable("the driver lists no GPU", hint="check `nvidia-smi -L`")
+        await self._loop.send(GpusSurveyed(gpus))
+
+    async def _sample(self) -> None:
+        at = self._loop.now()
+        readings = await self._gpus.sample()
+        status = await self._sharing.status()
+        sample, event = self._sort(at, readings, status)
+        self.newest = sample
+        await self._loop.send(event)
+
+    def _sort(
+        self, at: float, readings: tuple[GpuReading, ...], status: tuple[SharingStatus, ...]
+    ) -> tuple[Sample, GpusSampled]:
+        ours = {pid for one in status for pid in one.pids}
+        leases = self._leases_of(readings)
+        used: dict[LeaseId, int] = {}
+        stray: dict[GpuId, int] = {}
+        strangers = []
+        for reading in readings:
+            for process in reading.processes:
+                lease = leases.get(process.pid)
+                if lease is not None:
+                    used[lease] = used.get(lease, 0) + (process.memory_bytes or 0)
+                elif process.pid not in ours:
+                    stray[reading.gpu] = stray.get(reading.gpu, 0) + (process.memory_bytes or 0)
+                    strangers.append(Stranger(process.pid, reading.gpu, process.memory_bytes))
+        readable = frozenset(reading.gpu for reading in readings if reading.trouble is None)
+        troubles = {reading.gpu: reading.trouble for reading in readings if reading.trouble is not None}
+        strays = {gpu: stray.get(gpu, 0) for gpu in readable}
+        by_gpu = {one.gpu: one for one in status}
+        sample = Sample(at, {reading.gpu: reading for reading in readings}, used, tuple(strangers), by_gpu)
+        return sample, GpusSampled(at, frozenset(used), strays, readable, troubles)
+
+    def _leases_of(self, readings: tuple[GpuReading, ...]) -> dict[int, LeaseId]:
+        pids = {process.pid for reading in readings for process in reading.processes}
+        if not pids:
+            return {}
+        by_container = {
+            lease.container: lease.id
+            for lease in self._loop.state.leases.values()
+            if lease.container is not None
+        }
+        found: dict[int, LeaseId] = {}
+        for pid, process in self._processes.look_up(sorted(pids)).items():
+            container = process.container_among(by_container)
+            if container is not None:
+                found[pid] = by_container[container]
+        return found

@@ -1,0 +1,39 @@
+"""The test API of simulated GPUs: lets a caller play the driver."""
+
+from __future__ import annotations
+
+from gpushared.api.v1 import node_pb2
+from gpushared.domain.errors import PermissionRefused
+from gpushared.domain.request import Caller
+from gpushared.gpus.simulated import SimulatedGpus
+from gpushared.node.api import Unary
+from gpushared.node.sampler import Sampler
+
+
+class Simulation:
+    """Changes what the simulated GPUs show; only served where GPUs are simulated."""
+
+    def __init__(self, gpus: SimulatedGpus, sampler: Sampler) -> None:
+        self._gpus = gpus
+        self._sampler = sampler
+
+    def calls(self) -> dict[str, Unary]:
+        return {"gpushare.v1.Simulation/Change": Unary(node_pb2.SimulationChange, self.change)}
+
+    async def change(self, message: node_pb2.SimulationChange, caller: Caller) -> node_pb2.SimulationChanged:
+        """Only for trusted callers: a lost GPU is everybody's loss."""
+        if not caller.trusted:
+            raise PermissionRefused(
+                "only trusted callers may change the simulation", hint="be root, or in the docker group"
+            )
+        index = message.gpu_index
+        if message.processes:
+            self._gpus.set_processes(index, {one.pid: one.memory_bytes for one in message.processes})
+        if message.HasField("utilization_ratio"):
+            self._gpus.set_utilization(index, message.utilization_ratio)
+        if message.HasField("trouble"):
+            self._gpus.set_trouble(index, message.trouble or None)
+        if message.HasField("hang_seconds"):
+            self._gpus.set_hang(message.hang_seconds)
+        self._sampler.ask()
+        return node_pb2.SimulationChanged()

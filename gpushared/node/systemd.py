@@ -1,0 +1,68 @@
+"""What a service owes systemd: notifications (sd_notify(3)), the watchdog, and inherited sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+
+FIRST_PASSED_FD = 3
+"""SD_LISTEN_FDS_START of sd_listen_fds(3)."""
+
+
+class Notifier:
+    """Sends notifications where systemd wants them, and does nothing elsewhere."""
+
+    def __init__(self, address: str | None = None) -> None:
+        address = os.environ.get("NOTIFY_SOCKET") if address is None else address
+        self._address = "\0" + address[1:] if address and address.startswith("@") else address
+
+    def ready(self, status: str) -> None:
+        self._send(f"READY=1\nSTATUS={status}")
+
+    def status(self, status: str) -> None:
+        self._send(f"STATUS={status}")
+
+    def reloading(self) -> None:
+        """Type=notify-reload wants the monotonic time beside it; Type=notify ignores it."""
+        self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+
+    def stopping(self) -> None:
+        self._send("STOPPING=1")
+
+    def alive(self) -> None:
+        self._send("WATCHDOG=1")
+
+    def _send(self, text: str) -> None:
+        if not self._address:
+            return
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
+            channel.setblocking(False)
+            try:
+                channel.sendto(text.encode(), self._address)
+            except OSError:
+                return  # a manager that does not listen is no reason to fail
+
+
+def watchdog_seconds() -> float | None:
+    """How often systemd wants a sign of life: half of WatchdogSec, None without a watchdog."""
+    microseconds = os.environ.get("WATCHDOG_USEC", "")
+    for_us = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+    return int(microseconds) / 2e6 if microseconds.isdigit() and for_us else None
+
+
+def passed_socket() -> socket.socket | None:
+    """The listening socket that systemd opened for us, if there is exactly one (sd_listen_fds(3))."""
+    if os.environ.get("LISTEN_PID") != str(os.getpid()) or os.environ.get("LISTEN_FDS") != "1":
+        return None
+    os.set_inheritable(FIRST_PASSED_FD, False)
+    return socket.socket(fileno=FIRST_PASSED_FD)
+
+
+async def feed_watchdog(notifier: Notifier) -> None:
+    """Tell systemd that the event loop turns, as often as it wants to hear it."""
+    seconds = watchdog_seconds()
+    while seconds is not None:
+        notifier.alive()
+        await asyncio.sleep(seconds)

@@ -1,0 +1,210 @@
+"""The state as users see it: from domain objects to messages of the API."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import psutil
+
+from gpushared.api.v1 import gpus_pb2, leases_pb2
+from gpushared.domain.asking import describe
+from gpushared.domain.explain import waiting
+from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu, GpuId
+from gpushared.domain.lease import (
+    Ended,
+    Expired,
+    Failed,
+    Finished,
+    Grant,
+    Lease,
+    NeverClaimed,
+    Outcome,
+    Queued,
+    Reserved,
+    Starting,
+    Stopped,
+    StoryEntry,
+    state_name,
+)
+from gpushared.domain.placement import Room
+from gpushared.domain.request import Caller
+from gpushared.node.loop import Loop
+from gpushared.node.sampler import Sample, Stranger
+
+
+class Views:
+    """Renders leases, GPUs and explanations from the newest state and the newest sample."""
+
+    def __init__(self, loop: Loop, *, simulated: bool) -> None:
+        self._loop = loop
+        self._simulated = simulated
+
+    def lease(self, lease: Lease, caller: Caller, sample: Sample) -> leases_pb2.Lease:
+        """One lease as this caller may see it: containers are shown to their owner and to the trusted."""
+        view = leases_pb2.Lease(
+            id=lease.id,
+            state=state_name(lease.state),
+            owner_uid=lease.owner_uid,
+            owner=lease.owner_name,
+            asks=describe(lease.request),
+            isolation=lease.request.isolation,
+            preset=lease.request.preset or "",
+            grants=[self._grant(grant) for grant in _grants(lease)],
+            created_at=lease.created_at,
+            since=lease.state.at if isinstance(lease.state, Ended) else lease.state.since,
+            expires_at=lease.expires_at or 0.0,
+            simulated=self._simulated,
+        )
+        setattr(view, "class", lease.request.lease_class)
+        if lease.walls is not None:
+            view.memory_wall, view.compute_cap = lease.walls.memory_wall, lease.walls.compute_cap
+        if lease.id in sample.used_bytes:
+            view.memory_used_bytes = sample.used_bytes[lease.id]
+        if isinstance(lease.state, Reserved | Starting):
+            view.deadline = lease.state.deadline or 0.0
+        if caller.trusted or caller.uid == lease.owner_uid:
+            view.container_id = lease.container or ""
+            view.container_name, view.image = lease.container_name, lease.image
+        if isinstance(lease.state, Queued):
+            self._add_waiting(view, lease)
+        if isinstance(lease.state, Ended):
+            view.outcome.CopyFrom(outcome(lease.state.outcome))
+        view.token = _token(view)
+        return view
+
+    def _grant(self, grant: Grant) -> leases_pb2.Grant:
+        gpu = self._loop.state.gpus.get(grant.gpu)
+        return leases_pb2.Grant(
+            gpu_uuid=grant.gpu,
+            gpu_index=gpu.index if gpu else -1,
+            gpu_name=gpu.name if gpu else "",
+            memory_bytes=grant.memory_bytes,
+            compute_permille=grant.compute_permille,
+        )
+
+    def _add_waiting(self, view: leases_pb2.Lease, lease: Lease) -> None:
+        decisions = self._loop.decisions()
+        decision = next((one for one in decisions if one.lease == lease.id), None)
+        if decision is None:
+            return
+        told = waiting(decision, self._loop.state, len(decisions), self._loop.now())
+        view.waiting.position, view.waiting.queue_length = told.position, told.queue_length
+        view.waiting.reason, view.waiting.text = told.reason, told.text
+        view.waiting.start_to = told.start_to or 0.0
+
+    def refusals(self, lease: Lease) -> list[leases_pb2.Refusal]:
+        """How often each reason refused a GPU, for a lease that waits."""
+        decisions = self._loop.decisions()
+        decision = next((one for one in decisions if one.lease == lease.id), None)
+        if decision is None:
+            return []
+        told = waiting(decision, self._loop.state, len(decisions), self._loop.now())
+        return [leases_pb2.Refusal(reason=r, gpus=count, text=text) for r, count, text in told.refusals]
+
+    def gpus(self, sample: Sample) -> list[gpus_pb2.Gpu]:
+        """All GPUs, by index."""
+        rooms = self._loop.state.rooms()
+        return [self._gpu(gpu, rooms[gpu.id], sample) for gpu in self._loop.state.gpus.values()]
+
+    def _gpu(self, gpu: Gpu, room: Room, sample: Sample) -> gpus_pb2.Gpu:
+        view = gpus_pb2.Gpu(
+            uuid=gpu.id,
+            index=gpu.index,
+            name=gpu.name,
+            mode=_mode(room),
+            memory_total_bytes=gpu.memory_total_bytes,
+            memory_leasable_bytes=gpu.leasable_bytes,
+            memory_free_bytes=max(0, room.free_bytes),
+            compute_free_permille=max(0, room.free_permille),
+            leases=room.leases,
+            memory_unmanaged_bytes=room.stray_bytes,
+            trouble=gpu.trouble or "",
+            sampled_at=sample.at,
+        )
+        _add_reading(view, gpu.id, sample)
+        sharing = sample.sharing.get(gpu.id)
+        view.sharing = sharing.mode if sharing else "none"
+        if sharing and sharing.trouble and not view.trouble:
+            view.trouble = sharing.trouble
+        return view
+
+    def strangers(self, sample: Sample) -> list[leases_pb2.UnmanagedProcess]:
+        """GPU processes without a lease."""
+        return [self._stranger(one) for one in sample.strangers]
+
+    def _stranger(self, one: Stranger) -> leases_pb2.UnmanagedProcess:
+        gpu = self._loop.state.gpus.get(one.gpu)
+        user, command = _who(one.pid)
+        return leases_pb2.UnmanagedProcess(
+            pid=one.pid,
+            gpu_uuid=one.gpu,
+            gpu_index=gpu.index if gpu else -1,
+            memory_bytes=one.memory_bytes,
+            user=user,
+            command=command,
+        )
+
+
+def _grants(lease: Lease) -> Iterable[Grant]:
+    return lease.state.grants if isinstance(lease.state, Ended) else lease.grants
+
+
+def _token(view: leases_pb2.Lease) -> str:
+    """Differs whenever what a waiting user is shown differs; figures of the moment do not count."""
+    told = (
+        view.id,
+        view.state,
+        view.deadline,
+        view.container_id,
+        view.waiting.SerializeToString(deterministic=True),
+    )
+    return hashlib.blake2b(repr(told).encode(), digest_size=8).hexdigest()
+
+
+def _mode(room: Room) -> str:
+    if room.exclusive:
+        return "exclusive"
+    return "shared" if room.leases or room.free_permille < WHOLE_PERMILLE else "free"
+
+
+def _add_reading(view: gpus_pb2.Gpu, gpu: GpuId, sample: Sample) -> None:
+    reading = sample.readings.get(gpu)
+    if reading is None:
+        return
+    if reading.memory_used_bytes is not None:
+        view.memory_used_bytes = reading.memory_used_bytes
+    if reading.utilization_ratio is not None:
+        view.utilization_ratio = reading.utilization_ratio
+    if reading.temperature_celsius is not None:
+        view.temperature_celsius = reading.temperature_celsius
+    if reading.power_watts is not None:
+        view.power_watts = reading.power_watts
+
+
+def _who(pid: int) -> tuple[str, str]:
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            return process.username(), process.name()
+    except psutil.Error:
+        return "", ""
+
+
+def outcome(one: Outcome) -> leases_pb2.Outcome:
+    """How a lease ended: a kind for programs, a sentence for people."""
+    match one:
+        case Finished(code):
+            return leases_pb2.Outcome(kind="finished", exit_code=code, text=f"ended with exit code {code}")
+        case Stopped(by):
+            return leases_pb2.Outcome(kind="stopped", text=f"stopped by {by}")
+        case Expired():
+            return leases_pb2.Outcome(kind="expired", text="its time limit was reached")
+        case NeverClaimed():
+            return leases_pb2.Outcome(kind="never_claimed", text="no container was started in time")
+        case Failed(reason):
+            return leases_pb2.Outcome(kind="failed", text=reason)
+
+
+def story(entries: Iterable[StoryEntry]) -> list[leases_pb2.StoryEntry]:
+    return [leases_pb2.StoryEntry(at=entry.at, state=entry.state, text=entry.text) for entry in entries]
