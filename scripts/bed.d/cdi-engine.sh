@@ -10,7 +10,6 @@ CDI_PIDFILE=$CDI_RUN/dockerd.pid
 # debian SUITE PACKAGES DIR: a small Debian root file system.
 debian() {
   local mirror keyring
-  if ! command -v debootstrap >/dev/null; then apt_install debootstrap; fi
   mirror=$(mirror)
   keyring=$(keyring)
   # debootstrap downloads by wget, which does not know apt's proxy.
@@ -69,6 +68,7 @@ start_cdi_engine() {
 
 part_cdi_engine() {
   need cli
+  need tools
   stop_orphan
   if ! answers "$CDI_SOCKET"; then start_cdi_engine; fi
   import_image "$CDI_SOCKET" "$BUSYBOX_IMAGE" "$BUSYBOX_RECIPE" "$CACHE/busybox.tar" busybox

@@ -17,6 +17,7 @@ make_systemd() {
 
 part_systemd() {
   need engine
+  need tools
   import_image "$PLAIN_SOCKET" "$SYSTEMD_IMAGE" "$SYSTEMD_RECIPE" "$CACHE/systemd.tar" systemd
   say "systemd: $SYSTEMD_IMAGE"
 }
