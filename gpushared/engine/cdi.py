@@ -11,6 +11,7 @@ These functions touch the disk: off the event loop.
 from __future__ import annotations
 
 import json
+import os
 import re
 import tempfile
 from collections.abc import Collection
@@ -107,12 +108,14 @@ class LeaseSpecs:
     def _put(self, path: Path, text: str) -> None:
         try:
             self.directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(
-                "w", dir=self.directory, prefix=f".{_PREFIX}", suffix=_TEMPORARY, delete=False
-            ) as file:
-                temporary = Path(file.name)
-                file.write(text)
-            temporary.rename(path)
+            handle, name = tempfile.mkstemp(_TEMPORARY, f".{_PREFIX}", self.directory)
+            temporary = Path(name)
+            try:
+                with os.fdopen(handle, "w") as file:
+                    file.write(text)
+                temporary.rename(path)
+            finally:
+                temporary.unlink(missing_ok=True)
         except OSError as error:
             raise _unusable(self.directory, error) from error
 

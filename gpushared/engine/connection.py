@@ -6,6 +6,7 @@ either); ``translated`` turns each into ``EngineUnavailable`` or ``TimedOut``, w
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,6 +16,7 @@ from docker.errors import APIError, DockerException
 
 from gpushared.domain.errors import EngineUnavailable, GpushareError, TimedOut
 
+OLDEST_API_VERSION = "1.41"
 UNIX_SCHEME = "unix://"
 START_HINT = "start the engine, for example with `systemctl start docker`, or configure another socket"
 ACCESS_HINT = "run the daemon as root or as a member of the group that owns the socket"
@@ -38,10 +40,24 @@ class Connector:
         """Where the engine is, as people write it: a path, or the URL of anything but a unix socket."""
         return self.url.removeprefix(UNIX_SCHEME)
 
+    def dial(self) -> None:
+        """Raises ``OSError`` where nobody listens; the SDK would leave a socket open behind its own error."""
+        if self.url.startswith(UNIX_SCHEME):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                probe.settimeout(self.timeout_seconds)
+                probe.connect(self.place)
+
     def open(self) -> APIClient:
         """A client that speaks the API version of the engine; asks it, so it may raise as every call may."""
+        self.dial()
+        # The SDK can find out by itself, but when that fails nobody can close the half-made client.
+        with self._client(OLDEST_API_VERSION) as scout:
+            version = scout.version(api_version=False)
+        return self._client(version["ApiVersion"])
+
+    def _client(self, api_version: str) -> APIClient:
         # The stubs want whole seconds; the SDK hands the figure on to the socket, which takes fractions.
-        client = APIClient(self.url, version="auto", timeout=self.timeout_seconds)  # type: ignore[arg-type]
+        client = APIClient(self.url, version=api_version, timeout=self.timeout_seconds)  # type: ignore[arg-type]
         client.trust_env = False  # else requests looks for proxies and a .netrc before each call
         return client
 
@@ -50,7 +66,7 @@ class Connector:
         """Raises errors of ours only, and starts a new generation of clients when the engine was lost."""
         try:
             yield
-        except (requests.RequestException, DockerException) as error:
+        except (OSError, DockerException) as error:  # requests derives its own from OSError
             self.generation += 1
             raise self._translation(error, what) from error
 

@@ -143,12 +143,13 @@ class DockerEngine:
         self._feeds.add(feed)
         try:
             while True:
-                container, last_words = await feed.next()
-                facts = await self.inspect(container) or last_words
+                change = await feed.next()
+                facts = await self.inspect(change.container) or change.last_words
                 if facts is not None:
                     yield facts
-                if facts is None or facts is last_words:
-                    yield container
+                # One that is gone though its end was not reported yet: the reports are on their way.
+                if change.destroyed:
+                    yield change.container
         except TimedOut as error:
             raise EngineUnavailable(error.message, hint=error.hint) from error
         finally:

@@ -14,6 +14,7 @@ import json
 import socket
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import requests
@@ -24,8 +25,18 @@ from gpushared.engine.connection import Connector
 from gpushared.engine.facts import facts_of_death
 from gpushared.ports import LABEL_DEVICE, ContainerFacts
 
-ACTIONS = ("start", "die", "destroy", "pause", "unpause", "restart", "update")
+DESTROY = "destroy"
+ACTIONS = ("start", "die", DESTROY, "pause", "unpause", "restart", "update")
 PENDING_LIMIT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A container that changed. ``last_words`` if it died meanwhile; ``destroyed`` if it was removed."""
+
+    container: ContainerId
+    last_words: ContainerFacts | None
+    destroyed: bool
 
 
 class EventFeed:
@@ -37,19 +48,19 @@ class EventFeed:
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._lock = threading.Lock()
-        self._pending: dict[ContainerId, ContainerFacts | None] = {}
+        self._pending: dict[ContainerId, Change] = {}
         self._error: GpushareError | None = None
         self._socket: socket.socket | None = None
         self._closed = False
-        threading.Thread(target=self._run, name="engine-events", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="engine-events", daemon=True)
+        self._thread.start()
 
-    async def next(self) -> tuple[ContainerId, ContainerFacts | None]:
-        """The next container that changed, with its last words if it died; EngineUnavailable at the end."""
+    async def next(self) -> Change:
+        """The next container that changed; ``EngineUnavailable`` at the end."""
         while True:
             with self._lock:
                 if self._pending:
-                    container = next(iter(self._pending))
-                    return container, self._pending.pop(container)
+                    return self._pending.pop(next(iter(self._pending)))
                 if self._error:
                     raise self._error
                 self._news.clear()
@@ -63,6 +74,10 @@ class EventFeed:
                 # The engine may have hung up at this very moment.
                 with contextlib.suppress(OSError):
                     self._socket.shutdown(socket.SHUT_RDWR)
+
+    def join(self) -> None:
+        """Wait until the stream has ended; off the event loop."""
+        self._thread.join()
 
     def _run(self) -> None:
         error = EngineUnavailable(f"the Docker engine on {self._connector.place} ended its stream of events")
@@ -108,12 +123,15 @@ class EventFeed:
     def _note(self, event: Mapping[str, Any]) -> None:
         try:
             container, death = ContainerId(event["Actor"]["ID"]), facts_of_death(event)
+            destroyed = event["Action"] == DESTROY
         except (KeyError, TypeError, AttributeError) as error:
             raise EngineUnavailable(
                 f"the Docker engine reports events in unknown words: {error!r}"
             ) from error
         with self._lock:
-            self._pending[container] = death or self._pending.get(container)
+            before = self._pending.get(container)
+            last_words = death or (before.last_words if before else None)
+            self._pending[container] = Change(container, last_words, destroyed)
             crowded = len(self._pending) > PENDING_LIMIT
         if crowded:
             raise EngineUnavailable(f"more than {PENDING_LIMIT} containers changed at once")

@@ -16,7 +16,10 @@ NVIDIA_RUNTIME = "nvidia"
 DEVICE_REQUEST_HOOK = "nvidia-container-runtime-hook"
 """The Docker engine offers ``--gpus`` when it finds this program on its path at start."""
 
-_NVIDIA_KIND = re.compile(r"""^[\s{]*["']?kind["']?\s*:\s*["']?nvidia\.com/gpu\b""", re.MULTILINE)
+# Specs are YAML or JSON; these two lines of them do not need a parser for both.
+_NVIDIA_KIND = re.compile(
+    r"""(?:^|[\s{,])["']?kind["']?\s*:\s*["']?nvidia\.com/gpu["']?\s*(?:[,}#]|$)""", re.MULTILINE
+)
 _UUID_DEVICE = re.compile(r"""["']?name["']?\s*:\s*["']?GPU-[0-9a-f-]+""")
 _UUID_DISCOVERED = re.compile(r"nvidia\.com/gpu=GPU-[0-9a-f-]+")
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -124,6 +124,8 @@ class _Client:
             self.close()
             self._generation = self._connector.generation
             self._client = self._connector.open()
+        else:
+            self._connector.dial()
         return self._client
 
     def close(self) -> None:

@@ -1,0 +1,180 @@
+"""What every `Engine` must do, tried on the fake and on real engines of two ages."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gpushared.domain.lease import ComputeCap, ContainerId, MemoryWall, Walls
+from gpushared.engine.docker import DockerEngine
+from gpushared.ports import LABEL_DEVICE, LABEL_OWNER, ContainerFacts, ContainerStatus, Edits, Engine
+from gpushared.testing import FakeEngine
+from tests.engine.world import DockerHands, Hands, event, facts, is_now, unique_name
+
+NOBODY = ContainerId("f" * 64)
+EDITS = Edits((), Walls(MemoryWall.NONE, ComputeCap.NONE), env={"GPUSHARE_LEASE": "l-1"})
+
+
+@dataclass
+class World:
+    engine: Engine
+    hands: Hands
+
+    async def create(
+        self, *, owner_uid: int | None = None, restart_policy: str = "no", name: str = ""
+    ) -> ContainerId:
+        """A container of the daemon's, whose device exists where the engine wants devices."""
+        device = unique_name()
+        await self.engine.write_device(device, EDITS)
+        return self.hands.create(device, owner_uid=owner_uid, restart_policy=restart_policy, name=name)
+
+    async def run(self, *, restart_policy: str = "no") -> ContainerId:
+        container = await self.create(restart_policy=restart_policy)
+        self.hands.start(container)
+        return container
+
+
+@pytest.fixture(
+    params=[
+        "fake",
+        pytest.param("docker_engine", marks=pytest.mark.docker),
+        pytest.param("cdi_engine", marks=pytest.mark.cdi),
+    ]
+)
+async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    if request.param == "fake":
+        fake = FakeEngine()
+        yield World(fake, fake)
+        return
+    shared = request.getfixturevalue(request.param)
+    socket = shared if isinstance(shared, str) else shared.socket
+    adapter, hands = DockerEngine(socket, simulated_gpus=True, spec_dir=tmp_path), DockerHands(socket)
+    yield World(adapter, hands)
+    hands.clean_up()
+    await adapter.close()
+
+
+async def test_it_says_what_it_is(world: World) -> None:
+    """Version, API version and cgroup version are told, for the log and for choices."""
+    found = await world.engine.probe()
+    assert found.version
+    assert float(found.api_version) >= 1.41
+    assert found.cgroup_version in {1, 2}
+
+
+async def test_a_survey_lists_the_daemons_containers_in_every_state_and_no_others(world: World) -> None:
+    """After a restart of the daemon, this is how it finds its own again."""
+    created, running, exited = await world.create(), await world.run(), await world.run()
+    stranger = world.hands.create()
+    await world.engine.stop(exited, 5)
+    statuses = {found.id: found.status for found in await world.engine.containers()}
+    assert statuses[created] is ContainerStatus.CREATED
+    assert statuses[running] is ContainerStatus.RUNNING
+    assert statuses[exited] is ContainerStatus.EXITED
+    assert stranger not in statuses
+
+
+async def test_inspect_tells_who_and_what_a_container_is(world: World) -> None:
+    """Name without Docker's slash, image, owner and device from the labels, no PID while it is down."""
+    name = unique_name()
+    container = await world.create(owner_uid=1234, restart_policy="unless-stopped", name=name)
+    found = await facts(world.engine, container)
+    assert (found.id, found.name, found.status) == (container, name, ContainerStatus.CREATED)
+    assert found.image
+    assert (found.pid, found.exit_code, found.owner_uid) == (0, 0, 1234)
+    assert found.restart_policy == "unless-stopped"
+    assert found.labels[LABEL_DEVICE] == found.device_name
+    assert found.labels[LABEL_OWNER] == "1234"
+
+
+async def test_a_container_that_the_gate_did_not_create_has_no_owner_and_no_device(world: World) -> None:
+    """Absent labels are absent facts, not somebody's uid."""
+    found = await facts(world.engine, world.hands.create())
+    assert (found.device_name, found.owner_uid, found.restart_policy) == ("", None, "no")
+
+
+async def test_a_container_that_does_not_exist_is_none(world: World) -> None:
+    """It may have been removed at any moment: that is an answer, not an error."""
+    assert await world.engine.inspect(NOBODY) is None
+
+
+async def test_stop_comes_back_when_the_container_has_ended(world: World) -> None:
+    """The caller need not ask again."""
+    container = await world.run()
+    await world.engine.stop(container, 5)
+    found = await facts(world.engine, container)
+    assert (found.status, found.exit_code, found.pid) == (ContainerStatus.EXITED, 143, 0)
+
+
+async def test_stopping_what_does_not_run_is_no_error(world: World) -> None:
+    """Neither never started, nor stopped before, nor gone."""
+    created, stopped = await world.create(), await world.run()
+    await world.engine.stop(stopped, 5)
+    for container in (created, stopped, NOBODY):
+        await world.engine.stop(container, 5)
+
+
+async def test_a_paused_container_can_be_stopped(world: World) -> None:
+    """A lease that expires while its container is frozen must end too."""
+    container = await world.run()
+    world.hands.pause(container)
+    assert (await facts(world.engine, container)).status is ContainerStatus.PAUSED
+    await world.engine.stop(container, 5)
+    assert (await facts(world.engine, container)).status is ContainerStatus.EXITED
+
+
+async def test_a_restart_policy_does_not_bring_back_what_was_stopped(world: World) -> None:
+    """Stopped is stopped, until somebody starts it."""
+    container = await world.run(restart_policy="always")
+    await world.engine.stop(container, 5)
+    assert (await facts(world.engine, container)).status is ContainerStatus.EXITED
+
+
+async def test_a_life_is_told_from_start_to_removal(world: World) -> None:
+    """Each event is the facts as inspect gives them, and in the end the bare id."""
+    stream = world.engine.events()
+    container = await world.create()
+    steps: list[tuple[Callable[[], None], ContainerStatus]] = [
+        (lambda: world.hands.start(container), ContainerStatus.RUNNING),
+        (lambda: world.hands.pause(container), ContainerStatus.PAUSED),
+        (lambda: world.hands.unpause(container), ContainerStatus.RUNNING),
+        (lambda: world.hands.exit(container, 3), ContainerStatus.EXITED),
+    ]
+    for act, status in steps:
+        act()
+        told = await event(stream, is_now(container, status))
+    assert isinstance(told, ContainerFacts)
+    assert told.exit_code == 3
+    world.hands.remove(container)
+    assert await event(stream, lambda told: told == container) == container
+
+
+async def test_nothing_is_missed_between_listening_and_the_first_read(world: World) -> None:
+    """Listening begins when `events` is called, not when somebody first waits for an event."""
+    container = await world.create()
+    stream = world.engine.events()
+    world.hands.start(container)
+    assert await event(stream, is_now(container, ContainerStatus.RUNNING))
+
+
+async def test_strangers_are_not_told(world: World) -> None:
+    """Containers without the label come and go without a word."""
+    stream = world.engine.events()
+    stranger = world.hands.create()
+    world.hands.start(stranger)
+    world.hands.remove(stranger)
+    ours = await world.run()
+    told = await anext(stream)
+    assert isinstance(told, ContainerFacts)
+    assert told.id == ours
+
+
+async def test_forgetting_a_device_that_is_unknown_is_no_error(world: World) -> None:
+    """Clean-up may happen twice."""
+    await world.engine.write_device("l-1", EDITS)
+    await world.engine.write_device("l-1", EDITS)
+    await world.engine.remove_device("l-1")
+    await world.engine.remove_device("l-1")

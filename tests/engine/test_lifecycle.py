@@ -1,0 +1,177 @@
+"""What the real engine says of containers at the moments that are easy to get wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from gpushared.domain.lease import ContainerId
+from gpushared.engine.docker import CALLS_AT_ONCE, DockerEngine
+from gpushared.ports import ContainerFacts, ContainerStatus
+from tests.engine.world import DockerHands, event, facts, is_now, unique_name
+
+DEAF = ("sh", "-c", "trap '' TERM; while :; do sleep 1; done")
+
+
+@pytest.mark.parametrize("code", [0, 3, 127, 255])
+async def test_the_exit_code_is_the_programs_own(engine: DockerEngine, hands: DockerHands, code: int) -> None:
+    """Whatever it is."""
+    container = hands.create(unique_name(), command=("sh", "-c", f"exit {code}"))
+    hands.start(container)
+    hands.client.wait(container)
+    found = await facts(engine, container)
+    assert (found.status, found.exit_code) == (ContainerStatus.EXITED, code)
+
+
+async def test_a_program_that_ignores_the_signal_is_killed_after_the_grace(
+    engine: DockerEngine, hands: DockerHands
+) -> None:
+    """And its exit code says so."""
+    container = hands.create(unique_name(), command=DEAF)
+    hands.start(container)
+    await engine.stop(container, 0)
+    assert (await facts(engine, container)).exit_code == 137
+
+
+async def test_stops_that_wait_for_their_grace_hold_up_nothing_else(
+    engine: DockerEngine, hands: DockerHands
+) -> None:
+    """Even when there are more of them than calls can be made at once."""
+    containers = [hands.create(unique_name(), command=DEAF) for _ in range(CALLS_AT_ONCE + 1)]
+    for container in containers:
+        hands.start(container)
+    stops = [asyncio.create_task(engine.stop(container, 600)) for container in containers]
+    assert {(await facts(engine, container)).status for container in containers} == {ContainerStatus.RUNNING}
+    assert not any(stop.done() for stop in stops)
+    for container in containers:
+        hands.client.kill(container)
+    await asyncio.gather(*stops)
+    assert {(await facts(engine, container)).status for container in containers} == {ContainerStatus.EXITED}
+
+
+async def test_a_crash_loop_is_restarting_until_it_is_stopped(
+    engine: DockerEngine, hands: DockerHands
+) -> None:
+    """Between two tries it is not exited: the engine will start it again, unless somebody stops it."""
+    stream = engine.events()
+    container = hands.create(
+        unique_name(), command=("sh", "-c", "sleep 0.1; exit 5"), restart_policy="always"
+    )
+    hands.start(container)
+    told = await event(stream, is_now(container, ContainerStatus.RESTARTING))
+    assert isinstance(told, ContainerFacts)
+    assert (told.exit_code, told.pid, told.restart_policy) == (5, 0, "always")
+    await engine.stop(container, 5)
+    assert (await facts(engine, container)).status is ContainerStatus.EXITED
+
+
+async def test_a_restart_by_policy_is_told_as_running_again(engine: DockerEngine, hands: DockerHands) -> None:
+    """With another PID."""
+    stream = engine.events()
+    container = hands.create(unique_name(), restart_policy="always")
+    hands.start(container)
+    first = (await facts(engine, container)).pid
+    hands.exit(container, 5)
+    again = await event(
+        stream,
+        lambda told: isinstance(told, ContainerFacts) and told.pid not in {0, first},
+    )
+    assert isinstance(again, ContainerFacts)
+    assert again.status is ContainerStatus.RUNNING
+
+
+async def test_the_exit_code_of_a_container_that_removes_itself_is_not_lost(
+    engine: DockerEngine, hands: DockerHands
+) -> None:
+    """Its facts with the code are told before its id, however fast the engine removes it."""
+    stream = engine.events()
+    ended = {ContainerStatus.EXITED, ContainerStatus.REMOVING, ContainerStatus.DEAD}
+    for code in range(10, 20):
+        container = hands.create(unique_name(), command=("sh", "-c", f"exit {code}"), auto_remove=True)
+        hands.start(container)
+        told = await event(stream, lambda told: isinstance(told, ContainerFacts) and told.status in ended)
+        assert isinstance(told, ContainerFacts)
+        assert (told.id, told.exit_code) == (container, code)
+        assert await event(stream, lambda told: isinstance(told, str)) == container
+
+
+async def test_a_death_that_is_read_after_the_removal_keeps_its_exit_code(
+    engine: DockerEngine, hands: DockerHands
+) -> None:
+    """Then nothing is left to inspect, and the engine's record of the death tells."""
+    stream = engine.events()
+    container = hands.create(name := unique_name(), command=("sh", "-c", "exit 42"), owner_uid=1000)
+    hands.start(container)
+    hands.client.wait(container)
+    hands.remove(container)
+    told = await anext(stream)
+    assert isinstance(told, ContainerFacts)
+    assert (told.id, told.status, told.exit_code) == (container, ContainerStatus.EXITED, 42)
+    assert (told.device_name, told.owner_uid) == (name, 1000)
+    assert await anext(stream) == container
+
+
+async def test_what_happened_since_the_last_survey_is_told(engine: DockerEngine, hands: DockerHands) -> None:
+    """So nothing falls between a survey and listening."""
+    container = hands.create(unique_name())
+    await engine.containers()
+    hands.start(container)
+    assert await event(engine.events(), is_now(container, ContainerStatus.RUNNING))
+
+
+async def test_containers_that_go_while_they_are_looked_at_are_no_error(
+    engine: DockerEngine, hands: DockerHands
+) -> None:
+    """Each is told as it is or not at all."""
+    containers = [hands.create(unique_name()) for _ in range(8)]
+
+    async def remove(container: ContainerId) -> None:
+        await asyncio.to_thread(hands.remove, container)
+
+    async def look(container: ContainerId) -> None:
+        while (found := await engine.inspect(container)) is not None:
+            assert found.id == container
+            await engine.containers()
+
+    await asyncio.gather(*map(look, containers), *map(remove, containers))
+    assert not {found.id for found in await engine.containers()} & set(containers)
+
+
+async def test_two_hundred_calls_at_once_are_all_answered(engine: DockerEngine, hands: DockerHands) -> None:
+    """By few threads."""
+    container = hands.create(unique_name())
+    found = await asyncio.gather(*(facts(engine, container) for _ in range(200)))
+    assert {one.id for one in found} == {container}
+    assert len([thread for thread in threading.enumerate() if thread.name == "engine-call"]) <= CALLS_AT_ONCE
+
+
+async def test_a_listener_that_is_cancelled_takes_its_thread_along(engine: DockerEngine) -> None:
+    """Otherwise every reconnection would leave one behind."""
+    before = set(threading.enumerate())
+    stream = engine.events()
+    waiting = asyncio.create_task(anext(stream, None))
+    await engine.probe()
+    [thread] = [new for new in set(threading.enumerate()) - before if new.name == "engine-events"]
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await asyncio.to_thread(thread.join, 30)
+    assert not thread.is_alive()
+
+
+async def test_closing_ends_all_threads(docker_engine: str) -> None:
+    """Those that call, those that stop and those that listen."""
+    before = set(threading.enumerate())
+    engine = DockerEngine(docker_engine)
+    waiting = asyncio.create_task(anext(engine.events(), None))
+    await engine.probe()
+    await engine.stop(ContainerId("f" * 64), 1)
+    threads = {new for new in set(threading.enumerate()) - before if new.name.startswith("engine-")}
+    assert {thread.name for thread in threads} == {"engine-call", "engine-stop", "engine-events"}
+    await engine.close()
+    for thread in threads:
+        await asyncio.to_thread(thread.join, 30)
+    assert not any(thread.is_alive() for thread in threads)
+    waiting.cancel()

@@ -1,0 +1,130 @@
+"""From a process to its container."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpushared.domain.lease import ContainerId
+from gpushared.engine.docker import DockerEngine
+from gpushared.engine.processes import ProcessTable, containers_of_cgroup, start_ticks_of_stat
+from tests.engine.world import DockerHands, facts, unique_name
+
+A = ContainerId("3f" * 32)
+B = ContainerId("c0" * 32)
+
+STAT = (
+    "4242 (a) b (c)) S 1 4242 4242 0 -1 4194560 1193 0 0 0 3 1 0 0 20 0 1 0 {start} 5214208 824 "
+    "18446744073709551615 1 1 0 0 0 0 0 16781312 65538 0 0 0 17 1 0 0 0 0 0 0 0 0 0 0 0 0 0\n"
+)
+
+CGROUPS = {
+    "v1, cgroupfs, hybrid": (
+        f"9:name=systemd:/docker/{A}\n4:memory:/docker/{A}\n1:cpu:/docker/{A}\n0::/\n",
+        [A],
+    ),
+    "v1, systemd": (
+        f"11:devices:/system.slice/docker-{A}.scope\n1:name=systemd:/system.slice/docker-{A}.scope\n",
+        [A],
+    ),
+    "v2, cgroupfs": (f"0::/docker/{A}\n", [A]),
+    "v2, systemd": (f"0::/system.slice/docker-{A}.scope\n", [A]),
+    "v2, systemd inside the container": (f"0::/system.slice/docker-{A}.scope/init.scope\n", [A]),
+    "v2, a user's slice": (
+        f"0::/user.slice/user-1000.slice/user@1000.service/user.slice/docker-{A}.scope\n",
+        [A],
+    ),
+    "a cgroup parent of the user's": (f"0::/lab/{A}\n", [A]),
+    "an engine inside a container": (f"0::/docker/{A}/docker/{B}\n", [A, B]),
+    "v1, only some controllers nested": (
+        f"4:memory:/docker/{A}\n2:pids:/docker/{A}/docker/{B}\n0::/\n",
+        [A, B],
+    ),
+    "a named hierarchy with a colon": (f"1:name=a:/x:y/{A}\n", [A]),
+    "the host, v2": ("0::/user.slice/user-0.slice/session-1.scope\n", []),
+    "the host, v1": ("4:memory:/process_api/00b0232f7fd440540a90a1311be96787\n0::/\n", []),
+    "more digits than an id has": (f"0::/docker/{A}0\n", []),
+    "fewer digits than an id has": (f"0::/docker/{A[1:]}\n", []),
+    "nothing": ("", []),
+}
+
+
+@pytest.mark.parametrize(("text", "containers"), CGROUPS.values(), ids=CGROUPS)
+def test_a_cgroup_file_names_the_containers_around_a_process(
+    text: str, containers: list[ContainerId]
+) -> None:
+    """In all forms that engines write, outermost first."""
+    assert containers_of_cgroup(text) == tuple(containers)
+
+
+def test_the_start_time_is_found_behind_a_command_with_brackets() -> None:
+    """A process may call itself anything."""
+    assert start_ticks_of_stat(STAT.format(start=987654)) == 987654
+
+
+class Proc:
+    """A `/proc` as files, in which PIDs change hands on request."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def put(self, pid: int, start: int, container: ContainerId) -> None:
+        (self.root / str(pid)).mkdir(exist_ok=True)
+        (self.root / str(pid) / "stat").write_text(STAT.format(start=start))
+        (self.root / str(pid) / "cgroup").write_text(f"0::/docker/{container}\n")
+
+
+def test_a_pid_that_changed_hands_is_looked_up_anew(tmp_path: Path) -> None:
+    """The same PID with another start time is another process."""
+    proc, table = Proc(tmp_path), ProcessTable(tmp_path)
+    proc.put(7, start=100, container=A)
+    assert table.look_up([7])[7].container == A
+    proc.put(7, start=200, container=B)
+    found = table.look_up([7])[7]
+    assert (found.container, found.start_ticks) == (B, 200)
+
+
+def test_a_process_that_stays_costs_no_second_look_at_its_cgroup(tmp_path: Path) -> None:
+    """Its container is remembered as long as it is asked for, and not longer."""
+    proc, table = Proc(tmp_path), ProcessTable(tmp_path)
+    proc.put(7, start=100, container=A)
+    table.look_up([7])
+    (tmp_path / "7" / "cgroup").unlink()
+    assert table.look_up([7])[7].container == A
+    assert table.look_up([]) == {}
+    assert table.look_up([7]) == {}
+
+
+def test_what_a_container_makes_up_below_its_own_cgroup_does_not_count(tmp_path: Path) -> None:
+    """A privileged container can name a cgroup after somebody else's container; it stays inside its own."""
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "stat").write_text(STAT.format(start=1))
+    (tmp_path / "7" / "cgroup").write_text(f"0::/docker/{A}/docker/{B}\n")
+    process = ProcessTable(tmp_path).look_up([7])[7]
+    assert process.container_among({A, B}) == A
+    assert process.container_among({B}) == B
+    assert process.container_among({}) is None
+    assert process.container == B
+
+
+def test_a_process_of_the_host_has_no_container() -> None:
+    """This test's own process lives, and is told even so."""
+    process = ProcessTable().look_up([os.getpid()])[os.getpid()]
+    assert process.container_among({A}) is None
+
+
+async def test_processes_of_a_real_container_are_found_until_they_end(
+    engine: DockerEngine, hands: DockerHands
+) -> None:
+    """The main process by its host PID; gone with the container; PIDs that never were are not told."""
+    container = hands.create(unique_name())
+    hands.start(container)
+    pid = (await facts(engine, container)).pid
+    table = ProcessTable()
+    found = table.look_up([pid, 2**22 + 1])
+    assert list(found) == [pid]
+    assert found[pid].container_among({container}) == container
+    await engine.stop(container, 5)
+    assert table.look_up([pid]) == {}
