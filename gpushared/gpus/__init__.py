@@ -1,0 +1,1 @@
+"""The GPUs of this machine: the NVIDIA driver's, or simulated ones."""

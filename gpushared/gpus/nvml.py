@@ -1,0 +1,200 @@
+"""The ``Gpus`` port over the NVIDIA driver."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from gpushared.domain.gpu import Gpu, GpuId
+from gpushared.gpus.call_thread import CallThread
+from gpushared.gpus.memory import MPS_RESERVE_BYTES, leasable_bytes
+from gpushared.gpus.nvml_driver import Handle, Memory, NvmlDriver
+from gpushared.gpus.nvml_errors import DRIVER_AWAY, DriverError, unavailable
+from gpushared.ports import GpuReading
+
+T = TypeVar("T")
+
+_GONE = (
+    "The GPU is gone: the driver does not list it any more (see `dmesg` for its Xid; reboot to get it back)"
+)
+_SPLIT_BY_MIG = (
+    "The GPU is split by MIG, so programs cannot use it as a whole (`nvidia-smi -mig 0` ends that)"
+)
+_NO_MEMORY_FIGURES = (
+    "The driver does not tell this GPU's memory, so shares of it cannot be counted "
+    "(usual where GPU and CPU share one memory)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    """A GPU of the session with NVML, ``handle`` None and ``trouble`` set where it cannot be asked."""
+
+    id: GpuId
+    index: int
+    name: str
+    handle: Handle | None = None
+    trouble: str | None = None
+
+
+class NvmlGpus:
+    """The GPUs that the NVIDIA driver shows.
+
+    All of NVML happens on one thread (``CallThread``), opened with the first call and again after the driver
+    went away. A GPU once seen stays listed, with its trouble when it is lost. While one is, NVML is opened
+    anew now and then, because what it says of a GPU stays as it is until then.
+    """
+
+    simulated = False
+
+    def __init__(
+        self,
+        *,
+        library: str | None = None,
+        mps_reserve_bytes: int = MPS_RESERVE_BYTES,
+        timeout_seconds: float = 10.0,
+        retry_seconds: float = 30.0,
+    ) -> None:
+        """Nothing is asked before the first call.
+
+        Args:
+            library: the file to load instead of ``libnvidia-ml.so.1`` on the loader's path, which is fixed
+                when the process starts; for drivers in unusual places, and for tests that meet several.
+            mps_reserve_bytes: what to keep back on each GPU for an MPS server.
+            timeout_seconds: for each call of the port; opening NVML wakes every GPU, which without
+                persistence mode takes seconds on a machine with many.
+            retry_seconds: how soon NVML is opened anew while a GPU is lost.
+        """
+        self._driver = NvmlDriver(library)
+        self._mps_reserve_bytes = mps_reserve_bytes
+        self._retry_seconds = retry_seconds
+        self._thread = CallThread("The NVIDIA driver", timeout_seconds=timeout_seconds)
+        # From here on: the thread's alone.
+        self._devices: tuple[_Device, ...] | None = None
+        self._opened_at = 0.0
+        self._seen: dict[GpuId, _Device] = {}
+        self._memory: dict[GpuId, Memory] = {}
+        self._any_lost = False
+
+    async def survey(self) -> tuple[Gpu, ...]:
+        return await self._thread.call(lambda: self._for_each_device(self._gpu, self._lost_gpu))
+
+    async def sample(self) -> tuple[GpuReading, ...]:
+        return await self._thread.call(lambda: self._for_each_device(self._reading, _lost_reading))
+
+    async def close(self) -> None:
+        await self._thread.close(self._shut)
+
+    # --- on the thread ---
+
+    def _for_each_device(
+        self, look: Callable[[_Device], T], when_lost: Callable[[_Device, str], T]
+    ) -> tuple[T, ...]:
+        try:
+            devices = self._open()
+            return tuple(self._look(device, look, when_lost) for device in devices)
+        except DriverError as error:
+            self._shut()
+            raise unavailable(error) from error
+
+    def _look(
+        self, device: _Device, look: Callable[[_Device], T], when_lost: Callable[[_Device, str], T]
+    ) -> T:
+        if device.trouble is not None:
+            return when_lost(device, device.trouble)
+        try:
+            return look(device)
+        except DriverError as error:
+            if error.code in DRIVER_AWAY:
+                raise
+            self._any_lost = True
+            return when_lost(device, error.trouble.sentence)
+
+    def _gpu(self, device: _Device) -> Gpu:
+        memory = self._driver.memory(device.handle)
+        if memory is None:
+            return Gpu(device.id, device.index, device.name, 0, 0, _NO_MEMORY_FIGURES)
+        self._memory[device.id] = memory
+        trouble = _SPLIT_BY_MIG if self._driver.split_by_mig(device.handle) else None
+        return self._described(device, memory, trouble)
+
+    def _lost_gpu(self, device: _Device, trouble: str) -> Gpu:
+        return self._described(device, self._memory.get(device.id, Memory(0, 0, 0)), trouble)
+
+    def _described(self, device: _Device, memory: Memory, trouble: str | None) -> Gpu:
+        leasable = leasable_bytes(memory.total_bytes, memory.reserved_bytes, self._mps_reserve_bytes)
+        return Gpu(device.id, device.index, device.name, memory.total_bytes, leasable, trouble)
+
+    def _reading(self, device: _Device) -> GpuReading:
+        driver, handle = self._driver, device.handle
+        memory = driver.memory(handle)
+        return GpuReading(
+            gpu=device.id,
+            memory_used_bytes=None if memory is None else memory.used_bytes,
+            utilization_ratio=driver.utilization_ratio(handle),
+            temperature_celsius=driver.temperature_celsius(handle),
+            power_watts=driver.power_watts(handle),
+            processes=driver.processes(handle),
+        )
+
+    # --- the session with NVML ---
+
+    def _open(self) -> tuple[_Device, ...]:
+        """The devices of the session, opened if there is none or the one there is has a lost GPU for long."""
+        if self._any_lost and time.monotonic() - self._opened_at >= self._retry_seconds:
+            self._shut()
+        if self._devices is None:
+            self._driver.open()
+            self._opened_at, self._any_lost = time.monotonic(), False
+            # Even if listing the devices fails, NVML is open and has to be shut.
+            self._devices = ()
+            self._devices = self._list_devices()
+        return self._devices
+
+    def _shut(self) -> None:
+        if self._devices is None:
+            return
+        self._devices = None
+        # A driver that is away refuses this too, and there is nothing left to undo then.
+        with contextlib.suppress(DriverError):
+            self._driver.close()
+
+    def _list_devices(self) -> tuple[_Device, ...]:
+        """What NVML lists, then what it listed earlier and does not now."""
+        listed = [self._identify(index) for index in range(self._driver.count())]
+        readable = {device.id: device for device in listed if device.handle is not None}
+        missing = {gpu_id: old for gpu_id, old in self._seen.items() if gpu_id not in readable}
+        self._seen |= {gpu_id: replace(device, handle=None) for gpu_id, device in readable.items()}
+        recognised = [_recognise(device, missing) for device in listed]
+        gone = [replace(old, trouble=_GONE) for old in missing.values()]
+        devices = (*recognised, *gone)
+        self._any_lost = len(readable) < len(devices)
+        return devices
+
+    def _identify(self, index: int) -> _Device:
+        try:
+            handle = self._driver.handle(index)
+            return _Device(GpuId(self._driver.uuid(handle)), index, self._driver.name(handle), handle)
+        except DriverError as error:
+            if error.code in DRIVER_AWAY:
+                raise
+            # Not even its UUID can be had.
+            trouble = error.trouble.sentence
+            return _Device(GpuId(f"GPU-unreadable-{index}"), index, "unreadable GPU", trouble=trouble)
+
+
+def _recognise(device: _Device, missing: dict[GpuId, _Device]) -> _Device:
+    """An unreadable device is the one that was seen in its place, which is then missing no more."""
+    if device.handle is not None:
+        return device
+    for old in missing.values():
+        if old.index == device.index:
+            return replace(missing.pop(old.id), trouble=device.trouble)
+    return device
+
+
+def _lost_reading(device: _Device, trouble: str) -> GpuReading:
+    return GpuReading(device.id, trouble=trouble)

@@ -1,0 +1,174 @@
+"""NVML's functions as gpushared needs them: blocking, with a missing figure as None, errors as DriverError.
+
+``pynvml`` here is the module of the package nvidia-ml-py. It keeps the loaded library in a global, so one
+process has one driver at a time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pynvml
+
+from gpushared.gpus.nvml_errors import DRIVER_AWAY, GPU_AWAY, NO_FIGURE, OLD_DRIVER, DriverError, NvmlCode
+from gpushared.ports import GpuProcess
+
+T = TypeVar("T")
+Handle = Any
+"""A ctypes pointer of pynvml's, valid until the driver is closed."""
+
+_PROCESS_KINDS = ("Compute", "MPSCompute", "Graphics")
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A GPU's memory. ``used_bytes`` is without ``reserved_bytes`` where the driver tells them apart."""
+
+    total_bytes: int
+    reserved_bytes: int
+    used_bytes: int
+
+
+class NvmlDriver:
+    """The NVIDIA driver through its library. Every method may block; all raise ``DriverError``."""
+
+    def __init__(self, library: str | None = None) -> None:
+        """``library``: the file to load instead of the one that the system's loader finds."""
+        self._library = library
+
+    def open(self) -> None:
+        """Load the library and initialise it; after this and until ``close`` the rest may be called."""
+        self._load()
+        _ask("nvmlInit")
+
+    def close(self) -> None:
+        """Undo ``open``. The library itself stays loaded: Linux gives no safe way to unload it."""
+        _ask("nvmlShutdown")
+
+    def _load(self) -> None:
+        # pynvml knows one name only, which the loader seeks on the path that the process was started with.
+        pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001 - functions of the library loaded before
+        pynvml.nvmlLib = None
+        if self._library is None:
+            return
+        try:
+            pynvml.nvmlLib = ctypes.CDLL(self._library)
+        except OSError as error:
+            raise DriverError(NvmlCode.LIBRARY_NOT_FOUND, "dlopen") from error
+
+    def count(self) -> int:
+        """GPUs of this machine, including those that cannot be used; fixed until the next ``open``."""
+        return int(_ask("nvmlDeviceGetCount"))
+
+    def handle(self, index: int) -> Handle:
+        return _ask("nvmlDeviceGetHandleByIndex", index)
+
+    def uuid(self, handle: Handle) -> str:
+        return str(_ask("nvmlDeviceGetUUID", handle))
+
+    def name(self, handle: Handle) -> str:
+        return str(_ask("nvmlDeviceGetName", handle))
+
+    def memory(self, handle: Handle) -> Memory | None:
+        """None where the GPU has no memory of its own, as parts with unified memory.
+
+        The driver's own part is told since r510; before that it is inside ``used_bytes``.
+        """
+        try:
+            info = _newest(
+                lambda: _ask("nvmlDeviceGetMemoryInfo", handle, pynvml.nvmlMemory_v2),
+                lambda: _ask("nvmlDeviceGetMemoryInfo", handle),
+            )
+        except DriverError as error:
+            if error.code == NvmlCode.NOT_SUPPORTED:
+                return None
+            raise
+        return Memory(info.total, getattr(info, "reserved", 0), info.used) if info.total else None
+
+    def split_by_mig(self, handle: Handle) -> bool:
+        """MIG is on: CUDA programs see its instances instead of the GPU."""
+        modes = _figure(lambda: _ask("nvmlDeviceGetMigMode", handle))
+        return modes is not None and modes[0] != 0
+
+    def utilization_ratio(self, handle: Handle) -> float | None:
+        """How much of the last sample period some kernel ran, 0-1."""
+        rates = _figure(lambda: _ask("nvmlDeviceGetUtilizationRates", handle))
+        return None if rates is None else rates.gpu / 100
+
+    def temperature_celsius(self, handle: Handle) -> int | None:
+        sensor = pynvml.NVML_TEMPERATURE_GPU
+        return _figure(
+            lambda: _newest(
+                lambda: int(_ask("nvmlDeviceGetTemperatureV", handle, sensor)),
+                lambda: int(_ask("nvmlDeviceGetTemperature", handle, sensor)),
+            )
+        )
+
+    def power_watts(self, handle: Handle) -> float | None:
+        milliwatts = _figure(lambda: _ask("nvmlDeviceGetPowerUsage", handle))
+        return None if milliwatts is None else milliwatts / 1000
+
+    def processes(self, handle: Handle) -> tuple[GpuProcess, ...]:
+        """Whatever runs on the GPU, by host PID, each once with the largest figure of the driver's lists.
+
+        A process can be in several lists: MPS clients also count as compute, a desktop's as graphics too.
+        """
+        found: dict[int, int | None] = {}
+        for kind in _PROCESS_KINDS:
+            for process in _process_list(kind, handle):
+                known, said = found.get(process.pid), process.usedGpuMemory
+                found[process.pid] = said if known is None else max(known, said or 0)
+        return tuple(GpuProcess(pid, memory_bytes) for pid, memory_bytes in sorted(found.items()))
+
+
+def _process_list(kind: str, handle: Handle, attempts: int = 3) -> list[Any]:
+    """Empty where the GPU does not tell."""
+    function = f"nvmlDeviceGet{kind}RunningProcesses"
+    try:
+        processes: list[Any] = _newest(
+            lambda: _ask(f"{function}_v3", handle), lambda: _ask(f"{function}_v2", handle)
+        )
+    except DriverError as error:
+        if error.code in NO_FIGURE:
+            return []
+        # Processes came between the call for their number and the call for the list.
+        if error.code == NvmlCode.INSUFFICIENT_SIZE and attempts > 1:
+            return _process_list(kind, handle, attempts - 1)
+        raise
+    return processes
+
+
+def _ask(function: str, *arguments: object) -> Any:
+    call = getattr(pynvml, function, None)
+    if call is None:
+        raise DriverError(NvmlCode.FUNCTION_NOT_FOUND, function)
+    try:
+        return call(*arguments)
+    except pynvml.NVMLError as error:
+        raise DriverError(error.value, function) from error
+    except pynvml.NVMLLibraryMismatchError as error:
+        # What wrappers of functions without a version raise when the library lacks the newest version.
+        raise DriverError(NvmlCode.FUNCTION_NOT_FOUND, function) from error
+
+
+def _newest(newer: Callable[[], T], older: Callable[[], T]) -> T:
+    """The newer function's answer, the older one's where driver or binding does not know the newer."""
+    try:
+        return newer()
+    except DriverError as error:
+        if error.code not in OLD_DRIVER:
+            raise
+        return older()
+
+
+def _figure(ask: Callable[[], T]) -> T | None:
+    """A figure that one can do without: None unless driver or GPU are away."""
+    try:
+        return ask()
+    except DriverError as error:
+        if error.code in DRIVER_AWAY | GPU_AWAY:
+            raise
+        return None

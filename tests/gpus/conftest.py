@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.gpus.fake_nvml import OLD_DRIVER, STATE_VARIABLE, FakeGpu, FakeMachine, fake_nvml_library
+from tests.gpus.worlds import FakeWorld, PlayableWorld, RealWorld, SimulatedWorld, World
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fake_nvml_library(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture(scope="session")
+def old_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fake_nvml_library(tmp_path_factory.mktemp("nvml-old"), without=OLD_DRIVER)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMachine:
+    """Two healthy GPUs behind the fake library."""
+    state = tmp_path / "state"
+    monkeypatch.setenv(STATE_VARIABLE, str(state))
+    return FakeMachine(state, gpus=[FakeGpu("GPU-fake-a"), FakeGpu("GPU-fake-b")])
+
+
+@pytest.fixture
+async def fake(library: Path, machine: FakeMachine) -> AsyncIterator[FakeWorld]:
+    world = FakeWorld(library, machine)
+    yield world
+    await world.close()
+
+
+@pytest.fixture(params=["simulated", "fake", pytest.param("real", marks=pytest.mark.gpu)])
+async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+    """Every machine there is."""
+    made: World = _real() if request.param == "real" else _playable(request.param, request)
+    yield made
+    await made.close()
+
+
+@pytest.fixture(params=["simulated", "fake"])
+async def playable(request: pytest.FixtureRequest) -> AsyncIterator[PlayableWorld]:
+    """Machines whose driver the test plays."""
+    made = _playable(request.param, request)
+    yield made
+    await made.close()
+
+
+def _real() -> RealWorld:
+    if not Path("/dev/nvidia0").exists():
+        pytest.skip("there is no NVIDIA GPU at /dev/nvidia0")
+    return RealWorld()
+
+
+def _playable(kind: str, request: pytest.FixtureRequest) -> PlayableWorld:
+    if kind == "simulated":
+        return SimulatedWorld()
+    return FakeWorld(request.getfixturevalue("library"), request.getfixturevalue("machine"))

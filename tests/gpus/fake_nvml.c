@@ -1,0 +1,429 @@
+/* A fake libnvidia-ml.so.1: the functions of NVML that gpushared uses, driven by a text file.
+ *
+ * The environment variable FAKE_NVML_STATE names the file. It is read anew with every call, so whoever
+ * replaces it (by rename, so that no half of it is seen) changes the machine under a running daemon. Lines:
+ *
+ *   driver VERSION
+ *   error FUNCTION CODE [TIMES]  before any gpu: for the machine; after one: for calls about that GPU;
+ *                                with TIMES: only for so many calls after each nvmlInit
+ *   hang FUNCTION                calls of the function do not return until this line is gone
+ *   gpu UUID NAME...             begins a GPU; the lines below are about it; missing ones: NOT_SUPPORTED
+ *   lost                         every call about the GPU answers GPU_IS_LOST
+ *   memory TOTAL RESERVED        bytes
+ *   utilization PERCENT
+ *   temperature CELSIUS
+ *   power MILLIWATTS
+ *   mig CURRENT
+ *   compute|mps|graphics PID BYTES     a process; "-" for bytes that the driver does not tell
+ *
+ * Without the file the driver is not loaded. Names and numbers are those of the public header nvml.h.
+ */
+
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum {
+    SUCCESS = 0,
+    UNINITIALIZED = 1,
+    INVALID_ARGUMENT = 2,
+    NOT_SUPPORTED = 3,
+    NOT_FOUND = 6,
+    INSUFFICIENT_SIZE = 7,
+    DRIVER_NOT_LOADED = 9,
+    GPU_IS_LOST = 15,
+    ARGUMENT_VERSION_MISMATCH = 25,
+};
+
+enum { MAX_GPUS = 64, MAX_PROCESSES = 256, MAX_ERRORS = 32, TEXT = 128 };
+enum kind { COMPUTE, MPS, GRAPHICS };
+
+static const unsigned long long NOT_AVAILABLE = ~0ULL;
+static const unsigned MEMORY_V2 = 0x02000028, TEMPERATURE_V1 = 0x0100000C;
+
+struct process {
+    enum kind kind;
+    unsigned pid;
+    unsigned long long bytes;
+};
+
+struct gpu {
+    char uuid[TEXT], name[TEXT];
+    int lost, has_memory, has_utilization, has_temperature, has_power, has_mig;
+    unsigned long long total, reserved;
+    unsigned utilization, temperature, power, mig;
+    int process_count;
+    struct process processes[MAX_PROCESSES];
+};
+
+struct error {
+    int gpu; /* -1: the machine */
+    int code, times; /* 0 times: always */
+    char function[TEXT];
+};
+
+struct state {
+    char driver[TEXT], hang[TEXT];
+    int gpu_count, error_count;
+    struct error errors[MAX_ERRORS];
+    struct gpu gpus[MAX_GPUS];
+};
+
+/* As nvml.h has them; the handle is opaque there too. */
+typedef struct handle *device_t;
+struct memory { unsigned long long total, free, used; };
+struct memory_v2 { unsigned version; unsigned long long total, reserved, free, used; };
+struct utilization { unsigned gpu, memory; };
+struct process_info { unsigned pid; unsigned long long bytes; unsigned gpu_instance, compute_instance; };
+struct temperature_v1 { unsigned version, sensor; int celsius; };
+
+/* One thread calls NVML in gpushared, so one state of each is enough; 400 KiB do not belong on its stack. */
+static struct state state;
+static int opened, served[MAX_ERRORS];
+static char handles[MAX_GPUS];
+
+static void fail(const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    fputs("fake NVML: ", stderr);
+    vfprintf(stderr, format, arguments);
+    fputc('\n', stderr);
+    va_end(arguments);
+    abort();
+}
+
+static void read_process(struct gpu *gpu, enum kind kind, const char *rest)
+{
+    char bytes[TEXT];
+    if (gpu->process_count == MAX_PROCESSES)
+        fail("too many processes");
+    struct process *process = &gpu->processes[gpu->process_count++];
+    process->kind = kind;
+    if (sscanf(rest, "%u %127s", &process->pid, bytes) != 2)
+        fail("bad process: %s", rest);
+    process->bytes = strcmp(bytes, "-") == 0 ? NOT_AVAILABLE : strtoull(bytes, NULL, 10);
+}
+
+static int read_gpu_line(struct gpu *gpu, const char *word, const char *rest)
+{
+    if (strcmp(word, "lost") == 0)
+        gpu->lost = 1;
+    else if (strcmp(word, "memory") == 0)
+        gpu->has_memory = sscanf(rest, "%llu %llu", &gpu->total, &gpu->reserved) == 2;
+    else if (strcmp(word, "utilization") == 0)
+        gpu->has_utilization = sscanf(rest, "%u", &gpu->utilization) == 1;
+    else if (strcmp(word, "temperature") == 0)
+        gpu->has_temperature = sscanf(rest, "%u", &gpu->temperature) == 1;
+    else if (strcmp(word, "power") == 0)
+        gpu->has_power = sscanf(rest, "%u", &gpu->power) == 1;
+    else if (strcmp(word, "mig") == 0)
+        gpu->has_mig = sscanf(rest, "%u", &gpu->mig) == 1;
+    else if (strcmp(word, "compute") == 0)
+        read_process(gpu, COMPUTE, rest);
+    else if (strcmp(word, "mps") == 0)
+        read_process(gpu, MPS, rest);
+    else if (strcmp(word, "graphics") == 0)
+        read_process(gpu, GRAPHICS, rest);
+    else
+        return 0;
+    return 1;
+}
+
+static void read_line(char *line)
+{
+    char word[TEXT] = "";
+    int length = 0;
+    line[strcspn(line, "\n")] = '\0';
+    if (sscanf(line, "%127s%n", word, &length) != 1)
+        return;
+    const char *rest = line + length + (line[length] == ' ');
+    if (strcmp(word, "driver") == 0) {
+        snprintf(state.driver, TEXT, "%s", rest);
+    } else if (strcmp(word, "hang") == 0) {
+        snprintf(state.hang, TEXT, "%s", rest);
+    } else if (strcmp(word, "error") == 0) {
+        if (state.error_count == MAX_ERRORS)
+            fail("too many errors");
+        struct error *error = &state.errors[state.error_count++];
+        error->gpu = state.gpu_count - 1;
+        error->times = 0;
+        if (sscanf(rest, "%127s %d %d", error->function, &error->code, &error->times) < 2)
+            fail("bad error: %s", rest);
+    } else if (strcmp(word, "gpu") == 0) {
+        if (state.gpu_count == MAX_GPUS)
+            fail("too many GPUs");
+        struct gpu *gpu = &state.gpus[state.gpu_count++];
+        memset(gpu, 0, sizeof *gpu);
+        if (sscanf(rest, "%127s %127[^\n]", gpu->uuid, gpu->name) != 2)
+            fail("bad gpu: %s", rest);
+    } else if (state.gpu_count == 0 || !read_gpu_line(&state.gpus[state.gpu_count - 1], word, rest)) {
+        fail("unknown line: %s", line);
+    }
+}
+
+/* 0 where there is no file, which is a machine whose driver is not loaded. */
+static int read_state(void)
+{
+    char line[4 * TEXT];
+    const char *path = getenv("FAKE_NVML_STATE");
+    FILE *file = path ? fopen(path, "r") : NULL;
+    if (file == NULL)
+        return 0;
+    state.driver[0] = state.hang[0] = '\0';
+    state.gpu_count = state.error_count = 0;
+    while (fgets(line, sizeof line, file))
+        read_line(line);
+    fclose(file);
+    return 1;
+}
+
+static int wanted_error(const char *function, int gpu)
+{
+    for (int i = 0; i < state.error_count; i++) {
+        const struct error *error = &state.errors[i];
+        if ((error->gpu == -1 || error->gpu == gpu) && strcmp(error->function, function) == 0)
+            return error->times && served[i]++ >= error->times ? SUCCESS : error->code;
+    }
+    return SUCCESS;
+}
+
+/* What every function does first: read the state, hang while it says so, answer the error it asks for. */
+static int enter(const char *function, int gpu)
+{
+    const struct timespec pause = {0, 5 * 1000 * 1000};
+    for (;;) {
+        if (!read_state()) {
+            /* What was opened before is of no use with the next driver. */
+            opened = 0;
+            return DRIVER_NOT_LOADED;
+        }
+        if (strcmp(state.hang, function) != 0)
+            break;
+        nanosleep(&pause, NULL);
+    }
+    if (!opened && strcmp(function, "nvmlInitWithFlags") != 0)
+        return UNINITIALIZED;
+    if (gpu >= state.gpu_count || (gpu >= 0 && state.gpus[gpu].lost))
+        return GPU_IS_LOST;
+    return wanted_error(function, gpu);
+}
+
+#define ENTER(gpu)                                   \
+    do {                                             \
+        int code_ = enter(__func__, gpu);            \
+        if (code_ != SUCCESS)                        \
+            return code_;                            \
+    } while (0)
+
+#define ENTER_DEVICE(device, gpu)                    \
+    int index_ = (int)((char *)(device) - handles);  \
+    if (index_ < 0 || index_ >= MAX_GPUS)            \
+        return INVALID_ARGUMENT;                     \
+    ENTER(index_);                                   \
+    struct gpu *gpu = &state.gpus[index_]
+
+static int copy_text(const char *text, char *out, unsigned length)
+{
+    return snprintf(out, length, "%s", text) < (int)length ? SUCCESS : INSUFFICIENT_SIZE;
+}
+
+int nvmlInitWithFlags(unsigned flags)
+{
+    (void)flags;
+    ENTER(-1);
+    opened++;
+    memset(served, 0, sizeof served);
+    return SUCCESS;
+}
+
+int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+
+int nvmlShutdown(void)
+{
+    ENTER(-1);
+    opened--;
+    return SUCCESS;
+}
+
+const char *nvmlErrorString(int code)
+{
+    static char text[TEXT];
+    snprintf(text, TEXT, "fake NVML error %d", code);
+    return text;
+}
+
+int nvmlSystemGetDriverVersion(char *version, unsigned length)
+{
+    ENTER(-1);
+    return copy_text(state.driver, version, length);
+}
+
+int nvmlSystemGetNVMLVersion(char *version, unsigned length)
+{
+    ENTER(-1);
+    return copy_text(state.driver, version, length);
+}
+
+int nvmlDeviceGetCount_v2(unsigned *count)
+{
+    ENTER(-1);
+    *count = (unsigned)state.gpu_count;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, device_t *device)
+{
+    if (index >= MAX_GPUS)
+        return INVALID_ARGUMENT;
+    ENTER((int)index);
+    *device = (device_t)&handles[index];
+    return SUCCESS;
+}
+
+int nvmlDeviceGetHandleByUUID(const char *uuid, device_t *device)
+{
+    ENTER(-1);
+    for (int i = 0; i < state.gpu_count; i++)
+        if (strcmp(state.gpus[i].uuid, uuid) == 0)
+            return nvmlDeviceGetHandleByIndex_v2((unsigned)i, device);
+    return NOT_FOUND;
+}
+
+int nvmlDeviceGetIndex(device_t device, unsigned *index)
+{
+    ENTER_DEVICE(device, gpu);
+    *index = (unsigned)(gpu - state.gpus);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetUUID(device_t device, char *uuid, unsigned length)
+{
+    ENTER_DEVICE(device, gpu);
+    return copy_text(gpu->uuid, uuid, length);
+}
+
+int nvmlDeviceGetName(device_t device, char *name, unsigned length)
+{
+    ENTER_DEVICE(device, gpu);
+    return copy_text(gpu->name, name, length);
+}
+
+/* A process counts once, however many lists it is in. */
+static unsigned long long used_by_processes(const struct gpu *gpu)
+{
+    unsigned long long used = 0;
+    for (int i = 0; i < gpu->process_count; i++) {
+        int seen = 0;
+        for (int j = 0; j < i; j++)
+            seen |= gpu->processes[j].pid == gpu->processes[i].pid;
+        if (!seen && gpu->processes[i].bytes != NOT_AVAILABLE)
+            used += gpu->processes[i].bytes;
+    }
+    return used;
+}
+
+int nvmlDeviceGetMemoryInfo(device_t device, struct memory *memory)
+{
+    ENTER_DEVICE(device, gpu);
+    if (!gpu->has_memory)
+        return NOT_SUPPORTED;
+    /* The older form counts the driver's own part as used. */
+    memory->total = gpu->total;
+    memory->used = gpu->reserved + used_by_processes(gpu);
+    memory->free = memory->total - memory->used;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMemoryInfo_v2(device_t device, struct memory_v2 *memory)
+{
+    ENTER_DEVICE(device, gpu);
+    if (memory->version != MEMORY_V2)
+        return ARGUMENT_VERSION_MISMATCH;
+    if (!gpu->has_memory)
+        return NOT_SUPPORTED;
+    memory->total = gpu->total;
+    memory->reserved = gpu->reserved;
+    memory->used = used_by_processes(gpu);
+    memory->free = memory->total - memory->reserved - memory->used;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetUtilizationRates(device_t device, struct utilization *utilization)
+{
+    ENTER_DEVICE(device, gpu);
+    if (!gpu->has_utilization)
+        return NOT_SUPPORTED;
+    utilization->gpu = utilization->memory = gpu->utilization;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetTemperature(device_t device, unsigned sensor, unsigned *celsius)
+{
+    ENTER_DEVICE(device, gpu);
+    if (!gpu->has_temperature || sensor != 0)
+        return NOT_SUPPORTED;
+    *celsius = gpu->temperature;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetTemperatureV(device_t device, struct temperature_v1 *temperature)
+{
+    ENTER_DEVICE(device, gpu);
+    if (temperature->version != TEMPERATURE_V1)
+        return ARGUMENT_VERSION_MISMATCH;
+    if (!gpu->has_temperature || temperature->sensor != 0)
+        return NOT_SUPPORTED;
+    temperature->celsius = (int)gpu->temperature;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetPowerUsage(device_t device, unsigned *milliwatts)
+{
+    ENTER_DEVICE(device, gpu);
+    if (!gpu->has_power)
+        return NOT_SUPPORTED;
+    *milliwatts = gpu->power;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMigMode(device_t device, unsigned *current, unsigned *pending)
+{
+    ENTER_DEVICE(device, gpu);
+    if (!gpu->has_mig)
+        return NOT_SUPPORTED;
+    *current = *pending = gpu->mig;
+    return SUCCESS;
+}
+
+/* As the driver does it: the count first (too small a room), then the list. */
+static int list_processes(const struct gpu *gpu, enum kind kind, unsigned *count, struct process_info *infos)
+{
+    unsigned found = 0, room = *count;
+    for (int i = 0; i < gpu->process_count; i++) {
+        if (gpu->processes[i].kind != kind)
+            continue;
+        if (found < room && infos)
+            infos[found] = (struct process_info){gpu->processes[i].pid, gpu->processes[i].bytes, ~0U, ~0U};
+        found++;
+    }
+    *count = found;
+    return found > room ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
+#define PROCESS_LIST(function, kind)                                                 \
+    int function(device_t device, unsigned *count, struct process_info *infos)       \
+    {                                                                                \
+        ENTER_DEVICE(device, gpu);                                                   \
+        return list_processes(gpu, kind, count, infos);                              \
+    }
+
+PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses_v2, COMPUTE)
+PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses_v3, COMPUTE)
+PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, MPS)
+PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, MPS)
+PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses_v2, GRAPHICS)
+PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, GRAPHICS)

@@ -1,0 +1,135 @@
+"""A fake NVIDIA driver for tests: builds ``libnvidia-ml.so.1`` and writes its state file.
+
+The library's C source and the state file's words are in ``fake_nvml.c``. In the tests' own process, hand the
+library's path to ``NvmlGpus(library=...)`` and name the state file with
+``monkeypatch.setenv(STATE_VARIABLE, ...)``. A whole daemon needs nothing but its environment::
+
+    library = fake_nvml_library(folder)                     # folder/libnvidia-ml.so.1
+    machine = FakeMachine(folder / "state", gpus=[FakeGpu("GPU-a")])
+    subprocess.Popen([...], env=os.environ | machine.environment(library))
+    machine.gpus[0].compute[pid] = 2**30                    # a process appears while the daemon runs
+    machine.write()
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("fake_nvml.c")
+LIBRARY_NAME = "libnvidia-ml.so.1"
+STATE_VARIABLE = "FAKE_NVML_STATE"
+
+OLD_DRIVER = (
+    "nvmlDeviceGetMemoryInfo_v2",
+    "nvmlDeviceGetTemperatureV",
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+    "nvmlDeviceGetGraphicsRunningProcesses_v3",
+)
+"""What a driver of 2021 (r470) does not export yet."""
+
+Errors = dict[str, int | tuple[int, int]]
+"""Codes that functions answer, always or (code, times) the first times only."""
+
+
+def fake_nvml_library(folder: Path, *, without: Sequence[str] = ()) -> Path:
+    """Build the library into a folder that may be empty or not there yet; needs gcc, takes half a second.
+
+    ``without`` names functions that it shall not export, as an older driver's would not.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    script = folder / "exports"
+    hidden = "".join(f" {name};" for name in without)
+    script.write_text(f"{{ global: nvml*; local:{hidden} *; }};\n")
+    library = folder / LIBRARY_NAME
+    flags = ["-O1", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    subprocess.run(
+        ["gcc", *flags, f"-Wl,--version-script={script}", "-o", library, SOURCE], check=True, timeout=60
+    )
+    return library
+
+
+@dataclass
+class FakeGpu:
+    """One GPU of the machine; a figure that is None is one that it does not support."""
+
+    uuid: str
+    name: str = "NVIDIA Fake 16GB"
+    total_bytes: int | None = 16 * 2**30
+    reserved_bytes: int = 500 * 2**20
+    utilization_percent: int | None = 0
+    temperature_celsius: int | None = 40
+    power_milliwatts: int | None = 50_000
+    mig: int | None = None
+    lost: bool = False
+    compute: dict[int, int | None] = field(default_factory=dict)
+    mps: dict[int, int | None] = field(default_factory=dict)
+    graphics: dict[int, int | None] = field(default_factory=dict)
+    errors: Errors = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        memory = None if self.total_bytes is None else f"{self.total_bytes} {self.reserved_bytes}"
+        figures = {
+            "memory": memory,
+            "utilization": self.utilization_percent,
+            "temperature": self.temperature_celsius,
+            "power": self.power_milliwatts,
+            "mig": self.mig,
+        }
+        return [
+            f"gpu {self.uuid} {self.name}",
+            *(["lost"] if self.lost else []),
+            *(f"{word} {value}" for word, value in figures.items() if value is not None),
+            *_process_lines("compute", self.compute),
+            *_process_lines("mps", self.mps),
+            *_process_lines("graphics", self.graphics),
+            *_error_lines(self.errors),
+        ]
+
+
+@dataclass
+class FakeMachine:
+    """What the fake library says: change the fields, then ``write``.
+
+    ``hang`` names a function whose calls do not return until another state without it is written.
+    """
+
+    state: Path
+    gpus: list[FakeGpu] = field(default_factory=list)
+    driver: str = "580.95.05"
+    errors: Errors = field(default_factory=dict)
+    hang: str | None = None
+
+    def __post_init__(self) -> None:
+        self.write()
+
+    def write(self) -> None:
+        """In one step, because a daemon may be reading right now."""
+        lines = [f"driver {self.driver}", *([f"hang {self.hang}"] if self.hang else [])]
+        lines += _error_lines(self.errors)
+        lines += [line for gpu in self.gpus for line in gpu.lines()]
+        draft = self.state.with_name(f"{self.state.name}.draft")
+        draft.write_text("".join(f"{line}\n" for line in lines))
+        draft.replace(self.state)
+
+    def unload_driver(self) -> None:
+        """As ``rmmod nvidia``; ``write`` loads it again."""
+        self.state.unlink()
+
+    def environment(self, library: Path) -> dict[str, str]:
+        """Variables for a process that shall find this machine instead of the real one."""
+        return {"LD_LIBRARY_PATH": str(library.parent), STATE_VARIABLE: str(self.state)}
+
+
+def _process_lines(kind: str, processes: dict[int, int | None]) -> list[str]:
+    return [f"{kind} {pid} {'-' if held is None else held}" for pid, held in processes.items()]
+
+
+def _error_lines(errors: Errors) -> list[str]:
+    return [
+        f"error {function} {' '.join(map(str, code)) if isinstance(code, tuple) else code}"
+        for function, code in errors.items()
+    ]
