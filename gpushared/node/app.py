@@ -1,32 +1,31 @@
-"""Wiring: the only place that chooses real parts or simulated ones, and the daemon's life from start to end."""
+"""Wiring: the only place that chooses real or simulated parts; the daemon's life from start to end."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import shutil
-import signal
 import socket
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
-from gpushared.config.model import Config, Preset
-from gpushared.domain.asking import Ask
-from gpushared.domain.errors import ConfigError, GpushareError
-from gpushared.domain.messages import Tick
+from gpushared.config.model import Config
+from gpushared.domain.errors import GpushareError
+from gpushared.domain.messages import RequestAbandoned, Tick
 from gpushared.domain.node import restore
 from gpushared.domain.state import NodeState, Rules
 from gpushared.engine.docker import DockerEngine
+from gpushared.gate.engine import EngineSocket
 from gpushared.gate.gate import Gate
 from gpushared.gate.http import Routes
+from gpushared.gate.mounts import Rules as GateRules
 from gpushared.gpus.nvml import NvmlGpus
 from gpushared.gpus.simulated import SimulatedGpus
 from gpushared.journal.sqlite import SqliteJournal
 from gpushared.node import grpcapi
-from gpushared.node.api import Api
+from gpushared.node.api import Api, Unary
 from gpushared.node.attendance import Attendance
 from gpushared.node.desk import NodeDesk
 from gpushared.node.follower import Follower
@@ -76,9 +75,9 @@ def real_parts(config: Config) -> Parts:
     """The parts as configured. GPUs are simulated only where the configuration says so, never silently."""
     simulated = bool(config.gpus.simulate)
     gpus: Gpus = (
-        SimulatedGpus.parse(config.gpus.simulate, mps_reserve_bytes=config.gpus.mps_reserve)
+        SimulatedGpus.parse(config.gpus.simulate, mps_reserve_bytes=config.gpus.mps_reserve_bytes)
         if simulated
-        else NvmlGpus(mps_reserve_bytes=config.gpus.mps_reserve)
+        else NvmlGpus(mps_reserve_bytes=config.gpus.mps_reserve_bytes)
     )
     found = config.sharing.mps_binary or shutil.which(MPS_BINARY)
     return Parts(
@@ -90,7 +89,9 @@ def real_parts(config: Config) -> Parts:
             simulated=simulated,
         ),
         engine=DockerEngine(f"unix://{config.engine.socket}", simulated_gpus=simulated),
-        journal=SqliteJournal(Path(config.node.state_dir) / JOURNAL_NAME),
+        journal=SqliteJournal(
+            Path(config.node.state_dir) / JOURNAL_NAME, keep_ended=config.node.keep_ended_leases
+        ),
         clock=SystemClock(),
     )
 
@@ -103,6 +104,11 @@ def rules_of(config: Config) -> Rules:
         max_queued=config.queue.max_queued,
         max_queued_per_user=config.queue.max_queued_per_user,
     )
+
+
+def gate_rules_of(config: Config) -> GateRules:
+    """The configuration's rules for confined callers."""
+    return GateRules(bind_prefixes=config.gate.mount_prefixes, pids_limit=config.gate.pids_limit)
 
 
 class Daemon:
@@ -126,6 +132,7 @@ class Daemon:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._close_parts)
             loop = Loop(await self._restored(), self._parts.journal, self._parts.clock, self._troubles)
+            self._loop = loop
             await stack.enter_async_context(loop.running())
             await self._run_parts(loop, stack)
 
@@ -176,12 +183,12 @@ class Daemon:
         )
         self._api = self._make_api(loop)
         self._set_presets()
-        self._gate = Gate(config.engine.socket, self._desk, policy_of(config))
+        self._gate = Gate(EngineSocket(config.engine.socket), self._desk, gate_rules_of(config))
         listener = self._listener()
         inner = self._runtime_dir / INNER_SOCKET
         inner.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         inner.parent.chmod(0o700)
-        routes = Routes(json=JsonApi(self._calls()).answer, docker=self._gate.handle)
+        routes = Routes(json=JsonApi(self._calls()).answer, docker=self._gate)
         front = Front(inner, self._identities, routes)
         doors = grpcapi.Doors(self._identities, front.secret)
         await stack.enter_async_context(grpcapi.serving(self._api, doors, str(inner)))
@@ -266,34 +273,20 @@ class Daemon:
     def reload(self, config: Config) -> None:
         """Take over what can change at run time: rules, presets, the gate's policy, trusted groups."""
         self._config = config
-        self._loop_rules(rules_of(config))
+        self._loop.take_rules(rules_of(config))
         self._identities.trusted_groups = frozenset(config.gate.trusted_groups)
         self._identities.forget()
-        self._gate.policy = policy_of(config)
+        self._gate.rules = gate_rules_of(config)
         self._set_presets()
         log.info("configuration reloaded")
 
     def _set_presets(self) -> None:
-        presets = {name: ask_of(preset) for name, preset in self._config.presets.items()}
+        presets = {name: preset.ask for name, preset in self._config.presets.items()}
         self._api.presets = self._desk.presets = presets
-        self._api.preset_texts = {
-            name: preset.description for name, preset in self._config.presets.items()
-        }
+        self._api.preset_texts = {name: preset.description for name, preset in self._config.presets.items()}
 
     async def _close_parts(self) -> None:
         await self._parts.sharing.close(keep_running=True)
         await self._parts.engine.close()
         await self._parts.gpus.close()
         await self._parts.journal.close()
-
-
-def ask_of(preset: Preset) -> Ask:
-    """A preset is what its users would otherwise type."""
-    return Ask(
-        gpu=preset.gpu,
-        gpu_memory=preset.gpu_memory,
-        gpu_compute=preset.gpu_compute,
-        isolation=preset.isolation,
-        lease_class=preset.lease_class,
-        time=preset.time,
-    )

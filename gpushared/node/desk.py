@@ -173,7 +173,13 @@ class NodeDesk:
         """What the container had, or what its labels wish; for its owner, whoever starts it."""
         previous = await self._previous(facts.device_name)
         if previous is None:
-            request = read_request(Ask(**asdict(wish_of(facts.labels))), self.presets)
+            wish = wish_of(facts.labels)
+            if wish is None:
+                raise StateConflict(
+                    f"nothing is known of the lease that {facts.name} had",
+                    hint="create the container anew with `gpushare run`",
+                )
+            request = read_request(Ask(**asdict(wish)), self.presets)
             uid = caller.uid if facts.owner_uid is None else facts.owner_uid
             return request, caller if uid == caller.uid else Caller(uid, uid, str(uid))
         owner = Caller(previous.owner_uid, previous.owner_uid, previous.owner_name)

@@ -11,14 +11,14 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpushared.domain import messages as m
 from gpushared.domain.errors import GpushareError, JournalUnavailable, LimitReached
 from gpushared.domain.lease import Lease
 from gpushared.domain.node import decisions, handle
 from gpushared.domain.queue import Decision
-from gpushared.domain.state import NodeState, Step
+from gpushared.domain.state import NodeState, Rules, Step
 from gpushared.node.troubles import Troubles
 from gpushared.ports import Clock, Journal, JournalWrite
 
@@ -71,6 +71,10 @@ class Loop:
         if self._decided is None or self._decided[0] is not self.state:
             self._decided = (self.state, decisions(self.state, self._clock.now()))
         return self._decided[1]
+
+    def take_rules(self, rules: Rules) -> None:
+        """New figures of the configuration; they hold from the next event on."""
+        self.state = replace(self.state, rules=rules)
 
     def now(self) -> float:
         return self._clock.now()

@@ -1,0 +1,114 @@
+"""The command ``gpushared``: serve, or put the service in place."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+import gpushared
+from gpushared.config.load import DEFAULT_PATH, load
+from gpushared.config.model import Config
+from gpushared.domain.errors import GpushareError
+from gpushared.node.app import Daemon, real_parts
+from gpushared.node.logs import set_up_logging
+from gpushared.node.systemd import Notifier
+
+log = logging.getLogger("gpushared")
+
+
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(gpushared.__version__, prog_name="gpushared")
+@click.option(
+    "--config", type=click.Path(path_type=Path), help="Configuration file instead of the usual one."
+)
+@click.option("--simulate", metavar="MODEL:COUNT", help="Serve simulated GPUs, such as h100:2 or t4.")
+@click.option("--runtime-dir", help="Where the socket and MPS pipes are [/run/gpushared].")
+@click.option("--state-dir", help="Where the journal is [/var/lib/gpushared].")
+@click.option("--engine", metavar="SOCKET", help="Docker's socket [/var/run/docker.sock].")
+@click.option("--log-level", help="debug, info, warning or error.")
+@click.pass_context
+def main(context: click.Context, /, config: Path | None, **flags: str | None) -> None:
+    """Lease parts of this machine's GPUs to Docker containers.
+
+    Without a command the daemon runs in the foreground until it gets SIGTERM; containers run on without it.
+    SIGHUP makes it read its configuration again.
+    """
+    if context.invoked_subcommand is None:
+        sys.exit(serve(config, _settings(flags)))
+
+
+@main.command()
+@click.option(
+    "--prefix", type=click.Path(path_type=Path), default=Path("/"), help="Install below this folder."
+)
+def install(prefix: Path) -> None:
+    """Put the systemd units in place and say what was done."""
+    from gpushared.node.install import install_units
+
+    try:
+        for line in install_units(prefix):
+            click.echo(line)
+    except GpushareError as error:
+        _complain(error)
+        sys.exit(error.exit_code)
+
+
+def _settings(flags: Mapping[str, str | None]) -> dict[str, str]:
+    """Flags as configuration keys."""
+    keys = {
+        "simulate": "gpus.simulate",
+        "runtime_dir": "node.runtime_dir",
+        "state_dir": "node.state_dir",
+        "engine": "engine.socket",
+        "log_level": "log.level",
+    }
+    return {keys[name]: value for name, value in flags.items() if value is not None}
+
+
+def read_config(path: Path | None, flags: Mapping[str, str]) -> Config:
+    """The configuration as it is now; a file that was named must exist."""
+    return load(path or DEFAULT_PATH, environ=os.environ, flags=flags, must_exist=path is not None).config
+
+
+def serve(path: Path | None, flags: Mapping[str, str]) -> int:
+    """Run the daemon; its exit code."""
+    try:
+        config = read_config(path, flags)
+        set_up_logging(config.log)
+        asyncio.run(_run(config, path, flags))
+    except GpushareError as error:
+        _complain(error)
+        return error.exit_code
+    return 0
+
+
+async def _run(config: Config, path: Path | None, flags: Mapping[str, str]) -> None:
+    notifier = Notifier()
+    daemon = Daemon(config, real_parts(config), notifier)
+    loop = asyncio.get_running_loop()
+
+    def reload() -> None:
+        notifier.reloading()
+        try:
+            daemon.reload(read_config(path, flags))
+        except GpushareError as error:
+            log.error("configuration not reloaded, the old one stays: %s", error)  # noqa: TRY400 - no bug
+        notifier.ready("configuration reloaded")
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, daemon.stop)
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    await daemon.run()
+
+
+def _complain(error: GpushareError) -> None:
+    click.echo(f"gpushared: {error.message}", err=True)
+    if error.hint:
+        click.echo(f"  hint: {error.hint}", err=True)
