@@ -1,0 +1,112 @@
+"""What the system knows of a caller, and what the caller may do with paths."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pwd
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gpushared.domain.errors import PermissionRefused, TimedOut, Unavailable
+from gpushared.domain.request import Caller
+
+LOOKUP_SECONDS = 5.0
+CHECK_SECONDS = 10.0
+CHECKER = Path(__file__).with_name("path_check.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """A caller with its supplementary groups and its home, which is empty where it has none."""
+
+    caller: Caller
+    groups: tuple[int, ...]
+    home: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PathWish:
+    """A path that a container is to see."""
+
+    path: str
+    write: bool
+
+
+async def look_up(caller: Caller) -> Account:
+    """The caller's account from the system's user database; without an entry it has no more than its ids.
+
+    Raises ``TimedOut`` when the database (LDAP, for example) does not answer.
+    """
+    try:
+        async with asyncio.timeout(LOOKUP_SECONDS):
+            return await asyncio.to_thread(_look_up, caller)
+    except TimeoutError:
+        raise TimedOut(
+            f"the user database does not answer for uid {caller.uid}", hint="try again later"
+        ) from None
+
+
+async def resolve_as(account: Account, wishes: Sequence[PathWish]) -> list[str]:
+    """The paths with all symbolic links resolved, as the caller sees them.
+
+    A helper process with the caller's ids does it, so that the kernel decides. Raises ``PermissionRefused``
+    for a path that the caller cannot use so, and ``Unavailable`` when the check itself fails.
+    """
+    words = json.dumps([asdict(wish) for wish in wishes]).encode()
+    try:
+        async with asyncio.timeout(CHECK_SECONDS):
+            output = await _run_checker(account, words)
+    except TimeoutError:
+        raise TimedOut(
+            "checking the mounted paths took too long", hint="is a network file system away?"
+        ) from None
+    results = json.loads(output)
+    for wish, result in zip(wishes, results, strict=True):
+        if "error" in result:
+            raise PermissionRefused(
+                f"{wish.path} cannot be mounted: {result['error']}", hint="see `ls -ld` on it"
+            )
+    return [result["path"] for result in results]
+
+
+def _look_up(caller: Caller) -> Account:
+    try:
+        entry = pwd.getpwuid(caller.uid)
+    except KeyError:
+        return Account(caller, ())
+    groups = os.getgrouplist(entry.pw_name, caller.gid)
+    return Account(caller, tuple(sorted(set(groups) - {caller.gid})), entry.pw_dir)
+
+
+async def _run_checker(account: Account, words: bytes) -> bytes:
+    try:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            CHECKER.read_text(encoding="utf-8"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            user=account.caller.uid,
+            group=account.caller.gid,
+            extra_groups=list(account.groups),
+            cwd="/",
+            env={},
+        )
+    except OSError as error:
+        raise Unavailable(f"mounted paths cannot be checked as uid {account.caller.uid}: {error}") from error
+    try:
+        output, _ = await process.communicate(words)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode != 0:
+        raise Unavailable("the check of mounted paths failed", hint="mount nothing, or ask the administrator")
+    return output

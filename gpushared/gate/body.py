@@ -1,0 +1,125 @@
+"""Request bodies: parsed once, strictly, and written anew from what was judged.
+
+The engine's own parser is lenient (https://pkg.go.dev/encoding/json#Unmarshal): it takes a key in any case,
+lets a later duplicate win or merge, and reads HostConfig fields at the top level too. What is refused here
+is what the engine might read differently from us.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gpushared.domain.errors import RequestError
+from gpushared.gate.fields import CONFIG, ENDPOINT, HOST_CONFIG, NETWORKING_CONFIG
+
+BODY_BYTES = 4 * 1024 * 1024
+MAX_VALUES = 100_000
+"""A few megabytes of tiny lists would otherwise grow to gigabytes of objects."""
+MAX_DEPTH = 32
+
+Json = Any
+"""A decoded JSON value; whoever reads one checks its type."""
+Body = dict[str, Json]
+
+
+def parse_object(raw: bytes) -> Body:
+    """The JSON object in ``raw``. Raises ``RequestError`` for anything that leaves room for doubt."""
+    if len(raw) > BODY_BYTES:
+        raise RequestError(f"the body is longer than {BODY_BYTES} bytes")
+    if raw.count(b",") + raw.count(b"[") + raw.count(b"{") > MAX_VALUES:
+        raise RequestError(f"the body has more than {MAX_VALUES} values")
+    try:
+        text = raw.decode("utf-8")
+        value = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
+        # Refuses half surrogates and numbers that overflow: the engine would read them as something else.
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode("utf-8")
+    except RecursionError:
+        raise _too_deep() from None
+    except ValueError as error:  # JSONDecodeError, UnicodeError and overlong numbers are ValueErrors
+        raise RequestError(f"the body is not the JSON that it should be: {error}") from None
+    if not isinstance(value, dict):
+        raise RequestError("the body is not a JSON object")
+    _check_depth(value, MAX_DEPTH)
+    return value
+
+
+def serialise(body: Mapping[str, Json]) -> bytes:
+    """The bytes that the engine gets."""
+    return json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
+
+
+def check_create(body: Body) -> None:
+    """Refuse a create body in which the engine would see a field that we do not, or see it elsewhere."""
+    check_keys(body, CONFIG | HOST_CONFIG | {"HostConfig", "NetworkingConfig"}, "")
+    misplaced = sorted(HOST_CONFIG & body.keys())
+    if misplaced:
+        raise RequestError(f"{misplaced[0]} stands at the top level", hint="it belongs under HostConfig")
+    check_keys(section(body, "HostConfig"), HOST_CONFIG, "HostConfig.")
+    networking = section(body, "NetworkingConfig")
+    check_keys(networking, NETWORKING_CONFIG, "NetworkingConfig.")
+    for endpoint in section(networking, "EndpointsConfig").values():
+        if isinstance(endpoint, dict):
+            check_keys(endpoint, ENDPOINT, "EndpointsConfig.")
+
+
+def check_keys(body: Body, known: frozenset[str], where: str) -> None:
+    """Refuse keys that the engine would take for one of ``known`` though they are spelled otherwise."""
+    folded = {name.casefold(): name for name in known}
+    for key in body:
+        meant = folded.get(key.casefold(), key)
+        if meant != key:
+            raise RequestError(f"{where}{key} is not a field", hint=f"it is spelled {where}{meant}")
+
+
+def section(body: Body, name: str) -> Body:
+    """An object inside the body, empty where absent or null; raises ``RequestError`` for another type."""
+    value = body.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise RequestError(f"{name} is not an object")
+    return value
+
+
+def objects(body: Body, name: str) -> list[Body]:
+    """A list of objects inside the body; raises ``RequestError`` for another type."""
+    value = body.get(name) or []
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise RequestError(f"{name} is not a list of objects")
+    return value
+
+
+def strings(body: Body, name: str) -> list[str]:
+    """A list of strings inside the body; raises ``RequestError`` for another type."""
+    value = body.get(name) or []
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise RequestError(f"{name} is not a list of strings")
+    return value
+
+
+def _object(pairs: Iterable[tuple[str, Json]]) -> Body:
+    result: Body = {}
+    for key, value in pairs:
+        if key in result:
+            raise RequestError(f"the key {key!r} stands twice in one object")
+        result[key] = value
+    return result
+
+
+def _no_constant(name: str) -> None:
+    raise RequestError(f"{name} is no JSON number")
+
+
+def _too_deep() -> RequestError:
+    return RequestError(f"the body is nested deeper than {MAX_DEPTH} levels")
+
+
+def _check_depth(value: Json, left: int) -> None:
+    if left == 0:
+        raise _too_deep()
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for child in children:
+        if isinstance(child, dict | list):
+            _check_depth(child, left - 1)

@@ -1,0 +1,134 @@
+"""Creating a container, and the lease that goes into it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from gpushared.domain.errors import GpushareError
+from gpushared.domain.lease import ContainerId, LeaseId
+from gpushared.domain.request import Caller
+from gpushared.gate.body import Body, section, serialise
+from gpushared.gate.containers import NOT_FOUND, inspect
+from gpushared.gate.desk import Claim, Desk, LeaseWish
+from gpushared.gate.engine import Answer, EngineSocket
+from gpushared.gate.inject import binds_late, inject
+from gpushared.gate.target import Target
+from gpushared.gate.wish import ClaimWish, Wish, labels_of, with_count
+from gpushared.ports import LABEL_DEVICE, LABEL_OWNER
+
+log = logging.getLogger(__name__)
+
+CREATED = 201
+CREATE_SECONDS = 600.0
+"""A first container of a big image can take minutes on a slow disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One create: the judged body is complete but for the lease and the labels."""
+
+    target: Target
+    body: Body
+    caller: Caller
+
+
+class Creator:
+    """Creates containers. One that has a lease in its hands is finished even when its client goes away."""
+
+    def __init__(self, engine: EngineSocket, desk: Desk) -> None:
+        self._engine = engine
+        self._desk = desk
+        self._under_way: set[asyncio.Task[Answer]] = set()
+
+    async def create(self, order: Order, wish: Wish | None) -> Answer:
+        """The engine's answer. Raises ``GpushareError`` where it was not even asked."""
+        match wish:
+            case None:
+                return await self._create_plain(order)
+            case ClaimWish(lease):
+                claim = await self._desk.claim(lease, order.caller)
+                return await self._finish(self._create_leased(order, claim, self._desk.unclaim))
+            case LeaseWish():
+                return await self._create_wishing(order, wish)
+
+    async def close(self) -> None:
+        """Wait for what is under way."""
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+
+    async def _create_plain(self, order: Order) -> Answer:
+        if not order.caller.trusted:
+            # An image may carry variables and labels that would pass for a lease.
+            order.body["Env"] = [*(order.body.get("Env") or ()), "NVIDIA_VISIBLE_DEVICES=void"]
+        return await self._post(order, {} if order.caller.trusted else {LABEL_DEVICE: ""})
+
+    async def _create_wishing(self, order: Order, wish: LeaseWish) -> Answer:
+        facts = self._desk.engine_facts()
+        wish = with_count(wish, await self._desk.gpu_count())
+        if binds_late(facts):
+            device_name = f"c-{secrets.token_hex(6)}"
+            inject(order.body, device_name, None, facts)
+            return await self._post(order, {LABEL_DEVICE: device_name, **labels_of(wish)})
+        missing = await self._missing_image(order)
+        if missing is not None:
+            return missing
+        claim = await self._desk.acquire(wish, order.caller)
+        return await self._finish(self._create_leased(order, claim, self._desk.release, labels_of(wish)))
+
+    async def _missing_image(self, order: Order) -> Answer | None:
+        """The engine's answer when it has not got the image: nobody is to hold a GPU while it is pulled."""
+        image = quote(str(order.body.get("Image") or ""), safe="")
+        answer = await self._engine.call("GET", f"/images/{image}/json".encode())
+        return answer if answer.status == NOT_FOUND else None
+
+    async def _finish(self, work: Coroutine[None, None, Answer]) -> Answer:
+        task = asyncio.get_running_loop().create_task(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._finished)
+        return await asyncio.shield(task)
+
+    def _finished(self, task: asyncio.Task[Answer]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.info("create refused: %s", error)
+
+    async def _create_leased(
+        self,
+        order: Order,
+        claim: Claim,
+        give_back: Callable[[LeaseId], Awaitable[None]],
+        labels: Mapping[str, str] | None = None,
+    ) -> Answer:
+        try:
+            inject(order.body, claim.device_name, claim.edits, self._desk.engine_facts())
+            answer = await self._post(order, {**(labels or {}), LABEL_DEVICE: claim.device_name})
+        except GpushareError:
+            await give_back(claim.lease)
+            raise
+        if answer.status != CREATED:
+            await give_back(claim.lease)
+            return answer
+        await self._report(order, claim, ContainerId(answer.json()["Id"]))
+        return answer
+
+    async def _report(self, order: Order, claim: Claim, container: ContainerId) -> None:
+        """Tell the node; a container of which it cannot keep a record must not stay."""
+        try:
+            found = await inspect(self._engine, "containers", container, suffix="/json")
+            name = str((found or {}).get("Name", "")).lstrip("/")
+            await self._desk.created(claim.lease, container, name, str(order.body.get("Image") or ""))
+        except GpushareError:
+            with contextlib.suppress(GpushareError):
+                await self._engine.call("DELETE", f"/containers/{container}?force=1&v=1".encode())
+            raise
+
+    async def _post(self, order: Order, labels: Mapping[str, str]) -> Answer:
+        own = {**labels, LABEL_OWNER: str(order.caller.uid)}
+        body = {**order.body, "Labels": {**section(order.body, "Labels"), **own}}
+        target = order.target.encode()
+        return await self._engine.call("POST", target, serialise(body), timeout_seconds=CREATE_SECONDS)

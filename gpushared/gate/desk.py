@@ -1,0 +1,98 @@
+"""What the gate may ask of the node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpushared.domain.lease import ContainerId, Grant, LeaseId
+from gpushared.domain.request import Caller
+from gpushared.ports import Edits, EngineFacts
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseWish:
+    """What a container's creator asks of GPUs, in the words of ``LeaseRequest``; empty = not said."""
+
+    gpu: str = ""
+    gpu_memory: str = ""
+    gpu_compute: str = ""
+    preset: str = ""
+    isolation: str = ""
+    lease_class: str = ""
+    time: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A reserved lease that is being put into a container, with the settings that make it real."""
+
+    lease: LeaseId
+    device_name: str
+    edits: Edits
+    grants: tuple[Grant, ...] = ()
+
+
+class Desk(Protocol):
+    """The node as the gate sees it. Every call may raise any ``GpushareError``, which the client is told.
+
+    Calls that wait in the queue are cancelled when the client goes away; they must then leave the queue.
+    """
+
+    def engine_facts(self) -> EngineFacts:
+        """What was found when the engine was probed; raises ``EngineUnavailable`` before that."""
+        ...
+
+    async def gpu_count(self) -> int:
+        """How many GPUs "all" means."""
+        ...
+
+    async def claim(self, lease: LeaseId, caller: Caller) -> Claim:
+        """Take the caller's own reservation; comes back when its edits are in place.
+
+        Raises ``NotFound`` (also for another's lease), ``PermissionRefused``, ``StateConflict``.
+        """
+        ...
+
+    async def unclaim(self, lease: LeaseId) -> None:
+        """No container came of the claim: the reservation stands again, with a fresh time to claim it."""
+        ...
+
+    async def acquire(self, wish: LeaseWish, caller: Caller) -> Claim:
+        """Ask for a lease, wait in the queue for it, and claim it."""
+        ...
+
+    async def release(self, lease: LeaseId) -> None:
+        """No container came of an acquired lease, and nobody knows its id: give it back."""
+        ...
+
+    async def created(self, lease: LeaseId, container: ContainerId, name: str, image: str) -> None:
+        """The engine has made the container of a claimed lease."""
+        ...
+
+    async def before_start(self, container: ContainerId, caller: Caller) -> None:
+        """A start of a container with a device name was asked for: see that it has a live lease.
+
+        Waits in the queue where it needs a new one; its wish is in the container's labels (``wish_of``).
+        """
+        ...
+
+    async def start_failed(self, container: ContainerId) -> None:
+        """The engine refused the start that ``before_start`` prepared."""
+        ...
+
+    async def before_restart(self, container: ContainerId, caller: Caller) -> None:
+        """A restart was asked for: keep the lease while the container is down, or get a new one."""
+        ...
+
+    async def after_restart(self, container: ContainerId) -> None:
+        """The restart is over, with or without success; what inspect says now decides."""
+        ...
+
+    async def lease_env(self, container: ContainerId) -> Mapping[str, str]:
+        """The variables of the container's live lease, for programs that join it; empty without a lease.
+
+        CDI gives variables to a container's first process only; ``docker exec`` does not see them.
+        """
+        ...

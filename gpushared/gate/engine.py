@@ -1,0 +1,184 @@
+"""Connections to the engine's unix socket: one for each request, closed after it.
+
+A connection is never used twice: after a refused upgrade the engine goes on speaking HTTP on it, and what
+was half read or half written for one caller must never meet the request of another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import h11
+
+from gpushared.domain.errors import EngineUnavailable, TimedOut
+
+READ_BYTES = 64 * 1024
+CONNECT_SECONDS = 5.0
+SWITCHING_PROTOCOLS = 101
+HEAD_BYTES = 256 * 1024
+ANSWER_BYTES = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole response of the engine."""
+
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes
+
+    def json(self) -> Any:
+        """The body, decoded; raises ``EngineUnavailable`` when it is no JSON."""
+        try:
+            return json.loads(self.body)
+        except ValueError as error:
+            raise EngineUnavailable("the Docker engine answered with something that is not JSON") from error
+
+
+class EngineConnection:
+    """One request to the engine and its response, as streams.
+
+    A bare socket, not an asyncio transport: a transport is closed by its first failed write, and what the
+    engine had answered before it closed would be lost with it.
+    """
+
+    def __init__(self, sock: socket.socket, socket_path: str) -> None:
+        self._sock = sock
+        self._socket_path = socket_path
+        self._loop = asyncio.get_running_loop()
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES)
+
+    async def send(self, *events: h11.Event) -> None:
+        """Raises ``ConnectionError`` when the engine takes no more."""
+        await self.write(b"".join(self._http.send(event) or b"" for event in events))
+
+    async def write(self, data: bytes) -> None:
+        """Raw bytes; comes back when the kernel has them all. Raises ``ConnectionError``."""
+        await self._loop.sock_sendall(self._sock, data)
+
+    def write_eof(self) -> None:
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+
+    async def read(self) -> bytes:
+        """Raw bytes; empty at the end, which a unix socket reports as a reset when not all was read."""
+        # A socket that always has data would never let anybody else have a turn.
+        await asyncio.sleep(0)
+        try:
+            return await self._loop.sock_recv(self._sock, READ_BYTES)
+        except ConnectionError:
+            return b""
+
+    async def response(self) -> h11.Response | h11.InformationalResponse:
+        """The response's head; informational only for a protocol switch. Raises ``EngineUnavailable``."""
+        while True:
+            event = await self._event()
+            if isinstance(event, h11.Response):
+                return event
+            if isinstance(event, h11.InformationalResponse) and event.status_code == SWITCHING_PROTOCOLS:
+                return event
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The response's body as it arrives. Raises ``EngineUnavailable`` when it is cut off."""
+        while isinstance(event := await self._event(), h11.Data):
+            yield bytes(event.data)
+
+    def early(self) -> bytes:
+        """What came after the head of a connection that is no longer HTTP."""
+        return self._http.trailing_data[0]
+
+    def hang_up(self) -> None:
+        """End both directions; whoever reads or writes comes back."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Only when nobody reads or writes any more."""
+        self._sock.close()
+
+    async def _event(self) -> h11.Event:
+        try:
+            while (event := self._http.next_event()) is h11.NEED_DATA:
+                self._http.receive_data(await self.read())
+        except h11.RemoteProtocolError as error:
+            raise EngineUnavailable(
+                f"the Docker engine on {self._socket_path} broke off its answer",
+                hint="it may be restarting; try again",
+            ) from error
+        assert not isinstance(event, type)
+        if isinstance(event, h11.ConnectionClosed):
+            raise EngineUnavailable(
+                f"the Docker engine on {self._socket_path} hung up", hint="it may be restarting; try again"
+            )
+        return event
+
+
+class EngineSocket:
+    """The engine's address. Errors: ``EngineUnavailable``, ``TimedOut``."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    async def connect(self) -> EngineConnection:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await asyncio.get_running_loop().sock_connect(sock, self.path)
+        except OSError as error:  # TimeoutError is one
+            sock.close()
+            raise EngineUnavailable(
+                f"the Docker engine does not answer on {self.path}",
+                hint="is it running? `systemctl status docker` tells",
+            ) from error
+        except BaseException:
+            sock.close()
+            raise
+        return EngineConnection(sock, self.path)
+
+    async def call(
+        self, method: str, target: bytes, body: bytes | None = None, *, timeout_seconds: float = 30.0
+    ) -> Answer:
+        """A small request of the gate's own, or of a client whose body was judged."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                return await self._call(method, target, body)
+        except TimeoutError:
+            raise TimedOut(
+                f"the Docker engine on {self.path} took longer than {timeout_seconds:.0f} s",
+                hint="try again later",
+            ) from None
+
+    async def _call(self, method: str, target: bytes, body: bytes | None) -> Answer:
+        connection = await self.connect()
+        try:
+            headers = [(b"Host", b"docker"), (b"Connection", b"close")]
+            if body is not None:
+                headers += [(b"Content-Type", b"application/json"), (b"Content-Length", b"%d" % len(body))]
+            with contextlib.suppress(ConnectionError):  # the answer may be there all the same
+                await connection.send(
+                    h11.Request(method=method, target=target, headers=headers),
+                    *([h11.Data(data=body)] if body else ()),
+                    h11.EndOfMessage(),
+                )
+            head = await connection.response()
+            pieces = [piece async for piece in _bounded(connection.chunks(), self.path)]
+            return Answer(head.status_code, tuple(head.headers.raw_items()), b"".join(pieces))
+        finally:
+            connection.close()
+
+
+async def _bounded(chunks: AsyncIterator[bytes], path: str) -> AsyncIterator[bytes]:
+    size = 0
+    async for chunk in chunks:
+        size += len(chunk)
+        if size > ANSWER_BYTES:
+            raise EngineUnavailable(
+                f"the Docker engine on {path} answered with more than {ANSWER_BYTES} bytes"
+            )
+        yield chunk

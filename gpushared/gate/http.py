@@ -1,0 +1,490 @@
+"""HTTP/1.1 over asyncio streams, for the Docker API and for unary JSON on the same socket.
+
+``serve_http`` owns one accepted connection until it is over. Requests are read by h11, within bounds, and
+answered one after the other; pipelined ones wait their turn. Paths under ``/gpushare.v1.`` go to the JSON
+handler with their whole body; everything else goes to the Docker handler as an ``Exchange``, whose body and
+response are streams.
+
+A client that goes away while a handler works cancels the handler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import select
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+
+import h11
+
+from gpushared.domain.errors import Code, GpushareError
+from gpushared.domain.request import Caller
+from gpushared.gate.answers import connect_error, docker_error, http_status
+
+log = logging.getLogger(__name__)
+
+READ_BYTES = 64 * 1024
+WATCH_AFTER_SECONDS = 0.05
+"""Most answers are ready sooner; watching for the client's end costs more than they do."""
+HANGUP_POLL_SECONDS = 1.0
+LINGER_SECONDS = 2.0
+
+HeaderList = Sequence[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one connection."""
+
+    head_bytes: int = 64 * 1024
+    head_seconds: float = 10.0
+    """From the first byte of a request to the end of its head."""
+    idle_seconds: float = 600.0
+    json_body_bytes: int = 4 * 1024 * 1024
+    body_seconds: float = 30.0
+    """For a body that must be complete before it can be judged."""
+    pipelined_bytes: int = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class WebRequest:
+    """A unary call: ``path`` without the query, the whole body."""
+
+    method: str
+    path: str
+    headers: HeaderList
+    """Names in lower case."""
+    body: bytes
+    caller: Caller
+
+
+@dataclass(frozen=True, slots=True)
+class WebReply:
+    status: int
+    body: bytes
+    content_type: bytes = b"application/json"
+
+
+JsonHandler = Callable[[WebRequest], Awaitable[WebReply]]
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """Who answers what. Both handlers may raise ``GpushareError``; anything else is a bug and is logged."""
+
+    json: JsonHandler
+    docker: Callable[[Exchange], Awaitable[None]]
+    json_prefix: bytes = b"/gpushare.v1."
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection, or broke the protocol in the middle of a body."""
+
+
+class RefusedRequestError(Exception):
+    """The request breaks HTTP or a bound: answer and hang up."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+async def serve_http(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    caller: Caller,
+    routes: Routes,
+    *,
+    prefix: bytes = b"",
+    limits: Limits | None = None,
+) -> None:
+    """Serve one connection to its end, then close it. ``prefix`` are bytes already read from it."""
+    connection = _Connection(reader, writer, caller, limits or Limits(), prefix)
+    try:
+        await connection.serve(routes)
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if not connection.client_gone or task is None or task.uncancel() > 0:
+            raise
+    finally:
+        await connection.close()
+
+
+class Connections:
+    """Holds a strong reference to the task of each connection; the event loop itself holds only weak ones."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    async def close(self) -> None:
+        """Cancel what is still open and wait for its end."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("connection failed", exc_info=error)
+
+
+@dataclass(slots=True)
+class Stream:
+    """The raw two-way stream that is left of a connection after a protocol switch."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    early: bytes = field(repr=False)
+    """What the client had already sent."""
+    at_eof: bool = False
+
+
+class Exchange:
+    """One request and its response. The handler reads the body if it wants to, and answers once."""
+
+    def __init__(self, connection: _Connection, request: h11.Request) -> None:
+        self._connection = connection
+        self.caller = connection.caller
+        self.method = request.method.decode("ascii")
+        self.target: bytes = request.target
+        self.headers: HeaderList = list(request.headers)
+        """Names in lower case."""
+        self.started = False
+        """Whether a response head was sent."""
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first value of a header; ``name`` in lower case."""
+        return next((value for key, value in self.headers if key == name), None)
+
+    @property
+    def has_body(self) -> bool:
+        """Whether the client says that a body follows, though it may turn out empty."""
+        length = self.header(b"content-length")
+        return self.header(b"transfer-encoding") is not None or (length is not None and int(length) > 0)
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The body as it arrives. Raises ``ClientGoneError``."""
+        while (data := await self._connection.body_data()) is not None:
+            yield data
+
+    async def read(self, limit_bytes: int) -> bytes:
+        """The whole body. Raises ``RefusedRequestError`` when it is longer, or slow."""
+        return await self._connection.whole_body(limit_bytes)
+
+    async def respond(
+        self,
+        status: int,
+        body: bytes = b"",
+        *,
+        headers: HeaderList = (),
+        content_type: bytes = b"application/json",
+    ) -> None:
+        """A complete response in one write."""
+        lengths = ((b"Content-Type", content_type), (b"Content-Length", b"%d" % len(body)))
+        await self.start(status, [*headers, *lengths], b"" if self.method == "HEAD" else body)
+        await self.finish()
+
+    async def start(self, status: int, headers: HeaderList, body: bytes = b"") -> None:
+        """Send the head at once; framing and ``Connection`` are worked out here."""
+        self.started = True
+        head = h11.Response(status_code=status, headers=list(headers))
+        await self._connection.send(head, *([h11.Data(data=body)] if body else ()))
+
+    async def send(self, data: bytes) -> None:
+        """Part of the body; waits while the client is slow. Raises ``ClientGoneError``."""
+        await self._connection.send(h11.Data(data=data))
+
+    async def finish(self) -> None:
+        await self._connection.send(h11.EndOfMessage())
+
+    async def hijack(self, head: bytes) -> Stream:
+        """Send a head as it is and leave HTTP; the caller then owns both directions until it returns."""
+        self.started = True
+        return await self._connection.hijack(head)
+
+    def abort(self) -> None:
+        """Hang up in the middle of a response, so that the client sees that it is not whole."""
+        self._connection.abort()
+
+
+class _Connection:
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        caller: Caller,
+        limits: Limits,
+        prefix: bytes,
+    ) -> None:
+        self.caller = caller
+        self.client_gone = False
+        self._reader = reader
+        self._writer = writer
+        self._limits = limits
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
+        self._unfed = prefix
+        self._eof = False
+        self._hijacked = False
+        self._task: asyncio.Task[None] | None = None
+        self._watch_timer: asyncio.TimerHandle | None = None
+        self._watch_task: asyncio.Task[None] | None = None
+
+    # --- requests, one after the other ---
+
+    async def serve(self, routes: Routes) -> None:
+        self._task = asyncio.current_task()
+        with contextlib.suppress(ClientGoneError, ConnectionError):
+            while await self._serve_one(routes):
+                pass
+
+    async def _serve_one(self, routes: Routes) -> bool:
+        """One request; False when the connection is over."""
+        try:
+            request = await self._head()
+            if request is None:
+                return False
+            await self._dispatch(routes, request)
+        except h11.RemoteProtocolError as error:
+            await self._refuse(error.error_status_hint, f"this is not proper HTTP: {error}")
+            return False
+        except RefusedRequestError as error:
+            await self._refuse(error.status, error.message)
+            return False
+        finally:
+            await self._stop_watch()
+        return await self._next_cycle()
+
+    async def _dispatch(self, routes: Routes, request: h11.Request) -> None:
+        _check_framing(request)
+        target = request.target
+        if target.startswith(routes.json_prefix):
+            await self._answer_json(routes.json, request)
+            return
+        exchange = Exchange(self, request)
+        if not exchange.has_body:
+            await self._end_of_request()
+        try:
+            await routes.docker(exchange)
+        except GpushareError as error:
+            if exchange.started:
+                self.abort()
+                return
+            await exchange.respond(http_status(error), docker_error(str(error)))
+
+    async def _answer_json(self, handler: JsonHandler, request: h11.Request) -> None:
+        exchange = Exchange(self, request)
+        if request.method != b"POST":
+            await exchange.respond(405, connect_error(Code.UNIMPLEMENTED, "calls are made by POST"))
+            return
+        body = await self.whole_body(self._limits.json_body_bytes)
+        path = request.target.partition(b"?")[0].decode("ascii")
+        try:
+            reply = await handler(WebRequest("POST", path, exchange.headers, body, self.caller))
+        except GpushareError as error:
+            reply = WebReply(http_status(error), connect_error(error.code, str(error)))
+        await exchange.respond(reply.status, reply.body, content_type=reply.content_type)
+
+    async def _refuse(self, status: int, message: str) -> None:
+        """Answer what cannot be understood, where that is still possible; the connection ends after it."""
+        if self._http.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
+            return
+        body = docker_error(message)
+        headers = [(b"Content-Type", b"application/json"), (b"Content-Length", b"%d" % len(body))]
+        head = h11.Response(status_code=status, headers=[*headers, (b"Connection", b"close")])
+        await self.send(head, h11.Data(data=body), h11.EndOfMessage())
+        await self._linger()
+
+    async def _next_cycle(self) -> bool:
+        if self._hijacked or self._writer.is_closing():
+            return False
+        if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
+            # A body that nobody wanted: whether more of it comes is not worth waiting for.
+            await self._linger()
+            return False
+        self._http.start_next_cycle()
+        return True
+
+    # --- what the client sends ---
+
+    async def _head(self) -> h11.Request | None:
+        """The next request's head, or None when the client is done."""
+        if not self._unfed and not self._http.trailing_data[0] and not await self._next_bytes():
+            return None
+        try:
+            async with asyncio.timeout(self._limits.head_seconds):
+                event = await self._event()
+        except TimeoutError:
+            raise RefusedRequestError(408, "the head of the request took too long") from None
+        if isinstance(event, h11.ConnectionClosed):
+            return None
+        assert isinstance(event, h11.Request)
+        return event
+
+    async def _next_bytes(self) -> bool:
+        """Wait for the next request; False when the client is done, or idle for too long."""
+        if not self._eof:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._limits.idle_seconds):
+                    self._unfed = await self._reader.read(READ_BYTES)
+        return bool(self._unfed)
+
+    async def _event(self) -> h11.Event:
+        while True:
+            if self._unfed:
+                self._http.receive_data(self._unfed)
+                self._unfed = b""
+            event = self._http.next_event()
+            if event is not h11.NEED_DATA:
+                assert not isinstance(event, type)
+                return event
+            if self._http.they_are_waiting_for_100_continue:
+                await self.send(h11.InformationalResponse(status_code=100, headers=[]))
+            data = b"" if self._eof else await self._reader.read(READ_BYTES)
+            self._eof = not data
+            self._http.receive_data(data)
+
+    async def body_data(self) -> bytes | None:
+        """The next piece of the body, None at its end."""
+        if self._http.their_state is not h11.SEND_BODY:
+            return None
+        try:
+            event = await self._event()
+        except (h11.RemoteProtocolError, ConnectionError) as error:
+            raise ClientGoneError(str(error)) from error
+        if isinstance(event, h11.Data):
+            return bytes(event.data)
+        self._watch_soon()
+        return None
+
+    async def whole_body(self, limit_bytes: int) -> bytes:
+        pieces: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self._limits.body_seconds):
+                while (data := await self.body_data()) is not None:
+                    pieces.append(data)
+                    size += len(data)
+                    if size > limit_bytes:
+                        raise RefusedRequestError(413, f"the body is longer than {limit_bytes} bytes")
+        except TimeoutError:
+            raise RefusedRequestError(408, "the body took too long") from None
+        return b"".join(pieces)
+
+    async def _end_of_request(self) -> None:
+        while await self.body_data() is not None:
+            pass
+
+    # --- what the client gets ---
+
+    async def send(self, *events: h11.Event) -> None:
+        try:
+            self._writer.write(b"".join(self._http.send(event) or b"" for event in events))
+            await self._writer.drain()
+        except (ConnectionError, OSError) as error:
+            raise ClientGoneError(str(error)) from error
+
+    async def hijack(self, head: bytes) -> Stream:
+        await self._stop_watch()
+        self._hijacked = True
+        early = self._http.trailing_data[0] + self._unfed
+        self._unfed = b""
+        self._writer.write(head)
+        return Stream(self._reader, self._writer, early, self._eof)
+
+    def abort(self) -> None:
+        transport = self._writer.transport
+        transport.abort()
+
+    async def close(self) -> None:
+        await self._stop_watch()
+        self._writer.close()
+        with contextlib.suppress(ConnectionError, OSError):
+            await self._writer.wait_closed()
+
+    async def _linger(self) -> None:
+        """Let the client read the answer: closing with unread data resets a unix socket's other end."""
+        await linger(self._reader, self._writer)
+
+    # --- whether the client is still there ---
+
+    def _watch_soon(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._watch_timer = loop.call_later(WATCH_AFTER_SECONDS, self._start_watch)
+
+    def _start_watch(self) -> None:
+        self._watch_task = asyncio.get_running_loop().create_task(self._watch())
+
+    async def _watch(self) -> None:
+        """Read ahead, within the bound, and cancel the handler when the client has hung up."""
+        while not self._eof:
+            if len(self._unfed) > self._limits.pipelined_bytes:
+                return
+            try:
+                data = await self._reader.read(READ_BYTES)
+            except ConnectionError:
+                break
+            self._eof = not data
+            self._unfed += data
+        await hung_up(self._writer)
+        if self._task is not None:
+            self.client_gone = True
+            self._task.cancel()
+
+    async def _stop_watch(self) -> None:
+        if self._watch_timer is not None:
+            self._watch_timer.cancel()
+            self._watch_timer = None
+        if self._watch_task is not None:
+            self._watch_task.cancel()
+            await asyncio.wait({self._watch_task})
+            self._watch_task = None
+
+
+async def hung_up(writer: asyncio.StreamWriter) -> None:
+    """Comes back when the other end is closed in both directions, not when it only has no more to say.
+
+    Needed after an end of file: asyncio stops listening then. The kernel reports a full close of a unix
+    socket's other end as POLLHUP, a half-close only as POLLRDHUP (unix(7), poll(2)).
+    """
+    sock: socket.socket = writer.get_extra_info("socket")
+    poll = select.poll()
+    while not writer.is_closing():
+        with contextlib.suppress(KeyError):
+            poll.unregister(sock.fileno())
+        poll.register(sock.fileno(), 0)
+        if poll.poll(0):
+            return
+        await asyncio.sleep(HANGUP_POLL_SECONDS)
+
+
+async def linger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """End our side, then read and forget what the other end still sends, until it ends or for 2 s."""
+    with contextlib.suppress(TimeoutError, ConnectionError, OSError):
+        await writer.drain()
+        if writer.can_write_eof():
+            writer.write_eof()
+        async with asyncio.timeout(LINGER_SECONDS):
+            while await reader.read(READ_BYTES):
+                pass
+
+
+def _check_framing(request: h11.Request) -> None:
+    """Two ways to tell the end of a body are one too many, whoever is right (request smuggling)."""
+    lengths = [value for name, value in request.headers if name == b"content-length"]
+    coded = [value for name, value in request.headers if name == b"transfer-encoding"]
+    if coded and lengths:
+        raise RefusedRequestError(400, "the request has both a length and a transfer encoding")
+    if coded and request.http_version < b"1.1":
+        raise RefusedRequestError(400, "HTTP/1.0 knows no transfer encoding")

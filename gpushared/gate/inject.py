@@ -1,0 +1,122 @@
+"""A lease put into a create body. Pure: the same body, claim and engine give the same result."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping
+
+from gpushared.domain.errors import RequestError
+from gpushared.gate.body import Body, Json, objects, section, strings
+from gpushared.ports import DeviceMechanism, Edits, EngineFacts, Mount
+
+OWN_PREFIXES = ("NVIDIA_", "CUDA_MPS_", "GPUSHARE_")
+OWN_NAMES = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"})
+LEASE_KIND = "gpushare.io/lease"
+GPU_KIND = "nvidia.com/gpu"
+
+
+def binds_late(facts: EngineFacts) -> bool:
+    """Whether a container can be created before its lease is known.
+
+    The engine must apply the lease's device at every start, and the create body must not name the GPU.
+    """
+    return facts.lease_devices and facts.gpu_mechanism is DeviceMechanism.PLAIN
+
+
+def inject(body: Body, device_name: str, edits: Edits | None, facts: EngineFacts) -> None:
+    """Put a lease's settings into ``body``, in place of the user's own for the same things.
+
+    ``edits`` is None for a container that gets its lease at start (``binds_late``). Raises ``RequestError``
+    when a mount of the user's would hide one of ours.
+    """
+    host = body["HostConfig"] = section(body, "HostConfig")
+    env = strip_env(strings(body, "Env"))
+    if edits is not None:
+        check_mounts(user_targets(body), edits.mounts)
+        env = default_env(env, edits.env_defaults)
+        env = _add_gpus(host, env, edits, facts)
+    if facts.lease_devices:
+        request = {"Driver": "cdi", "DeviceIDs": _cdi_names(device_name, edits, facts)}
+        host["DeviceRequests"] = [*objects(host, "DeviceRequests"), request]
+    elif edits is not None:
+        env = merge_env(env, edits.env)
+        host["Mounts"] = [*objects(host, "Mounts"), *map(_mount, edits.mounts)]
+        host["Devices"] = [*objects(host, "Devices"), *map(_device, edits.devices)]
+    body["Env"] = env
+
+
+def is_own(name: str) -> bool:
+    """Whether a variable is the lease's to set."""
+    return name in OWN_NAMES or name.startswith(OWN_PREFIXES)
+
+
+def strip_env(env: list[str]) -> list[str]:
+    """Without the variables that are the lease's to set."""
+    return [entry for entry in env if not is_own(_name(entry))]
+
+
+def merge_env(env: list[str], ours: Mapping[str, str]) -> list[str]:
+    """With ours replacing the user's own of the same name: programs differ in which duplicate they read."""
+    kept = [entry for entry in env if _name(entry) not in ours]
+    return [*kept, *(f"{name}={value}" for name, value in ours.items())]
+
+
+def default_env(env: list[str], defaults: Mapping[str, str]) -> list[str]:
+    """With ours where the user said nothing; a bare name (unset the image's) is something said."""
+    said = {_name(entry) for entry in env}
+    return [*env, *(f"{name}={value}" for name, value in defaults.items() if name not in said)]
+
+
+def user_targets(body: Body) -> list[str]:
+    """The paths in the container on which the body mounts something."""
+    host = section(body, "HostConfig")
+    binds = [bind.split(":") for bind in strings(host, "Binds")]
+    return [
+        *(parts[1] if len(parts) > 1 else parts[0] for parts in binds),
+        *(str(mount.get("Target", "")) for mount in objects(host, "Mounts")),
+        *section(host, "Tmpfs"),
+        *section(body, "Volumes"),
+    ]
+
+
+def check_mounts(targets: list[str], mounts: tuple[Mount, ...]) -> None:
+    """Raise ``RequestError`` when a user's mount lies on, over or under one of ours: theirs would win."""
+    for target in targets:
+        for mount in mounts:
+            path, own = (posixpath.normpath("//" + each).lstrip("/") + "/" for each in (target, mount.target))
+            if path.startswith(own) or own.startswith(path):
+                raise RequestError(
+                    f"the mount at {target} would hide the lease's at {mount.target}",
+                    hint="mount it elsewhere",
+                )
+
+
+def _name(entry: str) -> str:
+    return entry.partition("=")[0]
+
+
+def _cdi_names(device_name: str, edits: Edits | None, facts: EngineFacts) -> list[str]:
+    """The lease's name stands last: of two devices that set a variable, the engine lets the last one win."""
+    through_cdi = edits is not None and facts.gpu_mechanism is DeviceMechanism.CDI
+    gpus = [f"{GPU_KIND}={gpu}" for gpu in edits.gpus] if edits is not None and through_cdi else []
+    return [*gpus, f"{LEASE_KIND}={device_name}"]
+
+
+def _add_gpus(host: Body, env: list[str], edits: Edits, facts: EngineFacts) -> list[str]:
+    """The GPUs themselves, where the engine has another way than CDI to bring them in."""
+    if facts.gpu_mechanism is DeviceMechanism.DEVICE_REQUEST:
+        request = {"Driver": "", "Capabilities": [["gpu"]], "DeviceIDs": list(edits.gpus)}
+        host["DeviceRequests"] = [*objects(host, "DeviceRequests"), request]
+    elif facts.gpu_mechanism is DeviceMechanism.NVIDIA_RUNTIME:
+        host["Runtime"] = "nvidia"
+        capabilities = {"NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+        return merge_env(env, {"NVIDIA_VISIBLE_DEVICES": ",".join(edits.gpus), **capabilities})
+    return env
+
+
+def _mount(mount: Mount) -> dict[str, Json]:
+    return {"Type": "bind", "Source": mount.source, "Target": mount.target, "ReadOnly": mount.read_only}
+
+
+def _device(path: str) -> dict[str, Json]:
+    return {"PathOnHost": path, "PathInContainer": path, "CgroupPermissions": "rw"}

@@ -1,0 +1,187 @@
+"""Passing a request on to the engine and its response back, as streams in both directions.
+
+Nothing is buffered beyond a few reads: a slow client slows the engine down, and the other way round. An
+attach or exec leaves HTTP: by an upgrade (101), or, as older clients do, by a 200 whose body is the raw
+stream. There the end of what the client sends is the end of the program's input, not of the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import h11
+
+from gpushared.domain.errors import EngineUnavailable
+from gpushared.gate.engine import SWITCHING_PROTOCOLS, EngineConnection, EngineSocket
+from gpushared.gate.http import READ_BYTES, ClientGoneError, Exchange, Stream, hung_up, linger
+
+OK = 200
+HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"expect",
+        b"host",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+FRAMING = frozenset({b"content-length", b"content-type", b"content-encoding"})
+
+
+async def forward(
+    engine: EngineSocket,
+    exchange: Exchange,
+    target: bytes,
+    *,
+    body: bytes | None = None,
+    hijack: bool = False,
+) -> int:
+    """Send the exchange's request to ``target`` and answer it with the engine's response; gives its status.
+
+    Args:
+        engine: where to send it.
+        exchange: the client's side.
+        target: path and query as they were judged.
+        body: replaces the client's body; ``b""`` sends none.
+        hijack: whether the connection may leave HTTP.
+    """
+    connection = await engine.connect()
+    upload = asyncio.create_task(_upload(connection, exchange, target, body, hijack=hijack))
+    try:
+        return await _download(connection, exchange, upload, hijack=hijack)
+    except EngineUnavailable:
+        if upload.done() and not upload.cancelled() and (gone := upload.exception()) is not None:
+            raise gone from None
+        raise
+    finally:
+        upload.cancel()
+        await asyncio.wait({upload})
+        if not upload.cancelled():
+            upload.exception()
+        connection.close()
+
+
+async def _upload(
+    connection: EngineConnection, exchange: Exchange, target: bytes, body: bytes | None, *, hijack: bool
+) -> None:
+    """The request's head and body. When the client fails in it, the engine's connection is cut too."""
+    head = h11.Request(
+        method=exchange.method, target=target, headers=_request_headers(exchange, body, hijack=hijack)
+    )
+    try:
+        with contextlib.suppress(
+            ConnectionError
+        ):  # the engine has answered early and closed: read its answer
+            await connection.send(head)
+            async for data in _body(exchange, body):
+                await connection.send(h11.Data(data=data))
+            await connection.send(h11.EndOfMessage())
+    except ClientGoneError:
+        connection.hang_up()
+        raise
+
+
+async def _body(exchange: Exchange, body: bytes | None) -> AsyncIterator[bytes]:
+    if body is None:
+        async for data in exchange.chunks():
+            yield data
+    elif body:
+        yield body
+
+
+def _request_headers(exchange: Exchange, body: bytes | None, *, hijack: bool) -> list[tuple[bytes, bytes]]:
+    dropped = HOP_BY_HOP if body is None else HOP_BY_HOP | FRAMING
+    headers = [(b"Host", b"docker")]
+    headers += [(name, value) for name, value in exchange.headers if name not in dropped]
+    upgrade = exchange.header(b"upgrade")
+    if hijack and upgrade is not None:
+        headers += [(b"Connection", b"Upgrade"), (b"Upgrade", upgrade)]
+    elif not hijack:
+        headers.append((b"Connection", b"close"))
+    if body:
+        headers += [(b"Content-Type", b"application/json"), (b"Content-Length", b"%d" % len(body))]
+    elif body is None and exchange.header(b"transfer-encoding") is not None:
+        headers.append((b"Transfer-Encoding", b"chunked"))
+    return headers
+
+
+async def _download(
+    connection: EngineConnection, exchange: Exchange, upload: asyncio.Task[None], *, hijack: bool
+) -> int:
+    head = await connection.response()
+    if hijack and _is_hijacked(head):
+        await upload
+        await _splice(await exchange.hijack(_raw_head(head)), connection)
+        return head.status_code
+    if head.status_code == SWITCHING_PROTOCOLS:
+        raise EngineUnavailable("the Docker engine switched protocols where nobody asked for it")
+    headers = [(raw, value) for raw, value in head.headers.raw_items() if raw.lower() not in HOP_BY_HOP]
+    await exchange.start(head.status_code, headers)
+    async for data in connection.chunks():
+        await exchange.send(data)
+    await exchange.finish()
+    return head.status_code
+
+
+def _is_hijacked(head: h11.Response | h11.InformationalResponse) -> bool:
+    """A switch, or a body without framing: the old style. An error has a length and stays HTTP."""
+    framed = any(name in {b"content-length", b"transfer-encoding"} for name, _ in head.headers)
+    return head.status_code == SWITCHING_PROTOCOLS or (head.status_code == OK and not framed)
+
+
+def _raw_head(head: h11.Response | h11.InformationalResponse) -> bytes:
+    lines = [b"HTTP/1.1 %d %s" % (head.status_code, bytes(head.reason))]
+    lines += [raw + b": " + value for raw, value in head.headers.raw_items()]
+    return b"\r\n".join([*lines, b"", b""])
+
+
+async def _splice(client: Stream, connection: EngineConnection) -> None:
+    """Bytes both ways until the engine has no more to say, or the client has hung up."""
+    client.writer.write(connection.early())
+    stdin = asyncio.create_task(_stdin(client, connection))
+    stdout = asyncio.create_task(_stdout(client, connection))
+    try:
+        await asyncio.wait({stdin, stdout}, return_when=asyncio.FIRST_COMPLETED)
+        ended_by_engine = stdout.done()
+    finally:
+        for task in (stdin, stdout):
+            task.cancel()
+        await asyncio.wait({stdin, stdout})
+    if ended_by_engine:
+        await linger(client.reader, client.writer)
+
+
+async def _stdin(client: Stream, connection: EngineConnection) -> None:
+    """Ends when the client has hung up; its end of input is passed on and is no end of the output."""
+    try:
+        await _pump_stdin(client, connection)
+    except ConnectionError:
+        return  # reading from the client failed
+    await hung_up(client.writer)
+
+
+async def _pump_stdin(client: Stream, connection: EngineConnection) -> None:
+    data = client.early
+    while data or not client.at_eof:
+        try:
+            await connection.write(data)
+        except ConnectionError:
+            return  # the engine takes no more, but may still have something to say
+        data = await client.reader.read(READ_BYTES)
+        client.at_eof = not data
+    connection.write_eof()
+
+
+async def _stdout(client: Stream, connection: EngineConnection) -> None:
+    with contextlib.suppress(ConnectionError):
+        while data := await connection.read():
+            client.writer.write(data)
+            await client.writer.drain()

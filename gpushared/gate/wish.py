@@ -1,0 +1,227 @@
+"""What a create body asks of GPUs, in the many ways that Docker's clients have to say it.
+
+A wish is taken out of the body: what the container gets instead is its lease. In order of precedence: the
+label of a lease to claim, the ``gpushare.*`` labels, a CDI name ``gpushare.io/gpu=0.25``, and whole GPUs by
+``--gpus N``, a device request or NVIDIA's CDI names. Ways to a GPU that say no size are refused.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+from gpushared.domain.errors import RequestError
+from gpushared.domain.lease import LeaseId
+from gpushared.gate.body import Body, check_keys, objects, section, strings
+from gpushared.gate.desk import LeaseWish
+from gpushared.gate.fields import DEVICE, DEVICE_REQUEST
+from gpushared.ports import LABEL_DEVICE, LABEL_LEASE, LABEL_OWNER
+
+WISH_LABELS = {
+    "gpushare.gpu": "gpu",
+    "gpushare.gpu-memory": "gpu_memory",
+    "gpushare.gpu-compute": "gpu_compute",
+    "gpushare.preset": "preset",
+    "gpushare.isolation": "isolation",
+    "gpushare.class": "lease_class",
+    "gpushare.time": "time",
+}
+SIZE_FIELDS = ("gpu", "gpu_memory", "gpu_compute", "preset")
+"""One of them makes a wish; a class or a time alone does not."""
+LABEL_PREFIX = "gpushare."
+ALL_GPUS = "all"
+MAX_COUNT = 1024
+SIZE_HINT = "ask for a size: --gpus 1, or --label gpushare.gpu=0.25"
+CDI_NAME = re.compile(r"(?P<vendor>[A-Za-z][A-Za-z0-9_.-]*)/(?P<kind>[A-Za-z][A-Za-z0-9_-]*)=(?P<name>.+)")
+OURS = "gpushare.io"
+NVIDIA = "nvidia.com"
+WITHOUT_GPU = frozenset({"void", "none", ""})
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimWish:
+    """Use this lease, which the caller already has."""
+
+    lease: LeaseId
+
+
+Wish = ClaimWish | LeaseWish
+
+
+def take_wish(body: Body) -> Wish | None:
+    """The wish in a create body, or None. All of its forms are removed from the body.
+
+    ``gpu`` may come back as ``ALL_GPUS``. Raises ``RequestError`` for a way to GPUs that names no size, or
+    that names particular ones.
+    """
+    host = section(body, "HostConfig")
+    labels = dict(section(body, "Labels"))
+    lease = labels.pop(LABEL_LEASE, None)
+    labelled = _take_labels(labels)
+    if "Labels" in body:
+        body["Labels"] = labels
+    sizes = _take_requests(host) + _take_devices(host)
+    wish = _decide(lease, labelled, sizes)
+    _take_runtime(host, wish)
+    if wish is None:
+        _check_env(body)
+    return wish
+
+
+def wish_of(labels: Mapping[str, str]) -> LeaseWish | None:
+    """The wish that a container carries in its labels, or None."""
+    said = {name: labels[label] for label, name in WISH_LABELS.items() if labels.get(label)}
+    return LeaseWish(**said) if any(said.get(name) for name in SIZE_FIELDS) else None
+
+
+def labels_of(wish: LeaseWish) -> dict[str, str]:
+    """The labels that carry a wish; ``wish_of`` reads them back."""
+    names = {name: label for label, name in WISH_LABELS.items()}
+    return {names[f.name]: getattr(wish, f.name) for f in fields(wish) if getattr(wish, f.name)}
+
+
+def with_count(wish: LeaseWish, gpu_count: int) -> LeaseWish:
+    """The wish with "all" replaced by a number."""
+    return replace(wish, gpu=str(gpu_count)) if wish.gpu == ALL_GPUS else wish
+
+
+def _take_labels(labels: Body) -> LeaseWish:
+    said: dict[str, str] = {}
+    for label in [name for name in labels if name.startswith(LABEL_PREFIX)]:
+        value = labels.pop(label)
+        if label in {LABEL_DEVICE, LABEL_OWNER}:
+            continue  # ours to set
+        if label not in WISH_LABELS:
+            known = ", ".join([LABEL_LEASE, *WISH_LABELS])
+            raise RequestError(f"{label} is not a label of gpushare's", hint=f"there are {known}")
+        if not isinstance(value, str):
+            raise RequestError(f"the label {label} is not a string")
+        said[WISH_LABELS[label]] = value.strip()
+    return LeaseWish(**said)
+
+
+def _decide(lease: object, labelled: LeaseWish, sizes: list[str]) -> Wish | None:
+    if lease is not None:
+        if not isinstance(lease, str) or not lease:
+            raise RequestError(f"the label {LABEL_LEASE} names no lease")
+        return ClaimWish(LeaseId(lease))
+    if any(getattr(labelled, name) for name in SIZE_FIELDS):
+        return labelled
+    if len(set(sizes)) > 1:
+        raise RequestError(
+            f"GPUs are asked for twice, with different sizes: {', '.join(sizes)}", hint=SIZE_HINT
+        )
+    return replace(labelled, gpu=sizes[0]) if sizes else None
+
+
+def _take_requests(host: Body) -> list[str]:
+    """The sizes that device requests ask for; those for other vendors' devices stay."""
+    sizes: list[str] = []
+    kept: list[Body] = []
+    for request in objects(host, "DeviceRequests"):
+        check_keys(request, DEVICE_REQUEST, "DeviceRequests.")
+        found = _sizes_of(request)
+        if found is None:
+            kept.append(request)
+        else:
+            sizes += found
+    if host.get("DeviceRequests") is not None:
+        host["DeviceRequests"] = kept
+    return sizes
+
+
+def _sizes_of(request: Body) -> list[str] | None:
+    """What one device request asks for, None when it is not about our GPUs."""
+    ids = strings(request, "DeviceIDs")
+    if request.get("Driver") == "cdi":
+        sizes = [size for name in ids if (size := _size_of_cdi(name)) is not None]
+        if sizes and len(sizes) != len(ids):
+            raise RequestError("one device request names GPUs and other devices", hint="use one for each")
+        return _whole(sizes) if sizes else None
+    if request.get("Driver") not in {None, "", "nvidia"} or not (
+        _wants_gpu(request) or request.get("Driver")
+    ):
+        return None
+    if ids:
+        raise _particular(", ".join(ids))
+    count = request.get("Count")
+    if count == -1:
+        return [ALL_GPUS]
+    if not isinstance(count, int) or isinstance(count, bool) or not 0 < count <= MAX_COUNT:
+        raise RequestError(f"{count} is no number of GPUs", hint=SIZE_HINT)
+    return [str(count)]
+
+
+def _wants_gpu(request: Body) -> bool:
+    options = request.get("Capabilities") or []
+    words = {
+        word for option in options if isinstance(option, list) for word in option if isinstance(word, str)
+    }
+    return bool(words & {"gpu", "nvidia"})
+
+
+def _size_of_cdi(name: str) -> str | None:
+    match = CDI_NAME.fullmatch(name)
+    vendor = match["vendor"].lower() if match else ""
+    if match is None or not (vendor in {OURS, NVIDIA} or vendor.endswith("." + NVIDIA)):
+        return None
+    if (vendor, match["kind"]) == (OURS, "gpu"):
+        return match["name"]
+    if vendor == OURS:
+        raise RequestError(
+            f"{name} cannot be asked for by name", hint=f"claim a lease by the label {LABEL_LEASE}"
+        )
+    if match["kind"] == "gpu" and match["name"] == ALL_GPUS:
+        return ALL_GPUS
+    raise _particular(name)
+
+
+def _whole(sizes: list[str]) -> list[str]:
+    """Several CDI names are several parts; only one name has a meaning for us."""
+    if len(sizes) > 1:
+        raise RequestError(
+            f"several GPU devices are named: {', '.join(sizes)}", hint="2x0.5 asks for two halves"
+        )
+    return sizes
+
+
+def _particular(names: str) -> RequestError:
+    return RequestError(
+        f"GPUs cannot be chosen by name here ({names}); the lease decides which", hint=SIZE_HINT
+    )
+
+
+def _take_devices(host: Body) -> list[str]:
+    """The sizes of CDI names given as plain devices; NVIDIA's device nodes are refused."""
+    sizes: list[str] = []
+    kept: list[Body] = []
+    for device in objects(host, "Devices"):
+        check_keys(device, DEVICE, "Devices.")
+        path = device.get("PathOnHost")
+        if not isinstance(path, str):
+            raise RequestError("a device has no PathOnHost")
+        if posixpath.normpath(path).startswith(("/dev/nvidia", "//dev/nvidia")):
+            raise RequestError(f"{path} would be a GPU without a lease", hint=SIZE_HINT)
+        size = _size_of_cdi(path)
+        sizes += [size] if size is not None else []
+        kept += [device] if size is None else []
+    if host.get("Devices") is not None:
+        host["Devices"] = kept
+    return sizes
+
+
+def _take_runtime(host: Body, wish: Wish | None) -> None:
+    if host.get("Runtime") != "nvidia":
+        return
+    if wish is None:
+        raise RequestError("the runtime nvidia would give GPUs without a lease", hint=SIZE_HINT)
+    host["Runtime"] = ""
+
+
+def _check_env(body: Body) -> None:
+    for entry in strings(body, "Env"):
+        name, _, value = entry.partition("=")
+        if name == "NVIDIA_VISIBLE_DEVICES" and value not in WITHOUT_GPU:
+            raise RequestError(f"{entry} would give GPUs without a lease", hint=SIZE_HINT)
