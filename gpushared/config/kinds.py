@@ -1,0 +1,250 @@
+"""The kinds of values that settings have: how each is read, from TOML or from one word, and written."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gpushared.domain.errors import RequestError
+from gpushared.domain.gpu import MIB
+from gpushared.domain.units import format_memory, parse_duration, parse_memory, shown
+
+
+class Wrong(Exception):
+    """A value is not one of its kind; the text completes the sentence "<setting> ..."."""
+
+
+class Kind(ABC):
+    """``read`` takes what TOML gives, ``read_word`` what an environment variable or a flag holds."""
+
+    @property
+    @abstractmethod
+    def words(self) -> str:
+        """The kind as the reference names it."""
+
+    @abstractmethod
+    def read(self, value: object) -> object:
+        """The value as the program uses it. Raises Wrong."""
+
+    def read_word(self, word: str) -> object:
+        """Raises Wrong."""
+        return self.read(word)
+
+    def write(self, value: object) -> str:
+        """The value as TOML."""
+        return toml_string(str(value))
+
+
+@dataclass(frozen=True)
+class Text(Kind):
+    """Any text, or text that ``fits``; ``words`` tells which."""
+
+    words: str = "text"
+    fits: Callable[[str], bool] = lambda _: True
+
+    def read(self, value: object) -> object:
+        text = _text(value)
+        if not self.fits(text):
+            raise Wrong(f"must be {self.words}, not {shown(text)}")
+        return text
+
+
+@dataclass(frozen=True)
+class Choice(Kind):
+    """One word of a closed set."""
+
+    choices: type[StrEnum]
+
+    @property
+    def words(self) -> str:
+        return " or ".join(f"`{choice}`" for choice in self.choices)
+
+    def read(self, value: object) -> object:
+        text = _text(value)
+        try:
+            return self.choices(text)
+        except ValueError:
+            raise Wrong(f"must be one of {', '.join(self.choices)}, not {shown(text)}") from None
+
+
+@dataclass(frozen=True)
+class Whole(Kind):
+    """A whole number between bounds that belong to it."""
+
+    lowest: int
+    highest: int
+
+    @property
+    def words(self) -> str:
+        return f"whole number, {self.lowest} to {self.highest}"
+
+    def read(self, value: object) -> object:
+        if type(value) is not int:
+            raise Wrong(f"must be a whole number, not {_described(value)}")
+        return self._bounded(value)
+
+    def read_word(self, word: str) -> object:
+        if re.fullmatch(r"-?[0-9]{1,18}", word) is None:
+            raise Wrong(f"must be a whole number, not {shown(word)}")
+        return self._bounded(int(word))
+
+    def write(self, value: object) -> str:
+        return str(value)
+
+    def _bounded(self, number: int) -> int:
+        if not self.lowest <= number <= self.highest:
+            raise Wrong(f"must be {self.lowest} to {self.highest}, not {number}")
+        return number
+
+
+@dataclass(frozen=True)
+class Seconds(Whole):
+    """Whole seconds, as a number or as a duration such as ``90s`` or ``5m``."""
+
+    @property
+    def words(self) -> str:
+        return f"seconds or a duration like `90s`, {self.lowest} to {self.highest}"
+
+    def read(self, value: object) -> object:
+        return self.read_word(value) if isinstance(value, str) else super().read(value)
+
+    def read_word(self, word: str) -> object:
+        if word.lstrip("-").isdecimal():
+            return super().read_word(word)
+        return self._bounded(_parsed(parse_duration, word))
+
+
+@dataclass(frozen=True)
+class Number(Kind):
+    """A number with a fraction, between bounds that belong to it."""
+
+    lowest: float
+    highest: float
+
+    @property
+    def words(self) -> str:
+        return f"number, {self.lowest:g} to {self.highest:g}"
+
+    def read(self, value: object) -> object:
+        if type(value) not in (int, float):
+            raise Wrong(f"must be a number, not {_described(value)}")
+        assert isinstance(value, int | float)
+        # Written so that NaN is outside too.
+        if not self.lowest <= value <= self.highest:
+            raise Wrong(f"must be {self.lowest:g} to {self.highest:g}, not {value}")
+        return float(value)
+
+    def read_word(self, word: str) -> object:
+        try:
+            number = float(word)
+        except ValueError:
+            raise Wrong(f"must be a number, not {shown(word)}") from None
+        return self.read(number)
+
+    def write(self, value: object) -> str:
+        return str(value)
+
+
+@dataclass(frozen=True)
+class Size(Kind):
+    """Bytes, written like ``300MiB``."""
+
+    highest: int
+    words: str = "size like `300MiB`"
+
+    def read(self, value: object) -> object:
+        size = _parsed(parse_memory, _text(value, 'a size like "300MiB"'))
+        if size > self.highest:
+            raise Wrong(f"must be at most {format_memory(self.highest)}, not {format_memory(size)}")
+        return size
+
+    def write(self, value: object) -> str:
+        # In whole MiB, as the parser rounds it, so that reading it back gives the same.
+        assert isinstance(value, int)
+        return toml_string(f"{value // MIB}MiB")
+
+
+@dataclass(frozen=True)
+class FileMode(Kind):
+    """Permissions of a file, written like ``"0660"``."""
+
+    words: str = 'permissions like `"0660"`'
+
+    def read(self, value: object) -> object:
+        text = _text(value, 'permissions like "0660"')
+        if re.fullmatch(r"0?[0-7]{3}", text) is None:
+            raise Wrong(f'must be permissions like "0660", not {shown(text)}')
+        return int(text, 8)
+
+    def write(self, value: object) -> str:
+        return toml_string(f"{value:04o}")
+
+
+@dataclass(frozen=True)
+class Words(Kind):
+    """A list of texts; in one word they are separated by commas."""
+
+    item: Text
+
+    @property
+    def words(self) -> str:
+        return f"list, each {self.item.words}"
+
+    def read(self, value: object) -> object:
+        if not isinstance(value, list):
+            raise Wrong(f"must be a list, not {_described(value)}")
+        return tuple(self.item.read(each) for each in value)
+
+    def read_word(self, word: str) -> object:
+        return self.read([part.strip() for part in word.split(",") if part.strip()])
+
+    def write(self, value: object) -> str:
+        assert isinstance(value, tuple)
+        return f"[{', '.join(self.item.write(each) for each in value)}]"
+
+
+_TOML_ESCAPES = {ord('"'): '\\"', ord("\\"): "\\\\"} | {
+    code: f"\\u{code:04x}" for code in (*range(0x20), 0x7F)
+}
+
+
+def toml_string(text: str) -> str:
+    """A basic string (https://toml.io/en/v1.0.0#string)."""
+    return f'"{text.translate(_TOML_ESCAPES)}"'
+
+
+def is_absolute(text: str) -> bool:
+    return text.startswith("/") and "\0" not in text
+
+
+def _text(value: object, words: str = "text") -> str:
+    if not isinstance(value, str):
+        raise Wrong(f"must be {words}, not {_described(value)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise Wrong("must be UTF-8") from None
+    return value
+
+
+def _parsed(parse: Callable[[str], int], text: str) -> int:
+    try:
+        return parse(text)
+    except RequestError as error:
+        raise Wrong(f"is wrong: {error.message}; {error.hint}") from None
+
+
+def _described(value: object) -> str:
+    """What TOML calls it, with the value where it is short."""
+    if isinstance(value, dict):
+        return "a section"
+    if isinstance(value, list):
+        return "a list"
+    if isinstance(value, str):
+        return f"the text {shown(value)}"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return shown(str(value))

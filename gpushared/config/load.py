@@ -1,0 +1,259 @@
+"""From files, environment and flags to one checked configuration that knows where each value came from.
+
+Later wins: defaults, ``config.toml``, ``config.d/*.toml`` by name, ``GPUSHARED_SECTION__KEY``, flags. All
+that is wrong is told at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpushared.config.kinds import Kind, Wrong
+from gpushared.config.model import PRESETS, SECTIONS, Config, Key, Preset, keys_of
+from gpushared.domain.asking import read_request
+from gpushared.domain.errors import ConfigError, NotFound, RequestError
+from gpushared.domain.units import shown
+
+DEFAULT_PATH = Path("/etc/gpushared/config.toml")
+ENVIRONMENT_PREFIX = "GPUSHARED_"
+ENVIRONMENT_SEPARATOR = "__"
+DEFAULT_ORIGIN = "default"
+MAX_PROBLEMS_TOLD = 20
+
+_PRESET_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,31}")
+_DEPTH_OF_KEY = 2
+_DEPTH_OF_PRESET_KEY = 3
+_SECTION_PATHS = frozenset((section,) for section in (*SECTIONS, PRESETS))
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A configuration and, by ``section.key``, where each value that is no default came from."""
+
+    config: Config
+    origins: Mapping[str, str]
+
+    def origin(self, path: str) -> str:
+        return self.origins.get(path, DEFAULT_ORIGIN)
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """One value as it was found. ``is_word``: it came as text whatever its kind."""
+
+    raw: object
+    origin: str
+    is_word: bool
+
+
+@dataclass(slots=True)
+class _Draft:
+    """What was found so far, and what was wrong with it."""
+
+    values: dict[tuple[str, ...], _Value] = field(default_factory=dict)
+    problems: list[tuple[str, str]] = field(default_factory=list)
+
+    def complain(self, origin: str, message: str, hint: str = "") -> None:
+        self.problems.append((f"{origin}: {message}", hint))
+
+
+def load(
+    path: Path = DEFAULT_PATH,
+    *,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, str | None] | None = None,
+    must_exist: bool = False,
+) -> Loaded:
+    """The configuration. Blocks for some file reads; raises ConfigError that names every problem.
+
+    Args:
+        path: the main file; the folder beside it with ``.d`` instead of ``.toml`` holds the others.
+        environ: usually ``os.environ``; names without a double underscore are not looked at.
+        flags: words by ``section.key``; None is a flag that was not given.
+        must_exist: for a path that somebody named; else no file means defaults.
+    """
+    draft = _Draft()
+    _read_files(path, draft, must_exist=must_exist)
+    _read_environment(environ or {}, draft)
+    for dotted, word in (flags or {}).items():
+        if word is not None:
+            draft.values[tuple(dotted.split("."))] = _Value(word, f"flag for {dotted}", is_word=True)
+    config = _build(draft)
+    _raise_problems(draft)
+    return Loaded(config, {".".join(at): value.origin for at, value in draft.values.items()})
+
+
+# --- sources -------------------------------------------------------------------------------------------
+
+
+def _read_files(path: Path, draft: _Draft, *, must_exist: bool) -> None:
+    folder = path.with_suffix(".d")
+    try:
+        exists = path.exists()
+        # Not glob(), which takes a folder that may not be read for an empty one.
+        others = (
+            sorted(file for file in folder.iterdir() if file.suffix == ".toml") if folder.exists() else []
+        )
+    except OSError as error:
+        draft.complain(str(error.filename), f"cannot be read: {error.strerror}")
+        return
+    if must_exist and not exists:
+        draft.complain(str(path), "there is no such file")
+    for file in [path, *others] if exists else others:
+        draft.values.update(_read_file(file, draft))
+
+
+def _read_file(file: Path, draft: _Draft) -> dict[tuple[str, ...], _Value]:
+    try:
+        tree = tomllib.loads(file.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        draft.complain(str(file), f"is not TOML: {error}", "text stands in double quotes")
+    except UnicodeDecodeError:
+        draft.complain(str(file), "is not UTF-8")
+    except RecursionError:
+        draft.complain(str(file), "is nested too deeply")
+    except OSError as error:
+        draft.complain(str(file), f"cannot be read: {error.strerror}")
+    else:
+        return {at: _Value(raw, str(file), is_word=False) for at, raw in _leaves(tree)}
+    return {}
+
+
+def _leaves(tree: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
+    """The values with their paths. A table where no section can be is a value, and a wrong one."""
+    for name, value in tree.items():
+        at = (*above, name)
+        depth = _DEPTH_OF_PRESET_KEY if at[0] == PRESETS else _DEPTH_OF_KEY
+        if isinstance(value, dict) and value and len(at) < depth:
+            yield from _leaves(value, at)
+        elif value != {} or at not in _SECTION_PATHS:
+            yield at, value
+
+
+def _read_environment(environ: Mapping[str, str], draft: _Draft) -> None:
+    for name in sorted(environ):
+        rest = name.removeprefix(ENVIRONMENT_PREFIX)
+        if rest == name or ENVIRONMENT_SEPARATOR not in rest:
+            continue
+        at = tuple(rest.lower().split(ENVIRONMENT_SEPARATOR))
+        draft.values[at] = _Value(environ[name], f"environment {name}", is_word=True)
+
+
+# --- building ------------------------------------------------------------------------------------------
+
+
+def _build(draft: _Draft) -> Config:
+    found: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    presets: dict[str, dict[str, Any]] = {}
+    for at, value in draft.values.items():
+        key = _find(at, value, draft)
+        if key is None:
+            continue
+        place = presets.setdefault(at[1], {}) if at[0] == PRESETS else found[at[0]]
+        try:
+            place[key.attribute] = _read(key.kind, value)
+        except Wrong as wrong:
+            draft.complain(value.origin, f"{_dotted(at)} {wrong}")
+    sections = {section: cls(**found[section]) for section, cls in SECTIONS.items()}
+    made = {name: Preset(**parts) for name, parts in sorted(presets.items())}
+    if not draft.problems:
+        _check_presets(made, draft)
+    return Config(**sections, presets=made)
+
+
+def _find(at: tuple[str, ...], value: _Value, draft: _Draft) -> Key | None:
+    """The setting that stands at a path, or None after a complaint."""
+    section, *rest = at
+    if section == PRESETS:
+        return _find_in_preset(at, value, draft)
+    if section in SECTIONS and not rest:
+        draft.complain(value.origin, f"{section} is a section, not a value", f"write [{section}]")
+        return None
+    key = keys_of(SECTIONS[section]).get(rest[0]) if section in SECTIONS and len(rest) == 1 else None
+    if key is None:
+        draft.complain(value.origin, f"{_dotted(at)} is not a setting", _nearest(at))
+    return key
+
+
+def _find_in_preset(at: tuple[str, ...], value: _Value, draft: _Draft) -> Key | None:
+    hint = f'write [{PRESETS}.small] and below it gpu = "0.25"'
+    if len(at) != _DEPTH_OF_PRESET_KEY:
+        draft.complain(value.origin, f"{_dotted(at)} is not a preset with settings", hint)
+        return None
+    if _PRESET_NAME.fullmatch(at[1]) is None:
+        draft.complain(
+            value.origin,
+            f"{shown(at[1])} cannot be a preset's name",
+            "use up to 32 small letters, digits and _ . -",
+        )
+        return None
+    key = keys_of(Preset).get(at[2])
+    if key is None:
+        draft.complain(value.origin, f"{_dotted(at)} is not a setting", _nearest(at))
+    return key
+
+
+def _read(kind: Kind, value: _Value) -> object:
+    if value.is_word:
+        assert isinstance(value.raw, str)
+        return kind.read_word(value.raw)
+    return kind.read(value.raw)
+
+
+def _check_presets(presets: Mapping[str, Preset], draft: _Draft) -> None:
+    for name, preset in presets.items():
+        try:
+            read_request(preset.ask, {})
+        except (RequestError, NotFound) as error:
+            origins = [v.origin for at, v in draft.values.items() if at[:2] == (PRESETS, name)]
+            draft.complain(origins[-1], f"{PRESETS}.{name}: {error.message}", error.hint)
+
+
+# --- complaints ----------------------------------------------------------------------------------------
+
+
+def _nearest(at: tuple[str, ...]) -> str:
+    """A hint with the setting that was meant, by its whole path or by its last name alone."""
+    if at[0] == PRESETS and len(at) == _DEPTH_OF_PRESET_KEY:
+        known = {name: f"{PRESETS}.{_printable(at[1])}.{name}" for name in keys_of(Preset)}
+    else:
+        known = {f"{section}.{name}": f"{section}.{name}" for section, name in _all_names()}
+        known |= {name: f"{section}.{name}" for section, name in reversed(_all_names())}
+    for wanted in (_dotted(at), _printable(at[-1])):
+        if near := difflib.get_close_matches(wanted, known, n=1, cutoff=0.7):
+            return f"did you mean {known[near[0]]}?"
+    return f"sections: {', '.join((*SECTIONS, PRESETS))}" if at[0] not in SECTIONS else ""
+
+
+def _all_names() -> list[tuple[str, str]]:
+    return [(section, name) for section, cls in SECTIONS.items() for name in keys_of(cls)]
+
+
+def _dotted(at: tuple[str, ...]) -> str:
+    return ".".join(map(_printable, at))
+
+
+def _printable(name: str) -> str:
+    return name if re.fullmatch(r"[\w-]{1,64}", name) else shown(name)
+
+
+def _raise_problems(draft: _Draft) -> None:
+    if not draft.problems:
+        return
+    if len(draft.problems) == 1:
+        ((message, hint),) = draft.problems
+        raise ConfigError(message, hint=hint or "see `gpushare config show` for what holds now")
+    lines = [f"  {message}" + (f" ({hint})" if hint else "") for message, hint in draft.problems]
+    told, more = lines[:MAX_PROBLEMS_TOLD], len(lines) - MAX_PROBLEMS_TOLD
+    if more > 0:
+        told.append(f"  and {more} more")
+    raise ConfigError(
+        f"{len(lines)} things are wrong in the configuration:\n" + "\n".join(told),
+        hint="see docs/reference/configuration.md",
+    )

@@ -1,0 +1,256 @@
+"""Every setting: its name, default, bounds and meaning. The reference page is made from here.
+
+A field's key is its name, unless the field carries a unit that the written value tells by itself
+(``mps_reserve_bytes`` is written ``mps_reserve = "300MiB"``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from gpushared.config.kinds import (
+    Choice,
+    FileMode,
+    Kind,
+    Number,
+    Seconds,
+    Size,
+    Text,
+    Whole,
+    Words,
+    is_absolute,
+)
+from gpushared.domain.asking import Ask
+from gpushared.domain.gpu import MIB
+
+T = TypeVar("T")
+
+HOUR_SECONDS = 3600
+
+
+def setting(default: T, kind: Kind, doc: str, *, key: str = "") -> T:
+    """A dataclass field that is a setting. Annotated as its value, as ``dataclasses.field`` is."""
+    made: Any = field(default=default, metadata={"kind": kind, "doc": doc, "key": key})
+    value: T = made
+    return value
+
+
+_PATH = Text("an absolute path", is_absolute)
+_PATH_OR_EMPTY = Text("an absolute path, or empty", lambda text: not text or is_absolute(text))
+_PREFIX = Text(
+    "an absolute path, or one below `~`",
+    lambda text: is_absolute(text) or text == "~" or text.startswith("~/"),
+)
+_GROUP = Text("the name of a group", lambda text: bool(text) and not set(text) & set(" \t\n:,/"))
+
+
+class MpsMode(StrEnum):
+    """What is wanted of MPS."""
+
+    AUTO = "auto"
+    REQUIRED = "required"
+    OFF = "off"
+
+
+class LogLevel(StrEnum):
+    """From which weight on a line is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(StrEnum):
+    """How a log line is written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """The machine and the daemon's own files."""
+
+    name: str = setting("", Text(), "The node's name in listings; empty is the host name.")
+    runtime_dir: str = setting(
+        "/run/gpushared",
+        _PATH,
+        "Sockets and what containers mount. Keep it short: socket paths are limited to about 100 bytes.",
+    )
+    state_dir: str = setting("/var/lib/gpushared", _PATH, "The journal. On a local disk, not on NFS.")
+    socket_mode: int = setting(
+        0o666,
+        FileMode(),
+        "Permissions of the socket. Who connects is known from the kernel, so everybody may.",
+    )
+    keep_ended_leases: int = setting(
+        100_000, Whole(0, 10_000_000), "How many leases that are over stay in the journal, stories included."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """The Docker engine."""
+
+    socket: str = setting("/var/run/docker.sock", _PATH, "The engine's socket.")
+    stop_grace_seconds: int = setting(
+        10,
+        Seconds(0, HOUR_SECONDS),
+        "How long a container that must go has between the stop signal and being killed.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GpusConfig:
+    """The GPUs of this machine."""
+
+    simulate: str = setting(
+        "",
+        Text(),
+        "Serve simulated GPUs instead of real ones, such as `h100:2` or `a100,t4:4`; empty is real.",
+    )
+    mps_reserve_bytes: int = setting(
+        300 * MIB,
+        Size(64 * 1024 * MIB),
+        "Memory of each GPU that is not leased, because an MPS server and the driver need it.",
+        key="mps_reserve",
+    )
+    sample_seconds: float = setting(1.0, Number(0.1, 60.0), "How often each GPU is looked at.")
+
+
+@dataclass(frozen=True, slots=True)
+class SharingConfig:
+    """How one GPU serves several leases."""
+
+    mps: MpsMode = setting(  # noqa: RUF009 - makes a field
+        MpsMode.AUTO,
+        Choice(MpsMode),
+        "`auto` uses MPS where its program is installed, `required` refuses shared leases without it, "
+        "`off` never uses it: then shared leases have no walls.",
+    )
+    mps_binary: str = setting(
+        "", _PATH_OR_EMPTY, "The program `nvidia-cuda-mps-control`; empty is the one on the daemon's PATH."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class QueueConfig:
+    """Waiting for room."""
+
+    claim_seconds: int = setting(
+        60,
+        Seconds(5, HOUR_SECONDS),
+        "A granted lease that no container has claimed for so long is given to the next.",
+    )
+    orphan_seconds: int = setting(
+        30,
+        Seconds(1, 24 * HOUR_SECONDS),
+        "A queued request whose client is gone for so long leaves the queue.",
+    )
+    max_queued: int = setting(1000, Whole(0, 100_000), "How many requests may wait; 0 lets nobody wait.")
+    max_queued_per_user: int = setting(100, Whole(0, 100_000), "How many requests of one user may wait.")
+
+
+@dataclass(frozen=True, slots=True)
+class GateConfig:
+    """What the Docker endpoint allows to callers who are not trusted."""
+
+    trusted_groups: tuple[str, ...] = setting(
+        ("docker",),
+        Words(_GROUP),
+        "Members are trusted, as root is: nothing is judged, they see and manage everybody's containers.",
+    )
+    mount_prefixes: tuple[str, ...] = setting(
+        ("~",), Words(_PREFIX), "Bind mounts must lie below one of these; `~` is the caller's home."
+    )
+    pids_limit: int = setting(
+        4096, Whole(16, 4_194_304), "How many processes and threads a container may have."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """The daemon's log, on standard error."""
+
+    level: LogLevel = setting(  # noqa: RUF009 - makes a field
+        LogLevel.INFO, Choice(LogLevel), "From which weight on lines are logged."
+    )
+    format: LogFormat = setting(  # noqa: RUF009 - makes a field
+        LogFormat.TEXT, Choice(LogFormat), "`text` for people and journald, `json` for collectors."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A named request: `gpushare run --preset NAME`. What a user types besides wins over it."""
+
+    gpu: str = setting("", Text(), "As `--gpu`: `0.25`, `2` or `2x0.5`.")
+    gpu_memory: str = setting("", Text(), "As `--gpu-memory`: `8g`.")
+    gpu_compute: str = setting("", Text(), "As `--gpu-compute`: `30%`.")
+    lease_class: str = setting("", Text(), "As `--class`: `build`, `train` or `infer`.", key="class")
+    time: str = setting("", Text(), "As `--time`: `8h`.")
+    isolation: str = setting("", Text(), "As `--isolation`: `shared` or `exclusive`.")
+    description: str = setting("", Text(), "One line for whoever has to choose.")
+
+    @property
+    def ask(self) -> Ask:
+        """The preset as the domain reads it."""
+        return Ask(
+            gpu=self.gpu,
+            gpu_memory=self.gpu_memory,
+            gpu_compute=self.gpu_compute,
+            isolation=self.isolation,
+            lease_class=self.lease_class,
+            time=self.time,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """All settings of a daemon, each with its default."""
+
+    node: NodeConfig = field(default_factory=NodeConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    gpus: GpusConfig = field(default_factory=GpusConfig)
+    sharing: SharingConfig = field(default_factory=SharingConfig)
+    queue: QueueConfig = field(default_factory=QueueConfig)
+    gate: GateConfig = field(default_factory=GateConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    presets: Mapping[str, Preset] = field(default_factory=dict)
+
+
+PRESETS = "presets"
+SECTIONS: Mapping[str, type] = {
+    "node": NodeConfig,
+    "engine": EngineConfig,
+    "gpus": GpusConfig,
+    "sharing": SharingConfig,
+    "queue": QueueConfig,
+    "gate": GateConfig,
+    "log": LogConfig,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One setting of a section: ``name`` in the file, ``attribute`` in the program."""
+
+    name: str
+    attribute: str
+    kind: Kind
+    doc: str
+    default: object
+
+
+def keys_of(section: type) -> dict[str, Key]:
+    """The settings of a section (or of ``Preset``) by name, in the order in which they are documented."""
+    return {key.name: key for key in map(_key, fields(section))}
+
+
+def _key(made: Field[Any]) -> Key:
+    about = made.metadata
+    return Key(about["key"] or made.name, made.name, about["kind"], about["doc"], made.default)
