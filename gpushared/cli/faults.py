@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import ClassVar
 
 from gpushared.cli.text import printable
 from gpushared.domain.errors import Code, GpushareError
 
-MAX_SENTENCE = 600
-"""Longer than any sentence of ours: whatever comes back from elsewhere cannot flood a terminal."""
+MAX_LINE = 600
+MAX_LINES = 40
+"""More than any message of ours: whatever comes back from elsewhere cannot flood a terminal."""
 
 
 class UsageError(GpushareError):
@@ -20,10 +22,14 @@ class UsageError(GpushareError):
 
 
 def say(sentence: str, hint: str = "") -> None:
-    """A sentence for the person at the terminal, never mixed into what a program may read."""
-    print(f"gpushare: {_cut(sentence)}", file=sys.stderr)
-    if hint:
-        print(f"  hint: {_cut(hint)}", file=sys.stderr, flush=True)
+    """A sentence for the person at the terminal, never mixed into what a program may read.
+
+    The terminal may be gone; what is being done about that must not fail for it.
+    """
+    with suppress(OSError):
+        print(f"gpushare: {_cut(sentence)}", file=sys.stderr)
+        if hint:
+            print(f"  hint: {_cut(hint)}", file=sys.stderr, flush=True)
 
 
 def report(error: GpushareError) -> int:
@@ -33,5 +39,5 @@ def report(error: GpushareError) -> int:
 
 
 def _cut(text: str) -> str:
-    text = printable(text)
-    return text if len(text) <= MAX_SENTENCE else f"{text[:MAX_SENTENCE]}..."
+    lines = [printable(line) for line in text.split("\n", MAX_LINES)[:MAX_LINES]]
+    return "\n".join(line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]}..." for line in lines)

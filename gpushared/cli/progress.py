@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TextIO
 
 from gpushared.cli import text
@@ -67,8 +68,9 @@ class Progress:
             return _DEFAULT_WIDTH
 
     def _write(self, words: str) -> None:
-        self._stream.write(words)
-        self._stream.flush()
+        with suppress(OSError):  # a closed terminal ends the wait by its signal, not by a failed write
+            self._stream.write(words)
+            self._stream.flush()
 
 
 def _minute(moment: float | None) -> int | None:

@@ -13,7 +13,7 @@ from gpushared.cli.faults import UsageError
 from gpushared.cli.listing import Listing, Options, show
 from gpushared.domain.units import shown
 
-COMMANDS = ("run", "ps", "gpus", "queue", "why", "stop", "logs", "presets", "version")
+COMMANDS = ("run", "ps", "gpus", "queue", "why", "stop", "logs", "presets", "config", "version")
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 USAGE = 2
 

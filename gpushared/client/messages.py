@@ -234,6 +234,7 @@ class NodeStatus(Message):
     troubles: tuple[str, ...] = ()
     started_at: float = 0.0
     caller_trusted: bool = False
+    caller_uid: int = 0
 
 
 class Preset(Message):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
 
-def lease(**said: object) -> dict[str, object]:
+
+def lease(**said: object) -> dict[str, Any]:
     """A lease as the daemon writes it: 64-bit integers as strings, defaults left out."""
     return {
         "id": "l-7f3k",

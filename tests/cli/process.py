@@ -39,6 +39,8 @@ class Gpushare:
             stdin=subprocess.DEVNULL,
         )
 
-    def start(self, *words: str, **options: Any) -> subprocess.Popen[str]:
+    def start(self, *words: str, before: list[str] | None = None, **options: Any) -> subprocess.Popen[str]:
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-        return subprocess.Popen([*GPUSHARE, *words], env=self.environ, text=True, cwd=self.folder, **options)
+        return subprocess.Popen(
+            [*(before or []), *GPUSHARE, *words], env=self.environ, text=True, cwd=self.folder, **options
+        )

@@ -1,0 +1,79 @@
+"""``gpushare config``: the daemon's configuration, checked and shown without a daemon."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import click
+
+from gpushared.config import DEFAULT_PATH, Loaded, load, settings, to_toml
+
+_HELP = {"help_option_names": ["-h", "--help"]}
+_FILE = click.option(
+    "-c",
+    "--config",
+    "path",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help=f"The main file; files in the folder beside it, named .d, are read too.  [default: {DEFAULT_PATH}]",
+)
+
+
+@click.group("config", context_settings=_HELP, short_help="Check or show the daemon's configuration.")
+def config() -> None:
+    """Check or show the daemon's configuration, as files and this shell's environment give it.
+
+    Read are the main file, the files in its .d folder by name, and GPUSHARED_SECTION__KEY variables; later
+    ones win. The daemon reads the same at its start, with its own environment and flags.
+
+    \b
+    Examples:
+      gpushare config check
+      gpushare config show --origin
+    """  # noqa: D301 - click's mark for lines it must not join
+
+
+@config.command("check", context_settings=_HELP)
+@_FILE
+def check(path: Path | None) -> None:
+    """Say whether the configuration is right, and all that is wrong with it (exit code 2).
+
+    \b
+    Examples:
+      gpushare config check
+      gpushare config check --config ./new.toml && sudo cp new.toml /etc/gpushared/config.toml
+    """  # noqa: D301 - click's mark for lines it must not join
+    _load(path)
+    place = path or DEFAULT_PATH
+    click.echo(f"{place} is right" if place.exists() else f"there is no {place}: the defaults hold")
+
+
+@config.command("show", context_settings=_HELP)
+@_FILE
+@click.option("--origin", is_flag=True, help="With the file or variable that each value came from.")
+@click.option(
+    "-o", "--output", type=click.Choice(["toml", "json"]), default="toml", help="Form.", show_default=True
+)
+def show(path: Path | None, origin: bool, output: str) -> None:
+    """Show every setting as it holds, defaults too, as a file that would give it again.
+
+    \b
+    Examples:
+      gpushare config show --origin
+      gpushare config show -o json
+    """  # noqa: D301 - click's mark for lines it must not join
+    loaded = _load(path)
+    if output == "toml":
+        click.echo(to_toml(loaded, origins=origin), nl=False)
+        return
+    items = [
+        {"section": one.section, "name": one.name, "value": one.value, "origin": one.origin}
+        for one in settings(loaded)
+    ]
+    click.echo(json.dumps({"schema": "gpushare.config/1", "simulated": False, "items": items}, indent=2))
+
+
+def _load(path: Path | None) -> Loaded:
+    return load(path or DEFAULT_PATH, environ=os.environ, must_exist=path is not None)

@@ -1,0 +1,92 @@
+"""The command line as a whole: help, mistakes, and what it costs to start."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from gpushared.cli.tree import COMMANDS
+from tests.cli.process import Gpushare
+from tests.cli.standin import StandIn, ok
+
+HEAVY = ("grpc", "google.protobuf", "docker", "http", "asyncio", "email", "requests")
+
+
+def test_without_words_it_shows_help(gpushare: Gpushare) -> None:
+    done = gpushare()
+    assert done.returncode == 2
+    assert all(command in done.stderr for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_every_command_has_help_with_examples(gpushare: Gpushare, command: str, option: str) -> None:
+    done = gpushare(command, option)
+    assert done.returncode == 0
+    assert done.stdout.startswith("Usage: gpushare")
+    assert "Examples:" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence", "hint"),
+    [
+        (["pss"], "there is no command 'pss'", "did you mean ps?"),
+        (["x" * 100_000], "there is no command", "--help"),
+        (["ps", "--al"], "no such option", "gpushare ps --help"),
+        (["stop"], "missing argument", "gpushare stop --help"),
+        (["stop", "--grace", "-1", "l-1"], "invalid value", "gpushare stop --help"),
+        (["run", "--gpu", "1"], "no image", "IMAGE"),
+        (["--nonsense"], "no such option", "gpushare --help"),
+    ],
+)
+def test_a_wrong_command_line_is_one_sentence_and_one_hint(
+    gpushare: Gpushare, words: list[str], sentence: str, hint: str
+) -> None:
+    done = gpushare(*words)
+    assert done.returncode == 2
+    first, second = done.stderr.splitlines()
+    assert first.startswith("gpushare: ")
+    assert sentence in first
+    assert second.startswith("  hint: ")
+    assert hint in second
+    assert len(done.stderr) < 500
+
+
+def test_the_version_of_the_client_asks_nobody(gpushare: Gpushare, standin: StandIn) -> None:
+    done = gpushare("--version")
+    assert done.stdout.startswith("gpushare ")
+    assert standin.calls == []
+
+
+def test_completion_is_not_bypassed_by_the_short_cut(gpushare: Gpushare) -> None:
+    done = gpushare("ps", _GPUSHARE_COMPLETE="bash_complete", COMP_WORDS="gpushare ps --no", COMP_CWORD="2")
+    assert "--no-headers" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words", [["ps"], ["gpus", "-o", "json"], ["queue"], ["why", "l-1"], ["stop", "l-1"]]
+)
+def test_no_command_loads_the_daemon_s_libraries(standin: StandIn, words: list[str]) -> None:
+    """Importing grpc, protobuf or docker takes longer than all that these commands do."""
+    for call in ("Leases/List", "Gpus/List", "Leases/Explain", "Leases/Stop"):
+        standin.answers[call] = ok({})
+    code = (
+        "import sys; from gpushared.cli.main import main; code = main();"
+        "import json; print(json.dumps([code, sorted(sys.modules)]), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        env={"GPUSHARE_HOST": standin.host},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    exit_code, modules = json.loads(done.stderr)
+    assert exit_code == 0
+    assert [name for name in HEAVY if name in modules] == []
+    if words[0] not in {"why", "stop"}:
+        assert [name for name in ("click", "inspect", "dataclasses", "subprocess") if name in modules] == []
