@@ -17,10 +17,9 @@ from gpushared.domain.messages import RequestAbandoned, Tick
 from gpushared.domain.node import restore
 from gpushared.domain.state import NodeState, Rules
 from gpushared.engine.docker import DockerEngine
-from gpushared.gate.engine import EngineSocket
 from gpushared.gate.gate import Gate
 from gpushared.gate.http import Routes
-from gpushared.gate.mounts import Rules as GateRules
+from gpushared.gate.site import Policy
 from gpushared.gpus.nvml import NvmlGpus
 from gpushared.gpus.simulated import SimulatedGpus
 from gpushared.journal.sqlite import SqliteJournal
@@ -106,9 +105,9 @@ def rules_of(config: Config) -> Rules:
     )
 
 
-def gate_rules_of(config: Config) -> GateRules:
+def policy_of(config: Config) -> Policy:
     """The configuration's rules for confined callers."""
-    return GateRules(bind_prefixes=config.gate.mount_prefixes, pids_limit=config.gate.pids_limit)
+    return Policy(bind_prefixes=config.gate.mount_prefixes, pids_limit=config.gate.pids_limit)
 
 
 class Daemon:
@@ -183,12 +182,12 @@ class Daemon:
         )
         self._api = self._make_api(loop)
         self._set_presets()
-        self._gate = Gate(EngineSocket(config.engine.socket), self._desk, gate_rules_of(config))
+        self._gate = Gate(config.engine.socket, self._desk, policy_of(config))
         listener = self._listener()
         inner = self._runtime_dir / INNER_SOCKET
         inner.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         inner.parent.chmod(0o700)
-        routes = Routes(json=JsonApi(self._calls()).answer, docker=self._gate)
+        routes = Routes(json=JsonApi(self._calls()).answer, docker=self._gate.handle)
         front = Front(inner, self._identities, routes)
         doors = grpcapi.Doors(self._identities, front.secret)
         await stack.enter_async_context(grpcapi.serving(self._api, doors, str(inner)))
@@ -276,7 +275,7 @@ class Daemon:
         self._loop.take_rules(rules_of(config))
         self._identities.trusted_groups = frozenset(config.gate.trusted_groups)
         self._identities.forget()
-        self._gate.rules = gate_rules_of(config)
+        self._gate.policy = policy_of(config)
         self._set_presets()
         log.info("configuration reloaded")
 
