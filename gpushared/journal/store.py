@@ -27,8 +27,8 @@ from gpushared.ports import JournalSnapshot, JournalWrite
 
 KEEP_ENDED = 100_000
 """Leases that are over and still listed: about 150 MB with stories of ten lines."""
-PRUNE_EVERY = 100
-PRUNE_STEP = 200
+PRUNE_EVERY = 10
+PRUNE_STEP = 20
 """More than ``PRUNE_EVERY``, so that a lowered limit is reached in time, few enough for some milliseconds."""
 WAL_KEPT_BYTES = 16 * 1024 * 1024
 
