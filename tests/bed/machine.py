@@ -28,12 +28,16 @@ class Machine:
 
     def __init__(self, socket: str, *docker_flags: str) -> None:
         self._socket = socket
-        started = parts.docker(
-            socket, "run", "--detach", *_BOOT_FLAGS, *docker_flags, parts.SYSTEMD_IMAGE, "/sbin/init"
+        created = parts.docker(
+            socket, "create", *_BOOT_FLAGS, *docker_flags, parts.SYSTEMD_IMAGE, "/sbin/init"
         )
+        if created.returncode:
+            raise MachineFailed(created.stderr.strip())
+        self.container_id: Final = created.stdout.strip()
+        started = parts.docker(socket, "start", self.container_id)
         if started.returncode:
+            self.remove()
             raise MachineFailed(started.stderr.strip())
-        self.container_id: Final = started.stdout.strip()
 
     def wait_until_booted(self) -> None:
         deadline = time.monotonic() + _BOOT_SECONDS
