@@ -27,7 +27,9 @@ class Progress:
     def queued(self, lease: Lease, now: float) -> None:
         """The place in the queue, when the start is expected, and why it waits."""
         waiting = lease.waiting or Waiting({})
-        seen = (waiting.position, waiting.queue_length, waiting.text, _minute(waiting.start_from))
+        times = (_minute(waiting.start_from), _minute(waiting.start_to))
+        # Not the sentence: it may count minutes, and a log file wants a line per change of the place.
+        seen = (waiting.position, waiting.queue_length, waiting.reason, times)
         self.waited = True
         if self._live or seen != self._seen:
             self._line(_sentence(lease, waiting, now))
@@ -79,9 +81,11 @@ def _minute(moment: float | None) -> int | None:
 
 def _sentence(lease: Lease, waiting: Waiting, now: float) -> str:
     where = f"position {waiting.position} of {waiting.queue_length}"
-    start = text.start(waiting.start_from, waiting.start_to, now)
     simulated = "SIMULATED, " if lease.simulated else ""
-    return f"{lease.id} queued, {simulated}{where}, start {start}: {waiting.text or waiting.reason}"
+    start = ""
+    if waiting.start_from or waiting.start_to:  # where it is unknown, the reason says why
+        start = f", start {text.start(waiting.start_from, waiting.start_to, now)}"
+    return f"{lease.id} queued, {simulated}{where}{start}: {waiting.text or waiting.reason}"
 
 
 def _granted(lease: Lease) -> str:

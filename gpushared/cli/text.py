@@ -68,10 +68,10 @@ def clock(moment: float, now: float) -> str:
 
 
 def start(start_from: float | None, start_to: float | None, now: float) -> str:
-    """``about 14:05 (12-25 min)``, ``unknown`` where nothing can be promised."""
+    """``about 14:05 (12-25 min)``, ``by 14:30 (25 min)`` where only the latest is known, else ``unknown``."""
+    last = None if start_to is None else max(0, round((start_to - now) / 60))
     if start_from is None:
-        return "unknown"
+        return "unknown" if start_to is None else f"by {clock(start_to, now)} ({last} min)"
     first = max(0, round((start_from - now) / 60))
-    last = first if start_to is None else max(first, round((start_to - now) / 60))
-    minutes = f"{first} min" if first == last else f"{first}-{last} min"
+    minutes = f"{first} min" if last is None or last <= first else f"{first}-{last} min"
     return f"about {clock(start_from, now)} ({minutes})"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from importlib import import_module
 
 import click
@@ -11,11 +10,11 @@ import click
 from gpushared import __version__
 from gpushared.cli.faults import UsageError
 from gpushared.cli.listing import Listing, Options, show
-from gpushared.domain.units import shown
 
 COMMANDS = ("run", "ps", "gpus", "queue", "why", "stop", "logs", "presets", "config", "version")
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 USAGE = 2
+_SHOWN = 40
 
 
 class _Lazy(click.Group):
@@ -35,10 +34,16 @@ class _Lazy(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            near = get_close_matches(args[0][:40], COMMANDS, n=1)
-            hint = f"did you mean {near[0]}?" if near else "gpushare --help lists the commands"
-            raise UsageError(f"there is no command {shown(args[0])}", hint=hint)
+            raise _unknown(args[0][:_SHOWN])
         return super().resolve_command(ctx, args)
+
+
+def _unknown(name: str) -> UsageError:
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, COMMANDS, n=1)
+    hint = f"did you mean {near[0]}?" if near else "gpushare --help lists the commands"
+    return UsageError(f"there is no command {name!r}", hint=hint)
 
 
 @click.group(cls=_Lazy, context_settings=HELP_OPTIONS, no_args_is_help=True)

@@ -199,9 +199,9 @@ def test_the_queue_is_shown_by_a_line_per_change(gpushare: Gpushare, standin: St
     done = gpushare("run", "busybox")
     assert done.returncode == 7
     lines = done.stderr.splitlines()
-    reason = "start unknown: needs 24 GiB on one GPU; best is GPU 1 with 11 GiB free"
-    assert lines[0] == f"gpushare: l-7f3k queued, position 3 of 5, {reason}"
-    assert lines[1] == f"gpushare: l-7f3k queued, position 1 of 5, {reason}"
+    reason = "needs 24 GiB on one GPU; best is GPU 1 with 11 GiB free"
+    assert lines[0] == f"gpushare: l-7f3k queued, position 3 of 5: {reason}"
+    assert lines[1] == f"gpushare: l-7f3k queued, position 1 of 5: {reason}"
     assert lines[2].startswith("gpushare: l-7f3k granted: 0.25 on GPU 0 (H100), 20 GiB, after ")
     assert len(lines) == 3
     assert [body["token"] for body in standin.asked("Leases/Wait")] == ["t1", "t1", "t2", "t2"]

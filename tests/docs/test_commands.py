@@ -1,0 +1,62 @@
+"""Every command and option is in the reference, and the reference names none that does not exist."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from gpushared.cli.tree import cli
+
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
+
+
+def commands(group: click.Group, above: str = "gpushare") -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield f"{above} {name}", command
+        if isinstance(command, click.Group):
+            yield from commands(command, f"{above} {name}")
+
+
+COMMANDS = dict(commands(cli))
+
+
+def section(path: str) -> str:
+    """The page's part on one command."""
+    match = re.search(rf"^#+ `{re.escape(path)}[^`\n]*`\n(.*?)(?=^#+ `|\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    assert match, f"{path} has no section in docs/reference/commands.md"
+    return match[1]
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_a_command_is_documented_with_all_its_options(path: str) -> None:
+    text = section(path)
+    for param in COMMANDS[path].params:
+        for option in param.opts if isinstance(param, click.Option) else ():
+            assert re.search(rf"`{option}[` ]", text), f"{option} of {path} is not documented"
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_the_reference_names_no_option_that_is_gone(path: str) -> None:
+    known = {option for param in COMMANDS[path].params for option in param.opts} | {"-h", "--help"}
+    rows = re.findall(r"^\| (`-[^|]*) \|", section(path), re.MULTILINE)
+    written = {word for row in rows for word in re.findall(r"(?<!\w)--?[a-z][a-z-]*", row)}
+    assert written <= known
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_a_command_has_help_for_itself_and_for_each_option(path: str) -> None:
+    command = COMMANDS[path]
+    assert command.help
+    assert command.get_short_help_str().endswith(".")
+    assert all(param.help for param in command.params if isinstance(param, click.Option))
+
+
+def test_no_section_is_about_a_command_that_is_gone() -> None:
+    assert set(re.findall(r"^#+ `(gpushare(?: [a-z]+)+)", PAGE, re.MULTILINE)) == set(COMMANDS)

@@ -1,0 +1,19 @@
+"""Every reason and every outcome a user may see is explained in the reference."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from gpushared.domain.placement import Reason
+
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "reasons.md").read_text(encoding="utf-8")
+
+
+def test_exactly_the_reasons_that_exist_are_explained() -> None:
+    assert set(re.findall(r"^## `(\w+)`", PAGE, re.MULTILINE)) == set(Reason)
+
+
+def test_each_reason_says_what_to_do() -> None:
+    parts = re.split(r"^## `\w+`", PAGE, flags=re.MULTILINE)[1:]
+    assert all("What helps:" in part for part in parts)
