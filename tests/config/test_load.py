@@ -144,7 +144,7 @@ NEAREST: list[tuple[str, str, str]] = [
         "queue.claim_secnds is not a setting",
         "did you mean queue.claim_seconds?",
     ),
-    ("[qeue]\nmax_queued = 1", "qeue.max_queued is not a setting", "did you mean queue.max_queued?"),
+    ("[quue]\nmax_queued = 1", "quue.max_queued is not a setting", "did you mean queue.max_queued?"),
     ("claim_seconds = 60", "claim_seconds is not a setting", "did you mean queue.claim_seconds?"),
     ("[engine]\nmps_binary = ''", "engine.mps_binary is not a setting", "did you mean sharing.mps_binary?"),
     ("[zzz]", "zzz is not a setting", "sections: node, engine, gpus, sharing, queue, gate, log, presets"),
@@ -219,7 +219,7 @@ def test_bytes_that_are_not_utf_8_are_refused_in_files_and_words(files: Files) -
 def test_unknown_names_in_the_environment_and_flags_are_refused_too(files: Files) -> None:
     error = complaint(files(), environ={"GPUSHARED_QUEUE__CLAIMS_SECONDS": "1"})
     assert error.hint == "did you mean queue.claim_seconds?"
-    assert "flag for log.levle: log.levle is not a setting" in complaint(files(), log__levle="debug").message
+    assert "flag for log.levl: log.levl is not a setting" in complaint(files(), log__levl="debug").message
 
 
 def test_everything_that_is_wrong_is_told_at_once(files: Files) -> None:

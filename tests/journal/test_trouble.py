@@ -83,7 +83,8 @@ async def test_a_call_that_hangs_is_given_up_while_the_loop_lives_on(path: Path)
     path.parent.mkdir()
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
-    journal = SqliteJournal(path, busy_seconds=3600, timeout_seconds=0.05)
+    journal = SqliteJournal(path, busy_seconds=3600, timeout_seconds=0.5)
+    await journal._call(lambda: None)  # the thread is up, so the next call begins at once
     hung, waiting = await asyncio.gather(
         journal.commit(one(1)), journal.commit(one(2)), return_exceptions=True
     )
