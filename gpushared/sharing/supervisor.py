@@ -94,7 +94,11 @@ class Supervisor:
     async def _ensure(self) -> None:
         if self._task is None:
             self._task = asyncio.create_task(self._keep(), name=f"mps {self.control.home.name}")
+            # Whoever waits must learn of a bug of ours too, instead of waiting for ever.
+            self._task.add_done_callback(lambda _: self._settled.set())
         await self._settled.wait()
+        if self._task.done():
+            self._task.result()
         if self._error is not None and self._watching:
             await self._look()
         if self._error is not None:

@@ -1,0 +1,77 @@
+"""What the machine itself says about control daemons, asked without the adapter under test."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from gpushared.sharing.process import DaemonProcess
+
+
+def environment(pipe_dir: Path) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "CUDA_MPS_PIPE_DIRECTORY": str(pipe_dir)}
+
+
+def serving_under(directory: Path) -> list[int]:
+    """PIDs of live processes that were started with a pipe directory below this one, commands excepted."""
+    wanted = f"CUDA_MPS_PIPE_DIRECTORY={directory}/".encode()
+    return [
+        pid for pid in _processes() if wanted in _read(pid, "environ") and b"-f\0" in _read(pid, "cmdline")
+    ]
+
+
+def sees(pid: int, gpu: str) -> bool:
+    """Whether a daemon serves this GPU."""
+    return f"CUDA_VISIBLE_DEVICES={gpu}\0".encode() in _read(pid, "environ")
+
+
+def ask(binary: Path, pipe_dir: Path, *commands: str, user: int | None = None) -> str:
+    """What a client gets to read that is not the adapter."""
+    result = subprocess.run(
+        [binary],
+        input="".join(f"{command}\n" for command in commands),
+        env=environment(pipe_dir),
+        user=user,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=20,
+    )
+    return result.stdout + result.stderr
+
+
+def names_in(directory: Path) -> list[str]:
+    return sorted(entry.name for entry in directory.iterdir())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """What another process does cannot be awaited; it can be looked for."""
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110  # no event of this process tells of it
+            await asyncio.sleep(0.005)
+
+
+async def gone(pids: Sequence[int]) -> bool:
+    """Whether all of these have ended, waited for."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            process = DaemonProcess(pid)
+            if not await process.exits_within(20):
+                process.release()
+                return False
+    return True
+
+
+def _processes() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+
+
+def _read(pid: int, what: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{what}").read_bytes()
+    except OSError:
+        return b""

@@ -1,0 +1,223 @@
+"""What a container is given for which lease."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpushared.domain.errors import SharingUnavailable
+from gpushared.domain.gpu import MIB, Gpu, GpuId
+from gpushared.domain.lease import ComputeCap, Grant, MemoryWall, Reserved, Walls
+from gpushared.domain.request import Isolation
+from gpushared.ports import Mount
+from gpushared.sharing.edits import MpsFacts, lease_edits
+from gpushared.testing.leases import SOME_TIME
+from tests.sharing.worlds import FIRST, GPUS, SECOND, THIRD, grant, lease
+
+MPS = MpsFacts("/run/gpushared/leases/l-1/mps")
+WHOLE = Walls(MemoryWall.WHOLE_GPU, ComputeCap.WHOLE_GPU)
+LIMITED = Walls(MemoryWall.MPS_CLIENT, ComputeCap.MPS_PERCENTAGE)
+NOTHING = Walls(MemoryWall.NONE, ComputeCap.NONE)
+
+
+@dataclass(frozen=True)
+class Case:
+    says: str
+    grants: tuple[Grant, ...]
+    walls: Walls
+    env: dict[str, str]
+    isolation: Isolation = Isolation.SHARED
+    mps: MpsFacts | None = MPS
+    absent: tuple[str, ...] = ()
+    defaults: dict[str, str] = field(default_factory=dict)
+
+
+CASES = [
+    Case(
+        "a quarter of a GPU has a quarter of its memory and compute, and both walls",
+        (grant(FIRST),),
+        LIMITED,
+        {
+            "CUDA_VISIBLE_DEVICES": FIRST,
+            "NVIDIA_VISIBLE_DEVICES": FIRST,
+            "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+            "CUDA_MPS_PIPE_DIRECTORY": "/run/gpushare/mps",
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
+            "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=20405M",
+            "GPUSHARE_LEASE": "l-1",
+            "GPUSHARE_GPU_UUIDS": FIRST,
+            "GPUSHARE_MEMORY_BYTES": str(20405 * MIB),
+            "GPUSHARE_COMPUTE_PERCENT": "25",
+            "GPUSHARE_MEMORY_WALL": "mps-client",
+            "GPUSHARE_COMPUTE_CAP": "mps-percentage",
+            "GPUSHARE_SIMULATED": "0",
+        },
+        defaults={"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.249", "TF_FORCE_GPU_ALLOW_GROWTH": "true"},
+    ),
+    Case(
+        "an eighth is 12.5 percent",
+        (grant(FIRST, 125),),
+        LIMITED,
+        {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "12.5", "GPUSHARE_COMPUTE_PERCENT": "12.5"},
+        defaults={"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.124", "TF_FORCE_GPU_ALLOW_GROWTH": "true"},
+    ),
+    Case(
+        "halves of two GPUs have one limit for each, by the order in which the container sees them",
+        (grant(SECOND, 500), grant(FIRST, 500)),
+        LIMITED,
+        {
+            "CUDA_VISIBLE_DEVICES": f"{FIRST},{SECOND}",
+            "GPUSHARE_GPU_UUIDS": f"{FIRST},{SECOND}",
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50",
+            "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=40810M,1=40810M",
+        },
+        defaults={"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.498", "TF_FORCE_GPU_ALLOW_GROWTH": "true"},
+    ),
+    Case(
+        "an exclusive GPU has no MPS and does not find a foreign one",
+        (grant(THIRD, 1000),),
+        WHOLE,
+        {
+            "CUDA_VISIBLE_DEVICES": THIRD,
+            "CUDA_MPS_PIPE_DIRECTORY": "/tmp/gpushare-mps",
+            "GPUSHARE_COMPUTE_PERCENT": "100",
+            "GPUSHARE_MEMORY_WALL": "whole-gpu",
+            "GPUSHARE_COMPUTE_CAP": "whole-gpu",
+        },
+        isolation=Isolation.EXCLUSIVE,
+        absent=("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"),
+    ),
+    Case(
+        "a shared lease that fills its GPU stands there alone, too",
+        (grant(FIRST, 1000),),
+        WHOLE,
+        {"GPUSHARE_MEMORY_WALL": "whole-gpu"},
+        absent=("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"),
+    ),
+    Case(
+        "without MPS a shared lease has no walls and says so",
+        (grant(FIRST),),
+        NOTHING,
+        {
+            "CUDA_MPS_PIPE_DIRECTORY": "/tmp/gpushare-mps",
+            "GPUSHARE_COMPUTE_PERCENT": "25",
+            "GPUSHARE_MEMORY_WALL": "none",
+            "GPUSHARE_COMPUTE_CAP": "none",
+        },
+        mps=None,
+        absent=("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"),
+        defaults={"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.249", "TF_FORCE_GPU_ALLOW_GROWTH": "true"},
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.says)
+def test_edits_say(case: Case) -> None:
+    """Each case is a sentence, a lease, and what its container gets."""
+    edits = lease_edits(lease(1, *case.grants, isolation=case.isolation), GPUS, case.mps, simulated=False)
+    assert edits.walls == case.walls
+    assert {name: edits.env.get(name) for name in case.env} == case.env
+    assert not set(case.absent) & edits.env.keys()
+    assert edits.env_defaults == case.defaults
+
+
+def test_a_lease_without_mps_gets_no_socket_and_one_with_mps_exactly_its_own() -> None:
+    extra = Mount("/opt/tools", "/opt/tools")
+    with_mps = lease_edits(lease(), GPUS, MPS, simulated=False, mounts=(extra,))
+    without = lease_edits(lease(), GPUS, None, simulated=False, mounts=(extra,))
+    assert with_mps.mounts == (Mount(MPS.directory, "/run/gpushare/mps", read_only=True), extra)
+    assert without.mounts == (extra,)
+
+
+def test_a_container_on_simulated_gpus_can_tell() -> None:
+    assert lease_edits(lease(), GPUS, MPS, simulated=True).env["GPUSHARE_SIMULATED"] == "1"
+
+
+@pytest.mark.parametrize("mps", [MPS, None], ids=["with MPS", "without"])
+def test_every_variable_of_a_container_is_documented(mps: MpsFacts | None) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "environment.md").read_text()
+    edits = lease_edits(lease(), GPUS, mps, simulated=False)
+    assert not [name for name in (*edits.env, *edits.env_defaults) if f"`{name}` |" not in page]
+
+
+@pytest.mark.parametrize("grants", [(), (Grant(GpuId("GPU-gone"), MIB, 100),)], ids=["no grant", "lost GPU"])
+def test_a_lease_whose_gpus_are_not_there_gets_nothing(grants: tuple[Grant, ...]) -> None:
+    state = Reserved(grants, since=SOME_TIME, deadline=SOME_TIME)
+    with pytest.raises(SharingUnavailable, match=r"is not there|holds no GPU"):
+        lease_edits(replace(lease(), state=state), GPUS, MPS, simulated=False)
+
+
+gpus = st.builds(
+    lambda index, total, held: Gpu(
+        GpuId(f"GPU-{index}"), index, "any", total * MIB, max(1, total - held) * MIB
+    ),
+    st.integers(0, 7),
+    st.integers(2048, 200_000),
+    st.integers(0, 1024),
+)
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> tuple[dict[GpuId, Gpu], tuple[Grant, ...]]:
+    """Some GPUs, and grants of parts of some of them."""
+    there = draw(st.lists(gpus, min_size=1, max_size=8, unique_by=lambda gpu: gpu.id))
+    taken = draw(st.lists(st.sampled_from(there), min_size=1, unique_by=lambda gpu: gpu.id))
+    grants = tuple(
+        Grant(
+            gpu.id,
+            draw(st.integers(1, gpu.leasable_bytes // MIB)) * MIB,
+            draw(st.integers(1, 1000)),
+        )
+        for gpu in taken
+    )
+    return {gpu.id: gpu for gpu in there}, grants
+
+
+@given(world=worlds())
+def test_edits_never_name_a_gpu_that_is_not_granted(
+    world: tuple[dict[GpuId, Gpu], tuple[Grant, ...]],
+) -> None:
+    there, grants = world
+    edits = lease_edits(lease(1, *grants), there, MPS, simulated=False)
+    granted = {grant.gpu for grant in grants}
+    assert set(edits.gpus) == granted
+    for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "GPUSHARE_GPU_UUIDS"):
+        assert tuple(edits.env[name].split(",")) == edits.gpus
+    everything = " ".join((*edits.env.values(), *edits.env_defaults.values())).replace(",", " ").split()
+    assert not {gpu for gpu in there if gpu not in granted} & set(everything)
+
+
+@given(world=worlds())
+def test_memory_limits_are_one_for_each_visible_gpu_and_sum_to_what_is_granted(
+    world: tuple[dict[GpuId, Gpu], tuple[Grant, ...]],
+) -> None:
+    there, grants = world
+    edits = lease_edits(lease(1, *grants), there, MPS, simulated=False)
+    if edits.walls == WHOLE:
+        assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" not in edits.env
+        return
+    entries = edits.env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"].split(",")
+    limits = {int(name): limit for name, limit in (entry.split("=") for entry in entries)}
+    assert list(limits) == list(range(len(grants)))
+    assert all(limit.endswith("M") and int(limit[:-1]) > 0 for limit in limits.values())
+    memory = {grant.gpu: grant.memory_bytes for grant in grants}
+    assert [int(limit[:-1]) * MIB for limit in limits.values()] == [memory[gpu] for gpu in edits.gpus]
+    share = float(edits.env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"])
+    assert share == min(grant.compute_permille for grant in grants) / 10
+
+
+@given(world=worlds())
+def test_frameworks_are_never_told_of_more_memory_than_leased(
+    world: tuple[dict[GpuId, Gpu], tuple[Grant, ...]],
+) -> None:
+    there, grants = world
+    fraction = lease_edits(lease(1, *grants), there, MPS, simulated=False).env_defaults.get(
+        "XLA_PYTHON_CLIENT_MEM_FRACTION"
+    )
+    # Below a thousandth the smallest fraction that can be told is more than what is leased.
+    for part in grants if fraction and fraction != "0.001" else ():
+        assert float(fraction or 0) * there[part.gpu].memory_total_bytes <= part.memory_bytes

@@ -1,0 +1,44 @@
+"""Small worlds for the tests of sharing: GPUs, leases, and programs that stand in for a broken daemon."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from gpushared.domain.gpu import MIB, Gpu, GpuId
+from gpushared.domain.lease import Grant, Lease, Reserved
+from gpushared.domain.request import Isolation, Request
+from gpushared.testing.gpus import fake_gpu
+from gpushared.testing.leases import SOME_TIME, fake_lease
+
+GPUS: dict[GpuId, Gpu] = {gpu.id: gpu for gpu in (fake_gpu(0), fake_gpu(1), fake_gpu(2))}
+FIRST, SECOND, THIRD = GPUS
+QUARTER = 250
+
+
+def grant(gpu: GpuId, permille: int = QUARTER) -> Grant:
+    return Grant(gpu, GPUS[gpu].memory_of_share(permille), permille)
+
+
+def lease(
+    number: int = 1,
+    *grants: Grant,
+    isolation: Isolation = Isolation.SHARED,
+    owner_uid: int = 1000,
+    device_name: str | None = None,
+) -> Lease:
+    """A reserved lease, by default a quarter of the first GPU."""
+    state = Reserved(grants or (grant(FIRST),), since=SOME_TIME, deadline=SOME_TIME + 60)
+    made = fake_lease(number, state, request=Request(isolation=isolation), owner_uid=owner_uid)
+    return made if device_name is None else replace(made, device_name=device_name)
+
+
+def program(path: Path, body: str) -> Path:
+    """A shell script in place of the control program."""
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def leasable_gib(gpu: GpuId) -> int:
+    return GPUS[gpu].leasable_bytes // MIB // 1024
