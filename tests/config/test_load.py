@@ -219,7 +219,7 @@ def test_bytes_that_are_not_utf_8_are_refused_in_files_and_words(files: Files) -
 def test_unknown_names_in_the_environment_and_flags_are_refused_too(files: Files) -> None:
     error = complaint(files(), environ={"GPUSHARED_QUEUE__CLAIMS_SECONDS": "1"})
     assert error.hint == "did you mean queue.claim_seconds?"
-    assert "flag for log.levl: log.levl is not a setting" in complaint(files(), log__levl="debug").message
+    assert "flag for log.levex: log.levex is not a setting" in complaint(files(), log__levex="debug").message
 
 
 def test_everything_that_is_wrong_is_told_at_once(files: Files) -> None:
