@@ -26,8 +26,8 @@ class SqliteJournal:
     Errors of every call:
     ``JournalUnavailable``: nothing of it happened, and nothing of it will.
     ``TimedOut``: a call that had begun did not come back in ``timeout_seconds`` (a disk that hangs), so
-    nobody knows whether a commit happened. Keep what was to be written and commit it again: leases and the
-    counter are then right either way, at worst a line of a story stands twice.
+    nobody knows whether a commit happened. Going on as if it had not is wrong: commit the same leases again
+    before anything else (at worst a line of a story then stands twice), or end and load.
     ``ConfigError``: the file is no journal that this version can use; trying again is of no use.
     """
 
