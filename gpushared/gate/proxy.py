@@ -63,10 +63,11 @@ async def forward(
         raise
     finally:
         upload.cancel()
-        await asyncio.wait({upload})
-        if not upload.cancelled():
-            upload.exception()
-        connection.close()
+        try:
+            await asyncio.gather(upload, return_exceptions=True)
+        finally:
+            # Also when the client's end cancels us a second time here.
+            connection.close()
 
 
 async def _upload(
@@ -77,9 +78,8 @@ async def _upload(
         method=exchange.method, target=target, headers=_request_headers(exchange, body, hijack=hijack)
     )
     try:
-        with contextlib.suppress(
-            ConnectionError
-        ):  # the engine has answered early and closed: read its answer
+        # An engine that answers early closes before it has read all; its answer still counts.
+        with contextlib.suppress(ConnectionError):
             await connection.send(head)
             async for data in _body(exchange, body):
                 await connection.send(h11.Data(data=data))

@@ -1,0 +1,105 @@
+"""A fake desk: grants what is asked, keeps a diary of what the gate told it, and fails where a test says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpushared.domain.errors import GpushareError, NotFound
+from gpushared.domain.gpu import GpuId
+from gpushared.domain.lease import ComputeCap, ContainerId, Grant, LeaseId, MemoryWall, Walls
+from gpushared.domain.request import Caller
+from gpushared.gate.desk import Claim, LeaseWish
+from gpushared.ports import DeviceMechanism, Edits, EngineFacts, Mount
+
+GPU = GpuId("GPU-00000000-1111-2222-3333-444444444444")
+WALLS = Walls(MemoryWall.MPS_CLIENT, ComputeCap.MPS_PERCENTAGE)
+
+
+def facts(
+    *, lease_devices: bool = False, gpu_mechanism: DeviceMechanism = DeviceMechanism.PLAIN
+) -> EngineFacts:
+    return EngineFacts("20.10.24", "1.41", lease_devices, gpu_mechanism, 1)
+
+
+def edits(*mounts: Mount, **env: str) -> Edits:
+    given = {"NVIDIA_VISIBLE_DEVICES": GPU, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25", **env}
+    return Edits(
+        (GPU,), WALLS, env=given, env_defaults={"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.25"}, mounts=mounts
+    )
+
+
+@dataclass
+class FakeDesk:
+    """Not the node: nothing is placed, journalled or enforced."""
+
+    facts: EngineFacts = field(default_factory=facts)
+    edits: Edits = field(default_factory=edits)
+    owners: dict[str, int] = field(default_factory=lambda: {"l-mine": 0})
+    diary: list[tuple[object, ...]] = field(default_factory=list)
+    refuse: dict[str, GpushareError] = field(default_factory=dict)
+    room: asyncio.Event = field(default_factory=asyncio.Event)
+    waiting: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.room.set()
+
+    def engine_facts(self) -> EngineFacts:
+        return self.facts
+
+    async def gpu_count(self) -> int:
+        return 4
+
+    async def claim(self, lease: LeaseId, caller: Caller) -> Claim:
+        self._note("claim", lease, caller.uid)
+        if self.owners.get(lease) != caller.uid:
+            raise NotFound(f"there is no lease {lease}", hint="`gpushare ps` lists yours")
+        return self._claim(lease)
+
+    async def unclaim(self, lease: LeaseId) -> None:
+        self._note("unclaim", lease)
+
+    async def acquire(self, wish: LeaseWish, caller: Caller) -> Claim:
+        self._note("acquire", wish, caller.uid)
+        self.waiting.set()
+        try:
+            await self.room.wait()
+        except asyncio.CancelledError:
+            self._note("left the queue", wish)
+            raise
+        return self._claim(LeaseId("l-asked"))
+
+    async def release(self, lease: LeaseId) -> None:
+        self._note("release", lease)
+
+    async def created(self, lease: LeaseId, container: ContainerId, name: str, image: str) -> None:
+        self._note("created", lease, name, image)
+
+    async def before_start(self, container: ContainerId, caller: Caller) -> None:
+        self._note("before_start", caller.uid)
+
+    async def start_failed(self, container: ContainerId) -> None:
+        self._note("start_failed")
+
+    async def before_restart(self, container: ContainerId, caller: Caller) -> None:
+        self._note("before_restart", caller.uid)
+
+    async def after_restart(self, container: ContainerId) -> None:
+        self._note("after_restart")
+
+    async def lease_env(self, container: ContainerId) -> Mapping[str, str]:
+        return self.edits.env
+
+    def _claim(self, lease: LeaseId) -> Claim:
+        return Claim(lease, str(lease), self.edits, (Grant(GPU, 1 << 30, 250),))
+
+    def _note(self, what: str, *more: object) -> None:
+        self.diary.append((what, *more))
+        if what in self.refuse:
+            raise self.refuse[what]
+
+    @property
+    def story(self) -> list[object]:
+        """What happened, without the particulars."""
+        return [entry[0] for entry in self.diary]

@@ -1,0 +1,141 @@
+"""The gate on a socket of its own in the test's event loop, and clients to throw at it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpushared.domain.request import Caller
+from gpushared.gate.gate import Gate
+from gpushared.gate.http import Connections, Limits, Routes, WebReply, WebRequest, serve_http
+
+ROOT = Caller(0, 0, "root", trusted=True)
+ALICE = Caller(1000, 1000, "alice")
+BOB = Caller(1001, 1001, "bob")
+
+
+@dataclass
+class Served:
+    """An address, and what goes on behind it."""
+
+    path: Path
+    connections: Connections
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.path}"
+
+
+@asynccontextmanager
+async def serving(
+    routes: Routes, caller: Caller = ROOT, limits: Limits | None = None
+) -> AsyncIterator[Served]:
+    """A socket whose every client is ``caller``; at the end no connection may be left."""
+    connections = Connections()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # As the daemon's front: the first bytes are read to tell the protocols apart.
+        prefix = await reader.read(3)
+        if not prefix:
+            writer.close()
+            return
+        connections.spawn(serve_http(reader, writer, caller, routes, prefix=prefix, limits=limits))
+
+    with tempfile.TemporaryDirectory(prefix="gate-") as directory:
+        path = Path(directory) / "s"
+        server = await asyncio.start_unix_server(connected, path)
+        try:
+            yield Served(path, connections)
+        finally:
+            server.close()
+            await connections.close()
+
+
+@asynccontextmanager
+async def serving_gate(
+    gate: Gate, caller: Caller = ROOT, limits: Limits | None = None
+) -> AsyncIterator[Served]:
+    async with serving(Routes(json=answer_json, docker=gate.handle), caller, limits) as served:
+        yield served
+    await gate.close()
+
+
+async def answer_json(request: WebRequest) -> WebReply:
+    """An echo of what the handler is given."""
+    told = {"path": request.path, "uid": request.caller.uid, "body": request.body.decode()}
+    return WebReply(200, json.dumps(told).encode())
+
+
+@dataclass
+class Reply:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def message(self) -> str:
+        return str(json.loads(self.body)["message"])
+
+
+@dataclass
+class RawClient:
+    """Bytes on a unix socket, with just enough HTTP to read an answer."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    sent: list[bytes] = field(default_factory=list)
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def head(self) -> tuple[int, dict[str, str]]:
+        lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        headers = dict(line.split(": ", 1) for line in lines[1:] if line)
+        return int(lines[0].split()[1]), {name.lower(): value for name, value in headers.items()}
+
+    async def reply(self) -> Reply:
+        status, headers = await self.head()
+        if headers.get("transfer-encoding") == "chunked":
+            return Reply(status, headers, await self._chunked())
+        return Reply(status, headers, await self.reader.readexactly(int(headers.get("content-length", 0))))
+
+    async def _chunked(self) -> bytes:
+        body = b""
+        while size := int(await self.reader.readline(), 16):
+            body += await self.reader.readexactly(size)
+            await self.reader.readline()
+        await self.reader.readline()
+        return body
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+@asynccontextmanager
+async def raw_client(served: Served) -> AsyncIterator[RawClient]:
+    reader, writer = await asyncio.open_unix_connection(served.path)
+    try:
+        yield RawClient(reader, writer)
+    finally:
+        writer.close()
+
+
+async def ask(served: Served, data: bytes) -> Reply:
+    """One request as bytes, and its answer."""
+    async with raw_client(served) as client:
+        await client.send(data)
+        async with asyncio.timeout(30):
+            return await client.reply()
+
+
+def request(method: str, target: str, body: bytes = b"", *headers: str) -> bytes:
+    lines = [f"{method} {target} HTTP/1.1", "Host: docker", *headers]
+    if body:
+        lines.append(f"Content-Length: {len(body)}")
+    return "\r\n".join([*lines, "", ""]).encode() + body

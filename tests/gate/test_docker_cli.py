@@ -1,0 +1,298 @@
+"""The real docker CLI and the real engine, with the gate between them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import signal
+import struct
+import termios
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from fcntl import ioctl
+
+import pytest
+
+from gpushared.gate.gate import Gate
+from tests.gate.desks import FakeDesk
+from tests.gate.serving import ROOT, Served, serving_gate
+
+pytestmark = pytest.mark.docker
+
+
+@dataclass
+class Done:
+    code: int
+    out: bytes
+    err: bytes
+
+
+class Docker:
+    """The docker CLI with the gate as its host."""
+
+    def __init__(self, served: Served, environment: dict[str, str], image: str) -> None:
+        self.image = image
+        self.environment = {**environment, "DOCKER_HOST": served.url}
+
+    async def start(self, *words: str, **kwargs: object) -> asyncio.subprocess.Process:
+        pipes = {
+            "stdin": asyncio.subprocess.PIPE,
+            "stdout": asyncio.subprocess.PIPE,
+            "stderr": asyncio.subprocess.PIPE,
+        }
+        return await asyncio.create_subprocess_exec(
+            "docker",
+            *words,
+            env=self.environment,
+            **{**pipes, **kwargs},  # type: ignore[arg-type]
+        )
+
+    async def __call__(self, *words: str, stdin: bytes = b"") -> Done:
+        process = await self.start(*words)
+        try:
+            async with asyncio.timeout(60):
+                out, err = await process.communicate(stdin)
+        finally:
+            if process.returncode is None:
+                process.kill()
+        assert process.returncode is not None
+        return Done(process.returncode, out, err)
+
+    async def run(self, *words: str, stdin: bytes = b"") -> Done:
+        return await self("run", "--rm", "--network", "none", *words, stdin=stdin)
+
+
+@pytest.fixture
+def desk() -> FakeDesk:
+    return FakeDesk()
+
+
+@pytest.fixture
+async def docker(
+    desk: FakeDesk, docker_engine: str, docker_environment: dict[str, str], busybox_image: str
+) -> AsyncIterator[Docker]:
+    async with serving_gate(Gate(docker_engine, desk), ROOT) as served:
+        yield Docker(served, docker_environment, busybox_image)
+
+
+@pytest.fixture
+def name() -> str:
+    return f"gate-{uuid.uuid4().hex[:10]}"
+
+
+@pytest.fixture
+async def sleeper(docker: Docker, name: str) -> AsyncIterator[str]:
+    done = await docker(
+        "run", "-d", "--init", "--network", "none", "--name", name, docker.image, "sleep", "600"
+    )
+    assert done.code == 0, done.err
+    yield name
+    await docker("rm", "-f", name)
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (("sh", "-c", "exit 3"), 3),
+        (("no-such-program",), 127),
+        (("/etc",), 126),
+        (("--no-such-flag-of-docker",), 127),
+    ],
+)
+async def test_the_exit_code_is_the_containers_own(
+    docker: Docker, command: tuple[str, ...], code: int
+) -> None:
+    assert (await docker.run(docker.image, *command)).code == code
+
+
+async def test_what_docker_refuses_ends_with_125(docker: Docker) -> None:
+    done = await docker.run("--memory", "1", docker.image, "true")
+    assert done.code == 125
+    assert b"Minimum memory limit" in done.err
+
+
+async def test_standard_input_reaches_the_container_and_its_end_too(docker: Docker) -> None:
+    done = await docker.run("-i", docker.image, "sh", "-c", "cat; echo over", stdin=b"line\n")
+    assert (done.code, done.out) == (0, b"line\nover\n")
+
+
+async def test_output_and_errors_stay_apart(docker: Docker) -> None:
+    done = await docker.run(docker.image, "sh", "-c", "echo out; echo err >&2")
+    assert (done.out, done.err) == (b"out\n", b"err\n")
+
+
+async def test_sixty_interactive_runs_twenty_at_a_time_all_come_out_right(docker: Docker) -> None:
+    async def one(number: int) -> bool:
+        text = f"{number}\n".encode() * 100
+        done = await docker.run("-i", docker.image, "cat", stdin=text)
+        return (done.code, done.out) == (0, text)
+
+    results: list[bool] = []
+    for batch in range(3):
+        results += await asyncio.gather(*(one(batch * 20 + number) for number in range(20)))
+    assert results.count(True) == 60
+
+
+async def test_a_signal_to_the_client_reaches_the_containers_trap(docker: Docker) -> None:
+    script = "trap 'exit 9' TERM; echo ready; while :; do sleep 0.1; done"
+    process = await docker.start("run", "--rm", "--network", "none", docker.image, "sh", "-c", script)
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"ready\n"
+    process.send_signal(signal.SIGTERM)
+    await process.communicate()
+    assert process.returncode == 9
+
+
+@dataclass
+class Terminal:
+    """A pty with a docker client on it."""
+
+    master: int
+    process: asyncio.subprocess.Process
+    seen: bytes = b""
+
+    def resize(self, rows: int, columns: int) -> None:
+        ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.process.send_signal(signal.SIGWINCH)
+
+    def type(self, text: bytes) -> None:
+        os.write(self.master, text)
+
+    async def until(self, text: bytes) -> None:
+        async with asyncio.timeout(30):
+            while text not in self.seen:
+                self.seen += await asyncio.to_thread(os.read, self.master, 65536)
+
+
+@pytest.fixture
+async def on_terminal(docker: Docker) -> AsyncIterator[object]:
+    masters: list[int] = []
+
+    async def start(*words: str) -> Terminal:
+        master, slave = pty.openpty()
+        masters.append(master)
+        ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        process = await docker.start(*words, stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
+        os.close(slave)
+        return Terminal(master, process)
+
+    yield start
+    for master in masters:
+        os.close(master)
+
+
+async def test_a_terminal_follows_its_size_and_ends_with_the_shells_code(docker: Docker, on_terminal) -> None:
+    terminal = await on_terminal("run", "--rm", "-it", "--network", "none", docker.image, "sh")
+    terminal.type(b"echo is=$((40+2)); stty size\n")
+    await terminal.until(b"is=42")
+    terminal.resize(33, 99)
+    # The size travels by a request of its own: ask until it has arrived.
+    terminal.type(b"until [ \"$(stty size)\" = '33 99' ]; do sleep 0.05; done; echo re'sized'\n")
+    await terminal.until(b"resized")
+    terminal.type(b"exit 7\n")
+    async with asyncio.timeout(30):
+        assert await terminal.process.wait() == 7
+
+
+async def test_detach_keys_leave_the_container_running(docker: Docker, on_terminal, name: str) -> None:
+    terminal = await on_terminal("run", "-it", "--network", "none", "--name", name, docker.image, "sh")
+    terminal.type(b"echo is=$((40+2))\n")
+    await terminal.until(b"is=42")
+    terminal.type(b"\x10\x11")
+    async with asyncio.timeout(30):
+        assert await terminal.process.wait() == 0
+    state = await docker("inspect", "-f", "{{.State.Running}}", name)
+    await docker("rm", "-f", name)
+    assert state.out == b"true\n"
+
+
+async def test_exec_on_a_terminal_works_in_a_running_container(
+    docker: Docker, on_terminal, sleeper: str
+) -> None:
+    terminal = await on_terminal("exec", "-it", sleeper, "sh")
+    terminal.type(b"echo is=$((40+2)); exit 5\n")
+    await terminal.until(b"is=42")
+    async with asyncio.timeout(30):
+        assert await terminal.process.wait() == 5
+
+
+async def test_exec_reads_standard_input_and_gives_its_exit_code(docker: Docker, sleeper: str) -> None:
+    done = await docker("exec", "-i", sleeper, "sh", "-c", "cat; exit 4", stdin=b"text")
+    assert (done.code, done.out) == (4, b"text")
+
+
+async def test_logs_can_be_followed_while_they_are_written(docker: Docker, name: str) -> None:
+    script = "echo first; read line; echo got $line"
+    await docker("run", "-di", "--network", "none", "--name", name, docker.image, "sh", "-c", script)
+    follower = await docker.start("logs", "-f", name)
+    assert follower.stdout is not None
+    assert await follower.stdout.readline() == b"first\n"
+    await docker("attach", name, stdin=b"more\n")
+    assert await follower.stdout.readline() == b"got more\n"
+    async with asyncio.timeout(30):
+        assert await follower.wait() == 0
+    await docker("rm", "-f", name)
+
+
+async def test_events_arrive_as_they_happen(docker: Docker, sleeper: str) -> None:
+    watcher = await docker.start(
+        "events", "--since", "0", "--format", "{{.Action}}", "--filter", f"container={sleeper}"
+    )
+    assert watcher.stdout is not None
+    await docker("pause", sleeper)
+    await docker("unpause", sleeper)
+    async with asyncio.timeout(30):
+        actions = [await watcher.stdout.readline() for _ in range(4)]
+    watcher.terminate()
+    await watcher.communicate()
+    assert actions[-2:] == [b"pause\n", b"unpause\n"]
+
+
+async def test_files_are_copied_in_and_out(docker: Docker, sleeper: str, tmp_path) -> None:
+    data = os.urandom(3_000_000)
+    (tmp_path / "in").write_bytes(data)
+    there = await docker("cp", str(tmp_path / "in"), f"{sleeper}:/tmp/in")
+    back = await docker("cp", f"{sleeper}:/tmp/in", str(tmp_path / "out"))
+    assert (there.code, back.code) == (0, 0), there.err + back.err
+    assert (tmp_path / "out").read_bytes() == data
+
+
+async def test_copying_into_a_container_that_is_not_there_fails_with_dockers_words(
+    docker: Docker, tmp_path
+) -> None:
+    (tmp_path / "in").write_bytes(bytes(5_000_000))
+    done = await docker("cp", str(tmp_path / "in"), "no-such-container:/tmp/in")
+    assert done.code == 1
+    assert b"No such container" in done.err
+
+
+async def test_stats_and_top_and_listing_answer(docker: Docker, sleeper: str) -> None:
+    stats = await docker("stats", "--no-stream", "--format", "{{.Name}}", sleeper)
+    top = await docker("top", sleeper)
+    listing = await docker("ps", "--format", "{{.Names}}", "--filter", f"name={sleeper}")
+    assert (stats.out.decode().strip(), listing.out.decode().strip()) == (sleeper, sleeper)
+    assert b"sleep 600" in top.out
+
+
+async def test_a_slow_reader_of_much_output_holds_up_nobody_and_loses_nothing(docker: Docker) -> None:
+    command = ("run", "--rm", "--network", "none", docker.image, "sh", "-c", "head -c 100000000 /dev/zero")
+    slow = await docker.start(*command)
+    assert slow.stdout is not None
+    received = len(await slow.stdout.readexactly(100_000))
+    # Nothing more is read for now: the pipe is full, and so is every buffer on the way.
+    other = await docker.run(docker.image, "echo", "meanwhile")
+    assert (other.code, other.out) == (0, b"meanwhile\n")
+    while data := await slow.stdout.read(1 << 20):
+        received += len(data)
+    assert (received, await slow.wait()) == (100_000_000, 0)
+
+
+async def test_update_and_rename_and_stop_work(docker: Docker, sleeper: str) -> None:
+    update = await docker("update", "--memory", "64m", "--memory-swap", "64m", sleeper)
+    assert update.code == 0, update.err
+    renamed = await docker("rename", sleeper, f"{sleeper}-2")
+    back = await docker("rename", f"{sleeper}-2", sleeper)
+    stopped = await docker("stop", "-t", "1", sleeper)
+    assert (renamed.code, back.code, stopped.code) == (0, 0, 0)
