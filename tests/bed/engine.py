@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -33,7 +33,9 @@ class PrivateEngine:
     """
 
     def __init__(self, *flags: str) -> None:
-        self.directory: Final = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir="/tmp"))
+        # The name is a containerd namespace too, which admits no underscore at the end, as mkdtemp may give.
+        self.directory: Final = Path(f"/tmp/{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}")
+        self.directory.mkdir(mode=0o700)
         self.socket: Final = str(self.directory / "docker.sock")
         self.log: Final = self.directory / "dockerd.log"
         # The machine's own settings must not reach this engine, least of all a second `hosts`.
