@@ -20,6 +20,7 @@ COMPLETION_VARIABLE = "_GPUSHARE_COMPLETE"
 
 def main() -> int:
     """Runs the command line of this process; returns its exit code."""
+    _open_streams()
     try:
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a text stream here
         code = _command(sys.argv[1:])
@@ -42,6 +43,13 @@ def main() -> int:
         )
         code = OUR_FAILURE
     return _leave(code)
+
+
+def _open_streams() -> None:
+    """A stream that was closed by whoever started us is None in Python; nobody reads it, so it leads nowhere."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - for our lifetime
 
 
 def _leave(code: int) -> int:

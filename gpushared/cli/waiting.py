@@ -83,8 +83,10 @@ class Wait:
             while self.lease.state == "queued":
                 self._progress.queued(self.lease, time.time())
                 self.lease = self._next(self.lease)
-        except (GpushareError, Interrupted):
+        except (GpushareError, Interrupted) as error:
             self._progress.clear()
+            if self.lease is None and isinstance(error, Interrupted):
+                self.lease = self._find()
             self.leave()
             raise
         if self.lease.state != "reserved":
@@ -101,16 +103,13 @@ class Wait:
                 self._client.release(lease.id, answer_seconds=LEAVE_SECONDS)
 
     def _first(self) -> Lease:
-        """The request. An interrupted one may have been granted: asked again, it can be given back."""
         try:
             return self._client.request(**self._asked)
         except ConnectionLost:
             return self._again()
-        except Interrupted:
-            self.lease = self._quietly()
-            raise
 
-    def _quietly(self) -> Lease | None:
+    def _find(self) -> Lease | None:
+        """An interrupted request may have been granted: asked again, it tells which lease it was."""
         with suppress(GpushareError):
             return self._client.request(**self._asked, answer_seconds=LEAVE_SECONDS)
         return None

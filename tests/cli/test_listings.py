@@ -264,6 +264,13 @@ def test_a_full_disk_is_said(gpushare: Gpushare) -> None:
     assert complaint == "gpushare: the output cannot be written: No space left on device\n"
 
 
+def test_a_closed_stdout_is_no_bug(gpushare: Gpushare) -> None:
+    """As in `gpushare ps >&- 2>&-`."""
+    process = gpushare.start("ps", before=["sh", "-c", 'exec "$@" >&- 2>&-', "sh"])
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
 def test_names_beyond_ascii_are_shown_even_where_the_terminal_is_not_utf_8(
     gpushare: Gpushare, standin: StandIn
 ) -> None:

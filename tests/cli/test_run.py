@@ -251,6 +251,16 @@ def test_a_signal_amid_the_request_gives_back_what_may_have_been_granted(
     assert standin.asked("Leases/Release") == [{"lease_id": "l-7f3k"}]
 
 
+def test_a_signal_while_the_daemon_is_away_ends_the_attempts(gpushare: Gpushare, standin: StandIn) -> None:
+    standin.answers["Leases/Request"] = HANG_UP
+    process = gpushare.start("run", "busybox")
+    assert process.stderr is not None
+    assert "trying again" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+
+
 def test_a_second_signal_does_not_wait_for_a_hanging_daemon(gpushare: Gpushare, standin: StandIn) -> None:
     held = threading.Event()
     standin.answers["Leases/Request"] = ok(QUEUED)
