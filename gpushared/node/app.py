@@ -225,6 +225,7 @@ class Daemon:
                 self._sampler.run(),
                 self._follower.run(),
                 self._tick(loop),
+                loop.ended(),
                 feed_watchdog(self._notifier),
                 self._stop.wait(),
             )
@@ -232,7 +233,7 @@ class Daemon:
         self._notifier.ready(self._status(loop))
         log.info("serving %s", self._status(loop))
         try:
-            done, _ = await asyncio.wait(tasks[:3] + tasks[4:], return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(tasks[:4] + tasks[5:], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()  # a part of the daemon that ends by an error ends the daemon
         finally:

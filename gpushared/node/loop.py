@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from gpushared.domain import messages as m
-from gpushared.domain.errors import GpushareError, JournalUnavailable, LimitReached
+from gpushared.domain.errors import GpushareError, JournalUnavailable, LimitReached, TimedOut
 from gpushared.domain.lease import Lease
 from gpushared.domain.node import decisions, handle
 from gpushared.domain.queue import Decision
@@ -46,6 +46,7 @@ class Loop:
         self._troubles = troubles
         self._pending: asyncio.Queue[_Sent] = asyncio.Queue(MAX_PENDING)
         self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
         self._decided: tuple[NodeState, tuple[Decision, ...]] | None = None
 
     async def send(self, event: m.Event) -> Lease | None:
@@ -82,12 +83,17 @@ class Loop:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """The loop's life: runs while the block runs."""
-        task = asyncio.create_task(self._run(), name="loop")
+        self._task = asyncio.create_task(self._run(), name="loop")
         try:
             yield
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def ended(self) -> None:
+        """Comes back never, or with the error that the daemon cannot go on after."""
+        assert self._task is not None, "only while running"
+        await asyncio.shield(self._task)
 
     async def _run(self) -> None:
         while True:
@@ -109,6 +115,10 @@ class Loop:
         except JournalUnavailable as error:
             _refuse([sent for sent, _ in done], error)
             return
+        except TimedOut as error:
+            # Nobody knows whether it was written; only a load of the journal can tell.
+            _refuse([sent for sent, _ in done], error)
+            raise
         self._publish(state)
         for sent, step in done:
             self._conclude(sent, step)
