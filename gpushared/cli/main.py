@@ -46,7 +46,7 @@ def main() -> int:
 
 
 def _open_streams() -> None:
-    """A stream that was closed by whoever started us is None in Python; nobody reads it, so it leads nowhere."""
+    """A stream that was closed by whoever started us is None in Python; what is written leads nowhere."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - for our lifetime
