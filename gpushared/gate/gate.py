@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from gpushared.domain.errors import PermissionRefused, RequestError
+from gpushared.domain.errors import NotFound, PermissionRefused, RequestError
 from gpushared.domain.request import Caller
 from gpushared.gate.accounts import Account, look_up
 from gpushared.gate.body import BODY_BYTES, Body, check_create, check_keys, parse_object, section, serialise
@@ -131,13 +131,20 @@ class Gate:
     # --- containers ---
 
     async def _create(self, call: _Call) -> None:
+        try:
+            answer = await self._created(call)
+        except NotFound as error:
+            # A 404 here means to clients that the image is missing: they would pull it.
+            raise RequestError(error.message, hint=error.hint) from error
+        await _answer(call, answer)
+
+    async def _created(self, call: _Call) -> Answer:
         body = await _parse(call)
         check_create(body)
         wish = take_wish(body)
         if not call.caller.trusted:
             body = await self._confine(body, call.caller)
-        answer = await self._creator.create(Order(call.target, body, call.caller), wish)
-        await _answer(call, answer)
+        return await self._creator.create(Order(call.target, body, call.caller), wish)
 
     async def _confine(self, body: Body, caller: Caller) -> Body:
         account = await look_up(caller)

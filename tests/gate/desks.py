@@ -1,4 +1,4 @@
-"""A fake desk: grants what is asked, keeps a diary of what the gate told it, and fails where a test says so."""
+"""A fake desk: grants what is asked, keeps a diary of what the gate told it, fails where a test says so."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ class FakeDesk:
     refuse: dict[str, GpushareError] = field(default_factory=dict)
     room: asyncio.Event = field(default_factory=asyncio.Event)
     waiting: asyncio.Event = field(default_factory=asyncio.Event)
+    left: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.room.set()
@@ -67,6 +68,7 @@ class FakeDesk:
             await self.room.wait()
         except asyncio.CancelledError:
             self._note("left the queue", wish)
+            self.left.set()
             raise
         return self._claim(LeaseId("l-asked"))
 

@@ -8,88 +8,15 @@ import pty
 import signal
 import struct
 import termios
-import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from fcntl import ioctl
 
 import pytest
 
-from gpushared.gate.gate import Gate
-from tests.gate.desks import FakeDesk
-from tests.gate.serving import ROOT, Served, serving_gate
+from tests.gate.docker import Docker
 
 pytestmark = pytest.mark.docker
-
-
-@dataclass
-class Done:
-    code: int
-    out: bytes
-    err: bytes
-
-
-class Docker:
-    """The docker CLI with the gate as its host."""
-
-    def __init__(self, served: Served, environment: dict[str, str], image: str) -> None:
-        self.image = image
-        self.environment = {**environment, "DOCKER_HOST": served.url}
-
-    async def start(self, *words: str, **kwargs: object) -> asyncio.subprocess.Process:
-        pipes = {
-            "stdin": asyncio.subprocess.PIPE,
-            "stdout": asyncio.subprocess.PIPE,
-            "stderr": asyncio.subprocess.PIPE,
-        }
-        return await asyncio.create_subprocess_exec(
-            "docker",
-            *words,
-            env=self.environment,
-            **{**pipes, **kwargs},  # type: ignore[arg-type]
-        )
-
-    async def __call__(self, *words: str, stdin: bytes = b"") -> Done:
-        process = await self.start(*words)
-        try:
-            async with asyncio.timeout(60):
-                out, err = await process.communicate(stdin)
-        finally:
-            if process.returncode is None:
-                process.kill()
-        assert process.returncode is not None
-        return Done(process.returncode, out, err)
-
-    async def run(self, *words: str, stdin: bytes = b"") -> Done:
-        return await self("run", "--rm", "--network", "none", *words, stdin=stdin)
-
-
-@pytest.fixture
-def desk() -> FakeDesk:
-    return FakeDesk()
-
-
-@pytest.fixture
-async def docker(
-    desk: FakeDesk, docker_engine: str, docker_environment: dict[str, str], busybox_image: str
-) -> AsyncIterator[Docker]:
-    async with serving_gate(Gate(docker_engine, desk), ROOT) as served:
-        yield Docker(served, docker_environment, busybox_image)
-
-
-@pytest.fixture
-def name() -> str:
-    return f"gate-{uuid.uuid4().hex[:10]}"
-
-
-@pytest.fixture
-async def sleeper(docker: Docker, name: str) -> AsyncIterator[str]:
-    done = await docker(
-        "run", "-d", "--init", "--network", "none", "--name", name, docker.image, "sleep", "600"
-    )
-    assert done.code == 0, done.err
-    yield name
-    await docker("rm", "-f", name)
 
 
 @pytest.mark.parametrize(

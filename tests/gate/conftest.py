@@ -1,0 +1,44 @@
+"""A gate before the real engine, for trusted callers, with the docker CLI in front."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gpushared.gate.gate import Gate
+from tests.gate.desks import FakeDesk
+from tests.gate.docker import Docker
+from tests.gate.serving import ROOT, Served, serving_gate
+
+
+@pytest.fixture
+def desk() -> FakeDesk:
+    return FakeDesk()
+
+
+@pytest.fixture
+async def served(desk: FakeDesk, docker_engine: str) -> AsyncIterator[Served]:
+    async with serving_gate(Gate(docker_engine, desk), ROOT) as served:
+        yield served
+
+
+@pytest.fixture
+def docker(served: Served, docker_environment: dict[str, str], busybox_image: str) -> Docker:
+    return Docker(served.url, docker_environment, busybox_image)
+
+
+@pytest.fixture
+def name() -> str:
+    return f"gate-{uuid.uuid4().hex[:10]}"
+
+
+@pytest.fixture
+async def sleeper(docker: Docker, name: str) -> AsyncIterator[str]:
+    done = await docker(
+        "run", "-d", "--init", "--network", "none", "--name", name, docker.image, "sleep", "600"
+    )
+    assert done.code == 0, done.err
+    yield name
+    await docker("rm", "-f", name)

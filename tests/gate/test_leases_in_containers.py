@@ -1,0 +1,332 @@
+"""Leases put into real containers by the gate, and what the node is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import docker as docker_sdk
+import pytest
+
+from gpushared.domain.errors import JournalUnavailable
+from gpushared.domain.lease import ContainerId
+from gpushared.domain.request import Caller
+from gpushared.engine.cdi import LeaseSpecs
+from gpushared.gate.desk import LeaseWish
+from gpushared.gate.gate import Gate
+from gpushared.ports import Mount
+from tests.bed.fixtures import CdiEngine
+from tests.gate.desks import GPU, FakeDesk, edits, facts
+from tests.gate.docker import Docker
+from tests.gate.serving import ROOT, Served, raw_client, request, serving_gate
+
+pytestmark = pytest.mark.docker
+
+LEASE = ("--label", "gpushare.lease=l-mine")
+
+
+def variables(out: bytes) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in out.decode().splitlines() if "=" in line)
+
+
+async def test_a_claimed_lease_sets_its_variables_in_place_of_the_users(
+    docker: Docker, desk: FakeDesk
+) -> None:
+    user = ("-e", "NVIDIA_VISIBLE_DEVICES=all", "-e", "CUDA_MPS_PIPE_DIRECTORY=/x", "-e", "MINE=1")
+    done = await docker.run(*LEASE, *user, docker.image, "env")
+    assert done.code == 0, done.err
+    env = variables(done.out)
+    assert (env["NVIDIA_VISIBLE_DEVICES"], env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"], env["MINE"]) == (
+        GPU,
+        "25",
+        "1",
+    )
+    assert "CUDA_MPS_PIPE_DIRECTORY" not in env
+    assert done.out.count(b"NVIDIA_VISIBLE_DEVICES=") == 1
+    assert desk.story == ["claim", "created", "before_start"]
+
+
+async def test_a_users_own_framework_hint_wins_over_the_leases(docker: Docker) -> None:
+    own = await docker.run(*LEASE, "-e", "XLA_PYTHON_CLIENT_MEM_FRACTION=0.1", docker.image, "env")
+    default = await docker.run(*LEASE, docker.image, "env")
+    assert variables(own.out)["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.1"
+    assert variables(default.out)["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.25"
+
+
+async def test_mounts_of_the_lease_are_there_and_read_only(
+    docker: Docker, desk: FakeDesk, tmp_path: Path
+) -> None:
+    (tmp_path / "control").write_text("here")
+    desk.edits = edits(Mount(str(tmp_path), "/run/lease"))
+    done = await docker.run(*LEASE, docker.image, "sh", "-c", "cat /run/lease/control; touch /run/lease/x")
+    assert (done.code, done.out) == (1, b"here")
+    assert b"Read-only" in done.err
+
+
+async def test_the_container_carries_the_device_name_and_the_owner(docker: Docker, name: str) -> None:
+    await docker("create", "--name", name, *LEASE, docker.image)
+    labels = await docker("inspect", "-f", "{{json .Config.Labels}}", name)
+    await docker("rm", name)
+    found = json.loads(labels.out)
+    assert (found["gpushare.device"], found["gpushare.owner"]) == ("l-mine", "0")
+    assert "gpushare.lease" not in found
+
+
+async def test_a_lease_that_is_not_the_callers_does_not_exist(docker: Docker, desk: FakeDesk) -> None:
+    done = await docker.run("--label", "gpushare.lease=l-other", docker.image, "true")
+    assert done.code == 125
+    assert b"there is no lease l-other (`gpushare ps` lists yours)" in done.err
+
+
+async def test_a_create_that_fails_gives_the_claim_back(docker: Docker, desk: FakeDesk, sleeper: str) -> None:
+    desk.diary.clear()
+    taken = await docker("create", "--name", sleeper, *LEASE, docker.image)
+    assert b"is already in use" in taken.err
+    missing = await docker("create", "--pull", "never", *LEASE, "no-such-image")
+    assert b"No such image" in missing.err
+    assert desk.story == ["claim", "unclaim", "claim", "unclaim"]
+
+
+async def test_a_start_that_the_engine_refuses_is_told(docker: Docker, desk: FakeDesk) -> None:
+    assert (await docker.run(*LEASE, docker.image, "no-such-program")).code == 127
+    assert desk.story == ["claim", "created", "before_start", "start_failed"]
+
+
+async def test_a_container_without_a_record_does_not_stay(docker: Docker, desk: FakeDesk, name: str) -> None:
+    desk.refuse["created"] = JournalUnavailable("the journal cannot be written", hint="is the disk full?")
+    done = await docker("create", "--name", name, *LEASE, docker.image)
+    assert b"the journal cannot be written (is the disk full?)" in done.err
+    assert (await docker("inspect", name)).code == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "wish"),
+    [
+        (("--gpus", "1"), LeaseWish(gpu="1")),
+        (("--gpus", "all"), LeaseWish(gpu="4")),
+        (("--device", "gpushare.io/gpu=0.25"), LeaseWish(gpu="0.25")),
+        (("--device", "nvidia.com/gpu=all"), LeaseWish(gpu="4")),
+        (("--label", "gpushare.gpu=0.5", "--label", "gpushare.time=2h"), LeaseWish(gpu="0.5", time="2h")),
+        (("--gpus", "all", "--label", "gpushare.gpu-memory=8g"), LeaseWish(gpu_memory="8g")),
+        (("--runtime", "nvidia", "--label", "gpushare.preset=dev"), LeaseWish(preset="dev")),
+    ],
+)
+async def test_a_wish_for_gpus_gets_a_lease_of_its_own(
+    docker: Docker, desk: FakeDesk, words: tuple[str, ...], wish: LeaseWish
+) -> None:
+    done = await docker.run(*words, docker.image, "env")
+    assert done.code == 0, done.err
+    assert variables(done.out)["NVIDIA_VISIBLE_DEVICES"] == GPU
+    assert desk.diary[0] == ("acquire", wish, 0)
+    assert desk.story == ["acquire", "created", "before_start"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--gpus", "device=0"),
+        ("--device", "nvidia.com/gpu=0"),
+        ("--device", "gpushare.io/lease=l-mine"),
+        ("--device", "/dev/nvidia0"),
+        ("--device", "/dev/../dev//nvidiactl"),
+        ("--runtime", "nvidia"),
+        ("-e", "NVIDIA_VISIBLE_DEVICES=all"),
+        ("--label", "gpushare.gpus=1"),
+    ],
+)
+async def test_ways_to_gpus_without_a_size_are_refused_with_a_hint(
+    docker: Docker, desk: FakeDesk, words: tuple[str, ...]
+) -> None:
+    done = await docker.run(*words, docker.image, "true")
+    assert done.code == 125
+    assert b"(" in done.err
+    assert desk.diary == []
+
+
+async def test_no_lease_is_asked_for_while_the_image_is_missing(docker: Docker, desk: FakeDesk) -> None:
+    done = await docker("create", "--pull", "never", "--gpus", "1", "no-such-image")
+    assert b"No such image" in done.err
+    assert desk.diary == []
+
+
+async def test_a_lease_that_nobody_knows_of_is_released_when_the_create_fails(
+    docker: Docker, desk: FakeDesk, sleeper: str
+) -> None:
+    desk.diary.clear()
+    await docker("create", "--name", sleeper, "--gpus", "1", docker.image)
+    assert desk.story == ["acquire", "release"]
+
+
+async def test_a_client_that_gives_up_waiting_leaves_the_queue(
+    served: Served, desk: FakeDesk, busybox_image: str
+) -> None:
+    desk.room.clear()
+    body = json.dumps({"Image": busybox_image, "Labels": {"gpushare.gpu": "1"}}).encode()
+    async with raw_client(served) as client:
+        await client.send(request("POST", "/containers/create", body))
+        await desk.waiting.wait()
+    async with asyncio.timeout(30):
+        await desk.left.wait()
+    assert desk.story == ["acquire", "left the queue"]
+
+
+async def test_an_ordinary_container_is_left_as_it_is(docker: Docker, desk: FakeDesk) -> None:
+    done = await docker.run("-e", "NVIDIA_VISIBLE_DEVICES=void", docker.image, "env")
+    assert set(variables(done.out)) == {"PATH", "HOME", "HOSTNAME", "NVIDIA_VISIBLE_DEVICES"}
+    assert desk.diary == []
+
+
+async def test_restart_keeps_the_node_informed(docker: Docker, desk: FakeDesk, name: str) -> None:
+    await docker(
+        "run", "-d", "--init", "--network", "none", "--name", name, *LEASE, docker.image, "sleep", "600"
+    )
+    desk.diary.clear()
+    assert (await docker("restart", "-t", "1", name)).code == 0
+    await docker("rm", "-f", name)
+    assert desk.story == ["before_restart", "after_restart"]
+
+
+async def test_devices_cannot_be_changed_by_an_update(served: Served, sleeper: str) -> None:
+    body = json.dumps({"Devices": [{"PathOnHost": "/dev/zero"}]}).encode()
+    async with raw_client(served) as client:
+        await client.send(request("POST", f"/containers/{sleeper}/update", body))
+        reply = await client.reply()
+    assert (reply.status, reply.message.split(" (")[0]) == (403, "Devices cannot be changed")
+
+
+async def test_an_exec_has_the_leases_variables_whatever_its_own_are(docker: Docker, name: str) -> None:
+    await docker(
+        "run", "-d", "--init", "--network", "none", "--name", name, *LEASE, docker.image, "sleep", "600"
+    )
+    done = await docker("exec", "-e", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100", "-e", "A=b", name, "env")
+    await docker("rm", "-f", name)
+    env = variables(done.out)
+    assert (env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"], env["A"]) == ("25", "b")
+
+
+async def test_the_python_sdk_gets_a_lease_for_a_device_request(
+    served: Served, desk: FakeDesk, busybox_image: str
+) -> None:
+    def run() -> bytes:
+        client = docker_sdk.DockerClient(served.url)
+        try:
+            wish = docker_sdk.types.DeviceRequest(count=2, capabilities=[["gpu"]])
+            output: bytes = client.containers.run(
+                busybox_image, "env", device_requests=[wish], remove=True, network_mode="none"
+            )
+            return output
+        finally:
+            client.close()
+
+    output = await asyncio.to_thread(run)
+    assert variables(output)["NVIDIA_VISIBLE_DEVICES"] == GPU
+    assert desk.diary[0] == ("acquire", LeaseWish(gpu="2"), 0)
+
+
+COMPOSE_FILE = """
+services:
+  web:
+    image: {image}
+    command: ["sh", "-c", "env | grep NVIDIA_VISIBLE; exec sleep 600"]
+    init: true
+  trainer:
+    image: {image}
+    command: ["sh", "-c", "env | grep NVIDIA_VISIBLE"]
+    depends_on: [web]
+    volumes: ["data:/data"]
+    deploy:
+      resources:
+        reservations:
+          devices: [{{capabilities: [gpu], count: 1}}]
+volumes:
+  data: {{}}
+"""
+
+
+async def test_compose_brings_up_services_with_a_network_a_volume_and_a_lease(
+    docker: Docker, desk: FakeDesk, tmp_path: Path
+) -> None:
+    (tmp_path / "compose.yaml").write_text(COMPOSE_FILE.format(image=docker.image))
+    compose = ("compose", "-p", f"gate{uuid.uuid4().hex[:8]}", "-f", str(tmp_path / "compose.yaml"))
+    try:
+        up = await docker(*compose, "up", "--abort-on-container-exit", "--exit-code-from", "trainer")
+    finally:
+        await docker(*compose, "down", "-v", "-t", "0")
+    assert up.code == 0, up.err
+    assert f"NVIDIA_VISIBLE_DEVICES={GPU}".encode() in up.out
+    assert desk.story == ["acquire", "created", "before_start"]
+
+
+@dataclass
+class LateDesk(FakeDesk):
+    """Writes a device's spec when its container is started, as the node does on an engine with CDI."""
+
+    specs: LeaseSpecs | None = None
+    device_names: tuple[str, ...] = ()
+
+    async def before_start(self, container: ContainerId, caller: Caller) -> None:
+        await super().before_start(container, caller)
+        assert self.specs is not None
+        for name in self.device_names:
+            self.specs.write(name, self.edits)
+
+
+@pytest.fixture
+async def late(
+    cdi_engine: CdiEngine, docker_environment: dict[str, str], busybox_image: str
+) -> AsyncIterator[tuple[Docker, LateDesk]]:
+    desk = LateDesk(facts=facts(lease_devices=True), specs=LeaseSpecs(cdi_engine.spec_dir))
+    async with serving_gate(Gate(cdi_engine.socket, desk), ROOT) as served:
+        yield Docker(served.url, docker_environment, busybox_image), desk
+    assert desk.specs is not None
+    for name in desk.device_names:
+        desk.specs.remove(name)
+
+
+@pytest.mark.cdi
+async def test_on_an_engine_with_cdi_the_lease_comes_at_start_and_another_at_the_next(
+    late: tuple[Docker, LateDesk], name: str
+) -> None:
+    docker, desk = late
+    words = (
+        "--name",
+        name,
+        "--network",
+        "none",
+        "--gpus",
+        "1",
+        "-e",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100",
+    )
+    created = await docker("create", *words, docker.image, "env")
+    assert created.code == 0, created.err
+    assert desk.diary == []
+    labels = json.loads((await docker("inspect", "-f", "{{json .Config.Labels}}", name)).out)
+    assert labels["gpushare.gpu"] == "1"
+    desk.device_names = (labels["gpushare.device"],)
+    seen = []
+    for share in ("25", "50"):
+        desk.edits = edits(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=share)
+        done = await docker("start", "-a", name)
+        seen.append(variables(done.out)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"])
+    await docker("rm", "-f", name)
+    assert seen == ["25", "50"]
+    assert desk.story == ["before_start", "before_start"]
+
+
+@pytest.mark.cdi
+async def test_an_exec_sees_the_variables_that_cdi_gives_to_the_first_process_only(
+    late: tuple[Docker, LateDesk], name: str
+) -> None:
+    docker, desk = late
+    desk.device_names = ("l-mine",)
+    words = ("--name", name, "--network", "none", "--init")
+    started = await docker("run", "-d", *words, *LEASE, docker.image, "sleep", "600")
+    assert started.code == 0, started.err
+    done = await docker("exec", name, "env")
+    await docker("rm", "-f", name)
+    assert variables(done.out)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
