@@ -11,7 +11,8 @@ from pathlib import Path
 from gpushared.domain.errors import RequestError, SharingUnavailable
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
-_ENTERABLE = 0o711
+_PRIVATE = 0o700
+"""Users of the host have no business there; the engine, as root, mounts what lies inside."""
 _READABLE = 0o755
 
 
@@ -70,5 +71,4 @@ class LeaseDirectories:
     def _make(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(_READABLE)
-        for parent in (directory.parent, self._root):
-            parent.chmod(_ENTERABLE)
+        self._root.chmod(_PRIVATE)
