@@ -19,6 +19,9 @@ from gpushared.ports import GpuReading, Gpus, Sharing, SharingStatus
 log = logging.getLogger(__name__)
 
 
+IDLE_FACTOR = 5
+
+
 @dataclass(frozen=True, slots=True)
 class Stranger:
     """A process on a GPU that no lease explains."""
@@ -40,7 +43,7 @@ class Sample:
 
 
 class Sampler:
-    """Samples every ``interval_seconds``, and at once when asked to."""
+    """Samples every ``interval_seconds``, less often while all is free, and at once when asked to."""
 
     def __init__(
         self,
@@ -67,11 +70,15 @@ class Sampler:
         while True:
             await self.turn()
             try:
-                async with asyncio.timeout(self._interval_seconds):
+                async with asyncio.timeout(self._pause_seconds()):
                     await self._asked.wait()
             except TimeoutError:
                 pass
             self._asked.clear()
+
+    def _pause_seconds(self) -> float:
+        """While nobody holds a part of a GPU there is little to see."""
+        return self._interval_seconds * (1 if self._loop.state.holders() else IDLE_FACTOR)
 
     async def turn(self) -> None:
         """One sample, told to the core; trouble is noted, never raised."""
