@@ -51,7 +51,7 @@ def read_request(ask: Ask, presets: Mapping[str, Ask]) -> Request:
         compute_permille=compute,
         memory_bytes=memory,
         memory_permille=_memory_permille(ask, size.permille if size else None),
-        isolation=_isolation(ask, whole=whole),
+        isolation=_isolation(ask, whole=whole, parts=(size.permille if size else None, compute)),
         lease_class=_word(LeaseClass, ask.lease_class, "class") or LeaseClass.TRAIN,
         time_limit_seconds=parse_duration(ask.time) if ask.time else None,
         preset=ask.preset or None,
@@ -78,14 +78,9 @@ def _fill_from_preset(ask: Ask, presets: Mapping[str, Ask]) -> Ask:
     return replace(preset, **said)
 
 
-def _isolation(ask: Ask, *, whole: bool) -> Isolation:
+def _isolation(ask: Ask, *, whole: bool, parts: tuple[int | None, ...]) -> Isolation:
     said = _word(Isolation, ask.isolation, "isolation")
-    if (
-        said is Isolation.EXCLUSIVE
-        and ask.gpu
-        and not whole
-        and parse_gpu(ask.gpu).permille != WHOLE_PERMILLE
-    ):
+    if said is Isolation.EXCLUSIVE and any(part not in (None, WHOLE_PERMILLE) for part in parts):
         raise RequestError(
             "exclusive means whole GPUs, not a part of one", hint="ask for --gpu 1, or leave --isolation out"
         )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpushared.domain.asking import describe
-from gpushared.domain.gpu import MIB, WHOLE_PERMILLE, Gpu
-from gpushared.domain.placement import Reason, Room, need_on
+from gpushared.domain.gpu import MIB, WHOLE_PERMILLE, Gpu, GpuId
+from gpushared.domain.lease import LeaseId
+from gpushared.domain.placement import Reason, Room, need_on, refuse
 from gpushared.domain.queue import NEVER, Decision
 from gpushared.domain.request import Request
 from gpushared.domain.state import NodeState
@@ -27,16 +29,49 @@ class Waiting:
     refusals: tuple[tuple[Reason, int, str], ...]
 
 
-def waiting(decision: Decision, state: NodeState, queue_length: int, now: float) -> Waiting:
-    """The explanation of one decision that granted nothing."""
+def waiting(
+    decision: Decision,
+    state: NodeState,
+    queue_length: int,
+    now: float,
+    starts: Mapping[LeaseId, float] | None = None,
+) -> Waiting:
+    """The explanation of one decision that granted nothing.
+
+    ``starts``: what ``forecast.starts`` found; without it only the head of the queue is given a time.
+    """
     request = state.leases[decision.lease].request
-    kept = decision.reservation
-    is_head = kept is not None and kept.head == decision.lease
-    start = kept.start_at if kept is not None and is_head and now < kept.start_at < NEVER else None
+    start = _start(decision, now, starts)
     text = refusal_sentence(request, decision, state, now=now)
+    if start is None and (starts is not None or _is_head(decision)):
+        text += _why_unknown(decision, state)
     return Waiting(
         decision.position, queue_length, decision.reason or Reason.RESOURCES, text, start, _counted(decision)
     )
+
+
+def _is_head(decision: Decision) -> bool:
+    return decision.reservation is not None and decision.reservation.head == decision.lease
+
+
+def _start(decision: Decision, now: float, starts: Mapping[LeaseId, float] | None) -> float | None:
+    start = NEVER
+    if starts is not None:
+        start = starts.get(decision.lease, NEVER)
+    elif decision.reservation is not None and _is_head(decision):
+        start = decision.reservation.start_at
+    return start if now < start < NEVER else None
+
+
+def _why_unknown(decision: Decision, state: NodeState) -> str:
+    """Whose missing time limits leave the start unknown: leases that hold something or wait further ahead."""
+    if decision.reason not in (Reason.RESOURCES, Reason.SHARING_MODE, Reason.QUEUE_ORDER):
+        return ""
+    ahead = [*state.holders(), *state.waiting()[: decision.position - 1]]
+    count = sum(lease.request.time_limit_seconds is None for lease in ahead)
+    if not count:
+        return ""
+    return f"; start unknown: {count} " + ("lease has" if count == 1 else "leases have") + " no time limit"
 
 
 def _counted(decision: Decision) -> tuple[tuple[Reason, int, str], ...]:
@@ -51,19 +86,20 @@ def refusal_sentence(request: Request, decision: Decision, state: NodeState, now
     rooms = state.rooms()
     if decision.reason is Reason.QUEUE_ORDER and decision.reservation is not None:
         return f"fits, but the room is kept for {decision.reservation.head}, which waits longer"
+    possible = [room for room in rooms.values() if not request.gpus or room.gpu.id in request.gpus]
     if decision.reason is Reason.GPU_UNHEALTHY:
+        few = "no healthy GPU has" if len(decision.refusals) == len(rooms) else "too few healthy GPUs have"
         troubles = sorted({r.text for r in decision.refusals if r.reason is Reason.GPU_UNHEALTHY})
-        return f"no healthy GPU has room: {'; '.join(troubles)}"
-    if not rooms:
-        return "this node knows no GPU at the moment"
-    best = max(
-        rooms.values(), key=lambda room: (room.gpu.trouble is None, not room.exclusive, room.free_bytes)
-    )
-    return f"needs {_needs(request, best)}; {_offer(request, rooms.values(), best)}{_held(state, best, now)}"
+        return f"{few} room: {'; '.join(troubles)}"
+    if not possible:
+        what = "the GPU that this is bound to" if rooms else "any GPU"
+        return f"this node does not see {what} at the moment"
+    best = max(possible, key=lambda room: (room.gpu.trouble is None, not room.exclusive, room.free_bytes))
+    return f"needs {_needs(request, best)}; {_offer(request, possible, best)}{_held(state, best, now)}"
 
 
 def _needs(request: Request, room: Room) -> str:
-    count = request.gpu_count
+    count = len(request.gpus) or request.gpu_count
     if request.wants_whole_gpus:
         return f"{count} whole GPU" + ("s" if count > 1 else "")
     need = need_on(request, room.gpu)
@@ -72,29 +108,36 @@ def _needs(request: Request, room: Room) -> str:
     return f"{format_memory(need.memory_bytes)} and {share} of the compute on {where}"
 
 
-def _offer(request: Request, rooms: Iterable[Room], best: Room) -> str:
+def _offer(request: Request, rooms: Sequence[Room], best: Room) -> str:
     if request.wants_whole_gpus:
-        free = sum(room.leases == 0 and room.gpu.trouble is None for room in rooms)
-        return f"{free} of {len(list(rooms))} are free"
+        free = sum(refuse(request, room) is None for room in rooms)
+        return f"{free} of {len(rooms)} " + ("is free" if free == 1 else "are free")
     left = max(0, best.free_permille), max(0, best.free_bytes)
     return f"best is GPU {best.gpu.index} with {format_memory(left[1])} and {format_share(left[0])} free"
 
 
 def _held(state: NodeState, room: Room, now: float | None) -> str:
-    """Who holds the most there, and until when."""
+    """Who holds the most there, and until when; or how much is used without a lease."""
     holders = [
         (grant.memory_bytes, lease)
         for lease in state.holders()
         for grant in lease.grants
         if grant.gpu == room.gpu.id
     ]
-    if not holders:
+    size, lease = max(holders, key=lambda pair: (pair[0], -pair[1].sequence), default=(0, None))
+    if room.stray_bytes > size:
+        return f" (processes without a lease hold {format_memory(room.stray_bytes)})"
+    if lease is None:
         return ""
-    size, lease = max(holders, key=lambda pair: (pair[0], -pair[1].sequence))
     until = ""
     if lease.expires_at is not None and now is not None:
-        until = f" for at most {format_duration(max(1, lease.expires_at - now))} more"
+        until = f" for at most {_whole_minutes(lease.expires_at - now)} more"
     return f" ({lease.owner_name} holds {format_memory(size)}{until})"
+
+
+def _whole_minutes(seconds: float) -> str:
+    """Rounded up, so that the sentence does not change with every second."""
+    return format_duration(max(1, math.ceil(seconds / 60)) * 60)
 
 
 def nearest_size(request: Request, gpus: Iterable[Gpu]) -> str:
@@ -102,6 +145,8 @@ def nearest_size(request: Request, gpus: Iterable[Gpu]) -> str:
     known = sorted(gpus, key=lambda gpu: (-gpu.leasable_bytes, gpu.index))
     if not known:
         return "this node has no GPU"
+    if not {gpu.id for gpu in known}.issuperset(request.gpus):
+        return "the GPU that this is bound to is not there"
     largest = known[0].leasable_bytes
     if request.gpu_count > len(known):
         return f"this node has {len(known)} GPU" + ("s" if len(known) != 1 else "")
@@ -114,9 +159,16 @@ def nearest_size(request: Request, gpus: Iterable[Gpu]) -> str:
     return f"{describe(request)} is more than a GPU's {format_memory(largest)}"
 
 
-def nearest_now(state: NodeState) -> str:
-    """The largest slice of one GPU that has room at the moment, as a hint, or an empty text."""
-    rooms = [r for r in state.rooms().values() if r.gpu.trouble is None and not r.exclusive]
+def nearest_now(state: NodeState, kept: Collection[GpuId] = ()) -> str:
+    """The largest slice of one GPU that has room at the moment, as a hint, or an empty text.
+
+    ``kept``: the GPUs reserved for the head of the queue (``Decision.reservation``).
+    """
+    rooms = [
+        room
+        for room in state.rooms().values()
+        if room.gpu.trouble is None and not room.exclusive and room.gpu.id not in kept
+    ]
     if not rooms:
         return ""
     best = max(rooms, key=lambda room: min(room.free_permille, _permille_of(room)))

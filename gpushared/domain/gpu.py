@@ -32,7 +32,10 @@ class Gpu:
         return self.leasable_bytes * permille // WHOLE_PERMILLE // MIB * MIB
 
     def share_of_memory(self, memory_bytes: int) -> int:
-        """The share (permille, rounded up, at least 1) that stands beside so much memory."""
+        """The share (permille, rounded down, at least 1) that stands beside so much memory.
+
+        Rounded down, so that three thirds of a GPU's memory fit on it.
+        """
         if self.leasable_bytes <= 0:
             return WHOLE_PERMILLE
-        return max(1, -(-memory_bytes * WHOLE_PERMILLE // self.leasable_bytes))
+        return max(1, memory_bytes * WHOLE_PERMILLE // self.leasable_bytes)

@@ -185,6 +185,8 @@ TRANSITIONS: frozenset[tuple[type[LeaseState], type[LeaseState]]] = frozenset(
         (Paused, Starting),  # killed while paused, restarted by policy
         (Paused, Draining),
         (Draining, Draining),  # the container went, or the stop is asked for again
+        (Draining, Starting),  # it had ended by itself, and the engine starts it again
+        (Draining, Active),  # the same, seen when it ran again
         (Draining, Ended),
     }
 )

@@ -22,12 +22,16 @@ from gpushared.domain.messages import (
     Condition,
     ContainerSeen,
     DropEdits,
+    EngineSurveyed,
     GpusSampled,
     InspectContainer,
     SampleGpus,
     StopContainer,
 )
 from gpushared.domain.state import Draft
+
+REMOVED = Stopped("removal of the container")
+_UP = (Condition.RUNNING, Condition.PAUSED, Condition.RESTARTING)
 
 
 def seen(event: ContainerSeen, draft: Draft) -> None:
@@ -46,10 +50,48 @@ def seen(event: ContainerSeen, draft: Draft) -> None:
             pass
 
 
+def surveyed(event: EngineSurveyed, draft: Draft) -> None:
+    """Apply what a survey says of the leases that have not moved on since it was taken."""
+    present = {container.container for container in event.containers}
+    for container in event.containers:
+        lease = _lease_of(container, draft)
+        if lease is not None and _is_news(container, lease, event.at, draft.now):
+            seen(container, draft)
+    for lease in list(draft.leases.values()):
+        state = lease.state
+        if isinstance(state, WithContainer) and state.container not in present and state.since < event.at:
+            seen(ContainerSeen(state.container, Condition.GONE), draft)
+    draft.engine_surveyed = True
+
+
+def _lease_of(event: ContainerSeen, draft: Draft) -> Lease | None:
+    return draft.view().of_container(event.container) or draft.view().of_device(event.device_name)
+
+
+def _is_news(event: ContainerSeen, lease: Lease, at: float, now: float) -> bool:
+    """Whether a survey taken at ``at`` says anything about the lease as it is now.
+
+    A container that is older than its lease lies there stopped until its start is done; that it has ended
+    is news from an event or an inspect, not from a survey.
+    """
+    state = lease.state
+    if isinstance(state, Ended) or state.since >= at:
+        return False
+    start_is_due = isinstance(state, Starting) and state.deadline is not None and now < state.deadline
+    return not (start_is_due and event.condition is Condition.EXITED and _is_reused(lease))
+
+
+def _is_reused(lease: Lease) -> bool:
+    """Whether the lease was taken for a container that already existed."""
+    return lease.device_name != lease.id
+
+
 def _bind(event: ContainerSeen, draft: Draft) -> Lease | None:
     """A daemon that died between a create and its note finds the container by its label."""
     lease = draft.view().of_device(event.device_name) if event.device_name else None
     if lease is None or not isinstance(lease.state, Reserved) or event.condition is Condition.GONE:
+        return None
+    if _is_reused(lease) and event.condition not in _UP:
         return None
     lease = replace(lease, container_name=event.name, image=event.image)
     to = Starting(lease.grants, event.container, draft.now, draft.now + draft.rules.start_seconds)
@@ -58,11 +100,10 @@ def _bind(event: ContainerSeen, draft: Draft) -> Lease | None:
 
 def _seen_starting(lease: Lease, state: Starting, event: ContainerSeen, draft: Draft) -> None:
     match event.condition:
-        case Condition.RUNNING if not state.held:
-            draft.move(lease, Active(state.grants, state.container, draft.now), "the container runs")
-        case Condition.PAUSED if not state.held:
-            lease = draft.move(lease, Active(state.grants, state.container, draft.now), "the container runs")
-            draft.move(lease, Paused(state.grants, state.container, draft.now), "the container is paused")
+        case Condition.RUNNING | Condition.PAUSED if not state.held:
+            _runs(lease, event, draft, "the container runs")
+        case Condition.RESTARTING if not state.held and state.deadline is not None:
+            draft.move(lease, replace(state, deadline=None), _restart_text(event))
         case Condition.CREATED if not state.held:
             if state.deadline is None or draft.now >= state.deadline:
                 _drain_exited(lease, NeverClaimed(), "the container was not started in time", draft)
@@ -74,6 +115,17 @@ def _seen_starting(lease: Lease, state: Starting, event: ContainerSeen, draft: D
             pass
 
 
+def _runs(lease: Lease, event: ContainerSeen, draft: Draft, why: str) -> None:
+    lease = draft.move(lease, Active(lease.grants, event.container, draft.now), why)
+    if event.condition is Condition.PAUSED:
+        draft.move(lease, Paused(lease.grants, event.container, draft.now), "the container is paused")
+
+
+def _restart_text(event: ContainerSeen) -> str:
+    code = "" if event.exit_code is None else f" with {event.exit_code}"
+    return f"the container ended{code}; its restart policy starts it again"
+
+
 def _seen_up(lease: Lease, event: ContainerSeen, draft: Draft) -> None:
     container = event.container
     match event.condition:
@@ -82,8 +134,7 @@ def _seen_up(lease: Lease, event: ContainerSeen, draft: Draft) -> None:
         case Condition.PAUSED if isinstance(lease.state, Active):
             draft.move(lease, Paused(lease.grants, container, draft.now), "the container is paused")
         case Condition.RESTARTING:
-            why = f"the container ended with {event.exit_code}; its restart policy starts it again"
-            draft.move(lease, Starting(lease.grants, container, draft.now, None), why)
+            draft.move(lease, Starting(lease.grants, container, draft.now, None), _restart_text(event))
         case Condition.EXITED | Condition.GONE:
             _drain_exited(lease, _finished(event), _exit_text(event), draft)
         case _:
@@ -91,13 +142,29 @@ def _seen_up(lease: Lease, event: ContainerSeen, draft: Draft) -> None:
 
 
 def _seen_draining(lease: Lease, state: Draining, event: ContainerSeen, draft: Draft) -> None:
-    if event.condition in (Condition.EXITED, Condition.GONE, Condition.CREATED) and not state.exited:
+    up = event.condition in _UP
+    if not up and not state.exited:
         draft.move(lease, replace(state, exited=True, since=draft.now), "the container has ended")
         draft.do(SampleGpus())
+    elif up and state.exited:
+        _up_again(lease, state, event, draft)
+
+
+def _up_again(lease: Lease, state: Draining, event: ContainerSeen, draft: Draft) -> None:
+    """Started again before its memory was back: it keeps its lease, unless the lease was to end."""
+    if not (isinstance(state.outcome, Finished | NeverClaimed) or state.outcome == REMOVED):
+        grace = draft.rules.stop_grace_seconds
+        _ask_to_stop(lease, replace(state, exited=False), "the container runs again", draft, grace)
+        return
+    if event.condition is Condition.RESTARTING:
+        draft.move(lease, Starting(state.grants, state.container, draft.now, None), _restart_text(event))
+    else:
+        _runs(lease, event, draft, "the container was started again")
+    draft.do(InspectContainer(state.container))
 
 
 def _finished(event: ContainerSeen) -> Outcome:
-    return Stopped("removal of the container") if event.exit_code is None else Finished(event.exit_code)
+    return REMOVED if event.exit_code is None else Finished(event.exit_code)
 
 
 def _exit_text(event: ContainerSeen) -> str:
@@ -114,21 +181,32 @@ def _drain_exited(lease: Lease, outcome: Outcome, why: str, draft: Draft) -> Non
 
 
 def drain(lease: Lease, outcome: Outcome, why: str, draft: Draft, *, grace_seconds: int) -> None:
-    """End a lease that has a container: the container first, then its memory. A drain under way goes on."""
-    assert isinstance(lease.state, WithContainer)
-    if isinstance(lease.state, Draining):
-        return
-    container = lease.state.container
+    """End a lease that has a container: the container first, then its memory.
+
+    A drain under way goes on, sooner where the grace is shorter than what is left of the first one.
+    """
+    state = lease.state
+    assert isinstance(state, WithContainer)
     retry_at = draft.now + grace_seconds + draft.rules.stop_retry_seconds
-    to = Draining(lease.grants, container, draft.now, outcome, exited=False, retry_at=retry_at)
-    draft.move(lease, to, why)
-    draft.do(StopContainer(lease.id, container, grace_seconds))
+    if not isinstance(state, Draining):
+        fresh = Draining(lease.grants, state.container, draft.now, outcome, exited=False, retry_at=retry_at)
+        _ask_to_stop(lease, fresh, why, draft, grace_seconds)
+    elif not state.exited and retry_at < state.retry_at:
+        _ask_to_stop(lease, state, why, draft, grace_seconds)
+
+
+def _ask_to_stop(lease: Lease, to: Draining, why: str, draft: Draft, grace_seconds: int) -> None:
+    retry_at = draft.now + grace_seconds + draft.rules.stop_retry_seconds
+    draft.move(lease, replace(to, retry_at=retry_at), why)
+    draft.do(StopContainer(lease.id, to.container, grace_seconds))
 
 
 def watch_deadlines(draft: Draft, *, sample: GpusSampled | None) -> None:
     """Look after leases that should have moved on by themselves."""
     for lease in list(draft.leases.values()):
         match lease.state:
+            case Draining(exited=True, since=since) as state if since > draft.now:
+                draft.move(lease, replace(state, since=draft.now), "the clock was set back")
             case Draining(exited=True) as state if sample is not None:
                 if _memory_is_back(lease, state, sample):
                     draft.move(lease, Ended(state.outcome, draft.now, state.grants), "its memory is back")
@@ -150,9 +228,9 @@ def _memory_is_back(lease: Lease, state: Draining, sample: GpusSampled) -> bool:
 
 
 def _stop_again(lease: Lease, state: Draining, draft: Draft) -> None:
-    retry_at = draft.now + draft.rules.stop_retry_seconds
-    draft.move(lease, replace(state, retry_at=retry_at), "the container is asked to stop again")
-    draft.do(StopContainer(lease.id, state.container, 0))
+    """Either the stop failed, or what became of it was missed."""
+    _ask_to_stop(lease, state, "the container is asked to stop again", draft, 0)
+    draft.do(InspectContainer(state.container))
 
 
 def _overdue(lease: Lease, state: Starting, draft: Draft) -> None:

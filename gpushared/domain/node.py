@@ -22,12 +22,14 @@ from gpushared.domain.errors import (
 )
 from gpushared.domain.explain import nearest_size, refusal_sentence
 from gpushared.domain.lease import (
+    Active,
     Ended,
     Expired,
     Failed,
     Grant,
     Lease,
     NeverClaimed,
+    Paused,
     Queued,
     Reserved,
     Starting,
@@ -35,11 +37,14 @@ from gpushared.domain.lease import (
     WithContainer,
     state_name,
 )
-from gpushared.domain.lifecycle import drain, seen, watch_deadlines
+from gpushared.domain.lifecycle import drain, seen, surveyed, watch_deadlines
 from gpushared.domain.placement import is_grant, place, rooms_of
-from gpushared.domain.queue import Decision, decide
+from gpushared.domain.queue import Decision, decide, granted
 from gpushared.domain.request import Caller, Request
 from gpushared.domain.state import Draft, NodeState, Step, lease_id
+from gpushared.domain.units import shown
+
+MAX_REQUEST_ID = 128
 
 
 def handle(state: NodeState, event: m.Event, now: float) -> Step:
@@ -53,9 +58,13 @@ def handle(state: NodeState, event: m.Event, now: float) -> Step:
 
 
 def restore(state: NodeState, leases: Iterable[Lease], next_sequence: int) -> NodeState:
-    """The state after a restart: what the journal had. No restart of a container is under way any more."""
+    """The state after a restart: what the journal had (no lease that is over).
+
+    No restart of a container is under way any more. A create may have succeeded without being noted, so no
+    reservation ends for want of a container before the engine was surveyed.
+    """
     known = {lease.id: _without_claims(lease) for lease in sorted(leases, key=lambda lease: lease.sequence)}
-    return replace(state, leases=known, next_sequence=next_sequence)
+    return replace(state, leases=known, next_sequence=next_sequence, engine_surveyed=False)
 
 
 def _without_claims(lease: Lease) -> Lease:
@@ -107,12 +116,17 @@ def _(event: m.RequestSubmitted, draft: Draft) -> None:
 def _asked_before(event: m.RequestSubmitted, draft: Draft) -> Lease | None:
     if not event.request_id:
         return None
+    if len(event.request_id) > MAX_REQUEST_ID:
+        raise RequestError(
+            f"a request id of {len(event.request_id)} characters is too long",
+            hint=f"use at most {MAX_REQUEST_ID} characters, such as a UUID",
+        )
     known = (*draft.leases.values(), *draft.base.ended.values())
     same = (event.request_id, event.caller.uid)
     found = next((lease for lease in known if (lease.request_id, lease.owner_uid) == same), None)
     if found is not None and found.request != event.request:
         raise RequestError(
-            f"request id {event.request_id[:64]!r} was used for something else",
+            f"request id {shown(event.request_id)} was used for something else",
             hint="give every new request an id of its own",
         )
     return found
@@ -160,7 +174,9 @@ def _(event: m.ReleaseAsked, draft: Draft) -> None:
     _end_early(lease, Stopped(event.caller.name), f"given back by {event.caller.name}", draft)
 
 
-def _end_early(lease: Lease, outcome: Stopped | NeverClaimed | Failed, why: str, draft: Draft) -> None:
+def _end_early(
+    lease: Lease, outcome: Stopped | NeverClaimed | Expired | Failed, why: str, draft: Draft
+) -> None:
     """End a lease that has no container: nothing ran, so nothing is to drain."""
     draft.move(lease, Ended(outcome, draft.now, lease.grants), why)
     if lease.grants:
@@ -212,15 +228,22 @@ def _(event: m.ClaimDropped, draft: Draft) -> None:
 @_apply.register
 def _(event: m.ContainerCreated, draft: Draft) -> None:
     lease = draft.find(event.lease)
+    draft.answer = lease.id
+    if isinstance(lease.state, Starting | Active | Paused) and lease.container == event.container:
+        return  # the engine told of it first
     if not isinstance(lease.state, Reserved):
         raise StateConflict(
             f"lease {lease.id} is {state_name(lease.state)} already",
             hint="ask for a new one with `gpushare run`",
         )
+    other = draft.view().of_container(event.container)
+    if other is not None:
+        raise StateConflict(
+            f"container {event.container[:12]} belongs to lease {other.id}", hint="one lease a container"
+        )
     lease = replace(lease, container_name=event.name, image=event.image)
     deadline = draft.now + draft.rules.start_seconds
     to = Starting(lease.grants, event.container, draft.now, deadline)
-    draft.answer = lease.id
     draft.move(lease, to, f"container {event.name or event.container[:12]} was created")
 
 
@@ -235,9 +258,10 @@ def _(event: m.StartAsked, draft: Draft) -> None:
 @_apply.register
 def _(event: m.RestartAsked, draft: Draft) -> None:
     lease = draft.find(event.lease)
-    if isinstance(lease.state, WithContainer) and lease.container and state_name(lease.state) != "draining":
+    state = lease.state
+    if isinstance(state, Starting | Active | Paused):
         deadline = draft.now + event.grace_seconds + draft.rules.start_seconds
-        to = Starting(lease.grants, lease.container, draft.now, deadline, held=True)
+        to = Starting(state.grants, state.container, draft.now, deadline, held=True)
         draft.move(lease, to, "the container is being restarted")
 
 
@@ -259,13 +283,7 @@ def _(event: m.ContainerSeen, draft: Draft) -> None:
 
 @_apply.register
 def _(event: m.EngineSurveyed, draft: Draft) -> None:
-    present = {container.container for container in event.containers}
-    for container in event.containers:
-        seen(container, draft)
-    for lease in list(draft.leases.values()):
-        state = lease.state
-        if isinstance(state, WithContainer) and state.container not in present and state.since < event.at:
-            seen(m.ContainerSeen(state.container, m.Condition.GONE), draft)
+    surveyed(event, draft)
 
 
 @_apply.register
@@ -292,29 +310,35 @@ def _(event: m.GpusSurveyed, draft: Draft) -> None:
 
 @_apply.register
 def _(event: m.GpusSampled, draft: Draft) -> None:
-    draft.stray_bytes.update(event.stray_bytes)
-    for gpu in draft.gpus.values():
-        trouble = event.troubles.get(gpu.id)
-        if trouble != gpu.trouble:
-            draft.gpus[gpu.id] = replace(gpu, trouble=trouble)
+    for gpu in list(draft.gpus.values()):
+        if gpu.id in event.readable:
+            draft.stray_bytes[gpu.id] = event.stray_bytes.get(gpu.id, 0)
+        if gpu.id in event.readable or gpu.id in event.troubles:
+            draft.gpus[gpu.id] = replace(gpu, trouble=event.troubles.get(gpu.id))
     watch_deadlines(draft, sample=event)
 
 
 @_apply.register
 def _(event: m.Tick, draft: Draft) -> None:  # noqa: ARG001 - chosen by its type
     for lease in list(draft.leases.values()):
-        state = lease.state
-        if isinstance(state, Reserved) and draft.now >= state.deadline:
-            _end_early(lease, NeverClaimed(), "no container claimed it in time", draft)
-        elif lease.expires_at is not None and draft.now >= lease.expires_at and lease.grants:
+        if lease.expires_at is not None and draft.now >= lease.expires_at and lease.grants:
             _expire(lease, draft)
+        elif isinstance(lease.state, Reserved) and draft.now >= lease.state.deadline:
+            _end_unclaimed(lease, NeverClaimed(), "no container claimed it in time", draft)
     watch_deadlines(draft, sample=None)
 
 
 def _expire(lease: Lease, draft: Draft) -> None:
-    if isinstance(lease.state, WithContainer) and state_name(lease.state) != "draining":
-        grace = draft.rules.stop_grace_seconds
-        drain(lease, Expired(), "its time limit was reached", draft, grace_seconds=grace)
+    why = "its time limit was reached"
+    if isinstance(lease.state, Reserved):
+        _end_unclaimed(lease, Expired(), why, draft)
+    elif isinstance(lease.state, Starting | Active | Paused):
+        drain(lease, Expired(), why, draft, grace_seconds=draft.rules.stop_grace_seconds)
+
+
+def _end_unclaimed(lease: Lease, outcome: NeverClaimed | Expired, why: str, draft: Draft) -> None:
+    if draft.engine_surveyed:
+        _end_early(lease, outcome, why, draft)
 
 
 # --- granting ------------------------------------------------------------------------------------------
@@ -333,8 +357,7 @@ def decisions(state: NodeState, now: float) -> tuple[Decision, ...]:
 
 
 def _grant(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> None:
-    limit = lease.request.time_limit_seconds
-    lease = replace(lease, expires_at=None if limit is None else draft.now + limit)
+    lease = replace(lease, expires_at=granted(lease, grants, draft.now).expires_at)
     names = ", ".join(f"GPU {draft.gpus[grant.gpu].index}" for grant in grants)
     reserved = Reserved(grants, draft.now, draft.now + draft.rules.claim_seconds)
     draft.move(lease, reserved, f"granted on {names}")

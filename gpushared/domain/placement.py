@@ -111,12 +111,14 @@ def _refuse_whole(request: Request, room: Room) -> Refusal | None:
         return Refusal(gpu.id, Reason.SHARING_MODE, f"is shared by {_count(room.leases, 'lease')}")
     if room.stray_bytes * WHOLE_PERMILLE > gpu.leasable_bytes * STRAY_PERMILLE:
         return Refusal(gpu.id, Reason.UNMANAGED_USE, "is used by processes without a lease")
-    if (request.memory_bytes or 0) > room.free_bytes:
+    if max(1, request.memory_bytes or 0) > room.free_bytes:
         return Refusal(gpu.id, Reason.RESOURCES, "has too little memory")
     return None
 
 
 def _refuse_slice(need: Grant, room: Room) -> Refusal | None:
+    if need.memory_bytes <= 0:  # a grant of nothing would be a grant without a wall
+        return Refusal(room.gpu.id, Reason.RESOURCES, "is too small for such a share")
     if need.memory_bytes > room.free_bytes:
         if need.memory_bytes <= room.free_bytes + room.stray_bytes:
             return Refusal(room.gpu.id, Reason.UNMANAGED_USE, "is used by processes without a lease")

@@ -3,21 +3,25 @@
 The rule, in full:
 
 1. Requests are looked at in the order in which they came. One that fits is granted.
-2. The first one that does not fit is the *head*. The GPUs where it will fit soonest are reserved for it:
-   soonest by the time limits of the leases there, and where limits say nothing, those that lack least.
+2. The first one that waits for leases to end is the *head*. The GPUs where it will fit soonest are reserved
+   for it: soonest by the time limits of the leases there, and where limits say nothing, those that lack
+   least.
 3. A later request may still be granted (backfill) on GPUs that are not reserved, or on a reserved one if
    its own time limit ends before the head can start there.
+4. A request that would not fit even if all leases ended (a GPU is in trouble, or used by processes without
+   a lease) keeps its place, but reserves nothing: one broken GPU must not make the others idle.
 
-So the reserved GPUs only ever get emptier for the head: it cannot starve while leases end at all.
+So the reserved GPUs only ever get emptier for the head, and what it lacks on the GPU that lacks least never
+grows: it starts at the latest when the leases that hold its reserved GPUs have ended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpushared.domain.gpu import WHOLE_PERMILLE, GpuId
-from gpushared.domain.lease import Grant, Lease, LeaseId
+from gpushared.domain.lease import Grant, Lease, LeaseId, Reserved
 from gpushared.domain.placement import (
     Reason,
     Refusal,
@@ -61,7 +65,7 @@ class _Pass:
 
     rooms: dict[GpuId, Room]
     now: float
-    holders: Sequence[Lease]
+    holders: list[Lease]
     reservation: Reservation | None = None
     refused: dict[Request, tuple[Reason, tuple[Refusal, ...]]] = field(default_factory=dict)
 
@@ -70,7 +74,7 @@ def decide(
     waiting: Iterable[Lease], rooms: Mapping[GpuId, Room], holders: Sequence[Lease], now: float
 ) -> tuple[Decision, ...]:
     """One pass over the queue, in order. ``holders``: the leases that hold something now."""
-    scratch = _Pass(dict(rooms), now, holders)
+    scratch = _Pass(dict(rooms), now, list(holders))
     return tuple(_decide_one(lease, at, scratch) for at, lease in enumerate(waiting, start=1))
 
 
@@ -84,14 +88,22 @@ def _decide_one(lease: Lease, position: int, scratch: _Pass) -> Decision:
     if is_grant(answer):
         grants = tuple(grant for grant in answer if isinstance(grant, Grant))
         take(scratch.rooms, grants, exclusive=request.wants_whole_gpus)
+        scratch.holders.append(granted(lease, grants, scratch.now))
         return Decision(lease.id, position, grants)
     refusals = _refusals(request, scratch.rooms)
-    fits_but_for_order = not refusals or is_grant(place(request, scratch.rooms))
+    fits_but_for_order = is_grant(place(request, scratch.rooms))
     reason = Reason.QUEUE_ORDER if fits_but_for_order else _main_reason(refusals)
-    if scratch.reservation is None:
+    if scratch.reservation is None and waits_for_leases(request, scratch.rooms):
         scratch.reservation = reserve(lease, scratch.rooms, scratch.holders, scratch.now)
     scratch.refused[request] = (reason, refusals)
     return Decision(lease.id, position, (), reason, refusals, scratch.reservation)
+
+
+def granted(lease: Lease, grants: tuple[Grant, ...], now: float) -> Lease:
+    """The lease as it would hold these grants from now on."""
+    limit = lease.request.time_limit_seconds
+    expires_at = None if limit is None else now + limit
+    return replace(lease, state=Reserved(grants, now, now), expires_at=expires_at)
 
 
 def _open_rooms(request: Request, scratch: _Pass) -> Rooms:
@@ -122,6 +134,16 @@ def _main_reason(refusals: tuple[Refusal, ...]) -> Reason:
     return next((reason for reason in order if reason in seen), Reason.RESOURCES)
 
 
+def waits_for_leases(request: Request, rooms: Rooms) -> bool:
+    """Whether the request would fit if all leases ended."""
+    return is_grant(place(request, {gpu: _emptied(room) for gpu, room in rooms.items()}))
+
+
+def _emptied(room: Room) -> Room:
+    free_bytes = room.gpu.leasable_bytes - room.stray_bytes
+    return Room(room.gpu, free_bytes, WHOLE_PERMILLE, stray_bytes=room.stray_bytes)
+
+
 def reserve(head: Lease, rooms: Rooms, holders: Sequence[Lease], now: float) -> Reservation:
     """The GPUs on which the head can start soonest."""
     request = head.request
@@ -137,7 +159,7 @@ def _soonness(
     request: Request, room: Room, holders: Sequence[Lease], now: float
 ) -> tuple[bool, float, float, int]:
     return (
-        room.gpu.trouble is not None,
+        refuse(request, _emptied(room)) is not None,
         free_at(request, room, holders, now),
         _shortfall(request, room),
         room.gpu.index,
@@ -164,19 +186,20 @@ def free_at(request: Request, room: Room, holders: Sequence[Lease], now: float) 
     for lease in leaving:
         if lease.expires_at is None:
             return NEVER
-        room = _without(room, lease, still_exclusive=False)
+        room = _without(room, lease)
         if refuse(request, room) is None:
             return max(now, lease.expires_at)
     return NEVER
 
 
-def _without(room: Room, lease: Lease, *, still_exclusive: bool) -> Room:
+def _without(room: Room, lease: Lease) -> Room:
+    """The room when this lease is gone; whoever was there alone leaves nobody who is."""
     grant = next(grant for grant in lease.grants if grant.gpu == room.gpu.id)
     return Room(
         room.gpu,
         room.free_bytes + grant.memory_bytes,
         room.free_permille + grant.compute_permille,
         room.leases - 1,
-        still_exclusive,
-        room.stray_bytes,
+        exclusive=False,
+        stray_bytes=room.stray_bytes,
     )

@@ -58,6 +58,8 @@ class NodeState:
     ended: Mapping[LeaseId, Lease] = field(default_factory=dict)
     stray_bytes: Mapping[GpuId, int] = field(default_factory=dict)
     next_sequence: int = 1
+    engine_surveyed: bool = True
+    """False from a restart until the engine's first survey: a container may exist that nobody noted."""
 
     def waiting(self) -> list[Lease]:
         """The queue, in order."""
@@ -112,6 +114,7 @@ class Draft:
         self.stray_bytes = dict(state.stray_bytes)
         self.leases = dict(state.leases)
         self.next_sequence = state.next_sequence
+        self.engine_surveyed = state.engine_surveyed
         self.instructions: list[Instruction] = []
         self._changed: dict[LeaseId, Lease] = {}
         self._entries: list[tuple[LeaseId, StoryEntry]] = []
@@ -126,6 +129,7 @@ class Draft:
             leases=self.leases,
             stray_bytes=self.stray_bytes,
             next_sequence=self.next_sequence,
+            engine_surveyed=self.engine_surveyed,
         )
 
     def put(self, lease: Lease) -> Lease:

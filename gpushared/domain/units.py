@@ -20,9 +20,9 @@ MAX_MEMORY_BYTES = 1 << 50
 MAX_DURATION_SECONDS = 366 * 24 * 3600
 
 _MEMORY = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)\s?([kmgt])(?:i?b)?", re.ASCII | re.IGNORECASE)
-_SHARE = re.compile(r"(?:0?\.\d+|0|1(?:\.0+)?)", re.ASCII)
+_SHARE = re.compile(r"0*\.\d+", re.ASCII)
 _SLICES = re.compile(r"(\d{1,4})x(\d*\.?\d+)", re.ASCII | re.IGNORECASE)
-_WHOLE = re.compile(r"\d{1,9}", re.ASCII)
+_WHOLE = re.compile(r"(\d{1,9})(?:\.0+)?", re.ASCII)
 _NUMBER = re.compile(r"\d+\.\d+", re.ASCII)
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d)?)\s?%?", re.ASCII)
 _DURATION = re.compile(
@@ -62,8 +62,8 @@ def parse_gpu(text: str) -> GpuSize:
     """``0.25`` = a quarter of one GPU, ``2`` = two whole GPUs, ``2x0.5`` = half of each of two."""
     text = text.strip()
     if len(text) <= MAX_TEXT:
-        if _WHOLE.fullmatch(text):
-            return GpuSize(_count(text), WHOLE_PERMILLE)
+        if match := _WHOLE.fullmatch(text):
+            return GpuSize(_count(match[1]), WHOLE_PERMILLE)
         if match := _SLICES.fullmatch(text):
             return GpuSize(_count(match[1]), _permille(match[2], text))
         if _SHARE.fullmatch(text):
@@ -133,8 +133,8 @@ def format_percent(permille: int) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """``42s``, ``5m``, ``1h30m``, ``2d4h``: at most two units."""
-    left = int(seconds)
+    """``42s``, ``5m``, ``1h30m``, ``2d4h``: at most two units; nothing is shorter than ``0s``."""
+    left = max(0, int(seconds))
     words = []
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
         amount, left = divmod(left, size)

@@ -1,0 +1,397 @@
+"""The node under random events: whatever happens, in whatever order, its promises hold after each step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from gpushared.domain import messages as m
+from gpushared.domain.errors import GpushareError, InvalidTransition
+from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu, GpuId
+from gpushared.domain.lease import (
+    STORY_KEPT_IN_MEMORY,
+    Active,
+    ComputeCap,
+    ContainerId,
+    Draining,
+    Ended,
+    Lease,
+    LeaseId,
+    MemoryWall,
+    Paused,
+    Reserved,
+    Starting,
+    Walls,
+    WithContainer,
+)
+from gpushared.domain.node import decisions, handle, restore
+from gpushared.domain.placement import need_on, rooms_of
+from gpushared.domain.queue import reserve, waits_for_leases
+from gpushared.domain.request import Caller, Request
+from gpushared.domain.state import NodeState, Rules, Step
+from tests.property.worlds import CALLERS, GIB, REQUESTS, gpu_sets
+
+PICK = st.integers(0, 40)
+CALLER = st.sampled_from(CALLERS)
+CONDITION = st.sampled_from(tuple(m.Condition))
+WALLS = Walls(MemoryWall.MPS_CLIENT, ComputeCap.MPS_PERCENTAGE)
+ROOT = CALLERS[0]
+
+
+class NodeMachine(RuleBasedStateMachine):
+    """Drives a node, with a model of its journal beside it.
+
+    ``state`` is what the daemon has in memory, ``journal`` what is on disk. They differ only inside a batch:
+    steps that were computed, but are not committed yet and may be lost.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1_800_000_000.0
+        self.gpus: tuple[Gpu, ...] = ()
+        self.state = NodeState()
+        self.committed = self.state
+        self.journal: dict[LeaseId, Lease] = {}
+        self.batch: list[Step] | None = None
+
+    @initialize(gpus=gpu_sets())
+    def a_daemon_starts(self, gpus: tuple[Gpu, ...]) -> None:
+        self.gpus = gpus
+        self.state = self.committed = NodeState(rules=Rules(max_queued=12, max_queued_per_user=9))
+        self.send(m.GpusSurveyed(gpus))
+
+    # --- users -----------------------------------------------------------------------------------------
+
+    @rule(request=REQUESTS, caller=CALLER, number=st.integers(0, 6), immediate=st.booleans())
+    def somebody_asks(self, request: Request, caller: Caller, number: int, immediate: bool) -> None:
+        request_id = f"r{number}" if number < 3 else ""
+        device = f"c-{number}" if number > 5 else ""
+        self.send(m.RequestSubmitted(request, caller, request_id, device, immediate and number == 4))
+
+    @rule(request=REQUESTS, caller=CALLER)
+    def somebody_simply_asks(self, request: Request, caller: Caller) -> None:
+        self.send(m.RequestSubmitted(request, caller))
+
+    @rule(pick=PICK)
+    def nobody_waits(self, pick: int) -> None:
+        self.send(m.RequestAbandoned(self.lease(pick)))
+
+    @rule(pick=PICK, caller=CALLER)
+    def it_is_released(self, pick: int, caller: Caller) -> None:
+        self.send(m.ReleaseAsked(self.lease(pick), caller))
+
+    @rule(pick=PICK, caller=CALLER, grace=st.sampled_from((0, 10, 3600)))
+    def a_stop_is_asked_for(self, pick: int, caller: Caller, grace: int) -> None:
+        self.send(m.StopAsked(self.lease(pick), caller, grace))
+
+    @rule(pick=PICK, caller=CALLER)
+    def it_is_claimed(self, pick: int, caller: Caller) -> None:
+        self.send(m.ClaimAsked(self.lease(pick), caller))
+
+    @rule(pick=PICK)
+    def the_claim_is_dropped(self, pick: int) -> None:
+        self.send(m.ClaimDropped(self.lease(pick)))
+
+    @rule(pick=PICK, container=st.integers(0, 5))
+    def a_container_is_created(self, pick: int, container: int) -> None:
+        self.send(m.ContainerCreated(self.lease(pick), ContainerId(f"box-{container}"), "box", "image"))
+
+    @rule(pick=PICK)
+    def a_start_is_asked_for(self, pick: int) -> None:
+        self.send(m.StartAsked(self.lease(pick)))
+
+    @rule(pick=PICK)
+    def a_restart_begins(self, pick: int) -> None:
+        self.send(m.RestartAsked(self.lease(pick), 10))
+
+    @rule(pick=PICK)
+    def a_restart_is_done(self, pick: int) -> None:
+        self.send(m.RestartDone(self.lease(pick)))
+
+    # --- parts -----------------------------------------------------------------------------------------
+
+    @rule(pick=PICK, condition=CONDITION, code=st.sampled_from((None, 0, 137)))
+    def a_container_is_seen(self, pick: int, condition: m.Condition, code: int | None) -> None:
+        self.send(self.sight(pick, condition, code))
+
+    @rule(sights=st.lists(st.tuples(PICK, CONDITION), max_size=4), age=st.sampled_from((0.0, 0.5, 100.0)))
+    def the_engine_is_surveyed(self, sights: list[tuple[int, m.Condition]], age: float) -> None:
+        there = [self.sight(pick, condition, 0) for pick, condition in sights]
+        there = [one for one in there if one.condition is not m.Condition.GONE]
+        self.send(m.EngineSurveyed(tuple(there), self.now - age))
+
+    @rule()
+    def a_survey_finds_everything_running(self) -> None:
+        there = (lease for lease in self.state.leases.values() if lease.container is not None)
+        sights = (m.ContainerSeen(_box(one), m.Condition.RUNNING, one.device_name) for one in there)
+        self.send(m.EngineSurveyed(tuple(sights), self.now))
+
+    @rule(pick=PICK)
+    def edits_are_made(self, pick: int) -> None:
+        self.send(m.EditsMade(self.lease(pick), WALLS))
+
+    @rule(pick=PICK)
+    def edits_fail(self, pick: int) -> None:
+        self.send(m.EditsFailed(self.lease(pick), "no MPS"))
+
+    @rule(troubles=st.lists(st.sampled_from((None, None, "is lost")), min_size=4, max_size=4))
+    def gpus_are_surveyed(self, troubles: list[str | None]) -> None:
+        self.send(m.GpusSurveyed(tuple(map(_in_trouble, self.gpus, troubles))))
+
+    @rule(kept=st.integers(0, 15))
+    def some_gpus_vanish(self, kept: int) -> None:
+        self.send(m.GpusSurveyed(tuple(gpu for gpu in self.gpus if kept >> gpu.index & 1)))
+
+    @rule(
+        age=st.sampled_from((0.0, 0.0, 0.5, 100.0)),
+        busy=st.integers(0, 255),
+        mute=st.integers(0, 15),
+        stray=st.sampled_from((0, 0, GIB, 30 * GIB)),
+    )
+    def gpus_are_sampled(self, age: float, busy: int, mute: int, stray: int) -> None:
+        there = frozenset(lease for at, lease in enumerate(self.state.leases) if busy >> at % 8 & 1)
+        quiet = {gpu.id: "does not answer" for gpu in self.gpus if mute >> gpu.index & 1}
+        self.sample(self.now - age, there, quiet, stray)
+
+    @rule(seconds=st.sampled_from((0.0, 0.5, 5.0, 61.0, 700.0, 4000.0, -30.0)))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.send(m.Tick())
+
+    # --- the usual way, so that deep states are common -----------------------------------------------------
+
+    @rule(pick=PICK, small=st.sampled_from((0.0, 0.25)))
+    def a_lease_goes_on(self, pick: int, small: float) -> None:
+        self.now += small
+        lease = self.state.leases.get(self.lease(pick))
+        match lease.state if lease else None:
+            case Reserved(claimed=False) if lease:
+                self.send(m.ClaimAsked(lease.id, Caller(lease.owner_uid, 0, lease.owner_name)))
+            case Reserved() if lease:
+                self.send(m.ContainerCreated(lease.id, ContainerId(f"box-of-{lease.id}"), "box", "image"))
+            case Starting() | Active() | Paused() | Draining(exited=False) if lease:
+                up = isinstance(lease.state, Starting)
+                condition = m.Condition.RUNNING if up else m.Condition.EXITED
+                self.send(m.ContainerSeen(_box(lease), condition, lease.device_name, 0))
+            case Draining():
+                self.sample(self.now, frozenset(), {}, 0)
+            case _:
+                self.send(m.Tick())
+
+    # --- interruptions ---------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.batch is None)
+    @rule()
+    def a_batch_begins(self) -> None:
+        self.batch = []
+
+    @precondition(lambda self: self.batch is not None)
+    @rule()
+    def the_batch_is_written(self) -> None:
+        steps, self.batch = self.batch, None
+        for step in steps or ():
+            self.commit(step)
+
+    @precondition(lambda self: self.batch is not None)
+    @rule()
+    def the_batch_cannot_be_written(self) -> None:
+        self.batch = None
+        self.state = self.committed
+
+    @rule(surveyed_first=st.booleans())
+    def the_daemon_is_killed_and_starts_again(self, surveyed_first: bool) -> None:
+        self.batch = None
+        kept = [lease for lease in self.journal.values() if not isinstance(lease.state, Ended)]
+        empty = NodeState(rules=self.committed.rules)
+        self.state = self.committed = restore(empty, reversed(kept), self.committed.next_sequence)
+        assert {one.id: one.grants for one in kept if one.grants} == {
+            one.id: one.grants for one in self.state.holders()
+        }
+        if surveyed_first:
+            self.send(m.GpusSurveyed(self.gpus))
+
+    # --- what is true after each step ------------------------------------------------------------------
+
+    @invariant()
+    def no_gpu_is_oversold(self) -> None:
+        for gpu in self.gpus:
+            held = [(one, g) for one in self.state.leases.values() for g in one.grants if g.gpu == gpu.id]
+            assert sum(grant.memory_bytes for _, grant in held) <= gpu.leasable_bytes
+            assert sum(grant.compute_permille for _, grant in held) <= WHOLE_PERMILLE
+            if any(lease.request.wants_whole_gpus for lease, _ in held):
+                assert len(held) == 1
+
+    @invariant()
+    def each_holder_has_what_it_asked_for(self) -> None:
+        known = {gpu.id: gpu for gpu in self.gpus}
+        for lease in self.state.holders():
+            request = lease.request
+            where = [grant.gpu for grant in lease.grants]
+            assert len(set(where)) == len(where) == (len(request.gpus) or request.gpu_count)
+            assert not request.gpus or set(where) == set(request.gpus)
+            for grant in lease.grants:
+                need = need_on(request, known[grant.gpu])
+                assert grant.compute_permille == need.compute_permille
+                assert grant.memory_bytes >= max(1, need.memory_bytes)
+
+    @invariant()
+    def containers_and_devices_belong_to_one_lease(self) -> None:
+        live = self.state.leases.values()
+        containers = Counter(lease.container for lease in live if lease.container is not None)
+        assert not containers or max(containers.values()) == 1
+        devices = Counter(lease.device_name for lease in live)
+        assert not devices or max(devices.values()) == 1
+
+    @invariant()
+    def the_queue_keeps_its_order(self) -> None:
+        order = [lease.sequence for lease in self.state.leases.values()]
+        assert order == sorted(order)
+        assert all(lease.sequence < self.state.next_sequence for lease in self.state.leases.values())
+
+    @invariant()
+    def every_waiting_lease_has_a_reason(self) -> None:
+        decided = decisions(self.state, self.now)
+        assert [one.lease for one in decided] == [lease.id for lease in self.state.waiting()]
+        assert all(one.reason is not None for one in decided if not one.grants)
+
+    def teardown(self) -> None:
+        """Once all trouble is over and all who hold something end, the whole queue has its turn."""
+        self.send(m.GpusSurveyed(self.gpus))
+        self.send(m.EngineSurveyed((), self.now - 1000.0))
+        self.sample(self.now, frozenset(), {}, 0)
+        for _ in range(2 * len(self.state.leases) + 2):
+            for lease in self.state.holders():
+                self.send(m.StopAsked(lease.id, ROOT, 0))
+                if lease.container is not None:
+                    self.send(m.ContainerSeen(lease.container, m.Condition.GONE))
+            self.sample(self.now, frozenset(), {}, 0)
+        assert not self.state.leases, "somebody waits for ever"
+
+    # --- helpers ---------------------------------------------------------------------------------------
+
+    def lease(self, pick: int) -> LeaseId:
+        """Mostly a live lease, sometimes one that is over or never was."""
+        ids = [*self.state.leases, *list(self.state.ended)[-2:], LeaseId("l-none")]
+        return ids[pick % len(ids)]
+
+    def sight(self, pick: int, condition: m.Condition, code: int | None) -> m.ContainerSeen:
+        """Of a lease's own container, of one that bears only its label, or of a stranger's."""
+        lease = self.state.leases.get(self.lease(pick))
+        container = ContainerId(f"box-{pick % 6}")
+        if lease is not None and lease.container is not None:
+            container = lease.container
+        return m.ContainerSeen(container, condition, lease.device_name if lease else "", code, "box", "image")
+
+    def sample(
+        self, at: float, busy: frozenset[LeaseId], quiet: dict[GpuId, str], stray_bytes: int
+    ) -> None:
+        answered = frozenset(gpu.id for gpu in self.gpus) - quiet.keys()
+        strays = {self.gpus[0].id: stray_bytes}
+        self.send(m.GpusSampled(at, busy, strays, frozenset(answered), quiet))
+
+    def send(self, event: m.Event) -> None:
+        before = self.state
+        held = dict(before.leases)
+        try:
+            step = handle(before, event, self.now)
+        except InvalidTransition:
+            raise
+        except GpushareError as error:
+            assert error.message
+            assert error.hint, f"no hint beside {error.message!r}"
+            return
+        finally:
+            assert held == before.leases, "a step touched the state it came from"
+        self.check_step(before, event, step)
+        self.state = step.state
+        if self.batch is None:
+            self.commit(step)
+        else:
+            self.batch.append(step)
+
+    def commit(self, step: Step) -> None:
+        for lease in step.changed:
+            known = self.journal.get(lease.id)
+            assert known is None or not isinstance(known.state, Ended), "a lease that was over came back"
+            assert known is None or known.sequence == lease.sequence
+            self.journal[lease.id] = lease
+        self.committed = step.state
+        numbers = [lease.sequence for lease in self.journal.values()]
+        assert len(set(numbers)) == len(numbers)
+
+    def check_step(self, before: NodeState, event: m.Event, step: Step) -> None:
+        replayed = dict(before.leases)
+        for lease in step.changed:
+            if isinstance(lease.state, Ended):
+                replayed.pop(lease.id, None)
+                assert step.state.ended[lease.id] == lease
+            else:
+                replayed[lease.id] = lease
+        assert list(replayed.items()) == list(step.state.leases.items())
+        _check_entries(before, step)
+        _check_edits(before, step)
+        new = step.state.leases.keys() | step.state.ended.keys()
+        new -= before.leases.keys() | before.ended.keys()
+        assert len(new) == step.state.next_sequence - before.next_sequence <= 1
+        assert not new or isinstance(event, m.RequestSubmitted)
+        for lease in step.changed:
+            old = before.leases.get(lease.id)
+            if old is not None and old.grants and lease.grants:
+                assert old.grants == lease.grants, "what was granted changed"
+        self.check_order(step)
+
+    def check_order(self, step: Step) -> None:
+        """Whoever was granted something behind the head left the head's GPUs alone, or leaves in time."""
+        state = step.state
+        rooms = state.rooms()
+        head = next((one for one in state.waiting() if waits_for_leases(one.request, rooms)), None)
+        fresh = [state.leases[i.lease] for i in step.instructions if isinstance(i, m.MakeEdits)]
+        assert all(state.gpus[grant.gpu].trouble is None for lease in fresh for grant in lease.grants)
+        passed_by = {lease.id: lease for lease in fresh if head and lease.sequence > head.sequence}
+        if head is None or not passed_by:
+            return
+        others = [lease for lease in state.leases.values() if lease.id not in passed_by]
+        rooms = rooms_of(state.gpus.values(), others, state.stray_bytes)
+        kept = reserve(head, rooms, [lease for lease in others if lease.grants], self.now)
+        for lease in passed_by.values():
+            on_kept = any(grant.gpu in kept.gpus for grant in lease.grants)
+            assert not on_kept or (lease.expires_at or kept.start_at + 1) <= kept.start_at < float("inf")
+
+
+def _check_entries(before: NodeState, step: Step) -> None:
+    written: dict[LeaseId, list[object]] = {lease.id: [] for lease in step.changed}
+    for lease_id, entry in step.entries:
+        written[lease_id].append(entry)
+    for lease in step.changed:
+        old = before.leases.get(lease.id)
+        story = [*(old.story if old else ()), *written[lease.id]]
+        assert written[lease.id]
+        assert list(lease.story) == story[-STORY_KEPT_IN_MEMORY:]
+
+
+def _check_edits(before: NodeState, step: Step) -> None:
+    made = [one.lease for one in step.instructions if isinstance(one, m.MakeEdits)]
+    dropped = [one.lease for one in step.instructions if isinstance(one, m.DropEdits)]
+    held = {lease.id for lease in before.holders()}
+    hold = {lease.id for lease in step.state.holders()}
+    assert sorted(made) == sorted(hold - held)
+    assert sorted(dropped) == sorted(held - hold)
+    assert all(isinstance(step.state.leases[one].state, Reserved) for one in made)
+    queued = {lease.id for lease in before.waiting()}
+    over = [lease for lease in step.changed if isinstance(lease.state, Ended) and lease.id not in queued]
+    assert sorted(lease.id for lease in over) == sorted(dropped)
+
+
+def _box(lease: Lease) -> ContainerId:
+    assert isinstance(lease.state, WithContainer)
+    return lease.state.container
+
+
+def _in_trouble(gpu: Gpu, trouble: str | None) -> Gpu:
+    return replace(gpu, trouble=trouble)
+
+
+TestNodeMachine = NodeMachine.TestCase
