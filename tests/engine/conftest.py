@@ -8,8 +8,21 @@ from pathlib import Path
 import pytest
 
 from gpushared.engine.docker import DockerEngine
+from gpushared.ports import Edits
 from tests.bed.fixtures import CdiEngine
 from tests.engine.world import DockerHands
+
+
+class TidyEngine(DockerEngine):
+    """Knows which devices a test has written, for the engine and its directory are shared."""
+
+    def __init__(self, url: str, *, simulated_gpus: bool) -> None:
+        super().__init__(url, simulated_gpus=simulated_gpus)
+        self.written: set[str] = set()
+
+    async def write_device(self, device_name: str, edits: Edits) -> None:
+        self.written.add(device_name)
+        await super().write_device(device_name, edits)
 
 
 @pytest.fixture
@@ -28,9 +41,11 @@ def hands(docker_engine: str, busybox_image: str) -> Iterator[DockerHands]:
 
 @pytest.fixture
 async def cdi(cdi_engine: CdiEngine) -> AsyncIterator[DockerEngine]:
-    adapter = DockerEngine(cdi_engine.socket, simulated_gpus=True)
+    adapter = TidyEngine(cdi_engine.socket, simulated_gpus=True)
     await adapter.probe()
     yield adapter
+    for device_name in adapter.written:
+        await adapter.remove_device(device_name)
     await adapter.close()
 
 

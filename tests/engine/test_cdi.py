@@ -21,11 +21,6 @@ def edits(lease: str) -> Edits:
     return Edits(gpus=(), walls=Walls(MemoryWall.NONE, ComputeCap.NONE), env={"LEASE": lease})
 
 
-async def remove(engine: DockerEngine, *devices: str) -> None:
-    for device in devices:
-        await engine.remove_device(device)
-
-
 async def test_the_engine_says_that_it_takes_devices_of_ours(cdi: DockerEngine) -> None:
     """By the directories that it reads; a plain engine has none."""
     found = await cdi.probe()
@@ -53,7 +48,6 @@ async def test_a_container_gets_what_its_lease_says(
     assert "read-only" in lines
     assert lines[-1].startswith("c")
     assert not (tmp_path / "x").exists()
-    await remove(cdi, device)
 
 
 async def test_a_device_is_known_the_moment_it_is_written(cdi: DockerEngine, cdi_hands: DockerHands) -> None:
@@ -64,7 +58,6 @@ async def test_a_device_is_known_the_moment_it_is_written(cdi: DockerEngine, cdi
         container = cdi_hands.create(device, command=("sh", "-c", "echo $LEASE"), leases=[device])
         cdi_hands.start(container)
         assert cdi_hands.output(container).strip() == device
-        await remove(cdi, device)
 
 
 async def test_a_device_is_resolved_anew_at_every_start(cdi: DockerEngine, cdi_hands: DockerHands) -> None:
@@ -76,7 +69,6 @@ async def test_a_device_is_resolved_anew_at_every_start(cdi: DockerEngine, cdi_h
         cdi_hands.start(container)
         cdi_hands.client.wait(container)
     assert cdi_hands.output(container).split() == ["first", "second"]
-    await remove(cdi, device)
 
 
 async def test_without_its_device_a_container_does_not_start(
@@ -106,7 +98,6 @@ async def test_of_two_devices_the_one_asked_for_last_has_the_last_word(
     container = cdi_hands.create(first, command=("sh", "-c", "echo $LEASE"), leases=[first, last])
     cdi_hands.start(container)
     assert cdi_hands.output(container).strip() == "last"
-    await remove(cdi, first, last)
 
 
 async def test_a_half_written_spec_of_a_crash_does_no_harm(
@@ -121,7 +112,6 @@ async def test_a_half_written_spec_of_a_crash_does_no_harm(
     cdi_hands.start(container)
     assert cdi_hands.output(container).strip() == device
     leftover.unlink()
-    await remove(cdi, device)
 
 
 async def test_devices_written_before_the_engine_was_asked_go_where_it_reads_them(
@@ -136,5 +126,5 @@ async def test_devices_written_before_the_engine_was_asked_go_where_it_reads_the
     cdi_hands.start(container)
     assert cdi_hands.output(container).strip() == device
     assert list((tmp_path / "cdi").iterdir()) == []
-    await remove(engine, device)
+    await engine.remove_device(device)
     await engine.close()

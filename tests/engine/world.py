@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from docker import APIClient
-from docker.errors import NotFound
+from docker.errors import APIError
 from docker.types import DeviceRequest
 
 from gpushared.domain.lease import ContainerId
@@ -102,16 +102,18 @@ class DockerHands:
         self.client.remove_container(container, force=True)
 
     def output(self, container: ContainerId) -> str:
-        """What the container wrote, once it has ended."""
+        """What the container wrote to its standard output, once it has ended."""
         self.client.wait(container)
-        return self.client.logs(container).decode()
+        return self.client.logs(container, stdout=True, stderr=False).decode()
 
     def clean_up(self) -> None:
         for container in self._made:
             try:
                 self.remove(container)
-            except NotFound:
-                continue
+            except APIError as error:
+                # Gone, or about to: the engine itself is removing it.
+                if error.status_code not in {404, 409}:
+                    raise
         self.client.close()
 
 
@@ -126,13 +128,22 @@ def is_now(container: ContainerId, status: ContainerStatus) -> Callable[[Event],
     return lambda told: isinstance(told, ContainerFacts) and (told.id, told.status) == (container, status)
 
 
+def is_gone(container: ContainerId) -> Callable[[Event], bool]:
+    return lambda told: told == container
+
+
 async def event(stream: AsyncIterator[Event], wanted: Callable[[Event], bool]) -> Event:
-    """The first event that is wanted; others are read over, because an engine may say things twice."""
+    """The first event that is wanted; others are read over: engines repeat themselves, and are shared."""
+    return (await events_until(stream, wanted))[-1]
+
+
+async def events_until(stream: AsyncIterator[Event], wanted: Callable[[Event], bool]) -> list[Event]:
+    """All events up to the first one that is wanted."""
+    told: list[Event] = []
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while True:
-            told = await anext(stream)
-            if wanted(told):
-                return told
+        while not told or not wanted(told[-1]):
+            told.append(await anext(stream))
+    return told
 
 
 async def facts(engine: Engine, container: ContainerId) -> ContainerFacts:
@@ -150,10 +161,11 @@ async def stand_in(socket: Path, answer: Answer) -> AsyncIterator[None]:
 
     The connection stays open until the end of the block unless `answer` closes it.
     """
-    served: list[tuple[asyncio.Task[None] | None, asyncio.StreamWriter]] = []
+    before = asyncio.all_tasks()
+    served: list[asyncio.StreamWriter] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        served.append((asyncio.current_task(), writer))
+        served.append(writer)
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 await answer(head.split(b"\r\n")[0].decode(), writer)
@@ -167,9 +179,11 @@ async def stand_in(socket: Path, answer: Answer) -> AsyncIterator[None]:
         yield
     finally:
         server.close()
-        for _, writer in served:
-            writer.transport.abort()
-        await asyncio.gather(*(task for task, _ in served if task), return_exceptions=True)
+        # Connections may still be on their way in; each ends with its task.
+        while tasks := asyncio.all_tasks() - before:
+            for writer in served:
+                writer.transport.abort()
+            await asyncio.wait(tasks, timeout=0.05)
 
 
 def reply(body: bytes, status: str = "200 OK") -> bytes:
