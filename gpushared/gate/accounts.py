@@ -56,10 +56,15 @@ async def resolve_as(account: Account, wishes: Sequence[PathWish]) -> list[str]:
     A helper process with the caller's ids does it, so that the kernel decides. Raises ``PermissionRefused``
     for a path that the caller cannot use so, and ``Unavailable`` when the check itself fails.
     """
-    words = json.dumps([asdict(wish) for wish in wishes]).encode()
+    order = {
+        "uid": account.caller.uid,
+        "gid": account.caller.gid,
+        "groups": account.groups,
+        "wishes": [asdict(wish) for wish in wishes],
+    }
     try:
         async with asyncio.timeout(CHECK_SECONDS):
-            output = await _run_checker(account, words)
+            output = await _run_checker(json.dumps(order).encode())
     except TimeoutError:
         raise TimedOut(
             "checking the mounted paths took too long", hint="is a network file system away?"
@@ -82,25 +87,14 @@ def _look_up(caller: Caller) -> Account:
     return Account(caller, tuple(sorted(set(groups) - {caller.gid})), entry.pw_dir)
 
 
-async def _run_checker(account: Account, words: bytes) -> bytes:
+async def _run_checker(words: bytes) -> bytes:
+    pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     try:
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-I",
-            "-S",
-            "-c",
-            CHECKER.read_text(encoding="utf-8"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            user=account.caller.uid,
-            group=account.caller.gid,
-            extra_groups=list(account.groups),
-            cwd="/",
-            env={},
+            sys.executable, "-I", "-S", str(CHECKER), stdin=pipe, stdout=pipe, stderr=null, cwd="/", env={}
         )
     except OSError as error:
-        raise Unavailable(f"mounted paths cannot be checked as uid {account.caller.uid}: {error}") from error
+        raise Unavailable(f"mounted paths cannot be checked: {error}") from error
     try:
         output, _ = await process.communicate(words)
     finally:
@@ -108,5 +102,7 @@ async def _run_checker(account: Account, words: bytes) -> bytes:
             process.kill()
             await process.wait()
     if process.returncode != 0:
-        raise Unavailable("the check of mounted paths failed", hint="mount nothing, or ask the administrator")
+        raise Unavailable(
+            "mounted paths cannot be checked as the caller", hint="mount nothing; is the daemon not root?"
+        )
     return output

@@ -18,18 +18,24 @@ from gpushared.gate.body import section
 from gpushared.gate.engine import EngineSocket
 from gpushared.ports import LABEL_DEVICE, LABEL_OWNER
 
+LABEL_HOST_PATHS = "gpushare.host-paths"
+"""Set on containers of confined callers that have mounts of their own; the lease's mounts do not count."""
 OK = 200
 NOT_FOUND = 404
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """One container as the gate needs it. ``binds`` are the host paths that are mounted into it."""
+    """One container as the gate needs it."""
 
     id: ContainerId
     name: str
     labels: Mapping[str, str]
-    binds: tuple[str, ...] = ()
+
+    @property
+    def has_host_paths(self) -> bool:
+        """Whether its creator mounted files of the host into it."""
+        return LABEL_HOST_PATHS in self.labels
 
     @property
     def device_name(self) -> str:
@@ -47,13 +53,8 @@ async def find_container(engine: EngineSocket, name: str, caller: Caller) -> Con
     found = await inspect(engine, "containers", name, suffix="/json")
     if found is None:
         raise NotFound(f"No such container: {name}")
-    config, mounts = section(found, "Config"), found.get("Mounts") or []
-    container = Container(
-        ContainerId(found["Id"]),
-        str(found.get("Name", "")).lstrip("/"),
-        section(config, "Labels"),
-        tuple(mount.get("Source", "") for mount in mounts if mount.get("Type") == "bind"),
-    )
+    labels = section(section(found, "Config"), "Labels")
+    container = Container(ContainerId(found["Id"]), str(found.get("Name", "")).lstrip("/"), labels)
     if not owns(caller, container.labels):
         raise NotFound(f"No such container: {name}")
     return container

@@ -10,7 +10,7 @@ from gpushared.domain.errors import NotFound, PermissionRefused, RequestError
 from gpushared.domain.request import Caller
 from gpushared.gate.accounts import Account, look_up
 from gpushared.gate.body import BODY_BYTES, Body, check_create, check_keys, parse_object, section, serialise
-from gpushared.gate.containers import find_container, find_exec, find_owned
+from gpushared.gate.containers import LABEL_HOST_PATHS, find_container, find_exec, find_owned
 from gpushared.gate.create import Creator, Order
 from gpushared.gate.desk import Desk
 from gpushared.gate.engine import Answer, EngineSocket
@@ -154,7 +154,8 @@ class Gate:
             await find_owned(self._engine, "networks", network, caller)
         for volume in volumes_of(mounts):
             await find_owned(self._engine, "volumes", volume, caller)
-        await resolve_binds(mounts, account, self.policy)
+        if await resolve_binds(mounts, account, self.policy):
+            judged["Labels"] = {**section(judged, "Labels"), LABEL_HOST_PATHS: "yes"}
         return judged
 
     async def _container(self, call: _Call) -> None:
@@ -162,7 +163,7 @@ class Gate:
 
     async def _archive(self, call: _Call) -> None:
         container = await find_container(self._engine, call.match.name, call.caller)
-        if container.binds:
+        if container.has_host_paths:
             raise PermissionRefused(
                 "files cannot be copied in or out while the container has mounted directories",
                 hint="copy in the mounted directory itself",

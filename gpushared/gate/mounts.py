@@ -25,11 +25,11 @@ def volumes_of(mounts: Sequence[Body]) -> list[str]:
     return [mount["Source"] for mount in mounts if mount["Type"] == "volume" and mount.get("Source")]
 
 
-async def resolve_binds(mounts: Sequence[Body], account: Account, policy: Policy) -> None:
-    """Check the sources as the caller and put the resolved paths in their places."""
+async def resolve_binds(mounts: Sequence[Body], account: Account, policy: Policy) -> bool:
+    """Check the sources as the caller and put the resolved paths in their places; whether there are any."""
     binds = [mount for mount in mounts if mount["Type"] == "bind"]
     if not binds:
-        return
+        return False
     wishes = [PathWish(bind["Source"], write=not bind["ReadOnly"]) for bind in binds]
     prefixes = [account.home if prefix == HOME else prefix for prefix in policy.bind_prefixes]
     for bind, path in zip(binds, await resolve_as(account, wishes), strict=True):
@@ -39,6 +39,7 @@ async def resolve_binds(mounts: Sequence[Body], account: Account, policy: Policy
                 f"{bind['Source']} may not be mounted", hint=f"mounts may come from: {where}"
             )
         bind["Source"] = path
+    return True
 
 
 def _is_under(path: str, prefix: str) -> bool:

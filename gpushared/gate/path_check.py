@@ -1,6 +1,7 @@
-"""Run as a caller, by source text: says which paths that caller may use. Standard library only.
+"""A program of its own that becomes a caller, and says which paths that caller may use.
 
-Reads a list of {"path", "write"} as JSON, writes a list of {"path"} or {"error"}.
+Reads {"uid", "gid", "groups", "wishes": [{"path", "write"}]} as JSON, writes a list of {"path"} or {"error"}.
+It starts as root, because the interpreter itself may lie where the caller cannot read. Standard library only.
 """
 
 import json
@@ -9,10 +10,11 @@ import sys
 from pathlib import Path
 
 
+# Not in the system's words: clients read "no such file or directory" as "no such program" (exit code 127).
 def check(path: str, write: bool) -> dict[str, str]:
     real = Path(os.path.realpath(path))
     if not real.exists():
-        return {"error": "there is no such file or directory, or none that you may see"}
+        return {"error": "it does not exist, or you may not see it"}
     if not (real.is_dir() or real.is_file()):
         return {"error": "it is neither a file nor a directory"}
     if not os.access(real, os.R_OK | (os.X_OK if real.is_dir() else 0)):
@@ -22,4 +24,8 @@ def check(path: str, write: bool) -> dict[str, str]:
     return {"path": str(real)}
 
 
-json.dump([check(each["path"], each["write"]) for each in json.load(sys.stdin)], sys.stdout)
+order = json.load(sys.stdin)
+os.setgroups(order["groups"])
+os.setresgid(order["gid"], order["gid"], order["gid"])
+os.setresuid(order["uid"], order["uid"], order["uid"])
+json.dump([check(each["path"], each["write"]) for each in order["wishes"]], sys.stdout)

@@ -165,8 +165,9 @@ ROUTES: tuple[Route, ...] = (
     _route("POST", "/volumes/prune", _A.TRUSTED),
     _route("GET", "/volumes/{name}", _A.VOLUME),
     _route("DELETE", "/volumes/{name}", _A.VOLUME, "force"),
-    # The engine's own plugins (GET only) are listed by `docker info` and compose
-    _route("GET", "/plugins", _A.TRUSTED, _FILTERS),
+    # What is installed; `docker inspect` asks here for names that are nothing else
+    _route("GET", "/plugins", _A.PASS, _FILTERS),
+    _route("GET", "/plugins/{name...}/json", _A.PASS),
 )
 
 _BY_FIRST: dict[str, list[Route]] = {}

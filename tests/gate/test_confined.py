@@ -1,0 +1,460 @@
+"""Two users whom nobody trusts, on the real engine: what they may do, and what they may not see."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from gpushared.domain.request import Caller
+from gpushared.gate.gate import Gate
+from gpushared.gate.site import Policy
+from gpushared.ports import Mount
+from tests.gate.desks import GPU, FakeDesk, edits
+from tests.gate.docker import Docker
+from tests.gate.serving import ALICE, BOB, Served, ask, raw_client, request, serving_gate
+
+pytestmark = pytest.mark.docker
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A directory of alice's with a file, beside one that only root can read."""
+    path = Path(tempfile.mkdtemp(prefix="gate-home-"))
+    path.chmod(0o755)
+    (path / "own").mkdir()
+    (path / "own" / "file").write_text("mine")
+    (path / "secret").mkdir(mode=0o700)
+    (path / "way-out").symlink_to("/etc")
+    (path / "shared").mkdir(mode=0o755)
+    for own in (path / "own", path / "own" / "file"):
+        os.chown(own, ALICE.uid, ALICE.gid)
+    yield path
+    shutil.rmtree(path)
+
+
+class House:
+    """Docker clients of several callers before one gate."""
+
+    def __init__(self, alice: Served, bob: Served, environment: dict[str, str], image: str) -> None:
+        self.served = {ALICE: alice, BOB: bob}
+        self.alice = Docker(alice.url, environment, image)
+        self.bob = Docker(bob.url, environment, image)
+        self.image = image
+
+
+@pytest.fixture
+async def house(
+    desk: FakeDesk, docker_engine: str, docker_environment: dict[str, str], busybox_image: str, home: Path
+) -> AsyncIterator[House]:
+    gate = Gate(docker_engine, desk, Policy(bind_prefixes=("~", str(home))))
+    async with AsyncExitStack() as stack:
+        alice = await stack.enter_async_context(serving_gate(gate, ALICE))
+        bob = await stack.enter_async_context(serving_gate(gate, BOB))
+        yield House(alice, bob, docker_environment, busybox_image)
+
+
+@pytest.fixture
+async def alices(house: House, name: str, docker: Docker) -> AsyncIterator[str]:
+    """A running container of alice's."""
+    words = ("--network", "none", "--init", "--name", name)
+    done = await house.alice("run", "-d", *words, house.image, "sleep", "600")
+    assert done.code == 0, done.err
+    yield name
+    await docker("rm", "-f", name)
+
+
+def status_fields(out: bytes) -> dict[str, str]:
+    pairs = (line.split(":", 1) for line in out.decode().splitlines() if ":" in line)
+    return {name: value.strip() for name, value in pairs}
+
+
+async def test_a_program_runs_as_the_caller_with_no_capability_and_no_way_to_one(house: House) -> None:
+    done = await house.alice.run(house.image, "cat", "/proc/self/status")
+    assert done.code == 0, done.err
+    fields = status_fields(done.out)
+    assert fields["Uid"].split() == ["1000"] * 4
+    assert fields["Gid"].split() == ["1000"] * 4
+    assert {fields[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
+    assert (fields["NoNewPrivs"], fields["Seccomp"]) == ("1", "2")
+
+
+async def test_a_confined_container_has_no_gpu_by_its_image_and_a_bound_on_processes(
+    house: House, alices: str
+) -> None:
+    shown = await house.alice("inspect", "-f", "{{json .Config.Env}} {{.HostConfig.PidsLimit}}", alices)
+    assert b"NVIDIA_VISIBLE_DEVICES=void" in shown.out
+    assert shown.out.split()[-1] == b"4096"
+
+
+async def test_a_lease_of_ones_own_works_as_for_everybody(house: House, desk: FakeDesk) -> None:
+    desk.owners["l-alices"] = ALICE.uid
+    mine = await house.alice.run("--label", "gpushare.lease=l-alices", house.image, "env")
+    bobs = await house.bob.run("--label", "gpushare.lease=l-alices", house.image, "env")
+    assert f"NVIDIA_VISIBLE_DEVICES={GPU}".encode() in mine.out
+    assert bobs.code == 125
+    assert b"there is no lease l-alices" in bobs.err
+
+
+REFUSED = [
+    ("--privileged",),
+    ("--pid", "host"),
+    ("--ipc", "host"),
+    ("--uts", "host"),
+    ("--userns", "host"),
+    ("--cgroupns", "host"),
+    ("--cap-add", "SYS_ADMIN"),
+    ("--device", "/dev/zero"),
+    ("--device-cgroup-rule", "c 1:3 rwm"),
+    ("--security-opt", "seccomp=unconfined"),
+    ("--security-opt", "apparmor=unconfined"),
+    ("--security-opt", "systempaths=unconfined"),
+    ("--security-opt", "no-new-privileges=false"),
+    ("--cgroup-parent", "/"),
+    ("--network", "host"),
+    ("--network", "container:other"),
+    ("--network", "somebody-elses"),
+    ("--volumes-from", "other"),
+    ("--link", "other"),
+    ("--sysctl", "net.ipv4.ip_forward=1"),
+    ("--user", "0"),
+    ("--user", "1000:0"),
+    ("--group-add", "0"),
+    ("--group-add", "docker"),
+    ("--log-driver", "syslog"),
+    ("--log-opt", "syslog-address=unix:///run/x"),
+    ("--runtime", "other"),
+    ("--storage-opt", "size=1G"),
+    ("--oom-score-adj", "-500"),
+    ("--oom-kill-disable",),
+    ("-p", "80:80"),
+    ("-p", "443-444:443-444"),
+    ("-v", "/etc:/x"),
+    ("-v", "/:/x:ro"),
+    ("-v", "/var/run/docker.sock:/x"),
+    ("-v", "named-by-nobody:/x"),
+    ("--mount", "type=bind,source=/etc,target=/x"),
+    ("--mount", "type=volume,target=/x,volume-opt=type=none,volume-opt=o=bind,volume-opt=device=/etc"),
+    ("--mount", "type=volume,target=/x,volume-driver=other"),
+]
+
+
+@pytest.mark.parametrize("words", REFUSED, ids=" ".join)
+async def test_what_could_lead_to_root_is_refused_with_125(
+    house: House, desk: FakeDesk, words: tuple[str, ...]
+) -> None:
+    done = await house.alice("run", "--rm", *words, house.image, "true")
+    assert done.code == 125, done.err
+    assert desk.diary == []
+
+
+ALLOWED = [
+    ("--restart", "always"),
+    ("--shm-size", "1g"),
+    ("--ulimit", "memlock=-1"),
+    ("--memory", "64m", "--cpus", "0.5"),
+    ("--tmpfs", "/scratch"),
+    ("--init", "--read-only"),
+    ("--security-opt", "no-new-privileges"),
+    ("--cap-drop", "NET_RAW"),
+    ("--user", "1000:1000"),
+    ("-p", "127.0.0.1::8888"),
+    ("-v", "/anonymous"),
+    ("--mount", "type=tmpfs,target=/scratch,tmpfs-size=1m"),
+    ("--log-driver", "json-file", "--log-opt", "max-size=1m"),
+    ("--ipc", "private"),
+    ("--health-cmd", "true", "--stop-signal", "INT", "--hostname", "me", "--workdir", "/tmp"),
+]
+
+
+@pytest.mark.parametrize("words", ALLOWED, ids=" ".join)
+async def test_what_people_need_every_day_is_allowed(house: House, name: str, words: tuple[str, ...]) -> None:
+    done = await house.alice("create", "--name", name, *words, house.image, "true")
+    assert done.code == 0, done.err
+    assert (await house.alice("rm", "-f", "-v", name)).code == 0
+
+
+# --- other people's containers -------------------------------------------------------------------------
+
+COMMANDS = [
+    ("inspect", "{}"),
+    ("logs", "{}"),
+    ("top", "{}"),
+    ("stop", "{}"),
+    ("kill", "{}"),
+    ("pause", "{}"),
+    ("restart", "{}"),
+    ("start", "{}"),
+    ("rename", "{}", "mine-now"),
+    ("update", "--memory", "64m", "{}"),
+    ("exec", "{}", "id"),
+    ("attach", "{}"),
+    ("wait", "{}"),
+    ("cp", "{}:/etc/passwd", "-"),
+    ("diff", "{}"),
+    ("export", "{}"),
+    ("port", "{}"),
+    ("stats", "--no-stream", "{}"),
+    ("rm", "{}"),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda words: words[0])
+async def test_other_peoples_containers_do_not_exist(
+    house: House, alices: str, command: tuple[str, ...]
+) -> None:
+    done = await house.bob(*(word.format(alices) for word in command))
+    assert done.code != 0
+    assert b"no such" in done.err.lower()
+    state = await house.alice("inspect", "-f", "{{.State.Status}} {{.Name}}", alices)
+    assert state.out.decode().split() == ["running", f"/{alices}"]
+
+
+async def test_ones_own_containers_obey(house: House, alices: str) -> None:
+    for words in (
+        ("exec", alices, "id"),
+        ("top", alices),
+        ("pause", alices),
+        ("unpause", alices),
+        ("update", "--memory", "64m", "--memory-swap", "64m", alices),
+        ("restart", "-t", "0", alices),
+        ("logs", alices),
+        ("diff", alices),
+        ("stop", "-t", "0", alices),
+        ("start", alices),
+        ("rm", "-f", alices),
+    ):
+        done = await house.alice(*words)
+        assert done.code == 0, (words, done.err)
+
+
+async def test_the_listing_shows_ones_own_only_whatever_is_filtered(house: House, alices: str) -> None:
+    for words in ((), ("--filter", "label=gpushare.owner=1000"), ("--filter", f"name={alices}")):
+        mine = await house.alice("ps", "-a", "--format", "{{.Names}}", *words)
+        bobs = await house.bob("ps", "-a", "--format", "{{.Names}}", *words)
+        assert alices in mine.out.decode().split()
+        assert alices not in bobs.out.decode().split()
+
+
+async def test_events_show_ones_own_only(house: House, alices: str) -> None:
+    now = str((await house.alice("info", "-f", "{{.SystemTime}}")).out.decode().strip())
+    words = ("events", "--since", "0", "--until", now, "--format", "{{.Actor.Attributes.name}}")
+    mine, bobs = await asyncio.gather(house.alice(*words), house.bob(*words))
+    assert alices in mine.out.decode().split()
+    assert alices not in bobs.out.decode().split()
+
+
+async def test_another_persons_exec_does_not_exist(house: House, alices: str) -> None:
+    body = json.dumps({"Cmd": ["sleep", "5"]}).encode()
+    created = await ask(house.served[ALICE], request("POST", f"/containers/{alices}/exec", body))
+    instance = json.loads(created.body)["Id"]
+    for method, tail, body in (
+        ("GET", "json", b""),
+        ("POST", "start", b"{}"),
+        ("POST", "resize?h=1&w=1", b""),
+    ):
+        reply = await ask(house.served[BOB], request(method, f"/exec/{instance}/{tail}", body))
+        assert (reply.status, reply.message) == (404, f"No such exec instance: {instance}")
+    assert (await ask(house.served[ALICE], request("GET", f"/exec/{instance}/json"))).status == 200
+
+
+async def test_an_exec_is_never_more_than_the_container(house: House, alices: str) -> None:
+    for words in (("--privileged",), ("--user", "0")):
+        assert (await house.alice("exec", *words, alices, "id")).code != 0
+    done = await house.alice("exec", "--user", "1000", alices, "id", "-u")
+    assert done.out == b"1000\n"
+
+
+async def test_an_owner_cannot_be_claimed_by_a_label(house: House, name: str) -> None:
+    await house.alice("create", "--name", name, "--label", "gpushare.owner=1001", house.image)
+    bobs = await house.bob("inspect", name)
+    removed = await house.alice("rm", name)
+    assert (bobs.code, removed.code) == (1, 0)
+
+
+@pytest.mark.parametrize("request_line", ["POST /build", "POST /commit?container=x", "DELETE /images/x"])
+async def test_what_belongs_to_all_is_changed_by_trusted_users_only(house: House, request_line: str) -> None:
+    method, target = request_line.split()
+    reply = await ask(house.served[ALICE], request(method, target))
+    assert reply.status == 403
+    assert reply.message.endswith("is for trusted users only")
+
+
+async def test_images_can_be_listed_and_inspected_but_not_imported(house: House) -> None:
+    assert (await house.alice("images")).code == 0
+    assert (await house.alice("image", "inspect", house.image)).code == 0
+    assert (await house.alice("import", "-", "mine:latest", stdin=b"x")).code == 1
+
+
+# --- mounts --------------------------------------------------------------------------------------------
+
+
+async def test_a_directory_of_ones_own_is_mounted(house: House, home: Path) -> None:
+    done = await house.alice.run("-v", f"{home}/own:/x", house.image, "sh", "-c", "cat /x/file; touch /x/new")
+    assert (done.code, done.out) == (0, b"mine"), done.err
+    assert (home / "own" / "new").stat().st_uid == ALICE.uid
+
+
+@pytest.mark.parametrize("path", ["secret", "way-out", "missing", "own/../../../etc", "shared"])
+async def test_a_path_that_the_caller_cannot_use_so_is_refused_and_nothing_is_made(
+    house: House, home: Path, path: str
+) -> None:
+    before = sorted(home.iterdir())
+    done = await house.alice.run("-v", f"{home}/{path}:/x", house.image, "true")
+    assert done.code == 125, done.err
+    assert sorted(home.iterdir()) == before
+
+
+async def test_a_path_that_may_only_be_read_is_mounted_read_only(house: House, home: Path) -> None:
+    done = await house.alice.run("-v", f"{home}/shared:/x:ro", house.image, "ls", "/x")
+    assert done.code == 0, done.err
+
+
+async def test_the_mounts_source_is_the_resolved_path(house: House, home: Path, name: str) -> None:
+    (home / "own" / "link").symlink_to(home / "own" / "file")
+    mount = f"type=bind,source={home}/own/link,target=/x,readonly"
+    await house.alice("create", "--name", name, "--mount", mount, house.image)
+    shown = await house.alice("inspect", "-f", "{{(index .HostConfig.Mounts 0).Source}}", name)
+    await house.alice("rm", name)
+    assert shown.out.decode().strip() == str(home / "own" / "file")
+
+
+async def test_files_are_copied_only_where_nothing_of_the_host_is_mounted(
+    house: House, desk: FakeDesk, home: Path, alices: str
+) -> None:
+    desk.edits = edits(Mount("/tmp", "/run/lease"))
+    mounted, leased = f"{alices}-mounted", f"{alices}-leased"
+    await house.alice("create", "--name", mounted, "-v", f"{home}/own:/x", house.image)
+    await house.alice("create", "--name", leased, "--gpus", "1", house.image)
+    tried = {
+        name: await house.alice("cp", str(home / "own" / "file"), f"{name}:/tmp/file2")
+        for name in (mounted, leased, alices)
+    }
+    await house.alice("rm", mounted, leased)
+    assert b"copy in the mounted directory itself" in tried[mounted].err
+    assert [tried[name].code for name in (mounted, leased, alices)] == [1, 0, 0]
+
+
+# --- networks and volumes ------------------------------------------------------------------------------
+
+
+async def test_networks_and_volumes_are_their_makers(house: House, name: str) -> None:
+    for kind in ("network", "volume"):
+        assert (await house.alice(kind, "create", name)).code == 0
+    use = ("--network", name, "-v", f"{name}:/data")
+    mine = await house.alice("run", "--rm", *use, house.image, "true")
+    bobs = [
+        await house.bob("run", "--rm", *use[:2], house.image, "true"),
+        await house.bob("run", "--rm", *use[2:], house.image, "true"),
+        await house.bob("network", "rm", name),
+        await house.bob("volume", "rm", name),
+        await house.bob("volume", "inspect", name),
+    ]
+    listed = await house.bob("volume", "ls", "-q")
+    gone = [await house.alice(kind, "rm", name) for kind in ("network", "volume")]
+    assert mine.code == 0, mine.err
+    assert all(done.code != 0 for done in bobs)
+    assert name not in listed.out.decode()
+    assert [done.code for done in gone] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("volume", "create", "-o", "type=none", "-o", "o=bind", "-o", "device=/etc"),
+        ("volume", "create", "-d", "other"),
+        ("network", "create", "-d", "macvlan"),
+        ("network", "create", "-o", "com.docker.network.bridge.name=docker0"),
+        ("network", "create", "--subnet", "10.0.0.0/8"),
+    ],
+    ids=" ".join,
+)
+async def test_networks_and_volumes_have_no_options(house: House, name: str, words: tuple[str, ...]) -> None:
+    done = await house.alice(*words, name)
+    assert done.code == 1
+    assert b"not" in done.err
+
+
+COMPOSE_FILE = """
+services:
+  web:
+    image: {image}
+    command: ["sh", "-c", "id -u; ls /data"]
+    volumes: ["data:/data", "{home}/own:/own"]
+    labels: {{gpushare.gpu: "0.25"}}
+volumes:
+  data: {{}}
+"""
+
+
+async def test_compose_works_for_everybody(house: House, desk: FakeDesk, home: Path) -> None:
+    (home / "compose.yaml").write_text(COMPOSE_FILE.format(image=house.image, home=home))
+    compose = ("compose", "-p", f"gate{uuid.uuid4().hex[:8]}", "-f", str(home / "compose.yaml"))
+    try:
+        up = await house.alice(*compose, "up", "--abort-on-container-exit", "--exit-code-from", "web")
+    finally:
+        down = await house.alice(*compose, "down", "-v", "-t", "0")
+    assert (up.code, down.code) == (0, 0), up.err + down.err
+    assert b"1000" in up.out
+    assert desk.story == ["acquire", "created", "before_start"]
+
+
+# --- what only the wire can say ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b'{"Image":"x","HostConfig":{"privileged":true}}', "HostConfig.privileged is not a field"),
+        (b'{"Image":"x","HostConfig":{},"hostconfig":{"Privileged":true}}', "hostconfig is not a field"),
+        (b'{"Image":"x","Ho\xc5\xbftConfig":{"Privileged":true}}', "tConfig is not a field"),
+        (b'{"Image":"x","HostConfig":{"Annotations":{"a":"b"}}}', "Annotations may not be set"),
+        (b'{"Image":"x","HostConfig":{},"HostConfig":{"Privileged":true}}', "stands twice"),
+        (b'{"Image":"x","Privileged":true}', "Privileged stands at the top level"),
+        (b'{"Image":"x","Brand":"new"}', "Brand may not be set by you"),
+        (b'{"Image":"x","HostConfig":{"Brand":"new"}}', "Brand may not be set by you"),
+        (b'{"Image":"x"}{"HostConfig":{"Privileged":true}}', "not the JSON"),
+        (b"[" * 5000 + b"]" * 5000, "nested deeper"),
+    ],
+)
+async def test_what_the_engine_would_read_otherwise_is_refused(house: House, body: bytes, words: str) -> None:
+    reply = await ask(house.served[ALICE], request("POST", "/containers/create", body))
+    assert reply.status in {400, 403}
+    assert words in reply.message
+
+
+async def test_a_start_with_a_body_is_refused(house: House, alices: str) -> None:
+    body = b'{"Privileged":true}'
+    reply = await ask(house.served[ALICE], request("POST", f"/v1.18/containers/{alices}/start", body))
+    assert reply.status == 400
+
+
+async def test_an_old_api_version_is_refused(house: House) -> None:
+    reply = await ask(house.served[ALICE], request("GET", "/v1.18/containers/json"))
+    assert (reply.status, reply.message) == (400, "API version 1.18 is too old (upgrade the client)")
+
+
+async def test_a_parameter_that_the_gate_does_not_know_is_refused(house: House, alices: str) -> None:
+    target = f"/containers/{alices}/start?checkpoint=x&checkpoint-dir=/etc"
+    reply = await ask(house.served[ALICE], request("POST", target))
+    assert (reply.status, reply.message) == (403, "the parameter checkpoint is not for you")
+
+
+async def test_a_pulls_body_cannot_say_what_the_query_does_not(house: House) -> None:
+    form = "Content-Type: application/x-www-form-urlencoded"
+    target = "/images/create?fromImage=busybox"
+    async with raw_client(house.served[ALICE]) as client:
+        await client.send(request("POST", target, b"fromSrc=-&repo=mine", form))
+        assert (await client.reply()).status == 400
+
+
+def test_a_caller_is_made_by_the_door_and_not_by_the_gate() -> None:
+    assert not Caller(1000, 1000, "alice").trusted
