@@ -52,8 +52,11 @@ class Connector:
         self.dial()
         # The SDK can find out by itself, but when that fails nobody can close the half-made client.
         with self._client(OLDEST_API_VERSION) as scout:
-            version = scout.version(api_version=False)
-        return self._client(version["ApiVersion"])
+            answer = scout.version(api_version=False)
+        version = answer.get("ApiVersion") if isinstance(answer, dict) else None
+        if not isinstance(version, str):
+            raise EngineUnavailable(f"what answers on {self.place} is no Docker engine", hint=START_HINT)
+        return self._client(version)
 
     def _client(self, api_version: str) -> APIClient:
         # The stubs want whole seconds; the SDK hands the figure on to the socket, which takes fractions.

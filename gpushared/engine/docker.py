@@ -21,7 +21,7 @@ from gpushared.engine import probe
 from gpushared.engine.cdi import DEFAULT_SPEC_DIR, LeaseSpecs
 from gpushared.engine.connection import Connector
 from gpushared.engine.events import EventFeed
-from gpushared.engine.facts import facts_of_inspect
+from gpushared.engine.facts import facts_of_inspect, ids_of_list
 from gpushared.engine.workers import Workers
 from gpushared.ports import LABEL_DEVICE, ContainerFacts, Edits, EngineFacts
 
@@ -76,7 +76,7 @@ class DockerEngine:
     async def containers(self) -> tuple[ContainerFacts, ...]:
         def work(client: APIClient) -> tuple[ContainerFacts, ...]:
             listed = client.containers(all=True, filters={"label": LABEL_DEVICE})
-            found = (_inspect(client, ContainerId(summary["Id"])) for summary in listed)
+            found = (_inspect(client, container) for container in ids_of_list(listed))
             return tuple(facts for facts in found if facts is not None)
 
         began_at = time.time()

@@ -86,9 +86,10 @@ class EventFeed:
                 self._follow()
         except GpushareError as reason:
             error = EngineUnavailable(reason.message, hint=reason.hint)
-        with self._lock:
-            self._error = error
-        self._wake()
+        finally:  # whatever ends this thread, its reader must not wait for ever
+            with self._lock:
+                self._error = error
+            self._wake()
 
     def _follow(self) -> None:
         with self._connector.open() as client, self._listen(client) as response:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpushared.domain.errors import EngineUnavailable
@@ -10,6 +10,14 @@ from gpushared.domain.lease import ContainerId
 from gpushared.ports import LABEL_DEVICE, LABEL_OWNER, ContainerFacts, ContainerStatus
 
 DIE = "die"
+
+
+def ids_of_list(answer: Sequence[Mapping[str, Any]]) -> tuple[ContainerId, ...]:
+    """Ids from ``GET /containers/json``."""
+    try:
+        return tuple(ContainerId(summary["Id"]) for summary in answer)
+    except (KeyError, TypeError) as error:
+        raise EngineUnavailable(f"the Docker engine lists containers in unknown words: {error!r}") from error
 
 
 def facts_of_inspect(answer: Mapping[str, Any]) -> ContainerFacts:

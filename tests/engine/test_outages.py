@@ -176,6 +176,33 @@ async def test_an_engine_that_talks_nonsense_is_unavailable(tmp_path: Path, answ
         await engine.close()
 
 
+@pytest.mark.parametrize("body", [b"[]", b"{}", b'"1.41"', b'{"ApiVersion": 1.41}'])
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+async def test_what_is_no_docker_engine_is_recognised(
+    tmp_path: Path, body: bytes, call: Callable[[DockerEngine], Awaitable[object]]
+) -> None:
+    """Some other server may own the socket."""
+
+    async def answer(request: str, writer: asyncio.StreamWriter) -> None:
+        writer.write(reply(body))
+
+    async with stand_in(tmp_path / "docker.sock", answer):
+        engine = DockerEngine(str(tmp_path / "docker.sock"), timeout_seconds=5)
+        with pytest.raises(EngineUnavailable, match="is no Docker engine"):
+            await call(engine)
+        await engine.close()
+
+
+@pytest.mark.parametrize("body", [b"[1]", b"[{}]", b'{"Id": 1}'])
+async def test_a_list_of_containers_that_is_none_is_no_survey(tmp_path: Path, body: bytes) -> None:
+    """An empty answer would look as if all containers were gone."""
+    async with stand_in(tmp_path / "docker.sock", says(body)):
+        engine = DockerEngine(str(tmp_path / "docker.sock"), timeout_seconds=5)
+        with pytest.raises(EngineUnavailable, match="unknown words"):
+            await engine.containers()
+        await engine.close()
+
+
 async def test_the_engines_own_words_are_in_the_error(tmp_path: Path) -> None:
     """What it complains of is what the admin needs."""
     answer = says(b'{"message": "no space left on device"}', "500 Internal Server Error")
