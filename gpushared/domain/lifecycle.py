@@ -61,7 +61,18 @@ def surveyed(event: EngineSurveyed, draft: Draft) -> None:
         state = lease.state
         if isinstance(state, WithContainer) and state.container not in present and state.since < event.at:
             seen(ContainerSeen(state.container, Condition.GONE), draft)
-    draft.engine_surveyed = True
+    if not draft.engine_surveyed:
+        draft.engine_surveyed = True
+        _forget_lost_creates(draft)
+
+
+def _forget_lost_creates(draft: Draft) -> None:
+    """A create that was under way when the daemon ended lost its client; its lease waits no longer for it."""
+    deadline = draft.now + draft.rules.claim_seconds
+    for lease in list(draft.leases.values()):
+        state = lease.state
+        if isinstance(state, Reserved) and not state.claimed and state.deadline > deadline:
+            draft.move(lease, replace(state, deadline=deadline), "the create was cut off by a restart")
 
 
 def _lease_of(event: ContainerSeen, draft: Draft) -> Lease | None:
@@ -143,7 +154,10 @@ def _seen_up(lease: Lease, event: ContainerSeen, draft: Draft) -> None:
 
 def _seen_draining(lease: Lease, state: Draining, event: ContainerSeen, draft: Draft) -> None:
     up = event.condition in _UP
-    if not up and not state.exited:
+    if state.outcome == REMOVED and event.exit_code is not None and not up:
+        # A survey missed the container before its last words came.
+        draft.move(lease, replace(state, outcome=Finished(event.exit_code)), _exit_text(event))
+    elif not up and not state.exited:
         draft.move(lease, replace(state, exited=True, since=draft.now), "the container has ended")
         draft.do(SampleGpus())
     elif up and state.exited:

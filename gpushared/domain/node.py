@@ -57,14 +57,17 @@ def handle(state: NodeState, event: m.Event, now: float) -> Step:
     return draft.finish()
 
 
-def restore(state: NodeState, leases: Iterable[Lease], next_sequence: int) -> NodeState:
-    """The state after a restart: what the journal had (no lease that is over).
+def restore(
+    state: NodeState, leases: Iterable[Lease], next_sequence: int, ended: Iterable[Lease] = ()
+) -> NodeState:
+    """The state after a restart: what the journal had; of leases that are over only the newest, oldest first.
 
     No restart of a container is under way any more. A create may have succeeded without being noted, so no
     reservation ends for want of a container before the engine was surveyed.
     """
     known = {lease.id: _without_claims(lease) for lease in sorted(leases, key=lambda lease: lease.sequence)}
-    return replace(state, leases=known, next_sequence=next_sequence, engine_surveyed=False)
+    over = {lease.id: lease for lease in ended}
+    return replace(state, leases=known, ended=over, next_sequence=next_sequence, engine_surveyed=False)
 
 
 def _without_claims(lease: Lease) -> Lease:
@@ -289,7 +292,9 @@ def _(event: m.EngineSurveyed, draft: Draft) -> None:
 @_apply.register
 def _(event: m.EditsMade, draft: Draft) -> None:
     lease = draft.find(event.lease)
-    if lease.grants and lease.walls != event.walls:
+    # A container keeps the settings it was created with, whatever could be made for it now.
+    settled = lease.walls is not None and not isinstance(lease.state, Reserved)
+    if lease.grants and lease.walls != event.walls and not settled:
         walls = f"memory wall {event.walls.memory_wall}, compute cap {event.walls.compute_cap}"
         draft.put(replace(lease, walls=event.walls).note(draft.now, walls))
 
@@ -297,7 +302,8 @@ def _(event: m.EditsMade, draft: Draft) -> None:
 @_apply.register
 def _(event: m.EditsFailed, draft: Draft) -> None:
     lease = draft.find(event.lease)
-    if isinstance(lease.state, Reserved):
+    # Before the engine's first survey it may have a container that nobody noted.
+    if isinstance(lease.state, Reserved) and draft.engine_surveyed:
         _end_early(lease, Failed(event.reason), event.reason, draft)
     elif lease.grants:
         draft.put(lease.note(draft.now, event.reason))
@@ -310,9 +316,10 @@ def _(event: m.GpusSurveyed, draft: Draft) -> None:
 
 @_apply.register
 def _(event: m.GpusSampled, draft: Draft) -> None:
+    # Also of GPUs that no survey has listed yet: nothing is to be granted before strangers are counted.
+    for gpu_id in event.readable:
+        draft.stray_bytes[gpu_id] = event.stray_bytes.get(gpu_id, 0)
     for gpu in list(draft.gpus.values()):
-        if gpu.id in event.readable:
-            draft.stray_bytes[gpu.id] = event.stray_bytes.get(gpu.id, 0)
         if gpu.id in event.readable or gpu.id in event.troubles:
             draft.gpus[gpu.id] = replace(gpu, trouble=event.troubles.get(gpu.id))
     watch_deadlines(draft, sample=event)
