@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import socket
 from collections.abc import AsyncIterator
@@ -20,6 +21,7 @@ from gpushared.domain.errors import EngineUnavailable, TimedOut
 
 READ_BYTES = 64 * 1024
 CONNECT_SECONDS = 5.0
+RETRY_SECONDS = 0.02
 SWITCHING_PROTOCOLS = 101
 HEAD_BYTES = 256 * 1024
 ANSWER_BYTES = 32 * 1024 * 1024
@@ -129,7 +131,7 @@ class EngineSocket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                await asyncio.get_running_loop().sock_connect(sock, self.path)
+                await _connect(sock, self.path)
         except OSError as error:  # TimeoutError is one
             sock.close()
             raise EngineUnavailable(
@@ -171,6 +173,20 @@ class EngineSocket:
             return Answer(head.status_code, tuple(head.headers.raw_items()), b"".join(pieces))
         finally:
             connection.close()
+
+
+async def _connect(sock: socket.socket, path: str) -> None:
+    """A unix socket whose listener's queue is full says "try again", which asyncio takes for success."""
+    while True:
+        await asyncio.get_running_loop().sock_connect(sock, path)
+        try:
+            sock.getpeername()
+        except OSError as error:
+            if error.errno != errno.ENOTCONN:
+                raise
+            await asyncio.sleep(RETRY_SECONDS)
+        else:
+            return
 
 
 async def _bounded(chunks: AsyncIterator[bytes], path: str) -> AsyncIterator[bytes]:

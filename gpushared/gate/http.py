@@ -255,6 +255,7 @@ class _Connection:
             request = await self._head()
             if request is None:
                 return False
+            self._check(request)
             await self._dispatch(routes, request)
         except h11.RemoteProtocolError as error:
             await self._refuse(error.error_status_hint, f"this is not proper HTTP: {error}")
@@ -267,7 +268,6 @@ class _Connection:
         return await self._next_cycle()
 
     async def _dispatch(self, routes: Routes, request: h11.Request) -> None:
-        _check_framing(request)
         target = request.target
         if target.startswith(routes.json_prefix):
             await self._answer_json(routes.json, request)
@@ -315,6 +315,13 @@ class _Connection:
             return False
         self._http.start_next_cycle()
         return True
+
+    def _check(self, request: h11.Request) -> None:
+        _check_framing(request)
+        # h11 bounds only heads that arrive in pieces.
+        size = sum(len(name) + len(value) + 4 for name, value in request.headers) + len(request.target)
+        if size > self._limits.head_bytes:
+            raise RefusedRequestError(431, f"the head is longer than {self._limits.head_bytes} bytes")
 
     # --- what the client sends ---
 
@@ -482,6 +489,8 @@ async def linger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 def _check_framing(request: h11.Request) -> None:
     """Two ways to tell the end of a body are one too many, whoever is right (request smuggling)."""
+    if request.http_version not in {b"1.1", b"1.0"}:
+        raise RefusedRequestError(505, "HTTP/1.1 is spoken here")
     lengths = [value for name, value in request.headers if name == b"content-length"]
     coded = [value for name, value in request.headers if name == b"transfer-encoding"]
     if coded and lengths:

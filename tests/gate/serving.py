@@ -71,6 +71,18 @@ async def answer_json(request: WebRequest) -> WebReply:
     return WebReply(200, json.dumps(told).encode())
 
 
+def descriptors() -> int:
+    """How many files this process has open."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def all_gone(served: Served, before: int) -> None:
+    """Wait until no connection is left, and no more descriptors are open than before."""
+    async with asyncio.timeout(30):
+        while len(served.connections) > 0 or descriptors() > before:
+            await asyncio.sleep(0.01)
+
+
 @dataclass
 class Reply:
     status: int
