@@ -1,0 +1,155 @@
+"""The README's first command, on an engine of its own: what it shows, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.bed.engine import PrivateEngine
+from tests.bed.parts import ROOT
+
+SCRIPT = ROOT / "scripts/quickstart"
+
+
+@dataclass(frozen=True)
+class Quickstart:
+    """The script under a name of its own, so that somebody's real quickstart goes on beside the test."""
+
+    name: str
+    engine: PrivateEngine
+    environ: dict[str, str]
+
+    @property
+    def runtime_dir(self) -> Path:
+        return Path("/run") / self.name
+
+    @property
+    def home(self) -> Path:
+        return Path(self.environ["GPUSHARED_CACHE"]) / self.name
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [SCRIPT, *words], env=self.environ, capture_output=True, text=True, timeout=180, check=False
+        )
+
+    def listed(self, what: str) -> list[dict[str, object]]:
+        answer = subprocess.run(
+            [ROOT / ".venv/bin/gpushare", what, "-o", "json"],
+            env={**self.environ, "GPUSHARE_HOST": f"unix://{self.runtime_dir}/gpushared.sock"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        items: list[dict[str, object]] = json.loads(answer.stdout)["items"]
+        return items
+
+    def processes(self) -> list[str]:
+        """Command lines of everything that belongs to it: the daemon, MPS daemons, the client that waits."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                pipe = process.environ().get("CUDA_MPS_PIPE_DIRECTORY", "")
+                words = process.cmdline()
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+            # Processes inside containers have the engine's, not the script's name.
+            if pipe.startswith(f"{self.runtime_dir}/") or any(self.name in word for word in words):
+                found.append(" ".join(words))
+        return found
+
+    def assert_nothing_is_left(self) -> None:
+        assert self.engine.check("ps", "--all", "--quiet") == ""
+        assert self.name not in self.engine.check("images")
+        assert self.processes() == []
+        assert not self.runtime_dir.exists()
+        assert not self.home.exists()
+
+
+@pytest.fixture
+def quickstart(
+    private_engine: Callable[..., PrivateEngine], docker_environment: dict[str, str], tmp_path: Path
+) -> Iterator[Quickstart]:
+    engine = private_engine()
+    name = f"gpushared-qs{os.getpid()}"
+    environ = {
+        **docker_environment,
+        "DOCKER_HOST": engine.url,
+        "GPUSHARED_QUICKSTART": name,
+        "GPUSHARED_CACHE": str(tmp_path),
+    }
+    made = Quickstart(name, engine, environ)
+    yield made
+    made.run("--stop")
+
+
+def test_it_works_twice_in_a_row_and_stop_leaves_nothing(quickstart: Quickstart) -> None:
+    """Both times four leases share one GPU and a fifth waits; afterwards nothing of it stays."""
+    for _ in range(2):
+        shown = quickstart.run()
+        assert shown.returncode == 0, shown.stdout + shown.stderr
+        assert "position 1 of 1" in shown.stdout
+        assert f"export GPUSHARE_HOST=unix://{quickstart.runtime_dir}/gpushared.sock" in shown.stdout
+        leases = quickstart.listed("ps")
+        assert sorted(str(lease["state"]) for lease in leases) == ["active"] * 4 + ["queued"]
+        assert len(quickstart.engine.check("ps", "--quiet").split()) == 4
+    stopped = quickstart.run("--stop")
+    assert stopped.returncode == 0, stopped.stderr
+    quickstart.assert_nothing_is_left()
+    assert quickstart.run("--stop").returncode == 0
+
+
+def test_stop_clears_up_after_a_daemon_that_was_killed(quickstart: Quickstart) -> None:
+    assert quickstart.run().returncode == 0
+    os.kill(int((quickstart.home / "daemon.pid").read_text()), signal.SIGKILL)
+    assert quickstart.run("--stop").returncode == 0
+    quickstart.assert_nothing_is_left()
+
+
+def test_off_linux_it_says_so_and_does_nothing(tmp_path: Path) -> None:
+    uname = tmp_path / "uname"
+    uname.write_text("#!/bin/sh\necho Darwin\n")
+    uname.chmod(0o755)
+    environ = {
+        **os.environ,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "GPUSHARED_CACHE": str(tmp_path / "c"),
+    }
+    answer = subprocess.run([SCRIPT], env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert answer.returncode == 1
+    assert answer.stderr == "quickstart: error: gpushared shares the GPUs of Linux machines; this is Darwin\n"
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody without rights")
+def test_without_rights_on_the_engine_it_says_what_to_do(
+    docker_engine: str, docker_environment: dict[str, str], tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o755)
+    for folder in tmp_path.parents[:2]:  # pytest's own, which only their owner may enter
+        folder.chmod(0o755)
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    os.chown(cache, 65534, 65534)
+    answer = subprocess.run(
+        [SCRIPT],
+        env={**docker_environment, "GPUSHARED_CACHE": str(cache)},
+        user=65534,
+        group=65534,
+        extra_groups=[],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert answer.returncode == 1
+    assert "you may not use the Docker engine" in answer.stderr
+    assert "sudo" in answer.stderr
