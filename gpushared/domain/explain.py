@@ -88,7 +88,7 @@ def refusal_sentence(request: Request, decision: Decision, state: NodeState, now
         return f"fits, but the room is kept for {decision.reservation.head}, which waits longer"
     possible = [room for room in rooms.values() if not request.gpus or room.gpu.id in request.gpus]
     if decision.reason is Reason.GPU_UNHEALTHY:
-        few = "no healthy GPU has" if len(decision.refusals) == len(rooms) else "too few healthy GPUs have"
+        few = "no healthy GPU has" if request.gpu_count == 1 else "too few healthy GPUs have"
         troubles = sorted({r.text for r in decision.refusals if r.reason is Reason.GPU_UNHEALTHY})
         return f"{few} room: {'; '.join(troubles)}"
     if not possible:

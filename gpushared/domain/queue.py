@@ -31,6 +31,7 @@ from gpushared.domain.placement import (
     need_on,
     place,
     refuse,
+    rooms_of,
     take,
 )
 from gpushared.domain.request import Request
@@ -91,9 +92,9 @@ def _decide_one(lease: Lease, position: int, scratch: _Pass) -> Decision:
         scratch.holders.append(granted(lease, grants, scratch.now))
         return Decision(lease.id, position, grants)
     refusals = _refusals(request, scratch.rooms)
-    fits_but_for_order = is_grant(place(request, scratch.rooms))
-    reason = Reason.QUEUE_ORDER if fits_but_for_order else _main_reason(refusals)
-    if scratch.reservation is None and waits_for_leases(request, scratch.rooms):
+    waits = waits_for_leases(request, scratch.rooms)
+    reason = _reason(request, refusals, scratch.rooms, waits=waits)
+    if scratch.reservation is None and waits:
         scratch.reservation = reserve(lease, scratch.rooms, scratch.holders, scratch.now)
     scratch.refused[request] = (reason, refusals)
     return Decision(lease.id, position, (), reason, refusals, scratch.reservation)
@@ -121,45 +122,54 @@ def _refusals(request: Request, rooms: Rooms) -> tuple[Refusal, ...]:
     return tuple(r for r in (refuse(request, room) for room in rooms.values()) if r is not None)
 
 
-def _main_reason(refusals: tuple[Refusal, ...]) -> Reason:
-    """The reason that stands closest to a grant: resources before mode before health."""
-    order = (
-        Reason.RESOURCES,
-        Reason.SHARING_MODE,
-        Reason.UNMANAGED_USE,
-        Reason.GPU_UNHEALTHY,
-        Reason.OTHER_GPU,
-    )
+_LEASES_FIRST = (
+    Reason.RESOURCES,
+    Reason.SHARING_MODE,
+    Reason.UNMANAGED_USE,
+    Reason.GPU_UNHEALTHY,
+    Reason.OTHER_GPU,
+)
+_LEASES_LAST = (Reason.UNMANAGED_USE, Reason.GPU_UNHEALTHY, Reason.RESOURCES, Reason.OTHER_GPU)
+
+
+def _reason(request: Request, refusals: tuple[Refusal, ...], rooms: Rooms, *, waits: bool) -> Reason:
+    """What stands closest to a grant; where the end of all leases would not help, what would be left."""
+    if is_grant(place(request, rooms)):
+        return Reason.QUEUE_ORDER
+    if waits:
+        return _first_of(_LEASES_FIRST, refusals)
+    return _first_of(_LEASES_LAST, _refusals(request, _emptied(rooms)))
+
+
+def _first_of(order: Sequence[Reason], refusals: Iterable[Refusal]) -> Reason:
     seen = {refusal.reason for refusal in refusals}
     return next((reason for reason in order if reason in seen), Reason.RESOURCES)
 
 
 def waits_for_leases(request: Request, rooms: Rooms) -> bool:
     """Whether the request would fit if all leases ended."""
-    return is_grant(place(request, {gpu: _emptied(room) for gpu, room in rooms.items()}))
+    return is_grant(place(request, _emptied(rooms)))
 
 
-def _emptied(room: Room) -> Room:
-    free_bytes = room.gpu.leasable_bytes - room.stray_bytes
-    return Room(room.gpu, free_bytes, WHOLE_PERMILLE, stray_bytes=room.stray_bytes)
+def _emptied(rooms: Rooms) -> dict[GpuId, Room]:
+    gpus = (room.gpu for room in rooms.values())
+    return rooms_of(gpus, (), {gpu: room.stray_bytes for gpu, room in rooms.items()})
 
 
 def reserve(head: Lease, rooms: Rooms, holders: Sequence[Lease], now: float) -> Reservation:
-    """The GPUs on which the head can start soonest."""
+    """The GPUs on which the head can start soonest; the head is one that waits for leases."""
     request = head.request
     pinned = request.gpus
-    candidates = [room for room in rooms.values() if not pinned or room.gpu.id in pinned]
+    hopeless = {refusal.gpu for refusal in _refusals(request, _emptied(rooms))}
+    candidates = [room for room in rooms.values() if room.gpu.id not in hopeless]
     ranked = sorted(candidates, key=lambda room: _soonness(request, room, holders, now))
     chosen = ranked[: len(pinned) or request.gpu_count]
     starts = [free_at(request, room, holders, now) for room in chosen]
     return Reservation(head.id, frozenset(room.gpu.id for room in chosen), max(starts, default=NEVER))
 
 
-def _soonness(
-    request: Request, room: Room, holders: Sequence[Lease], now: float
-) -> tuple[bool, float, float, int]:
+def _soonness(request: Request, room: Room, holders: Sequence[Lease], now: float) -> tuple[float, float, int]:
     return (
-        refuse(request, _emptied(room)) is not None,
         free_at(request, room, holders, now),
         _shortfall(request, room),
         room.gpu.index,

@@ -95,7 +95,7 @@ class NodeMachine(RuleBasedStateMachine):
     def the_claim_is_dropped(self, pick: int) -> None:
         self.send(m.ClaimDropped(self.lease(pick)))
 
-    @rule(pick=PICK, container=st.integers(0, 5))
+    @rule(pick=PICK, container=st.integers(0, 2))
     def a_container_is_created(self, pick: int, container: int) -> None:
         self.send(m.ContainerCreated(self.lease(pick), ContainerId(f"box-{container}"), "box", "image"))
 
@@ -280,14 +280,12 @@ class NodeMachine(RuleBasedStateMachine):
     def sight(self, pick: int, condition: m.Condition, code: int | None) -> m.ContainerSeen:
         """Of a lease's own container, of one that bears only its label, or of a stranger's."""
         lease = self.state.leases.get(self.lease(pick))
-        container = ContainerId(f"box-{pick % 6}")
+        container = ContainerId(f"box-{pick % 3}")
         if lease is not None and lease.container is not None:
             container = lease.container
         return m.ContainerSeen(container, condition, lease.device_name if lease else "", code, "box", "image")
 
-    def sample(
-        self, at: float, busy: frozenset[LeaseId], quiet: dict[GpuId, str], stray_bytes: int
-    ) -> None:
+    def sample(self, at: float, busy: frozenset[LeaseId], quiet: dict[GpuId, str], stray_bytes: int) -> None:
         answered = frozenset(gpu.id for gpu in self.gpus) - quiet.keys()
         strays = {self.gpus[0].id: stray_bytes}
         self.send(m.GpusSampled(at, busy, strays, frozenset(answered), quiet))

@@ -19,9 +19,7 @@ CALLERS = (
 
 
 def gpu(index: int, leasable_mib: int, trouble: str | None = None) -> Gpu:
-    return Gpu(
-        GpuId(f"GPU-{index}"), index, "H100", (leasable_mib + 500) * MIB, leasable_mib * MIB, trouble
-    )
+    return Gpu(GpuId(f"GPU-{index}"), index, "H100", (leasable_mib + 500) * MIB, leasable_mib * MIB, trouble)
 
 
 def gpu_sets(most: int = 4) -> st.SearchStrategy[tuple[Gpu, ...]]:

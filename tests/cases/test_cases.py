@@ -1,0 +1,175 @@
+"""Runs the scheduling cases of this folder; README.md explains their keys."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpushared.domain import messages as m
+from gpushared.domain.asking import Ask, read_request
+from gpushared.domain.errors import GpushareError
+from gpushared.domain.explain import waiting
+from gpushared.domain.gpu import MIB, Gpu, GpuId
+from gpushared.domain.lease import ContainerId, Ended, LeaseId
+from gpushared.domain.node import decisions, handle
+from gpushared.domain.request import Caller, Request
+from gpushared.domain.state import NodeState, Step
+from gpushared.domain.units import format_share, parse_duration, parse_memory
+
+HERE = Path(__file__).parent
+ROOT = Caller(0, 0, "root", trusted=True)
+KEYS = {"name", "gpus", "held", "asks", "gets", "says", "hints", "then", "finally"}
+
+
+def _cases() -> list[Any]:
+    found = []
+    for path in sorted(HERE.glob("*.toml")):
+        for case in tomllib.loads(path.read_text())["case"]:
+            found.append(pytest.param(case, id=f"{path.stem}: {case['name']}"))
+    return found
+
+
+@dataclass
+class World:
+    """A node and what was asked of it."""
+
+    state: NodeState = field(default_factory=NodeState)
+    now: float = 1_800_000_000.0
+    held: list[LeaseId] = field(default_factory=list)
+    asked: list[LeaseId | GpushareError] = field(default_factory=list)
+
+    def send(self, event: m.Event) -> Step:
+        step = handle(self.state, event, self.now)
+        self.state = step.state
+        return step
+
+    def ask(self, text: str) -> LeaseId:
+        request, owner = _request(text)
+        step = self.send(m.RequestSubmitted(request, Caller(1000, 1000, owner)))
+        assert step.lease is not None
+        return step.lease.id
+
+    def hold(self, text: str) -> None:
+        lease = self.ask(text)
+        assert self.state.leases[lease].grants, f"the case's own lease {text!r} does not fit"
+        box = ContainerId(f"box-of-{lease}")
+        self.send(m.ContainerCreated(lease, box, "box", "image"))
+        self.send(m.ContainerSeen(box, m.Condition.RUNNING))
+        self.held.append(lease)
+
+    def sample(self, troubles: dict[GpuId, str], stray: dict[GpuId, int]) -> None:
+        readable = frozenset(self.state.gpus) - troubles.keys()
+        self.send(m.GpusSampled(self.now, frozenset(), stray, readable, troubles))
+
+    def happen(self, text: str) -> None:
+        match text.split():
+            case ["held", number, "ends"]:
+                self.end(self.held[int(number)])
+            case ["ask", number, "ends"]:
+                lease = self.asked[int(number)]
+                assert isinstance(lease, str)
+                self.end(lease)
+            case [time, "pass"]:
+                self.now += parse_duration(time)
+                self.send(m.Tick())
+            case ["gpu", number, "breaks"]:
+                self.sample({GpuId(f"GPU-{number}"): "is lost"}, dict(self.state.stray_bytes))
+            case ["gpu", _, "heals"]:
+                self.sample({}, dict(self.state.stray_bytes))
+            case ["gpu", _, "is", "left", "alone"]:
+                self.sample({}, {})
+            case _:
+                raise ValueError(f"no such happening: {text}")
+
+    def end(self, lease: LeaseId) -> None:
+        self.send(m.StopAsked(lease, ROOT, 0))
+        container = self.state.find(lease).container
+        if container is not None:
+            self.send(m.ContainerSeen(container, m.Condition.EXITED, exit_code=0))
+            self.sample({}, dict(self.state.stray_bytes))
+        assert isinstance(self.state.find(lease).state, Ended)
+
+    def got(self, asked: LeaseId | GpushareError, expected: str) -> str:
+        """What became of an ask, in as much detail as the case expects."""
+        if isinstance(asked, GpushareError):
+            return asked.message[: len(expected)]
+        lease = self.state.find(asked)
+        if lease.grants:
+            return self.grants_in_words(asked, detailed="with" in expected)
+        if isinstance(lease.state, Ended):
+            return "over"
+        return next(str(one.reason) for one in decisions(self.state, self.now) if one.lease == asked)
+
+    def grants_in_words(self, lease: LeaseId, *, detailed: bool) -> str:
+        grants = self.state.leases[lease].grants
+        words = "on " + ",".join(sorted(grant.gpu.removeprefix("GPU-") for grant in grants))
+        if detailed:
+            words += f" with {grants[0].memory_bytes // MIB}m {format_share(grants[0].compute_permille)}"
+        return words
+
+    def sentence(self) -> str:
+        decided = decisions(self.state, self.now)
+        return waiting(decided[0], self.state, len(decided), self.now).text
+
+
+@pytest.mark.parametrize("case", _cases())
+def test_case(case: dict[str, Any]) -> None:
+    """The node grants, queues and refuses as the case says."""
+    assert case.keys() <= KEYS
+    world = _world(case)
+    for text in case["asks"]:
+        try:
+            world.asked.append(world.ask(text))
+        except GpushareError as error:
+            world.asked.append(error)
+    assert [world.got(*pair) for pair in zip(world.asked, case["gets"], strict=True)] == case["gets"]
+    if "says" in case:
+        assert world.sentence() == case["says"]
+    if "hints" in case:
+        assert [e.hint for e in world.asked if isinstance(e, GpushareError)][-1] == case["hints"]
+    for text in case.get("then", ()):
+        world.happen(text)
+    later = case.get("finally", case["gets"])
+    assert [world.got(*pair) for pair in zip(world.asked, later, strict=True)] == later
+
+
+def test_every_case_has_a_name_of_its_own() -> None:
+    """No case hides behind another's sentence, and there are as many as the rules deserve."""
+    names = [param.values[0]["name"] for param in _cases()]
+    assert len(set(names)) == len(names) >= 40
+
+
+def _world(case: dict[str, Any]) -> World:
+    world = World()
+    gpus, troubles, stray = [], {}, {}
+    for index, text in enumerate(case["gpus"]):
+        size, _, rest = text.partition(" ")
+        gpu = GpuId(f"GPU-{index}")
+        leasable = parse_memory(size)
+        gpus.append(Gpu(gpu, index, "H100", leasable, leasable))
+        key, _, value = rest.partition("=")
+        if key == "trouble":
+            troubles[gpu] = value
+        elif key == "stray":
+            stray[gpu] = parse_memory(value)
+    world.send(m.GpusSurveyed(tuple(gpus)))
+    for text in case.get("held", ()):
+        world.hold(text)
+    world.sample(troubles, stray)
+    return world
+
+
+def _request(text: str) -> tuple[Request, str]:
+    said = {"gpu": "", "by": "user", "on": ""}
+    names = {"memory": "gpu_memory", "compute": "gpu_compute"}
+    for word in text.split():
+        key, _, value = word.rpartition("=")
+        said[names.get(key, key) or "gpu"] = value
+    owner, where = said.pop("by"), said.pop("on")
+    request = read_request(Ask(**said), {})
+    gpus = tuple(GpuId(f"GPU-{index}") for index in where.split(",") if index)
+    return replace(request, gpus=gpus), owner
