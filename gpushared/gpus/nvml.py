@@ -131,7 +131,10 @@ class NvmlGpus:
     def _reading(self, device: _Device) -> GpuReading:
         driver, handle = self._driver, device.handle
         memory = driver.memory(handle)
+        # Read all the same: who is on a GPU that cannot be leased must be known.
+        trouble = _SPLIT_BY_MIG if driver.split_by_mig(handle) else None
         return GpuReading(
+            trouble=_NO_MEMORY_FIGURES if memory is None else trouble,
             gpu=device.id,
             memory_used_bytes=None if memory is None else memory.used_bytes,
             utilization_ratio=driver.utilization_ratio(handle),

@@ -262,14 +262,18 @@ async def test_a_gpu_that_does_not_tell_its_memory_cannot_be_leased_but_is_read(
     (gpu,), (reading,) = await gpus.survey(), await gpus.sample()
     assert (gpu.memory_total_bytes, gpu.leasable_bytes) == (0, 0)
     assert "does not tell this GPU's memory" in (gpu.trouble or "")
-    assert (reading.memory_used_bytes, reading.temperature_celsius, reading.trouble) == (None, 40, None)
+    assert (reading.memory_used_bytes, reading.temperature_celsius, reading.trouble) == (None, 40, gpu.trouble)
 
 
 @pytest.mark.parametrize(("mode", "usable"), [(None, True), (0, True), (1, False)])
 async def test_a_gpu_split_by_mig_is_not_leased(fake: FakeWorld, mode: int | None, usable: bool):
     fake.machine.gpus[0].mig = mode
     fake.machine.write()
-    assert [gpu.trouble is None for gpu in await fake.open().survey()] == [usable, True]
+    gpus = fake.open()
+    surveyed, readings = await gpus.survey(), await gpus.sample()
+    assert [gpu.trouble is None for gpu in surveyed] == [usable, True]
+    assert [reading.trouble for reading in readings] == [gpu.trouble for gpu in surveyed]
+    assert readings[0].memory_used_bytes is not None
 
 
 async def test_leasable_memory_is_the_total_less_the_drivers_part_and_mps_in_whole_mib(fake: FakeWorld):
