@@ -7,7 +7,7 @@ Methods are coroutines that come back within their adapter's time-out, with a re
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -102,6 +102,10 @@ class Sharing(Protocol):
 
     async def close_lease(self, lease: LeaseId, device_name: str) -> None:
         """Take it down again; unknown leases are no error."""
+        ...
+
+    async def sweep(self, live: Collection[str]) -> None:
+        """Remove what earlier lives left behind; ``live``: device names that leases or containers use."""
         ...
 
     async def status(self) -> tuple[SharingStatus, ...]: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
@@ -104,6 +105,10 @@ class Api:
 
     async def wait(self, message: leases_pb2.WaitRequest, caller: Caller) -> leases_pb2.Lease:
         """Come back when the lease no longer looks as in the token."""
+        if math.isnan(message.timeout_seconds):
+            raise RequestError(
+                "the time-out is not a number", hint=f"give 0 to {MAX_WAIT_SECONDS:.0f} seconds"
+            )
         lease = await self._find(message.lease_id, caller)
         seconds = min(max(message.timeout_seconds, 0.0), MAX_WAIT_SECONDS)
         until = self._loop.now() + seconds

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import secrets
 import shutil
 import socket
 import time
@@ -13,9 +15,9 @@ from pathlib import Path
 
 from gpushared.config.model import Config
 from gpushared.domain.errors import GpushareError
-from gpushared.domain.messages import RequestAbandoned, Tick
+from gpushared.domain.messages import DropEdits, RequestAbandoned, Tick
 from gpushared.domain.node import restore
-from gpushared.domain.state import NodeState, Rules
+from gpushared.domain.state import ENDED_KEPT_IN_MEMORY, NodeState, Rules
 from gpushared.engine.docker import DockerEngine
 from gpushared.gate.gate import Gate
 from gpushared.gate.http import Routes
@@ -38,14 +40,19 @@ from gpushared.node.selftest import check_identity
 from gpushared.node.simulation import Simulation
 from gpushared.node.systemd import Notifier, feed_watchdog, passed_socket
 from gpushared.node.troubles import Troubles
-from gpushared.ports import Clock, Engine, Gpus, Journal, Sharing
+from gpushared.ports import Clock, ContainerStatus, Engine, Gpus, Journal, JournalSnapshot, Sharing
 from gpushared.sharing.mps import MpsMode, MpsSharing
 
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0
 FIRST_LOOK_SECONDS = 12.0
-"""How long the start waits for GPUs and engine before it serves without them."""
+"""How long the start waits for GPUs, settings and engine before it serves without them."""
+CLOSE_SECONDS = 10.0
+"""How long the end waits for creates that are under way."""
+FIRST_SEQUENCES = 2**19
+"""Half of the ids of four characters (see ``lease_id``)."""
+UP = (ContainerStatus.RUNNING, ContainerStatus.PAUSED, ContainerStatus.RESTARTING)
 SOCKET_NAME = "gpushared.sock"
 INNER_SOCKET = "inner/grpc.sock"
 JOURNAL_NAME = "journal.db"
@@ -110,6 +117,16 @@ def policy_of(config: Config) -> Policy:
     return Policy(bind_prefixes=config.gate.mount_prefixes, pids_limit=config.gate.pids_limit)
 
 
+def first_sequence(snapshot: JournalSnapshot) -> int:
+    """The next lease's number; a new journal begins anywhere.
+
+    Containers bear the names of leases. Those of another journal, lost or on the same engine, must not pass
+    for those of ours.
+    """
+    new = snapshot.next_sequence == 1 and not snapshot.leases
+    return 1 + secrets.randbelow(FIRST_SEQUENCES) if new else snapshot.next_sequence
+
+
 class Daemon:
     """One node's daemon: built from parts, run until it is told to stop."""
 
@@ -121,6 +138,7 @@ class Daemon:
         self._troubles = Troubles()
         self._identities = Identities(config.gate.trusted_groups)
         self._runtime_dir = Path(config.node.runtime_dir)
+        self._gate: Gate | None = None
 
     def stop(self) -> None:
         """End serving; containers and what they use stay."""
@@ -137,8 +155,10 @@ class Daemon:
 
     async def _restored(self) -> NodeState:
         snapshot = await self._parts.journal.load()
+        ended = await self._parts.journal.ended(ENDED_KEPT_IN_MEMORY)
         log.info("journal loaded leases=%d", len(snapshot.leases))
-        return restore(NodeState(rules=rules_of(self._config)), snapshot.leases, snapshot.next_sequence)
+        state = NodeState(rules=rules_of(self._config))
+        return restore(state, snapshot.leases, first_sequence(snapshot), reversed(ended))
 
     async def _run_parts(self, loop: Loop, stack: AsyncExitStack) -> None:
         self._attendance = Attendance(loop.now())
@@ -160,14 +180,27 @@ class Daemon:
                 await self._sampler.turn()
         except TimeoutError:
             self._troubles.raised("gpus", "the GPUs do not answer")
+        # In place before systemd lets the engine start: it restarts some containers at once.
         performer.remake_all()
+        await performer.settle(FIRST_LOOK_SECONDS)
         try:
             async with asyncio.timeout(FIRST_LOOK_SECONDS):
                 await self._follower.connect()
+                await self._clean_up(loop, performer)
         except (GpushareError, TimeoutError) as error:
             self._troubles.raised("engine", str(error) or "the Docker engine does not answer")
         if loop.state.gpus:
             await self._sampler.turn()
+
+    async def _clean_up(self, loop: Loop, performer: Performer) -> None:
+        """What a life that was cut off left behind; never what a container may still use."""
+        containers = await self._parts.engine.containers()
+        up = {facts.device_name for facts in containers if facts.status in UP}
+        live = up | {lease.device_name for lease in loop.state.leases.values()}
+        await self._parts.sharing.sweep(live)
+        for lease in loop.state.ended.values():
+            if lease.device_name not in live:
+                performer.perform(DropEdits(lease.id, lease.device_name))
 
     async def _serve(self, loop: Loop, performer: Performer, stack: AsyncExitStack) -> None:
         config = self._config
@@ -182,12 +215,13 @@ class Daemon:
         )
         self._api = self._make_api(loop)
         self._set_presets()
-        self._gate = Gate(config.engine.socket, self._desk, policy_of(config))
+        gate = self._gate = Gate(config.engine.socket, self._desk, policy_of(config))
+        stack.push_async_callback(_end_creates, gate)
         listener = self._listener()
         inner = self._runtime_dir / INNER_SOCKET
         inner.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         inner.parent.chmod(0o700)
-        routes = Routes(json=JsonApi(self._calls()).answer, docker=self._gate.handle)
+        routes = Routes(json=JsonApi(self._calls()).answer, docker=gate.handle)
         front = Front(inner, self._identities, routes)
         doors = grpcapi.Doors(self._identities, front.secret)
         await stack.enter_async_context(grpcapi.serving(self._api, doors, str(inner)))
@@ -273,6 +307,8 @@ class Daemon:
     def reload(self, config: Config) -> None:
         """Take over what can change at run time: rules, presets, the gate's policy, trusted groups."""
         self._config = config
+        if self._gate is None:
+            return  # it is still starting, with what it then finds here
         self._loop.take_rules(rules_of(config))
         self._identities.trusted_groups = frozenset(config.gate.trusted_groups)
         self._identities.forget()
@@ -290,3 +326,9 @@ class Daemon:
         await self._parts.engine.close()
         await self._parts.gpus.close()
         await self._parts.journal.close()
+
+
+async def _end_creates(gate: Gate) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await gate.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Coroutine, Mapping
 from dataclasses import asdict, replace
 from typing import Any
@@ -14,6 +13,7 @@ from gpushared.domain.errors import EngineUnavailable, GpushareError, NotFound, 
 from gpushared.domain.lease import ContainerId, Draining, Ended, Lease, LeaseId, Queued
 from gpushared.domain.request import Caller, Request
 from gpushared.gate.desk import Claim, LeaseWish
+from gpushared.gate.inject import binds_late
 from gpushared.gate.wish import wish_of
 from gpushared.node.attendance import Attendance
 from gpushared.node.follower import Follower
@@ -65,7 +65,12 @@ class NodeDesk:
         known = self._loop.state.leases.get(lease)
         if known is not None and known.owner_uid != caller.uid:
             raise NotFound(f"there is no lease {lease}", hint="`gpushare ps` lists yours")
-        claimed = _present(await self._loop.send(m.ClaimAsked(lease, caller)))
+        asking = asyncio.ensure_future(self._loop.send(m.ClaimAsked(lease, caller)))
+        try:
+            claimed = _present(await asyncio.shield(asking))
+        except asyncio.CancelledError:
+            self._in_background(self._unclaim_after(asking, lease))
+            raise
         try:
             edits = await self._edits(lease)
         except (GpushareError, asyncio.CancelledError):
@@ -83,6 +88,11 @@ class NodeDesk:
                 hint="`gpushare gpus` says what is wrong",
             ) from None
 
+    async def _unclaim_after(self, asking: asyncio.Future[Lease | None], lease: LeaseId) -> None:
+        """Only where the claim was had: else it is somebody else's."""
+        await asking
+        await self.unclaim(lease)
+
     async def unclaim(self, lease: LeaseId) -> None:
         await self._loop.send(m.ClaimDropped(lease))
 
@@ -93,8 +103,7 @@ class NodeDesk:
 
     async def acquire(self, wish: LeaseWish, caller: Caller) -> Claim:
         request = read_request(Ask(**asdict(wish)), self.presets)
-        device_name = f"c-{secrets.token_hex(6)}" if self.engine_facts().lease_devices else ""
-        return await self._acquire(request, caller, device_name)
+        return await self._acquire(request, caller, device_name="")
 
     async def _acquire(self, request: Request, caller: Caller, device_name: str) -> Claim:
         lease = _present(await self._loop.send(m.RequestSubmitted(request, caller, device_name=device_name)))
@@ -192,7 +201,7 @@ class NodeDesk:
     def _as_baked(self, previous: Lease) -> Request:
         """Where settings are fixed at create, exactly the same parts of the same GPUs must be had again."""
         held = previous.state.grants if isinstance(previous.state, Ended) else previous.grants
-        if self.engine_facts().lease_devices or not held:
+        if binds_late(self.engine_facts()) or not held:
             return previous.request
         if previous.request.wants_whole_gpus:
             return replace(previous.request, gpus=tuple(grant.gpu for grant in held))

@@ -84,6 +84,7 @@ class Follower:
                     await self._changed(change)
             except GpushareError as error:
                 self._lost(error)
+                self.ask_survey()
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _changed(self, change: ContainerFacts | ContainerId) -> None:

@@ -8,13 +8,20 @@ instructions performed. A write that fails changes nothing: its callers get the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from gpushared.domain import messages as m
-from gpushared.domain.errors import GpushareError, JournalUnavailable, LimitReached, TimedOut
+from gpushared.domain.errors import (
+    GpushareError,
+    JournalUnavailable,
+    LimitReached,
+    TimedOut,
+    Unavailable,
+)
 from gpushared.domain.lease import Lease
 from gpushared.domain.node import decisions, handle
 from gpushared.domain.queue import Decision
@@ -51,6 +58,8 @@ class Loop:
 
     async def send(self, event: m.Event) -> Lease | None:
         """Have the event handled and written; its lease as it then is. Errors are those of the tree."""
+        if self._task is not None and self._task.done():
+            raise Unavailable("the daemon is ending", hint="try again in a moment")
         answer: asyncio.Future[Lease | None] = asyncio.get_running_loop().create_future()
         try:
             self._pending.put_nowait(_Sent(event, answer))
@@ -96,11 +105,15 @@ class Loop:
         await asyncio.shield(self._task)
 
     async def _run(self) -> None:
-        while True:
-            batch = [await self._pending.get()]
-            while len(batch) < MAX_BATCH and not self._pending.empty():
-                batch.append(self._pending.get_nowait())
-            await self._handle(batch)
+        try:
+            while True:
+                batch = [await self._pending.get()]
+                while len(batch) < MAX_BATCH and not self._pending.empty():
+                    batch.append(self._pending.get_nowait())
+                await self._handle(batch)
+        finally:
+            left = [self._pending.get_nowait() for _ in range(self._pending.qsize())]
+            _refuse(left, Unavailable("the daemon is ending", hint="try again in a moment"))
 
     async def _handle(self, batch: Sequence[_Sent]) -> None:
         state = self.state
@@ -139,8 +152,14 @@ class Loop:
             for step in steps
             if step.changed or step.entries
         ]
-        if not writes:
-            return
+        if writes:
+            await self._commit(writes)
+        elif self._troubles.of("journal"):
+            # Else an idle node would show a trouble that is long over.
+            with contextlib.suppress(JournalUnavailable):
+                await self._commit([JournalWrite((), (), self.state.next_sequence)])
+
+    async def _commit(self, writes: Sequence[JournalWrite]) -> None:
         try:
             await self._journal.commit(writes)
         except JournalUnavailable as error:
@@ -151,9 +170,12 @@ class Loop:
             self.after_recovery()
 
     def _publish(self, state: NodeState) -> None:
-        self.state = state
-        self._changed.set()
-        self._changed = asyncio.Event()
+        """Make it true. Those who wait are woken only by what they could be shown."""
+        before, rules = self.state, self.state.rules
+        self.state = state if state.rules is rules else replace(state, rules=rules)
+        if _shown(before) != _shown(self.state):
+            self._changed.set()
+            self._changed = asyncio.Event()
 
     def _conclude(self, sent: _Sent, step: Step) -> None:
         for instruction in step.instructions:
@@ -162,6 +184,10 @@ class Loop:
             log.info("lease=%s state=%s %s", lease_id, entry.state, entry.text)
         if not sent.answer.done():
             sent.answer.set_result(step.lease)
+
+
+def _shown(state: NodeState) -> tuple[object, ...]:
+    return state.leases, state.gpus, state.stray_bytes
 
 
 def _nothing_yet(instruction: m.Instruction) -> None:

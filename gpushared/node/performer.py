@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from typing import Any
+from weakref import WeakValueDictionary
 
 from gpushared.domain import messages as m
 from gpushared.domain.errors import GpushareError, SharingUnavailable
@@ -32,6 +33,8 @@ class Performer:
         self._follower = follower
         self._sampler = sampler
         self._edits: dict[LeaseId, asyncio.Future[Edits]] = {}
+        # A container that is started again has a new lease under its old device name.
+        self._devices: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         # The event loop itself keeps only weak references to tasks.
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -54,6 +57,11 @@ class Performer:
         """After a start: have in place again what containers hold, before the engine restarts any of them."""
         for lease in self._loop.state.holders():
             self.perform(m.MakeEdits(lease.id))
+
+    async def settle(self, timeout_seconds: float) -> None:
+        """Wait until the edits asked for so far are in place or refused, but not longer than this."""
+        if self._edits:
+            await asyncio.wait(self._edits.values(), timeout=timeout_seconds)
 
     async def edits_of(self, lease: LeaseId) -> Edits:
         """The lease's edits as soon as they are in place; raises when they cannot be."""
@@ -82,28 +90,48 @@ class Performer:
 
     async def _make_edits(self, lease_id: LeaseId) -> None:
         """Until it works or the lease is over: a container may need its edits long after the first try."""
-        while (lease := self._loop.state.leases.get(lease_id)) is not None and lease.grants:
+        told = ""
+        while (lease := await self._holder(lease_id)) is not None:
             try:
                 edits = await self._open(lease)
             except GpushareError as error:
-                await self._loop.send(m.EditsFailed(lease_id, str(error)))
-                if lease.container is None:
+                if str(error) != told:
+                    told = str(error)
+                    await self._loop.send(m.EditsFailed(lease_id, told))
+                if lease_id not in self._loop.state.leases:
                     self._fail(lease_id, error)
                     return
                 await asyncio.sleep(EDITS_RETRY_SECONDS)
             else:
-                self._done(lease_id, edits)
-                await self._loop.send(m.EditsMade(lease_id, edits.walls))
+                if edits is not None:
+                    self._done(lease_id, edits)
+                    await self._loop.send(m.EditsMade(lease_id, edits.walls))
                 return
 
-    async def _open(self, lease: Lease) -> Edits:
-        edits = await self._sharing.open(lease, self._loop.state.gpus)
-        facts = self._follower.facts
-        # Before the engine has ever answered, at boot, its devices are written all the same: it reads them
-        # when it starts its containers, which may be before it answers us.
-        if facts is None or facts.lease_devices:
-            await self._engine.write_device(lease.device_name, edits)
-        return edits
+    async def _holder(self, lease_id: LeaseId) -> Lease | None:
+        """The lease if it holds something, once the GPUs are known: after a start the driver may be slow."""
+        while (lease := self._loop.state.leases.get(lease_id)) is not None and lease.grants:
+            if self._loop.state.gpus:
+                return lease
+            await self._loop.changed(EDITS_RETRY_SECONDS)
+        return None
+
+    async def _open(self, lease: Lease) -> Edits | None:
+        """The edits, or None where the lease ended meanwhile."""
+        async with self._device(lease.device_name):
+            if lease.id not in self._loop.state.leases:
+                return None
+            edits = await self._sharing.open(lease, self._loop.state.gpus)
+            facts = self._follower.facts
+            # Before the engine has ever answered, at boot, its devices are written all the same: it reads
+            # them when it starts its containers, which may be before it answers us.
+            if facts is None or facts.lease_devices:
+                await self._engine.write_device(lease.device_name, edits)
+            return edits
+
+    def _device(self, device_name: str) -> asyncio.Lock:
+        """Edits of one device are made and dropped one after the other."""
+        return self._devices.setdefault(device_name, asyncio.Lock())
 
     def _done(self, lease: LeaseId, edits: Edits) -> None:
         future = self._edits.get(lease)
@@ -119,10 +147,11 @@ class Performer:
     async def _drop_edits(self, lease: LeaseId, device_name: str) -> None:
         self._fail(lease, SharingUnavailable(f"lease {lease} is over", hint="ask for a new one"))
         self._edits.pop(lease, None)
-        if self._loop.state.of_device(device_name) is not None:
-            return  # a restarted container has a new lease under the same name
-        await self._engine.remove_device(device_name)
-        await self._sharing.close_lease(lease, device_name)
+        async with self._device(device_name):
+            if self._loop.state.of_device(device_name) is not None:
+                return  # a restarted container has a new lease under the same name
+            await self._sharing.close_lease(lease, device_name)
+            await self._engine.remove_device(device_name)
 
     async def _stop(self, instruction: m.StopContainer) -> None:
         await self._engine.stop(instruction.container, instruction.grace_seconds)

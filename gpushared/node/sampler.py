@@ -83,10 +83,9 @@ class Sampler:
     async def turn(self) -> None:
         """One sample, told to the core; trouble is noted, never raised."""
         try:
-            if not self._loop.state.gpus:
+            known = await self._sample()
+            if not known:
                 await self.survey()
-            if self._loop.state.gpus:
-                await self._sample()
         except JournalUnavailable:
             log.debug("sample not recorded: the journal is away")
         except GpushareError as error:
@@ -101,13 +100,19 @@ class Sampler:
             raise Unavailable("the driver lists no GPU", hint="check `nvidia-smi -L`")
         await self._loop.send(GpusSurveyed(gpus))
 
-    async def _sample(self) -> None:
+    async def _sample(self) -> bool:
+        """Whether the core knows these GPUs; one that was lost may have come back as another, or bigger."""
         at = self._loop.now()
         readings = await self._gpus.sample()
         status = await self._sharing.status()
         sample, event = self._sort(at, readings, status)
         self.newest = sample
+        gpus = self._loop.state.gpus
+        lost = {gpu.id for gpu in gpus.values() if gpu.trouble is not None}
+        listed = bool(gpus) and {reading.gpu for reading in readings} == gpus.keys()
+        healed = lost & event.readable - event.troubles.keys()
         await self._loop.send(event)
+        return listed and not healed
 
     def _sort(
         self, at: float, readings: tuple[GpuReading, ...], status: tuple[SharingStatus, ...]
@@ -125,7 +130,7 @@ class Sampler:
                 elif process.pid not in ours:
                     stray[reading.gpu] = stray.get(reading.gpu, 0) + (process.memory_bytes or 0)
                     strangers.append(Stranger(process.pid, reading.gpu, process.memory_bytes))
-        readable = frozenset(reading.gpu for reading in readings if reading.trouble is None)
+        readable = frozenset(reading.gpu for reading in readings if _tells(reading))
         troubles = {reading.gpu: reading.trouble for reading in readings if reading.trouble is not None}
         strays = {gpu: stray.get(gpu, 0) for gpu in readable}
         by_gpu = {one.gpu: one for one in status}
@@ -147,3 +152,8 @@ class Sampler:
             if container is not None:
                 found[pid] = by_container[container]
         return found
+
+
+def _tells(reading: GpuReading) -> bool:
+    """Whether it says who is on the GPU; some may not be leased and can be read all the same."""
+    return reading.trouble is None or reading.memory_used_bytes is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from gpushared.domain.gpu import Gpu, GpuId
 from gpushared.domain.lease import ComputeCap, Lease, LeaseId, MemoryWall, Walls
@@ -26,6 +26,8 @@ class FakeSharing(Failing):
         self.opened: dict[LeaseId, Edits] = {}
         self.history: list[tuple[str, LeaseId, str]] = []
         self.troubles: dict[GpuId, str] = {}
+        self.swept: frozenset[str] | None = None
+        """None until swept, then the device names that were live."""
         self.closed_keeping: bool | None = None
         """None until closed, then what ``keep_running`` was."""
         self._shared: dict[LeaseId, frozenset[GpuId]] = {}
@@ -51,6 +53,10 @@ class FakeSharing(Failing):
         self.opened.pop(lease, None)
         self._shared.pop(lease, None)
         self.history.append(("close", lease, device_name))
+
+    async def sweep(self, live: Collection[str]) -> None:
+        self._may_fail()
+        self.swept = frozenset(live)
 
     async def status(self) -> tuple[SharingStatus, ...]:
         self._may_fail()
