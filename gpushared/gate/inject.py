@@ -80,11 +80,14 @@ def user_targets(body: Body) -> list[str]:
 
 
 def check_mounts(targets: list[str], mounts: tuple[Mount, ...]) -> None:
-    """Raise ``RequestError`` when a user's mount lies on, over or under one of ours: theirs would win."""
+    """Raise ``RequestError`` when a user's mount lies on or under one of ours: theirs would win.
+
+    One that lies over ours does no harm: the engine mounts the shorter paths first.
+    """
     for target in targets:
         for mount in mounts:
-            path, own = (posixpath.normpath("//" + each).lstrip("/") + "/" for each in (target, mount.target))
-            if path.startswith(own) or own.startswith(path):
+            path, own = (posixpath.normpath("/" + each.lstrip("/")) + "/" for each in (target, mount.target))
+            if path.startswith(own):
                 raise RequestError(
                     f"the mount at {target} would hide the lease's at {mount.target}",
                     hint="mount it elsewhere",

@@ -79,7 +79,8 @@ def descriptors() -> int:
 async def all_gone(served: Served, before: int) -> None:
     """Wait until no connection is left, and no more descriptors are open than before."""
     async with asyncio.timeout(30):
-        while len(served.connections) > 0 or descriptors() > before:
+        # No event announces that the kernel has closed a descriptor.
+        while len(served.connections) > 0 or descriptors() > before:  # noqa: ASYNC110 - see above
             await asyncio.sleep(0.01)
 
 

@@ -15,6 +15,7 @@ from fcntl import ioctl
 import pytest
 
 from tests.gate.docker import Docker
+from tests.gate.serving import Served, raw_client, request
 
 pytestmark = pytest.mark.docker
 
@@ -223,3 +224,30 @@ async def test_update_and_rename_and_stop_work(docker: Docker, sleeper: str) -> 
     back = await docker("rename", f"{sleeper}-2", sleeper)
     stopped = await docker("stop", "-t", "1", sleeper)
     assert (renamed.code, back.code, stopped.code) == (0, 0, 0)
+
+
+async def test_an_attach_without_an_upgrade_leaves_http_the_old_way(
+    docker: Docker, served: Served, name: str
+) -> None:
+    await docker(
+        "create", "-i", "--name", name, "--network", "none", docker.image, "sh", "-c", "cat; echo over"
+    )
+    async with raw_client(served) as client:
+        target = f"/containers/{name}/attach?stream=1&stdin=1&stdout=1"
+        await client.send(request("POST", target))
+        status, headers = await client.head()
+        await docker("start", name)
+        await client.send(b"line\n")
+        client.writer.write_eof()
+        async with asyncio.timeout(30):
+            output = await client.reader.read()
+    await docker("rm", "-f", name)
+    assert (status, headers["content-type"]) == (200, "application/vnd.docker.raw-stream")
+    # Each piece has a header of eight bytes, the last four its length.
+    assert output.replace(b"\x01\0\0\0\0\0\0\x05", b"") == b"line\nover\n"
+
+
+async def test_much_input_for_a_program_that_reads_none_of_it_loses_no_output(docker: Docker) -> None:
+    script = "exec <&-; seq 20000"
+    done = await docker.run("-i", docker.image, "sh", "-c", script, stdin=bytes(5_000_000))
+    assert (done.code, len(done.out.splitlines())) == (0, 20000)

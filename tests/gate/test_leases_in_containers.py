@@ -67,6 +67,15 @@ async def test_mounts_of_the_lease_are_there_and_read_only(
     assert b"Read-only" in done.err
 
 
+async def test_a_mount_over_the_leases_does_not_hide_it(
+    docker: Docker, desk: FakeDesk, tmp_path: Path
+) -> None:
+    (tmp_path / "control").write_text("here")
+    desk.edits = edits(Mount(str(tmp_path), "/run/lease"))
+    done = await docker.run(*LEASE, "--tmpfs", "/run", docker.image, "cat", "/run/lease/control")
+    assert (done.code, done.out) == (0, b"here"), done.err
+
+
 async def test_the_container_carries_the_device_name_and_the_owner(docker: Docker, name: str) -> None:
     await docker("create", "--name", name, *LEASE, docker.image)
     labels = await docker("inspect", "-f", "{{json .Config.Labels}}", name)

@@ -1,0 +1,357 @@
+"""Parsing, wishes and injection as pure cases: a body before, a body after."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpushared.domain.errors import GpushareError, RequestError
+from gpushared.domain.lease import LeaseId
+from gpushared.gate.body import MAX_DEPTH, check_create, parse_object, serialise
+from gpushared.gate.desk import LeaseWish
+from gpushared.gate.fields import CONFIG, HOST_CONFIG
+from gpushared.gate.filters import own_only
+from gpushared.gate.inject import binds_late, inject
+from gpushared.gate.target import parse_target
+from gpushared.gate.wish import ClaimWish, labels_of, take_wish, wish_of, with_count
+from gpushared.ports import DeviceMechanism, Edits, Mount
+from tests.gate.desks import GPU, WALLS, facts
+from tests.gate.serving import ALICE
+
+# --- parsing -------------------------------------------------------------------------------------------
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+texts = st.text(st.characters(exclude_categories=["Cs"]))
+values = st.recursive(
+    scalars | texts, lambda inner: st.lists(inner) | st.dictionaries(texts, inner), max_leaves=20
+)
+
+
+@given(st.dictionaries(texts, values), st.booleans())
+def test_what_is_judged_is_what_is_sent(body: dict[str, Any], ascii_only: bool) -> None:
+    """The bytes for the engine, read by any parser, are the object that was judged."""
+    judged = parse_object(json.dumps(body, ensure_ascii=ascii_only).encode())
+    assert json.loads(serialise(judged)) == judged == body
+
+
+@given(st.binary())
+def test_any_bytes_are_an_object_or_a_refusal(raw: bytes) -> None:
+    try:
+        judged = parse_object(raw)
+    except RequestError:
+        return
+    assert parse_object(serialise(judged)) == judged
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b'{"a":1',
+        b'{"a":1}x',
+        b'{"a":1}\x00',
+        b'{"a":1,"a":1}',
+        b'{"b":{"a":1,"\\u0061":2}}',
+        b'{"a":NaN}',
+        b'{"a":-Infinity}',
+        b'{"a":1e999}',
+        b'{"a":"\\ud800"}',
+        b'{"a":"\xff"}',
+        b'\xef\xbb\xbf{"a":1}',
+        '{"a":1}'.encode("utf-16"),
+        b'{"a":' + b"9" * 5000 + b"}",
+        b'{"a":' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH + b"}",
+        b'{"a":' + b"[" * 100_000,
+        b'{"a":[' + b"[]," * 200_000 + b"[]]}",
+        b'{"a":"' + b"x" * (4 * 1024 * 1024) + b'"}',
+    ],
+    ids=lambda raw: repr(raw[:30]),
+)
+def test_a_body_that_leaves_room_for_doubt_is_refused(raw: bytes) -> None:
+    with pytest.raises(RequestError):
+        parse_object(raw)
+
+
+@given(st.sampled_from(sorted(CONFIG | HOST_CONFIG)), st.data())
+def test_a_known_field_in_other_letters_is_refused(name: str, data: st.DataObject) -> None:
+    """The engine would take it for the field: it compares without regard to case, in all of Unicode."""
+    alike = {"s": "sSſ", "k": "kKK"}  # noqa: RUF001 - the letters that fold to s and k are the point
+    letters = [data.draw(st.sampled_from(alike.get(c.lower(), c.lower() + c.upper()))) for c in name]
+    spelled = "".join(letters)
+    body = {"HostConfig": {spelled: 1}} if name in HOST_CONFIG else {spelled: 1}
+    if spelled == name:
+        check_create(body)
+    else:
+        with pytest.raises(RequestError, match="is not a field"):
+            check_create(body)
+
+
+@pytest.mark.parametrize("name", sorted(HOST_CONFIG))
+def test_a_field_of_the_host_config_at_the_top_level_is_refused(name: str) -> None:
+    with pytest.raises(RequestError, match="belongs under HostConfig"):
+        check_create({name: None})
+
+
+# --- targets -------------------------------------------------------------------------------------------
+
+
+@given(st.text(min_size=1), st.lists(st.tuples(texts, texts), max_size=5))
+def test_a_target_that_was_judged_reads_the_same_when_it_is_sent(
+    name: str, query: list[tuple[str, str]]
+) -> None:
+    from urllib.parse import quote, urlencode
+
+    try:
+        raw = f"/v1.41/images/{quote(name)}/json?{urlencode(query)}".encode()
+        target = parse_target(raw)
+    except (GpushareError, UnicodeEncodeError):
+        return
+    assert parse_target(target.encode()) == target
+    assert list(target.query) == query
+
+
+# --- wishes --------------------------------------------------------------------------------------------
+
+GPUS = {"Driver": "", "Count": 2, "DeviceIDs": None, "Capabilities": [["gpu"]], "Options": {}}
+OTHER_CDI = {"Driver": "cdi", "DeviceIDs": ["vendor.com/net=eth0"]}
+
+
+def cdi(*names: str) -> dict[str, Any]:
+    return {"HostConfig": {"DeviceRequests": [{"Driver": "cdi", "DeviceIDs": list(names)}]}}
+
+
+WISHES: list[tuple[dict[str, Any], object]] = [
+    ({}, None),
+    ({"Labels": None, "HostConfig": None}, None),
+    ({"Labels": {"mine": "1"}}, None),
+    ({"Labels": {"gpushare.class": "train"}}, None),
+    ({"Labels": {"gpushare.lease": "l-1"}}, ClaimWish(LeaseId("l-1"))),
+    (
+        {"Labels": {"gpushare.lease": "l-1"}, "HostConfig": {"DeviceRequests": [GPUS]}},
+        ClaimWish(LeaseId("l-1")),
+    ),
+    ({"HostConfig": {"DeviceRequests": [GPUS]}}, LeaseWish(gpu="2")),
+    ({"HostConfig": {"DeviceRequests": [{**GPUS, "Count": -1}]}}, LeaseWish(gpu="all")),
+    ({"HostConfig": {"DeviceRequests": [{**GPUS, "Driver": "nvidia"}]}}, LeaseWish(gpu="2")),
+    ({"HostConfig": {"DeviceRequests": [{"Driver": "nvidia", "Count": 1}]}}, LeaseWish(gpu="1")),
+    ({"HostConfig": {"DeviceRequests": [OTHER_CDI]}}, None),
+    (cdi("nvidia.com/gpu=all"), LeaseWish(gpu="all")),
+    (cdi("gpushare.io/gpu=2x0.5"), LeaseWish(gpu="2x0.5")),
+    ({"HostConfig": {"Devices": [{"PathOnHost": "gpushare.io/gpu=0.5"}]}}, LeaseWish(gpu="0.5")),
+    (
+        {
+            "Labels": {"gpushare.gpu": "0.5", "gpushare.class": "infer"},
+            "HostConfig": {"DeviceRequests": [GPUS]},
+        },
+        LeaseWish(gpu="0.5", lease_class="infer"),
+    ),
+    (
+        {"Labels": {"gpushare.time": "2h"}, "HostConfig": {"DeviceRequests": [GPUS]}},
+        LeaseWish(gpu="2", time="2h"),
+    ),
+    ({"Env": ["NVIDIA_VISIBLE_DEVICES=void"]}, None),
+    ({"Env": ["NVIDIA_VISIBLE_DEVICES"]}, None),
+]
+
+
+@pytest.mark.parametrize(("body", "wish"), WISHES)
+def test_a_wish_is_found_and_taken_out(body: dict[str, Any], wish: object) -> None:
+    left = copy.deepcopy(body)
+    assert take_wish(left) == wish
+    assert take_wish(left) is None
+    assert not any(label.startswith("gpushare.") for label in left.get("Labels") or {})
+
+
+def test_requests_for_other_devices_stay() -> None:
+    body = {"HostConfig": {"DeviceRequests": [OTHER_CDI, GPUS]}}
+    take_wish(body)
+    assert body["HostConfig"]["DeviceRequests"] == [OTHER_CDI]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"HostConfig": {"DeviceRequests": [{**GPUS, "Count": 0, "DeviceIDs": ["0"]}]}},
+        {"HostConfig": {"DeviceRequests": [{**GPUS, "Count": 0}]}},
+        {"HostConfig": {"DeviceRequests": [{**GPUS, "Count": -2}]}},
+        {"HostConfig": {"DeviceRequests": [{**GPUS, "Count": True}]}},
+        {"HostConfig": {"DeviceRequests": [{**GPUS, "Count": 1e3}]}},
+        {"HostConfig": {"DeviceRequests": [{"driver": "nvidia", "Count": 1}]}},
+        {"HostConfig": {"DeviceRequests": [GPUS, {**GPUS, "Count": 1}]}},
+        {"HostConfig": {"DeviceRequests": "all"}},
+        cdi("nvidia.com/gpu=0"),
+        cdi("nvidia.com/mig=0:0"),
+        cdi("NVIDIA.com/gpu=0"),
+        cdi("k8s.device-plugin.nvidia.com/gpu=0"),
+        cdi("management.nvidia.com/gpu=all", "nvidia.com/gpu=1"),
+        cdi("gpushare.io/lease=l-1"),
+        cdi("gpushare.io/gpu=0.5", "gpushare.io/gpu=0.5"),
+        cdi("gpushare.io/gpu=0.5", "vendor.com/net=eth0"),
+        {"HostConfig": {"Devices": [{"PathOnHost": "/dev/nvidia0"}]}},
+        {"HostConfig": {"Devices": [{"PathOnHost": "//dev/nvidiactl"}]}},
+        {"HostConfig": {"Devices": [{"PathOnHost": "/dev/x/../nvidia-uvm"}]}},
+        {"HostConfig": {"Devices": [{"pathonhost": "/dev/nvidia0"}]}},
+        {"HostConfig": {"Runtime": "nvidia"}},
+        {"Env": ["NVIDIA_VISIBLE_DEVICES=0"]},
+        {"Labels": {"gpushare.lease": ""}},
+        {"Labels": {"gpushare.gpux": "1"}},
+        {"Labels": {"gpushare.gpu": 1}},
+    ],
+)
+def test_a_wish_without_a_clear_size_is_refused(body: dict[str, Any]) -> None:
+    with pytest.raises(RequestError):
+        take_wish(body)
+
+
+@given(st.builds(LeaseWish, *[st.sampled_from(["", "1", "all", "x"])] * 7))
+def test_a_wish_survives_as_labels(wish: LeaseWish) -> None:
+    sized = any((wish.gpu, wish.gpu_memory, wish.gpu_compute, wish.preset))
+    assert wish_of(labels_of(wish)) == (wish if sized else None)
+
+
+def test_all_means_the_number_of_gpus() -> None:
+    assert with_count(LeaseWish(gpu="all"), 8) == LeaseWish(gpu="8")
+    assert with_count(LeaseWish(gpu="0.5"), 8) == LeaseWish(gpu="0.5")
+
+
+# --- injection -----------------------------------------------------------------------------------------
+
+EDITS = Edits(
+    (GPU,),
+    WALLS,
+    env={"CUDA_MPS_PIPE_DIRECTORY": "/run/lease/mps"},
+    env_defaults={"TF_FORCE_GPU_ALLOW_GROWTH": "true"},
+    mounts=(Mount("/run/gpushared/leases/l-1/mps", "/run/lease/mps"),),
+    devices=("/dev/zero",),
+)
+MOUNT = {
+    "Type": "bind",
+    "Source": "/run/gpushared/leases/l-1/mps",
+    "Target": "/run/lease/mps",
+    "ReadOnly": True,
+}
+DEVICE = {"PathOnHost": "/dev/zero", "PathInContainer": "/dev/zero", "CgroupPermissions": "rw"}
+PIPE, GROWTH = "CUDA_MPS_PIPE_DIRECTORY=/run/lease/mps", "TF_FORCE_GPU_ALLOW_GROWTH=true"
+BY_HAND = {"Mounts": [MOUNT], "Devices": [DEVICE]}
+LEASE_NAME = "gpushare.io/lease=l-1"
+M = DeviceMechanism
+
+INJECTIONS: list[tuple[bool, DeviceMechanism, dict[str, Any]]] = [
+    (False, M.PLAIN, {"Env": [GROWTH, PIPE], "HostConfig": BY_HAND}),
+    (
+        False,
+        M.DEVICE_REQUEST,
+        {
+            "Env": [GROWTH, PIPE],
+            "HostConfig": {
+                **BY_HAND,
+                "DeviceRequests": [{"Driver": "", "Capabilities": [["gpu"]], "DeviceIDs": [GPU]}],
+            },
+        },
+    ),
+    (
+        False,
+        M.NVIDIA_RUNTIME,
+        {
+            "Env": [
+                GROWTH,
+                f"NVIDIA_VISIBLE_DEVICES={GPU}",
+                "NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+                PIPE,
+            ],
+            "HostConfig": {**BY_HAND, "Runtime": "nvidia"},
+        },
+    ),
+    (
+        True,
+        M.PLAIN,
+        {"Env": [GROWTH], "HostConfig": {"DeviceRequests": [{"Driver": "cdi", "DeviceIDs": [LEASE_NAME]}]}},
+    ),
+    (
+        True,
+        M.CDI,
+        {
+            "Env": [GROWTH],
+            "HostConfig": {
+                "DeviceRequests": [{"Driver": "cdi", "DeviceIDs": [f"nvidia.com/gpu={GPU}", LEASE_NAME]}]
+            },
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("lease_devices", "mechanism", "after"), INJECTIONS)
+def test_a_lease_is_put_in_as_the_engine_can_take_it(
+    lease_devices: bool, mechanism: DeviceMechanism, after: dict[str, Any]
+) -> None:
+    body: dict[str, Any] = {"Env": ["NVIDIA_VISIBLE_DEVICES=all", "CUDA_VISIBLE_DEVICES=7", "GPUSHARE_X=1"]}
+    inject(body, "l-1", EDITS, facts(lease_devices=lease_devices, gpu_mechanism=mechanism))
+    assert body == after
+
+
+def test_a_container_created_before_its_lease_names_only_the_device() -> None:
+    body: dict[str, Any] = {"Env": ["A=b"]}
+    late = facts(lease_devices=True)
+    inject(body, "c-1", None, late)
+    request = {"Driver": "cdi", "DeviceIDs": ["gpushare.io/lease=c-1"]}
+    assert body == {"Env": ["A=b"], "HostConfig": {"DeviceRequests": [request]}}
+    assert binds_late(late)
+
+
+@pytest.mark.parametrize("mechanism", [M.CDI, M.DEVICE_REQUEST, M.NVIDIA_RUNTIME])
+def test_where_the_body_names_the_gpu_the_lease_must_come_first(mechanism: DeviceMechanism) -> None:
+    assert not binds_late(facts(lease_devices=True, gpu_mechanism=mechanism))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"HostConfig": {"Binds": ["/x:/run/lease/mps"]}},
+        {"HostConfig": {"Binds": ["/x:/run/lease/mps/control:ro"]}},
+        {"HostConfig": {"Mounts": [{"Type": "bind", "Source": "/x", "Target": "/run/./lease//mps/"}]}},
+        {"HostConfig": {"Mounts": [{"Type": "tmpfs", "Target": "/run/lease/mps/control"}]}},
+        {"HostConfig": {"Tmpfs": {"//run/lease/mps": ""}}},
+        {"Volumes": {"/run/lease/mps": {}}},
+    ],
+)
+def test_a_mount_that_would_hide_the_leases_is_refused(body: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match="would hide the lease's"):
+        inject(body, "l-1", EDITS, facts())
+
+
+def test_mounts_beside_and_over_the_leases_are_kept() -> None:
+    own = {"Binds": ["/x:/run/lease-other"], "Tmpfs": {"/run": ""}}
+    body: dict[str, Any] = {"HostConfig": {**own, "Mounts": []}}
+    inject(body, "l-1", EDITS, facts())
+    assert body["HostConfig"] == {**own, **BY_HAND}
+
+
+# --- filters -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        ("", {"label": ["gpushare.owner=1000"]}),
+        (
+            '{"label":["a=b"],"status":["exited"]}',
+            {"label": ["a=b", "gpushare.owner=1000"], "status": ["exited"]},
+        ),
+        ('{"label":{"a=b":true,"c":false}}', {"label": ["a=b", "gpushare.owner=1000"]}),
+    ],
+)
+def test_filters_keep_what_was_asked_and_add_the_owner(raw: str, said: dict[str, list[str]]) -> None:
+    assert json.loads(own_only(raw, ALICE)) == said
+
+
+@pytest.mark.parametrize("raw", ["[]", "x", '{"label":"a"}', '{"label":[1]}', '{"label":[],"label":[]}'])
+def test_filters_of_another_shape_are_refused(raw: str) -> None:
+    with pytest.raises(RequestError):
+        own_only(raw, ALICE)
