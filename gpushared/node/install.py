@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from gpushared.domain.errors import ConfigError, PermissionRefused
+from gpushared.domain.errors import ConfigError, GpushareError, PermissionRefused
 
+ROOT = Path("/")
 UNIT_DIR = "etc/systemd/system"
 TARGETS = {
     "gpushared.service": f"{UNIT_DIR}/gpushared.service",
@@ -19,18 +22,33 @@ TARGETS = {
     "gpushared.sysusers.conf": "etc/sysusers.d/gpushared.conf",
     "gpushared.tmpfiles.conf": "etc/tmpfiles.d/gpushared.conf",
 }
-DAEMON_IN_UNIT = "/usr/bin/gpushared"
+COMMANDS_IN_UNITS = re.compile(r"/usr/bin/(gpushared?)\b")
+MANAGER_RUNS = Path("/run/systemd/system")
+"""Exists exactly where systemd is the running service manager (sd_booted(3))."""
 SYSTEMCTL_SECONDS = 60
 
 
 def install_units(prefix: Path) -> Iterator[str]:
-    """Write the units below ``prefix`` and, on the running system, tell systemd; a line for each deed."""
-    units = _units()
-    for name, target in TARGETS.items():
-        yield _write(units / name, prefix / target)
-    if prefix == Path("/") and Path("/run/systemd/system").is_dir():
+    """Write the units below ``prefix`` and, on the running system, tell systemd; a line for each deed.
+
+    Raises PermissionRefused without the rights, and ConfigError where there is no systemd to install for,
+    no command to run as the daemon, or systemd does not take the units.
+    """
+    if prefix == ROOT and not MANAGER_RUNS.is_dir() and shutil.which("systemctl") is None:
+        raise ConfigError(
+            "there is no systemd on this machine",
+            hint="run `gpushared` under your own service manager, or write the units elsewhere with --prefix",
+        )
+    texts = {target: _unit_text(unit) for unit, target in TARGETS.items()}
+    for target, text in texts.items():
+        yield _write(prefix / target, text)
+    if prefix == ROOT and MANAGER_RUNS.is_dir():
         yield from _tell_systemd()
-    yield "next: systemctl enable --now gpushared"
+        yield _next_step()
+
+
+def _unit_text(name: str) -> str:
+    return COMMANDS_IN_UNITS.sub(lambda found: _command(found[1]), (_units() / name).read_text())
 
 
 def _units() -> Traversable:
@@ -41,35 +59,65 @@ def _units() -> Traversable:
     return Path(__file__).parents[2] / "systemd"
 
 
-def _write(unit: Traversable, target: Path) -> str:
-    text = unit.read_text().replace(DAEMON_IN_UNIT, str(_daemon()))
-    if target.is_file() and target.read_text() == text:
-        return f"unchanged {target}"
-    verb = "replaced" if target.exists() else "wrote"
+def _command(name: str) -> str:
+    """The command beside the Python that runs us, so that a virtual environment stays in use."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.is_file() else shutil.which(name)
+    if found is None:
+        raise ConfigError(f"the command {name} is not installed", hint="pip install gpushared")
+    if re.search(r"[\s%$\"'\\]", found):
+        raise ConfigError(
+            f"systemd cannot run {found}: its path has characters that units give a meaning",
+            hint="install gpushared below /opt",
+        )
+    return found
+
+
+def _write(target: Path, text: str) -> str:
+    """A whole file or none: systemd may read it at any time."""
+    part = target.with_name(f".{target.name}.part")
     try:
+        if target.is_file() and target.read_text() == text:
+            return f"unchanged {target}"
+        verb = "replaced" if target.exists() else "wrote"
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text)
-    except PermissionError as error:
-        raise PermissionRefused(f"{target} cannot be written", hint="run it with sudo") from error
+        part.write_text(text)
+        part.chmod(0o644)
+        part.replace(target)
+    except OSError as error:
+        raise _cannot_write(target, error) from error
     return f"{verb} {target}"
 
 
-def _daemon() -> Path:
-    """The ``gpushared`` beside the Python that runs us, so that a virtual environment stays in use."""
-    beside = Path(sys.executable).parent / "gpushared"
-    found = str(beside) if beside.is_file() else shutil.which("gpushared")
-    if found is None:
-        raise ConfigError("the command gpushared is not installed", hint="pip install gpushared")
-    return Path(found)
+def _cannot_write(target: Path, error: OSError) -> GpushareError:
+    message = f"{target} cannot be written: {error.strerror}"
+    if isinstance(error, PermissionError):
+        return PermissionRefused(message, hint="run it with sudo" if os.geteuid() else "")
+    return ConfigError(message, hint="is the file system full or read-only?")
 
 
 def _tell_systemd() -> Iterator[str]:
-    for words in (["systemd-sysusers"], ["systemd-tmpfiles", "--create"], ["systemctl", "daemon-reload"]):
-        if shutil.which(words[0]) is None:
-            yield f"skipped {words[0]}: it is not installed"
-            continue
-        try:
-            subprocess.run(words, check=True, capture_output=True, timeout=SYSTEMCTL_SECONDS, text=True)
-        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-            raise ConfigError(f"{' '.join(words)} failed: {error}", hint="see journalctl -xe") from error
-        yield f"ran {' '.join(words)}"
+    yield _run(["systemd-sysusers", "/etc/sysusers.d/gpushared.conf"])
+    yield _run(["systemd-tmpfiles", "--create", "/etc/tmpfiles.d/gpushared.conf"])
+    yield _run(["systemctl", "daemon-reload"])
+
+
+def _run(words: Sequence[str]) -> str:
+    if shutil.which(words[0]) is None:
+        return f"skipped {words[0]}: it is not installed"
+    try:
+        done = subprocess.run(words, capture_output=True, timeout=SYSTEMCTL_SECONDS, text=True, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(f"{' '.join(words)} does not come to an end", hint="see journalctl -xe") from error
+    if done.returncode:
+        raise ConfigError(f"{' '.join(words)} failed: {done.stderr.strip()}", hint="see journalctl -xe")
+    return f"ran {' '.join(words)}"
+
+
+def _next_step() -> str:
+    active = subprocess.run(
+        ["systemctl", "is-active", "--quiet", "gpushared.service"], timeout=SYSTEMCTL_SECONDS, check=False
+    )
+    if active.returncode == 0:
+        return "next: systemctl restart gpushared   (containers, leases and the queue stay)"
+    return "next: systemctl enable --now gpushared"
