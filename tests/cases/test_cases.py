@@ -26,11 +26,11 @@ KEYS = {"name", "gpus", "held", "asks", "gets", "says", "hints", "then", "finall
 
 
 def _cases() -> list[Any]:
-    found = []
-    for path in sorted(HERE.glob("*.toml")):
-        for case in tomllib.loads(path.read_text())["case"]:
-            found.append(pytest.param(case, id=f"{path.stem}: {case['name']}"))
-    return found
+    return [
+        pytest.param(case, id=f"{path.stem}: {case['name']}")
+        for path in sorted(HERE.glob("*.toml"))
+        for case in tomllib.loads(path.read_text())["case"]
+    ]
 
 
 @dataclass

@@ -293,16 +293,10 @@ class NodeMachine(RuleBasedStateMachine):
     def send(self, event: m.Event) -> None:
         before = self.state
         held = dict(before.leases)
-        try:
-            step = handle(before, event, self.now)
-        except InvalidTransition:
-            raise
-        except GpushareError as error:
-            assert error.message
-            assert error.hint, f"no hint beside {error.message!r}"
+        step = _step(before, event, self.now)
+        assert held == before.leases, "a step touched the state it came from"
+        if step is None:
             return
-        finally:
-            assert held == before.leases, "a step touched the state it came from"
         self.check_step(before, event, step)
         self.state = step.state
         if self.batch is None:
@@ -357,6 +351,19 @@ class NodeMachine(RuleBasedStateMachine):
         for lease in passed_by.values():
             on_kept = any(grant.gpu in kept.gpus for grant in lease.grants)
             assert not on_kept or (lease.expires_at or kept.start_at + 1) <= kept.start_at < float("inf")
+
+
+def _step(state: NodeState, event: m.Event, now: float) -> Step | None:
+    """The step, or None where a rule refused; a bug of ours passes through."""
+    try:
+        return handle(state, event, now)
+    except InvalidTransition:
+        raise
+    except GpushareError as error:
+        refusal = error
+    assert refusal.message
+    assert refusal.hint, f"no hint beside {refusal.message!r}"
+    return None
 
 
 def _check_entries(before: NodeState, step: Step) -> None:

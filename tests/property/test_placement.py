@@ -1,0 +1,116 @@
+"""Placement against brute force on small nodes: nothing that does not fit, everything that does."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu, GpuId
+from gpushared.domain.lease import Grant
+from gpushared.domain.placement import STRAY_PERMILLE, Room, is_grant, need_on, place
+from gpushared.domain.request import Request
+from tests.property.worlds import GIB, PINNED, REQUESTS, SIZES_MIB, SLICES, WHOLE, gpu
+
+
+@st.composite
+def rooms(draw: st.DrawFn) -> dict[GpuId, Room]:
+    """Up to four GPUs, in use in all ways that can come about."""
+    found = {}
+    for index in range(draw(st.integers(1, 4))):
+        trouble = draw(st.sampled_from((None, None, None, "is lost")))
+        one = gpu(index, draw(st.sampled_from(SIZES_MIB)), trouble)
+        stray = draw(st.sampled_from((0, 0, GIB, 3 * GIB)))
+        use = draw(st.sampled_from(("free", "free", "shared", "exclusive")))
+        found[one.id] = _used(one, stray, use, draw(st.integers(1, 1000)), draw(st.integers(1, 1000)))
+    return found
+
+
+def _used(one: Gpu, stray: int, use: str, memory_permille: int, compute_permille: int) -> Room:
+    free = one.leasable_bytes - stray
+    if use == "free":
+        return Room(one, free, WHOLE_PERMILLE, stray_bytes=stray)
+    if use == "exclusive":
+        return Room(one, 0, 0, 1, exclusive=True, stray_bytes=stray)
+    held = one.memory_of_share(memory_permille)
+    return Room(one, free - held, WHOLE_PERMILLE - compute_permille, 2, stray_bytes=stray)
+
+
+def fits(request: Request, room: Room) -> bool:
+    """The definition, said without the reasons."""
+    if room.gpu.trouble or room.exclusive or (request.gpus and room.gpu.id not in request.gpus):
+        return False
+    if request.wants_whole_gpus:
+        quiet = room.stray_bytes * WHOLE_PERMILLE <= STRAY_PERMILLE * room.gpu.leasable_bytes
+        return room.leases == 0 and quiet and room.free_bytes >= max(1, request.memory_bytes or 0)
+    need = need_on(request, room.gpu)
+    enough_memory = 0 < need.memory_bytes <= room.free_bytes
+    return enough_memory and need.compute_permille <= room.free_permille
+
+
+@given(REQUESTS, rooms())
+def test_placement_grants_exactly_when_some_choice_of_gpus_fits(
+    request: Request, world: dict[GpuId, Room]
+) -> None:
+    """Every choice of so many GPUs is tried beside it."""
+    count = len(request.gpus) or request.gpu_count
+    possible = any(
+        all(fits(request, room) for room in chosen) for chosen in combinations(world.values(), count)
+    )
+    answer = place(request, world)
+    assert is_grant(answer) == possible
+    if possible:
+        _check_grants(request, [one for one in answer if isinstance(one, Grant)], world)
+
+
+def _check_grants(request: Request, grants: list[Grant], world: dict[GpuId, Room]) -> None:
+    assert len({grant.gpu for grant in grants}) == len(grants) == (len(request.gpus) or request.gpu_count)
+    for grant in grants:
+        room = world[grant.gpu]
+        assert fits(request, room)
+        assert 0 < grant.memory_bytes <= room.free_bytes
+        assert 0 < grant.compute_permille <= room.free_permille
+
+
+@given(REQUESTS, rooms())
+def test_every_gpu_that_was_not_good_enough_says_why(request: Request, world: dict[GpuId, Room]) -> None:
+    """One refusal for each, none for those that fit."""
+    answer = place(request, world)
+    assume(not is_grant(answer))
+    refused = {one.gpu for one in answer if not isinstance(one, Grant)}
+    assert refused == {gpu for gpu, room in world.items() if not fits(request, room)}
+
+
+@given(SLICES, rooms())
+def test_a_slice_leaves_whole_gpus_whole_where_it_can(request: Request, world: dict[GpuId, Room]) -> None:
+    """An untouched GPU is taken only when too few of those in use have room."""
+    answer = place(request, world)
+    assume(is_grant(answer))
+    taken = [world[one.gpu] for one in answer]
+    in_use = [room for room in world.values() if room.leases and fits(request, room)]
+    fresh = sum(room.leases == 0 for room in taken)
+    assert fresh == max(0, request.gpu_count - len(in_use))
+
+
+@given(SLICES, rooms())
+def test_a_slice_goes_where_least_is_left(request: Request, world: dict[GpuId, Room]) -> None:
+    """No other GPU in the same use would have been left with less compute."""
+    answer = place(request, world)
+    assume(is_grant(answer))
+    taken = {one.gpu for one in answer}
+    share = request.compute_permille or 0
+    for gpu_id in taken:
+        for other in world.values():
+            if other.gpu.id in taken or not fits(request, other):
+                continue
+            if bool(other.leases) == bool(world[gpu_id].leases):
+                assert other.free_permille - share >= world[gpu_id].free_permille - share
+
+
+@given(st.one_of(SLICES, WHOLE, PINNED), rooms())
+def test_the_same_world_gives_the_same_answer(request: Request, world: dict[GpuId, Room]) -> None:
+    """In whatever order its GPUs are listed."""
+    backwards = dict(reversed(list(world.items())))
+    if is_grant(place(request, world)):
+        assert set(place(request, world)) == set(place(request, backwards))

@@ -1,0 +1,113 @@
+"""From words to a request: what counts, what wins, what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from gpushared.domain.asking import Ask, describe, read_request
+from gpushared.domain.errors import NotFound, RequestError
+from gpushared.domain.gpu import MIB
+from gpushared.domain.request import Isolation, LeaseClass, Request
+
+GIB = 1024 * MIB
+PRESETS = {
+    "dev": Ask(gpu="0.25", gpu_memory="8g", time="8h", lease_class="build"),
+    "big": Ask(gpu="2"),
+    "whole": Ask(gpu="1", isolation="exclusive"),
+}
+WHOLE = Isolation.EXCLUSIVE
+
+READ = {
+    "a share": (Ask(gpu="0.25"), Request(1, 250, None, 250)),
+    "a whole GPU is exclusive": (Ask(gpu="1"), Request(1, 1000, None, 1000, WHOLE)),
+    "whole GPUs are exclusive": (Ask(gpu="2"), Request(2, 1000, None, 1000, WHOLE)),
+    "a whole GPU may be shared": (Ask(gpu="1", isolation="shared"), Request(1, 1000, None, 1000)),
+    "slices of several": (Ask(gpu="2x0.5"), Request(2, 500, None, 500)),
+    "memory alone": (Ask(gpu_memory="8g"), Request(1, None, 8 * GIB)),
+    "compute alone": (Ask(gpu_compute="30%"), Request(1, 300, None, 300)),
+    "both sides": (Ask(gpu_memory="8g", gpu_compute="30%"), Request(1, 300, 8 * GIB)),
+    "a share with its own memory": (Ask(gpu="0.25", gpu_memory="8g"), Request(1, 250, 8 * GIB)),
+    "a share with its own compute": (Ask(gpu="0.25", gpu_compute="50%"), Request(1, 500, None, 250)),
+    "all compute, little memory": (Ask(gpu="1", gpu_memory="8g"), Request(1, 1000, 8 * GIB)),
+    "a class": (
+        Ask(gpu="0.25", lease_class="infer"),
+        Request(1, 250, None, 250, lease_class=LeaseClass.INFER),
+    ),
+    "a time limit": (Ask(gpu="0.25", time="30m"), Request(1, 250, None, 250, time_limit_seconds=1800)),
+    "a preset": (
+        Ask(preset="dev"),
+        Request(1, 250, 8 * GIB, lease_class=LeaseClass.BUILD, time_limit_seconds=28800, preset="dev"),
+    ),
+    "what is typed wins over the preset": (
+        Ask(preset="dev", gpu="0.5", time="1h"),
+        Request(1, 500, 8 * GIB, lease_class=LeaseClass.BUILD, time_limit_seconds=3600, preset="dev"),
+    ),
+}
+REFUSED = {
+    "nothing": (Ask(), "no GPU was asked for"),
+    "only a time": (Ask(time="1h"), "no GPU was asked for"),
+    "an empty size": (Ask(gpu=" "), "not a part of a GPU"),
+    "an index instead of a share": (Ask(gpu="0"), "0 GPUs cannot be asked for"),
+    "a negative share": (Ask(gpu="-0.5"), "not a part of a GPU"),
+    "an unknown class": (Ask(gpu="1", lease_class="fun"), "not a known class"),
+    "an unknown isolation": (Ask(gpu="1", isolation="EXCLUSIVE"), "not a known isolation"),
+    "an exclusive part": (Ask(gpu="0.5", isolation="exclusive"), "exclusive means whole GPUs"),
+    "an exclusive part of several": (Ask(gpu="2x0.5", isolation="exclusive"), "exclusive means whole GPUs"),
+    "a part of a preset's whole GPU": (Ask(preset="whole", gpu="0.5"), "exclusive means whole GPUs"),
+    "a huge class": (Ask(gpu="1", lease_class="x" * 10_000_000), "not a known class"),
+    "a class with control characters": (Ask(gpu="1", lease_class="\x1b[2J"), "not a known class"),
+}
+
+
+@pytest.mark.parametrize(("ask", "request_"), READ.values(), ids=READ.keys())
+def test_words_become_a_request(ask: Ask, request_: Request) -> None:
+    """Each side of a lease comes from where the user said it."""
+    assert read_request(ask, PRESETS) == request_
+
+
+@pytest.mark.parametrize(("ask", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_makes_no_sense_is_refused(ask: Ask, message: str) -> None:
+    """With one sentence and one hint, both short."""
+    with pytest.raises(RequestError, match=message) as caught:
+        read_request(ask, PRESETS)
+    assert caught.value.hint
+    assert len(str(caught.value)) < 250
+    assert "\x1b" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Ask)])
+def test_ten_megabytes_in_any_word_are_refused_briefly(name: str) -> None:
+    """Also where the word is a preset's name."""
+    ask = Ask(**{"gpu": "0.25", name: "8" * 10_000_000})
+    with pytest.raises((RequestError, NotFound)) as caught:
+        read_request(ask, PRESETS)
+    assert len(str(caught.value)) < 250
+
+
+def test_an_unknown_preset_names_the_nearest_one() -> None:
+    """Or all of them, or that there is none."""
+    for name, hint in (("bgi", "did you mean big?"), ("zzz", "presets: big, dev, whole")):
+        with pytest.raises(NotFound) as caught:
+            read_request(Ask(preset=name), PRESETS)
+        assert caught.value.hint == hint
+    with pytest.raises(NotFound, match="this node has none"):
+        read_request(Ask(preset="dev"), {})
+
+
+@pytest.mark.parametrize(
+    ("ask", "text"),
+    [
+        (Ask(gpu="0.25"), "0.25"),
+        (Ask(gpu="2"), "2"),
+        (Ask(gpu="2x0.5"), "2x0.5"),
+        (Ask(gpu_memory="8g"), "8 GiB"),
+        (Ask(gpu="0.25", gpu_memory="8g"), "0.25 with 8 GiB"),
+        (Ask(gpu="0.25", gpu_compute="50%"), "0.25 with 50% compute"),
+        (Ask(gpu_compute="30%"), "0.3"),
+    ],
+)
+def test_a_request_is_described_as_one_would_type_it(ask: Ask, text: str) -> None:
+    """For tables and sentences."""
+    assert describe(read_request(ask, {})) == text

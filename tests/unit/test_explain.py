@@ -1,0 +1,132 @@
+"""What those who wait are told: codes for programs, sentences for people, times only where limits tell."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpushared.domain import forecast
+from gpushared.domain import messages as m
+from gpushared.domain.asking import Ask, read_request
+from gpushared.domain.explain import Waiting, nearest_now, waiting
+from gpushared.domain.gpu import MIB, Gpu, GpuId
+from gpushared.domain.node import decisions, handle
+from gpushared.domain.placement import Reason
+from gpushared.domain.request import Caller
+from gpushared.domain.state import NodeState
+
+ALICE = Caller(1000, 1000, "alice")
+SIZE = 81920 * MIB
+NOW = 1000.0
+
+
+def node(*gpus: str) -> NodeState:
+    """GPUs by name: ``ok``, or the trouble they are in."""
+    listed = (
+        Gpu(GpuId(f"GPU-{at}"), at, "H100", SIZE, SIZE, None if trouble == "ok" else trouble)
+        for at, trouble in enumerate(gpus)
+    )
+    return handle(NodeState(), m.GpusSurveyed(tuple(listed)), NOW).state
+
+
+def ask(state: NodeState, *asks: str) -> NodeState:
+    """Each as ``SHARE`` or ``SHARE for TIME``."""
+    for text in asks:
+        share, _, time = text.partition(" for ")
+        request = read_request(Ask(gpu=share, time=time), {})
+        state = handle(state, m.RequestSubmitted(request, ALICE), NOW).state
+    return state
+
+
+def told(state: NodeState, *, foretold: bool = True, now: float = NOW) -> list[Waiting]:
+    decided = decisions(state, now)
+    starts = forecast.starts(state, now) if foretold else None
+    return [waiting(one, state, len(decided), now, starts) for one in decided]
+
+
+def test_everyone_is_told_the_position_and_the_length_of_the_queue() -> None:
+    """From one on."""
+    state = ask(node("ok"), "1", "1", "0.5", "0.5")
+    assert [(one.position, one.queue_length) for one in told(state)] == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_starts_are_told_for_every_position_from_time_limits() -> None:
+    """The queue is played forward as if every lease used its whole time."""
+    state = ask(node("ok"), "1 for 10m", "1 for 20m", "0.5 for 1h", "0.5 for 2h", "1 for 1m")
+    assert [one.start_to for one in told(state)] == [NOW + 600, NOW + 1800, NOW + 1800, NOW + 9000]
+    assert all("start unknown" not in one.text for one in told(state))
+
+
+def test_without_a_forecast_only_the_head_is_told_a_start() -> None:
+    """Playing the queue forward is for those who ask for it."""
+    state = ask(node("ok"), "1 for 10m", "1 for 20m", "1")
+    assert [one.start_to for one in told(state, foretold=False)] == [NOW + 600, None]
+
+
+def test_an_unknown_start_names_how_many_leases_have_no_time_limit() -> None:
+    """Those that hold something, and those that wait further ahead."""
+    state = ask(node("ok"), "1", "1", "1 for 10m", "1")
+    texts = [one.text.rpartition("; ")[2] for one in told(state)]
+    assert texts == [
+        "start unknown: 1 lease has no time limit",
+        "start unknown: 2 leases have no time limit",
+        "start unknown: 2 leases have no time limit",
+    ]
+    assert [one.start_to for one in told(state)] == [None, None, None]
+
+
+def test_a_start_that_is_due_is_no_longer_told() -> None:
+    """The lease that should have ended is still draining."""
+    state = ask(node("ok"), "1 for 10m", "1")
+    assert [one.start_to for one in told(state, now=NOW + 601)] == [None]
+
+
+def test_a_sentence_stays_the_same_within_a_minute() -> None:
+    """Whoever waits is told changes, and the passing of a second is none."""
+    state = ask(node("ok"), "0.5 for 10m", "1 for 1m", "0.75")
+    first, second = told(state, now=NOW + 1)[1], told(state, now=NOW + 50)[1]
+    assert first.text == second.text
+    assert first.text.endswith("(alice holds 40 GiB for at most 10m more)")
+
+
+def test_refusals_are_counted_by_reason() -> None:
+    """The most frequent first, each with what was found."""
+    state = ask(node("ok", "ok", "is lost"), "1", "1", "0.5")
+    assert told(state)[0].refusals == (
+        (Reason.SHARING_MODE, 2, "is leased as a whole"),
+        (Reason.GPU_UNHEALTHY, 1, "is lost"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpus", "asks", "hint"),
+    [
+        (("ok",), ("0.25",), "--gpu 0.75 would fit on GPU 0 now"),
+        (("ok", "ok"), ("0.25", "1"), "--gpu 0.75 would fit on GPU 0 now"),
+        (("ok",), ("0.995",), ""),
+        (("ok",), ("1",), ""),
+        (("is lost",), (), ""),
+        (("ok",), (), ""),
+    ],
+)
+def test_the_largest_slice_that_would_fit_now_is_named(
+    gpus: tuple[str, ...], asks: tuple[str, ...], hint: str
+) -> None:
+    """Nothing where nothing fits, and nothing where a whole GPU is free."""
+    assert nearest_now(ask(node(*gpus), *asks)) == hint
+
+
+def test_room_that_is_kept_for_the_head_is_not_offered() -> None:
+    """It would not be granted either."""
+    state = ask(node("ok", "ok"), "0.25", "0.5", "0.5", "0.5", "0.9")
+    reservation = decisions(state, NOW)[0].reservation
+    assert reservation is not None
+    assert nearest_now(state, reservation.gpus) != nearest_now(state)
+
+
+def test_a_node_that_lost_sight_of_its_gpus_says_so() -> None:
+    """And nobody is told to wait for themselves."""
+    state = ask(node("ok"), "1", "1")
+    state = handle(state, m.GpusSurveyed(()), NOW).state
+    (one,) = told(state)
+    assert one.reason is Reason.RESOURCES
+    assert one.text.startswith("this node does not see any GPU at the moment")
