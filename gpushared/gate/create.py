@@ -13,11 +13,11 @@ from urllib.parse import quote
 from gpushared.domain.errors import GpushareError
 from gpushared.domain.lease import ContainerId, LeaseId
 from gpushared.domain.request import Caller
-from gpushared.gate.body import Body, section, serialise
+from gpushared.gate.body import Body, section, serialise, strings
 from gpushared.gate.containers import NOT_FOUND, inspect
 from gpushared.gate.desk import Claim, Desk, LeaseWish
 from gpushared.gate.engine import Answer, EngineSocket
-from gpushared.gate.inject import binds_late, inject
+from gpushared.gate.inject import binds_late, inject, merge_env
 from gpushared.gate.target import Target
 from gpushared.gate.wish import ClaimWish, Wish, labels_of, with_count
 from gpushared.ports import LABEL_DEVICE, LABEL_OWNER
@@ -64,7 +64,7 @@ class Creator:
     async def _create_plain(self, order: Order) -> Answer:
         if not order.caller.trusted:
             # An image may carry variables and labels that would pass for a lease.
-            order.body["Env"] = [*(order.body.get("Env") or ()), "NVIDIA_VISIBLE_DEVICES=void"]
+            order.body["Env"] = merge_env(strings(order.body, "Env"), {"NVIDIA_VISIBLE_DEVICES": "void"})
         return await self._post(order, {} if order.caller.trusted else {LABEL_DEVICE: ""})
 
     async def _create_wishing(self, order: Order, wish: LeaseWish) -> Answer:

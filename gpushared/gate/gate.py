@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from gpushared.domain.errors import NotFound, PermissionRefused, RequestError
 from gpushared.domain.request import Caller
 from gpushared.gate.accounts import Account, look_up
-from gpushared.gate.body import BODY_BYTES, Body, check_create, check_keys, parse_object, section, serialise
+from gpushared.gate.body import (
+    BODY_BYTES,
+    Body,
+    check_create,
+    check_keys,
+    parse_object,
+    section,
+    serialise,
+    strings,
+)
 from gpushared.gate.containers import LABEL_HOST_PATHS, find_container, find_exec, find_owned
 from gpushared.gate.create import Creator, Order
 from gpushared.gate.desk import Desk
@@ -214,7 +223,7 @@ class Gate:
             body = judge_exec(body, self._unnamed(call))
         if container.device_name:
             env = await self._desk.lease_env(container.id)
-            body["Env"] = merge_env(strip_env(body.get("Env") or []), env)
+            body["Env"] = merge_env(strip_env(strings(body, "Env")), env)
         await self._pass(call, _renamed(call, container.id), serialise(body))
 
     async def _exec(self, call: _Call) -> None:

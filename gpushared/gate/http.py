@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import select
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import h11
@@ -23,8 +22,6 @@ import h11
 from gpushared.domain.errors import Code, GpushareError
 from gpushared.domain.request import Caller
 from gpushared.gate.answers import connect_error, docker_error, http_status
-
-log = logging.getLogger(__name__)
 
 READ_BYTES = 64 * 1024
 WATCH_AFTER_SECONDS = 0.05
@@ -73,7 +70,7 @@ JsonHandler = Callable[[WebRequest], Awaitable[WebReply]]
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """Who answers what. Both handlers may raise ``GpushareError``; anything else is a bug and is logged."""
+    """Who answers what. The handlers may raise ``GpushareError``; anything else ends the connection."""
 
     json: JsonHandler
     docker: Callable[[Exchange], Awaitable[None]]
@@ -102,7 +99,11 @@ async def serve_http(
     prefix: bytes = b"",
     limits: Limits | None = None,
 ) -> None:
-    """Serve one connection to its end, then close it. ``prefix`` are bytes already read from it."""
+    """Serve one connection to its end, then close it. ``prefix`` are bytes already read from it.
+
+    The caller keeps a strong reference to the task that this runs in: after a client's half-close nothing
+    else may hold it, and it would be collected with the stream still open.
+    """
     connection = _Connection(reader, writer, caller, limits or Limits(), prefix)
     try:
         await connection.serve(routes)
@@ -112,32 +113,6 @@ async def serve_http(
             raise
     finally:
         await connection.close()
-
-
-class Connections:
-    """Holds a strong reference to the task of each connection; the event loop itself holds only weak ones."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    def spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    async def close(self) -> None:
-        """Cancel what is still open and wait for its end."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("connection failed", exc_info=error)
 
 
 @dataclass(slots=True)

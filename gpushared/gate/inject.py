@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from gpushared.domain.errors import RequestError
 from gpushared.gate.body import Body, Json, objects, section, strings
 from gpushared.ports import DeviceMechanism, Edits, EngineFacts, Mount
+from gpushared.sharing.edits import CONTAINER_PIPE_DIRECTORY
 
 OWN_PREFIXES = ("NVIDIA_", "CUDA_MPS_", "GPUSHARE_")
 OWN_NAMES = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"})
@@ -31,8 +32,9 @@ def inject(body: Body, device_name: str, edits: Edits | None, facts: EngineFacts
     """
     host = body["HostConfig"] = section(body, "HostConfig")
     env = strip_env(strings(body, "Env"))
+    own_targets = [mount.target for mount in edits.mounts] if edits is not None else []
+    check_mounts(user_targets(body), [CONTAINER_PIPE_DIRECTORY, *own_targets])
     if edits is not None:
-        check_mounts(user_targets(body), edits.mounts)
         env = default_env(env, edits.env_defaults)
         env = _add_gpus(host, env, edits, facts)
     if facts.lease_devices:
@@ -79,17 +81,17 @@ def user_targets(body: Body) -> list[str]:
     ]
 
 
-def check_mounts(targets: list[str], mounts: tuple[Mount, ...]) -> None:
+def check_mounts(targets: list[str], own_targets: list[str]) -> None:
     """Raise ``RequestError`` when a user's mount lies on or under one of ours: theirs would win.
 
     One that lies over ours does no harm: the engine mounts the shorter paths first.
     """
     for target in targets:
-        for mount in mounts:
-            path, own = (posixpath.normpath("/" + each.lstrip("/")) + "/" for each in (target, mount.target))
+        for own_target in own_targets:
+            path, own = (posixpath.normpath("/" + each.lstrip("/")) + "/" for each in (target, own_target))
             if path.startswith(own):
                 raise RequestError(
-                    f"the mount at {target} would hide the lease's at {mount.target}",
+                    f"the mount at {target} would hide the lease's at {own_target}",
                     hint="mount it elsewhere",
                 )
 

@@ -5,18 +5,45 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpushared.domain.request import Caller
 from gpushared.gate.gate import Gate
-from gpushared.gate.http import Connections, Limits, Routes, WebReply, WebRequest, serve_http
+from gpushared.gate.http import Limits, Routes, WebReply, WebRequest, serve_http
 
 ROOT = Caller(0, 0, "root", trusted=True)
 ALICE = Caller(1000, 1000, "alice")
 BOB = Caller(1001, 1001, "bob")
+
+
+class Connections:
+    """Holds a strong reference to the task of each connection; the event loop itself holds only weak ones."""
+
+    def __init__(self) -> None:
+        self.failures: list[BaseException] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    async def close(self) -> None:
+        """Cancel what is still open and wait for its end."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failures.append(error)
 
 
 @dataclass
@@ -35,7 +62,7 @@ class Served:
 async def serving(
     routes: Routes, caller: Caller = ROOT, limits: Limits | None = None
 ) -> AsyncIterator[Served]:
-    """A socket whose every client is ``caller``; at the end no connection may be left."""
+    """A socket whose every client is ``caller``; no connection may have ended by an error of ours."""
     connections = Connections()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -54,6 +81,7 @@ async def serving(
         finally:
             server.close()
             await connections.close()
+            assert connections.failures == []
 
 
 @asynccontextmanager

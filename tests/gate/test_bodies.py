@@ -20,6 +20,7 @@ from gpushared.gate.inject import binds_late, inject
 from gpushared.gate.target import parse_target
 from gpushared.gate.wish import ClaimWish, labels_of, take_wish, wish_of, with_count
 from gpushared.ports import DeviceMechanism, Edits, Mount
+from gpushared.sharing.edits import CONTAINER_PIPE_DIRECTORY
 from tests.gate.desks import GPU, WALLS, facts
 from tests.gate.serving import ALICE
 
@@ -294,6 +295,12 @@ def test_a_lease_is_put_in_as_the_engine_can_take_it(
     body: dict[str, Any] = {"Env": ["NVIDIA_VISIBLE_DEVICES=all", "CUDA_VISIBLE_DEVICES=7", "GPUSHARE_X=1"]}
     inject(body, "l-1", EDITS, facts(lease_devices=lease_devices, gpu_mechanism=mechanism))
     assert body == after
+
+
+def test_a_container_created_before_its_lease_may_not_mount_where_the_lease_will() -> None:
+    body: dict[str, Any] = {"HostConfig": {"Binds": [f"/x:{CONTAINER_PIPE_DIRECTORY}"]}}
+    with pytest.raises(RequestError, match="would hide the lease's"):
+        inject(body, "c-1", None, facts(lease_devices=True))
 
 
 def test_a_container_created_before_its_lease_names_only_the_device() -> None:
