@@ -440,6 +440,18 @@ def test_a_start_of_an_old_container_that_was_missed_altogether_is_found_by_its_
     assert node.outcome() == Finished(4)
 
 
+def test_a_container_that_a_survey_missed_is_not_stopped_for_it() -> None:
+    """An engine that is just starting may not list everything yet."""
+    node = Node().to("active")
+    node.now += 1.0
+    node.survey(at=node.now)
+    assert node.is_in == "draining"
+    node.now += 1.0
+    node.survey(Condition.RUNNING, at=node.now)
+    assert node.is_in == "active"
+    assert "StopContainer" not in node.asked_for
+
+
 def test_containers_without_a_lease_are_no_matter_of_ours() -> None:
     """Unknown ids, labels of leases that are over, labels of leases that have another container."""
     node = Node().to("active")
