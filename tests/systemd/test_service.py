@@ -1,0 +1,267 @@
+"""The service under a real systemd: what an administrator does to it, and what containers notice."""
+
+from __future__ import annotations
+
+import subprocess
+import zipfile
+from pathlib import Path
+
+from tests.bed.parts import BUSYBOX_IMAGE, ROOT
+from tests.systemd.node import COMMANDS, CONFIG, DROP_IN, Node, install_package
+
+UNITS = ("gpushared.service", "gpushared.socket", "gpushared.sysusers.conf", "gpushared.tmpfiles.conf")
+
+
+def test_the_wheel_brings_the_units(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as files:
+        for name in UNITS:
+            assert files.read(f"gpushared/data/systemd/{name}") == (ROOT / "systemd" / name).read_bytes()
+
+
+def test_install_says_each_deed_and_what_comes_next(machine: Node) -> None:
+    """Twice in a row nothing changes; the units run the commands of the environment it was called from."""
+    said = machine.check(f"{COMMANDS}/gpushared", "install").splitlines()
+    assert said == [
+        "unchanged /etc/systemd/system/gpushared.service",
+        "unchanged /etc/systemd/system/gpushared.socket",
+        "unchanged /etc/sysusers.d/gpushared.conf",
+        "unchanged /etc/tmpfiles.d/gpushared.conf",
+        "ran systemd-sysusers /etc/sysusers.d/gpushared.conf",
+        "ran systemd-tmpfiles --create /etc/tmpfiles.d/gpushared.conf",
+        "ran systemctl daemon-reload",
+        "next: systemctl enable --now gpushared",
+    ]
+    assert f"path={COMMANDS}/gpushared ;" in machine.show("ExecStart")
+    assert machine.check("getent", "group", "gpushare").startswith("gpushare:")
+
+
+def test_install_below_a_prefix_needs_no_rights_and_touches_nothing_else(machine: Node) -> None:
+    as_nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    said = machine.check(*as_nobody, f"{COMMANDS}/gpushared", "install", "--prefix", "/tmp/image")
+    assert said.splitlines() == [
+        "wrote /tmp/image/etc/systemd/system/gpushared.service",
+        "wrote /tmp/image/etc/systemd/system/gpushared.socket",
+        "wrote /tmp/image/etc/sysusers.d/gpushared.conf",
+        "wrote /tmp/image/etc/tmpfiles.d/gpushared.conf",
+    ]
+    machine.check("rm", "-r", "/tmp/image")
+
+
+def test_install_without_rights_says_what_to_do(machine: Node) -> None:
+    machine.check("rm", "/etc/systemd/system/gpushared.service")
+    as_nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    answer = machine.machine.run(*as_nobody, f"{COMMANDS}/gpushared", "install")
+    assert answer.returncode == 125
+    assert answer.stdout == ""
+    assert "/etc/systemd/system/gpushared.service cannot be written" in answer.stderr
+    assert "sudo" in answer.stderr
+
+
+def test_install_without_systemd_says_so(machine: Node) -> None:
+    """Neither the manager nor its command is there."""
+    script = f"mount -t tmpfs tmpfs /run/systemd && PATH=/nowhere exec {COMMANDS}/gpushared install"
+    answer = machine.machine.run("unshare", "--mount", "sh", "-c", script)
+    assert answer.returncode == 2
+    assert "there is no systemd on this machine" in answer.stderr
+    assert "--prefix" in answer.stderr
+
+
+def test_start_returns_when_it_serves_and_status_says_what(machine: Node) -> None:
+    machine.check("systemctl", "enable", "--now", "gpushared")
+    assert machine.show("ActiveState") == "active"
+    assert machine.show("StatusText") == "1 simulated GPUs, 0 leases, 0 queued"
+    assert machine.gpushare("gpus").returncode == 0
+    assert machine.check("systemctl", "is-enabled", "gpushared.socket") == "enabled"
+    machine.check("systemctl", "disable", "gpushared")
+
+
+def test_the_first_call_starts_the_service(machine: Node) -> None:
+    machine.check("systemctl", "start", "gpushared.socket")
+    assert machine.show("ActiveState") == "inactive"
+    assert machine.gpushare("gpus").returncode == 0
+    assert machine.show("ActiveState") == "active"
+
+
+def test_a_leased_container_runs_behind_real_mps(running: Node) -> None:
+    """Exit code, limits and the control daemon's socket arrive inside."""
+    script = "env; test -S /run/gpushare/mps/control && echo met; exit 3"
+    answer = running.gpushare(
+        *("run", "--rm", "--gpu", "0.25", "--network", "none", BUSYBOX_IMAGE, "sh", "-c", script)
+    )
+    assert answer.returncode == 3, answer.stderr
+    inside = answer.stdout.splitlines()
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25" in inside
+    assert "GPUSHARE_MEMORY_WALL=mps-client" in inside
+    assert "met" in inside
+
+
+def test_a_restart_touches_neither_container_nor_lease_nor_mps(running: Node) -> None:
+    running.run_container("survivor")
+    before = (running.lease_of("survivor"), _started_at(running), running.mps_pids())
+    daemon = running.main_pid()
+    running.check("systemctl", "restart", "gpushared")
+    assert running.main_pid() != daemon
+    assert (running.lease_of("survivor"), _started_at(running), running.mps_pids()) == before
+    assert before[0][1] == "active"
+    assert before[2]
+
+
+def test_stop_leaves_containers_alone_and_start_knows_them(running: Node) -> None:
+    running.run_container("survivor")
+    lease, started_at = running.lease_of("survivor"), _started_at(running)
+    running.check("systemctl", "stop", "gpushared.socket", "gpushared.service")
+    assert running.gpushare("ps").returncode == 125
+    assert running.mps_pids()
+    running.check("systemctl", "start", "gpushared")
+    assert (running.lease_of("survivor"), _started_at(running)) == (lease, started_at)
+
+
+def test_a_call_during_a_restart_waits_instead_of_failing(running: Node) -> None:
+    """The start is held up; the call made meanwhile gets its answer from the next daemon."""
+    held = "[Service]\nExecStartPre=/bin/sh -c 'until [ -e /tmp/go ]; do sleep 0.05; done'\n"
+    running.write(DROP_IN, held)
+    running.check("systemctl", "daemon-reload")
+    running.check("systemctl", "restart", "--no-block", "gpushared")
+    running.wait_until("the start is held up", lambda: running.show("ActiveState") == "activating")
+    call = subprocess.Popen(
+        [*_exec(running), f"{COMMANDS}/gpushare", "ps", "-o", "ids"], stderr=subprocess.PIPE, text=True
+    )
+    running.wait_until(
+        "the call is at the socket", lambda: "gpushare ps" in running.check("ps", "ax", "-o", "args")
+    )
+    assert call.poll() is None
+    running.check("touch", "/tmp/go")
+    _, complaint = call.communicate(timeout=60)
+    assert call.returncode == 0, complaint
+    running.check("rm", "/tmp/go")
+
+
+def test_reload_takes_new_presets_over(running: Node) -> None:
+    daemon = running.main_pid()
+    running.shell(f"printf '[presets.small]\\ngpu = \"0.25\"\\n' >>{CONFIG}")
+    running.check("systemctl", "reload", "gpushared")
+    running.wait_until("the preset is known", lambda: "small" in running.gpushare("presets").stdout)
+    assert running.main_pid() == daemon
+    assert running.show("ActiveState") == "active"
+
+
+def test_reload_of_a_broken_configuration_fails_and_the_old_one_stays(running: Node) -> None:
+    daemon = running.main_pid()
+    running.shell(f"printf '[presets.smal]\\ngpuu = \"0.25\"\\n' >>{CONFIG}")
+    answer = running.machine.run("systemctl", "reload", "gpushared")
+    assert answer.returncode != 0
+    assert "gpuu" in running.log()
+    assert running.main_pid() == daemon
+    assert running.show("ActiveState") == "active"
+    assert running.gpushare("ps").returncode == 0
+
+
+def test_a_hangup_with_a_broken_configuration_keeps_the_old_one(running: Node) -> None:
+    """Who sends the signal without systemctl is no worse off."""
+    daemon = running.main_pid()
+    running.shell(f"printf 'nonsense' >>{CONFIG}")
+    running.check("kill", "-HUP", str(daemon))
+    running.wait_until("the log says so", lambda: "the old one stays" in running.log())
+    assert running.main_pid() == daemon
+    assert running.gpushare("ps").returncode == 0
+
+
+def test_a_killed_daemon_is_back_with_its_leases(running: Node) -> None:
+    running.run_container("survivor")
+    lease, mps = running.lease_of("survivor"), running.mps_pids()
+    daemon = running.main_pid()
+    running.check("kill", "-KILL", str(daemon))
+    # The call waits in the socket until systemd has started the next one.
+    assert running.gpushare("ps").returncode == 0
+    running.wait_until_active()
+    assert running.main_pid() not in {0, daemon}
+    assert running.lease_of("survivor") == lease
+    assert running.mps_pids() == mps
+
+
+def test_a_daemon_that_hangs_is_noticed_and_replaced(machine: Node) -> None:
+    machine.write(DROP_IN, "[Service]\nWatchdogSec=2\n")
+    machine.check("systemctl", "daemon-reload")
+    machine.check("systemctl", "start", "gpushared")
+    machine.run_container("survivor")
+    lease, daemon = machine.lease_of("survivor"), machine.main_pid()
+    machine.check("kill", "-STOP", str(daemon))
+    machine.wait_until("it was replaced", lambda: machine.main_pid() not in {0, daemon})
+    machine.wait_until_active()
+    assert "Watchdog timeout" in machine.log()
+    assert machine.lease_of("survivor") == lease
+
+
+def test_a_daemon_that_is_fine_is_not_disturbed_by_a_short_watchdog(machine: Node) -> None:
+    """Signs of life come twice as often as they must."""
+    machine.write(DROP_IN, "[Service]\nWatchdogSec=2\n")
+    machine.check("systemctl", "daemon-reload")
+    machine.check("systemctl", "start", "gpushared")
+    first = machine.show("WatchdogTimestampMonotonic")
+    for _ in range(3):
+        machine.wait_until("a sign of life", lambda: machine.show("WatchdogTimestampMonotonic") != first)
+        first = machine.show("WatchdogTimestampMonotonic")
+    assert machine.show("NRestarts") == "0"
+
+
+def test_a_broken_configuration_ends_the_start_and_is_not_tried_for_ever(machine: Node) -> None:
+    machine.shell(f"printf '[quque]\\n' >>{CONFIG}")
+    answer = machine.machine.run("systemctl", "start", "gpushared")
+    assert answer.returncode != 0
+    assert machine.show("ExecMainStatus") == "2"
+    assert machine.show("NRestarts") == "0"
+    assert "queue" in machine.log()
+
+
+def test_an_upgrade_in_place_keeps_containers_and_leases(running: Node) -> None:
+    """New package, ``gpushared install``, restart: units that an older version left are replaced."""
+    running.run_container("survivor")
+    lease = running.lease_of("survivor")
+    running.shell("sed -i 's/^WatchdogSec=.*/WatchdogSec=77/' /etc/systemd/system/gpushared.service")
+    install_package(running.machine, "--force-reinstall", "--no-deps")
+    said = running.check(f"{COMMANDS}/gpushared", "install").splitlines()
+    assert said[:2] == [
+        "replaced /etc/systemd/system/gpushared.service",
+        "unchanged /etc/systemd/system/gpushared.socket",
+    ]
+    assert said[-1].startswith("next: systemctl restart gpushared")
+    running.check("systemctl", "restart", "gpushared")
+    assert running.show("WatchdogUSec") == "30s"
+    assert running.lease_of("survivor") == lease
+
+
+def test_no_hardening_closes_the_gpus(running: Node) -> None:
+    """Some settings bring a device list with them, and a list without NVIDIA's devices shuts them out."""
+    assert running.show("DevicePolicy") == "auto"
+    assert running.show("DeviceAllow") == ""
+    assert running.show("PrivateDevices") == "no"
+
+
+def test_it_starts_before_docker_and_makes_no_circle(machine: Node) -> None:
+    """With an engine whose units depend on each other as those of the Debian package do."""
+    machine.write("/etc/systemd/system/docker.socket", "[Socket]\nListenStream=/run/docker.sock\n")
+    machine.write(
+        "/etc/systemd/system/docker.service",
+        "[Unit]\nAfter=network-online.target docker.socket\nWants=network-online.target\nRequires=docker.socket\n"
+        "[Service]\nExecStart=/bin/sleep infinity\n",
+    )
+    machine.check("systemctl", "daemon-reload")
+    verified = machine.machine.run("systemd-analyze", "verify", "gpushared.service", "docker.service")
+    assert "cycle" not in verified.stderr
+    machine.check("systemctl", "start", "docker.service", "gpushared.service")
+    docker_started = machine.check(
+        "systemctl", "show", "--value", "-p", "ExecMainStartTimestampMonotonic", "docker.service"
+    )
+    assert int(machine.show("ActiveEnterTimestampMonotonic")) <= int(docker_started)
+    machine.check("systemctl", "stop", "docker.service", "docker.socket")
+    machine.check("rm", "/etc/systemd/system/docker.service", "/etc/systemd/system/docker.socket")
+
+
+def _started_at(node: Node) -> str:
+    return node.engine.check("inspect", "--format", "{{.State.StartedAt}} {{.State.Pid}}", "survivor")
+
+
+def _exec(node: Node) -> list[str]:
+    from tests.bed.parts import DOCKER, PLAIN_SOCKET
+
+    return [str(DOCKER), "-H", f"unix://{PLAIN_SOCKET}", "exec", node.machine.container_id]
