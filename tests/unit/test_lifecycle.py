@@ -311,6 +311,15 @@ def test_a_container_removed_before_anyone_could_look_ends_the_lease() -> None:
     assert node.outcome() == Stopped("removal of the container")
 
 
+def test_the_last_words_of_a_removed_container_are_heard() -> None:
+    """A survey may miss it before the news of its exit code comes."""
+    node = Node().to("active")
+    node.now += 1.0
+    node.survey(at=node.now)
+    node.see(Condition.EXITED, 3)
+    assert node.outcome() == Finished(3)
+
+
 def test_a_container_that_is_never_started_is_looked_at_and_then_given_up() -> None:
     """``docker create`` and nothing more."""
     node = Node().to("starting")
@@ -497,6 +506,16 @@ def test_a_reservation_without_a_container_ends_after_the_first_survey() -> None
     node.now += 10_000.0
     node.survey(at=node.now)
     node.passes(1.0)
+    assert node.outcome() == NeverClaimed()
+
+
+def test_a_create_cut_off_by_a_restart_has_a_claims_time_left() -> None:
+    """Not the time that a create under way may take."""
+    node = Node().to("claimed")
+    node.restarts()
+    node.now += 1.0
+    node.survey(at=node.now)
+    node.passes(60.0)
     assert node.outcome() == NeverClaimed()
 
 
