@@ -10,12 +10,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote
 
+from gpushared.domain.asking import Ask
 from gpushared.domain.errors import GpushareError
 from gpushared.domain.lease import ContainerId, LeaseId
 from gpushared.domain.request import Caller
 from gpushared.gate.body import Body, section, serialise, strings
 from gpushared.gate.containers import NOT_FOUND, inspect
-from gpushared.gate.desk import Claim, Desk, LeaseWish
+from gpushared.gate.desk import Claim, Desk
 from gpushared.gate.engine import Answer, EngineSocket
 from gpushared.gate.inject import binds_late, inject, merge_env
 from gpushared.gate.target import Target
@@ -54,7 +55,7 @@ class Creator:
             case ClaimWish(lease):
                 claim = await self._desk.claim(lease, order.caller)
                 return await self._finish(self._create_leased(order, claim, self._desk.unclaim))
-            case LeaseWish():
+            case Ask():
                 return await self._create_wishing(order, wish)
 
     async def close(self) -> None:
@@ -67,7 +68,7 @@ class Creator:
             order.body["Env"] = merge_env(strings(order.body, "Env"), {"NVIDIA_VISIBLE_DEVICES": "void"})
         return await self._post(order, {} if order.caller.trusted else {LABEL_DEVICE: ""})
 
-    async def _create_wishing(self, order: Order, wish: LeaseWish) -> Answer:
+    async def _create_wishing(self, order: Order, wish: Ask) -> Answer:
         facts = self._desk.engine_facts()
         wish = with_count(wish, await self._desk.gpu_count())
         if binds_late(facts):

@@ -6,22 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from gpushared.domain.asking import Ask
 from gpushared.domain.lease import ContainerId, Grant, LeaseId
 from gpushared.domain.request import Caller
 from gpushared.ports import Edits, EngineFacts
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseWish:
-    """What a container's creator asks of GPUs, in the words of ``LeaseRequest``; empty = not said."""
-
-    gpu: str = ""
-    gpu_memory: str = ""
-    gpu_compute: str = ""
-    preset: str = ""
-    isolation: str = ""
-    lease_class: str = ""
-    time: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +47,7 @@ class Desk(Protocol):
         """No container came of the claim: the reservation stands again, with a fresh time to claim it."""
         ...
 
-    async def acquire(self, wish: LeaseWish, caller: Caller) -> Claim:
+    async def acquire(self, wish: Ask, caller: Caller) -> Claim:
         """Ask for a lease, wait in the queue for it, and claim it."""
         ...
 

@@ -12,10 +12,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
+from gpushared.domain.asking import Ask
 from gpushared.domain.errors import RequestError
 from gpushared.domain.lease import LeaseId
 from gpushared.gate.body import Body, check_keys, objects, section, strings
-from gpushared.gate.desk import LeaseWish
 from gpushared.gate.fields import DEVICE, DEVICE_REQUEST
 from gpushared.ports import LABEL_DEVICE, LABEL_LEASE, LABEL_OWNER
 
@@ -47,7 +47,7 @@ class ClaimWish:
     lease: LeaseId
 
 
-Wish = ClaimWish | LeaseWish
+Wish = ClaimWish | Ask
 
 
 def take_wish(body: Body) -> Wish | None:
@@ -70,24 +70,24 @@ def take_wish(body: Body) -> Wish | None:
     return wish
 
 
-def wish_of(labels: Mapping[str, str]) -> LeaseWish | None:
+def wish_of(labels: Mapping[str, str]) -> Ask | None:
     """The wish that a container carries in its labels, or None."""
     said = {name: labels[label] for label, name in WISH_LABELS.items() if labels.get(label)}
-    return LeaseWish(**said) if any(said.get(name) for name in SIZE_FIELDS) else None
+    return Ask(**said) if any(said.get(name) for name in SIZE_FIELDS) else None
 
 
-def labels_of(wish: LeaseWish) -> dict[str, str]:
+def labels_of(wish: Ask) -> dict[str, str]:
     """The labels that carry a wish; ``wish_of`` reads them back."""
     names = {name: label for label, name in WISH_LABELS.items()}
     return {names[f.name]: getattr(wish, f.name) for f in fields(wish) if getattr(wish, f.name)}
 
 
-def with_count(wish: LeaseWish, gpu_count: int) -> LeaseWish:
+def with_count(wish: Ask, gpu_count: int) -> Ask:
     """The wish with "all" replaced by a number."""
     return replace(wish, gpu=str(gpu_count)) if wish.gpu == ALL_GPUS else wish
 
 
-def _take_labels(labels: Body) -> LeaseWish:
+def _take_labels(labels: Body) -> Ask:
     said: dict[str, str] = {}
     for label in [name for name in labels if name.startswith(LABEL_PREFIX)]:
         value = labels.pop(label)
@@ -99,10 +99,10 @@ def _take_labels(labels: Body) -> LeaseWish:
         if not isinstance(value, str):
             raise RequestError(f"the label {label} is not a string")
         said[WISH_LABELS[label]] = value.strip()
-    return LeaseWish(**said)
+    return Ask(**said)
 
 
-def _decide(lease: object, labelled: LeaseWish, sizes: list[str]) -> Wish | None:
+def _decide(lease: object, labelled: Ask, sizes: list[str]) -> Wish | None:
     if lease is not None:
         if not isinstance(lease, str) or not lease:
             raise RequestError(f"the label {LABEL_LEASE} names no lease")

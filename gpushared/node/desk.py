@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from gpushared.domain import messages as m
@@ -12,7 +12,7 @@ from gpushared.domain.asking import Ask, read_request
 from gpushared.domain.errors import EngineUnavailable, GpushareError, NotFound, StateConflict, TimedOut
 from gpushared.domain.lease import ContainerId, Draining, Ended, Lease, LeaseId, Queued
 from gpushared.domain.request import Caller, Request
-from gpushared.gate.desk import Claim, LeaseWish
+from gpushared.gate.desk import Claim
 from gpushared.gate.inject import binds_late
 from gpushared.gate.wish import wish_of
 from gpushared.node.attendance import Attendance
@@ -101,8 +101,8 @@ class NodeDesk:
 
     # --- leases that the gate asks for -----------------------------------------------------------------
 
-    async def acquire(self, wish: LeaseWish, caller: Caller) -> Claim:
-        request = read_request(Ask(**asdict(wish)), self.presets)
+    async def acquire(self, wish: Ask, caller: Caller) -> Claim:
+        request = read_request(wish, self.presets)
         return await self._acquire(request, caller, device_name="")
 
     async def _acquire(self, request: Request, caller: Caller, device_name: str) -> Claim:
@@ -188,7 +188,7 @@ class NodeDesk:
                     f"nothing is known of the lease that {facts.name} had",
                     hint="create the container anew with `gpushare run`",
                 )
-            request = read_request(Ask(**asdict(wish)), self.presets)
+            request = read_request(wish, self.presets)
             uid = caller.uid if facts.owner_uid is None else facts.owner_uid
             return request, caller if uid == caller.uid else Caller(uid, uid, str(uid))
         owner = Caller(previous.owner_uid, previous.owner_uid, previous.owner_name)

@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gpushared.domain.asking import Ask
 from gpushared.domain.errors import GpushareError, NotFound
 from gpushared.domain.gpu import GpuId
 from gpushared.domain.lease import ComputeCap, ContainerId, Grant, LeaseId, MemoryWall, Walls
 from gpushared.domain.request import Caller
-from gpushared.gate.desk import Claim, LeaseWish
+from gpushared.gate.desk import Claim
 from gpushared.ports import DeviceMechanism, Edits, EngineFacts, Mount
 
 GPU = GpuId("GPU-00000000-1111-2222-3333-444444444444")
@@ -61,7 +62,7 @@ class FakeDesk:
     async def unclaim(self, lease: LeaseId) -> None:
         self._note("unclaim", lease)
 
-    async def acquire(self, wish: LeaseWish, caller: Caller) -> Claim:
+    async def acquire(self, wish: Ask, caller: Caller) -> Claim:
         self._note("acquire", wish, caller.uid)
         self.waiting.set()
         try:

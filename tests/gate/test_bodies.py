@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpushared.domain.asking import Ask
 from gpushared.domain.errors import GpushareError, RequestError
 from gpushared.domain.lease import LeaseId
 from gpushared.gate.body import MAX_DEPTH, check_create, parse_object, serialise
-from gpushared.gate.desk import LeaseWish
 from gpushared.gate.fields import CONFIG, HOST_CONFIG
 from gpushared.gate.filters import own_only
 from gpushared.gate.inject import binds_late, inject
@@ -138,24 +138,24 @@ WISHES: list[tuple[dict[str, Any], object]] = [
         {"Labels": {"gpushare.lease": "l-1"}, "HostConfig": {"DeviceRequests": [GPUS]}},
         ClaimWish(LeaseId("l-1")),
     ),
-    ({"HostConfig": {"DeviceRequests": [GPUS]}}, LeaseWish(gpu="2")),
-    ({"HostConfig": {"DeviceRequests": [{**GPUS, "Count": -1}]}}, LeaseWish(gpu="all")),
-    ({"HostConfig": {"DeviceRequests": [{**GPUS, "Driver": "nvidia"}]}}, LeaseWish(gpu="2")),
-    ({"HostConfig": {"DeviceRequests": [{"Driver": "nvidia", "Count": 1}]}}, LeaseWish(gpu="1")),
+    ({"HostConfig": {"DeviceRequests": [GPUS]}}, Ask(gpu="2")),
+    ({"HostConfig": {"DeviceRequests": [{**GPUS, "Count": -1}]}}, Ask(gpu="all")),
+    ({"HostConfig": {"DeviceRequests": [{**GPUS, "Driver": "nvidia"}]}}, Ask(gpu="2")),
+    ({"HostConfig": {"DeviceRequests": [{"Driver": "nvidia", "Count": 1}]}}, Ask(gpu="1")),
     ({"HostConfig": {"DeviceRequests": [OTHER_CDI]}}, None),
-    (cdi("nvidia.com/gpu=all"), LeaseWish(gpu="all")),
-    (cdi("gpushare.io/gpu=2x0.5"), LeaseWish(gpu="2x0.5")),
-    ({"HostConfig": {"Devices": [{"PathOnHost": "gpushare.io/gpu=0.5"}]}}, LeaseWish(gpu="0.5")),
+    (cdi("nvidia.com/gpu=all"), Ask(gpu="all")),
+    (cdi("gpushare.io/gpu=2x0.5"), Ask(gpu="2x0.5")),
+    ({"HostConfig": {"Devices": [{"PathOnHost": "gpushare.io/gpu=0.5"}]}}, Ask(gpu="0.5")),
     (
         {
             "Labels": {"gpushare.gpu": "0.5", "gpushare.class": "infer"},
             "HostConfig": {"DeviceRequests": [GPUS]},
         },
-        LeaseWish(gpu="0.5", lease_class="infer"),
+        Ask(gpu="0.5", lease_class="infer"),
     ),
     (
         {"Labels": {"gpushare.time": "2h"}, "HostConfig": {"DeviceRequests": [GPUS]}},
-        LeaseWish(gpu="2", time="2h"),
+        Ask(gpu="2", time="2h"),
     ),
     ({"Env": ["NVIDIA_VISIBLE_DEVICES=void"]}, None),
     ({"Env": ["NVIDIA_VISIBLE_DEVICES"]}, None),
@@ -211,15 +211,15 @@ def test_a_wish_without_a_clear_size_is_refused(body: dict[str, Any]) -> None:
         take_wish(body)
 
 
-@given(st.builds(LeaseWish, *[st.sampled_from(["", "1", "all", "x"])] * 7))
-def test_a_wish_survives_as_labels(wish: LeaseWish) -> None:
+@given(st.builds(Ask, *[st.sampled_from(["", "1", "all", "x"])] * 7))
+def test_a_wish_survives_as_labels(wish: Ask) -> None:
     sized = any((wish.gpu, wish.gpu_memory, wish.gpu_compute, wish.preset))
     assert wish_of(labels_of(wish)) == (wish if sized else None)
 
 
 def test_all_means_the_number_of_gpus() -> None:
-    assert with_count(LeaseWish(gpu="all"), 8) == LeaseWish(gpu="8")
-    assert with_count(LeaseWish(gpu="0.5"), 8) == LeaseWish(gpu="0.5")
+    assert with_count(Ask(gpu="all"), 8) == Ask(gpu="8")
+    assert with_count(Ask(gpu="0.5"), 8) == Ask(gpu="0.5")
 
 
 # --- injection -----------------------------------------------------------------------------------------

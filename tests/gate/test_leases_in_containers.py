@@ -12,11 +12,11 @@ from pathlib import Path
 import docker as docker_sdk
 import pytest
 
+from gpushared.domain.asking import Ask
 from gpushared.domain.errors import JournalUnavailable
 from gpushared.domain.lease import ContainerId
 from gpushared.domain.request import Caller
 from gpushared.engine.cdi import LeaseSpecs
-from gpushared.gate.desk import LeaseWish
 from gpushared.gate.gate import Gate
 from gpushared.ports import Mount
 from tests.bed.fixtures import CdiEngine
@@ -115,17 +115,17 @@ async def test_a_container_without_a_record_does_not_stay(docker: Docker, desk: 
 @pytest.mark.parametrize(
     ("words", "wish"),
     [
-        (("--gpus", "1"), LeaseWish(gpu="1")),
-        (("--gpus", "all"), LeaseWish(gpu="4")),
-        (("--device", "gpushare.io/gpu=0.25"), LeaseWish(gpu="0.25")),
-        (("--device", "nvidia.com/gpu=all"), LeaseWish(gpu="4")),
-        (("--label", "gpushare.gpu=0.5", "--label", "gpushare.time=2h"), LeaseWish(gpu="0.5", time="2h")),
-        (("--gpus", "all", "--label", "gpushare.gpu-memory=8g"), LeaseWish(gpu_memory="8g")),
-        (("--runtime", "nvidia", "--label", "gpushare.preset=dev"), LeaseWish(preset="dev")),
+        (("--gpus", "1"), Ask(gpu="1")),
+        (("--gpus", "all"), Ask(gpu="4")),
+        (("--device", "gpushare.io/gpu=0.25"), Ask(gpu="0.25")),
+        (("--device", "nvidia.com/gpu=all"), Ask(gpu="4")),
+        (("--label", "gpushare.gpu=0.5", "--label", "gpushare.time=2h"), Ask(gpu="0.5", time="2h")),
+        (("--gpus", "all", "--label", "gpushare.gpu-memory=8g"), Ask(gpu_memory="8g")),
+        (("--runtime", "nvidia", "--label", "gpushare.preset=dev"), Ask(preset="dev")),
     ],
 )
 async def test_a_wish_for_gpus_gets_a_lease_of_its_own(
-    docker: Docker, desk: FakeDesk, words: tuple[str, ...], wish: LeaseWish
+    docker: Docker, desk: FakeDesk, words: tuple[str, ...], wish: Ask
 ) -> None:
     done = await docker.run(*words, docker.image, "env")
     assert done.code == 0, done.err
@@ -233,7 +233,7 @@ async def test_the_python_sdk_gets_a_lease_for_a_device_request(
 
     output = await asyncio.to_thread(run)
     assert variables(output)["NVIDIA_VISIBLE_DEVICES"] == GPU
-    assert desk.diary[0] == ("acquire", LeaseWish(gpu="2"), 0)
+    assert desk.diary[0] == ("acquire", Ask(gpu="2"), 0)
 
 
 COMPOSE_FILE = """
