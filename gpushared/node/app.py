@@ -182,7 +182,8 @@ class Daemon:
             self._troubles.raised("gpus", "the GPUs do not answer")
         # In place before systemd lets the engine start: it restarts some containers at once.
         performer.remake_all()
-        await performer.settle(FIRST_LOOK_SECONDS)
+        if loop.state.gpus:
+            await performer.settle(FIRST_LOOK_SECONDS)
         try:
             async with asyncio.timeout(FIRST_LOOK_SECONDS):
                 await self._follower.connect()
