@@ -38,7 +38,7 @@ from gpushared.node.performer import Performer
 from gpushared.node.sampler import Sampler
 from gpushared.node.selftest import check_identity
 from gpushared.node.simulation import Simulation
-from gpushared.node.systemd import Notifier, feed_watchdog, passed_socket
+from gpushared.node.systemd import Notifier, feed_watchdog, is_socket_activated, passed_socket
 from gpushared.node.troubles import Troubles
 from gpushared.ports import Clock, ContainerStatus, Engine, Gpus, Journal, JournalSnapshot, Sharing
 from gpushared.sharing.mps import MpsMode, MpsSharing
@@ -167,6 +167,8 @@ class Daemon:
             loop, self._parts.gpus, self._parts.sharing, self._troubles, self._config.gpus.sample_seconds
         )
         performer = Performer(loop, self._parts.sharing, self._parts.engine, self._follower, self._sampler)
+        watchdog = asyncio.create_task(feed_watchdog(self._notifier))
+        stack.callback(watchdog.cancel)
         stack.push_async_callback(performer.close)
         loop.perform = performer.perform
         loop.after_recovery = self._follower.ask_survey
@@ -184,6 +186,10 @@ class Daemon:
         performer.remake_all()
         if loop.state.gpus:
             await performer.settle(FIRST_LOOK_SECONDS)
+        if is_socket_activated():
+            # At boot systemd starts the engine only after us, while its socket is open already and answers
+            # nothing. Calls to our own socket wait in it until we serve.
+            self._notifier.ready("waiting for the Docker engine")
         try:
             async with asyncio.timeout(FIRST_LOOK_SECONDS):
                 await self._follower.connect()

@@ -52,9 +52,14 @@ def watchdog_seconds() -> float | None:
     return int(microseconds) / 2e6 if microseconds.isdigit() and for_us else None
 
 
+def is_socket_activated() -> bool:
+    """Whether systemd opened exactly one listening socket for us (sd_listen_fds(3))."""
+    return os.environ.get("LISTEN_PID") == str(os.getpid()) and os.environ.get("LISTEN_FDS") == "1"
+
+
 def passed_socket() -> socket.socket | None:
-    """The listening socket that systemd opened for us, if there is exactly one (sd_listen_fds(3))."""
-    if os.environ.get("LISTEN_PID") != str(os.getpid()) or os.environ.get("LISTEN_FDS") != "1":
+    """The socket that systemd opened for us, if it did; to be called once."""
+    if not is_socket_activated():
         return None
     os.set_inheritable(FIRST_PASSED_FD, False)
     return socket.socket(fileno=FIRST_PASSED_FD)
