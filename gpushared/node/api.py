@@ -13,7 +13,6 @@ from gpushared.api.v1 import gpus_pb2, leases_pb2, node_pb2
 from gpushared.domain import messages as m
 from gpushared.domain.asking import Ask, read_request
 from gpushared.domain.errors import NotFound, RequestError
-from gpushared.domain.explain import nearest_now
 from gpushared.domain.lease import Lease, LeaseId, Queued
 from gpushared.domain.request import Caller
 from gpushared.domain.units import shown
@@ -153,7 +152,7 @@ class Api:
         own = caller.trusted or caller.uid == lease.owner_uid
         entries = await self._journal.story(lease.id) if own else ()
         view = self._view(lease, caller)
-        if isinstance(lease.state, Queued) and (nearest := nearest_now(self._loop.state)):
+        if isinstance(lease.state, Queued) and (nearest := self._views.nearest(lease)):
             view.waiting.text += f"; {nearest}"
         return leases_pb2.Explanation(
             lease=view, story=views.story(entries), refusals=self._views.refusals(lease)

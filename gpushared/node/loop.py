@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -22,7 +22,8 @@ from gpushared.domain.errors import (
     TimedOut,
     Unavailable,
 )
-from gpushared.domain.lease import Lease
+from gpushared.domain.forecast import starts
+from gpushared.domain.lease import Lease, LeaseId
 from gpushared.domain.node import decisions, handle
 from gpushared.domain.queue import Decision
 from gpushared.domain.state import NodeState, Rules, Step
@@ -33,6 +34,14 @@ log = logging.getLogger(__name__)
 
 MAX_PENDING = 4096
 MAX_BATCH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What the newest pass over the queue says of each waiting lease, and when each may start."""
+
+    decisions: Mapping[LeaseId, Decision]
+    starts: Mapping[LeaseId, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +63,7 @@ class Loop:
         self._pending: asyncio.Queue[_Sent] = asyncio.Queue(MAX_PENDING)
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._decided: tuple[NodeState, tuple[Decision, ...]] | None = None
+        self._outlook: tuple[NodeState, Outlook] | None = None
 
     async def send(self, event: m.Event) -> Lease | None:
         """Have the event handled and written; its lease as it then is. Errors are those of the tree."""
@@ -76,11 +85,13 @@ class Loop:
             return False
         return True
 
-    def decisions(self) -> tuple[Decision, ...]:
-        """What the queue's newest pass says of each waiting lease."""
-        if self._decided is None or self._decided[0] is not self.state:
-            self._decided = (self.state, decisions(self.state, self._clock.now()))
-        return self._decided[1]
+    def outlook(self) -> Outlook:
+        """The queue as it stands; worked out once for each state, however many ask."""
+        if self._outlook is None or self._outlook[0] is not self.state:
+            now = self._clock.now()
+            by_lease = {decision.lease: decision for decision in decisions(self.state, now)}
+            self._outlook = (self.state, Outlook(by_lease, starts(self.state, now) if by_lease else {}))
+        return self._outlook[1]
 
     def take_rules(self, rules: Rules) -> None:
         """New figures of the configuration; they hold from the next event on."""

@@ -9,7 +9,7 @@ import psutil
 
 from gpushared.api.v1 import gpus_pb2, leases_pb2
 from gpushared.domain.asking import describe
-from gpushared.domain.explain import waiting
+from gpushared.domain.explain import Waiting, nearest_now, waiting
 from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu, GpuId
 from gpushared.domain.lease import (
     Ended,
@@ -84,22 +84,32 @@ class Views:
         )
 
     def _add_waiting(self, view: leases_pb2.Lease, lease: Lease) -> None:
-        decisions = self._loop.decisions()
-        decision = next((one for one in decisions if one.lease == lease.id), None)
-        if decision is None:
+        told = self._waiting(lease)
+        if told is None:
             return
-        told = waiting(decision, self._loop.state, len(decisions), self._loop.now())
         view.waiting.position, view.waiting.queue_length = told.position, told.queue_length
         view.waiting.reason, view.waiting.text = told.reason, told.text
         view.waiting.start_to = told.start_to or 0.0
 
+    def _waiting(self, lease: Lease) -> Waiting | None:
+        outlook = self._loop.outlook()
+        decision = outlook.decisions.get(lease.id)
+        if decision is None:
+            return None
+        state, now = self._loop.state, self._loop.now()
+        return waiting(decision, state, len(outlook.decisions), now, outlook.starts)
+
+    def nearest(self, lease: Lease) -> str:
+        """What would be granted at once instead, or an empty text."""
+        decision = self._loop.outlook().decisions.get(lease.id)
+        kept = decision.reservation.gpus if decision is not None and decision.reservation else ()
+        return nearest_now(self._loop.state, kept)
+
     def refusals(self, lease: Lease) -> list[leases_pb2.Refusal]:
         """How often each reason refused a GPU, for a lease that waits."""
-        decisions = self._loop.decisions()
-        decision = next((one for one in decisions if one.lease == lease.id), None)
-        if decision is None:
+        told = self._waiting(lease)
+        if told is None:
             return []
-        told = waiting(decision, self._loop.state, len(decisions), self._loop.now())
         return [leases_pb2.Refusal(reason=r, gpus=count, text=text) for r, count, text in told.refusals]
 
     def gpus(self, sample: Sample) -> list[gpus_pb2.Gpu]:
