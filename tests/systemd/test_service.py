@@ -148,7 +148,7 @@ def test_reload_takes_new_presets_over(running: Node) -> None:
 
 def test_reload_of_a_broken_configuration_fails_and_the_old_one_stays(running: Node) -> None:
     daemon = running.main_pid()
-    running.shell(f"printf '[presets.smal]\\ngpuu = \"0.25\"\\n' >>{CONFIG}")
+    running.shell(f"printf '[presets.tiny]\\ngpuu = \"0.25\"\\n' >>{CONFIG}")
     answer = running.machine.run("systemctl", "reload", "gpushared")
     assert answer.returncode != 0
     assert "gpuu" in running.log()
@@ -217,6 +217,19 @@ def test_a_broken_configuration_ends_the_start_and_is_not_tried_for_ever(machine
     assert "queue" in machine.log()
 
 
+def test_after_the_configuration_is_mended_a_restart_serves_again(machine: Node) -> None:
+    """Calls fail meanwhile instead of hanging; systemd, which gives the socket up, opens it again."""
+    machine.shell(f"cp {CONFIG} /tmp/right && printf '[quque]\\n' >>{CONFIG}")
+    machine.check("systemctl", "start", "gpushared.socket")
+    assert machine.gpushare("ps").returncode == 125
+    machine.wait_until("systemd has given up", lambda: _state_of_socket(machine) == "failed")
+    machine.check("mv", "/tmp/right", CONFIG)
+    # Whoever is quicker than StartLimitIntervalSec must say that the failures are dealt with.
+    machine.check("systemctl", "reset-failed", "gpushared")
+    machine.check("systemctl", "restart", "gpushared")
+    assert machine.gpushare("ps").returncode == 0
+
+
 def test_an_upgrade_in_place_keeps_containers_and_leases(running: Node) -> None:
     """New package, ``gpushared install``, restart: units that an older version left are replaced."""
     running.run_container("survivor")
@@ -259,6 +272,10 @@ def test_at_boot_it_is_ready_before_docker_starts_and_does_not_wait_for_it(machi
     assert machine.show("StatusText") == "waiting for the Docker engine"
     machine.check("systemctl", "stop", "docker.service", "docker.socket")
     machine.check("rm", *(f"/etc/systemd/system/{unit}" for unit in _docker_units(socket)))
+
+
+def _state_of_socket(node: Node) -> str:
+    return node.check("systemctl", "show", "--value", "--property", "ActiveState", "gpushared.socket")
 
 
 def _started_at(node: Node) -> str:
