@@ -321,6 +321,7 @@ class Daemon:
         self._identities.forget()
         self._gate.policy = policy_of(config)
         self._set_presets()
+        self._told = ""  # the next tick says again what is served, after what is said about this
         log.info("configuration reloaded")
 
     def _set_presets(self) -> None:

@@ -96,11 +96,13 @@ async def _run(config: Config, path: Path | None, flags: Mapping[str, str]) -> N
 
     def reload() -> None:
         notifier.reloading()
+        status = "configuration reloaded"
         try:
             daemon.reload(read_config(path, flags))
         except GpushareError as error:
-            log.error("configuration not reloaded, the old one stays: %s", error)  # noqa: TRY400 - no bug
-        notifier.ready("configuration reloaded")
+            status = "configuration not reloaded, the old one stays"
+            log.error("%s: %s", status, error)  # noqa: TRY400 - no bug
+        notifier.ready(status)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, daemon.stop)

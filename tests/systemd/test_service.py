@@ -144,6 +144,7 @@ def test_reload_takes_new_presets_over(running: Node) -> None:
     running.wait_until("the preset is known", lambda: "small" in running.gpushare("presets").stdout)
     assert running.main_pid() == daemon
     assert running.show("ActiveState") == "active"
+    running.wait_until("the status is back", lambda: "0 leases" in running.show("StatusText"))
 
 
 def test_reload_of_a_broken_configuration_fails_and_the_old_one_stays(running: Node) -> None:
@@ -162,7 +163,8 @@ def test_a_hangup_with_a_broken_configuration_keeps_the_old_one(running: Node) -
     daemon = running.main_pid()
     running.shell(f"printf 'nonsense' >>{CONFIG}")
     running.check("kill", "-HUP", str(daemon))
-    running.wait_until("the log says so", lambda: "the old one stays" in running.log())
+    running.wait_until("the status says so", lambda: "the old one stays" in running.show("StatusText"))
+    assert "the old one stays: " in running.log()
     assert running.main_pid() == daemon
     assert running.gpushare("ps").returncode == 0
 
