@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from gpushared.domain.lease import (
@@ -63,16 +64,22 @@ def surveyed(event: EngineSurveyed, draft: Draft) -> None:
             seen(ContainerSeen(state.container, Condition.GONE), draft)
     if not draft.engine_surveyed:
         draft.engine_surveyed = True
-        _forget_lost_creates(draft)
+        _take_up_again(draft)
 
 
-def _forget_lost_creates(draft: Draft) -> None:
-    """A create that was under way when the daemon ended lost its client; its lease waits no longer for it."""
+def _take_up_again(draft: Draft) -> None:
+    """What was under way when the daemon ended: creates have lost their clients, stops nobody waits for."""
     deadline = draft.now + draft.rules.claim_seconds
     for lease in list(draft.leases.values()):
-        state = lease.state
-        if isinstance(state, Reserved) and not state.claimed and state.deadline > deadline:
-            draft.move(lease, replace(state, deadline=deadline), "the create was cut off by a restart")
+        match lease.state:
+            case Reserved(claimed=False) as state if state.deadline > deadline:
+                draft.move(lease, replace(state, deadline=deadline), "the create was cut off by a restart")
+            case Draining(exited=False) as state:
+                left = state.retry_at - draft.rules.stop_retry_seconds - draft.now
+                grace = min(max(0, math.ceil(left)), draft.rules.stop_grace_seconds)
+                _ask_to_stop(lease, state, "the stop was cut off by a restart", draft, grace)
+            case _:
+                pass
 
 
 def _lease_of(event: ContainerSeen, draft: Draft) -> Lease | None:

@@ -9,7 +9,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from gpushared.domain import messages as m
-from gpushared.domain.errors import GpushareError, SharingUnavailable
+from gpushared.domain.errors import EngineUnavailable, GpushareError, SharingUnavailable, TimedOut
 from gpushared.domain.lease import Lease, LeaseId
 from gpushared.node.follower import Follower
 from gpushared.node.loop import Loop
@@ -154,5 +154,10 @@ class Performer:
             await self._engine.remove_device(device_name)
 
     async def _stop(self, instruction: m.StopContainer) -> None:
-        await self._engine.stop(instruction.container, instruction.grace_seconds)
+        try:
+            await self._engine.stop(instruction.container, instruction.grace_seconds)
+        except (EngineUnavailable, TimedOut):
+            # An engine that hangs is noticed by a look at it, and told.
+            self._follower.ask_survey()
+            raise
         await self._follower.inspect(instruction.container)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,9 @@ def new_daemon() -> Iterator[NewDaemon]:
     """Makes daemons that are not started yet: call it with the fields of ``DaemonProcess``."""
     made: list[DaemonProcess] = []
 
-    def make(**fields: object) -> DaemonProcess:
+    def make(**fields: Any) -> DaemonProcess:
         fields.setdefault("engine", "/nonexistent/docker.sock")
-        made.append(DaemonProcess(make_directory(), **fields))  # type: ignore[arg-type] - the caller's care
+        made.append(DaemonProcess(make_directory(), **fields))
         return made[-1]
 
     yield make

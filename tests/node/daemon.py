@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import json
 import os
 import secrets
@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+import psutil
 
 from tests.bed import parts
 
@@ -61,11 +63,11 @@ class DaemonProcess:
     command: Sequence[str] = (str(GPUSHARED),)
 
     def __post_init__(self) -> None:
-        self.runtime_dir: Final = self.directory / "r"
-        self.state_dir: Final = self.directory / "s"
-        self.log: Final = self.directory / "log"
-        self.socket: Final = self.runtime_dir / "gpushared.sock"
-        self._notify: Final = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.runtime_dir = self.directory / "r"
+        self.state_dir = self.directory / "s"
+        self.log = self.directory / "log"
+        self.socket = self.runtime_dir / "gpushared.sock"
+        self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._notify.bind(str(self.directory / "n"))
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -186,11 +188,12 @@ class DaemonProcess:
     def post(self, path: str, body: bytes, *, uid: int = 0) -> tuple[int, bytes]:
         """Any POST, and its whole answer."""
         with connected(self.socket, uid) as channel:
-            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
-            try:
+            head = (
+                f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+            )
+            # It may be refused before it was all sent; the answer says why.
+            with contextlib.suppress(BrokenPipeError):
                 channel.sendall(head.encode() + body)
-            except BrokenPipeError:
-                pass  # refused before it was all sent; the answer says why
             answer = b"".join(iter(lambda: channel.recv(65536), b""))
         if not answer:
             raise ConnectionResetError("the daemon hung up")
@@ -224,7 +227,9 @@ class DaemonProcess:
 
     # --- containers through it ---
 
-    def docker(self, *words: str, uid: int = 0, timeout_seconds: float = 60) -> subprocess.CompletedProcess[str]:
+    def docker(
+        self, *words: str, uid: int = 0, timeout_seconds: float = 60
+    ) -> subprocess.CompletedProcess[str]:
         """The docker CLI through the daemon's gate, as this user."""
         command = [str(parts.DOCKER.resolve()), "-H", f"unix://{self.socket}", *words]
         return subprocess.run(
@@ -250,7 +255,9 @@ class DaemonProcess:
         """``docker run -d`` through the gate; the container's id."""
         return self.check("run", "-d", *self.container_options(*options), *command, uid=uid)
 
-    def create_container(self, *options: str, command: Sequence[str] = ("sleep", "1000"), uid: int = 0) -> str:
+    def create_container(
+        self, *options: str, command: Sequence[str] = ("sleep", "1000"), uid: int = 0
+    ) -> str:
         return self.check("create", *self.container_options(*options), *command, uid=uid)
 
     def container_options(self, *options: str) -> list[str]:
@@ -314,8 +321,6 @@ def remove_containers(engine: str, containers: Sequence[str]) -> None:
 
 def end_processes_naming(path: Path) -> None:
     """Kill what has this directory as its MPS pipe directory; a daemon that was killed could not."""
-    import psutil
-
     for process in psutil.process_iter():
         try:
             if process.name().startswith("nvidia-cuda-mps") and any(
@@ -338,16 +343,8 @@ def name() -> str:
     return f"gpd-{secrets.token_hex(4)}"
 
 
-async def eventually(look: Callable[[], bool], what: str) -> None:
-    """Wait for something that nothing announces."""
-    deadline = time.monotonic() + END_SECONDS
-    while not look():
-        assert time.monotonic() < deadline, f"it never came that {what}"
-        await asyncio.sleep(0.02)
-
-
 def wait_until(look: Callable[[], object], what: str, seconds: float = END_SECONDS) -> None:
-    """The same for tests without an event loop."""
+    """Wait for something that nothing announces."""
     deadline = time.monotonic() + seconds
     while not look():
         assert time.monotonic() < deadline, f"it never came that {what}"

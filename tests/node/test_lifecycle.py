@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 
 import pytest
 
@@ -107,7 +108,7 @@ def test_a_start_waits_in_the_queue_when_somebody_has_taken_the_place(daemon: Da
     daemon.check("stop", container)
     daemon.wait_lease(lease["id"], "ended")
     other, third = daemon.hold("1"), daemon.hold("1")
-    start = parts.subprocess.Popen([str(parts.DOCKER), "-H", f"unix://{daemon.socket}", "start", container])
+    start = subprocess.Popen([str(parts.DOCKER), "-H", f"unix://{daemon.socket}", "start", container])
     wait_until(lambda: len(daemon.leases()) == 3, "the start asked for a lease")
     (waiting,) = (one for one in daemon.leases().values() if one["state"] == "queued")
     daemon.call("Leases/Stop", {"lease_id": third["id"], "grace_seconds": 0})
@@ -125,7 +126,7 @@ def test_a_client_that_gives_up_its_start_leaves_the_queue(daemon: DaemonProcess
     daemon.wait_lease(lease["id"], "ended")
     daemon.hold("1"), daemon.hold("1")
     command = [str(parts.DOCKER), "-H", f"unix://{daemon.socket}", "start", lease["container_id"]]
-    start = parts.subprocess.Popen(command, stderr=parts.subprocess.DEVNULL)
+    start = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     wait_until(lambda: len(daemon.leases()) == 3, "the start asked for a lease")
     start.kill()
     start.wait()

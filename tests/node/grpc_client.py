@@ -1,0 +1,100 @@
+"""An unmodified gRPC client as another user: reads calls from standard input, writes their answers.
+
+A program of its own, because gRPC connects from threads of its own, whose user must be right all along.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf import json_format
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from gpushared.api.v1 import gpus_pb2, gpus_pb2_grpc, leases_pb2, leases_pb2_grpc, node_pb2, node_pb2_grpc
+from gpushared.node.grpcapi import HINT_METADATA
+from tests.bed import parts
+
+SECONDS = 30
+Json = dict[str, Any]
+STUBS = {
+    "Leases": leases_pb2_grpc.LeasesStub,
+    "Gpus": gpus_pb2_grpc.GpusStub,
+    "Node": node_pb2_grpc.NodeStub,
+}
+REQUESTS = {
+    "Leases/Request": leases_pb2.LeaseRequest,
+    "Leases/Wait": leases_pb2.WaitRequest,
+    "Leases/Release": leases_pb2.LeaseRef,
+    "Leases/Stop": leases_pb2.StopRequest,
+    "Leases/Get": leases_pb2.LeaseRef,
+    "Leases/List": leases_pb2.ListLeasesRequest,
+    "Leases/Explain": leases_pb2.LeaseRef,
+    "Gpus/List": gpus_pb2.ListGpusRequest,
+    "Node/Status": node_pb2.NodeStatusRequest,
+    "Node/Presets": node_pb2.PresetsRequest,
+}
+
+
+def ask(path: Path, calls: Sequence[tuple[str, Mapping[str, Any]]], *, uid: int = 0) -> list[Json]:
+    """Answers to calls such as ``("Leases/Get", {...})``, in order; an error is ``code, message, hint``."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.node.grpc_client", str(path), str(uid)],
+        input=json.dumps(calls),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        cwd=parts.ROOT,
+        check=True,
+    )
+    answers: list[Json] = json.loads(done.stdout)
+    return answers
+
+
+def main(path: str, uid: int) -> None:
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    with grpc.insecure_channel(f"unix:{path}") as channel:
+        answers = [_answer(channel, name, message) for name, message in json.load(sys.stdin)]
+    sys.stdout.write(json.dumps(answers))
+
+
+def _answer(channel: grpc.Channel, name: str, message: Json) -> Json:
+    try:
+        if name == "health":
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            checked = stub.Check(health_pb2.HealthCheckRequest(**message))
+            return {"status": checked.status}
+        if name == "services":
+            return {"names": _services(channel)}
+        service, method = name.split("/")
+        request = json_format.ParseDict(message, REQUESTS[name]())
+        answer = getattr(STUBS[service](channel), method)(request, timeout=SECONDS)
+    except grpc.RpcError as error:
+        trailing: dict[str, Any] = {one.key: one.value for one in error.trailing_metadata() or ()}
+        hint = trailing.get(HINT_METADATA, b"")
+        code = error.code().name.lower()
+        return {"code": code, "message": error.details(), "hint": hint.decode() if hint else ""}
+    told: Json = json_format.MessageToDict(
+        answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    return told
+
+
+def _services(channel: grpc.Channel) -> list[str]:
+    stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+    asked = reflection_pb2.ServerReflectionRequest(list_services="")
+    (answer,) = stub.ServerReflectionInfo(iter([asked]))
+    return sorted(service.name for service in answer.list_services_response.service)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

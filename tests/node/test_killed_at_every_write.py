@@ -1,0 +1,230 @@
+"""The daemon is killed before and after every write of a scenario with real containers."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+from tests.bed import parts
+from tests.node.conftest import NewDaemon
+from tests.node.daemon import OWN_LABEL, DaemonProcess, Json, Refused
+
+SECONDS = 150
+"""For the whole scenario; each of the about ninety lives takes half a second to begin."""
+AGAIN_SECONDS = 0.05
+HOLDING = {"reserved", "starting", "active", "paused", "draining"}
+ON_TERM = 'trap "exit 3" TERM; sleep 1000 & wait'
+CONFIG = """
+[queue]
+claim_seconds = 5
+[engine]
+stop_grace_seconds = 1
+"""
+
+
+def test_whatever_write_it_is_killed_at_nothing_is_sold_twice_touched_or_lost(
+    new_daemon: NewDaemon, docker_engine: str
+) -> None:
+    """Every lease ends as it should, and each container is started exactly as often as it was told to."""
+    daemon = new_daemon(
+        engine=docker_engine,
+        simulate="h100",
+        config=CONFIG,
+        command=(sys.executable, "-m", "tests.node.dying"),
+        environment={"PYTHONPATH": str(parts.ROOT)},
+    )
+    with dying(daemon) as scene:
+        play(scene)
+    deaths = (daemon.directory / "deaths").read_text().splitlines()
+    for when in ("before", "after"):
+        states = {line.split()[2].rstrip(":") for line in deaths if line.startswith(when)}
+        assert states == {"queued", "reserved", "starting", "active", "paused", "draining", "ended"}
+
+
+def play(scene: Scene) -> None:
+    """Somebody stubborn does one thing after the other, and does it again where the daemon died of it."""
+    serving = scene.ask("serving", "0.25")
+    scene.run("serving", serving, "--restart", "always", command="sleep 1000")
+    batch = scene.ask("batch", "0.5")
+    scene.run("batch", batch, command=ON_TERM)
+    short = scene.ask("short", "0.25", time="3s")
+    scene.run("short", short, command="sleep 1000")
+    queued = scene.ask("queued", "0.5")
+    forgotten = scene.ask("forgotten", "0.75")
+    assert scene.lease(queued)["state"] == "queued"
+
+    scene.until(lambda: scene.outcome(short) == "expired")
+    scene.until(lambda: scene.make("pause", "batch", batch, "paused"))
+    scene.until(lambda: scene.make("unpause", "batch", batch, "active"))
+    scene.until(lambda: scene.make("kill", "serving", serving, "active", restarts=1))
+    scene.until(lambda: scene.make("stop", "batch", batch, "ended"))
+    assert scene.lease(batch)["outcome"]["exit_code"] == 3
+
+    scene.until(lambda: scene.lease(queued)["state"] != "queued")
+    scene.run("queued", queued, command="sleep 1000")
+    scene.until(lambda: scene.call("Leases/Stop", lease_id=queued, grace_seconds=0)["state"] == "ended")
+    scene.until(lambda: scene.call("Leases/Stop", lease_id=serving, grace_seconds=0)["state"] == "ended")
+    scene.until(lambda: scene.outcome(forgotten) == "never_claimed")
+    scene.until(lambda: scene.call("Gpus/List")["gpus"][0]["compute_free_permille"] == 1000)
+    assert [scene.outcome(one) for one in (serving, batch, short, queued)] == [
+        *("stopped", "finished", "expired", "stopped")
+    ]
+    scene.note_starts(scene.containers())
+    times = {"serving": 2, "batch": 1, "short": 1, "queued": 1}
+    assert {name: len(starts) for name, starts in scene.starts.items()} == times
+
+
+@contextmanager
+def dying(daemon: DaemonProcess) -> Iterator[Scene]:
+    """The daemon, started again whenever it died, and looked at while it is dead."""
+    scene = Scene(daemon)
+    daemon.launch()
+    nurse = threading.Thread(target=scene.revive)
+    nurse.start()
+    try:
+        yield scene
+    finally:
+        scene.over.set()
+        if daemon.process:
+            daemon.process.terminate()
+        nurse.join()
+    assert not scene.wrong, scene.wrong
+
+
+class Scene:
+    def __init__(self, daemon: DaemonProcess) -> None:
+        self.daemon = daemon
+        self.over = threading.Event()
+        self.wrong: list[str] = []
+        self.began_at = time.monotonic()
+        self.starts: defaultdict[str, set[str]] = defaultdict(set)
+        """When the engine started each container, by the end of its name."""
+
+    # --- the daemon's lives ---
+
+    def revive(self) -> None:
+        while True:
+            status = self.daemon.process.wait() if self.daemon.process else 0
+            if self.over.is_set():
+                return
+            if status != -9:
+                self.wrong.append(f"it ended with {status}:\n{self.daemon.text()[-3000:]}")
+                return
+            self.autopsy()
+            self.daemon.launch()
+
+    def autopsy(self) -> None:
+        """What is on disk while nobody runs: nothing sold twice, and no container up without its lease."""
+        leases = self.journal()
+        held = [lease for lease in leases if lease["state"]["kind"] in HOLDING]
+        sold = sum(grant["compute_permille"] for lease in held for grant in lease["state"]["grants"])
+        if sold > 1000:
+            self.wrong.append(f"{sold} permille are sold: {held}")
+        devices = {lease["device_name"] for lease in held}
+        containers = self.containers()
+        self.note_starts(containers)
+        for container in containers:
+            device = container["Config"]["Labels"].get("gpushare.device")
+            if container["State"]["Running"] and device not in devices:
+                self.wrong.append(f"{container['Name']} runs without a lease")
+
+    def note_starts(self, containers: list[Json]) -> None:
+        for container in containers:
+            at = container["State"]["StartedAt"]
+            if not at.startswith("0001"):
+                self.starts[container["Name"].rpartition("-")[2]].add(at)
+
+    def journal(self) -> list[Json]:
+        path = self.daemon.state_dir / "journal.db"
+        if not path.exists():
+            return []
+        with closing(sqlite3.connect(path)) as db:
+            return [json.loads(body) for (body,) in db.execute("SELECT body FROM lease")]
+
+    # --- the engine's view ---
+
+    def containers(self) -> list[Json]:
+        label = f"label={OWN_LABEL}={self.daemon.directory.name}"
+        ids = parts.docker(self.daemon.engine, "ps", "-aq", "--no-trunc", "--filter", label).stdout.split()
+        shown = parts.docker(self.daemon.engine, "inspect", *ids).stdout if ids else "[]"
+        found: list[Json] = json.loads(shown)
+        return found
+
+    # --- a stubborn user ---
+
+    def until(self, done: Callable[[], bool]) -> None:
+        while True:
+            try:
+                if done():
+                    return
+            except (OSError, Refused, ValueError, subprocess.TimeoutExpired):
+                pass
+            assert not self.wrong, self.wrong
+            assert time.monotonic() - self.began_at < SECONDS, self.daemon.text()[-5000:]
+            time.sleep(AGAIN_SECONDS)
+
+    def call(self, call: str, **message: Any) -> Json:
+        return self.daemon.call(call, message)
+
+    def ask(self, name: str, gpu: str, time: str = "") -> str:
+        """Ask until it is answered, always by the same request id."""
+        return str(self.answer(lambda: self.daemon.request(gpu, request_id=name, time=time))["id"])
+
+    def lease(self, lease: str) -> Json:
+        return self.answer(lambda: self.daemon.lease(lease))
+
+    def answer(self, ask: Callable[[], Json]) -> Json:
+        answers: list[Json] = []
+
+        def answered() -> bool:
+            answers.append(ask())
+            return True
+
+        self.until(answered)
+        return answers[0]
+
+    def outcome(self, lease: str) -> str:
+        return str((self.lease(lease).get("outcome") or {}).get("kind", ""))
+
+    def run(self, name: str, lease: str, *options: str, command: str) -> None:
+        container = f"{self.daemon.directory.name}-{name}"
+        words = self.daemon.container_options(
+            "--name", container, "--label", f"gpushare.lease={lease}", *options
+        )
+
+        def runs() -> bool:
+            state = self.lease(lease)["state"]
+            assert state != "ended", self.call("Leases/Explain", lease_id=lease)
+            if state == "active":
+                return True
+            if self.daemon.docker("run", "-d", *words, "sh", "-c", command).returncode:
+                self.daemon.docker("start", container)
+            return False
+
+        self.until(runs)
+
+    def make(self, word: str, name: str, lease: str, state: str, restarts: int = 0) -> bool:
+        """One docker command, if what it is to lead to is not so yet."""
+        container = f"{self.daemon.directory.name}-{name}"
+        found = self.daemon.container(container)
+        done = {
+            "pause": found["State"]["Paused"],
+            "unpause": not found["State"]["Paused"],
+            "stop": not found["State"]["Running"],
+            "kill": found["RestartCount"] >= restarts > 0,
+        }[word]
+        if not done and word == "kill":
+            # A user's kill would count as a stop; a crash is one of the process itself.
+            os.kill(found["State"]["Pid"], 9)
+        elif not done:
+            self.daemon.docker(word, *(("-t", "5") if word == "stop" else ()), container)
+        return bool(done) and self.lease(lease)["state"] == state
