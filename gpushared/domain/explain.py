@@ -113,6 +113,8 @@ def _offer(request: Request, rooms: Sequence[Room], best: Room) -> str:
         free = sum(refuse(request, room) is None for room in rooms)
         return f"{free} of {len(rooms)} " + ("is free" if free == 1 else "are free")
     left = max(0, best.free_permille), max(0, best.free_bytes)
+    if not any(left):
+        return f"GPU {best.gpu.index} is full" if len(rooms) == 1 else "all GPUs are full"
     return f"best is GPU {best.gpu.index} with {format_memory(left[1])} and {format_share(left[0])} free"
 
 

@@ -15,6 +15,7 @@ from gpushared.domain.asking import Ask, read_request
 from gpushared.domain.errors import NotFound, RequestError
 from gpushared.domain.lease import Lease, LeaseId, Queued
 from gpushared.domain.request import Caller
+from gpushared.domain.state import NodeState
 from gpushared.domain.units import shown
 from gpushared.node import views
 from gpushared.node.attendance import Attendance
@@ -168,11 +169,14 @@ class Api:
 
     async def _find(self, reference: str, caller: Caller) -> Lease:
         """By lease id, container name or a beginning of a container id; the last two among one's own."""
+        if not reference:
+            raise RequestError("no lease is named", hint="`gpushare ps` and `gpushare queue` list them")
         state = self._loop.state
         lease = state.leases.get(LeaseId(reference)) or state.ended.get(LeaseId(reference))
         if lease is None:
-            visible = [one for one in state.leases.values() if caller.trusted or one.owner_uid == caller.uid]
-            lease = _by_container(reference, visible) or await self._journal.lease(LeaseId(reference))
+            lease = _by_container(reference, _seen_by(caller, state)) or await self._journal.lease(
+                LeaseId(reference)
+            )
         if lease is None:
             raise NotFound(
                 f"there is no lease {shown(reference)}", hint="`gpushare ps` and `gpushare queue` list them"
@@ -249,8 +253,17 @@ def _ask(message: leases_pb2.LeaseRequest) -> Ask:
     )
 
 
+def _seen_by(caller: Caller, state: NodeState) -> list[Lease]:
+    """The leases whose containers the caller may know, newest last; those that are over come first."""
+    known = (*state.ended.values(), *state.leases.values())
+    return [one for one in known if caller.trusted or one.owner_uid == caller.uid]
+
+
 def _by_container(reference: str, leases: list[Lease]) -> Lease | None:
     named = [lease for lease in leases if lease.container_name == reference]
-    if not named and len(reference) >= SHORTEST_CONTAINER_ID:
-        named = [lease for lease in leases if (lease.container or "").startswith(reference)]
-    return named[0] if len(named) == 1 else None
+    if named:
+        return named[-1]  # a name may be given again once its container is gone
+    if len(reference) < SHORTEST_CONTAINER_ID:
+        return None
+    beginning = [lease for lease in leases if (lease.container or "").startswith(reference)]
+    return beginning[0] if len(beginning) == 1 else None
