@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gpushared.domain.errors import PermissionRefused, TimedOut, Unavailable
+from gpushared.domain.errors import TimedOut, Unavailable
 from gpushared.domain.request import Caller
 
 LOOKUP_SECONDS = 5.0
@@ -50,11 +50,20 @@ async def look_up(caller: Caller) -> Account:
         ) from None
 
 
-async def resolve_as(account: Account, wishes: Sequence[PathWish]) -> list[str]:
-    """The paths with all symbolic links resolved, as the caller sees them.
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A path with all symbolic links resolved, as the caller sees it."""
 
-    A helper process with the caller's ids does it, so that the kernel decides. Raises ``PermissionRefused``
-    for a path that the caller cannot use so, and ``Unavailable`` when the check itself fails.
+    path: str
+    trouble: str
+    """Why the caller cannot use it so; empty when it can."""
+
+
+async def resolve_as(account: Account, wishes: Sequence[PathWish]) -> list[Resolved]:
+    """What the caller would find at these paths, none of which holds a NUL.
+
+    A helper process with the caller's ids looks, so that the kernel decides. Raises ``TimedOut``, and
+    ``Unavailable`` when the check itself fails.
     """
     order = {
         "uid": account.caller.uid,
@@ -69,13 +78,7 @@ async def resolve_as(account: Account, wishes: Sequence[PathWish]) -> list[str]:
         raise TimedOut(
             "checking the mounted paths took too long", hint="is a network file system away?"
         ) from None
-    results = json.loads(output)
-    for wish, result in zip(wishes, results, strict=True):
-        if "error" in result:
-            raise PermissionRefused(
-                f"{wish.path} cannot be mounted: {result['error']}", hint="see `ls -ld` on it"
-            )
-    return [result["path"] for result in results]
+    return [Resolved(**result) for result in json.loads(output)]
 
 
 def _look_up(caller: Caller) -> Account:

@@ -99,6 +99,16 @@ def strings(body: Body, name: str) -> list[str]:
     return value
 
 
+def text(body: Body, name: str) -> str:
+    """A string inside the body, empty where absent or null; raises ``RequestError`` for another type."""
+    value = body.get(name)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise RequestError(f"{name} is not a string")
+    return value
+
+
 def _object(pairs: Iterable[tuple[str, Json]]) -> Body:
     result: Body = {}
     for key, value in pairs:

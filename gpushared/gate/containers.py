@@ -6,20 +6,24 @@ another one's short id. What is not the caller's does not exist for it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from gpushared.domain.errors import EngineUnavailable, NotFound, RequestError
+from gpushared.domain.errors import EngineUnavailable, NotFound, RequestError, StateConflict
 from gpushared.domain.lease import ContainerId
 from gpushared.domain.request import Caller
-from gpushared.gate.body import section
+from gpushared.gate.accounts import PathWish
+from gpushared.gate.body import Body, section, strings
 from gpushared.gate.engine import EngineSocket
 from gpushared.ports import LABEL_DEVICE, LABEL_OWNER
 
 LABEL_HOST_PATHS = "gpushare.host-paths"
-"""Set on containers of confined callers that have mounts of their own; the lease's mounts do not count."""
+"""The paths that a confined caller mounted, resolved, as JSON; the lease's mounts are not among them."""
+OWN_NETWORKS = frozenset({"", "default", "bridge", "none"})
+"""The engine's own that everybody may use."""
 OK = 200
 NOT_FOUND = 404
 
@@ -31,11 +35,13 @@ class Container:
     id: ContainerId
     name: str
     labels: Mapping[str, str]
+    networks: frozenset[str] = frozenset()
+    """The names by which it will look for its networks at every start, without ``OWN_NETWORKS``."""
 
     @property
-    def has_host_paths(self) -> bool:
-        """Whether its creator mounted files of the host into it."""
-        return LABEL_HOST_PATHS in self.labels
+    def host_paths(self) -> list[PathWish]:
+        """The files of the host that its creator mounted into it."""
+        return [PathWish(**path) for path in json.loads(self.labels.get(LABEL_HOST_PATHS, "[]"))]
 
     @property
     def device_name(self) -> str:
@@ -54,10 +60,50 @@ async def find_container(engine: EngineSocket, name: str, caller: Caller) -> Con
     if found is None:
         raise NotFound(f"No such container: {name}")
     labels = section(section(found, "Config"), "Labels")
-    container = Container(ContainerId(found["Id"]), str(found.get("Name", "")).lstrip("/"), labels)
-    if not owns(caller, container.labels):
+    if not owns(caller, labels) or not (caller.trusted or _is_confined(found, caller)):
         raise NotFound(f"No such container: {name}")
-    return container
+    plain = str(found.get("Name", "")).lstrip("/")
+    return Container(ContainerId(found["Id"]), plain, labels, _networks(found))
+
+
+def _is_confined(found: Body, caller: Caller) -> bool:
+    """Whether it runs as a confined caller's containers do.
+
+    Labels alone do not tell: a trusted user's container has those of its image, and one of the caller's own
+    may be from a time when the caller was trusted. Whoever may use it would have all that it has.
+    """
+    host = section(found, "HostConfig")
+    is_caller = str(section(found, "Config").get("User")).startswith(f"{caller.uid}:")
+    return is_caller and "ALL" in strings(host, "CapDrop") and not host.get("Privileged")
+
+
+def _networks(found: Body) -> frozenset[str]:
+    """By inspect or from a listing."""
+    mode = str(section(found, "HostConfig").get("NetworkMode") or "")
+    return frozenset({mode, *section(section(found, "NetworkSettings"), "Networks")}) - OWN_NETWORKS
+
+
+async def find_network(engine: EngineSocket, name: str, caller: Caller) -> dict[str, Any]:
+    """The caller's network by its whole name or id: the beginning of an id may be another's tomorrow."""
+    found = await find_owned(engine, "networks", name, caller)
+    if not caller.trusted and name not in {found["Name"], found["Id"]}:
+        raise RequestError(f"{name} is only the beginning of an id", hint=f"write {found['Name']}")
+    return found
+
+
+async def check_unused(engine: EngineSocket, network: Mapping[str, Any], caller: Caller) -> None:
+    """Raise ``StateConflict`` while a container of the caller's, be it a stopped one, is on the network.
+
+    It would look for the name at its next start, when that could be the name of somebody else's.
+    """
+    filters = quote(json.dumps({"label": [f"{LABEL_OWNER}={caller.uid}"]}))
+    answer = await engine.call("GET", f"/containers/json?all=1&filters={filters}".encode())
+    for found in answer.json() if answer.status == OK else ():
+        if _networks(found) & {network["Name"], network["Id"]}:
+            name = str((found.get("Names") or [found["Id"]])[0]).lstrip("/")
+            raise StateConflict(
+                f"the network {network['Name']} is the container {name}'s", hint=f"docker rm {name} first"
+            )
 
 
 async def find_exec(engine: EngineSocket, name: str, caller: Caller) -> str:

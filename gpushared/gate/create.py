@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from gpushared.domain.asking import Ask
-from gpushared.domain.errors import GpushareError
+from gpushared.domain.errors import GpushareError, RequestError
 from gpushared.domain.lease import ContainerId, LeaseId
 from gpushared.domain.request import Caller
 from gpushared.gate.body import Body, section, serialise, strings
@@ -57,6 +57,13 @@ class Creator:
                 return await self._finish(self._create_leased(order, claim, self._desk.unclaim))
             case Ask():
                 return await self._create_wishing(order, wish)
+
+    async def forgo(self, wish: Wish | None, caller: Caller) -> None:
+        """The create was refused before it came to a claim: end the caller's lease, which nobody will use."""
+        if isinstance(wish, ClaimWish):
+            with contextlib.suppress(GpushareError):
+                claim = await self._desk.claim(wish.lease, caller)
+                await self._desk.release(claim.lease)
 
     async def close(self) -> None:
         """Wait for what is under way."""
@@ -108,11 +115,13 @@ class Creator:
         try:
             inject(order.body, claim.device_name, claim.edits, self._desk.engine_facts())
             answer = await self._post(order, {**(labels or {}), LABEL_DEVICE: claim.device_name})
-        except GpushareError:
-            await give_back(claim.lease)
+        except GpushareError as error:
+            await (self._desk.release if isinstance(error, RequestError) else give_back)(claim.lease)
             raise
         if answer.status != CREATED:
-            await give_back(claim.lease)
+            # Clients come back once they have pulled a missing image; after other refusals people do, with
+            # another lease.
+            await (give_back if answer.status == NOT_FOUND else self._desk.release)(claim.lease)
             return answer
         await self._report(order, claim, ContainerId(answer.json()["Id"]))
         return answer

@@ -52,7 +52,7 @@ class Desk(Protocol):
         ...
 
     async def release(self, lease: LeaseId) -> None:
-        """No container came of an acquired lease, and nobody knows its id: give it back."""
+        """No container came of a claimed or acquired lease, and none will: give it back."""
         ...
 
     async def created(self, lease: LeaseId, container: ContainerId, name: str, image: str) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from gpushared.domain.errors import NotFound, PermissionRefused, RequestError
 from gpushared.domain.request import Caller
@@ -19,7 +20,15 @@ from gpushared.gate.body import (
     serialise,
     strings,
 )
-from gpushared.gate.containers import LABEL_HOST_PATHS, find_container, find_exec, find_owned
+from gpushared.gate.containers import (
+    LABEL_HOST_PATHS,
+    Container,
+    check_unused,
+    find_container,
+    find_exec,
+    find_network,
+    find_owned,
+)
 from gpushared.gate.create import Creator, Order
 from gpushared.gate.desk import Desk
 from gpushared.gate.engine import Answer, EngineSocket
@@ -27,7 +36,7 @@ from gpushared.gate.fields import RESOURCES
 from gpushared.gate.filters import own_only
 from gpushared.gate.http import Exchange
 from gpushared.gate.inject import merge_env, strip_env
-from gpushared.gate.mounts import resolve_binds, volumes_of
+from gpushared.gate.mounts import check_again, resolve_binds, volumes_of
 from gpushared.gate.policy import (
     EXEC,
     Context,
@@ -152,7 +161,11 @@ class Gate:
         check_create(body)
         wish = take_wish(body)
         if not call.caller.trusted:
-            body = await self._confine(body, call.caller)
+            try:
+                body = await self._confine(body, call.caller)
+            except (PermissionRefused, RequestError, NotFound):
+                await self._creator.forgo(wish, call.caller)
+                raise
         return await self._creator.create(Order(call.target, body, call.caller), wish)
 
     async def _confine(self, body: Body, caller: Caller) -> Body:
@@ -160,11 +173,12 @@ class Gate:
         judged = judge_create(body, Context(account, self.policy))
         mounts = judged["HostConfig"]["Mounts"]
         for network in networks_of(judged):
-            await find_owned(self._engine, "networks", network, caller)
+            await find_network(self._engine, network, caller)
         for volume in volumes_of(mounts):
             await find_owned(self._engine, "volumes", volume, caller)
-        if await resolve_binds(mounts, account, self.policy):
-            judged["Labels"] = {**section(judged, "Labels"), LABEL_HOST_PATHS: "yes"}
+        if paths := await resolve_binds(mounts, account, self.policy):
+            said = json.dumps([asdict(path) for path in paths])
+            judged["Labels"] = {**section(judged, "Labels"), LABEL_HOST_PATHS: said}
         return judged
 
     async def _container(self, call: _Call) -> None:
@@ -172,7 +186,7 @@ class Gate:
 
     async def _archive(self, call: _Call) -> None:
         container = await find_container(self._engine, call.match.name, call.caller)
-        if container.has_host_paths:
+        if container.host_paths:
             raise PermissionRefused(
                 "files cannot be copied in or out while the container has mounted directories",
                 hint="copy in the mounted directory itself",
@@ -180,7 +194,7 @@ class Gate:
         await self._pass(call, _renamed(call, container.id))
 
     async def _start(self, call: _Call) -> None:
-        container = await find_container(self._engine, call.match.name, call.caller)
+        container = await self._startable(call)
         if not container.device_name:
             await self._pass(call, _renamed(call, container.id))
             return
@@ -192,8 +206,18 @@ class Gate:
             if status >= FIRST_FAILURE:
                 await asyncio.shield(self._desk.start_failed(container.id))
 
-    async def _restart(self, call: _Call) -> None:
+    async def _startable(self, call: _Call) -> Container:
+        """The caller's container, whose names and paths still mean what they did when it was created."""
         container = await find_container(self._engine, call.match.name, call.caller)
+        if not call.caller.trusted:
+            for network in container.networks:
+                await find_network(self._engine, network, call.caller)
+            if paths := container.host_paths:
+                await check_again(paths, await look_up(call.caller), self.policy)
+        return container
+
+    async def _restart(self, call: _Call) -> None:
+        container = await self._startable(call)
         if not container.device_name:
             await self._pass(call, _renamed(call, container.id))
             return
@@ -241,6 +265,7 @@ class Gate:
 
     async def _network(self, call: _Call) -> None:
         network = await find_owned(self._engine, "networks", call.match.name, call.caller)
+        await check_unused(self._engine, network, call.caller)
         await self._pass(call, _renamed(call, network["Id"]))
 
     async def _network_create(self, call: _Call) -> None:
@@ -248,7 +273,7 @@ class Gate:
 
     async def _network_connect(self, call: _Call) -> None:
         body = judge_endpoint(await _parse(call), self._unnamed(call))
-        network = await find_owned(self._engine, "networks", call.match.name, call.caller)
+        network = await find_network(self._engine, call.match.name, call.caller)
         container = await find_container(self._engine, str(body.get("Container") or ""), call.caller)
         body["Container"] = container.id
         await self._pass(call, _renamed(call, network["Id"]), serialise(body))

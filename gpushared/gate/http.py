@@ -40,7 +40,8 @@ class Limits:
     head_seconds: float = 10.0
     """From the first byte of a request to the end of its head."""
     idle_seconds: float = 600.0
-    json_body_bytes: int = 4 * 1024 * 1024
+    json_body_bytes: int = 256 * 1024
+    """The longest call is a page; a few megabytes of tiny lists would hold up everybody."""
     body_seconds: float = 30.0
     """For a body that must be complete before it can be judged."""
     pipelined_bytes: int = 256 * 1024

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gpushared.domain.errors import PermissionRefused
 from gpushared.gate.accounts import Account, PathWish, resolve_as
@@ -25,21 +26,44 @@ def volumes_of(mounts: Sequence[Body]) -> list[str]:
     return [mount["Source"] for mount in mounts if mount["Type"] == "volume" and mount.get("Source")]
 
 
-async def resolve_binds(mounts: Sequence[Body], account: Account, policy: Policy) -> bool:
-    """Check the sources as the caller and put the resolved paths in their places; whether there are any."""
+async def resolve_binds(mounts: Sequence[Body], account: Account, policy: Policy) -> list[PathWish]:
+    """Check the sources as the caller and put the resolved paths in their places; those paths."""
     binds = [mount for mount in mounts if mount["Type"] == "bind"]
-    if not binds:
-        return False
     wishes = [PathWish(bind["Source"], write=not bind["ReadOnly"]) for bind in binds]
-    prefixes = [account.home if prefix == HOME else prefix for prefix in policy.bind_prefixes]
-    for bind, path in zip(binds, await resolve_as(account, wishes), strict=True):
-        if not any(_is_under(path, prefix) for prefix in prefixes):
-            where = ", ".join(filter(None, prefixes)) or "nowhere, for you"
+    resolved = await _usable(wishes, account, policy)
+    for bind, wish in zip(binds, resolved, strict=True):
+        bind["Source"] = wish.path
+    return resolved
+
+
+async def check_again(resolved: Sequence[PathWish], account: Account, policy: Policy) -> None:
+    """Refuse a start where a path that was resolved at the create leads elsewhere by now.
+
+    Its owner can put a link in the place of a directory at any time, and the engine would follow it as root.
+    """
+    for before, now in zip(resolved, await _usable(resolved, account, policy), strict=True):
+        if before.path != now.path:
             raise PermissionRefused(
-                f"{bind['Source']} may not be mounted", hint=f"mounts may come from: {where}"
+                f"{before.path} was no link when the container was created, and leads to {now.path} now",
+                hint="create the container anew",
             )
-        bind["Source"] = path
-    return True
+
+
+async def _usable(wishes: Sequence[PathWish], account: Account, policy: Policy) -> list[PathWish]:
+    """The same with all links resolved. Raises ``PermissionRefused`` for what may not be mounted."""
+    if not wishes:
+        return []
+    prefixes = [account.home if prefix == HOME else prefix for prefix in policy.bind_prefixes]
+    found = await resolve_as(account, wishes)
+    for wish, one in zip(wishes, found, strict=True):
+        if not any(_is_under(one.path, prefix) for prefix in prefixes):
+            where = ", ".join(filter(None, prefixes)) or "nowhere, for you"
+            raise PermissionRefused(f"{wish.path} may not be mounted", hint=f"mounts may come from: {where}")
+        if one.trouble:
+            raise PermissionRefused(
+                f"{wish.path} cannot be mounted: {one.trouble}", hint="see `ls -ld` on it"
+            )
+    return [replace(wish, path=one.path) for wish, one in zip(wishes, found, strict=True)]
 
 
 def _is_under(path: str, prefix: str) -> bool:
@@ -53,6 +77,7 @@ def _of_bind(bind: str) -> Body:
     if len(parts) == 1:
         return {"Type": "volume", "Target": bind}
     source, target, options = (*parts, "")[:3]
+    _check_printable(source)
     words = set(filter(None, options.split(",")))
     if len(parts) > 3 or words - BIND_WORDS:  # noqa: PLR2004 - source, target, options
         raise PermissionRefused(f"the mount {bind!r} has options that are not for you", hint="ro and rw are")
@@ -87,9 +112,15 @@ def _check_bind(mount: Body) -> None:
     _check_known(options, BIND_OPTIONS, "BindOptions")
     if not isinstance(mount.get("Source"), str) or not mount["Source"].startswith("/"):
         raise PermissionRefused("the source of a bind mount is no absolute path")
+    _check_printable(mount["Source"])
     # Compose always says CreateMountpoint; the source must be there anyway.
     if (options.get("Propagation") or "") not in PROPAGATIONS:
         raise PermissionRefused("mounts of yours are always private", hint="leave the propagation out")
+
+
+def _check_printable(source: str) -> None:
+    if not source.isprintable():
+        raise PermissionRefused(f"{source!r} is no path that can be mounted", hint="rename it")
 
 
 def _volume_options(mount: Body) -> Body:

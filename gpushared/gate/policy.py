@@ -6,23 +6,26 @@ name. Trusted callers (root, the docker group) are not judged: they have the eng
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gpushared.domain.errors import PermissionRefused
+from gpushared.domain.units import shown
 from gpushared.gate.accounts import Account
-from gpushared.gate.body import Body, Json, check_keys, section, strings
-from gpushared.gate.fields import LOG_CONFIG, RESTART_POLICY
+from gpushared.gate.body import Body, Json, check_keys, objects, section, strings, text
+from gpushared.gate.containers import OWN_NETWORKS
+from gpushared.gate.fields import LOG_CONFIG, PORT_BINDING, RESTART_POLICY
 from gpushared.gate.mounts import judge_mounts
 from gpushared.gate.site import Policy
 
-DEFAULT_NETWORKS = frozenset({"", "default", "bridge", "none"})
 LOG_DRIVERS = frozenset({"", "json-file", "local", "journald", "none"})
 LOG_OPTIONS = frozenset(
     {"max-size", "max-file", "compress", "mode", "max-buffer-size", "tag", "labels", "env"}
 )
 NO_NEW_PRIVILEGES = frozenset({"no-new-privileges", "no-new-privileges:true", "no-new-privileges=true"})
 HIGHEST_OOM_SCORE = 1000
+PORTS = re.compile(r"([0-9]{1,5}(-[0-9]{1,5})?)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,7 @@ def networks_of(body: Body) -> list[str]:
     """The networks that a create body names, but for the engine's own."""
     endpoints = section(section(body, "NetworkingConfig"), "EndpointsConfig")
     named = {*endpoints, str(section(body, "HostConfig").get("NetworkMode") or "")}
-    return sorted(named - DEFAULT_NETWORKS)
+    return sorted(named - OWN_NETWORKS)
 
 
 def _apply(body: Body, rules: Mapping[str, Rule], context: Context) -> Body:
@@ -146,11 +149,11 @@ def _one_of(*words: str, hint: str = "") -> Rule:
 
 def _user(name: str, value: Json, context: Context) -> Json:
     caller = context.account.caller
-    own = {
+    own = [
         f"{uid}{gid}"
         for uid in (caller.uid, caller.name)
         for gid in ("", f":{caller.gid}", f":{caller.name}")
-    }
+    ]
     if value and value not in own:
         raise PermissionRefused(
             f"{name} {value!r} is not you", hint=f"containers run as uid {caller.uid}; leave it out"
@@ -160,7 +163,7 @@ def _user(name: str, value: Json, context: Context) -> Json:
 
 def _groups(name: str, value: Json, context: Context) -> Json:
     own = {str(group) for group in (context.account.caller.gid, *context.account.groups)}
-    foreign = [group for group in value or () if group not in own]
+    foreign = [group for group in strings({name: value}, name) if group not in own]
     if foreign:
         raise PermissionRefused(
             f"{name} {foreign[0]!r} is not a group of yours", hint="your own groups are always there"
@@ -180,9 +183,10 @@ def _security(name: str, value: Json, _context: Context) -> Json:
 
 
 def _network_mode(name: str, value: Json, _context: Context) -> Json:
+    value = text({name: value}, name)
     if value == "host":
         raise PermissionRefused("the host's network is not for you", hint="publish ports with -p instead")
-    if isinstance(value, str) and ":" in value:
+    if ":" in value:
         raise PermissionRefused(
             f"{name} {value!r} is not allowed for you", hint="put both containers on one network"
         )
@@ -190,22 +194,25 @@ def _network_mode(name: str, value: Json, _context: Context) -> Json:
 
 
 def _ports(name: str, value: Json, context: Context) -> Json:
-    for bindings in section({name: value}, name).values():
-        for binding in bindings or ():
-            port = str(section({"": binding}, "").get("HostPort") or "")
-            first, _, last = port.partition("-")
-            if port and not (first.isdecimal() and (not last or last.isdecimal())):
-                raise PermissionRefused(f"{port!r} is no port")
-            if port and 0 < int(first) < context.policy.lowest_port:
-                lowest = context.policy.lowest_port
-                raise PermissionRefused(f"port {first} is not for you", hint=f"choose one from {lowest} on")
-    return value
+    bound = section({name: value}, name)
+    return {port: [_binding(each, context) for each in objects(bound, port)] for port in bound}
+
+
+def _binding(binding: Body, context: Context) -> Body:
+    check_keys(binding, PORT_BINDING, "PortBindings.")
+    port, lowest = text(binding, "HostPort"), context.policy.lowest_port
+    if not PORTS.fullmatch(port):
+        raise PermissionRefused(f"{shown(port)} is no port")
+    # Where one end of a range is zero, the engine may choose from all below the other.
+    if port not in {"", "0"} and any(int(end) < lowest for end in port.split("-")):
+        raise PermissionRefused(f"port {port} is not for you", hint=f"choose one from {lowest} on")
+    return {key: binding[key] for key in PORT_BINDING if key in binding}
 
 
 def _log(name: str, value: Json, _context: Context) -> Json:
     log = section({name: value}, name)
     check_keys(log, LOG_CONFIG, f"{name}.")
-    if (log.get("Type") or "") not in LOG_DRIVERS or set(section(log, "Config")) - LOG_OPTIONS:
+    if text(log, "Type") not in LOG_DRIVERS or set(section(log, "Config")) - LOG_OPTIONS:
         raise PermissionRefused(
             "this log driver or option is not allowed for you", hint="json-file and local are"
         )
@@ -238,7 +245,7 @@ def _endpoints(name: str, value: Json, context: Context) -> Json:
 
 def _ipam(name: str, value: Json, _context: Context) -> Json:
     ipam = section({name: value}, name)
-    if ipam.get("Driver") not in {None, "", "default"} or ipam.get("Config") or ipam.get("Options"):
+    if text(ipam, "Driver") not in {"", "default"} or ipam.get("Config") or ipam.get("Options"):
         raise PermissionRefused("the addresses of a network are not yours to choose")
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 from gpushared.domain.asking import Ask
 from gpushared.domain.errors import RequestError
 from gpushared.domain.lease import LeaseId
-from gpushared.gate.body import Body, check_keys, objects, section, strings
+from gpushared.gate.body import Body, check_keys, objects, section, strings, text
 from gpushared.gate.fields import DEVICE, DEVICE_REQUEST
 from gpushared.ports import LABEL_DEVICE, LABEL_LEASE, LABEL_OWNER
 
@@ -135,14 +135,13 @@ def _take_requests(host: Body) -> list[str]:
 def _sizes_of(request: Body) -> list[str] | None:
     """What one device request asks for, None when it is not about our GPUs."""
     ids = strings(request, "DeviceIDs")
-    if request.get("Driver") == "cdi":
+    driver = text(request, "Driver")
+    if driver == "cdi":
         sizes = [size for name in ids if (size := _size_of_cdi(name)) is not None]
         if sizes and len(sizes) != len(ids):
             raise RequestError("one device request names GPUs and other devices", hint="use one for each")
         return _whole(sizes) if sizes else None
-    if request.get("Driver") not in {None, "", "nvidia"} or not (
-        _wants_gpu(request) or request.get("Driver")
-    ):
+    if driver not in {"", "nvidia"} or not (driver or _wants_gpu(request)):
         return None
     if ids:
         raise _particular(", ".join(ids))
@@ -156,6 +155,8 @@ def _sizes_of(request: Body) -> list[str] | None:
 
 def _wants_gpu(request: Body) -> bool:
     options = request.get("Capabilities") or []
+    if not isinstance(options, list):
+        raise RequestError("Capabilities is not a list of lists")
     words = {
         word for option in options if isinstance(option, list) for word in option if isinstance(word, str)
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 from typing import Any
@@ -11,12 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushared.domain.asking import Ask
-from gpushared.domain.errors import GpushareError, RequestError
+from gpushared.domain.errors import GpushareError, PermissionRefused, RequestError
 from gpushared.domain.lease import LeaseId
+from gpushared.gate.accounts import Account
 from gpushared.gate.body import MAX_DEPTH, check_create, parse_object, serialise
 from gpushared.gate.fields import CONFIG, HOST_CONFIG
 from gpushared.gate.filters import own_only
 from gpushared.gate.inject import binds_late, inject
+from gpushared.gate.policy import CREATE, HOST, Context, judge_create, networks_of
+from gpushared.gate.site import Policy
 from gpushared.gate.target import parse_target
 from gpushared.gate.wish import ClaimWish, labels_of, take_wish, wish_of, with_count
 from gpushared.ports import DeviceMechanism, Edits, Mount
@@ -38,6 +42,52 @@ def test_what_is_judged_is_what_is_sent(body: dict[str, Any], ascii_only: bool) 
     """The bytes for the engine, read by any parser, are the object that was judged."""
     judged = parse_object(json.dumps(body, ensure_ascii=ascii_only).encode())
     assert json.loads(serialise(judged)) == judged == body
+
+
+@given(st.sampled_from(sorted(HOST)), values)
+def test_any_value_of_a_field_of_the_host_config_is_judged_or_refused(name: str, value: object) -> None:
+    _judge({"HostConfig": {name: value}})
+
+
+@given(st.sampled_from(sorted(CREATE.keys() - {"HostConfig"})), values)
+def test_any_value_of_a_field_of_the_body_is_judged_or_refused(name: str, value: object) -> None:
+    _judge({name: value})
+
+
+@given(
+    st.sampled_from(
+        [
+            ("DeviceRequests", "Driver"),
+            ("DeviceRequests", "Capabilities"),
+            ("DeviceRequests", "DeviceIDs"),
+            ("Devices", "PathOnHost"),
+            ("Mounts", "Type"),
+            ("Mounts", "Source"),
+            ("LogConfig", "Type"),
+            ("LogConfig", "Config"),
+            ("RestartPolicy", "Name"),
+        ]
+    ),
+    values,
+)
+def test_any_value_inside_a_field_is_judged_or_refused(field: tuple[str, str], value: object) -> None:
+    outer, inner = field
+    entry = {inner: value}
+    _judge({"HostConfig": {outer: entry if outer in {"LogConfig", "RestartPolicy"} else [entry]}})
+
+
+@given(values)
+def test_any_port_is_judged_or_refused(value: object) -> None:
+    for bindings in (value, [value], [{"HostPort": value}]):
+        _judge({"HostConfig": {"PortBindings": {"80/tcp": bindings}}})
+
+
+def _judge(body: dict[str, Any]) -> None:
+    """As the gate does; nothing but the errors of the tree may come out."""
+    with contextlib.suppress(RequestError, PermissionRefused):
+        check_create(body)
+        take_wish(body)
+        networks_of(judge_create(body, Context(Account(ALICE, ()), Policy())))
 
 
 @given(st.binary())

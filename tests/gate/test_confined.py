@@ -303,6 +303,34 @@ async def test_a_directory_of_ones_own_is_mounted(house: House, home: Path) -> N
     assert (home / "own" / "new").stat().st_uid == ALICE.uid
 
 
+async def test_a_lease_ends_with_the_refusal_of_its_container(house: House, desk: FakeDesk) -> None:
+    desk.owners["l-alices"] = ALICE.uid
+    lease = ("--label", "gpushare.lease=l-alices")
+    theirs = await house.bob.run(*lease, "--privileged", house.image, "true")
+    assert (theirs.code, desk.story) == (125, ["claim"])
+    mine = await house.alice.run(*lease, "--privileged", house.image, "true")
+    assert (mine.code, desk.story) == (125, ["claim", "claim", "release"])
+
+
+async def test_a_path_that_became_a_link_after_the_create_is_not_mounted(
+    house: House, home: Path, name: str
+) -> None:
+    (home / "own" / "inner").mkdir()
+    await house.alice("create", "--name", name, "-v", f"{home}/own/inner:/x:ro", house.image, "ls", "/x")
+    (home / "own" / "inner").rmdir()
+    (home / "own" / "inner").symlink_to(home / "shared")
+    started = [await house.alice(verb, name) for verb in ("start", "restart")]
+    await house.alice("rm", name)
+    assert [done.code for done in started] == [1, 1]
+    assert all(b"create the container anew" in done.err for done in started)
+
+
+async def test_a_path_outside_is_refused_as_such_whatever_its_rights(house: House) -> None:
+    """Mounting it read-only, as for a path that cannot be written, would be no way."""
+    done = await house.alice.run("-v", "/etc:/x", house.image, "true")
+    assert b"mounts may come from" in done.err
+
+
 @pytest.mark.parametrize("path", ["secret", "way-out", "missing", "own/../../../etc", "shared"])
 async def test_a_path_that_the_caller_cannot_use_so_is_refused_and_nothing_is_made(
     house: House, home: Path, path: str
@@ -366,6 +394,50 @@ async def test_networks_and_volumes_are_their_makers(house: House, name: str) ->
     assert [done.code for done in gone] == [0, 0]
 
 
+async def test_a_container_never_starts_on_a_network_that_has_become_somebody_elses(
+    house: House, docker: Docker, name: str
+) -> None:
+    """Engines look a network up by name, or by the beginning of an id, at every start."""
+    bobs = (await house.bob("network", "create", f"{name}-b")).out.decode().strip()
+    for own in (name, bobs[:10]):
+        await house.alice("network", "create", own)
+        await house.alice("create", "--name", f"c{own}", "--network", own, house.image, "true")
+        kept = await house.alice("network", "rm", own)
+        await docker("network", "rm", own)
+        if own == name:
+            await house.bob("network", "create", own)
+        started = await house.alice("start", f"c{own}")
+        await house.alice("rm", f"c{own}")
+        assert f"the network {own} is the container c{own}'s".encode() in kept.err
+        assert f"No such network: {own}".encode() in started.err
+    for network in (name, f"{name}-b"):
+        await house.bob("network", "rm", network)
+
+
+async def test_a_network_is_named_in_full(house: House, name: str) -> None:
+    network = (await house.alice("network", "create", name)).out.decode().strip()
+    tried = [
+        await house.alice("run", "--rm", "--network", word, house.image, "true")
+        for word in (network[:12], network, name)
+    ]
+    await house.alice("network", "rm", name)
+    assert [done.code for done in tried] == [125, 0, 0], [done.err for done in tried]
+
+
+@pytest.mark.parametrize("words", [(), ("--user", "1000:1000"), ("--cap-drop", "ALL")], ids=str)
+async def test_a_container_that_only_bears_the_callers_label_does_not_exist(
+    house: House, docker: Docker, name: str, words: tuple[str, ...]
+) -> None:
+    """The label may come from an image that a trusted user runs, or from a time when the owner was one."""
+    done = await docker(
+        "run", "-d", "--name", name, "--label", f"gpushare.owner={ALICE.uid}", *words, house.image, "top"
+    )
+    tried = await house.alice("exec", name, "id")
+    await docker("rm", "-f", name)
+    assert done.code == 0, done.err
+    assert b"No such container" in tried.err
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -419,6 +491,12 @@ async def test_compose_works_for_everybody(house: House, desk: FakeDesk, home: P
         (b'{"Image":"x","HostConfig":{"Annotations":{"a":"b"}}}', "Annotations may not be set"),
         (b'{"Image":"x","HostConfig":{},"HostConfig":{"Privileged":true}}', "stands twice"),
         (b'{"Image":"x","Privileged":true}', "Privileged stands at the top level"),
+        (
+            b'{"Image":"x","HostConfig":{"PortBindings":{"80/tcp":[{"hostport":"80"}]}}}',
+            "hostport is not a field",
+        ),
+        (b'{"Image":"x","HostConfig":{"PortBindings":{"80/tcp":[{"HostPort":"0-80"}]}}}', "is not for you"),
+        (b'{"Image":"x","HostConfig":{"Binds":["/home/\\u0000:/x"]}}', "no path that can be mounted"),
         (b'{"Image":"x","Brand":"new"}', "Brand may not be set by you"),
         (b'{"Image":"x","HostConfig":{"Brand":"new"}}', "Brand may not be set by you"),
         (b'{"Image":"x"}{"HostConfig":{"Privileged":true}}', "not the JSON"),

@@ -91,13 +91,28 @@ async def test_a_lease_that_is_not_the_callers_does_not_exist(docker: Docker, de
     assert b"there is no lease l-other (`gpushare ps` lists yours)" in done.err
 
 
-async def test_a_create_that_fails_gives_the_claim_back(docker: Docker, desk: FakeDesk, sleeper: str) -> None:
+async def test_a_create_that_the_engine_refuses_ends_the_lease(
+    docker: Docker, desk: FakeDesk, sleeper: str
+) -> None:
+    """A second try with ``gpushare run`` has a lease of its own; the first one must not stand in its way."""
     desk.diary.clear()
     taken = await docker("create", "--name", sleeper, *LEASE, docker.image)
     assert b"is already in use" in taken.err
+    assert desk.story == ["claim", "release"]
+
+
+async def test_a_mount_that_hides_the_leases_ends_the_lease(docker: Docker, desk: FakeDesk) -> None:
+    done = await docker("create", *LEASE, "-v", "/run/gpushare/mps", docker.image)
+    assert b"would hide the lease's" in done.err
+    assert desk.story == ["claim", "release"]
+
+
+async def test_a_create_without_its_image_gives_the_claim_back_to_come_again(
+    docker: Docker, desk: FakeDesk
+) -> None:
     missing = await docker("create", "--pull", "never", *LEASE, "no-such-image")
     assert b"No such image" in missing.err
-    assert desk.story == ["claim", "unclaim", "claim", "unclaim"]
+    assert desk.story == ["claim", "unclaim"]
 
 
 async def test_a_start_that_the_engine_refuses_is_told(docker: Docker, desk: FakeDesk) -> None:
