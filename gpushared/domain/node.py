@@ -52,8 +52,8 @@ def handle(state: NodeState, event: m.Event, now: float) -> Step:
     draft = Draft(state, now)
     _apply(event, draft)
     _grant_what_fits(draft)
-    if isinstance(event, m.RequestSubmitted) and event.immediate:
-        _refuse_to_queue(draft)
+    if isinstance(event, m.RequestSubmitted):
+        _refuse_to_queue(event, draft)
     return draft.finish()
 
 
@@ -95,7 +95,6 @@ def _(event: m.RequestSubmitted, draft: Draft) -> None:
         draft.answer = known.id
         return
     check_possible(draft.view(), event.request)
-    _check_bounds(event.caller, draft)
     identity = lease_id(draft.next_sequence)
     name = event.device_name or str(identity)
     if event.device_name and draft.view().of_device(name) is not None:
@@ -145,15 +144,6 @@ def check_possible(state: NodeState, request: Request) -> None:
             f"{describe(request)} never fits on this node",
             hint=nearest_size(request, healthy),
         )
-
-
-def _check_bounds(caller: Caller, draft: Draft) -> None:
-    waiting = [lease for lease in draft.leases.values() if isinstance(lease.state, Queued)]
-    own = sum(lease.owner_uid == caller.uid for lease in waiting)
-    if len(waiting) >= draft.rules.max_queued:
-        raise LimitReached(f"{len(waiting)} requests wait already", hint="try again later")
-    if own >= draft.rules.max_queued_per_user:
-        raise LimitReached(f"{own} of your requests wait already", hint="`gpushare queue` lists them")
 
 
 @_apply.register
@@ -371,12 +361,25 @@ def _grant(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> None:
     draft.do(m.MakeEdits(lease.id))
 
 
-def _refuse_to_queue(draft: Draft) -> None:
+def _refuse_to_queue(event: m.RequestSubmitted, draft: Draft) -> None:
+    """Raises LimitReached for a request that would have to wait where that is not wanted or allowed."""
     lease = draft.find(draft.answer) if draft.answer else None
     if lease is None or not isinstance(lease.state, Queued):
         return
-    decision = next(d for d in decisions(draft.view(), draft.now) if d.lease == lease.id)
-    raise LimitReached(
-        refusal_sentence(lease.request, decision, draft.view()),
-        hint="leave out --immediate to wait for it",
-    )
+    if event.immediate:
+        decision = next(d for d in decisions(draft.view(), draft.now) if d.lease == lease.id)
+        raise LimitReached(
+            refusal_sentence(lease.request, decision, draft.view()),
+            hint="leave out --immediate to wait for it",
+        )
+    if lease.id not in draft.base.leases:
+        _check_bounds(lease, draft)
+
+
+def _check_bounds(newest: Lease, draft: Draft) -> None:
+    waiting = [one for one in draft.leases.values() if isinstance(one.state, Queued) and one != newest]
+    own = sum(one.owner_uid == newest.owner_uid for one in waiting)
+    if len(waiting) >= draft.rules.max_queued:
+        raise LimitReached(f"{len(waiting)} requests wait already", hint="try again later")
+    if own >= draft.rules.max_queued_per_user:
+        raise LimitReached(f"{own} of your requests wait already", hint="`gpushare queue` lists them")
