@@ -139,6 +139,7 @@ class Daemon:
         self._identities = Identities(config.gate.trusted_groups)
         self._runtime_dir = Path(config.node.runtime_dir)
         self._gate: Gate | None = None
+        self._told = ""
 
     def stop(self) -> None:
         """End serving; containers and what they use stay."""
@@ -162,7 +163,9 @@ class Daemon:
 
     async def _run_parts(self, loop: Loop, stack: AsyncExitStack) -> None:
         self._attendance = Attendance(loop.now())
-        self._follower = Follower(loop, self._parts.engine, self._troubles)
+        self._follower = Follower(
+            loop, self._parts.engine, self._troubles, simulated=self._parts.gpus.simulated
+        )
         self._sampler = Sampler(
             loop, self._parts.gpus, self._parts.sharing, self._troubles, self._config.gpus.sample_seconds
         )
@@ -267,14 +270,13 @@ class Daemon:
                 self._follower.run(),
                 self._tick(loop),
                 loop.ended(),
-                feed_watchdog(self._notifier),
                 self._stop.wait(),
             )
         ]
         self._notifier.ready(self._status(loop))
         log.info("serving %s", self._status(loop))
         try:
-            done, _ = await asyncio.wait(tasks[:4] + tasks[5:], return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()  # a part of the daemon that ends by an error ends the daemon
         finally:
@@ -300,8 +302,6 @@ class Daemon:
         if status != self._told:
             self._told = status
             self._notifier.status(status)
-
-    _told = ""
 
     def _status(self, loop: Loop) -> str:
         waiting = len(loop.state.waiting())

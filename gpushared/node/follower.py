@@ -10,7 +10,7 @@ from gpushared.domain.lease import ContainerId
 from gpushared.domain.messages import Condition, ContainerSeen, EngineSurveyed
 from gpushared.node.loop import Loop
 from gpushared.node.troubles import Troubles
-from gpushared.ports import ContainerFacts, ContainerStatus, Engine, EngineFacts
+from gpushared.ports import ContainerFacts, ContainerStatus, DeviceMechanism, Engine, EngineFacts
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +41,13 @@ def seen(facts: ContainerFacts) -> ContainerSeen:
 class Follower:
     """Keeps the core's picture of the containers true, whatever happens to the engine."""
 
-    def __init__(self, loop: Loop, engine: Engine, troubles: Troubles) -> None:
+    def __init__(self, loop: Loop, engine: Engine, troubles: Troubles, *, simulated: bool) -> None:
         self.facts: EngineFacts | None = None
         self.available = asyncio.Event()
         self._loop = loop
         self._engine = engine
         self._troubles = troubles
+        self._simulated = simulated
         self._survey_asked = asyncio.Event()
 
     def ask_survey(self) -> None:
@@ -103,9 +104,21 @@ class Follower:
     async def connect(self) -> None:
         """Find out what the engine can do, and what its containers are doing."""
         self.facts = await self._engine.probe()
+        self._check_mechanism(self.facts)
         await self.survey()
         self._troubles.cleared("engine")
         self.available.set()
+
+    def _check_mechanism(self, facts: EngineFacts) -> None:
+        """Simulated GPUs need no way into a container; real ones do."""
+        if facts.gpu_mechanism is DeviceMechanism.PLAIN and not self._simulated:
+            self._troubles.raised(
+                "gpu-mechanism",
+                "the Docker engine cannot put a GPU into a container: it has neither NVIDIA's CDI devices nor "
+                "its runtime (install nvidia-container-toolkit, then `nvidia-ctk cdi generate`)",
+            )
+        else:
+            self._troubles.cleared("gpu-mechanism")
 
     async def survey(self) -> None:
         """Tell the core of all containers."""
