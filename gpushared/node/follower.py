@@ -114,8 +114,8 @@ class Follower:
         if facts.gpu_mechanism is DeviceMechanism.PLAIN and not self._simulated:
             self._troubles.raised(
                 "gpu-mechanism",
-                "the Docker engine cannot put a GPU into a container: it has neither NVIDIA's CDI devices nor "
-                "its runtime (install nvidia-container-toolkit, then `nvidia-ctk cdi generate`)",
+                "the Docker engine cannot put a GPU into a container: it has neither NVIDIA's CDI devices "
+                "nor its runtime (install nvidia-container-toolkit, then `nvidia-ctk cdi generate`)",
             )
         else:
             self._troubles.cleared("gpu-mechanism")
