@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Mapping
@@ -21,6 +22,9 @@ from gpushared.node.logs import set_up_logging
 from gpushared.node.systemd import Notifier
 
 log = logging.getLogger("gpushared")
+
+OPEN_FILES = 65536
+"""As the service unit has it."""
 
 
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -82,11 +86,20 @@ def serve(path: Path | None, flags: Mapping[str, str]) -> int:
     try:
         config = read_config(path, flags)
         set_up_logging(config.log)
+        allow_many_files()
         asyncio.run(_run(config, path, flags))
     except GpushareError as error:
         _complain(error)
         return error.exit_code
     return 0
+
+
+def allow_many_files() -> None:
+    """Each connection is a file or three, and shells allow a thousand of them unless asked for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _run(config: Config, path: Path | None, flags: Mapping[str, str]) -> None:

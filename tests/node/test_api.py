@@ -10,10 +10,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.node.conftest import NewDaemon
-from tests.node.daemon import DaemonProcess, Json, Refused, connected, wait_until
+from tests.node.daemon import GPUSHARED, DaemonProcess, Json, Refused, acting_as, connected, wait_until
 from tests.node.grpc_client import ask
 
 HUGE = "1" * 200_000
@@ -178,8 +179,8 @@ def test_unicode_is_kept_as_it_is(new_daemon: NewDaemon) -> None:
     daemon.start()
     (preset,) = daemon.call("Node/Presets")["presets"]
     assert (preset["name"], preset["description"]) == ("small", "für alle 🐁")
-    lease = daemon.call("Leases/Request", {"preset": "small", "request_id": "‮🐁"})
-    assert daemon.call("Leases/Request", {"preset": "small", "request_id": "‮🐁"})["id"] == lease["id"]
+    lease = daemon.call("Leases/Request", {"preset": "small", "request_id": "\u202e🐁"})
+    assert daemon.call("Leases/Request", {"preset": "small", "request_id": "\u202e🐁"})["id"] == lease["id"]
 
 
 # --- asking twice, waiting, going away -------------------------------------------------------------------
@@ -259,7 +260,7 @@ def test_two_hundred_may_wait_and_are_served_in_the_order_they_came(new_daemon: 
 
 
 def test_whoever_goes_away_leaves_the_queue_and_whoever_waits_stays(new_daemon: NewDaemon) -> None:
-    daemon = new_daemon(config="[queue]\norphan_seconds = 2\n")
+    daemon = new_daemon(config="[queue]\norphan_seconds = 1\n")
     daemon.start()
     daemon.request("2")
     gone, stays = daemon.request("1"), daemon.request("1")
@@ -273,16 +274,16 @@ def test_whoever_goes_away_leaves_the_queue_and_whoever_waits_stays(new_daemon: 
 
 
 def test_a_restart_gives_everybody_the_whole_time_to_come_back(new_daemon: NewDaemon) -> None:
-    daemon = new_daemon(config="[queue]\norphan_seconds = 3\n")
+    daemon = new_daemon(config="[queue]\norphan_seconds = 2\n")
     daemon.start()
     daemon.request("2")
     waiting = daemon.request("1")
     daemon.kill()
-    threading.Event().wait(3.5)
+    threading.Event().wait(2.5)
     daemon.start()
     assert daemon.lease(waiting["id"])["state"] == "queued"
     again = wait_for_ever(daemon, waiting)
-    threading.Event().wait(3.5)
+    threading.Event().wait(2.5)
     assert daemon.lease(waiting["id"])["state"] == "queued"
     again.close()
     wait_until(lambda: waiting["id"] not in daemon.leases(), "the queue is left")
@@ -311,9 +312,24 @@ def test_clients_that_say_nothing_or_half_do_not_keep_others_waiting(lone_daemon
     wait_until(lambda: open_sockets(lone_daemon) < 20, "their connections are closed")
 
 
-def open_sockets(daemon: DaemonProcess) -> int:
-    import psutil
+def test_one_user_with_a_thousand_connections_does_not_shut_the_others_out(new_daemon: NewDaemon) -> None:
+    """Also where the daemon was started from a shell, with its low limit of open files."""
+    daemon = new_daemon(command=("prlimit", "--nofile=1024:", str(GPUSHARED)))
+    daemon.start()
+    silent = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(450)]
+    with acting_as(61001):
+        for channel in silent:
+            channel.connect(str(daemon.socket))
+            channel.sendall(b"PRI")
+    wait_until(lambda: open_sockets(daemon) > 3 * len(silent), "they are all connected")
+    assert daemon.leases() == {}
+    for channel in silent:
+        channel.close()
+    wait_until(lambda: open_sockets(daemon) < 20, "their connections are closed")
+    assert "Too many open files" not in daemon.text()
 
+
+def open_sockets(daemon: DaemonProcess) -> int:
     assert daemon.process is not None
     return len(psutil.Process(daemon.process.pid).net_connections("unix"))
 
@@ -325,8 +341,7 @@ def test_a_client_that_never_reads_its_answers_is_not_buffered_without_end(
     with connected(lone_daemon.socket, 0) as channel:
         channel.setblocking(False)
         with pytest.raises(BlockingIOError):
-            for _ in range(100_000):
-                channel.sendall(request)
+            channel.sendall(request * 100_000)
         assert lone_daemon.leases() == {}
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from tests.bed import parts
+from tests.node.conftest import NewDaemon
 from tests.node.daemon import DaemonProcess, name, wait_until
 
 FREE = [1000, 1000]
@@ -192,7 +194,7 @@ def test_memory_that_is_not_back_holds_the_lease(daemon: DaemonProcess) -> None:
     assert daemon.free_permille() == FREE
 
 
-def test_a_container_that_nobody_starts_gives_back(new_daemon, docker_engine: str) -> None:
+def test_a_container_that_nobody_starts_gives_back(new_daemon: NewDaemon, docker_engine: str) -> None:
     """Its name and its files stay; only the place on the GPU goes to the next."""
     daemon = new_daemon(engine=docker_engine, config="[queue]\nclaim_seconds = 5\n")
     daemon.start()
@@ -206,3 +208,55 @@ def test_a_plain_docker_run_with_gpus_is_a_lease_of_whole_gpus(daemon: DaemonPro
     assert (lease["asks"], lease["isolation"]) == ("1", "exclusive")
     assert daemon.wait_lease(lease["id"], "active")["container_id"] == container
     assert sorted(daemon.free_permille()) == [0, 1000]
+
+
+def test_stopped_and_started_at_once_a_container_has_its_mps_socket_each_time(
+    new_daemon: NewDaemon, docker_engine: str, mps_control_binary: Path
+) -> None:
+    """What is taken away of the old lease must not be taken from the new one, which has the same device."""
+    daemon = new_daemon(engine=docker_engine, config=f'[sharing]\nmps_binary = "{mps_control_binary}"\n')
+    daemon.start()
+    container = daemon.hold("0.25")["container_id"]
+    for _ in range(5):
+        daemon.check("stop", container)
+        daemon.check("start", container)
+        (lease,) = (one for one in daemon.leases().values() if one["state"] != "draining")
+        daemon.wait_lease(lease["id"], "active")
+        directory = Path(f"/proc/{daemon.pid_of(container)}/root/run/gpushare/mps")
+        assert (directory / "control").is_socket()
+        assert daemon.lease(lease["id"])["memory_wall"] == "mps-client"
+
+
+def test_a_lease_that_is_given_back_while_its_settings_are_made_leaves_nothing_behind(
+    new_daemon: NewDaemon, mps_control_binary: Path
+) -> None:
+    daemon = new_daemon(config=f'[sharing]\nmps_binary = "{mps_control_binary}"\n')
+    daemon.start()
+    for _ in range(5):
+        daemon.call("Leases/Release", {"lease_id": daemon.request("0.25")["id"]})
+    last = daemon.request("0.25")
+    wait_until(lambda: daemon.lease(last["id"])["memory_wall"], "its settings are made")
+    directories = daemon.runtime_dir / "leases"
+    wait_until(lambda: [one.name for one in directories.iterdir()] == [last["id"]], "the others are gone")
+
+
+def test_a_container_whose_lease_expires_is_stopped_and_gives_back(daemon: DaemonProcess) -> None:
+    lease = daemon.request("0.5", time="2s")
+    container = daemon.run_container(
+        "--label",
+        f"gpushare.lease={lease['id']}",
+        command=("sh", "-c", "trap 'exit 0' TERM; sleep 1000 & wait"),
+    )
+    assert daemon.wait_lease(lease["id"], "ended")["outcome"]["kind"] == "expired"
+    assert not daemon.container(container)["State"]["Running"]
+
+
+def test_a_stop_leaves_containers_running_and_the_end_of_one_is_seen_afterwards(
+    daemon: DaemonProcess,
+) -> None:
+    lease = daemon.hold("0.5", command=("sh", "-c", "trap 'exit 5' TERM; sleep 1000 & wait"))
+    assert daemon.terminate() == 0
+    assert daemon.container(lease["container_id"])["State"]["Running"]
+    daemon.start()
+    parts.docker(daemon.engine, "stop", lease["container_id"])
+    assert daemon.wait_lease(lease["id"], "ended")["outcome"]["exit_code"] == 5

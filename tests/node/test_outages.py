@@ -268,13 +268,13 @@ def test_a_hanging_driver_leaves_the_listings_quick_and_the_figures_as_they_were
 ) -> None:
     lease = lone_daemon.request("0.25")
     lone_daemon.call("Simulation/Change", {"hang_seconds": 3600})
-    wait_until(says(lone_daemon, "did not answer"), "the driver's silence is told")
     asked_at = time.monotonic()
-    assert lone_daemon.free_permille() == [750, 1000]
-    assert list(lone_daemon.leases()) == [lease["id"]]
-    assert time.monotonic() - asked_at < SOON_SECONDS
-    lone_daemon.call("Simulation/Change", {"hang_seconds": 0})
-    wait_until(lambda: not says(lone_daemon, "did not answer")(), "it heals by itself")
+    for _ in range(10):
+        assert lone_daemon.free_permille() == [750, 1000]
+        assert list(lone_daemon.leases()) == [lease["id"]]
+    assert time.monotonic() - asked_at < 10 * SOON_SECONDS
+    lone_daemon.call("Simulation/Change", {"hang_seconds": 0, "trouble": "it fell off the bus"})
+    wait_until(lambda: gpu_troubles(lone_daemon)[0], "the driver is asked again")
 
 
 def test_a_lost_gpu_takes_no_leases_and_keeps_those_it_has(lone_daemon: DaemonProcess) -> None:
