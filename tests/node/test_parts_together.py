@@ -1,0 +1,227 @@
+"""Loop, sampler and performer over fakes: orders of events that real parts show too seldom."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+import pytest
+
+from gpushared.domain import messages as m
+from gpushared.domain.errors import JournalUnavailable, SharingUnavailable, TimedOut, Unavailable
+from gpushared.domain.gpu import Gpu, GpuId
+from gpushared.domain.lease import Lease, LeaseId, Reserved
+from gpushared.domain.request import Caller, Request
+from gpushared.domain.state import NodeState, Rules
+from gpushared.node.follower import Follower
+from gpushared.node.loop import Loop
+from gpushared.node.performer import Performer
+from gpushared.node.sampler import Sampler
+from gpushared.node.troubles import Troubles
+from gpushared.ports import Edits
+from gpushared.testing import FakeEngine, FakeGpus, FakeSharing, ManualClock, MemoryJournal, fake_gpu
+
+ALICE = Caller(1000, 1000, "alice")
+QUARTER = Request(compute_permille=250, memory_permille=250)
+GPU = fake_gpu(0)
+
+
+@dataclass
+class World:
+    """A node's parts, wired as the daemon wires them."""
+
+    loop: Loop
+    journal: MemoryJournal
+    gpus: FakeGpus
+    sharing: FakeSharing
+    engine: FakeEngine
+    troubles: Troubles
+    sampler: Sampler
+    performer: Performer
+    runner: asyncio.Task[None] | None = None
+
+    async def ask(self, request: Request = QUARTER) -> Lease:
+        lease = await self.loop.send(m.RequestSubmitted(request, ALICE))
+        assert lease is not None
+        return lease
+
+    def state_of(self, lease: Lease) -> str:
+        return type(self.loop.state.find(lease.id).state).__name__
+
+
+@asynccontextmanager
+async def world(gpus: FakeGpus | None = None, sharing: FakeSharing | None = None) -> AsyncIterator[World]:
+    journal, engine, troubles = MemoryJournal(), FakeEngine(), Troubles()
+    gpus, sharing = gpus or FakeGpus(), sharing or FakeSharing()
+    loop = Loop(NodeState(), journal, ManualClock(), troubles)
+    follower = Follower(loop, engine, troubles, simulated=True)
+    sampler = Sampler(loop, gpus, sharing, troubles, 3600.0)
+    performer = Performer(loop, sharing, engine, follower, sampler)
+    loop.perform = performer.perform
+    async with asyncio.timeout(20), loop.running():
+        yield World(loop, journal, gpus, sharing, engine, troubles, sampler, performer)
+        await performer.close()
+
+
+class SlowSharing(FakeSharing):
+    """Opens a lease only when the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opening = asyncio.Event()
+        self.may_open = asyncio.Event()
+
+    async def open(self, lease: Lease, gpus: Mapping[GpuId, Gpu]) -> Edits:
+        self.opening.set()
+        await self.may_open.wait()
+        return await super().open(lease, gpus)
+
+
+async def until_idle(performer: Performer) -> None:
+    while performer._tasks:
+        await asyncio.sleep(0)
+
+
+async def test_settings_under_way_when_the_lease_ends_are_taken_down_afterwards() -> None:
+    sharing = SlowSharing()
+    async with world(sharing=sharing) as node:
+        await node.sampler.turn()
+        lease = await node.ask()
+        await sharing.opening.wait()
+        await node.loop.send(m.ReleaseAsked(lease.id, ALICE))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        sharing.may_open.set()
+        await until_idle(node.performer)
+        assert sharing.opened == {}
+        assert [word for word, *_ in sharing.history] == ["open", "close"]
+        assert node.engine.devices == {}
+
+
+async def test_what_is_dropped_of_a_lease_is_not_dropped_of_its_devices_next_one() -> None:
+    async with world() as node:
+        await node.sampler.turn()
+        first = await node.loop.send(m.RequestSubmitted(QUARTER, ALICE, device_name="c-1"))
+        assert first is not None
+        await node.performer.edits_of(first.id)
+        await node.loop.send(m.ReleaseAsked(first.id, ALICE))
+        second = await node.loop.send(m.RequestSubmitted(QUARTER, ALICE, device_name="c-1"))
+        assert second is not None
+        await node.performer.edits_of(second.id)
+        await until_idle(node.performer)
+        assert node.sharing.history[-1] == ("open", second.id, "c-1")
+
+
+async def test_settings_wait_for_the_gpus_to_be_known() -> None:
+    """After a start with a driver that hangs, reservations are not given up."""
+    async with world() as node:
+        await node.sampler.turn()
+        lease = await node.ask()
+        await node.performer.edits_of(lease.id)
+        node.loop.state = replace(node.loop.state, gpus={})
+        node.performer.remake_all()
+        await asyncio.sleep(0.05)
+        assert node.state_of(lease) == "Reserved"
+        await node.sampler.turn()
+        await node.performer.edits_of(lease.id)
+        assert node.state_of(lease) == "Reserved"
+
+
+async def test_settings_that_cannot_be_made_end_a_reservation_and_say_why() -> None:
+    async with world() as node:
+        await node.sampler.turn()
+        node.sharing.fail_next(SharingUnavailable("MPS does not start", hint="see its log"))
+        lease = await node.ask()
+        with pytest.raises(SharingUnavailable):
+            await node.performer.edits_of(lease.id)
+        story = await node.journal.story(lease.id)
+        assert (node.state_of(lease), "MPS does not start" in story[-1].text) == ("Ended", True)
+
+
+async def test_a_gpu_that_was_lost_at_the_start_is_surveyed_again_when_it_answers() -> None:
+    """Its memory was not known, so nothing could be granted on it."""
+    unread = replace(GPU, memory_total_bytes=0, leasable_bytes=0, trouble="the GPU is lost")
+    gpus = FakeGpus([unread])
+    async with world(gpus) as node:
+        await node.sampler.turn()
+        assert node.loop.state.gpus[GPU.id].leasable_bytes == 0
+        gpus._gpus[GPU.id] = GPU
+        await node.sampler.turn()
+        assert node.loop.state.gpus[GPU.id] == GPU
+        assert (await node.ask()).grants
+
+
+async def test_a_gpu_that_came_is_surveyed() -> None:
+    gpus = FakeGpus(1)
+    async with world(gpus) as node:
+        await node.sampler.turn()
+        new = fake_gpu(1)
+        gpus._gpus[new.id], gpus._processes[new.id], gpus._left_behind[new.id] = new, [], 0
+        await node.sampler.turn()
+        assert list(node.loop.state.gpus) == [GPU.id, new.id]
+
+
+async def test_a_journal_that_is_away_grants_nothing_and_is_tried_until_it_is_back() -> None:
+    """Also on a node where nothing happens that would have to be written."""
+    async with world() as node:
+        await node.sampler.turn()
+        recovered = asyncio.Event()
+        node.loop.after_recovery = recovered.set
+        node.journal.fail_next(JournalUnavailable("the disk is full"), times=2)
+        with pytest.raises(JournalUnavailable):
+            await node.ask()
+        assert node.loop.state.leases == {}
+        await node.loop.send(m.Tick())
+        assert node.troubles.of("journal") == "the disk is full"
+        await node.loop.send(m.Tick())
+        assert (node.troubles.of("journal"), recovered.is_set()) == ("", True)
+        assert isinstance((await node.ask()).state, Reserved)
+
+
+async def test_whoever_asks_a_loop_that_has_ended_is_told_instead_of_left_waiting() -> None:
+    """A write whose outcome nobody knows ends the daemon; no caller may hang for it."""
+    async with world() as node:
+        await node.sampler.turn()
+        node.journal.fail_next(TimedOut("the disk hangs"))
+        asked = [asyncio.create_task(node.ask()) for _ in range(3)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        assert all(isinstance(answer, TimedOut | Unavailable) for answer in answers)
+        with pytest.raises(TimedOut):
+            await node.loop.ended()
+        with pytest.raises(Unavailable):
+            await node.ask()
+
+
+async def test_rules_that_are_reloaded_during_a_write_hold_afterwards() -> None:
+    async with world() as node:
+        await node.sampler.turn()
+        writing, may_go_on = asyncio.Event(), asyncio.Event()
+        commit = node.journal.commit
+
+        async def slowly(writes: object) -> None:
+            writing.set()
+            await may_go_on.wait()
+            await commit(writes)  # type: ignore[arg-type]
+
+        node.journal.commit = slowly  # type: ignore[method-assign]
+        asking = asyncio.create_task(node.ask())
+        await writing.wait()
+        node.loop.take_rules(Rules(max_queued=7))
+        may_go_on.set()
+        await asking
+        assert node.loop.state.rules.max_queued == 7
+
+
+async def test_those_who_wait_are_woken_by_what_they_could_be_shown_and_by_nothing_else() -> None:
+    async with world() as node:
+        await node.sampler.turn()
+        waiting = asyncio.create_task(node.loop.changed(10))
+        await asyncio.sleep(0)
+        await node.loop.send(m.Tick())
+        await node.sampler.turn()
+        assert not waiting.done()
+        await node.ask()
+        assert await waiting
+        assert LeaseId("l-none") not in node.loop.state.leases
