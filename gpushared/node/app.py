@@ -149,10 +149,12 @@ class Daemon:
         """From the journal to the last connection. Raises ConfigError where it cannot begin."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._close_parts)
+            # First of all: where another daemon serves, nothing of its may be touched, its MPS daemons least.
+            listener = stack.enter_context(self._listener())
             loop = Loop(await self._restored(), self._parts.journal, self._parts.clock, self._troubles)
             self._loop = loop
             await stack.enter_async_context(loop.running())
-            await self._run_parts(loop, stack)
+            await self._run_parts(loop, stack, listener)
 
     async def _restored(self) -> NodeState:
         snapshot = await self._parts.journal.load()
@@ -161,7 +163,7 @@ class Daemon:
         state = NodeState(rules=rules_of(self._config))
         return restore(state, snapshot.leases, first_sequence(snapshot), reversed(ended))
 
-    async def _run_parts(self, loop: Loop, stack: AsyncExitStack) -> None:
+    async def _run_parts(self, loop: Loop, stack: AsyncExitStack, listener: socket.socket) -> None:
         self._attendance = Attendance(loop.now())
         self._follower = Follower(
             loop, self._parts.engine, self._troubles, simulated=self._parts.gpus.simulated
@@ -176,7 +178,7 @@ class Daemon:
         loop.perform = performer.perform
         loop.after_recovery = self._follower.ask_survey
         await self._first_look(loop, performer)
-        await self._serve(loop, performer, stack)
+        await self._serve(loop, performer, stack, listener)
 
     async def _first_look(self, loop: Loop, performer: Performer) -> None:
         """GPUs, what containers hold, containers: known before anything is granted, where they answer."""
@@ -212,7 +214,9 @@ class Daemon:
             if lease.device_name not in live:
                 performer.perform(DropEdits(lease.id, lease.device_name))
 
-    async def _serve(self, loop: Loop, performer: Performer, stack: AsyncExitStack) -> None:
+    async def _serve(
+        self, loop: Loop, performer: Performer, stack: AsyncExitStack, listener: socket.socket
+    ) -> None:
         config = self._config
         self._desk = NodeDesk(
             loop,
@@ -227,7 +231,6 @@ class Daemon:
         self._set_presets()
         gate = self._gate = Gate(config.engine.socket, self._desk, policy_of(config))
         stack.push_async_callback(_end_creates, gate)
-        listener = self._listener()
         inner = self._runtime_dir / INNER_SOCKET
         inner.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         inner.parent.chmod(0o700)

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.docker
 
 def test_a_second_daemon_leaves_what_the_first_one_made(daemon: DaemonProcess, new_daemon: NewDaemon) -> None:
     """Its journal knows none of those leases: it would clear their directories and MPS daemons away."""
-    theirs = daemon.runtime_dir / "leases" / "l-first"
+    theirs = daemon.runtime_dir / "leases" / "l-first" / "mps"
     theirs.mkdir(parents=True)
     second = new_daemon(engine=daemon.engine)
     second.runtime_dir = daemon.runtime_dir
