@@ -66,17 +66,22 @@ async def world(gpus: FakeGpus | None = None, sharing: FakeSharing | None = None
 
 
 class SlowSharing(FakeSharing):
-    """Opens a lease only when the test lets it."""
+    """Opens and closes leases only when the test lets it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.opening = asyncio.Event()
         self.may_open = asyncio.Event()
+        self.may_close = asyncio.Event()
 
     async def open(self, lease: Lease, gpus: Mapping[GpuId, Gpu]) -> Edits:
         self.opening.set()
         await self.may_open.wait()
         return await super().open(lease, gpus)
+
+    async def close_lease(self, lease: LeaseId, device_name: str) -> None:
+        await self.may_close.wait()
+        await super().close_lease(lease, device_name)
 
 
 async def until_idle(performer: Performer) -> None:
@@ -93,6 +98,7 @@ async def test_settings_under_way_when_the_lease_ends_are_taken_down_afterwards(
         await node.loop.send(m.ReleaseAsked(lease.id, ALICE))
         for _ in range(10):
             await asyncio.sleep(0)
+        sharing.may_close.set()
         sharing.may_open.set()
         await until_idle(node.performer)
         assert sharing.opened == {}
@@ -101,7 +107,9 @@ async def test_settings_under_way_when_the_lease_ends_are_taken_down_afterwards(
 
 
 async def test_what_is_dropped_of_a_lease_is_not_dropped_of_its_devices_next_one() -> None:
-    async with world() as node:
+    sharing = SlowSharing()
+    sharing.may_open.set()
+    async with world(sharing=sharing) as node:
         await node.sampler.turn()
         first = await node.loop.send(m.RequestSubmitted(QUARTER, ALICE, device_name="c-1"))
         assert first is not None
@@ -109,9 +117,13 @@ async def test_what_is_dropped_of_a_lease_is_not_dropped_of_its_devices_next_one
         await node.loop.send(m.ReleaseAsked(first.id, ALICE))
         second = await node.loop.send(m.RequestSubmitted(QUARTER, ALICE, device_name="c-1"))
         assert second is not None
+        for _ in range(10):
+            await asyncio.sleep(0)
+        sharing.may_close.set()
         await node.performer.edits_of(second.id)
         await until_idle(node.performer)
-        assert node.sharing.history[-1] == ("open", second.id, "c-1")
+        assert sharing.history[-1] == ("open", second.id, "c-1")
+        assert "c-1" in node.engine.devices
 
 
 async def test_settings_wait_for_the_gpus_to_be_known() -> None:
