@@ -25,6 +25,7 @@ from gpushared.config.kinds import (
 )
 from gpushared.domain.asking import Ask
 from gpushared.domain.gpu import MIB
+from gpushared.domain.rules import Action
 
 T = TypeVar("T")
 
@@ -137,6 +138,35 @@ class SharingConfig:
     )
 
 
+_ACTION_OR_EMPTY = Text(
+    "`warn`, `stop`, `kill`, or empty for `action`", lambda text: not text or text in set(Action)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WatchdogConfig:
+    """What is done to a container whose processes use more GPU memory than its lease holds."""
+
+    action: Action = setting(  # noqa: RUF009 - a field, as `dataclasses.field` makes it
+        Action.KILL,
+        Choice(Action),
+        "`kill` ends it at once, as Slurm and Kubernetes do with main memory; `stop` gives it "
+        "`engine.stop_grace_seconds`; `warn` only says so.",
+    )
+    build: str = setting("", _ACTION_OR_EMPTY, "Another action for the class `build`.")
+    train: str = setting("", _ACTION_OR_EMPTY, "Another action for the class `train`.")
+    infer: str = setting("", _ACTION_OR_EMPTY, "Another action for the class `infer`.")
+    tolerance_bytes: int = setting(
+        256 * MIB,
+        Size(64 * 1024 * MIB),
+        "So much more on a GPU is no overuse: a CUDA context counts too, and drivers round.",
+        key="tolerance",
+    )
+    patience_seconds: float = setting(
+        0.0, Number(0.0, 3600.0), "How long it may last before something is done."
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class QueueConfig:
     """Waiting for room."""
@@ -217,6 +247,7 @@ class Config:
     engine: EngineConfig = field(default_factory=EngineConfig)
     gpus: GpusConfig = field(default_factory=GpusConfig)
     sharing: SharingConfig = field(default_factory=SharingConfig)
+    watchdog: WatchdogConfig = field(default_factory=WatchdogConfig)
     queue: QueueConfig = field(default_factory=QueueConfig)
     gate: GateConfig = field(default_factory=GateConfig)
     log: LogConfig = field(default_factory=LogConfig)
@@ -229,6 +260,7 @@ SECTIONS: Mapping[str, type] = {
     "engine": EngineConfig,
     "gpus": GpusConfig,
     "sharing": SharingConfig,
+    "watchdog": WatchdogConfig,
     "queue": QueueConfig,
     "gate": GateConfig,
     "log": LogConfig,

@@ -22,6 +22,7 @@ class MemoryWall(StrEnum):
 
     WHOLE_GPU = "whole-gpu"
     MPS_CLIENT = "mps-client"
+    WATCHDOG = "watchdog"
     NONE = "none"
 
 
@@ -84,7 +85,16 @@ class Failed:
     reason: str
 
 
-Outcome = Finished | Stopped | Expired | NeverClaimed | Failed
+@dataclass(frozen=True, slots=True)
+class OverLimit:
+    """Its processes used more memory on a GPU than it holds there."""
+
+    gpu: GpuId
+    used_bytes: int
+    limit_bytes: int
+
+
+Outcome = Finished | Stopped | Expired | NeverClaimed | OverLimit | Failed
 
 
 # --- where a lease is ----------------------------------------------------------------------------------
@@ -231,6 +241,8 @@ class Lease:
     walls: Walls | None = None
     container_name: str = ""
     image: str = ""
+    over_since: float | None = None
+    """Since when its processes use more GPU memory than it holds; None while they do not."""
     story: tuple[StoryEntry, ...] = field(default=(), compare=False)
 
     @property

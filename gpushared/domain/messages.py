@@ -154,13 +154,17 @@ class GpusSurveyed:
 
 @dataclass(frozen=True, slots=True)
 class GpusSampled:
-    """Who was on the GPUs at ``at``: leases with processes there, bytes of strangers, GPUs that answered."""
+    """Who was on the GPUs at ``at``: leases with processes there and their bytes, bytes of strangers.
+
+    ``readable``: the GPUs that answered; ``busy`` may hold leases whose bytes are unknown.
+    """
 
     at: float
     busy: frozenset[LeaseId]
     stray_bytes: Mapping[GpuId, int]
     readable: frozenset[GpuId]
     troubles: Mapping[GpuId, str] = field(default_factory=dict)
+    used_bytes: Mapping[LeaseId, Mapping[GpuId, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,9 +40,10 @@ from gpushared.domain.lease import (
 from gpushared.domain.lifecycle import drain, seen, surveyed, watch_deadlines
 from gpushared.domain.placement import is_grant, place, rooms_of
 from gpushared.domain.queue import Decision, decide, granted
-from gpushared.domain.request import Caller, Request
+from gpushared.domain.request import Request
 from gpushared.domain.state import Draft, NodeState, Step, lease_id
 from gpushared.domain.units import shown
+from gpushared.domain.watchdog import watch
 
 MAX_REQUEST_ID = 128
 
@@ -312,6 +313,7 @@ def _(event: m.GpusSampled, draft: Draft) -> None:
     for gpu in list(draft.gpus.values()):
         if gpu.id in event.readable or gpu.id in event.troubles:
             draft.gpus[gpu.id] = replace(gpu, trouble=event.troubles.get(gpu.id))
+    watch(event, draft)
     watch_deadlines(draft, sample=event)
 
 

@@ -11,6 +11,7 @@ from gpushared.domain.lease import ContainerId, Ended, Lease, LeaseId, LeaseStat
 from gpushared.domain.messages import Instruction
 from gpushared.domain.placement import Room, rooms_of
 from gpushared.domain.request import Caller
+from gpushared.domain.rules import Rules
 from gpushared.domain.units import shown
 
 ENDED_KEPT_IN_MEMORY = 256
@@ -32,20 +33,6 @@ def lease_id(sequence: int) -> LeaseId:
         number, digit = divmod(number, 32)
         digits.append(_ALPHABET[digit])
     return LeaseId("l-" + "".join(reversed(digits)))
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """The figures of the configuration that the rules need; times in seconds."""
-
-    claim_seconds: int = 60
-    create_seconds: int = 600
-    """A create may pull an image; so long a claimed lease is kept for it."""
-    start_seconds: int = 60
-    stop_grace_seconds: int = 10
-    stop_retry_seconds: int = 15
-    max_queued: int = 1000
-    max_queued_per_user: int = 100
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,11 @@ import json
 import os
 import pwd
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from gpushared.domain.errors import TimedOut, Unavailable
 from gpushared.domain.request import Caller
@@ -17,6 +19,8 @@ from gpushared.domain.request import Caller
 LOOKUP_SECONDS = 5.0
 CHECK_SECONDS = 10.0
 CHECKER = Path(__file__).with_name("path_check.py")
+_NAME_THREADS = ThreadPoolExecutor(max_workers=4, thread_name_prefix="names")
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,14 @@ class PathWish:
     write: bool
 
 
+async def ask_names(question: Callable[..., _Answer], *args: object) -> _Answer:
+    """Have the name services asked off the event loop.
+
+    They can hang for minutes. In threads of their own, which nothing else waits for.
+    """
+    return await asyncio.get_running_loop().run_in_executor(_NAME_THREADS, question, *args)
+
+
 async def look_up(caller: Caller) -> Account:
     """The caller's account from the system's user database; without an entry it has no more than its ids.
 
@@ -43,7 +55,7 @@ async def look_up(caller: Caller) -> Account:
     """
     try:
         async with asyncio.timeout(LOOKUP_SECONDS):
-            return await asyncio.to_thread(_look_up, caller)
+            return await ask_names(_look_up, caller)
     except TimeoutError:
         raise TimedOut(
             f"the user database does not answer for uid {caller.uid}", hint="try again later"

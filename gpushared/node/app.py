@@ -17,7 +17,9 @@ from gpushared.config.model import Config
 from gpushared.domain.errors import GpushareError
 from gpushared.domain.messages import DropEdits, RequestAbandoned, Tick
 from gpushared.domain.node import restore
-from gpushared.domain.state import ENDED_KEPT_IN_MEMORY, NodeState, Rules
+from gpushared.domain.request import LeaseClass
+from gpushared.domain.rules import Action, Rules, WatchdogPolicy
+from gpushared.domain.state import ENDED_KEPT_IN_MEMORY, NodeState
 from gpushared.engine.docker import DockerEngine
 from gpushared.gate.gate import Gate
 from gpushared.gate.http import Routes
@@ -93,6 +95,7 @@ def real_parts(config: Config) -> Parts:
             binary=Path(found) if found else None,
             mode=MpsMode(config.sharing.mps),
             simulated=simulated,
+            watched=[one for one, policy in watchdog_of(config).items() if policy.action is not Action.WARN],
         ),
         engine=DockerEngine(f"unix://{config.engine.socket}", simulated_gpus=simulated),
         journal=SqliteJournal(
@@ -109,7 +112,25 @@ def rules_of(config: Config) -> Rules:
         stop_grace_seconds=config.engine.stop_grace_seconds,
         max_queued=config.queue.max_queued,
         max_queued_per_user=config.queue.max_queued_per_user,
+        watchdog=watchdog_of(config),
     )
+
+
+def watchdog_of(config: Config) -> dict[LeaseClass, WatchdogPolicy]:
+    """What the watchdog does, by class."""
+    own = {
+        LeaseClass.BUILD: config.watchdog.build,
+        LeaseClass.TRAIN: config.watchdog.train,
+        LeaseClass.INFER: config.watchdog.infer,
+    }
+    return {
+        lease_class: WatchdogPolicy(
+            Action(action or config.watchdog.action),
+            config.watchdog.tolerance_bytes,
+            config.watchdog.patience_seconds,
+        )
+        for lease_class, action in own.items()
+    }
 
 
 def policy_of(config: Config) -> Policy:

@@ -28,9 +28,12 @@ HINT_METADATA = "gpushare-hint-bin"
 """Trailing metadata with the error's hint; binary, because hints may hold any character."""
 
 MAX_MESSAGE_BYTES = 4 << 20
+MAX_CALLS_PER_CONNECTION = 256
+"""Those beyond wait in the client; a connection of one user's must not hold the memory of all."""
 
 OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_concurrent_streams", MAX_CALLS_PER_CONNECTION),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),

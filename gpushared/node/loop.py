@@ -26,7 +26,8 @@ from gpushared.domain.forecast import starts
 from gpushared.domain.lease import Lease, LeaseId
 from gpushared.domain.node import decisions, handle
 from gpushared.domain.queue import Decision
-from gpushared.domain.state import NodeState, Rules, Step
+from gpushared.domain.rules import Rules
+from gpushared.domain.state import NodeState, Step
 from gpushared.node.troubles import Troubles
 from gpushared.ports import Clock, Journal, JournalWrite
 

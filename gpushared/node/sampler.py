@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 
 IDLE_FACTOR = 5
+WATCH_SECONDS = 0.25
+"""So that a container that takes too much is stopped half a second later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +79,11 @@ class Sampler:
             self._asked.clear()
 
     def _pause_seconds(self) -> float:
-        """While nobody holds a part of a GPU there is little to see."""
-        return self._interval_seconds * (1 if self._loop.state.holders() else IDLE_FACTOR)
+        """While nobody holds a part of a GPU there is little to see; slices with processes are watched."""
+        holders = self._loop.state.holders()
+        if any(lease.container is not None and not lease.request.wants_whole_gpus for lease in holders):
+            return min(WATCH_SECONDS, self._interval_seconds)
+        return self._interval_seconds * (1 if holders else IDLE_FACTOR)
 
     async def turn(self) -> None:
         """One sample, told to the core; trouble is noted, never raised."""
@@ -119,14 +124,15 @@ class Sampler:
     ) -> tuple[Sample, GpusSampled]:
         ours = {pid for one in status for pid in one.pids}
         leases = self._leases_of(readings)
-        used: dict[LeaseId, int] = {}
+        used: dict[LeaseId, dict[GpuId, int]] = {}
         stray: dict[GpuId, int] = {}
         strangers = []
         for reading in readings:
             for process in reading.processes:
                 lease = leases.get(process.pid)
                 if lease is not None:
-                    used[lease] = used.get(lease, 0) + (process.memory_bytes or 0)
+                    on_gpus = used.setdefault(lease, {})
+                    on_gpus[reading.gpu] = on_gpus.get(reading.gpu, 0) + (process.memory_bytes or 0)
                 elif process.pid not in ours:
                     stray[reading.gpu] = stray.get(reading.gpu, 0) + (process.memory_bytes or 0)
                     strangers.append(Stranger(process.pid, reading.gpu, process.memory_bytes))
@@ -134,8 +140,9 @@ class Sampler:
         troubles = {reading.gpu: reading.trouble for reading in readings if reading.trouble is not None}
         strays = {gpu: stray.get(gpu, 0) for gpu in readable}
         by_gpu = {one.gpu: one for one in status}
-        sample = Sample(at, {reading.gpu: reading for reading in readings}, used, tuple(strangers), by_gpu)
-        return sample, GpusSampled(at, frozenset(used), strays, readable, troubles)
+        sums = {lease: sum(on_gpus.values()) for lease, on_gpus in used.items()}
+        sample = Sample(at, {reading.gpu: reading for reading in readings}, sums, tuple(strangers), by_gpu)
+        return sample, GpusSampled(at, frozenset(used), strays, readable, troubles, used)
 
     def _leases_of(self, readings: tuple[GpuReading, ...]) -> dict[int, LeaseId]:
         pids = {process.pid for reading in readings for process in reading.processes}

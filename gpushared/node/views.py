@@ -20,6 +20,7 @@ from gpushared.domain.lease import (
     Lease,
     NeverClaimed,
     Outcome,
+    OverLimit,
     Queued,
     Reserved,
     Starting,
@@ -29,6 +30,7 @@ from gpushared.domain.lease import (
 )
 from gpushared.domain.placement import Room
 from gpushared.domain.request import Caller
+from gpushared.domain.units import format_memory
 from gpushared.node.loop import Loop
 from gpushared.node.sampler import Sample, Stranger
 
@@ -212,6 +214,9 @@ def outcome(one: Outcome) -> leases_pb2.Outcome:
             return leases_pb2.Outcome(kind="expired", text="its time limit was reached")
         case NeverClaimed():
             return leases_pb2.Outcome(kind="never_claimed", text="no container was started in time")
+        case OverLimit(gpu, used, limit):
+            text = f"used {format_memory(used)} of its {format_memory(limit)} on {gpu}"
+            return leases_pb2.Outcome(kind="over_limit", text=text)
         case Failed(reason):
             return leases_pb2.Outcome(kind="failed", text=reason)
 

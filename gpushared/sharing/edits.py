@@ -21,6 +21,7 @@ CONTAINER_LOG_DIRECTORY = "/tmp/gpushare-mps-log"  # noqa: S108  # only daemons 
 
 _WHOLE = Walls(MemoryWall.WHOLE_GPU, ComputeCap.WHOLE_GPU)
 _MPS = Walls(MemoryWall.MPS_CLIENT, ComputeCap.MPS_PERCENTAGE)
+_WATCHED = Walls(MemoryWall.WATCHDOG, ComputeCap.NONE)
 _NONE = Walls(MemoryWall.NONE, ComputeCap.NONE)
 
 
@@ -58,14 +59,19 @@ def lease_edits(
     mps: MpsFacts | None,
     *,
     simulated: bool,
+    watched: bool = False,
     mounts: tuple[Mount, ...] = (),
 ) -> Edits:
-    """The edits of a lease; ``mounts`` come on top. Without MPS a shared lease has no walls, and says so."""
+    """The edits of a lease; ``mounts`` come on top.
+
+    Without MPS a shared lease has no walls but the watchdog, where that acts (``watched``), and says so.
+    """
     grants = ordered_grants(lease, gpus)
     whole = holds_whole_gpus(lease, gpus)
     if whole:
         mps = None
-    walls = _WHOLE if whole else _NONE if mps is None else _MPS
+    last = _WATCHED if watched else _NONE
+    walls = _WHOLE if whole else last if mps is None else _MPS
     return Edits(
         gpus=tuple(grant.gpu for grant in grants),
         walls=walls,

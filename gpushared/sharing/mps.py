@@ -13,6 +13,7 @@ from pathlib import Path
 from gpushared.domain.errors import SharingUnavailable, TimedOut
 from gpushared.domain.gpu import MIB, Gpu, GpuId
 from gpushared.domain.lease import Lease, LeaseId
+from gpushared.domain.request import LeaseClass
 from gpushared.ports import Edits, Mount, SharingStatus
 from gpushared.sharing.control import ControlTiming, DaemonLimits, MpsControl, check_pipe_path
 from gpushared.sharing.edits import MpsFacts, holds_whole_gpus, lease_edits, ordered_grants
@@ -78,17 +79,22 @@ class MpsSharing:
         binary: Path | None,
         mode: MpsMode = MpsMode.AUTO,
         simulated: bool = False,
+        watched: Collection[LeaseClass] = (),
         mounts: tuple[Mount, ...] = (),
         timing: MpsTiming | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        """Raises ConfigError for a runtime directory whose name is too long for sockets."""
+        """Raises ConfigError for a runtime directory whose name is too long for sockets.
+
+        ``watched``: the classes whose leases somebody ends when they use too much memory.
+        """
         self._home = runtime_dir / "mps"
         check_pipe_path(self._home / _LONGEST_NAME / "pipe")
         self._directories = LeaseDirectories(runtime_dir / "leases")
         self._binary = binary
         self._mode = mode
         self._simulated = simulated
+        self._watched = frozenset(watched)
         self._mounts = mounts
         self._timing = timing or MpsTiming()
         self._environ = dict(environ or {})
@@ -105,7 +111,10 @@ class MpsSharing:
         facts = None
         if not holds_whole_gpus(lease, gpus):
             facts = await self._serve(lease, granted)
-        return lease_edits(lease, gpus, facts, simulated=self._simulated, mounts=self._mounts)
+        watched = lease.request.lease_class in self._watched
+        return lease_edits(
+            lease, gpus, facts, simulated=self._simulated, watched=watched, mounts=self._mounts
+        )
 
     async def close_lease(self, lease: LeaseId, device_name: str) -> None:
         """Take the lease's directory down; the daemon goes a while after its last lease."""

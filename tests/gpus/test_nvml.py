@@ -262,7 +262,11 @@ async def test_a_gpu_that_does_not_tell_its_memory_cannot_be_leased_but_is_read(
     (gpu,), (reading,) = await gpus.survey(), await gpus.sample()
     assert (gpu.memory_total_bytes, gpu.leasable_bytes) == (0, 0)
     assert "does not tell this GPU's memory" in (gpu.trouble or "")
-    assert (reading.memory_used_bytes, reading.temperature_celsius, reading.trouble) == (None, 40, gpu.trouble)
+    assert (reading.memory_used_bytes, reading.temperature_celsius, reading.trouble) == (
+        None,
+        40,
+        gpu.trouble,
+    )
 
 
 @pytest.mark.parametrize(("mode", "usable"), [(None, True), (0, True), (1, False)])

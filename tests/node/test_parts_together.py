@@ -14,7 +14,8 @@ from gpushared.domain.errors import JournalUnavailable, SharingUnavailable, Time
 from gpushared.domain.gpu import Gpu, GpuId
 from gpushared.domain.lease import Lease, LeaseId, Reserved
 from gpushared.domain.request import Caller, Request
-from gpushared.domain.state import NodeState, Rules
+from gpushared.domain.rules import Rules
+from gpushared.domain.state import NodeState
 from gpushared.node.follower import Follower
 from gpushared.node.loop import Loop
 from gpushared.node.performer import Performer

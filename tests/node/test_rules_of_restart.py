@@ -25,7 +25,8 @@ from gpushared.domain.lease import (
 )
 from gpushared.domain.node import handle, restore
 from gpushared.domain.request import Caller, Request
-from gpushared.domain.state import NodeState, Rules, Step
+from gpushared.domain.rules import Rules
+from gpushared.domain.state import NodeState, Step
 from gpushared.testing import fake_gpu, fake_lease
 
 NOW = 1_800_000_000.0

@@ -31,7 +31,8 @@ from gpushared.domain.node import decisions, handle, restore
 from gpushared.domain.placement import need_on, rooms_of
 from gpushared.domain.queue import reserve, waits_for_leases
 from gpushared.domain.request import Caller, Request
-from gpushared.domain.state import NodeState, Rules, Step
+from gpushared.domain.rules import Rules
+from gpushared.domain.state import NodeState, Step
 from tests.property.worlds import CALLERS, GIB, REQUESTS, gpu_sets
 
 PICK = st.integers(0, 40)
@@ -150,11 +151,12 @@ class NodeMachine(RuleBasedStateMachine):
         busy=st.integers(0, 255),
         mute=st.integers(0, 15),
         stray=st.sampled_from((0, 0, GIB, 30 * GIB)),
+        greed=st.sampled_from((0.5, 1.0, 1.0, 3.0)),
     )
-    def gpus_are_sampled(self, age: float, busy: int, mute: int, stray: int) -> None:
+    def gpus_are_sampled(self, age: float, busy: int, mute: int, stray: int, greed: float) -> None:
         there = frozenset(lease for at, lease in enumerate(self.state.leases) if busy >> at % 8 & 1)
         quiet = {gpu.id: "does not answer" for gpu in self.gpus if mute >> gpu.index & 1}
-        self.sample(self.now - age, there, quiet, stray)
+        self.sample(self.now - age, there, quiet, stray, greed)
 
     @rule(seconds=st.sampled_from((0.0, 0.5, 5.0, 61.0, 700.0, 4000.0, -30.0)))
     def time_passes(self, seconds: float) -> None:
@@ -285,10 +287,21 @@ class NodeMachine(RuleBasedStateMachine):
             container = lease.container
         return m.ContainerSeen(container, condition, lease.device_name if lease else "", code, "box", "image")
 
-    def sample(self, at: float, busy: frozenset[LeaseId], quiet: dict[GpuId, str], stray_bytes: int) -> None:
+    def sample(
+        self,
+        at: float,
+        busy: frozenset[LeaseId],
+        quiet: dict[GpuId, str],
+        stray_bytes: int,
+        greed: float = 1.0,
+    ) -> None:
+        used = {
+            lease: {grant.gpu: int(grant.memory_bytes * greed) for grant in self.state.leases[lease].grants}
+            for lease in busy
+        }
         answered = frozenset(gpu.id for gpu in self.gpus) - quiet.keys()
         strays = {self.gpus[0].id: stray_bytes}
-        self.send(m.GpusSampled(at, busy, strays, frozenset(answered), quiet))
+        self.send(m.GpusSampled(at, busy, strays, frozenset(answered), quiet, used))
 
     def send(self, event: m.Event) -> None:
         before = self.state

@@ -13,7 +13,8 @@ from gpushared.domain.gpu import Gpu
 from gpushared.domain.lease import LeaseId, Queued
 from gpushared.domain.node import decisions, handle
 from gpushared.domain.request import Isolation, Request
-from gpushared.domain.state import NodeState, Rules
+from gpushared.domain.rules import Rules
+from gpushared.domain.state import NodeState
 from tests.property.worlds import CALLERS, LIMITS, REQUESTS, gpu
 
 ROOT = CALLERS[0]

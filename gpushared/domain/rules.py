@@ -1,0 +1,44 @@
+"""The figures of the configuration that the rules need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from gpushared.domain.gpu import MIB
+from gpushared.domain.request import LeaseClass
+
+
+class Action(StrEnum):
+    """What is done to a container whose lease is over its memory."""
+
+    WARN = "warn"
+    STOP = "stop"
+    KILL = "kill"
+
+
+@dataclass(frozen=True, slots=True)
+class WatchdogPolicy:
+    """``tolerance_bytes`` per GPU is no overuse; ``patience_seconds``: how long overuse may last."""
+
+    action: Action = Action.KILL
+    tolerance_bytes: int = 256 * MIB
+    patience_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The figures of the configuration that the rules need; times in seconds."""
+
+    claim_seconds: int = 60
+    create_seconds: int = 600
+    """A create may pull an image; so long a claimed lease is kept for it."""
+    start_seconds: int = 60
+    stop_grace_seconds: int = 10
+    stop_retry_seconds: int = 15
+    max_queued: int = 1000
+    max_queued_per_user: int = 100
+    watchdog: Mapping[LeaseClass, WatchdogPolicy] = field(
+        default_factory=lambda: dict.fromkeys(LeaseClass, WatchdogPolicy())
+    )

@@ -1,0 +1,150 @@
+"""Leases that take more GPU memory than they hold: what is said and done, by class and policy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpushared.domain import messages as m
+from gpushared.domain.gpu import MIB, Gpu, GpuId
+from gpushared.domain.lease import ContainerId, Draining, Ended, Lease, LeaseId, OverLimit, state_name
+from gpushared.domain.messages import Condition
+from gpushared.domain.node import handle
+from gpushared.domain.request import Caller, Isolation, LeaseClass, Request
+from gpushared.domain.rules import Action, Rules, WatchdogPolicy
+from gpushared.domain.state import NodeState, Step
+from gpushared.domain.watchdog import overlap
+
+ALICE = Caller(1000, 1000, "alice")
+BOX = ContainerId("box")
+TOTAL = 80 * 1024 * MIB
+ONE, TWO = (Gpu(GpuId(f"GPU-{n}"), n, "H100", TOTAL, TOTAL) for n in range(2))
+HALF = Request(1, 500, None, 500)
+LIMIT = TOTAL // 2
+TOLERANCE = 256 * MIB
+
+
+class Node:
+    """A node with one running lease."""
+
+    def __init__(self, policy: WatchdogPolicy, request: Request = HALF) -> None:
+        self.now = 1000.0
+        self.state = NodeState(rules=Rules(watchdog=dict.fromkeys(LeaseClass, policy)))
+        self.send(m.GpusSurveyed((ONE, TWO)))
+        self.send(m.EngineSurveyed((), self.now))
+        asked = self.send(m.RequestSubmitted(request, ALICE)).lease
+        assert asked is not None
+        self.id = asked.id
+        self.send(m.ClaimAsked(self.id, ALICE))
+        self.send(m.ContainerCreated(self.id, BOX, "box", "image"))
+        self.send(m.ContainerSeen(BOX, Condition.RUNNING))
+
+    def send(self, event: m.Event, after: float = 0.0) -> Step:
+        self.now += after
+        step = handle(self.state, event, self.now)
+        self.state = step.state
+        return step
+
+    def use(self, *used: int, after: float = 0.25) -> Step:
+        """A sample in which the lease's processes hold so much on GPU 0, GPU 1."""
+        on_gpus = dict(zip((ONE.id, TWO.id), used, strict=False))
+        at = self.now + after
+        readable = frozenset((ONE.id, TWO.id))
+        return self.send(m.GpusSampled(at, frozenset({self.id}), {}, readable, {}, {self.id: on_gpus}), after)
+
+    @property
+    def lease(self) -> Lease:
+        return self.state.find(LeaseId(self.id))
+
+
+def stops(step: Step) -> list[int]:
+    return [one.grace_seconds for one in step.instructions if isinstance(one, m.StopContainer)]
+
+
+@pytest.mark.parametrize(
+    ("used", "is_over"),
+    [(0, False), (LIMIT, False), (LIMIT + TOLERANCE, False), (LIMIT + TOLERANCE + MIB, True), (TOTAL, True)],
+)
+def test_a_lease_is_over_its_memory_beyond_the_tolerance_only(used: int, is_over: bool) -> None:
+    node = Node(WatchdogPolicy(Action.WARN))
+    node.use(used)
+    assert (node.lease.over_since is not None) is is_over
+    assert ("uses" in node.lease.story[-1].text) is is_over
+
+
+@pytest.mark.parametrize(("action", "grace"), [(Action.KILL, 0), (Action.STOP, 10)])
+def test_overuse_ends_the_container_with_what_it_used_and_what_it_had(action: Action, grace: int) -> None:
+    node = Node(WatchdogPolicy(action))
+    step = node.use(TOTAL)
+    assert stops(step) == [grace]
+    state = node.lease.state
+    assert isinstance(state, Draining)
+    assert state.outcome == OverLimit(ONE.id, TOTAL, LIMIT)
+    assert [entry.text for entry in node.lease.story[-2:]] == [
+        "uses 80 GiB of its 40 GiB on GPU 0",
+        f"{action} because of its memory",
+    ]
+
+
+def test_the_exit_code_does_not_hide_why_the_lease_ended() -> None:
+    node = Node(WatchdogPolicy(Action.KILL))
+    node.use(TOTAL)
+    node.send(m.ContainerSeen(BOX, Condition.EXITED, exit_code=137))
+    node.send(m.GpusSampled(node.now + 1, frozenset(), {}, frozenset((ONE.id, TWO.id))), after=1)
+    assert node.lease.state == Ended(OverLimit(ONE.id, TOTAL, LIMIT), node.now, node.lease.state.grants)  # type: ignore[union-attr]  # ended, as the comparison says
+
+
+def test_a_warning_is_given_once_and_taken_back_once() -> None:
+    node = Node(WatchdogPolicy(Action.WARN))
+    before = len(node.lease.story)
+    for used in (TOTAL, TOTAL, LIMIT, LIMIT, TOTAL):
+        assert stops(node.use(used)) == []
+    assert [entry.text for entry in node.lease.story[before:]] == [
+        "uses 80 GiB of its 40 GiB on GPU 0",
+        "is inside its memory again",
+        "uses 80 GiB of its 40 GiB on GPU 0",
+    ]
+    assert state_name(node.lease.state) == "active"
+
+
+def test_patience_waits_for_the_whole_time_and_begins_anew_after_a_good_moment() -> None:
+    node = Node(WatchdogPolicy(Action.KILL, patience_seconds=5.0))
+    assert stops(node.use(TOTAL)) == []
+    assert stops(node.use(TOTAL, after=4.0)) == []
+    assert stops(node.use(LIMIT, after=0.5)) == []
+    assert stops(node.use(TOTAL)) == []
+    assert stops(node.use(TOTAL, after=5.0)) == [0]
+
+
+def test_each_gpu_of_a_lease_has_its_own_limit() -> None:
+    node = Node(WatchdogPolicy(Action.KILL), replace(HALF, gpu_count=2))
+    assert stops(node.use(LIMIT, LIMIT)) == []
+    assert stops(node.use(MIB, TOTAL)) == [0]
+    state = node.lease.state
+    assert isinstance(state, Draining)
+    assert state.outcome == OverLimit(TWO.id, TOTAL, LIMIT)
+
+
+def test_a_whole_gpu_has_no_limit_to_watch() -> None:
+    node = Node(WatchdogPolicy(Action.KILL), Request(1, 1000, None, 1000, Isolation.EXCLUSIVE))
+    assert stops(node.use(TOTAL)) == []
+    assert node.lease.over_since is None
+
+
+def test_only_the_class_with_the_policy_is_ended() -> None:
+    node = Node(WatchdogPolicy(Action.WARN), replace(HALF, lease_class=LeaseClass.INFER))
+    policies = dict(node.state.rules.watchdog) | {LeaseClass.INFER: WatchdogPolicy(Action.KILL)}
+    node.state = replace(node.state, rules=Rules(watchdog=policies))
+    assert stops(node.use(TOTAL)) == [0]
+
+
+@pytest.mark.parametrize(
+    ("stray", "eaten"), [(0, 0), (LIMIT, 0), (LIMIT + MIB, MIB), (TOTAL, LIMIT), (2 * TOTAL, LIMIT + TOTAL)]
+)
+def test_strangers_eat_leased_memory_when_both_together_are_more_than_there_is(
+    stray: int, eaten: int
+) -> None:
+    node = Node(WatchdogPolicy())
+    assert overlap(node.state.leases, ONE.id, TOTAL, stray) == eaten
+    assert overlap(node.state.leases, TWO.id, TOTAL, stray) == 0
