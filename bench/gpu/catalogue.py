@@ -22,9 +22,12 @@ STEPS: tuple[Step, ...] = (
 
 
 def chosen(names: Collection[str]) -> tuple[Step, ...]:
-    """The steps of these names, in the order of a run; all of them for none. Raises ValueError."""
+    """The steps of these names, in the order of a run, and G0, which all others are judged by.
+
+    All of them for no name. Raises ValueError for an unknown one.
+    """
     unknown = sorted(set(names) - {step.name for step in STEPS})
     if unknown:
         known = ", ".join(sorted(step.name for step in STEPS))
         raise ValueError(f"there is no step {unknown[0]}; the steps are {known}")
-    return tuple(step for step in STEPS if not names or step.name in names)
+    return tuple(step for step in STEPS if not names or step.name in {*names, g0.STEP.name})

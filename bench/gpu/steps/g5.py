@@ -102,7 +102,8 @@ async def control_held_open(lab: Lab) -> Seen:
         held.close()
         later = came or await beside.next("info", 10)
         done = await beside.finish(5)
-        values = {"served_while_held": bool(came), "served_afterwards": bool(later)}
+        values: dict[str, Any] = {"served_while_held": bool(came), "served_afterwards": bool(later)}
+        values["servers"] = await control.servers()
         return Seen({**values, "seconds": time.monotonic() - started}, done.rc)
 
 

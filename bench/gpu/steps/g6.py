@@ -116,7 +116,8 @@ async def most_clients(lab: Lab) -> Seen:
                     accepted += 1
                 else:
                     refused = (await child.finish(1)).values()
-        return Seen({"accepted": accepted, "tried_at_most": MOST_CLIENTS, "refusal": refused})
+        values = {"accepted": accepted, "tried_at_most": MOST_CLIENTS, "refusal": refused}
+        return Seen({**values, "servers": await control.servers()})
 
 
 def _loops() -> tuple[Case, ...]:
