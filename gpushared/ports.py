@@ -56,6 +56,37 @@ class Gpus(Protocol):
     async def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class GpuSettings:
+    """How the driver is set for one GPU; None where GPU or driver do not tell.
+
+    ``compute_mode`` is NVML's number: 0 default, 2 prohibited, 3 exclusive process.
+    """
+
+    gpu: GpuId
+    index: int
+    name: str
+    persistence: bool | None = None
+    compute_mode: int | None = None
+    mig: bool | None = None
+    compute_capability: tuple[int, int] | None = None
+    trouble: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DriverFacts:
+    """The driver itself, and how it is set for each of its GPUs."""
+
+    version: str
+    gpus: tuple[GpuSettings, ...] = ()
+
+
+class Driver(Protocol):
+    """A driver that tells of itself. Errors: ``GpusUnavailable``, ``TimedOut``."""
+
+    async def describe(self) -> DriverFacts: ...
+
+
 # --- Sharing -------------------------------------------------------------------------------------------
 
 
@@ -269,11 +300,14 @@ __all__ = [
     "ContainerFacts",
     "ContainerStatus",
     "DeviceMechanism",
+    "Driver",
+    "DriverFacts",
     "Edits",
     "Engine",
     "EngineFacts",
     "GpuProcess",
     "GpuReading",
+    "GpuSettings",
     "Gpus",
     "Grant",
     "Isolation",

@@ -13,7 +13,7 @@ from gpushared.gpus.call_thread import CallThread
 from gpushared.gpus.memory import MPS_RESERVE_BYTES, leasable_bytes
 from gpushared.gpus.nvml_driver import Handle, Memory, NvmlDriver
 from gpushared.gpus.nvml_errors import DRIVER_AWAY, DriverError, unavailable
-from gpushared.ports import GpuReading
+from gpushared.ports import DriverFacts, GpuReading, GpuSettings
 
 T = TypeVar("T")
 
@@ -85,6 +85,10 @@ class NvmlGpus:
     async def sample(self) -> tuple[GpuReading, ...]:
         return await self._thread.call(lambda: self._for_each_device(self._reading, _lost_reading))
 
+    async def describe(self) -> DriverFacts:
+        """The driver's version and settings. Errors: ``GpusUnavailable``, ``TimedOut``."""
+        return await self._thread.call(self._describe)
+
     async def close(self) -> None:
         await self._thread.close(self._shut)
 
@@ -98,6 +102,13 @@ class NvmlGpus:
             return tuple(self._look(device, look, when_lost) for device in devices)
         except DriverError as error:
             self._shut()
+            raise unavailable(error) from error
+
+    def _describe(self) -> DriverFacts:
+        gpus = self._for_each_device(self._settings, _lost_settings)
+        try:
+            return DriverFacts(self._driver.version(), gpus)
+        except DriverError as error:
             raise unavailable(error) from error
 
     def _look(
@@ -127,6 +138,18 @@ class NvmlGpus:
     def _described(self, device: _Device, memory: Memory, trouble: str | None) -> Gpu:
         leasable = leasable_bytes(memory.total_bytes, memory.reserved_bytes, self._mps_reserve_bytes)
         return Gpu(device.id, device.index, device.name, memory.total_bytes, leasable, trouble)
+
+    def _settings(self, device: _Device) -> GpuSettings:
+        driver, handle = self._driver, device.handle
+        return GpuSettings(
+            gpu=device.id,
+            index=device.index,
+            name=device.name,
+            persistence=driver.persistence(handle),
+            compute_mode=driver.compute_mode(handle),
+            mig=driver.mig(handle),
+            compute_capability=driver.compute_capability(handle),
+        )
 
     def _reading(self, device: _Device) -> GpuReading:
         driver, handle = self._driver, device.handle
@@ -197,6 +220,10 @@ def _recognise(device: _Device, missing: dict[GpuId, _Device]) -> _Device:
         if old.index == device.index:
             return replace(missing.pop(old.id), trouble=device.trouble)
     return device
+
+
+def _lost_settings(device: _Device, trouble: str) -> GpuSettings:
+    return GpuSettings(device.id, device.index, device.name, trouble=trouble)
 
 
 def _lost_reading(device: _Device, trouble: str) -> GpuReading:

@@ -59,6 +59,10 @@ class NvmlDriver:
         except OSError as error:
             raise DriverError(NvmlCode.LIBRARY_NOT_FOUND, "dlopen") from error
 
+    def version(self) -> str:
+        """The driver's own, such as ``580.95.05``."""
+        return str(_ask("nvmlSystemGetDriverVersion"))
+
     def count(self) -> int:
         """GPUs of this machine, including those that cannot be used; fixed until the next ``open``."""
         return int(_ask("nvmlDeviceGetCount"))
@@ -92,6 +96,25 @@ class NvmlDriver:
         """MIG is on: CUDA programs see its instances instead of the GPU."""
         modes = _figure(lambda: _ask("nvmlDeviceGetMigMode", handle))
         return modes is not None and modes[0] != 0
+
+    def mig(self, handle: Handle) -> bool | None:
+        """As ``split_by_mig``; None where the GPU knows no MIG."""
+        modes = _figure(lambda: _ask("nvmlDeviceGetMigMode", handle))
+        return None if modes is None else modes[0] != 0
+
+    def persistence(self, handle: Handle) -> bool | None:
+        """Whether the driver keeps the GPU awake while nobody uses it."""
+        mode = _figure(lambda: _ask("nvmlDeviceGetPersistenceMode", handle))
+        return None if mode is None else mode != 0
+
+    def compute_mode(self, handle: Handle) -> int | None:
+        """Who may use the GPU (``nvmlComputeMode_t``): 0 everybody, 2 nobody, 3 one process."""
+        return _figure(lambda: int(_ask("nvmlDeviceGetComputeMode", handle)))
+
+    def compute_capability(self, handle: Handle) -> tuple[int, int] | None:
+        """Major and minor, 7.0 for Volta."""
+        pair = _figure(lambda: _ask("nvmlDeviceGetCudaComputeCapability", handle))
+        return None if pair is None else (int(pair[0]), int(pair[1]))
 
     def utilization_ratio(self, handle: Handle) -> float | None:
         """How much of the last sample period some kernel ran, 0-1."""

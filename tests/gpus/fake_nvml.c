@@ -14,6 +14,9 @@
  *   temperature CELSIUS
  *   power MILLIWATTS
  *   mig CURRENT
+ *   persistence MODE
+ *   compute_mode MODE
+ *   capability MAJOR MINOR
  *   compute|mps|graphics PID BYTES     a process; "-" for bytes that the driver does not tell
  *
  * Without the file the driver is not loaded. Names and numbers are those of the public header nvml.h.
@@ -53,8 +56,10 @@ struct process {
 struct gpu {
     char uuid[TEXT], name[TEXT];
     int lost, has_memory, has_utilization, has_temperature, has_power, has_mig;
+    int has_persistence, has_compute_mode, has_capability;
     unsigned long long total, reserved;
-    unsigned utilization, temperature, power, mig;
+    unsigned utilization, temperature, power, mig, persistence, compute_mode;
+    int major, minor;
     int process_count;
     struct process processes[MAX_PROCESSES];
 };
@@ -122,6 +127,12 @@ static int read_gpu_line(struct gpu *gpu, const char *word, const char *rest)
         gpu->has_power = sscanf(rest, "%u", &gpu->power) == 1;
     else if (strcmp(word, "mig") == 0)
         gpu->has_mig = sscanf(rest, "%u", &gpu->mig) == 1;
+    else if (strcmp(word, "persistence") == 0)
+        gpu->has_persistence = sscanf(rest, "%u", &gpu->persistence) == 1;
+    else if (strcmp(word, "compute_mode") == 0)
+        gpu->has_compute_mode = sscanf(rest, "%u", &gpu->compute_mode) == 1;
+    else if (strcmp(word, "capability") == 0)
+        gpu->has_capability = sscanf(rest, "%d %d", &gpu->major, &gpu->minor) == 2;
     else if (strcmp(word, "compute") == 0)
         read_process(gpu, COMPUTE, rest);
     else if (strcmp(word, "mps") == 0)
@@ -396,6 +407,34 @@ int nvmlDeviceGetMigMode(device_t device, unsigned *current, unsigned *pending)
     if (!gpu->has_mig)
         return NOT_SUPPORTED;
     *current = *pending = gpu->mig;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetPersistenceMode(device_t device, unsigned *mode)
+{
+    ENTER_DEVICE(device, gpu);
+    if (!gpu->has_persistence)
+        return NOT_SUPPORTED;
+    *mode = gpu->persistence;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetComputeMode(device_t device, unsigned *mode)
+{
+    ENTER_DEVICE(device, gpu);
+    if (!gpu->has_compute_mode)
+        return NOT_SUPPORTED;
+    *mode = gpu->compute_mode;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetCudaComputeCapability(device_t device, int *major, int *minor)
+{
+    ENTER_DEVICE(device, gpu);
+    if (!gpu->has_capability)
+        return NOT_SUPPORTED;
+    *major = gpu->major;
+    *minor = gpu->minor;
     return SUCCESS;
 }
 

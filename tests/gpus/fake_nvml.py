@@ -64,6 +64,9 @@ class FakeGpu:
     temperature_celsius: int | None = 40
     power_milliwatts: int | None = 50_000
     mig: int | None = None
+    persistence: int | None = None
+    compute_mode: int | None = None
+    capability: tuple[int, int] | None = None
     lost: bool = False
     compute: dict[int, int | None] = field(default_factory=dict)
     mps: dict[int, int | None] = field(default_factory=dict)
@@ -78,6 +81,9 @@ class FakeGpu:
             "temperature": self.temperature_celsius,
             "power": self.power_milliwatts,
             "mig": self.mig,
+            "persistence": self.persistence,
+            "compute_mode": self.compute_mode,
+            "capability": None if self.capability is None else " ".join(map(str, self.capability)),
         }
         return [
             f"gpu {self.uuid} {self.name}",
