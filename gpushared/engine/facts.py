@@ -13,10 +13,13 @@ DIE = "die"
 
 
 def ids_of_list(answer: Sequence[Mapping[str, Any]]) -> tuple[ContainerId, ...]:
-    """Ids from ``GET /containers/json``."""
+    """Ids from ``GET /containers/json`` of those that have a lease device.
+
+    The label alone does not say so: on containers of confined users without a lease it is empty.
+    """
     try:
-        return tuple(ContainerId(summary["Id"]) for summary in answer)
-    except (KeyError, TypeError) as error:
+        return tuple(ContainerId(each["Id"]) for each in answer if each["Labels"].get(LABEL_DEVICE))
+    except (KeyError, TypeError, AttributeError) as error:
         raise EngineUnavailable(f"the Docker engine lists containers in unknown words: {error!r}") from error
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpushared.domain.errors import EngineUnavailable
-from gpushared.engine.facts import facts_of_death, facts_of_inspect
+from gpushared.engine.facts import facts_of_death, facts_of_inspect, ids_of_list
 from gpushared.engine.probe import engine_facts, runtime_spec_dir
 from gpushared.ports import LABEL_DEVICE, LABEL_OWNER, ContainerStatus, DeviceMechanism
 
@@ -164,3 +164,10 @@ def test_a_death_tells_the_last_facts() -> None:
 def test_what_is_no_death_has_no_last_facts(event: dict[str, Any]) -> None:
     """Nothing is made up; a label may even hide the exit code."""
     assert facts_of_death(event) is None
+
+
+def test_only_containers_with_a_lease_device_are_looked_at_one_by_one() -> None:
+    """Confined users' plain containers have the label too, and may be many."""
+    devices = {"a": "l-1", "b": "", "c": "c-2"}
+    listed = [{"Id": name, "Labels": {"gpushare.device": device}} for name, device in devices.items()]
+    assert ids_of_list(listed) == ("a", "c")
