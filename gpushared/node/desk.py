@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
 from gpushared.domain import messages as m
 from gpushared.domain.asking import Ask, read_request
-from gpushared.domain.errors import EngineUnavailable, GpushareError, NotFound, StateConflict, TimedOut
+from gpushared.domain.errors import (
+    EngineUnavailable,
+    GpushareError,
+    JournalUnavailable,
+    NotFound,
+    StateConflict,
+    TimedOut,
+)
 from gpushared.domain.lease import ContainerId, Draining, Ended, Lease, LeaseId, Queued
 from gpushared.domain.request import Caller, Request
 from gpushared.gate.desk import Claim
@@ -24,6 +32,7 @@ from gpushared.ports import ContainerFacts, Edits, Engine, EngineFacts, Journal
 LOOK_AGAIN_SECONDS = 5.0
 EDITS_SECONDS = 30.0
 DRAIN_SECONDS = 60.0
+WRITE_AGAIN_SECONDS = 1.0
 
 
 class NodeDesk:
@@ -94,10 +103,29 @@ class NodeDesk:
         await self.unclaim(lease)
 
     async def unclaim(self, lease: LeaseId) -> None:
-        await self._loop.send(m.ClaimDropped(lease))
+        await self._insist(m.ClaimDropped(lease))
 
     async def created(self, lease: LeaseId, container: ContainerId, name: str, image: str) -> None:
-        await self._loop.send(m.ContainerCreated(lease, container, name, image))
+        try:
+            await self._loop.send(m.ContainerCreated(lease, container, name, image))
+        except JournalUnavailable:
+            # The gate takes the container away again, so nothing claims the lease any more.
+            await self._insist(m.ClaimDropped(lease))
+            raise
+
+    async def _insist(self, event: m.ClaimDropped | m.ReleaseAsked) -> None:
+        """While the journal is away, what a create held is given back as soon as it can be written."""
+        try:
+            await self._loop.send(event)
+        except JournalUnavailable:
+            self._in_background(self._until_written(event))
+
+    async def _until_written(self, event: m.ClaimDropped | m.ReleaseAsked) -> None:
+        while True:
+            await asyncio.sleep(WRITE_AGAIN_SECONDS)
+            with contextlib.suppress(JournalUnavailable):
+                await self._loop.send(event)
+                return
 
     # --- leases that the gate asks for -----------------------------------------------------------------
 
@@ -125,7 +153,7 @@ class NodeDesk:
         root = Caller(0, 0, "the daemon", trusted=True)
         found = self._loop.state.leases.get(lease)
         if found is not None and found.container is None:
-            await self._loop.send(m.ReleaseAsked(lease, root))
+            await self._insist(m.ReleaseAsked(lease, root))
 
     # --- starts ----------------------------------------------------------------------------------------
 

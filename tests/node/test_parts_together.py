@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -12,10 +12,12 @@ import pytest
 from gpushared.domain import messages as m
 from gpushared.domain.errors import JournalUnavailable, SharingUnavailable, TimedOut, Unavailable
 from gpushared.domain.gpu import Gpu, GpuId
-from gpushared.domain.lease import Lease, LeaseId, Reserved
+from gpushared.domain.lease import ContainerId, Lease, LeaseId, Reserved
 from gpushared.domain.request import Caller, Request
 from gpushared.domain.rules import Rules
 from gpushared.domain.state import NodeState
+from gpushared.node.attendance import Attendance
+from gpushared.node.desk import NodeDesk
 from gpushared.node.follower import Follower
 from gpushared.node.loop import Loop
 from gpushared.node.performer import Performer
@@ -41,7 +43,7 @@ class World:
     troubles: Troubles
     sampler: Sampler
     performer: Performer
-    runner: asyncio.Task[None] | None = None
+    desk: NodeDesk
 
     async def ask(self, request: Request = QUARTER) -> Lease:
         lease = await self.loop.send(m.RequestSubmitted(request, ALICE))
@@ -62,7 +64,8 @@ async def world(gpus: FakeGpus | None = None, sharing: FakeSharing | None = None
     performer = Performer(loop, sharing, engine, follower, sampler)
     loop.perform = performer.perform
     async with asyncio.timeout(20), loop.running():
-        yield World(loop, journal, gpus, sharing, engine, troubles, sampler, performer)
+        desk = NodeDesk(loop, performer, follower, engine, journal, Attendance(loop.now()), 10)
+        yield World(loop, journal, gpus, sharing, engine, troubles, sampler, performer, desk)
         await performer.close()
 
 
@@ -85,8 +88,13 @@ class SlowSharing(FakeSharing):
         await super().close_lease(lease, device_name)
 
 
+async def until(done: Callable[[], bool]) -> None:
+    while not done():  # noqa: ASYNC110 - nothing announces it
+        await asyncio.sleep(0)
+
+
 async def until_idle(performer: Performer) -> None:
-    while performer._tasks:
+    while performer._tasks:  # noqa: ASYNC110 - nothing announces it
         await asyncio.sleep(0)
 
 
@@ -191,6 +199,35 @@ async def test_a_journal_that_is_away_grants_nothing_and_is_tried_until_it_is_ba
         await node.loop.send(m.Tick())
         assert (node.troubles.of("journal"), recovered.is_set()) == ("", True)
         assert isinstance((await node.ask()).state, Reserved)
+
+
+async def test_a_create_that_cannot_be_noted_lets_go_of_its_lease_once_there_is_a_journal() -> None:
+    async with world() as node:
+        await node.sampler.turn()
+        lease = await node.ask()
+        await node.performer.edits_of(lease.id)
+        await node.desk.claim(lease.id, ALICE)
+        node.journal.fail_next(JournalUnavailable("the disk is full"), times=3)
+        with pytest.raises(JournalUnavailable):
+            await node.desk.created(lease.id, ContainerId("b" * 64), "box", "image")
+        while node.loop.state.leases[lease.id].state.claimed:  # type: ignore[union-attr]
+            await node.loop.changed(10)
+        assert (await node.desk.claim(lease.id, ALICE)).lease == lease.id
+
+
+async def test_a_caller_who_goes_away_in_the_middle_of_a_claim_leaves_it_to_the_next() -> None:
+    """Else the reservation would be held for ten minutes for a create that never comes."""
+    async with world() as node:
+        await node.sampler.turn()
+        lease = await node.ask()
+        await node.performer.edits_of(lease.id)
+        claiming = asyncio.create_task(node.desk.claim(lease.id, ALICE))
+        await asyncio.sleep(0)
+        claiming.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await claiming
+        await until(lambda: len(node.journal.commits) > 3)
+        assert (await node.desk.claim(lease.id, ALICE)).lease == lease.id
 
 
 async def test_whoever_asks_a_loop_that_has_ended_is_told_instead_of_left_waiting() -> None:
