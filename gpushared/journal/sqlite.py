@@ -18,6 +18,8 @@ from gpushared.ports import JournalSnapshot, JournalWrite
 T = TypeVar("T")
 
 MAX_WAITING_CALLS = 256
+MAX_READS = 64
+"""Reads that wait in the thread's queue; more wait before it, so that a flood leaves room for commits."""
 
 
 class SqliteJournal:
@@ -44,6 +46,7 @@ class SqliteJournal:
         self._store = Store(path, keep_ended=keep_ended, busy_seconds=busy_seconds)
         self._worker = Worker("journal", limit=MAX_WAITING_CALLS)
         self._closed = False
+        self._reads = asyncio.Semaphore(MAX_READS)
 
     async def load(self) -> JournalSnapshot:
         """Leases that are not over, by sequence, each with the newest part of its story."""
@@ -55,13 +58,13 @@ class SqliteJournal:
         await self._call(lambda: self._store.commit(batch))
 
     async def story(self, lease: LeaseId) -> tuple[StoryEntry, ...]:
-        return await self._call(lambda: self._store.story(lease))
+        return await self._read(lambda: self._store.story(lease))
 
     async def lease(self, lease: LeaseId) -> Lease | None:
-        return await self._call(lambda: self._store.lease(lease))
+        return await self._read(lambda: self._store.lease(lease))
 
     async def ended(self, limit: int) -> tuple[Lease, ...]:
-        return await self._call(lambda: self._store.ended(limit))
+        return await self._read(lambda: self._store.ended(limit))
 
     async def close(self) -> None:
         """Finish what was asked, then let go of the file. Calls after it are refused."""
@@ -72,6 +75,10 @@ class SqliteJournal:
         # Full: as many calls came back late as the queue holds; the thread is a daemon and ends with us.
         with suppress(queue.Full):
             self._worker.finish()
+
+    async def _read(self, work: Callable[[], T]) -> T:
+        async with self._reads:
+            return await self._call(work)
 
     async def _call(self, work: Callable[[], T]) -> T:
         if self._closed:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpushared.domain.errors import ConfigError, JournalUnavailable, TimedOut
-from gpushared.domain.lease import Ended, Finished
+from gpushared.domain.lease import Ended, Finished, LeaseId
 from gpushared.journal import SqliteJournal, schema, store
 from gpushared.journal.sqlite import MAX_WAITING_CALLS
 from gpushared.ports import JournalWrite
@@ -265,3 +265,16 @@ async def test_the_oldest_leases_and_their_stories_make_room_in_small_steps(path
     assert await journal.story(fake_lease(1).id) == ()
     assert len((await journal.load()).leases) == 1
     await journal.close()
+
+
+async def test_a_flood_of_reads_leaves_room_for_commits(tmp_path: Path) -> None:
+    """Anybody may ask for leases; a grant must not fail for it."""
+    journal = SqliteJournal(tmp_path / "journal.db")
+    reads = [asyncio.create_task(journal.lease(LeaseId("l-none"))) for _ in range(4 * MAX_WAITING_CALLS)]
+    try:
+        await asyncio.sleep(0)
+        await journal.commit([JournalWrite((), (), 7)])
+        assert (await journal.load()).next_sequence == 7
+        assert await asyncio.gather(*reads) == [None] * len(reads)
+    finally:
+        await journal.close()
