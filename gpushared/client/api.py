@@ -132,6 +132,10 @@ class Client:
         """The requests that the admin gave names."""
         return PresetList(self._call("Node/Presets", {})).presets
 
+    def simulate(self, change: Mapping[str, object]) -> None:
+        """Plays the driver of simulated GPUs; ``change`` as SimulationChange of node.proto."""
+        self._call("Simulation/Change", change)
+
     # --- the Docker API on the same socket
 
     def docker(self, method: str, target: str, *, answer_seconds: float = ANSWER_SECONDS) -> http.Answer:

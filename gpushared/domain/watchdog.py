@@ -17,6 +17,8 @@ from gpushared.domain.rules import Action
 from gpushared.domain.state import Draft
 from gpushared.domain.units import format_memory
 
+_DONE = {Action.STOP: "stopped", Action.KILL: "killed"}
+
 
 def watch(sample: GpusSampled, draft: Draft) -> None:
     """Compare every slice with what its processes use; note, stop or kill as the policy of its class says."""
@@ -50,7 +52,7 @@ def _judge(lease: Lease, over: OverLimit | None, draft: Draft) -> None:
     if policy.action is Action.WARN or draft.now - lease.over_since < policy.patience_seconds:
         return
     grace = 0 if policy.action is Action.KILL else draft.rules.stop_grace_seconds
-    drain(lease, over, f"{policy.action} because of its memory", draft, grace_seconds=grace)
+    drain(lease, over, f"{_DONE[policy.action]} because of its memory", draft, grace_seconds=grace)
 
 
 def describe(over: OverLimit, draft: Draft) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -11,6 +12,8 @@ from gpushared.domain.errors import GpushareError, JournalUnavailable, Unavailab
 from gpushared.domain.gpu import GpuId
 from gpushared.domain.lease import LeaseId
 from gpushared.domain.messages import GpusSampled, GpusSurveyed
+from gpushared.domain.units import format_memory
+from gpushared.domain.watchdog import overlap
 from gpushared.engine.processes import ProcessTable
 from gpushared.node.loop import Loop
 from gpushared.node.troubles import Troubles
@@ -94,9 +97,16 @@ class Sampler:
         except JournalUnavailable:
             log.debug("sample not recorded: the journal is away")
         except GpushareError as error:
-            self._troubles.raised("gpus", str(error))
+            self._troubles.raised("gpus", f"{error}{self._blindness()}")
         else:
             self._troubles.cleared("gpus")
+
+    def _blindness(self) -> str:
+        """Since when nobody watches the memory of leases, where that matters."""
+        if not self._loop.state.holders():
+            return ""
+        since = time.strftime("%H:%M:%S", time.localtime(self.newest.at)) if self.newest.at else "the start"
+        return f"; the use of GPU memory is not seen since {since}"
 
     async def survey(self) -> None:
         """List the GPUs anew."""
@@ -117,7 +127,25 @@ class Sampler:
         listed = bool(gpus) and {reading.gpu for reading in readings} == gpus.keys()
         healed = lost & event.readable - event.troubles.keys()
         await self._loop.send(event)
+        self._tell_of_strangers(sample)
         return listed and not healed
+
+    def _tell_of_strangers(self, sample: Sample) -> None:
+        """Name to the admin who takes leased memory without a lease."""
+        state = self._loop.state
+        for gpu in state.gpus.values():
+            part = f"unmanaged-{gpu.index}"
+            eaten = overlap(state.leases, gpu.id, gpu.leasable_bytes, state.stray_bytes.get(gpu.id, 0))
+            there = [one for one in sample.strangers if one.gpu == gpu.id and one.memory_bytes]
+            if eaten and there:
+                worst = max(there, key=lambda one: one.memory_bytes or 0)
+                self._troubles.raised(
+                    part,
+                    f"process {worst.pid} holds {format_memory(worst.memory_bytes or 0)} on GPU {gpu.index} "
+                    f"without a lease, and leases there are short of it (`gpushare ps` lists such processes)",
+                )
+            else:
+                self._troubles.cleared(part)
 
     def _sort(
         self, at: float, readings: tuple[GpuReading, ...], status: tuple[SharingStatus, ...]

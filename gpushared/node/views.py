@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import psutil
 
@@ -71,7 +71,7 @@ class Views:
         if isinstance(lease.state, Queued):
             self._add_waiting(view, lease)
         if isinstance(lease.state, Ended):
-            view.outcome.CopyFrom(outcome(lease.state.outcome))
+            view.outcome.CopyFrom(outcome(lease.state.outcome, self._loop.state.gpus))
         view.token = _token(view)
         return view
 
@@ -203,7 +203,7 @@ def _who(pid: int) -> tuple[str, str]:
         return "", ""
 
 
-def outcome(one: Outcome) -> leases_pb2.Outcome:
+def outcome(one: Outcome, gpus: Mapping[GpuId, Gpu]) -> leases_pb2.Outcome:
     """How a lease ended: a kind for programs, a sentence for people."""
     match one:
         case Finished(code):
@@ -215,7 +215,8 @@ def outcome(one: Outcome) -> leases_pb2.Outcome:
         case NeverClaimed():
             return leases_pb2.Outcome(kind="never_claimed", text="no container was started in time")
         case OverLimit(gpu, used, limit):
-            text = f"used {format_memory(used)} of its {format_memory(limit)} on {gpu}"
+            where = f"GPU {gpus[gpu].index}" if gpu in gpus else gpu
+            text = f"used {format_memory(used)} of its {format_memory(limit)} on {where}"
             return leases_pb2.Outcome(kind="over_limit", text=text)
         case Failed(reason):
             return leases_pb2.Outcome(kind="failed", text=reason)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
+from gpushared.domain.lease import Outcome
 from gpushared.domain.placement import Reason
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "reasons.md").read_text(encoding="utf-8")
@@ -17,3 +19,8 @@ def test_exactly_the_reasons_that_exist_are_explained() -> None:
 def test_each_reason_says_what_to_do() -> None:
     parts = re.split(r"^## `\w+`", PAGE, flags=re.MULTILINE)[1:]
     assert all("What helps:" in part for part in parts)
+
+
+def test_exactly_the_outcomes_that_exist_are_explained() -> None:
+    rows = re.findall(r"^\| `(\w+)", PAGE.partition("# Outcomes")[2], re.MULTILINE)
+    assert {row.replace("_", "") for row in rows} == {one.__name__.lower() for one in get_args(Outcome)}

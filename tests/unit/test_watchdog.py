@@ -73,8 +73,12 @@ def test_a_lease_is_over_its_memory_beyond_the_tolerance_only(used: int, is_over
     assert ("uses" in node.lease.story[-1].text) is is_over
 
 
-@pytest.mark.parametrize(("action", "grace"), [(Action.KILL, 0), (Action.STOP, 10)])
-def test_overuse_ends_the_container_with_what_it_used_and_what_it_had(action: Action, grace: int) -> None:
+@pytest.mark.parametrize(
+    ("action", "grace", "done"), [(Action.KILL, 0, "killed"), (Action.STOP, 10, "stopped")]
+)
+def test_overuse_ends_the_container_with_what_it_used_and_what_it_had(
+    action: Action, grace: int, done: str
+) -> None:
     node = Node(WatchdogPolicy(action))
     step = node.use(TOTAL)
     assert stops(step) == [grace]
@@ -83,7 +87,7 @@ def test_overuse_ends_the_container_with_what_it_used_and_what_it_had(action: Ac
     assert state.outcome == OverLimit(ONE.id, TOTAL, LIMIT)
     assert [entry.text for entry in node.lease.story[-2:]] == [
         "uses 80 GiB of its 40 GiB on GPU 0",
-        f"{action} because of its memory",
+        f"{done} because of its memory",
     ]
 
 

@@ -361,7 +361,7 @@ class Outcome(_message.Message):
     EXIT_CODE_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """finished, stopped, expired, never_claimed, failed"""
+    """finished, stopped, expired, never_claimed, over_limit, failed"""
     exit_code: _builtins.int
     """Only for `finished`."""
     text: _builtins.str

@@ -1,0 +1,78 @@
+"""``gpushare simulate``: plays the driver of simulated GPUs."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from gpushared.client import Client
+from gpushared.domain.errors import NotFound, RequestError, StateConflict
+from gpushared.domain.units import parse_memory, parse_percent
+
+OK = 200
+NONE = "0"
+
+
+@click.command("simulate", short_help="Play the driver of simulated GPUs.")
+@click.option(
+    "--gpu", "gpu_index", type=click.IntRange(0), default=0, metavar="INDEX", help="Which GPU.  [0]"
+)
+@click.option("--container", metavar="NAME", help="The main process of this container holds memory.")
+@click.option("--pid", type=click.IntRange(1), metavar="PID", help="This process of the host holds memory.")
+@click.option("--memory", metavar="SIZE", help="How much it holds: 8g; 0 takes it off the GPU.")
+@click.option("--utilization", metavar="PERCENT", help="How busy the GPU is: 80%.")
+@click.option("--trouble", metavar="TEXT", help="The GPU is lost, for this reason; an empty text heals it.")
+@click.option("--hang", type=float, metavar="SECONDS", help="Each call to the driver takes so long; 0 heals.")
+def simulate(
+    gpu_index: int,
+    container: str | None,
+    pid: int | None,
+    memory: str | None,
+    utilization: str | None,
+    trouble: str | None,
+    hang: float | None,
+) -> int:
+    """Change what simulated GPUs show. Only for root and members of trusted groups.
+
+    A daemon that serves real GPUs refuses. Memory belongs to a real process and goes when that ends.
+
+    \b
+    Examples:
+      gpushare simulate --container trainer --memory 30g
+      gpushare simulate --gpu 1 --trouble "fell off the bus"
+    """  # noqa: D301 - click's mark for lines it must not join
+    client = Client()
+    change: dict[str, object] = {"gpu_index": gpu_index}
+    if container is not None or pid is not None or memory is not None:
+        holder = pid if pid is not None else _pid_of(container, client)
+        change["processes"] = [{"pid": holder, "memory_bytes": str(_bytes(memory))}]
+    if utilization is not None:
+        change["utilization_ratio"] = parse_percent(utilization) / 1000
+    if trouble is not None:
+        change["trouble"] = trouble
+    if hang is not None:
+        change["hang_seconds"] = hang
+    if len(change) == 1:
+        raise RequestError("nothing was to be changed", hint="see gpushare simulate --help")
+    client.simulate(change)
+    return 0
+
+
+def _bytes(memory: str | None) -> int:
+    if memory is None:
+        raise RequestError("how much memory the process holds was not said", hint="add --memory 8g")
+    return 0 if memory == NONE else parse_memory(memory)
+
+
+def _pid_of(container: str | None, client: Client) -> int:
+    """The host's PID of a container's main process."""
+    if container is None:
+        raise RequestError("whose memory it is was not said", hint="add --container NAME or --pid PID")
+    answer = client.docker("GET", f"/containers/{container}/json")
+    if answer.status != OK:
+        raise NotFound(f"there is no container {container[:100]}", hint="see gpushare ps")
+    pid = int(json.loads(answer.body)["State"]["Pid"])
+    if not pid:
+        raise StateConflict(f"container {container[:100]} is not running", hint="see gpushare ps")
+    return pid
