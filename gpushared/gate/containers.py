@@ -119,11 +119,13 @@ async def find_exec(engine: EngineSocket, name: str, caller: Caller) -> str:
     return str(found["ID"])
 
 
-async def find_owned(engine: EngineSocket, kind: str, name: str, caller: Caller) -> dict[str, Any]:
+async def find_owned(
+    engine: EngineSocket, kind: str, name: str, caller: Caller, *, hint: str = ""
+) -> dict[str, Any]:
     """A network or volume of the caller's; ``kind`` is the first word of its path."""
     found = await inspect(engine, kind, name)
     if found is None or not owns(caller, section(found, "Labels")):
-        raise NotFound(f"No such {kind.removesuffix('s')}: {name}")
+        raise NotFound(f"No such {kind.removesuffix('s')}: {name}", hint=hint)
     return found
 
 

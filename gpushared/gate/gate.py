@@ -175,7 +175,8 @@ class Gate:
         for network in networks_of(judged):
             await find_network(self._engine, network, caller)
         for volume in volumes_of(mounts):
-            await find_owned(self._engine, "volumes", volume, caller)
+            hint = f"mount a directory of your home, or docker volume create {volume}"
+            await find_owned(self._engine, "volumes", volume, caller, hint=hint)
         if paths := await resolve_binds(mounts, account, self.policy):
             said = json.dumps([asdict(path) for path in paths])
             judged["Labels"] = {**section(judged, "Labels"), LABEL_HOST_PATHS: said}

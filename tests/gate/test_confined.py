@@ -325,6 +325,11 @@ async def test_a_path_that_became_a_link_after_the_create_is_not_mounted(
     assert all(b"create the container anew" in done.err for done in started)
 
 
+async def test_a_volume_that_nobody_made_is_refused_with_a_way_out(house: House, name: str) -> None:
+    done = await house.alice.run("-v", f"{name}:/x", house.image, "true")
+    assert f"docker volume create {name}".encode() in done.err
+
+
 async def test_a_path_outside_is_refused_as_such_whatever_its_rights(house: House) -> None:
     """Mounting it read-only, as for a path that cannot be written, would be no way."""
     done = await house.alice.run("-v", "/etc:/x", house.image, "true")
