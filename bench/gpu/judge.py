@@ -14,6 +14,7 @@ Values = Mapping[str, Any]
 Judge = Callable[[Values, Seen], "Verdict"]
 
 SUCCESS = "CUDA_SUCCESS"
+PHASES = ("lock", "checkpoint", "restore", "unlock")
 MIB = 1024 * 1024
 
 
@@ -291,22 +292,15 @@ def faster_than(case: str) -> Judge:
 
 
 def paused_and_resumed(values: Values, _: Seen) -> Verdict:
-    failed = [
-        phase for phase in ("lock", "checkpoint", "restore", "unlock") if _phase(values, phase) != SUCCESS
-    ]
+    # Nothing follows a phase that failed.
+    failed = [phase for phase in PHASES if values.get(phase, values["lock"])["result"] != SUCCESS]
     if failed:
-        return verdict(holds=False, seen=f"{failed[0]} answered {_phase(values, failed[0])}")
+        return verdict(holds=False, seen=f"{failed[0]} answered {values[failed[0]]['result']}")
     held = values["checkpoint"]["gpu_bytes"]
-    seconds = ", ".join(
-        f"{phase} {values[phase]['seconds']:.2f} s" for phase in ("lock", "checkpoint", "restore")
-    )
+    seconds = ", ".join(f"{phase} {values[phase]['seconds']:.2f} s" for phase in PHASES)
     alive = values["afterwards"].get("result", "no answer")
     words = f"{seconds}; {_mib(held)} stayed on the GPU; the process ended with {alive}"
-    return verdict(alive == SUCCESS and not held, words)
-
-
-def _phase(values: Values, phase: str) -> str:
-    return str(values[phase]["result"]) if phase in values else "nothing, it was not tried"
+    return verdict(alive == SUCCESS and held == 0, words)
 
 
 def came_back_after_full(values: Values, _: Seen) -> Verdict:

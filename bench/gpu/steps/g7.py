@@ -93,7 +93,8 @@ async def _gpu_bytes(lab: Lab, pid: int) -> int | None:
 async def mps_client(lab: Lab) -> Seen:
     async with daemon(lab, DaemonLimits((4096,), 100)) as control:
         child = await _holder(lab, 1024, "malloc", client(control))
-        return Seen(await _phases(lab, child))
+        servers = await control.servers()
+        return Seen({"servers": servers, **(await _phases(lab, child))})
 
 
 async def other_user(lab: Lab) -> Seen:
