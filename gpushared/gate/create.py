@@ -70,10 +70,10 @@ class Creator:
         await asyncio.gather(*self._under_way, return_exceptions=True)
 
     async def _create_plain(self, order: Order) -> Answer:
+        # An image may carry variables and labels that would pass for a lease.
         if not order.caller.trusted:
-            # An image may carry variables and labels that would pass for a lease.
             order.body["Env"] = merge_env(strings(order.body, "Env"), {"NVIDIA_VISIBLE_DEVICES": "void"})
-        return await self._post(order, {} if order.caller.trusted else {LABEL_DEVICE: ""})
+        return await self._post(order, {LABEL_DEVICE: ""})
 
     async def _create_wishing(self, order: Order, wish: Ask) -> Answer:
         facts = self._desk.engine_facts()

@@ -85,6 +85,20 @@ async def test_the_container_carries_the_device_name_and_the_owner(docker: Docke
     assert "gpushare.lease" not in found
 
 
+async def test_a_container_without_a_wish_belongs_to_no_lease_whatever_its_image_says(
+    docker: Docker, desk: FakeDesk, name: str
+) -> None:
+    image = f"gate-test/{name}"
+    await docker("create", "--name", name, docker.image)
+    await docker("commit", "--change", "LABEL gpushare.device=l-mine gpushare.gpu=1", name, image)
+    await docker("rm", name)
+    run = await docker("run", "--name", name, image, "true")
+    device = await docker("inspect", "-f", '{{index .Config.Labels "gpushare.device"}}', name)
+    await docker("rm", name)
+    await docker("rmi", image)
+    assert (run.code, device.out.strip(), desk.diary) == (0, b"", []), run.err
+
+
 async def test_a_lease_that_is_not_the_callers_does_not_exist(docker: Docker, desk: FakeDesk) -> None:
     done = await docker.run("--label", "gpushare.lease=l-other", docker.image, "true")
     assert done.code == 125
