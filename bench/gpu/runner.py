@@ -18,16 +18,18 @@ KEPT_SETTINGS = ("compute_mode", "persistence_mode", "mig.mode.current")
 
 
 class Runner:
-    """One run over some steps. ``budget_seconds``: when the last case must be over."""
+    """One run over some steps. ``budget_seconds``: for all cases, after the probe is built."""
 
     def __init__(self, lab: Lab, recorder: Recorder, budget_seconds: float) -> None:
         self._lab = lab
         self._recorder = recorder
-        self._deadline = time.monotonic() + budget_seconds
+        self._budget_seconds = budget_seconds
+        self._deadline = 0.0
         self._no_probe = ""
 
     async def run(self, steps: Sequence[Step]) -> None:
         await self._build()
+        self._deadline = time.monotonic() + self._budget_seconds
         for step in steps:
             for case in step.cases:
                 self._recorder.add(await self._observe(step.name, case))

@@ -77,8 +77,8 @@ def test_it_can_run_as_another_user(edits: Edits):
     assert run_inside(edits, "id -u; id -G", OTHER_UID).split() == [str(OTHER_UID)] * 2
 
 
-def test_the_gpu_of_a_run_is_leasable_less_what_is_used_and_kept_back(tmp_path: Path):
-    gpu = gpu_of(Lab(made_up(None), tmp_path))
+async def test_the_gpu_of_a_run_is_leasable_less_what_is_used_and_kept_back(lab: Lab):
+    gpu = gpu_of(lab)
     assert gpu.memory_total_bytes == 16384 * MIB
     assert gpu.leasable_bytes == (16384 - 300 - 300) * MIB
 
