@@ -80,7 +80,10 @@ def parse_gpu(text: str) -> GpuSize:
 
 def _count(text: str) -> int:
     if not 1 <= int(text) <= MAX_GPUS:
-        raise RequestError(f"{int(text)} GPUs cannot be asked for", hint=f"ask for 1 to {MAX_GPUS}")
+        raise RequestError(
+            f"{int(text)} GPUs cannot be asked for",
+            hint=f"ask for a part, such as 0.25, or for 1 to {MAX_GPUS}",
+        )
     return int(text)
 
 

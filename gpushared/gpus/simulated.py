@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
 import threading
 import uuid
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Self
 
 from gpushared.domain.errors import RequestError
@@ -25,6 +25,10 @@ _MAX_HANG_SECONDS = 24 * 3600.0
 _UUID_SPACE = uuid.UUID("6f2f9d7c-1f0b-5d0e-9a53-3f1b6d2f4a10")
 _SPEC_PART = re.compile(r"(?P<model>[a-z][a-z0-9-]{0,31})(?::(?P<count>[0-9]{1,4}))?")
 _IDLE_CELSIUS, _BUSY_CELSIUS = 30, 70
+
+
+STAT_BYTES = 4096
+"""More than the 52 fields of a ``stat`` can take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +226,11 @@ def _holder(pid: int, memory_bytes: int) -> _Holder:
 def _start_time(pid: int) -> int | None:
     """Ticks from boot to the process's start, None when it is gone (fields 3 and 22 of proc_pid_stat(5))."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            stat = os.read(descriptor, STAT_BYTES)
+        finally:
+            os.close(descriptor)
     except (FileNotFoundError, ProcessLookupError):
         return None
     # Only the last parenthesis ends the name, which may hold any character.

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import secrets
 import shutil
 import socket
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +33,7 @@ from gpushared.node import grpcapi
 from gpushared.node.api import Api, Unary
 from gpushared.node.attendance import Attendance
 from gpushared.node.desk import NodeDesk
+from gpushared.node.examination import Examination
 from gpushared.node.follower import Follower
 from gpushared.node.front import Front, listen
 from gpushared.node.identity import Identities
@@ -58,6 +61,8 @@ UP = (ContainerStatus.RUNNING, ContainerStatus.PAUSED, ContainerStatus.RESTARTIN
 SOCKET_NAME = "gpushared.sock"
 INNER_SOCKET = "inner/grpc.sock"
 JOURNAL_NAME = "journal.db"
+MPS_ENVIRONMENT = ("LD_LIBRARY_PATH",)
+"""What the control daemon and its servers get of our environment besides PATH: where libcuda may be."""
 MPS_BINARY = "nvidia-cuda-mps-control"
 
 
@@ -95,6 +100,7 @@ def real_parts(config: Config) -> Parts:
             binary=Path(found) if found else None,
             mode=MpsMode(config.sharing.mps),
             simulated=simulated,
+            environ={name: os.environ[name] for name in MPS_ENVIRONMENT if name in os.environ},
             watched=[one for one, policy in watchdog_of(config).items() if policy.action is not Action.WARN],
         ),
         engine=DockerEngine(f"unix://{config.engine.socket}", simulated_gpus=simulated),
@@ -151,8 +157,16 @@ def first_sequence(snapshot: JournalSnapshot) -> int:
 class Daemon:
     """One node's daemon: built from parts, run until it is told to stop."""
 
-    def __init__(self, config: Config, parts: Parts, notifier: Notifier) -> None:
+    def __init__(
+        self,
+        config: Config,
+        parts: Parts,
+        notifier: Notifier,
+        reread: Callable[[], Config] | None = None,
+    ) -> None:
+        """``reread`` gives the configuration that a start would find now."""
         self._config = config
+        self._reread = reread or (lambda: self._config)
         self._parts = parts
         self._notifier = notifier
         self._stop = asyncio.Event()
@@ -274,6 +288,19 @@ class Daemon:
             node_name=self._config.node.name or socket.gethostname(),
             simulated=self._parts.gpus.simulated,
             stop_grace_seconds=self._config.engine.stop_grace_seconds,
+            examination=self._make_examination(loop),
+        )
+
+    def _make_examination(self, loop: Loop) -> Examination:
+        gpus = self._parts.gpus
+        return Examination(
+            loop,
+            self._sampler,
+            self._troubles,
+            driver=gpus if isinstance(gpus, NvmlGpus) else None,
+            socket=self._runtime_dir / SOCKET_NAME,
+            config=lambda: self._config,
+            reread=self._reread,
         )
 
     def _calls(self) -> dict[str, Unary]:

@@ -35,5 +35,6 @@ class Simulation:
             self._gpus.set_trouble(index, message.trouble or None)
         if message.HasField("hang_seconds"):
             self._gpus.set_hang(message.hang_seconds)
-        self._sampler.ask()
+        if not message.unannounced:
+            self._sampler.ask()
         return node_pb2.SimulationChanged()

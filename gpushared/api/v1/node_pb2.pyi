@@ -192,12 +192,15 @@ class SimulationChange(_message.Message):
     UTILIZATION_RATIO_FIELD_NUMBER: _builtins.int
     TROUBLE_FIELD_NUMBER: _builtins.int
     HANG_SECONDS_FIELD_NUMBER: _builtins.int
+    UNANNOUNCED_FIELD_NUMBER: _builtins.int
     gpu_index: _builtins.int
     utilization_ratio: _builtins.float
     trouble: _builtins.str
     """A sentence makes the GPU lost; an empty one heals it."""
     hang_seconds: _builtins.float
     """Calls to the GPU hang for so long."""
+    unannounced: _builtins.bool
+    """Let the daemon find out at its next look, instead of looking at once."""
     @_builtins.property
     def processes(self) -> _containers.RepeatedCompositeFieldContainer[Global___SimulatedProcess]:
         """Memory that a process (a real host PID) holds on the GPU from now on; 0 removes it."""
@@ -210,10 +213,11 @@ class SimulationChange(_message.Message):
         utilization_ratio: _builtins.float | None = ...,
         trouble: _builtins.str | None = ...,
         hang_seconds: _builtins.float | None = ...,
+        unannounced: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_hang_seconds", b"_hang_seconds", "_trouble", b"_trouble", "_utilization_ratio", b"_utilization_ratio", "hang_seconds", b"hang_seconds", "trouble", b"trouble", "utilization_ratio", b"utilization_ratio"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_hang_seconds", b"_hang_seconds", "_trouble", b"_trouble", "_utilization_ratio", b"_utilization_ratio", "gpu_index", b"gpu_index", "hang_seconds", b"hang_seconds", "processes", b"processes", "trouble", b"trouble", "utilization_ratio", b"utilization_ratio"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_hang_seconds", b"_hang_seconds", "_trouble", b"_trouble", "_utilization_ratio", b"_utilization_ratio", "gpu_index", b"gpu_index", "hang_seconds", b"hang_seconds", "processes", b"processes", "trouble", b"trouble", "unannounced", b"unannounced", "utilization_ratio", b"utilization_ratio"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__hang_seconds: _TypeAlias = _typing.Literal["hang_seconds"]  # noqa: Y015
     _WhichOneofArgType__hang_seconds: _TypeAlias = _typing.Literal["_hang_seconds", b"_hang_seconds"]  # noqa: Y015
@@ -266,3 +270,111 @@ class SimulationChanged(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SimulationChanged: _TypeAlias = SimulationChanged  # noqa: Y015
+
+@_typing.final
+class DoctorRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DoctorRequest: _TypeAlias = DoctorRequest  # noqa: Y015
+
+@_typing.final
+class DoctorReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKS_FIELD_NUMBER: _builtins.int
+    SIMULATED_FIELD_NUMBER: _builtins.int
+    EXAMINED_AT_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    simulated: _builtins.bool
+    examined_at: _builtins.float
+    @_builtins.property
+    def checks(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckResult]:
+        """In the order in which they are made."""
+
+    @_builtins.property
+    def settings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Setting]:
+        """The settings that the daemon runs with; only for trusted callers."""
+
+    def __init__(
+        self,
+        *,
+        checks: _abc.Iterable[Global___CheckResult] | None = ...,
+        simulated: _builtins.bool = ...,
+        examined_at: _builtins.float = ...,
+        settings: _abc.Iterable[Global___Setting] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checks", b"checks", "examined_at", b"examined_at", "settings", b"settings", "simulated", b"simulated"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DoctorReport: _TypeAlias = DoctorReport  # noqa: Y015
+
+@_typing.final
+class CheckResult(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    FIX_FIELD_NUMBER: _builtins.int
+    BLOCKED_BY_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    status: _builtins.str
+    """ok, warning, failed, skipped"""
+    detail: _builtins.str
+    fix: _builtins.str
+    blocked_by: _builtins.str
+    """The check that said it already, for one that was skipped because of it."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        status: _builtins.str = ...,
+        detail: _builtins.str = ...,
+        fix: _builtins.str = ...,
+        blocked_by: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocked_by", b"blocked_by", "detail", b"detail", "fix", b"fix", "name", b"name", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckResult: _TypeAlias = CheckResult  # noqa: Y015
+
+@_typing.final
+class Setting(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SECTION_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    section: _builtins.str
+    name: _builtins.str
+    value: _builtins.str
+    """As TOML."""
+    def __init__(
+        self,
+        *,
+        section: _builtins.str = ...,
+        name: _builtins.str = ...,
+        value: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "section", b"section", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Setting: _TypeAlias = Setting  # noqa: Y015

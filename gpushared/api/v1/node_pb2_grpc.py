@@ -44,6 +44,11 @@ class NodeStub:
                 request_serializer=gpushare_dot_v1_dot_node__pb2.PresetsRequest.SerializeToString,
                 response_deserializer=gpushare_dot_v1_dot_node__pb2.PresetsResponse.FromString,
                 _registered_method=True)
+        self.Doctor = channel.unary_unary(
+                '/gpushare.v1.Node/Doctor',
+                request_serializer=gpushare_dot_v1_dot_node__pb2.DoctorRequest.SerializeToString,
+                response_deserializer=gpushare_dot_v1_dot_node__pb2.DoctorReport.FromString,
+                _registered_method=True)
 
 
 class NodeServicer:
@@ -61,6 +66,13 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Doctor(self, request, context):
+        """Looks at the machine and at the daemon's parts; takes seconds at most.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -73,6 +85,11 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.Presets,
                     request_deserializer=gpushare_dot_v1_dot_node__pb2.PresetsRequest.FromString,
                     response_serializer=gpushare_dot_v1_dot_node__pb2.PresetsResponse.SerializeToString,
+            ),
+            'Doctor': grpc.unary_unary_rpc_method_handler(
+                    servicer.Doctor,
+                    request_deserializer=gpushare_dot_v1_dot_node__pb2.DoctorRequest.FromString,
+                    response_serializer=gpushare_dot_v1_dot_node__pb2.DoctorReport.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -129,6 +146,33 @@ class Node:
             '/gpushare.v1.Node/Presets',
             gpushare_dot_v1_dot_node__pb2.PresetsRequest.SerializeToString,
             gpushare_dot_v1_dot_node__pb2.PresetsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Doctor(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gpushare.v1.Node/Doctor',
+            gpushare_dot_v1_dot_node__pb2.DoctorRequest.SerializeToString,
+            gpushare_dot_v1_dot_node__pb2.DoctorReport.FromString,
             options,
             channel_credentials,
             insecure,

@@ -33,12 +33,16 @@ class NodeStub:
     def __new__(cls, channel: _aio.Channel) -> NodeAsyncStub: ...
     Status: _grpc.UnaryUnaryMultiCallable[_node_pb2.NodeStatusRequest, _node_pb2.NodeStatus]
     Presets: _grpc.UnaryUnaryMultiCallable[_node_pb2.PresetsRequest, _node_pb2.PresetsResponse]
+    Doctor: _grpc.UnaryUnaryMultiCallable[_node_pb2.DoctorRequest, _node_pb2.DoctorReport]
+    """Looks at the machine and at the daemon's parts; takes seconds at most."""
 
 @_typing.type_check_only
 class NodeAsyncStub(NodeStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Status: _aio.UnaryUnaryMultiCallable[_node_pb2.NodeStatusRequest, _node_pb2.NodeStatus]  # type: ignore[assignment]
     Presets: _aio.UnaryUnaryMultiCallable[_node_pb2.PresetsRequest, _node_pb2.PresetsResponse]  # type: ignore[assignment]
+    Doctor: _aio.UnaryUnaryMultiCallable[_node_pb2.DoctorRequest, _node_pb2.DoctorReport]  # type: ignore[assignment]
+    """Looks at the machine and at the daemon's parts; takes seconds at most."""
 
 class NodeServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -54,6 +58,14 @@ class NodeServicer(metaclass=_abc_1.ABCMeta):
         request: _node_pb2.PresetsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_node_pb2.PresetsResponse, _abc.Awaitable[_node_pb2.PresetsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Doctor(
+        self,
+        request: _node_pb2.DoctorRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_node_pb2.DoctorReport, _abc.Awaitable[_node_pb2.DoctorReport]]:
+        """Looks at the machine and at the daemon's parts; takes seconds at most."""
 
 def add_NodeServicer_to_server(servicer: NodeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
