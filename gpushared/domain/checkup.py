@@ -1,7 +1,7 @@
 """Checks that depend on each other: one cause gives one line.
 
-A check is a pure function from facts to a finding. One whose dependency failed or was skipped is not made:
-what it would say follows from what was said already.
+A check is a pure function from facts to a finding. One whose dependency failed, was skipped or said
+all there is to say is not made.
 """
 
 from __future__ import annotations
@@ -25,11 +25,21 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found, in one sentence, and what to do about it, in one sentence or command."""
+    """What a check found, in one sentence, and what to do about it, in one sentence or command.
+
+    ``final``: checks that come after it would say the same again. ``because``: the check that said it.
+    """
 
     status: Status
     detail: str
     fix: str = ""
+    final: bool = False
+    because: str = ""
+
+    @property
+    def ends_here(self) -> bool:
+        """Whether the checks that come after it are not made."""
+        return self.final or self.status in {Status.FAILED, Status.SKIPPED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +64,16 @@ def ok(detail: str) -> Finding:
     return Finding(Status.OK, detail)
 
 
-def warning(detail: str, fix: str = "") -> Finding:
-    return Finding(Status.WARNING, detail, fix)
+def warning(detail: str, fix: str = "", *, final: bool = False) -> Finding:
+    return Finding(Status.WARNING, detail, fix, final)
 
 
 def failed(detail: str, fix: str = "") -> Finding:
     return Finding(Status.FAILED, detail, fix)
 
 
-def skipped(detail: str) -> Finding:
-    return Finding(Status.SKIPPED, detail)
+def skipped(detail: str, *, because: str = "") -> Finding:
+    return Finding(Status.SKIPPED, detail, because=because)
 
 
 def examine(checks: Sequence[Check[F]], facts: F) -> tuple[Result, ...]:
@@ -74,7 +84,8 @@ def examine(checks: Sequence[Check[F]], facts: F) -> tuple[Result, ...]:
         if cause:
             results[check.name] = Result(check.name, skipped(f"not made because of {cause}"), cause)
         else:
-            results[check.name] = Result(check.name, check.look(facts))
+            finding = check.look(facts)
+            results[check.name] = Result(check.name, finding, finding.because)
     return tuple(results.values())
 
 
@@ -82,7 +93,7 @@ def _cause(check: Check[F], results: dict[str, Result]) -> str:
     """The first cause in the chain of dependencies, or an empty text."""
     for name in check.after:
         earlier = results[name]
-        if earlier.finding.status in {Status.FAILED, Status.SKIPPED}:
+        if earlier.finding.ends_here:
             return earlier.blocked_by or name
     return ""
 

@@ -70,16 +70,21 @@ def _nvidia_cdi_by_uuid(info: Mapping[str, Any]) -> bool:
     discovered = info.get("DiscoveredDevices") or ()
     if any(_UUID_DISCOVERED.fullmatch(device.get("ID", "")) for device in discovered):
         return True
-    files = (path for directory in spec_dirs(info) for path in sorted(directory.glob("*")))
-    return any(_names_gpus_by_uuid(path) for path in files if path.suffix in {".json", ".yaml", ".yml"})
+    return any(_UUID_DEVICE.search(text) for text in nvidia_specs(spec_dirs(info)).values())
 
 
-def _names_gpus_by_uuid(path: Path) -> bool:
+def nvidia_specs(dirs: Sequence[Path]) -> dict[Path, str]:
+    """The CDI specs of NVIDIA's GPUs in these directories, as text; what cannot be read is left out."""
+    files = (path for directory in dirs for path in sorted(directory.glob("*")))
+    texts = {path: _read(path) for path in files if path.suffix in {".json", ".yaml", ".yml"}}
+    return {path: text for path, text in texts.items() if _NVIDIA_KIND.search(text)}
+
+
+def _read(path: Path) -> str:
     try:
-        text = path.read_text(errors="replace")
+        return path.read_text(errors="replace")
     except OSError:
-        return False  # an engine that cannot read it either, or a file that just went
-    return bool(_NVIDIA_KIND.search(text) and _UUID_DEVICE.search(text))
+        return ""  # an engine that cannot read it either, or a file that just went
 
 
 def _mounts() -> dict[Path, str]:

@@ -19,6 +19,7 @@ from gpushared.domain.state import NodeState
 from gpushared.domain.units import shown
 from gpushared.node import views
 from gpushared.node.attendance import Attendance
+from gpushared.node.examination import Examination
 from gpushared.node.follower import Follower
 from gpushared.node.loop import Loop
 from gpushared.node.sampler import Sampler
@@ -57,6 +58,7 @@ class Api:
         node_name: str,
         simulated: bool,
         stop_grace_seconds: int,
+        examination: Examination,
     ) -> None:
         self.presets: Mapping[str, Ask] = {}
         self.preset_texts: Mapping[str, str] = {}
@@ -69,6 +71,7 @@ class Api:
         self._node_name = node_name
         self._simulated = simulated
         self._stop_grace_seconds = stop_grace_seconds
+        self._examination = examination
         self._started_at = loop.now()
         self._views = views.Views(loop, simulated=simulated)
 
@@ -85,6 +88,7 @@ class Api:
             "gpushare.v1.Gpus/List": Unary(gpus_pb2.ListGpusRequest, self.list_gpus),
             "gpushare.v1.Node/Status": Unary(node_pb2.NodeStatusRequest, self.status),
             "gpushare.v1.Node/Presets": Unary(node_pb2.PresetsRequest, self.list_presets),
+            "gpushare.v1.Node/Doctor": Unary(node_pb2.DoctorRequest, self.doctor),
         }
 
     # --- leases ----------------------------------------------------------------------------------------
@@ -222,6 +226,10 @@ class Api:
         return node_pb2.PresetsResponse(
             presets=[self._preset(name, ask) for name, ask in sorted(self.presets.items())]
         )
+
+    async def doctor(self, _: node_pb2.DoctorRequest, caller: Caller) -> node_pb2.DoctorReport:
+        """All checks; the settings besides for the trusted."""
+        return await self._examination.report(caller)
 
     def _preset(self, name: str, ask: Ask) -> node_pb2.Preset:
         preset = node_pb2.Preset(

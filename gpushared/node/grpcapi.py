@@ -173,6 +173,11 @@ class Node(node_pb2_grpc.NodeServicer):
     ) -> node_pb2.PresetsResponse:
         return await self._doors.unary(self._api.list_presets, request, context)
 
+    async def Doctor(
+        self, request: node_pb2.DoctorRequest, context: Context[Any, Any]
+    ) -> node_pb2.DoctorReport:
+        return await self._doors.unary(self._api.doctor, request, context)
+
 
 @asynccontextmanager
 async def serving(api: Api, doors: Doors, socket_path: str) -> AsyncIterator[None]:

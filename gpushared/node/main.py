@@ -104,7 +104,7 @@ def allow_many_files() -> None:
 
 async def _run(config: Config, path: Path | None, flags: Mapping[str, str]) -> None:
     notifier = Notifier()
-    daemon = Daemon(config, real_parts(config), notifier)
+    daemon = Daemon(config, real_parts(config), notifier, lambda: read_config(path, flags))
     loop = asyncio.get_running_loop()
 
     def reload() -> None:

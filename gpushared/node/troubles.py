@@ -27,5 +27,8 @@ class Troubles:
         """The part's sentence, or an empty text."""
         return self._texts.get(part, "")
 
+    def by_part(self) -> dict[str, str]:
+        return dict(self._texts)
+
     def all(self) -> tuple[str, ...]:
         return tuple(self._texts[part] for part in sorted(self._texts))

@@ -147,7 +147,7 @@ class Views:
 
     def _stranger(self, one: Stranger) -> leases_pb2.UnmanagedProcess:
         gpu = self._loop.state.gpus.get(one.gpu)
-        user, command = _who(one.pid)
+        user, command = who(one.pid)
         return leases_pb2.UnmanagedProcess(
             pid=one.pid,
             gpu_uuid=one.gpu,
@@ -194,7 +194,8 @@ def _add_reading(view: gpus_pb2.Gpu, gpu: GpuId, sample: Sample) -> None:
         view.power_watts = reading.power_watts
 
 
-def _who(pid: int) -> tuple[str, str]:
+def who(pid: int) -> tuple[str, str]:
+    """A process's user and name, empty where it is gone."""
     try:
         process = psutil.Process(pid)
         with process.oneshot():

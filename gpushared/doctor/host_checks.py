@@ -1,0 +1,144 @@
+"""Checks of the machine and of the daemon's own files. Pure."""
+
+from __future__ import annotations
+
+from gpushared.doctor.facts import ConfigState, DaemonView, Directory, Facts, Host, SocketFile, Unread
+from gpushared.domain.checkup import Finding, failed, ok, warning
+from gpushared.domain.gpu import MIB
+from gpushared.domain.units import format_memory
+
+LITTLE_BYTES = 500 * MIB
+NOTHING_BYTES = 20 * MIB
+FEW_INODES = 1000
+EVERYBODY_CONNECTS = 0o002
+NETWORK_FILE_SYSTEMS = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "fuse.sshfs", "lustre"}
+)
+MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs"})
+
+
+def host(facts: Facts) -> Finding:
+    if isinstance(facts.host, Unread):
+        return warning(f"the machine could not be looked at: {facts.host.why}", facts.host.hint, final=True)
+    return ok(f"Linux {facts.host.kernel}")
+
+
+def cgroup_version(found: Host) -> Finding:
+    if found.cgroup_version < 2:  # noqa: PLR2004 - cgroup v2
+        return warning(
+            "the machine uses cgroup v1: no driver can limit a container's GPU memory as a whole",
+            "boot with systemd.unified_cgroup_hierarchy=1",
+            final=True,
+        )
+    return ok("cgroup v2")
+
+
+def selinux(found: Host) -> Finding:
+    if found.selinux_enforces:
+        return warning(
+            "SELinux enforces: containers cannot reach MPS unless the directory has a label for them",
+            "`semanage fcontext -a -t container_file_t '/run/gpushared/leases(/.*)?'`, then "
+            "`restorecon -R /run/gpushared/leases`",
+        )
+    return ok("SELinux does not stand between containers and MPS")
+
+
+def service_unit(facts: Facts) -> Finding:
+    unit = facts.unit
+    if isinstance(unit, Unread):
+        return warning(f"systemd could not be asked for the daemon's unit: {unit.why}", unit.hint)
+    if unit is None:
+        return ok("the daemon is no service of systemd")
+    if unit.kill_mode != "process":
+        return failed(
+            f"{unit.name} has KillMode={unit.kill_mode}: a restart kills the MPS daemons that containers use",
+            f"`systemctl edit {unit.name}`: KillMode=process",
+        )
+    if unit.runtime_preserve not in {"yes", "restart"}:
+        return failed(
+            f"{unit.name} has RuntimeDirectoryPreserve={unit.runtime_preserve}: "
+            "a restart removes what containers have mounted",
+            f"`systemctl edit {unit.name}`: RuntimeDirectoryPreserve=yes",
+        )
+    return ok(f"{unit.name} leaves containers alone when it restarts")
+
+
+def socket(found: SocketFile) -> Finding:
+    if not found.is_socket:
+        return failed(
+            f"the socket {found.path} is gone: who connects by that path does not reach the daemon",
+            "`systemctl restart gpushared.socket gpushared`",
+        )
+    if found.closed_directory:
+        return failed(
+            f"users cannot reach {found.path}: {found.closed_directory} is closed to them",
+            f"`chmod o+x {found.closed_directory}`",
+        )
+    if not found.mode & EVERYBODY_CONNECTS:
+        return ok(f"{found.path}, not for everybody (mode {found.mode:04o})")
+    return ok(f"{found.path}, for everybody (mode {found.mode:04o})")
+
+
+def runtime_directory(found: Directory) -> Finding:
+    if not found.writable:
+        return failed(
+            f"the daemon cannot write to {found.path}: leases get no settings",
+            "is it mounted read-only, or missing in the unit's ReadWritePaths?",
+        )
+    if found.file_system not in MEMORY_FILE_SYSTEMS:
+        return warning(
+            f"{found.path} is on {found.file_system or 'a disk'} and not on a tmpfs: "
+            "what a crash leaves there outlives a boot",
+            "use a directory below /run",
+        )
+    return ok(f"{found.path} on {found.file_system}")
+
+
+def journal_disk(found: Directory) -> Finding:
+    if not found.writable:
+        return failed(
+            f"the daemon cannot write to {found.path}: no lease can be granted",
+            "is it mounted read-only, or missing in the unit's ReadWritePaths?",
+        )
+    free = format_memory(found.free_bytes)
+    if found.free_bytes < NOTHING_BYTES or found.free_inodes == 0:
+        return failed(f"the disk of {found.path} is full ({free} free): no lease can be granted", "make room")
+    if found.free_bytes < LITTLE_BYTES or (found.free_inodes is not None and found.free_inodes < FEW_INODES):
+        return warning(f"the disk of {found.path} is nearly full ({free} free)", "make room")
+    if found.file_system in NETWORK_FILE_SYSTEMS:
+        return warning(
+            f"{found.path} is on {found.file_system}: the journal needs the locks of a local disk",
+            "set `state_dir` in [node] to a local directory and restart gpushared",
+        )
+    return ok(f"{found.path}, {free} free")
+
+
+def daemon_parts(facts: Facts) -> Finding:
+    """Troubles of the daemon that no other check names."""
+    told = {"journal"}
+    told |= {"gpus"} if isinstance(facts.driver, Unread) and not facts.simulated else set()
+    told |= {"engine"} if isinstance(facts.engine, Unread) else set()
+    if left := {part: text for part, text in facts.daemon.troubles.items() if part not in told}:
+        return failed("; ".join(left[part] for part in sorted(left)), "see `journalctl -u gpushared`")
+    return ok("the daemon's parts work")
+
+
+def journal(view: DaemonView) -> Finding:
+    if trouble := view.troubles.get("journal"):
+        return failed(f"the journal cannot be written: {trouble}", "see `journalctl -u gpushared`")
+    return ok("the journal is written")
+
+
+def config(found: ConfigState) -> Finding:
+    if found.problem:
+        return failed(
+            f"the configuration is wrong, and the next start would fail: {found.problem}",
+            "`gpushare config check` tells all that is wrong",
+        )
+    if found.differs:
+        return warning(
+            "the configuration was changed since the daemon read it",
+            "`systemctl reload gpushared`; presets, queue limits and the gate's rules change then, "
+            "all else at a restart",
+        )
+    return ok("the configuration is right, and in use")

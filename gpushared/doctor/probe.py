@@ -1,0 +1,135 @@
+"""One look at everything: the facts that the checks judge, read beside each other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from gpushared.config.model import Config, MpsMode
+from gpushared.doctor.checks import CHECKS
+from gpushared.doctor.facts import ConfigState, DaemonView, Directory, Facts, MpsReport, Unread
+from gpushared.doctor.read_gpu_stack import read_engine, read_mps, read_toolkit
+from gpushared.doctor.read_host import read_directory, read_groups, read_host, read_socket, read_unit
+from gpushared.doctor.readers import Readers
+from gpushared.domain.checkup import Result, examine
+from gpushared.domain.errors import ConfigError, GpushareError
+from gpushared.ports import Driver, DriverFacts
+
+FRESH_SECONDS = 1.0
+"""For so long a look serves further callers, so that they cannot keep the machine busy with looks."""
+
+
+class Probe(Protocol):
+    """Whatever the facts come from."""
+
+    async def look(self) -> Facts: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """What the daemon uses, as it runs; ``reread`` gives the configuration that a start would find now."""
+
+    config: Config
+    socket: Path
+    reread: Callable[[], Config]
+
+
+class MachineProbe:
+    """Reads this machine. ``driver`` is None where GPUs are simulated."""
+
+    def __init__(
+        self,
+        places: Callable[[], Places],
+        view: Callable[[], DaemonView],
+        driver: Driver | None,
+        readers: Readers | None = None,
+    ) -> None:
+        self._places = places
+        self._view = view
+        self._driver = driver
+        self._readers = readers or Readers()
+
+    async def look(self) -> Facts:
+        """Comes back within the readers' and the driver's time-outs."""
+        places, read = self._places(), self._readers.read
+        config = places.config
+        trusted = sorted({"docker", *config.gate.trusted_groups})
+        async with asyncio.TaskGroup() as group:
+            driver = group.create_task(self._read_driver())
+            engine = group.create_task(read("docker", lambda: read_engine(config.engine.socket)))
+            toolkit = group.create_task(read("toolkit", read_toolkit))
+            mps = group.create_task(read("mps", lambda: _read_mps(config)))
+            host = group.create_task(read("host", read_host))
+            groups = group.create_task(read("groups", lambda: read_groups(trusted)))
+            unit = group.create_task(read("unit", lambda: read_unit(os.environ)))
+            socket = group.create_task(read("socket", lambda: read_socket(places.socket)))
+            runtime = group.create_task(self._read_directory("runtime", config.node.runtime_dir))
+            state = group.create_task(self._read_directory("state", config.node.state_dir))
+            stored = group.create_task(read("config", lambda: read_config(places)))
+        return Facts(
+            simulated=self._driver is None,
+            daemon=self._view(),
+            driver=driver.result(),
+            engine=engine.result(),
+            toolkit=toolkit.result(),
+            mps=mps.result(),
+            host=host.result(),
+            groups=groups.result(),
+            unit=unit.result(),
+            socket=socket.result(),
+            runtime_dir=runtime.result(),
+            state_dir=state.result(),
+            config=stored.result(),
+        )
+
+    async def _read_directory(self, kind: str, path: str) -> Directory | Unread:
+        return await self._readers.read(f"{kind} directory", lambda: read_directory(Path(path)))
+
+    async def _read_driver(self) -> DriverFacts | Unread:
+        if self._driver is None:
+            return Unread("the GPUs are simulated")
+        try:
+            return await self._driver.describe()
+        except GpushareError as error:
+            return Unread(error.message, error.hint)
+
+
+def _read_mps(config: Config) -> MpsReport:
+    wanted = config.sharing.mps is not MpsMode.OFF
+    return read_mps(config.sharing.mps_binary, Path(config.node.runtime_dir) / "mps", wanted=wanted)
+
+
+def read_config(places: Places) -> ConfigState:
+    try:
+        return ConfigState(differs=places.reread() != places.config)
+    except ConfigError as error:
+        return ConfigState(problem="; ".join(line.strip() for line in error.message.splitlines()))
+
+
+class Doctor:
+    """Looks and judges; who asks while a look is under way, or just after it, gets that one's results."""
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+        self._look: asyncio.Task[tuple[Result, ...]] | None = None
+        self._done_at = 0.0
+
+    async def examine(self) -> tuple[Result, ...]:
+        if self._look is None or (self._look.done() and self._is_stale()):
+            self._look = asyncio.create_task(self._examine(), name="doctor")
+        # A caller that leaves must not take the look away from others.
+        return await asyncio.shield(self._look)
+
+    async def _examine(self) -> tuple[Result, ...]:
+        results = examine(CHECKS, await self._probe.look())
+        self._done_at = asyncio.get_running_loop().time()
+        return results
+
+    def _is_stale(self) -> bool:
+        assert self._look is not None
+        failed = self._look.cancelled() or self._look.exception() is not None
+        return failed or asyncio.get_running_loop().time() - self._done_at > FRESH_SECONDS

@@ -1,0 +1,93 @@
+"""What the doctor needs of the daemon, and its results as messages of the API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from gpushared.api.v1 import node_pb2
+from gpushared.config.load import Loaded
+from gpushared.config.model import Config
+from gpushared.config.show import settings
+from gpushared.doctor.facts import DaemonView, KnownGpu, UnmanagedProcess
+from gpushared.doctor.probe import Doctor, MachineProbe, Places
+from gpushared.domain.checkup import Result
+from gpushared.domain.gpu import Gpu
+from gpushared.domain.request import Caller
+from gpushared.node.loop import Loop
+from gpushared.node.sampler import Sampler, Stranger
+from gpushared.node.troubles import Troubles
+from gpushared.node.views import who
+from gpushared.ports import Driver
+
+
+class Examination:
+    """The doctor on this daemon. ``config`` gives the newest settings, ``reread`` those of a start now."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        sampler: Sampler,
+        troubles: Troubles,
+        *,
+        driver: Driver | None,
+        socket: Path,
+        config: Callable[[], Config],
+        reread: Callable[[], Config],
+    ) -> None:
+        self._loop = loop
+        self._sampler = sampler
+        self._troubles = troubles
+        self._simulated = driver is None
+        self._config = config
+        self._doctor = Doctor(MachineProbe(lambda: Places(config(), socket, reread), self._view, driver))
+
+    async def report(self, caller: Caller) -> node_pb2.DoctorReport:
+        results = await self._doctor.examine()
+        report = node_pb2.DoctorReport(
+            checks=[_message(result) for result in results],
+            simulated=self._simulated,
+            examined_at=self._loop.now(),
+        )
+        if caller.trusted:
+            loaded = Loaded(self._config(), {})
+            report.settings.extend(
+                node_pb2.Setting(section=one.section, name=one.name, value=one.value)
+                for one in settings(loaded)
+            )
+        return report
+
+    def _view(self) -> DaemonView:
+        sample = self._sampler.newest
+        return DaemonView(
+            gpus=tuple(self._gpu(gpu) for gpu in self._loop.state.gpus.values()),
+            unmanaged=tuple(self._process(one) for one in sample.strangers),
+            troubles=self._troubles.by_part(),
+        )
+
+    def _gpu(self, gpu: Gpu) -> KnownGpu:
+        sample = self._sampler.newest
+        reading, sharing = sample.readings.get(gpu.id), sample.sharing.get(gpu.id)
+        return KnownGpu(
+            index=gpu.index,
+            name=gpu.name,
+            trouble=gpu.trouble or "",
+            sharing_trouble=(sharing.trouble or "") if sharing else "",
+            processes=len(reading.processes) if reading else 0,
+        )
+
+    def _process(self, one: Stranger) -> UnmanagedProcess:
+        gpu = self._loop.state.gpus.get(one.gpu)
+        user, command = who(one.pid)
+        return UnmanagedProcess(one.pid, gpu.index if gpu else -1, user, command, one.memory_bytes)
+
+
+def _message(result: Result) -> node_pb2.CheckResult:
+    finding = result.finding
+    return node_pb2.CheckResult(
+        name=result.name,
+        status=finding.status,
+        detail=finding.detail,
+        fix=finding.fix,
+        blocked_by=result.blocked_by,
+    )
