@@ -13,7 +13,7 @@ from gpushared.domain.lease import ComputeCap, Grant, Lease, LeaseId, Reserved
 from gpushared.domain.request import Request
 from gpushared.gpus.memory import MPS_RESERVE_BYTES, leasable_bytes
 from gpushared.ports import Edits
-from gpushared.sharing.edits import CONTAINER_PIPE_DIRECTORY
+from gpushared.sharing.edits import CONTAINER_DIRECTORY, CONTAINER_PIPE_DIRECTORY
 from gpushared.sharing.mps import MpsMode, MpsSharing
 
 MIB = 1024 * 1024
@@ -81,8 +81,8 @@ def process_environment(edits: Edits) -> dict[str, str]:
     """A lease's environment for a process that sees the host's files: the mounted directory by its source."""
     sources = {mount.target: mount.source for mount in edits.mounts}
     env = {**edits.env_defaults, **edits.env}
-    if CONTAINER_PIPE_DIRECTORY in sources:
-        env["CUDA_MPS_PIPE_DIRECTORY"] = sources[CONTAINER_PIPE_DIRECTORY]
+    if env.get("CUDA_MPS_PIPE_DIRECTORY") == CONTAINER_PIPE_DIRECTORY:
+        env["CUDA_MPS_PIPE_DIRECTORY"] = f"{sources[CONTAINER_DIRECTORY]}/mps"
     return env
 
 
