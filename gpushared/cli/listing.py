@@ -78,8 +78,13 @@ def read_plain(words: Sequence[str], *, has_ended: bool) -> Options | None:
 
 def show(listing: Listing, options: Options) -> int:
     """Asks the daemon and writes the answer to stdout; returns the exit code."""
+    return write(listing, options, lambda: listing.fetch(Client(), options))
+
+
+def write(listing: Listing, options: Options, fetch: Callable[[], Screen]) -> int:
+    """Writes what is fetched to stdout; returns the exit code."""
     columns = _columns(listing, options.output)
-    screen = listing.fetch(Client(), options)
+    screen = fetch()
     if options.output == "ids":
         text = "".join(f"{word}\n" for word in screen.ids)
     elif columns is None:

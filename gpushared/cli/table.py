@@ -19,6 +19,10 @@ _COLOURS = {
     "paused": "33",
     "draining": "2",
     "unmanaged": "31",
+    "ok": "32",
+    "warning": "33",
+    "failed": "31",
+    "skipped": "2",
 }
 
 

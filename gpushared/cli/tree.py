@@ -11,7 +11,20 @@ from gpushared import __version__
 from gpushared.cli.faults import UsageError
 from gpushared.cli.listing import Listing, Options, show
 
-COMMANDS = ("run", "ps", "gpus", "queue", "why", "stop", "logs", "presets", "config", "version", "simulate")
+COMMANDS = (
+    "run",
+    "ps",
+    "gpus",
+    "queue",
+    "why",
+    "stop",
+    "logs",
+    "presets",
+    "config",
+    "doctor",
+    "version",
+    "simulate",
+)
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 USAGE = 2
 _SHOWN = 40

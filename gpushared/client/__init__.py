@@ -12,6 +12,8 @@ Errors are those of ``gpushared.domain.errors``.
 from gpushared.client.api import Client, socket_path
 from gpushared.client.faults import ConnectionLost
 from gpushared.client.messages import (
+    CheckResult,
+    DoctorReport,
     EngineStatus,
     Explanation,
     Gpu,
@@ -23,14 +25,17 @@ from gpushared.client.messages import (
     Outcome,
     Preset,
     Refusal,
+    Setting,
     StoryEntry,
     UnmanagedProcess,
     Waiting,
 )
 
 __all__ = [
+    "CheckResult",
     "Client",
     "ConnectionLost",
+    "DoctorReport",
     "EngineStatus",
     "Explanation",
     "Gpu",
@@ -42,6 +47,7 @@ __all__ = [
     "Outcome",
     "Preset",
     "Refusal",
+    "Setting",
     "StoryEntry",
     "UnmanagedProcess",
     "Waiting",

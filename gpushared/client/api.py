@@ -9,6 +9,7 @@ from typing import Any
 
 from gpushared.client import faults, http
 from gpushared.client.messages import (
+    DoctorReport,
     Explanation,
     GpuList,
     Lease,
@@ -127,6 +128,10 @@ class Client:
     def status(self) -> NodeStatus:
         """The daemon and the engine behind it."""
         return NodeStatus(self._call("Node/Status", {}))
+
+    def doctor(self) -> DoctorReport:
+        """What is wrong with the node, as the daemon sees it; takes seconds where something hangs."""
+        return DoctorReport(self._call("Node/Doctor", {}))
 
     def presets(self) -> tuple[Preset, ...]:
         """The requests that the admin gave names."""

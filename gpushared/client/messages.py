@@ -237,6 +237,33 @@ class NodeStatus(Message):
     caller_uid: int = 0
 
 
+class CheckResult(Message):
+    """What one check found; ``status`` is ``ok``, ``warning``, ``failed`` or ``skipped``."""
+
+    name: str = ""
+    status: str = ""
+    detail: str = ""
+    fix: str = ""
+    blocked_by: str = ""
+
+
+class Setting(Message):
+    """One setting that the daemon runs with; ``value`` is TOML."""
+
+    section: str = ""
+    name: str = ""
+    value: str = ""
+
+
+class DoctorReport(Message):
+    """The answer of ``Node.Doctor``."""
+
+    checks: tuple[CheckResult, ...] = ()
+    simulated: bool = False
+    examined_at: float = 0.0
+    settings: tuple[Setting, ...] = ()
+
+
 class Preset(Message):
     """A request that the admin gave a name."""
 

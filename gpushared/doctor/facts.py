@@ -183,10 +183,11 @@ class Directory:
 
 @dataclass(frozen=True, slots=True)
 class ConfigState:
-    """The configuration on disk: what is wrong with it, and whether the daemon runs with another."""
+    """The configuration on disk: what is wrong with it, and whether it waits for a reload or restart."""
 
     problem: str = ""
     differs: bool = False
+    needs_restart: bool = False
 
 
 @dataclass(frozen=True, slots=True)

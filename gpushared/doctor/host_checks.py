@@ -70,8 +70,8 @@ def socket(found: SocketFile) -> Finding:
             "`systemctl restart gpushared.socket gpushared`",
         )
     if found.closed_directory:
-        return failed(
-            f"users cannot reach {found.path}: {found.closed_directory} is closed to them",
+        return warning(
+            f"other users cannot reach {found.path}: {found.closed_directory} is closed to them",
             f"`chmod o+x {found.closed_directory}`",
         )
     if not found.mode & EVERYBODY_CONNECTS:
@@ -135,10 +135,13 @@ def config(found: ConfigState) -> Finding:
             f"the configuration is wrong, and the next start would fail: {found.problem}",
             "`gpushare config check` tells all that is wrong",
         )
+    if found.needs_restart:
+        return warning(
+            "settings were changed that only a restart puts into use",
+            "`systemctl restart gpushared`; containers do not notice",
+        )
     if found.differs:
         return warning(
-            "the configuration was changed since the daemon read it",
-            "`systemctl reload gpushared`; presets, queue limits and the gate's rules change then, "
-            "all else at a restart",
+            "the configuration was changed since the daemon read it", "`systemctl reload gpushared`"
         )
     return ok("the configuration is right, and in use")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -31,9 +31,14 @@ class Probe(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """What the daemon uses, as it runs; ``reread`` gives the configuration that a start would find now."""
+    """What the daemon uses.
+
+    ``config`` is what it read last, ``started`` what it read at its start and uses where a reload changes
+    nothing; ``reread`` gives what a start would find now.
+    """
 
     config: Config
+    started: Config
     socket: Path
     reread: Callable[[], Config]
 
@@ -56,8 +61,8 @@ class MachineProbe:
     async def look(self) -> Facts:
         """Comes back within the readers' and the driver's time-outs."""
         places, read = self._places(), self._readers.read
-        config = places.config
-        trusted = sorted({"docker", *config.gate.trusted_groups})
+        config = places.started
+        trusted = sorted({"docker", *places.config.gate.trusted_groups})
         async with asyncio.TaskGroup() as group:
             driver = group.create_task(self._read_driver())
             engine = group.create_task(read("docker", lambda: read_engine(config.engine.socket)))
@@ -104,10 +109,26 @@ def _read_mps(config: Config) -> MpsReport:
 
 
 def read_config(places: Places) -> ConfigState:
+    """What the files say now, compared with what the daemon read."""
     try:
-        return ConfigState(differs=places.reread() != places.config)
+        stored = places.reread()
+        restart = _fixed(stored, places.config) != _fixed(places.started, places.config)
+        return ConfigState(differs=stored != places.config, needs_restart=restart)
     except ConfigError as error:
         return ConfigState(problem="; ".join(line.strip() for line in error.message.splitlines()))
+
+
+def _fixed(config: Config, other: Config) -> Config:
+    """The settings that only a restart changes: all others are the other's."""
+    engine = replace(config.engine, stop_grace_seconds=other.engine.stop_grace_seconds)
+    return replace(
+        config,
+        engine=engine,
+        queue=other.queue,
+        gate=other.gate,
+        watchdog=other.watchdog,
+        presets=other.presets,
+    )
 
 
 class Doctor:

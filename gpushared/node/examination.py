@@ -40,7 +40,10 @@ class Examination:
         self._troubles = troubles
         self._simulated = driver is None
         self._config = config
-        self._doctor = Doctor(MachineProbe(lambda: Places(config(), socket, reread), self._view, driver))
+        started = config()
+        self._doctor = Doctor(
+            MachineProbe(lambda: Places(config(), started, socket, reread), self._view, driver)
+        )
 
     async def report(self, caller: Caller) -> node_pb2.DoctorReport:
         results = await self._doctor.examine()
