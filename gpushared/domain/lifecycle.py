@@ -40,6 +40,9 @@ def seen(event: ContainerSeen, draft: Draft) -> None:
     lease = draft.view().of_container(event.container) or _bind(event, draft)
     if lease is None:
         return
+    if event.name and event.name != lease.container_name:
+        lease = replace(lease, container_name=event.name)
+        lease = draft.put(lease.note(draft.now, f"the container is called {event.name} now"))
     match lease.state:
         case Starting() as state:
             _seen_starting(lease, state, event, draft)

@@ -26,7 +26,7 @@ from gpushared.engine.facts import facts_of_death
 from gpushared.ports import LABEL_DEVICE, ContainerFacts
 
 DESTROY = "destroy"
-ACTIONS = ("start", "die", DESTROY, "pause", "unpause", "restart", "update")
+ACTIONS = ("start", "die", DESTROY, "pause", "unpause", "restart", "rename", "update")
 PENDING_LIMIT = 4096
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import logging
 import os
 import secrets
@@ -20,7 +21,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from gpushared.domain.errors import ConfigError
-from gpushared.gate.http import Routes, serve_http
+from gpushared.gate.http import Routes, linger, serve_http
 from gpushared.node.grpcapi import peer_name
 from gpushared.node.identity import Identities, Peer, peer_of
 
@@ -30,6 +31,17 @@ HTTP2 = b"PRI"
 """How the connection preface of HTTP/2 begins (RFC 9113, 3.4); no HTTP/1.1 method is called so."""
 FIRST_BYTES_SECONDS = 30.0
 MAX_CONNECTIONS_PER_USER = 1024
+_TOO_MANY_BODY = json.dumps(
+    {
+        "code": "resource_exhausted",
+        "message": f"you have {MAX_CONNECTIONS_PER_USER} connections to the daemon already",
+        "details": [{"hint": "close some: each waiting client holds one"}],
+    }
+).encode()
+TOO_MANY = (
+    b"HTTP/1.1 429 Too Many Requests\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    b"Content-Length: %d\r\n\r\n%b"
+) % (len(_TOO_MANY_BODY), _TOO_MANY_BODY)
 COPY_BYTES = 64 * 1024
 BACKLOG = 1024
 
@@ -72,12 +84,15 @@ class Front:
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             peer = peer_of(writer.get_extra_info("socket"))
-            if self._open[peer.uid] < MAX_CONNECTIONS_PER_USER:
-                self._open[peer.uid] += 1
-                try:
-                    await self._serve(reader, writer, peer)
-                finally:
-                    self._open[peer.uid] -= 1
+            if self._open[peer.uid] >= MAX_CONNECTIONS_PER_USER:
+                writer.write(TOO_MANY)  # HTTP/2 has no word for it: there the connection just ends
+                await linger(reader, writer)
+                return
+            self._open[peer.uid] += 1
+            try:
+                await self._serve(reader, writer, peer)
+            finally:
+                self._open[peer.uid] -= 1
         except OSError as error:
             log.debug("connection lost: %s", error)
         finally:

@@ -13,11 +13,12 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from gpushared.domain.errors import Code, GpushareError, RequestError
-from gpushared.domain.units import shown
 from gpushared.gate.http import WebReply, WebRequest
 from gpushared.node.api import Unary
 
 log = logging.getLogger(__name__)
+
+MAX_PARSER_WORDS = 200
 
 HTTP_STATUS = {
     Code.INVALID_ARGUMENT: 400,
@@ -60,9 +61,14 @@ def _parse(body: bytes, unary: Unary) -> Message:
         return json_format.Parse(body or b"{}", unary.request())
     except (json_format.ParseError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(
-            f"the body is not a {unary.request.DESCRIPTOR.name}: {shown(str(error))}",
+            f"the body is not a {unary.request.DESCRIPTOR.name}: {_one_line(str(error))}",
             hint="the fields are described in proto/gpushare/v1",
         ) from error
+
+
+def _one_line(text: str) -> str:
+    """What the parser says, without what it quotes of a long body."""
+    return "".join(c if c.isprintable() else " " for c in text[:MAX_PARSER_WORDS])
 
 
 def failure(error: GpushareError) -> WebReply:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import resource
 import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psutil
 import pytest
 
+from gpushared.node.front import MAX_CONNECTIONS_PER_USER
 from tests.node.conftest import NewDaemon
 from tests.node.daemon import GPUSHARED, DaemonProcess, Json, Refused, acting_as, connected, wait_until
 from tests.node.grpc_client import ask
@@ -391,3 +395,22 @@ def test_a_stop_answers_those_who_wait_by_hanging_up_and_keeps_their_place(
     assert not lone_daemon.socket.exists() or not lone_daemon.running
     lone_daemon.start()
     assert lone_daemon.lease(waiting["id"])["state"] == "queued"
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """Room for the connections of the test itself."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], min(4096, before[1])), before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.usefixtures("many_files")
+def test_the_connection_beyond_the_bound_is_told_why(lone_daemon: DaemonProcess) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(MAX_CONNECTIONS_PER_USER):
+            stack.enter_context(connected(lone_daemon.socket, 1001))
+        with pytest.raises(Refused, match="you have 1024 connections"):
+            wait_until(lambda: not lone_daemon.call("Node/Status", uid=1001), "it is refused")
+        assert lone_daemon.call("Node/Status")["caller_uid"] == "0", "others are not shut out"

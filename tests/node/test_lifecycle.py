@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -227,6 +228,28 @@ def test_stopped_and_started_at_once_a_container_has_its_mps_socket_each_time(
         assert daemon.lease(lease["id"])["memory_wall"] == "mps-client"
 
 
+def test_a_container_can_read_its_lease_whoever_it_runs_as(daemon: DaemonProcess) -> None:
+    lease = daemon.hold("0.25", "--user", "1234:1234", "--label", "gpushare.time=1h")
+    told = json.loads(daemon.check("exec", lease["container_id"], "cat", "/run/gpushare/lease.json"))
+    (grant,) = daemon.lease(lease["id"])["grants"]
+    assert (told["lease"], told["memory_wall"]) == (lease["id"], daemon.lease(lease["id"])["memory_wall"])
+    assert (told["gpus"][0]["uuid"], told["gpus"][0]["memory_bytes"]) == (
+        grant["gpu_uuid"],
+        int(grant["memory_bytes"]),
+    )
+    assert told["simulated"] is True
+
+
+def test_a_container_started_again_reads_its_new_lease(daemon: DaemonProcess) -> None:
+    container = daemon.run_container("--label", "gpushare.gpu=0.25")
+    old = daemon.check("exec", container, "cat", "/run/gpushare/lease.json")
+    daemon.check("stop", container)
+    daemon.check("start", container)
+    new = daemon.check("exec", container, "cat", "/run/gpushare/lease.json")
+    assert json.loads(new)["lease"] != json.loads(old)["lease"]
+    assert json.loads(new)["lease"] in daemon.leases()
+
+
 def test_a_lease_that_is_given_back_while_its_settings_are_made_leaves_nothing_behind(
     new_daemon: NewDaemon, mps_control_binary: Path
 ) -> None:
@@ -260,3 +283,10 @@ def test_a_stop_leaves_containers_running_and_the_end_of_one_is_seen_afterwards(
     daemon.start()
     parts.docker(daemon.engine, "stop", lease["container_id"])
     assert daemon.wait_lease(lease["id"], "ended")["outcome"]["exit_code"] == 5
+
+
+def test_a_renamed_container_is_found_by_its_new_name(daemon: DaemonProcess) -> None:
+    lease = daemon.hold("0.25", "--name", "gpd-old-name")
+    daemon.check("rename", "gpd-old-name", "gpd-new-name")
+    wait_until(lambda: daemon.lease(lease["id"])["container_name"] == "gpd-new-name", "it is renamed")
+    assert daemon.lease("gpd-new-name")["id"] == lease["id"]
