@@ -58,6 +58,32 @@ def read_request(ask: Ask, presets: Mapping[str, Ask]) -> Request:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class NewSize:
+    """What a lease is to have of each of its GPUs from now on; None = not said."""
+
+    gpu_count: int = 1
+    compute_permille: int | None = None
+    memory_bytes: int | None = None
+    memory_permille: int | None = None
+
+
+def read_size(*, gpu: str = "", gpu_memory: str = "", gpu_compute: str = "") -> NewSize:
+    """The checked new size of a lease. Raises RequestError."""
+    if not (gpu or gpu_memory or gpu_compute):
+        raise RequestError(
+            "no new size was said", hint="say --gpu 0.5, --gpu-memory 12g or --gpu-compute 50%"
+        )
+    size = parse_gpu(gpu) if gpu else None
+    share = size.permille if size else None
+    return NewSize(
+        gpu_count=size.count if size else 1,
+        compute_permille=parse_percent(gpu_compute) if gpu_compute else share,
+        memory_bytes=parse_memory(gpu_memory) if gpu_memory else None,
+        memory_permille=None if gpu_memory else share,
+    )
+
+
 def _memory_permille(ask: Ask, share: int | None) -> int | None:
     """The memory share that stands beside a compute share, unless the memory is said in bytes."""
     if ask.gpu_memory:

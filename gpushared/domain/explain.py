@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpushared.domain.asking import describe
+from gpushared.domain.errors import NeverFits, Unavailable
 from gpushared.domain.gpu import MIB, WHOLE_PERMILLE, Gpu, GpuId
 from gpushared.domain.lease import LeaseId
-from gpushared.domain.placement import Reason, Room, need_on, refuse
+from gpushared.domain.placement import Reason, Room, is_grant, need_on, place, refuse, rooms_of
 from gpushared.domain.queue import NEVER, Decision
 from gpushared.domain.request import Request
 from gpushared.domain.state import NodeState
@@ -140,6 +141,18 @@ def _held(state: NodeState, room: Room, now: float | None) -> str:
 def _whole_minutes(seconds: float) -> str:
     """Rounded up, so that the sentence does not change with every second."""
     return format_duration(max(1, math.ceil(seconds / 60)) * 60)
+
+
+def check_possible(state: NodeState, request: Request) -> None:
+    """Raises NeverFits when even an empty node could not grant this, Unavailable when no GPU is known."""
+    if not state.gpus:
+        raise Unavailable("this node knows no GPU at the moment", hint="`gpushare gpus` says why")
+    healthy = [replace(gpu, trouble=None) for gpu in state.gpus.values()]
+    if not is_grant(place(request, rooms_of(healthy, (), {}))):
+        raise NeverFits(
+            f"{describe(request)} never fits on this node",
+            hint=nearest_size(request, healthy),
+        )
 
 
 def nearest_size(request: Request, gpus: Iterable[Gpu]) -> str:

@@ -243,6 +243,10 @@ class Lease:
     image: str = ""
     over_since: float | None = None
     """Since when its processes use more GPU memory than it holds; None while they do not."""
+    asked_first: Request | None = None
+    """The request as it came, where a resize changed it since."""
+    baked: tuple[Grant, ...] = ()
+    """What the container was created with, where a resize changed it since: its own settings still say so."""
     story: tuple[StoryEntry, ...] = field(default=(), compare=False)
 
     @property

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from gpushared.domain.asking import NewSize
 from gpushared.domain.gpu import Gpu, GpuId
 from gpushared.domain.lease import ContainerId, LeaseId, Walls
 from gpushared.domain.request import Caller, Request
@@ -46,6 +47,15 @@ class StopAsked:
     lease: LeaseId
     caller: Caller
     grace_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeAsked:
+    """Give a lease another size."""
+
+    lease: LeaseId
+    caller: Caller
+    size: NewSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +187,7 @@ Event = (
     | RequestAbandoned
     | ReleaseAsked
     | StopAsked
+    | ResizeAsked
     | ClaimAsked
     | ClaimDropped
     | ContainerCreated

@@ -14,13 +14,11 @@ from gpushared.domain import messages as m
 from gpushared.domain.asking import describe
 from gpushared.domain.errors import (
     LimitReached,
-    NeverFits,
     PermissionRefused,
     RequestError,
     StateConflict,
-    Unavailable,
 )
-from gpushared.domain.explain import nearest_size, refusal_sentence
+from gpushared.domain.explain import check_possible, refusal_sentence
 from gpushared.domain.lease import (
     Active,
     Ended,
@@ -38,10 +36,9 @@ from gpushared.domain.lease import (
     state_name,
 )
 from gpushared.domain.lifecycle import drain, seen, surveyed, watch_deadlines
-from gpushared.domain.placement import is_grant, place, rooms_of
 from gpushared.domain.queue import Decision, decide, granted
-from gpushared.domain.request import Request
-from gpushared.domain.state import Draft, NodeState, Step, lease_id
+from gpushared.domain.resize import resize
+from gpushared.domain.state import Draft, NodeState, Step, Use, lease_id
 from gpushared.domain.units import shown
 from gpushared.domain.watchdog import watch
 
@@ -127,24 +124,12 @@ def _asked_before(event: m.RequestSubmitted, draft: Draft) -> Lease | None:
     known = (*draft.leases.values(), *draft.base.ended.values())
     same = (event.request_id, event.caller.uid)
     found = next((lease for lease in known if (lease.request_id, lease.owner_uid) == same), None)
-    if found is not None and found.request != event.request:
+    if found is not None and (found.asked_first or found.request) != event.request:
         raise RequestError(
             f"request id {shown(event.request_id)} was used for something else",
             hint="give every new request an id of its own",
         )
     return found
-
-
-def check_possible(state: NodeState, request: Request) -> None:
-    """Raises NeverFits when even an empty node could not grant this, Unavailable when no GPU is known."""
-    if not state.gpus:
-        raise Unavailable("this node knows no GPU at the moment", hint="`gpushare gpus` says why")
-    healthy = [replace(gpu, trouble=None) for gpu in state.gpus.values()]
-    if not is_grant(place(request, rooms_of(healthy, (), {}))):
-        raise NeverFits(
-            f"{describe(request)} never fits on this node",
-            hint=nearest_size(request, healthy),
-        )
 
 
 @_apply.register
@@ -188,6 +173,11 @@ def _(event: m.StopAsked, draft: Draft) -> None:
         drain(lease, Stopped(event.caller.name), why, draft, grace_seconds=event.grace_seconds)
     else:
         _end_early(lease, Stopped(event.caller.name), why, draft)
+
+
+@_apply.register
+def _(event: m.ResizeAsked, draft: Draft) -> None:
+    resize(event, draft)
 
 
 @_apply.register
@@ -313,6 +303,7 @@ def _(event: m.GpusSampled, draft: Draft) -> None:
     for gpu in list(draft.gpus.values()):
         if gpu.id in event.readable or gpu.id in event.troubles:
             draft.gpus[gpu.id] = replace(gpu, trouble=event.troubles.get(gpu.id))
+    draft.use = Use(event.at, event.readable, event.busy, event.used_bytes)
     watch(event, draft)
     watch_deadlines(draft, sample=event)
 

@@ -36,6 +36,16 @@ def lease_id(sequence: int) -> LeaseId:
 
 
 @dataclass(frozen=True, slots=True)
+class Use:
+    """What the newest sample showed: when, of which GPUs, and what the leases with processes there hold."""
+
+    at: float = 0.0
+    readable: frozenset[GpuId] = frozenset()
+    busy: frozenset[LeaseId] = frozenset()
+    used_bytes: Mapping[LeaseId, Mapping[GpuId, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class NodeState:
     """Everything the rules know. ``leases`` are those that are not over, in the order they were asked for."""
 
@@ -44,6 +54,7 @@ class NodeState:
     leases: Mapping[LeaseId, Lease] = field(default_factory=dict)
     ended: Mapping[LeaseId, Lease] = field(default_factory=dict)
     stray_bytes: Mapping[GpuId, int] = field(default_factory=dict)
+    use: Use = field(default_factory=Use)
     next_sequence: int = 1
     engine_surveyed: bool = True
     """False from a restart until the engine's first survey: a container may exist that nobody noted."""
@@ -99,6 +110,7 @@ class Draft:
         self.rules = state.rules
         self.gpus = dict(state.gpus)
         self.stray_bytes = dict(state.stray_bytes)
+        self.use = state.use
         self.leases = dict(state.leases)
         self.next_sequence = state.next_sequence
         self.engine_surveyed = state.engine_surveyed
@@ -115,6 +127,7 @@ class Draft:
             gpus=self.gpus,
             leases=self.leases,
             stray_bytes=self.stray_bytes,
+            use=self.use,
             next_sequence=self.next_sequence,
             engine_surveyed=self.engine_surveyed,
         )

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gpushared.domain import messages as m
+from gpushared.domain.asking import NewSize
 from gpushared.domain.errors import GpushareError, InvalidTransition
-from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu, GpuId
+from gpushared.domain.gpu import MIB, WHOLE_PERMILLE, Gpu, GpuId
 from gpushared.domain.lease import (
     STORY_KEPT_IN_MEMORY,
     Active,
@@ -38,6 +39,13 @@ from tests.property.worlds import CALLERS, GIB, REQUESTS, gpu_sets
 PICK = st.integers(0, 40)
 CALLER = st.sampled_from(CALLERS)
 CONDITION = st.sampled_from(tuple(m.Condition))
+SIZES = st.builds(
+    NewSize,
+    st.just(1),
+    st.sampled_from((None, 10, 100, 250, 500, 1000)),
+    st.sampled_from((None, None, MIB, 2 * GIB, 7 * GIB, 20 * GIB)),
+    st.sampled_from((None, 10, 250, 500, 1000)),
+)
 WALLS = Walls(MemoryWall.MPS_CLIENT, ComputeCap.MPS_PERCENTAGE)
 ROOT = CALLERS[0]
 
@@ -87,6 +95,17 @@ class NodeMachine(RuleBasedStateMachine):
     @rule(pick=PICK, caller=CALLER, grace=st.sampled_from((0, 10, 3600)))
     def a_stop_is_asked_for(self, pick: int, caller: Caller, grace: int) -> None:
         self.send(m.StopAsked(self.lease(pick), caller, grace))
+
+    @rule(pick=PICK, caller=CALLER, size=SIZES)
+    def it_is_resized(self, pick: int, caller: Caller, size: NewSize) -> None:
+        self.send(m.ResizeAsked(self.lease(pick), caller, size))
+
+    @rule(pick=PICK, size=SIZES, greed=st.sampled_from((0.0, 0.2, 0.9)))
+    def a_lease_at_work_is_resized(self, pick: int, size: NewSize, greed: float) -> None:
+        lease = self.state.leases.get(self.lease(pick))
+        if lease is not None and lease.grants:
+            self.sample(self.now, frozenset({lease.id} if greed else ()), {}, 0, greed)
+            self.send(m.ResizeAsked(lease.id, ROOT, size))
 
     @rule(pick=PICK, caller=CALLER)
     def it_is_claimed(self, pick: int, caller: Caller) -> None:
@@ -337,23 +356,46 @@ class NodeMachine(RuleBasedStateMachine):
                 replayed[lease.id] = lease
         assert list(replayed.items()) == list(step.state.leases.items())
         _check_entries(before, step)
-        _check_edits(before, step)
+        _check_edits(before, event, step)
         new = step.state.leases.keys() | step.state.ended.keys()
         new -= before.leases.keys() | before.ended.keys()
         assert len(new) == step.state.next_sequence - before.next_sequence <= 1
         assert not new or isinstance(event, m.RequestSubmitted)
         for lease in step.changed:
             old = before.leases.get(lease.id)
-            if old is not None and old.grants and lease.grants:
+            if old is not None and old.grants and lease.grants and not _is_resize_of(event, lease):
                 assert old.grants == lease.grants, "what was granted changed"
-        self.check_order(step)
+        if isinstance(event, m.ResizeAsked) and step.changed:
+            self.check_resize(before, event, step)
+        self.check_order(event, step)
 
-    def check_order(self, step: Step) -> None:
+    def check_resize(self, before: NodeState, event: m.ResizeAsked, step: Step) -> None:
+        """It stays where it is, over what it uses, and off what the head waits for."""
+        old, new = before.leases[event.lease], step.state.leases[event.lease]
+        assert event.caller.trusted or event.caller.uid == old.owner_uid
+        assert type(old.state) is type(new.state) or not old.grants
+        if not old.grants:
+            return
+        assert [grant.gpu for grant in old.grants] == [grant.gpu for grant in new.grants]
+        raised = set()
+        for was, now in zip(old.grants, new.grants, strict=True):
+            used = before.use.used_bytes.get(old.id, {}).get(was.gpu, 0)
+            if now.memory_bytes < was.memory_bytes and isinstance(old.state, WithContainer):
+                assert not used or used < now.memory_bytes
+            if now.memory_bytes > was.memory_bytes or now.compute_permille > was.compute_permille:
+                raised.add(was.gpu)
+        for decision in decisions(before, self.now):
+            kept = decision.reservation
+            if kept is not None and raised & kept.gpus:
+                assert (old.expires_at or kept.start_at + 1) <= kept.start_at < float("inf")
+
+    def check_order(self, event: m.Event, step: Step) -> None:
         """Whoever was granted something behind the head left the head's GPUs alone, or leaves in time."""
         state = step.state
         rooms = state.rooms()
         head = next((one for one in state.waiting() if waits_for_leases(one.request, rooms)), None)
-        fresh = [state.leases[i.lease] for i in step.instructions if isinstance(i, m.MakeEdits)]
+        made = (i.lease for i in step.instructions if isinstance(i, m.MakeEdits))
+        fresh = [lease for one in made if not _is_resize_of(event, lease := state.leases[one])]
         assert all(state.gpus[grant.gpu].trouble is None for lease in fresh for grant in lease.grants)
         passed_by = {lease.id: lease for lease in fresh if head and lease.sequence > head.sequence}
         if head is None or not passed_by:
@@ -390,14 +432,22 @@ def _check_entries(before: NodeState, step: Step) -> None:
         assert list(lease.story) == story[-STORY_KEPT_IN_MEMORY:]
 
 
-def _check_edits(before: NodeState, step: Step) -> None:
+def _is_resize_of(event: m.Event, lease: Lease) -> bool:
+    return isinstance(event, m.ResizeAsked) and event.lease == lease.id
+
+
+def _check_edits(before: NodeState, event: m.Event, step: Step) -> None:
     made = [one.lease for one in step.instructions if isinstance(one, m.MakeEdits)]
     dropped = [one.lease for one in step.instructions if isinstance(one, m.DropEdits)]
     held = {lease.id for lease in before.holders()}
     hold = {lease.id for lease in step.state.holders()}
-    assert sorted(made) == sorted(hold - held)
+    changed = {
+        one.id for one in step.changed if one.id in held and before.leases[one.id].grants != one.grants
+    }
+    remade = {one for one in changed & hold if _is_resize_of(event, step.state.leases[one])}
+    assert sorted(made) == sorted((hold - held) | remade)
     assert sorted(dropped) == sorted(held - hold)
-    assert all(isinstance(step.state.leases[one].state, Reserved) for one in made)
+    assert all(isinstance(step.state.leases[one].state, Reserved) for one in set(made) - remade)
     queued = {lease.id for lease in before.waiting()}
     over = [lease for lease in step.changed if isinstance(lease.state, Ended) and lease.id not in queued]
     assert sorted(lease.id for lease in over) == sorted(dropped)

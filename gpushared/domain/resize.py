@@ -1,0 +1,257 @@
+"""A lease gets another size, on the GPUs that it has and never on others.
+
+What is raised must be free there now, and must not be kept for the head of the queue: a raise follows the
+rule of backfill. What is lowered stays over what the lease's processes use. What is not named stays as it is,
+but the compute of a request for memory alone goes on to follow its memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpushared.domain.asking import NewSize, describe
+from gpushared.domain.errors import LimitReached, NeverFits, RequestError, StateConflict, Unavailable
+from gpushared.domain.explain import check_possible
+from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu, GpuId
+from gpushared.domain.lease import (
+    Active,
+    ComputeCap,
+    Draining,
+    Ended,
+    Grant,
+    Lease,
+    MemoryWall,
+    Paused,
+    Queued,
+    Reserved,
+    Starting,
+    Walls,
+    state_name,
+)
+from gpushared.domain.messages import MakeEdits, ResizeAsked
+from gpushared.domain.placement import need_on
+from gpushared.domain.queue import NEVER, decide
+from gpushared.domain.request import Request
+from gpushared.domain.rules import Action
+from gpushared.domain.state import Draft
+from gpushared.domain.units import format_memory, format_percent
+
+SAMPLE_SECONDS = 5.0
+"""What processes use is known from samples, several a second where it matters; older ones say nothing."""
+
+_Resizable = Reserved | Starting | Active | Paused
+
+
+def resize(event: ResizeAsked, draft: Draft) -> None:
+    """Give the lease its new size, or raise why not. The size that it has already changes nothing."""
+    lease = draft.owned(event.lease, event.caller)
+    draft.answer = lease.id
+    _check_state(lease)
+    request = _resized(lease.request, event.size)
+    if isinstance(lease.state, Queued):
+        if request != lease.request:
+            check_possible(draft.view(), request)
+            draft.put(_asking(lease, request).note(draft.now, _story(event, lease.request, request)))
+        return
+    grants = tuple(_new_grant(grant, request, event.size, draft) for grant in lease.grants)
+    if grants != lease.grants:
+        _check_kind(lease, grants, draft)
+        _check_room(lease, grants, draft)
+        _check_use(lease, grants, draft)
+        changed = _holding(_asking(lease, request), grants, draft)
+        draft.put(changed.note(draft.now, _story(event, lease.request, request)))
+        draft.do(MakeEdits(lease.id))
+
+
+def _story(event: ResizeAsked, old: Request, new: Request) -> str:
+    return f"{event.caller.name} resized it from {describe(old)} to {describe(new)}"
+
+
+def _check_state(lease: Lease) -> None:
+    if isinstance(lease.state, Draining | Ended):
+        raise StateConflict(
+            f"lease {lease.id} is {state_name(lease.state)}", hint="ask for a new one with `gpushare run`"
+        )
+    if lease.request.wants_whole_gpus:
+        raise StateConflict(
+            f"lease {lease.id} has whole GPUs and no size of its own",
+            hint="ask for a new one instead",
+        )
+    if isinstance(lease.state, Reserved) and lease.state.claimed:
+        raise StateConflict(
+            f"a container is being created for lease {lease.id} with the size it has",
+            hint="resize it when the container runs",
+        )
+
+
+def _resized(request: Request, size: NewSize) -> Request:
+    count = len(request.gpus) or request.gpu_count
+    if size.gpu_count not in (1, count):
+        raise RequestError(
+            f"a lease of {count} GPU{'s' if count > 1 else ''} keeps this number of GPUs",
+            hint="write the part of each GPU, such as --gpu 0.5",
+        )
+    if size.memory_bytes is not None:
+        request = replace(request, memory_bytes=size.memory_bytes, memory_permille=None)
+    elif size.memory_permille is not None:
+        request = replace(request, memory_bytes=None, memory_permille=size.memory_permille)
+    if size.compute_permille is not None:
+        request = replace(request, compute_permille=size.compute_permille)
+    return request
+
+
+def _asking(lease: Lease, request: Request) -> Lease:
+    return replace(lease, request=request, asked_first=lease.asked_first or lease.request)
+
+
+def _new_grant(old: Grant, request: Request, size: NewSize, draft: Draft) -> Grant:
+    """What is not named stays to the byte, also where the GPU's leasable memory is another by now."""
+    gpu = _gpu(old.gpu, draft)
+    need = need_on(request, gpu)
+    names_memory = size.memory_bytes is not None or size.memory_permille is not None
+    names_compute = size.compute_permille is not None or (names_memory and request.compute_permille is None)
+    new = Grant(
+        old.gpu,
+        need.memory_bytes if names_memory else old.memory_bytes,
+        need.compute_permille if names_compute else old.compute_permille,
+    )
+    if new.memory_bytes <= 0:
+        raise RequestError(f"GPU {gpu.index} is too small for such a share", hint="ask for more")
+    if new.memory_bytes > max(old.memory_bytes, gpu.leasable_bytes):
+        raise NeverFits(
+            f"{format_memory(new.memory_bytes)} never fits on GPU {gpu.index}, where this lease is",
+            hint=f"it has {format_memory(gpu.leasable_bytes)} to lease",
+        )
+    return new
+
+
+def _gpu(gpu_id: GpuId, draft: Draft) -> Gpu:
+    if gpu_id not in draft.gpus:
+        raise Unavailable(
+            "a GPU of this lease is not known at the moment", hint="`gpushare gpus` says what is wrong"
+        )
+    return draft.gpus[gpu_id]
+
+
+def _check_kind(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> None:
+    """A container on GPUs that it has to itself is set up in another way than one that shares them."""
+    if _is_alone(lease.grants, draft) != _is_alone(grants, draft):
+        raise StateConflict(
+            f"lease {lease.id} cannot change between sharing GPUs and having all of them",
+            hint="ask for a new one of this size",
+        )
+
+
+def _is_alone(grants: tuple[Grant, ...], draft: Draft) -> bool:
+    return all(
+        grant.compute_permille >= WHOLE_PERMILLE
+        and grant.memory_bytes >= draft.gpus[grant.gpu].leasable_bytes
+        for grant in grants
+    )
+
+
+# --- raising -------------------------------------------------------------------------------------------
+
+
+def _check_room(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> None:
+    rooms = draft.view().rooms()
+    raised = set()
+    for old, new in zip(lease.grants, grants, strict=True):
+        room, gpu = rooms[old.gpu], draft.gpus[old.gpu]
+        more_bytes = new.memory_bytes - old.memory_bytes
+        more_permille = new.compute_permille - old.compute_permille
+        if more_bytes <= 0 and more_permille <= 0:
+            continue
+        raised.add(gpu.id)
+        if gpu.trouble is not None:
+            raise Unavailable(
+                f"GPU {gpu.index} {gpu.trouble}, so nothing more is leased there",
+                hint="see `gpushare gpus`",
+            )
+        if more_bytes > max(0, room.free_bytes) or more_permille > max(0, room.free_permille):
+            raise LimitReached(
+                f"GPU {gpu.index} has {format_memory(max(0, room.free_bytes))} and "
+                f"{format_percent(max(0, room.free_permille))}% of the compute free, {_more(old, new)}",
+                hint="`gpushare ps` shows who holds the rest",
+            )
+    _check_head(lease, raised, draft)
+
+
+def _more(old: Grant, new: Grant) -> str:
+    memory, compute = new.memory_bytes - old.memory_bytes, new.compute_permille - old.compute_permille
+    wanted = [f"{format_memory(memory)} more"] if memory > 0 else []
+    wanted += [f"{format_percent(compute)}% more"] if compute > 0 else []
+    return f"and {' and '.join(wanted)} would be needed"
+
+
+def _check_head(lease: Lease, raised: set[GpuId], draft: Draft) -> None:
+    """As in backfill: on GPUs kept for the head only what ends before the head can start there."""
+    state = draft.view()
+    decisions = decide(state.waiting(), state.rooms(), state.holders(), draft.now)
+    kept = next((one.reservation for one in decisions if one.reservation is not None), None)
+    if kept is None or not raised & kept.gpus:
+        return
+    if lease.expires_at is None or not lease.expires_at <= kept.start_at < NEVER:
+        raise LimitReached(
+            f"the room is kept for {kept.head}, which waits for it", hint="`gpushare queue` shows what waits"
+        )
+
+
+# --- lowering ------------------------------------------------------------------------------------------
+
+
+def _check_use(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> None:
+    margin = draft.rules.watchdog[lease.request.lease_class].tolerance_bytes
+    for old, new in zip(lease.grants, grants, strict=True):
+        if new.memory_bytes >= old.memory_bytes or isinstance(lease.state, Reserved):
+            continue
+        used = _used_bytes(lease, draft.gpus[old.gpu], draft)
+        if used and new.memory_bytes < used + margin:
+            raise StateConflict(
+                f"lease {lease.id} uses {format_memory(used)} on GPU {draft.gpus[old.gpu].index}, and "
+                f"{format_memory(margin)} must be left above that",
+                hint=f"ask for at least {format_memory(used + margin)}, or let its processes free memory",
+            )
+
+
+def _used_bytes(lease: Lease, gpu: Gpu, draft: Draft) -> int:
+    """What its processes hold there by the newest sample; Unavailable where nobody knows."""
+    use = draft.use
+    on_gpus = use.used_bytes.get(lease.id, {})
+    fresh = abs(draft.now - use.at) <= SAMPLE_SECONDS and gpu.id in use.readable
+    # A process that is there and has 0 bytes is one whose bytes the driver does not tell.
+    if not fresh or on_gpus.get(gpu.id) == 0 or (lease.id in use.busy and not on_gpus):
+        raise Unavailable(
+            f"what lease {lease.id} uses on GPU {gpu.index} is not known at the moment",
+            hint="its compute can be changed; `gpushare gpus` says what is wrong",
+        )
+    return on_gpus.get(gpu.id, 0)
+
+
+# --- the lease afterwards ------------------------------------------------------------------------------
+
+
+def _holding(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> Lease:
+    state = lease.state
+    assert isinstance(state, _Resizable), "checked before"
+    old = lease.grants
+    lease = replace(lease, state=replace(state, grants=grants))
+    if isinstance(state, Reserved):
+        return lease
+    return replace(lease, walls=_walls(lease, old, draft), baked=lease.baked or old)
+
+
+def _walls(lease: Lease, old: tuple[Grant, ...], draft: Draft) -> Walls | None:
+    """What runs keeps the limits it began with, which do not hold a lease that is smaller by now."""
+    if lease.walls is None:
+        return None
+    memory_wall, compute_cap = lease.walls.memory_wall, lease.walls.compute_cap
+    pairs = list(zip(old, lease.grants, strict=True))
+    if memory_wall is MemoryWall.MPS_CLIENT and any(a.memory_bytes > b.memory_bytes for a, b in pairs):
+        acts = draft.rules.watchdog[lease.request.lease_class].action is not Action.WARN
+        memory_wall = MemoryWall.WATCHDOG if acts else MemoryWall.NONE
+    if compute_cap is ComputeCap.MPS_PERCENTAGE and any(
+        a.compute_permille > b.compute_permille for a, b in pairs
+    ):
+        compute_cap = ComputeCap.NONE
+    return Walls(memory_wall, compute_cap)
