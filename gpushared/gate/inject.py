@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from gpushared.domain.errors import RequestError
 from gpushared.gate.body import Body, Json, objects, section, strings
 from gpushared.ports import DeviceMechanism, Edits, EngineFacts, Mount
-from gpushared.sharing.edits import CONTAINER_PIPE_DIRECTORY
+from gpushared.sharing.edits import CONTAINER_DIRECTORY
 
 OWN_PREFIXES = ("NVIDIA_", "CUDA_MPS_", "GPUSHARE_")
 OWN_NAMES = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"})
@@ -33,7 +33,7 @@ def inject(body: Body, device_name: str, edits: Edits | None, facts: EngineFacts
     host = body["HostConfig"] = section(body, "HostConfig")
     env = strip_env(strings(body, "Env"))
     own_targets = [mount.target for mount in edits.mounts] if edits is not None else []
-    check_mounts(user_targets(body), [CONTAINER_PIPE_DIRECTORY, *own_targets])
+    check_mounts(user_targets(body), [CONTAINER_DIRECTORY, *own_targets])
     if edits is not None:
         env = default_env(env, edits.env_defaults)
         env = _add_gpus(host, env, edits, facts)

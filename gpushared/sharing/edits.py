@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from gpushared.domain.errors import SharingUnavailable
 from gpushared.domain.gpu import MIB, WHOLE_PERMILLE, Gpu, GpuId
 from gpushared.domain.lease import ComputeCap, Grant, Lease, MemoryWall, Walls
 from gpushared.ports import Edits, Mount
 
-CONTAINER_PIPE_DIRECTORY = "/run/gpushare/mps"
+CONTAINER_DIRECTORY = "/run/gpushare"
+"""Where a container finds its lease's directory (see ``LeaseDirectories``)."""
+CONTAINER_PIPE_DIRECTORY = f"{CONTAINER_DIRECTORY}/mps"
 NO_PIPE_DIRECTORY = "/tmp/gpushare-mps"  # noqa: S108  # only a name: nothing of ours is ever there
 """Where containers without MPS look for it in vain.
 
@@ -23,13 +24,6 @@ _WHOLE = Walls(MemoryWall.WHOLE_GPU, ComputeCap.WHOLE_GPU)
 _MPS = Walls(MemoryWall.MPS_CLIENT, ComputeCap.MPS_PERCENTAGE)
 _WATCHED = Walls(MemoryWall.WATCHDOG, ComputeCap.NONE)
 _NONE = Walls(MemoryWall.NONE, ComputeCap.NONE)
-
-
-@dataclass(frozen=True, slots=True)
-class MpsFacts:
-    """MPS serves this lease: the host directory that holds the socket for it."""
-
-    directory: str
 
 
 def ordered_grants(lease: Lease, gpus: Mapping[GpuId, Gpu]) -> tuple[Grant, ...]:
@@ -56,32 +50,33 @@ def holds_whole_gpus(lease: Lease, gpus: Mapping[GpuId, Gpu]) -> bool:
 def lease_edits(
     lease: Lease,
     gpus: Mapping[GpuId, Gpu],
-    mps: MpsFacts | None,
     *,
+    directory: str,
+    mps: bool,
     simulated: bool,
     watched: bool = False,
     mounts: tuple[Mount, ...] = (),
 ) -> Edits:
-    """The edits of a lease; ``mounts`` come on top.
+    """The edits of a lease; ``directory`` is the lease's own on the host, ``mounts`` come on top.
 
-    Without MPS a shared lease has no walls but the watchdog, where that acts (``watched``), and says so.
+    ``mps``: a control daemon serves the lease, its socket lies in the directory. Without MPS a shared
+    lease has no walls but the watchdog, where that acts (``watched``), and says so.
     """
     grants = ordered_grants(lease, gpus)
     whole = holds_whole_gpus(lease, gpus)
-    if whole:
-        mps = None
+    mps = mps and not whole
     last = _WATCHED if watched else _NONE
-    walls = _WHOLE if whole else last if mps is None else _MPS
+    walls = _WHOLE if whole else _MPS if mps else last
     return Edits(
         gpus=tuple(grant.gpu for grant in grants),
         walls=walls,
         env={
             **_device_env(grants),
-            **(_no_mps_env() if mps is None else _mps_env(grants)),
+            **(_mps_env(grants) if mps else _no_mps_env()),
             **_facts_env(lease, grants, walls, simulated=simulated),
         },
         env_defaults={} if whole else _framework_env(grants, gpus),
-        mounts=mounts if mps is None else (Mount(mps.directory, CONTAINER_PIPE_DIRECTORY), *mounts),
+        mounts=(Mount(directory, CONTAINER_DIRECTORY), *mounts),
     )
 
 

@@ -1,4 +1,4 @@
-"""The directories that containers get as their MPS pipe directory."""
+"""The directories in which containers find their lease: what it says of itself, and its MPS socket."""
 
 from __future__ import annotations
 
@@ -14,14 +14,24 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _PRIVATE = 0o700
 """Users of the host have no business there; the engine, as root, mounts what lies inside."""
 _READABLE = 0o755
+_PUBLIC_FILE = 0o644
+
+LEASE_FILE = "lease.json"
+MPS_DIRECTORY = "mps"
+_STAGED_FILE = "lease.json.new"
+_STAGED_SOCKET = "control.new"
 
 
 class LeaseDirectories:
-    """One directory a lease, ``<root>/<device_name>/mps``, holding a hard link of a daemon's ``control``.
+    """One directory a lease, ``<root>/<device_name>``, which its container gets to read.
+
+    ``lease.json`` tells what is leased; ``mps/``, where there is MPS, is the container's pipe directory and
+    holds a hard link of a daemon's ``control``.
 
     A hard link and not the daemon's own directory, because privilege follows the socket that is used: through
     ``control_privileged`` even a confined root could change every limit. A directory and not the socket
     alone, because a daemon that is started again makes a new socket, which a mounted file would never show.
+    The same holds for ``lease.json``, which is replaced.
     """
 
     def __init__(self, root: Path) -> None:
@@ -31,13 +41,28 @@ class LeaseDirectories:
         """Where a lease's directory is. Raises RequestError for a name that could lead elsewhere."""
         if _NAME.fullmatch(device_name) is None:
             raise RequestError(f"{device_name!r} is not a device name")
-        return self._root / device_name / "mps"
+        return self._root / device_name
+
+    def write(self, device_name: str, text: str) -> None:
+        """Put what the lease says of itself there, at once as a whole."""
+        directory = self.path(device_name)
+        staged = directory / _STAGED_FILE
+        try:
+            self._make(directory)
+            staged.write_text(text)
+            staged.chmod(_PUBLIC_FILE)
+            staged.replace(directory / LEASE_FILE)
+        except OSError as error:
+            raise SharingUnavailable(
+                f"the lease's file cannot be put into {directory}: {error.strerror}"
+            ) from error
 
     def link(self, device_name: str, socket: Path) -> None:
         """Put this socket in place of what is there; the directory itself stays, it may be mounted."""
-        directory = self.path(device_name)
-        target, staged = directory / "control", directory.parent / "control.new"
+        directory = self.path(device_name) / MPS_DIRECTORY
+        target, staged = directory / "control", directory.parent / _STAGED_SOCKET
         try:
+            self._make(directory.parent)
             self._make(directory)
             # Renaming one link of a file over another does nothing and leaves both.
             if target.exists() and target.samefile(socket):
@@ -50,25 +75,36 @@ class LeaseDirectories:
                 f"the MPS socket cannot be put into {directory}: {error.strerror}"
             ) from error
 
-    def remove(self, device_name: str) -> None:
+    def unlink(self, device_name: str) -> None:
+        """Take the socket away; the directory stays, a container that runs may have it mounted."""
         directory = self.path(device_name)
-        with suppress(FileNotFoundError):
-            (directory / "control").unlink(missing_ok=True)
-            (directory.parent / "control.new").unlink(missing_ok=True)
-            directory.rmdir()
+        for path in (directory / MPS_DIRECTORY / "control", directory / _STAGED_SOCKET):
+            path.unlink(missing_ok=True)
+
+    def remove(self, device_name: str) -> None:
+        self.unlink(device_name)
+        directory = self.path(device_name)
+        for name in (LEASE_FILE, _STAGED_FILE):
+            (directory / name).unlink(missing_ok=True)
         # What else lies there belongs to somebody else.
         with suppress(OSError):
-            directory.parent.rmdir()
+            (directory / MPS_DIRECTORY).rmdir()
+        with suppress(OSError):
+            directory.rmdir()
 
     def remove_others(self, keep: Collection[str]) -> None:
         """Remove the directories of leases that are not among these."""
         if not self._root.is_dir():
             return
         for entry in sorted(self._root.iterdir()):
-            if entry.name not in keep and _NAME.fullmatch(entry.name) and (entry / "mps").is_dir():
+            if entry.name not in keep and _NAME.fullmatch(entry.name) and _is_ours(entry):
                 self.remove(entry.name)
 
     def _make(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(_READABLE)
         self._root.chmod(_PRIVATE)
+
+
+def _is_ours(entry: Path) -> bool:
+    return (entry / MPS_DIRECTORY).is_dir() or (entry / LEASE_FILE).is_file()

@@ -16,8 +16,9 @@ from gpushared.domain.lease import Lease, LeaseId
 from gpushared.domain.request import LeaseClass
 from gpushared.ports import Edits, Mount, SharingStatus
 from gpushared.sharing.control import ControlTiming, DaemonLimits, MpsControl, check_pipe_path
-from gpushared.sharing.edits import MpsFacts, holds_whole_gpus, lease_edits, ordered_grants
+from gpushared.sharing.edits import holds_whole_gpus, lease_edits, ordered_grants
 from gpushared.sharing.lease_directories import LeaseDirectories
+from gpushared.sharing.lease_file import lease_file
 from gpushared.sharing.probe import MultiuserProbe
 from gpushared.sharing.supervisor import Supervisor
 
@@ -106,24 +107,28 @@ class MpsSharing:
 
     async def open(self, lease: Lease, gpus: Mapping[GpuId, Gpu]) -> Edits:
         """Make ready what the lease's grants need; see the port and ``MpsMode``."""
-        granted = [gpus[grant.gpu] for grant in ordered_grants(lease, gpus)]
+        grants = ordered_grants(lease, gpus)
         self._gpus.update((gpu.id, gpu) for gpu in gpus.values())
-        facts = None
-        if not holds_whole_gpus(lease, gpus):
-            facts = await self._serve(lease, granted)
-        watched = lease.request.lease_class in self._watched
-        return lease_edits(
-            lease, gpus, facts, simulated=self._simulated, watched=watched, mounts=self._mounts
+        whole = holds_whole_gpus(lease, gpus)
+        mps = not whole and await self._serve(lease, [gpus[grant.gpu] for grant in grants])
+        edits = lease_edits(
+            lease,
+            gpus,
+            directory=str(self._directories.path(lease.device_name)),
+            mps=mps,
+            simulated=self._simulated,
+            watched=lease.request.lease_class in self._watched,
+            mounts=self._mounts,
         )
+        text = lease_file(lease, grants, gpus, edits.walls, simulated=self._simulated)
+        self._directories.write(lease.device_name, text)
+        return edits
 
     async def close_lease(self, lease: LeaseId, device_name: str) -> None:
         """Take the lease's directory down; the daemon goes a while after its last lease."""
         del lease  # directories are named after what the container was given
+        self._leave_others(device_name, name="")
         self._directories.remove(device_name)
-        for name, daemon in self._daemons.items():
-            if device_name in daemon.leases:
-                daemon.detach(device_name)
-                self._linger(name, daemon)
 
     async def status(self) -> tuple[SharingStatus, ...]:
         """Of every GPU that a lease was opened beside, as the last look found it; asks nobody."""
@@ -158,24 +163,26 @@ class MpsSharing:
             for device_name in sorted(daemon.leases):
                 daemon.detach(device_name)
             await daemon.stop()
+        if not keep_running:
+            self._directories.remove_others(())
         await asyncio.gather(*self._stopping.values())
 
     # --- serving a lease ---
 
-    async def _serve(self, lease: Lease, granted: Sequence[Gpu]) -> MpsFacts | None:
-        """MPS for this lease, or None where it is to go without."""
+    async def _serve(self, lease: Lease, granted: Sequence[Gpu]) -> bool:
+        """Whether MPS serves this lease; it is to go without otherwise."""
         if self._mode is MpsMode.OFF:
-            return None
+            return False
         try:
             daemon = await self._daemon_for(lease, granted)
             await daemon.attach(lease.device_name)
         except (SharingUnavailable, TimedOut) as error:
             if self._mode is MpsMode.REQUIRED or not (self._simulated or self._binary is None):
-                await self.close_lease(lease.id, lease.device_name)
+                self._leave_others(lease.device_name, name="")
                 raise
             _log.warning("mps.without_walls lease=%s why=%s", lease.id, error.message)
-            return None
-        return MpsFacts(str(self._directories.path(lease.device_name)))
+            return False
+        return True
 
     async def _daemon_for(self, lease: Lease, granted: Sequence[Gpu]) -> Supervisor:
         if self._binary is None:
@@ -215,6 +222,7 @@ class MpsSharing:
         return self._control(_PROBE_NAME, gpus, multiuser=multiuser)
 
     def _leave_others(self, device_name: str, name: str) -> None:
+        """Take the lease off every daemon but the one of this name."""
         for other, daemon in self._daemons.items():
             if other != name and device_name in daemon.leases:
                 daemon.detach(device_name)

@@ -79,7 +79,7 @@ class Supervisor:
 
     def detach(self, device_name: str) -> None:
         self.leases.discard(device_name)
-        self._directories.remove(device_name)
+        self._directories.unlink(device_name)
 
     async def stop(self) -> None:
         """End the daemon."""

@@ -24,7 +24,6 @@ from gpushared.gate.site import Policy
 from gpushared.gate.target import parse_target
 from gpushared.gate.wish import ClaimWish, labels_of, take_wish, wish_of, with_count
 from gpushared.ports import DeviceMechanism, Edits, Mount
-from gpushared.sharing.edits import CONTAINER_PIPE_DIRECTORY
 from tests.gate.desks import GPU, WALLS, facts
 from tests.gate.serving import ALICE
 
@@ -347,8 +346,9 @@ def test_a_lease_is_put_in_as_the_engine_can_take_it(
     assert body == after
 
 
-def test_a_container_created_before_its_lease_may_not_mount_where_the_lease_will() -> None:
-    body: dict[str, Any] = {"HostConfig": {"Binds": [f"/x:{CONTAINER_PIPE_DIRECTORY}"]}}
+@pytest.mark.parametrize("path", ["/run/gpushare", "/run/gpushare/mps", "/run/gpushare/lease.json"])
+def test_a_container_created_before_its_lease_may_not_mount_where_the_lease_will(path: str) -> None:
+    body: dict[str, Any] = {"HostConfig": {"Binds": [f"/x:{path}"]}}
     with pytest.raises(RequestError, match="would hide the lease's"):
         inject(body, "c-1", None, facts(lease_devices=True))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ from gpushared.domain.lease import Lease
 from gpushared.ports import Edits
 from gpushared.sharing.mps import MpsSharing, MpsTiming
 from tests.sharing import daemons
-from tests.sharing.worlds import FIRST, GPUS, leasable_gib, lease
+from tests.sharing.worlds import FIRST, GPUS, grant, leasable_gib, lease
 
 LIMIT_QUESTION = "get_default_device_pinned_mem_limit 0"
 LIBRARIES = ("/lib", "/lib64", "/usr/lib")
@@ -41,6 +43,14 @@ class Container:
 
     def listing(self) -> list[str]:
         return self._run("exec", self._id, "sh", "-c", 'ls -A "$CUDA_MPS_PIPE_DIRECTORY"').split()
+
+    def lease(self) -> dict[str, Any]:
+        """What is written of the lease inside."""
+        found: dict[str, Any] = json.loads(self.run("cat", "/run/gpushare/lease.json"))
+        return found
+
+    def run(self, *words: str) -> str:
+        return self._run("exec", self._id, *words)
 
     def remove(self) -> None:
         self._run("rm", "--force", self._id)
@@ -91,13 +101,28 @@ async def test_root_in_a_container_can_ask_but_neither_set_nor_quit(
     await sharing.close(keep_running=False)
 
 
+async def test_a_running_container_reads_its_lease_as_it_is_now_and_cannot_change_it(
+    mps_control_binary: Path, runtime_dir: Path, start: StartContainer
+) -> None:
+    sharing, edits = await opened(mps_control_binary, runtime_dir, lease(1))
+    container = start(edits)
+    before = container.lease()
+    await sharing.open(lease(1, grant(FIRST, 500)), GPUS)
+    after = container.lease()
+    assert [one["gpus"][0]["compute_percent"] for one in (before, after)] == [25, 50]
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        container.run("rm", "/run/gpushare/lease.json")
+    assert "Read-only file system" in refused.value.stderr
+    await sharing.close(keep_running=False)
+
+
 async def test_a_running_container_meets_the_daemon_that_replaced_a_killed_one(
     mps_control_binary: Path, runtime_dir: Path, start: StartContainer
 ) -> None:
     sharing, edits = await opened(mps_control_binary, runtime_dir, lease(1))
     container = start(edits)
     (old,) = daemons.serving_under(runtime_dir)
-    socket = Path(edits.mounts[0].source) / "control"
+    socket = Path(edits.mounts[0].source) / "mps" / "control"
     inode = socket.stat().st_ino
     os.kill(old, signal.SIGKILL)
     await daemons.until(lambda: socket.stat().st_ino != inode)

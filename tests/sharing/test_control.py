@@ -202,7 +202,7 @@ async def test_who_has_only_a_lease_directory_may_ask_but_neither_set_nor_quit(
     runtime_dir.chmod(0o711)
     directories = LeaseDirectories(runtime_dir / "leases")
     directories.link("l-1", daemon.socket)
-    leased = directories.path("l-1")
+    leased = directories.path("l-1") / "mps"
     assert daemons.names_in(leased) == ["control"]
     assert stat.S_IMODE(leased.parent.parent.stat().st_mode) == 0o700, "no way in for users of the host"
     # A container's mount begins behind the private folder; here the folder is opened to get there.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,14 +12,14 @@ from hypothesis import strategies as st
 
 from gpushared.domain.errors import SharingUnavailable
 from gpushared.domain.gpu import MIB, Gpu, GpuId
-from gpushared.domain.lease import ComputeCap, Grant, MemoryWall, Reserved, Walls
+from gpushared.domain.lease import ComputeCap, Grant, Lease, MemoryWall, Reserved, Walls
 from gpushared.domain.request import Isolation
-from gpushared.ports import Mount
-from gpushared.sharing.edits import MpsFacts, lease_edits
+from gpushared.ports import Edits, Mount
+from gpushared.sharing.edits import lease_edits
 from gpushared.testing.leases import SOME_TIME
 from tests.sharing.worlds import FIRST, GPUS, SECOND, THIRD, grant, lease
 
-MPS = MpsFacts("/run/gpushared/leases/l-1/mps")
+DIRECTORY = "/run/gpushared/leases/l-1"
 WHOLE = Walls(MemoryWall.WHOLE_GPU, ComputeCap.WHOLE_GPU)
 LIMITED = Walls(MemoryWall.MPS_CLIENT, ComputeCap.MPS_PERCENTAGE)
 NOTHING = Walls(MemoryWall.NONE, ComputeCap.NONE)
@@ -31,7 +32,7 @@ class Case:
     walls: Walls
     env: dict[str, str]
     isolation: Isolation = Isolation.SHARED
-    mps: MpsFacts | None = MPS
+    mps: bool = True
     absent: tuple[str, ...] = ()
     defaults: dict[str, str] = field(default_factory=dict)
 
@@ -108,39 +109,49 @@ CASES = [
             "GPUSHARE_MEMORY_WALL": "none",
             "GPUSHARE_COMPUTE_CAP": "none",
         },
-        mps=None,
+        mps=False,
         absent=("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"),
         defaults={"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.249", "TF_FORCE_GPU_ALLOW_GROWTH": "true"},
     ),
 ]
 
 
+def edits_of(
+    of: Lease,
+    gpus: Mapping[GpuId, Gpu] = GPUS,
+    *,
+    mps: bool = True,
+    simulated: bool = False,
+    mounts: tuple[Mount, ...] = (),
+) -> Edits:
+    return lease_edits(of, gpus, directory=DIRECTORY, mps=mps, simulated=simulated, mounts=mounts)
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.says)
 def test_edits_say(case: Case) -> None:
     """Each case is a sentence, a lease, and what its container gets."""
-    edits = lease_edits(lease(1, *case.grants, isolation=case.isolation), GPUS, case.mps, simulated=False)
+    edits = edits_of(lease(1, *case.grants, isolation=case.isolation), mps=case.mps)
     assert edits.walls == case.walls
     assert {name: edits.env.get(name) for name in case.env} == case.env
     assert not set(case.absent) & edits.env.keys()
     assert edits.env_defaults == case.defaults
 
 
-def test_a_lease_without_mps_gets_no_socket_and_one_with_mps_exactly_its_own() -> None:
+@pytest.mark.parametrize("mps", [True, False], ids=["with MPS", "without"])
+def test_every_lease_gets_its_own_directory_to_read_and_what_comes_on_top(mps: bool) -> None:
     extra = Mount("/opt/tools", "/opt/tools")
-    with_mps = lease_edits(lease(), GPUS, MPS, simulated=False, mounts=(extra,))
-    without = lease_edits(lease(), GPUS, None, simulated=False, mounts=(extra,))
-    assert with_mps.mounts == (Mount(MPS.directory, "/run/gpushare/mps", read_only=True), extra)
-    assert without.mounts == (extra,)
+    edits = edits_of(lease(), mps=mps, mounts=(extra,))
+    assert edits.mounts == (Mount(DIRECTORY, "/run/gpushare", read_only=True), extra)
 
 
 def test_a_container_on_simulated_gpus_can_tell() -> None:
-    assert lease_edits(lease(), GPUS, MPS, simulated=True).env["GPUSHARE_SIMULATED"] == "1"
+    assert edits_of(lease(), simulated=True).env["GPUSHARE_SIMULATED"] == "1"
 
 
-@pytest.mark.parametrize("mps", [MPS, None], ids=["with MPS", "without"])
-def test_every_variable_of_a_container_is_documented(mps: MpsFacts | None) -> None:
+@pytest.mark.parametrize("mps", [True, False], ids=["with MPS", "without"])
+def test_every_variable_of_a_container_is_documented(mps: bool) -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "environment.md").read_text()
-    edits = lease_edits(lease(), GPUS, mps, simulated=False)
+    edits = edits_of(lease(), mps=mps)
     assert not [name for name in (*edits.env, *edits.env_defaults) if f"`{name}` |" not in page]
 
 
@@ -148,7 +159,7 @@ def test_every_variable_of_a_container_is_documented(mps: MpsFacts | None) -> No
 def test_a_lease_whose_gpus_are_not_there_gets_nothing(grants: tuple[Grant, ...]) -> None:
     state = Reserved(grants, since=SOME_TIME, deadline=SOME_TIME)
     with pytest.raises(SharingUnavailable, match=r"is not there|holds no GPU"):
-        lease_edits(replace(lease(), state=state), GPUS, MPS, simulated=False)
+        edits_of(replace(lease(), state=state))
 
 
 gpus = st.builds(
@@ -182,7 +193,7 @@ def test_edits_never_name_a_gpu_that_is_not_granted(
     world: tuple[dict[GpuId, Gpu], tuple[Grant, ...]],
 ) -> None:
     there, grants = world
-    edits = lease_edits(lease(1, *grants), there, MPS, simulated=False)
+    edits = edits_of(lease(1, *grants), there)
     granted = {grant.gpu for grant in grants}
     assert set(edits.gpus) == granted
     for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "GPUSHARE_GPU_UUIDS"):
@@ -196,7 +207,7 @@ def test_memory_limits_are_one_for_each_visible_gpu_and_sum_to_what_is_granted(
     world: tuple[dict[GpuId, Gpu], tuple[Grant, ...]],
 ) -> None:
     there, grants = world
-    edits = lease_edits(lease(1, *grants), there, MPS, simulated=False)
+    edits = edits_of(lease(1, *grants), there)
     if edits.walls == WHOLE:
         assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" not in edits.env
         return
@@ -215,9 +226,7 @@ def test_frameworks_are_never_told_of_more_memory_than_leased(
     world: tuple[dict[GpuId, Gpu], tuple[Grant, ...]],
 ) -> None:
     there, grants = world
-    fraction = lease_edits(lease(1, *grants), there, MPS, simulated=False).env_defaults.get(
-        "XLA_PYTHON_CLIENT_MEM_FRACTION"
-    )
+    fraction = edits_of(lease(1, *grants), there).env_defaults.get("XLA_PYTHON_CLIENT_MEM_FRACTION")
     # Below a thousandth the smallest fraction that can be told is more than what is leased.
     for part in grants if fraction and fraction != "0.001" else ():
         assert float(fraction or 0) * there[part.gpu].memory_total_bytes <= part.memory_bytes

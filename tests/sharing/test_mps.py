@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -76,7 +77,7 @@ async def test_a_shared_lease_gets_its_socket_and_its_walls(
     sharing: Sharing = share(mps_control_binary)
     edits = await sharing.open(lease(1), GPUS)
     assert edits.walls == LIMITED
-    assert [mount.source for mount in edits.mounts] == [str(leased(runtime_dir, "l-1"))]
+    assert [mount.source for mount in edits.mounts] == [str(leased(runtime_dir, "l-1").parent)]
     assert daemons.names_in(leased(runtime_dir, "l-1")) == ["control"]
     answer = daemons.ask(mps_control_binary, leased(runtime_dir, "l-1"), LIMIT_QUESTION)
     assert answer.split() == [f"{leasable_gib(FIRST)}G"]
@@ -111,7 +112,7 @@ async def test_whole_gpus_start_no_daemon(
 ) -> None:
     edits = await share(mps_control_binary).open(lease(1, *grants, isolation=isolation), GPUS)
     assert edits.walls == Walls(MemoryWall.WHOLE_GPU, ComputeCap.WHOLE_GPU)
-    assert edits.mounts == ()
+    assert daemons.names_in(leased(runtime_dir, "l-1").parent) == ["lease.json"]
     assert daemons.serving_under(runtime_dir) == []
 
 
@@ -157,6 +158,35 @@ async def test_a_lease_over_two_gpus_gets_a_daemon_over_exactly_those(
     assert answer.split() == [f"{leasable_gib(FIRST)}G", f"{leasable_gib(SECOND)}G"]
     assert len(daemons.serving_under(runtime_dir)) == 2
     assert [status.mode for status in await sharing.status()] == ["mps", "mps", "none"]
+
+
+async def test_a_lease_is_written_down_for_its_container_until_it_ends(
+    mps_control_binary: Path, share: MakeSharing, runtime_dir: Path
+) -> None:
+    sharing = share(mps_control_binary)
+    directory = runtime_dir / "leases" / "l-1"
+    edits = await sharing.open(lease(1, grant(SECOND, 125), grant(FIRST)), GPUS)
+    told = json.loads((directory / "lease.json").read_text())
+    assert [gpu["uuid"] for gpu in told["gpus"]] == list(edits.gpus) == [FIRST, SECOND]
+    assert [gpu["compute_percent"] for gpu in told["gpus"]] == [25, 12.5]
+    assert (told["memory_wall"], told["compute_cap"]) == ("mps-client", "mps-percentage")
+    await sharing.close_lease(lease(1).id, "l-1")
+    assert not directory.exists()
+
+
+async def test_a_lease_that_mps_fails_for_a_moment_keeps_the_directory_that_its_container_has_mounted(
+    mps_control_binary: Path, share: MakeSharing, runtime_dir: Path
+) -> None:
+    """As when our daemon is started again and the control daemon is not there yet."""
+    first = share(mps_control_binary)
+    await first.open(lease(1), GPUS)
+    before = leased(runtime_dir, "l-1").stat().st_ino
+    await first.close(keep_running=True)
+    with pytest.raises(SharingUnavailable):
+        await share(program(runtime_dir / "dying", "exit 100")).open(lease(1), GPUS)
+    await share(mps_control_binary).open(lease(1), GPUS)
+    assert leased(runtime_dir, "l-1").stat().st_ino == before
+    assert daemons.names_in(leased(runtime_dir, "l-1")) == ["control"]
 
 
 async def test_the_last_lease_takes_its_daemon_with_it(
@@ -253,7 +283,7 @@ async def test_a_container_made_before_its_lease_keeps_its_directory_name(
     mps_control_binary: Path, share: MakeSharing, runtime_dir: Path
 ) -> None:
     edits = await share(mps_control_binary).open(lease(1, device_name="c-5f3a"), GPUS)
-    assert [mount.source for mount in edits.mounts] == [str(leased(runtime_dir, "c-5f3a"))]
+    assert [mount.source for mount in edits.mounts] == [str(leased(runtime_dir, "c-5f3a").parent)]
 
 
 async def test_a_user_who_moves_to_another_daemon_leaves_the_first(
@@ -280,7 +310,8 @@ async def test_where_mps_is_not_installed_leases_go_without_walls_and_status_say
 ) -> None:
     sharing = share(None, mode=mode, simulated=simulated)
     edits = await sharing.open(lease(1), GPUS)
-    assert (edits.walls, edits.mounts) == (NOTHING, ())
+    assert edits.walls == NOTHING
+    assert daemons.names_in(leased(runtime_dir, "l-1").parent) == ["lease.json"]
     status = await status_of(sharing)
     assert status.mode == "none"
     assert "shared leases have no walls" in (status.trouble or "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -153,4 +154,38 @@ def test_removing_a_lease_directory_leaves_what_is_not_ours(runtime_dir: Path) -
     directories.remove("l-1")
     directories.remove("l-1")
     assert foreign.exists()
-    assert not directories.path("l-1").exists()
+    assert names_in(directories.path("l-1")) == ["note"]
+
+
+def test_a_lease_directory_that_a_container_has_mounted_stays_while_its_files_change(
+    runtime_dir: Path,
+) -> None:
+    (runtime_dir / "socket").touch()
+    directories = LeaseDirectories(runtime_dir / "leases")
+    directories.link("l-1", runtime_dir / "socket")
+    directories.write("l-1", "old")
+    path = directories.path("l-1")
+    before = (path.stat().st_ino, (path / "mps").stat().st_ino)
+    directories.unlink("l-1")
+    directories.link("l-1", runtime_dir / "socket")
+    directories.write("l-1", "new")
+    assert (path.stat().st_ino, (path / "mps").stat().st_ino) == before
+    assert (names_in(path), (path / "lease.json").read_text()) == (["lease.json", "mps"], "new")
+
+
+def test_what_a_lease_says_of_itself_can_be_read_by_every_user_in_its_container(runtime_dir: Path) -> None:
+    mask = os.umask(0o077)
+    try:
+        directories = LeaseDirectories(runtime_dir / "leases")
+        directories.write("l-1", "{}")
+    finally:
+        os.umask(mask)
+    path = directories.path("l-1")
+    modes = [stat.S_IMODE(one.stat().st_mode) for one in (path.parent, path, path / "lease.json")]
+    assert modes == [0o700, 0o755, 0o644]
+
+
+def test_a_lease_directory_that_cannot_be_made_is_a_refusal(runtime_dir: Path) -> None:
+    (runtime_dir / "leases").write_text("in the way")
+    with pytest.raises(SharingUnavailable, match="the lease's file cannot be put into"):
+        LeaseDirectories(runtime_dir / "leases").write("l-1", "{}")

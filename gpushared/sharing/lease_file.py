@@ -1,0 +1,44 @@
+"""The file in which a container can read its lease. Pure.
+
+``docs/reference/environment.md`` documents its fields. Within one number of the schema fields are only added.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from gpushared.domain.gpu import Gpu, GpuId
+from gpushared.domain.lease import Grant, Lease, Walls
+
+SCHEMA = "gpushare.lease/1"
+
+
+def lease_file(
+    lease: Lease, grants: Sequence[Grant], gpus: Mapping[GpuId, Gpu], walls: Walls, *, simulated: bool
+) -> str:
+    """The file's text. ``grants`` by the order in which the container sees its GPUs."""
+    content = {
+        "schema": SCHEMA,
+        "lease": lease.id,
+        "gpus": [_gpu(index, grant, gpus[grant.gpu]) for index, grant in enumerate(grants)],
+        "memory_wall": walls.memory_wall,
+        "compute_cap": walls.compute_cap,
+        "isolation": lease.request.isolation,
+        "class": lease.request.lease_class,
+        "expires_at": lease.expires_at,
+        "simulated": simulated,
+    }
+    return json.dumps(content, indent=1) + "\n"
+
+
+def _gpu(index: int, grant: Grant, gpu: Gpu) -> dict[str, str | int | float]:
+    whole, tenths = divmod(grant.compute_permille, 10)
+    return {
+        "uuid": grant.gpu,
+        "index": index,
+        "name": gpu.name,
+        "memory_bytes": grant.memory_bytes,
+        "memory_total_bytes": gpu.memory_total_bytes,
+        "compute_percent": grant.compute_permille / 10 if tenths else whole,
+    }
