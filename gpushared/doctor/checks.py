@@ -9,16 +9,23 @@ from gpushared.doctor import engine_checks as engine
 from gpushared.doctor import gpu_checks as gpu
 from gpushared.doctor import host_checks as host
 from gpushared.doctor.facts import Facts, Unread
-from gpushared.domain.checkup import Check, Finding, warning
+from gpushared.domain.checkup import Check, Finding, skipped, warning
 
 T = TypeVar("T")
 
 
-def _of(part: Callable[[Facts], T | Unread], judge: Callable[[T], Finding]) -> Callable[[Facts], Finding]:
-    """A check of one part; a part that could not be read is a warning, because nothing was found wrong."""
+def _of(
+    part: Callable[[Facts], T | Unread], judge: Callable[[T], Finding], *, told_by: str = ""
+) -> Callable[[Facts], Finding]:
+    """A check of one part; a part that could not be read is a warning, because nothing was found wrong.
+
+    ``told_by`` is the check that says so where several are of the same part.
+    """
 
     def look(facts: Facts) -> Finding:
         found = part(facts)
+        if isinstance(found, Unread) and told_by:
+            return skipped("could not be looked at", because=told_by)
         if isinstance(found, Unread):
             return warning(f"could not be looked at: {found.why}", found.hint)
         return judge(found)
@@ -50,8 +57,13 @@ CHECKS: tuple[Check[Facts], ...] = (
     _check("mps-version", gpu.mps_version, "driver", "mps-program"),
     _check("mps-users", gpu.mps_users, "driver", "mps-program"),
     _check("mps-architecture", gpu.mps_architecture, "driver", "mps-program"),
-    _check("mps-default-pipe", _of(lambda f: f.mps, gpu.mps_default_pipe), "driver"),
-    _check("mps-foreign-daemon", _of(lambda f: f.mps, gpu.mps_foreign), "driver", "mps-default-pipe"),
+    _check("mps-default-pipe", _of(lambda f: f.mps, gpu.mps_default_pipe, told_by="mps-program"), "driver"),
+    _check(
+        "mps-foreign-daemon",
+        _of(lambda f: f.mps, gpu.mps_foreign, told_by="mps-program"),
+        "driver",
+        "mps-default-pipe",
+    ),
     _check("mps-daemons", _of(lambda f: f.daemon, gpu.mps_daemons), "driver", "mps-program", "mps-version"),
     _check("mps-clients", _of(lambda f: f.daemon, gpu.mps_clients), "driver", "mps-program"),
     _check("service-memory", _of(lambda f: f.host, gpu.service_memory), "driver", "host"),

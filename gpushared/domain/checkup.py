@@ -42,7 +42,7 @@ class Finding:
         return self.final or self.status in {Status.FAILED, Status.SKIPPED}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, which Python 3.11 cannot join with generics
 class Check(Generic[F]):
     """A check by its name (kebab-case); those it comes ``after`` stand before it in every list."""
 

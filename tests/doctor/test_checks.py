@@ -1,0 +1,262 @@
+"""Each check on machines that are well but for one thing: one line says it, with a fix."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpushared.doctor.checks import CHECKS
+from gpushared.doctor.facts import (
+    DaemonView,
+    Facts,
+    KnownGpu,
+    MpsProgram,
+    NvidiaSpecs,
+    Toolkit,
+    UnmanagedProcess,
+    Unread,
+)
+from gpushared.domain.checkup import Result, Status, examine
+from gpushared.domain.gpu import MIB
+from gpushared.ports import DeviceMechanism
+from tests.doctor.healthy import HEALTHY, UUID, also, but, with_gpu, with_part
+
+W, F = Status.WARNING, Status.FAILED
+GONE = Unread("it is gone", "bring it back")
+OLD_DRIVER = "580.95.05"
+OTHER = "GPU-ffffffff-ffff-ffff-ffff-ffffffffffff"
+SPECS = NvidiaSpecs(("/etc/cdi/nvidia.yaml",), frozenset({OLD_DRIVER}), frozenset({UUID}))
+
+
+def engine(**changes: object) -> Facts:
+    return but("engine", **changes)
+
+
+def mps(**changes: object) -> Facts:
+    return but("mps", **changes)
+
+
+def host(**changes: object) -> Facts:
+    return but("host", **changes)
+
+
+def view(**changes: object) -> Facts:
+    return but("daemon", **changes)
+
+
+def state(**changes: object) -> Facts:
+    return but("state_dir", **changes)
+
+
+def authz(version: str) -> Facts:
+    return engine(version=version, authorization_plugins=("opa",))
+
+
+def program(version: str = "615.71.09", *, serves_many_users: bool = True) -> Facts:
+    return mps(program=MpsProgram("/usr/bin/nvidia-cuda-mps-control", version, serves_many_users))
+
+
+# (check, machine, status, what the sentence says, what the fix says)
+CASES: list[tuple[str, Facts, Status, str, str]] = [
+    ("host", with_part("host", GONE), W, "it is gone", "bring it back"),
+    ("driver", with_part("driver", GONE), F, "it is gone", "bring it back"),
+    ("driver", but("driver", gpus=()), F, "lists no GPU", "nvidia-smi -L"),
+    ("gpu-health", with_gpu(trouble="fell off the bus"), F, "GPU 0: fell off", "dmesg"),
+    ("gpu-health", view(gpus=(KnownGpu(0, "H", trouble="bad Xid 79"),)), F, "GPU 0: bad Xid", "dmesg"),
+    ("device-nodes", host(missing_device_nodes=("/dev/nvidia-uvm",)), W, "/dev/nvidia-uvm", "modprobe"),
+    ("persistence-mode", with_gpu(persistence=False), W, "off on GPU 0", "nvidia-persistenced"),
+    ("persistence-daemon", host(persistence_daemon=False), W, "off after a boot", "nvidia-persistenced"),
+    ("compute-mode", with_gpu(compute_mode=2), F, "PROHIBITED on GPU 0", "nvidia-smi -c DEFAULT -i 0"),
+    ("compute-mode", with_gpu(compute_mode=3), W, "EXCLUSIVE_PROCESS", "nvidia-smi -c DEFAULT -i 0"),
+    ("mig-mode", with_gpu(mig=True), W, "MIG is on for GPU 0", "nvidia-smi -mig 0 -i 0"),
+    ("pid-namespace", host(init_pid_namespace=False), F, "PID namespace", "--pid=host"),
+    ("cgroup-version", host(cgroup_version=1), W, "cgroup v1", "unified_cgroup_hierarchy=1"),
+    ("mps-program", mps(program=None), W, "not installed", "nvidia-compute-utils"),
+    ("mps-program", mps(wanted=False), W, "switched off", 'mps = "auto"'),
+    ("mps-program", with_part("mps", GONE), W, "it is gone", "bring it back"),
+    ("mps-version", program(version="580.95.05"), F, "release 580", "driver's own version"),
+    ("mps-users", program(serves_many_users=False), W, "one user at a time", "580"),
+    ("mps-architecture", with_gpu(compute_capability=(6, 1)), W, "older than Volta", "--gpu 1"),
+    ("mps-default-pipe", mps(default_pipe=True), W, "left over", "rm -r /tmp/nvidia-mps"),
+    ("mps-default-pipe", mps(default_pipe=True, default_pipe_answers=True, foreign_pids=(7,)), F,
+     "serves in /tmp/nvidia-mps", "echo quit"),
+    ("mps-foreign-daemon", mps(foreign_pids=(7, 8)), W, "PID 7, 8", "quit"),
+    ("mps-daemons", view(gpus=(KnownGpu(0, "H", sharing_trouble="in FAULT"),)), F, "in FAULT", "journalctl"),
+    ("mps-clients", view(gpus=(KnownGpu(0, "H", processes=44),)), W, "GPU 0: 44", "fewer processes"),
+    ("service-memory", host(memory_limit_bytes=100 * MIB), W, "100 MiB", "MemoryMax=infinity"),
+    ("selinux", host(selinux_enforces=True), W, "SELinux enforces", "restorecon"),
+    ("unmanaged-processes", view(unmanaged=(UnmanagedProcess(7, 0, "eve", "python", 2 * MIB),)), W,
+     "python of eve on GPU 0 (PID 7, 2 MiB)", "gpushare run"),
+    ("docker", with_part("engine", GONE), F, "it is gone", "bring it back"),
+    ("docker-api", engine(api_version="1.40"), F, "API 1.40", "20.10"),
+    ("docker-cdi", engine(cdi_dirs=(), version="24.0.9"), W, "CDI is off", "update Docker to 28.2"),
+    ("docker-cdi", engine(cdi_dirs=(), version="26.1.5"), W, "CDI is off", '{"features": {"cdi": true}}'),
+    ("docker-exposure", engine(socket_mode=0o666), F, "makes everybody root", "SocketMode=0660"),
+    ("docker-exposure",
+     engine(warnings=("WARNING: API is accessible on http://0.0.0.0:2375 without encryption.",)), F,
+     "(API is accessible", "tlsverify"),
+    ("docker-authorization", authz("27.1.0"), F, "CVE-2024-41110", "29.3.1"),
+    ("docker-authorization", authz("24.0.9"), F, "CVE-2024-41110", "29.3.1"),
+    ("docker-authorization", authz("20.10.24+dfsg1"), W, "unless its distribution", "29.3.1"),
+    ("docker-authorization", authz("26.1.5"), W, "CVE-2026-34040", "29.3.1"),
+    ("docker-authorization", authz("29.3.0"), W, "CVE-2026-34040", "29.3.1"),
+    ("docker-default-runtime", engine(default_runtime="nvidia"), W, "privileged", "default-runtime"),
+    ("docker-group-members", but("groups", members={"docker": ("eve",), "gpu": ()}), W, "(docker: eve)",
+     "gpasswd -d"),
+    ("gpu-mechanism", engine(gpu_mechanism=DeviceMechanism.PLAIN), F, "no way", "cdi generate"),
+    ("gpu-mechanism", engine(gpu_mechanism=DeviceMechanism.NVIDIA_RUNTIME), W, "nvidia-runtime", "CDI"),
+    ("cdi-spec", engine(nvidia_specs=SPECS), F, "for driver 580.95.05 and the driver is 615", "cdi generate"),
+    ("cdi-spec", engine(nvidia_specs=NvidiaSpecs(("/etc/cdi/n.yaml",), frozenset(), frozenset({OTHER}))), F,
+     f"does not know {UUID}", "--output=/etc/cdi/n.yaml"),
+    ("toolkit", with_part("toolkit", None), W, "not installed", "1.17.8"),
+    ("toolkit", with_part("toolkit", GONE), W, "it is gone", "bring it back"),
+    ("toolkit", with_part("toolkit", Toolkit("1.17.7", env_switch=False)), F, "CVE-2025-23266", "1.17.8"),
+    ("toolkit", with_part("toolkit", Toolkit("1.16.1", env_switch=False)), F, "CVE-2024-0132", "1.17.8"),
+    ("toolkit", with_part("toolkit", Toolkit("", env_switch=False)), W, "its version", "nvidia-ctk"),
+    ("toolkit-env-switch", but("toolkit", env_switch=True), W, "NVIDIA_VISIBLE_DEVICES", "=false"),
+    ("systemd-reload", host(missing_char_links=("/dev/nvidia0", "/dev/nvidiactl")), W,
+     "/dev/nvidia0 (2 links", "create-dev-char-symlinks"),
+    ("service-unit", but("unit", kill_mode="control-group"), F, "KillMode", "KillMode=process"),
+    ("service-unit", but("unit", runtime_preserve="no"), F, "removes", "RuntimeDirectoryPreserve=yes"),
+    ("service-unit", with_part("unit", GONE), W, "it is gone", "bring it back"),
+    ("socket", but("socket", is_socket=False), F, "is gone", "restart"),
+    ("socket", but("socket", closed_directory="/run/x"), W, "/run/x is closed", "chmod o+x /run/x"),
+    ("runtime-directory", but("runtime_dir", file_system="ext4"), W, "on ext4", "below /run"),
+    ("runtime-directory", but("runtime_dir", writable=False), F, "cannot write", "ReadWritePaths"),
+    ("journal-disk", state(free_bytes=MIB), F, "full", "make room"),
+    ("journal-disk", state(free_inodes=0), F, "full", "make room"),
+    ("journal-disk", state(free_bytes=100 * MIB), W, "nearly full (100 MiB", "make room"),
+    ("journal-disk", state(free_inodes=10), W, "nearly full", "make room"),
+    ("journal-disk", state(file_system="nfs4"), W, "on nfs4", "state_dir"),
+    ("journal-disk", state(writable=False), F, "cannot write", "ReadWritePaths"),
+    ("journal", view(troubles={"journal": "disk I/O error"}), F, "disk I/O error", "journalctl"),
+    ("daemon-parts", view(troubles={"watchdog": "it is blind"}), F, "it is blind", "journalctl"),
+    ("daemon-parts", view(troubles={"gpus": "no samples"}), F, "no samples", "journalctl"),
+    ("config", but("config", problem="queue.x is not a setting"), F, "queue.x", "config check"),
+    ("config", but("config", differs=True), W, "was changed", "systemctl reload"),
+    ("config", but("config", differs=True, needs_restart=True), W, "only a restart", "systemctl restart"),
+]  # fmt: skip
+
+
+def made(facts: Facts) -> dict[str, Result]:
+    return {result.name: result for result in examine(CHECKS, facts)}
+
+
+def lines(facts: Facts) -> list[str]:
+    """The checks that a user sees as not well."""
+    return [
+        result.name
+        for result in examine(CHECKS, facts)
+        if not result.blocked_by and result.finding.status is not Status.OK
+    ]
+
+
+def test_on_a_healthy_machine_every_check_is_made_and_ok() -> None:
+    results = examine(CHECKS, HEALTHY)
+    assert [result for result in results if result.finding.status is not Status.OK] == []
+    assert all(result.finding.detail and not result.finding.fix for result in results)
+
+
+@pytest.mark.parametrize(
+    ("check", "facts", "status", "says", "fix"), CASES, ids=[f"{case[0]}: {case[3]}" for case in CASES]
+)
+def test_one_thing_that_is_wrong_gives_one_line_with_a_fix(
+    check: str, facts: Facts, status: Status, says: str, fix: str
+) -> None:
+    found = made(facts)[check].finding
+    assert (found.status, lines(facts)) == (status, [check])
+    assert says in found.detail
+    assert fix in found.fix
+
+
+def test_every_check_can_find_something() -> None:
+    shown_elsewhere = {"driver-memory-limits"}  # see the test of old drivers
+    assert {case[0] for case in CASES} | shown_elsewhere == {check.name for check in CHECKS}
+
+
+def test_a_check_comes_after_checks_that_stand_before_it() -> None:
+    before: set[str] = set()
+    for check in CHECKS:
+        assert set(check.after) <= before
+        assert check.name not in before
+        before.add(check.name)
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        (OLD_DRIVER, ["driver-memory-limits"]),
+        ("470.57.02", ["driver-memory-limits", "mps-version"]),
+        ("615.71.09", []),
+    ],
+)
+def test_an_old_driver_is_told_what_it_cannot_do(version: str, expected: list[str]) -> None:
+    facts = but("driver", version=version)
+    specs = NvidiaSpecs(("/etc/cdi/nvidia.yaml",), frozenset({version}), frozenset({UUID}))
+    same = MpsProgram("/usr/bin/nvidia-cuda-mps-control", version, serves_many_users=True)
+    engine_report, mps_report = engine(nvidia_specs=specs).engine, mps(program=same).mps
+    changed = also(facts, engine=engine_report, mps=mps_report)
+    assert lines(changed) == expected
+
+
+def test_on_simulated_gpus_the_driver_is_one_line_and_nothing_of_its_kind_is_asked_for() -> None:
+    facts = also(
+        HEALTHY,
+        simulated=True,
+        driver=Unread("simulated"),
+        toolkit=None,
+        mps=mps(program=None).mps,
+        host=host(cgroup_version=1, persistence_daemon=False).host,
+        engine=engine(gpu_mechanism=DeviceMechanism.PLAIN).engine,
+    )
+    assert lines(facts) == ["driver"]
+    finding = made(facts)["driver"].finding
+    assert (finding.status, "simulated" in finding.detail) == (Status.SKIPPED, True)
+
+
+def test_simulated_processes_without_a_lease_are_shown_too() -> None:
+    strange = DaemonView(unmanaged=(UnmanagedProcess(7, 0),))
+    facts = also(HEALTHY, simulated=True, driver=GONE, daemon=strange)
+    assert made(facts)["unmanaged-processes"].finding.status is W
+
+
+def test_a_driver_that_is_away_hides_all_that_follows_from_it() -> None:
+    """The sampler's trouble, the unknown processes, MPS, toolkit and CDI."""
+    trouble = DaemonView(troubles={"gpus": "the driver is away"})
+    facts = also(HEALTHY, driver=GONE, daemon=trouble, toolkit=None)
+    assert lines(facts) == ["driver"]
+    assert made(facts)["unmanaged-processes"].blocked_by == "driver"
+
+
+def test_an_engine_that_is_away_is_one_line_although_the_daemon_is_in_trouble_for_it() -> None:
+    trouble = DaemonView(troubles={"engine": "no engine answers"})
+    facts = also(HEALTHY, engine=GONE, daemon=trouble)
+    assert lines(facts) == ["docker"]
+
+
+def test_many_unmanaged_processes_are_three_and_a_number() -> None:
+    many = tuple(UnmanagedProcess(pid, 0) for pid in range(10))
+    assert "and 7 more" in made(view(unmanaged=many))["unmanaged-processes"].finding.detail
+
+
+def test_a_gpu_split_by_mig_is_told_once_though_the_daemon_cannot_lease_it() -> None:
+    split = with_gpu(mig=True)
+    known = DaemonView(gpus=(KnownGpu(0, "H100", trouble="it is split by MIG"),))
+    assert lines(also(split, daemon=known)) == ["mig-mode"]
+
+
+@pytest.mark.parametrize("version", ["23.0.15", "25.0.6", "26.1.5", "27.1.1", "28.0.0"])
+def test_engines_with_the_mended_authorization_are_not_accused_of_the_older_hole(version: str) -> None:
+    assert "CVE-2024-41110" not in made(authz(version))["docker-authorization"].finding.detail
+
+
+def test_a_newest_engine_keeps_to_its_plugin() -> None:
+    assert lines(authz("29.3.1")) == []
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["engine", "toolkit", "mps", "host", "groups", "unit", "socket", "runtime_dir", "state_dir", "config"],
+)
+def test_a_part_that_cannot_be_read_is_told_in_one_line(part: str) -> None:
+    assert len(lines(with_part(part, GONE))) == 1
+    assert any(GONE.why in result.finding.detail for result in examine(CHECKS, with_part(part, GONE)))

@@ -1,0 +1,68 @@
+"""Checks that depend on each other: one cause gives one line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpushared.domain.checkup import (
+    Check,
+    Finding,
+    Result,
+    Status,
+    examine,
+    failed,
+    is_well,
+    ok,
+    skipped,
+    warning,
+)
+
+FINE = ok("fine")
+
+
+def run(**findings: Finding) -> dict[str, Result]:
+    """A chain: each check comes after the one before it."""
+    names = list(findings)
+    checks = [
+        Check[None](name, lambda _, found=findings[name]: found, tuple(names[max(0, place - 1) : place]))
+        for place, name in enumerate(names)
+    ]
+    return {result.name: result for result in examine(checks, None)}
+
+
+@pytest.mark.parametrize("cause", [failed("broken"), skipped("not here"), warning("all said", final=True)])
+def test_what_comes_after_a_cause_is_not_made_and_names_the_cause_at_the_end_of_the_chain(
+    cause: Finding,
+) -> None:
+    results = run(first=cause, second=failed("follows"), third=failed("follows too"))
+    assert results["first"] == Result("first", cause)
+    for name in ("second", "third"):
+        assert results[name].blocked_by == "first"
+        assert results[name].finding.status is Status.SKIPPED
+
+
+@pytest.mark.parametrize("before", [FINE, warning("not nice")])
+def test_a_warning_does_not_keep_others_from_being_made(before: Finding) -> None:
+    assert run(first=before, second=FINE)["second"] == Result("second", FINE)
+
+
+def test_a_check_may_say_itself_that_another_said_it_already() -> None:
+    said = skipped("nothing new", because="elsewhere")
+    assert run(first=said)["first"].blocked_by == "elsewhere"
+
+
+def test_a_check_that_must_not_be_made_is_not_called() -> None:
+    def never(_: None) -> Finding:
+        raise AssertionError("it was made")
+
+    checks = [Check[None]("cause", lambda _: failed("broken")), Check[None]("effect", never, ("cause",))]
+    assert examine(checks, None)[1].blocked_by == "cause"
+
+
+@pytest.mark.parametrize(
+    ("finding", "well"), [(FINE, True), (warning("x"), True), (skipped("x"), True), (failed("x"), False)]
+)
+def test_only_a_failure_makes_the_whole_unwell(finding: Finding, well: bool) -> None:
+    assert is_well([Result("one", FINE), replace(Result("two", FINE), finding=finding)]) is well
