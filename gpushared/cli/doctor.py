@@ -126,8 +126,9 @@ def _wrapped(rows: Sequence[Row], width: int) -> list[Row]:
 
 
 def _lines(row: Row, widths: dict[str, int]) -> list[Row]:
+    # A command that is broken cannot be copied, a path in a sentence can.
     cells = {
-        key: wrap(row[key], width, break_long_words=False, break_on_hyphens=False) or [row[key]]
+        key: wrap(row[key], width, break_long_words=key == "detail", break_on_hyphens=False) or [row[key]]
         for key, width in widths.items()
     }
     lines: list[Row] = [{**row, **{key: parts[0] for key, parts in cells.items()}}]

@@ -34,12 +34,14 @@ REQUESTS = {
     "Leases/Wait": leases_pb2.WaitRequest,
     "Leases/Release": leases_pb2.LeaseRef,
     "Leases/Stop": leases_pb2.StopRequest,
+    "Leases/Resize": leases_pb2.ResizeRequest,
     "Leases/Get": leases_pb2.LeaseRef,
     "Leases/List": leases_pb2.ListLeasesRequest,
     "Leases/Explain": leases_pb2.LeaseRef,
     "Gpus/List": gpus_pb2.ListGpusRequest,
     "Node/Status": node_pb2.NodeStatusRequest,
     "Node/Presets": node_pb2.PresetsRequest,
+    "Node/Doctor": node_pb2.DoctorRequest,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -22,11 +23,15 @@ from gpushared.domain.checkup import (
 FINE = ok("fine")
 
 
+def finds(finding: Finding) -> Callable[[None], Finding]:
+    return lambda _: finding
+
+
 def run(**findings: Finding) -> dict[str, Result]:
     """A chain: each check comes after the one before it."""
     names = list(findings)
     checks = [
-        Check[None](name, lambda _, found=findings[name]: found, tuple(names[max(0, place - 1) : place]))
+        Check[None](name, finds(findings[name]), tuple(names[max(0, place - 1) : place]))
         for place, name in enumerate(names)
     ]
     return {result.name: result for result in examine(checks, None)}

@@ -1,0 +1,138 @@
+"""The doctor of a real daemon: over both faces, for both kinds of callers, on simulated and on fake GPUs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpushared.doctor.checks import CHECKS
+from tests.bed import parts
+from tests.gpus.fake_nvml import FakeGpu, FakeMachine, fake_nvml_library
+from tests.node.conftest import NewDaemon
+from tests.node.daemon import GPUSHARE, DaemonProcess, Json, wait_until
+from tests.node.grpc_client import ask
+
+NOBODY = 65534
+
+
+def checks(daemon: DaemonProcess) -> dict[str, Json]:
+    return {check["name"]: check for check in daemon.call("Node/Doctor")["checks"]}
+
+
+def unwell(daemon: DaemonProcess) -> set[str]:
+    return {name for name, check in checks(daemon).items() if check["status"] in {"warning", "failed"}}
+
+
+def gpushare(daemon: DaemonProcess, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(GPUSHARE), *words],
+        env={
+            "PATH": f"{parts.DOCKER.parent}:{os.environ['PATH']}",
+            "GPUSHARE_HOST": f"unix://{daemon.socket}",
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_json_and_grpc_name_the_same_checks_in_order(lone_daemon: DaemonProcess) -> None:
+    by_json = lone_daemon.call("Node/Doctor")
+    (by_grpc,) = ask(lone_daemon.socket, [("Node/Doctor", {})])
+    names = [check.name for check in CHECKS]
+    assert [check["name"] for check in by_json["checks"]] == names
+    assert [check["name"] for check in by_grpc["checks"]] == names
+
+
+def test_the_settings_are_for_the_trusted_and_the_checks_for_everybody(lone_daemon: DaemonProcess) -> None:
+    trusted, confined = lone_daemon.call("Node/Doctor"), lone_daemon.call("Node/Doctor", uid=NOBODY)
+    told = {(one["section"], one["name"]): one["value"] for one in trusted["settings"]}
+    assert told["node", "state_dir"] == f'"{lone_daemon.state_dir}"'
+    assert confined["settings"] == []
+    assert len(confined["checks"]) == len(CHECKS)
+
+
+def test_an_engine_that_is_away_is_one_failure_and_one_line(lone_daemon: DaemonProcess) -> None:
+    found = checks(lone_daemon)
+    assert found["docker"]["status"] == "failed"
+    assert "/nonexistent/docker.sock" in found["docker"]["detail"]
+    assert found["docker-cdi"]["blocked_by"] == "docker"
+    assert found["daemon-parts"]["status"] == "ok"
+    assert [name for name, check in found.items() if check["status"] == "failed"] == ["docker"]
+
+
+@pytest.mark.docker
+def test_simulated_gpus_are_well_but_for_what_is_told(daemon: DaemonProcess) -> None:
+    """What this machine lacks are warnings: no CDI, directories of tests on disk."""
+    assert unwell(daemon) <= {"docker-cdi", "runtime-directory", "docker-group-members", "journal-disk"}
+    assert checks(daemon)["driver"]["status"] == "skipped"
+    done = gpushare(daemon, "doctor")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("SIMULATED")
+
+
+def test_a_process_without_a_lease_is_named(lone_daemon: DaemonProcess) -> None:
+    mine = os.getpid()
+    lone_daemon.call(
+        "Simulation/Change", {"gpu_index": 1, "processes": [{"pid": mine, "memory_bytes": 2**30}]}
+    )
+    found = checks(lone_daemon)["unmanaged-processes"]
+    assert found["status"] == "warning"
+    assert f"on GPU 1 (PID {mine}, 1 GiB)" in found["detail"]
+
+
+def test_a_configuration_that_was_changed_is_told_until_it_is_read(lone_daemon: DaemonProcess) -> None:
+    path = lone_daemon.directory / "config.toml"
+    path.write_text("[queue]\nmax_queued = 7\n")
+    wait_until(lambda: "systemctl reload" in _config(lone_daemon)["fix"], "the change is told")
+    path.write_text("[queue]\nmax_queued = 'many'\n")
+    wait_until(lambda: _config(lone_daemon)["status"] == "failed", "the mistake is told")
+    assert "queue.max_queued" in _config(lone_daemon)["detail"]
+    done = gpushare(lone_daemon, "doctor", "-o", "columns=check,status")
+    assert done.returncode == 1
+    assert ["config", "failed"] in [line.split() for line in done.stdout.splitlines()]
+
+
+def _config(daemon: DaemonProcess) -> Json:
+    """As a look finds it that is at most a second old."""
+    return checks(daemon)["config"]
+
+
+@pytest.fixture
+def fake_machine(new_daemon: NewDaemon, tmp_path: Path) -> FakeMachine:
+    return FakeMachine(
+        tmp_path / "state", gpus=[FakeGpu("GPU-fake-a", persistence=0, compute_mode=3, capability=(7, 5))]
+    )
+
+
+def test_a_driver_s_settings_are_judged(
+    new_daemon: NewDaemon, fake_machine: FakeMachine, tmp_path: Path
+) -> None:
+    library = fake_nvml_library(tmp_path / "nvml")
+    daemon = new_daemon(simulate="", environment=fake_machine.environment(library))
+    daemon.start()
+    found = checks(daemon)
+    assert found["driver"]["detail"] == "driver 580.95.05, 1 GPU"
+    assert found["persistence-mode"]["status"] == "warning"
+    assert "EXCLUSIVE_PROCESS on GPU 0" in found["compute-mode"]["detail"]
+    assert found["persistence-daemon"]["blocked_by"] == "persistence-mode"
+    assert found["pid-namespace"]["status"] in {"ok", "failed"}
+
+
+def test_a_driver_that_is_not_loaded_is_the_one_line_about_gpus(
+    new_daemon: NewDaemon, fake_machine: FakeMachine, tmp_path: Path
+) -> None:
+    library = fake_nvml_library(tmp_path / "nvml")
+    fake_machine.unload_driver()
+    daemon = new_daemon(simulate="", environment=fake_machine.environment(library))
+    daemon.start()
+    found = checks(daemon)
+    assert "not loaded" in found["driver"]["detail"]
+    assert "modprobe nvidia" in found["driver"]["fix"]
+    follows = [check.name for check in CHECKS if "driver" in check.after]
+    assert {found[name]["blocked_by"] for name in follows} == {"driver"}
+    assert found["daemon-parts"]["status"] == "ok"
