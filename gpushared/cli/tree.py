@@ -18,6 +18,7 @@ COMMANDS = (
     "queue",
     "why",
     "stop",
+    "resize",
     "logs",
     "presets",
     "config",

@@ -17,6 +17,7 @@ from gpushared.client.messages import (
     NodeStatus,
     Preset,
     PresetList,
+    Resized,
 )
 from gpushared.domain.errors import ConfigError, NeverFits, StateConflict
 
@@ -106,6 +107,11 @@ class Client:
             asked["grace_seconds"] = grace_seconds
         grace = STOP_GRACE_SECONDS if grace_seconds is None else grace_seconds
         return Lease(self._call("Leases/Stop", asked, grace + ANSWER_SECONDS))
+
+    def resize(self, lease_id: str, *, gpu: str = "", gpu_memory: str = "", gpu_compute: str = "") -> Resized:
+        """Another size on the GPUs that the lease has; what is empty stays as it is."""
+        asked = {"lease_id": lease_id, "gpu": gpu, "gpu_memory": gpu_memory, "gpu_compute": gpu_compute}
+        return Resized(self._call("Leases/Resize", asked))
 
     def get(self, lease_id: str) -> Lease:
         """A lease by its id, its container's name or the beginning of its container's id."""

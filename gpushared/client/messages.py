@@ -139,6 +139,13 @@ class Lease(Message):
     simulated: bool = False
 
 
+class Resized(Message):
+    """The answer of ``Leases.Resize``."""
+
+    lease: Lease = Lease({})
+    effects: tuple[str, ...] = ()
+
+
 class UnmanagedProcess(Message):
     """A GPU process without a lease."""
 

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 import gpushared
 from gpushared.api.v1 import gpus_pb2, leases_pb2, node_pb2
 from gpushared.domain import messages as m
-from gpushared.domain.asking import Ask, read_request
+from gpushared.domain.asking import Ask, read_request, read_size
 from gpushared.domain.errors import NotFound, RequestError
 from gpushared.domain.lease import Lease, LeaseId, Queued
 from gpushared.domain.request import Caller
@@ -19,6 +19,7 @@ from gpushared.domain.state import NodeState
 from gpushared.domain.units import shown
 from gpushared.node import views
 from gpushared.node.attendance import Attendance
+from gpushared.node.effects import resize_effects
 from gpushared.node.examination import Examination
 from gpushared.node.follower import Follower
 from gpushared.node.loop import Loop
@@ -82,6 +83,7 @@ class Api:
             "gpushare.v1.Leases/Wait": Unary(leases_pb2.WaitRequest, self.wait),
             "gpushare.v1.Leases/Release": Unary(leases_pb2.LeaseRef, self.release),
             "gpushare.v1.Leases/Stop": Unary(leases_pb2.StopRequest, self.stop),
+            "gpushare.v1.Leases/Resize": Unary(leases_pb2.ResizeRequest, self.resize),
             "gpushare.v1.Leases/Get": Unary(leases_pb2.LeaseRef, self.get),
             "gpushare.v1.Leases/List": Unary(leases_pb2.ListLeasesRequest, self.list_leases),
             "gpushare.v1.Leases/Explain": Unary(leases_pb2.LeaseRef, self.explain),
@@ -134,6 +136,15 @@ class Api:
         if not 0 <= grace <= 3600:  # noqa: PLR2004 - an hour, as the message says
             raise RequestError(f"a grace of {grace} s is not possible", hint="give 0 to 3600 seconds")
         return self._view(await self._loop.send(m.StopAsked(lease.id, caller, grace)) or lease, caller)
+
+    async def resize(self, message: leases_pb2.ResizeRequest, caller: Caller) -> leases_pb2.ResizeAnswer:
+        """Another size, on the same GPUs; the answer says which part of it holds when."""
+        found = await self._find(message.lease_id, caller)
+        size = read_size(gpu=message.gpu, gpu_memory=message.gpu_memory, gpu_compute=message.gpu_compute)
+        before = await self._again(found)
+        after = await self._loop.send(m.ResizeAsked(found.id, caller, size)) or before
+        effects = resize_effects(before, after, self._loop.state, self._follower.facts)
+        return leases_pb2.ResizeAnswer(lease=self._view(after, caller), effects=effects)
 
     async def get(self, message: leases_pb2.LeaseRef, caller: Caller) -> leases_pb2.Lease:
         return self._view(await self._find(message.lease_id, caller), caller)

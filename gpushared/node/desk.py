@@ -229,6 +229,7 @@ class NodeDesk:
     def _as_baked(self, previous: Lease) -> Request:
         """Where settings are fixed at create, exactly the same parts of the same GPUs must be had again."""
         held = previous.state.grants if isinstance(previous.state, Ended) else previous.grants
+        held = previous.baked or held
         if binds_late(self.engine_facts()) or not held:
             return previous.request
         if previous.request.wants_whole_gpus:

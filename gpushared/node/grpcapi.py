@@ -133,6 +133,11 @@ class Leases(leases_pb2_grpc.LeasesServicer):
     async def Stop(self, request: leases_pb2.StopRequest, context: Context[Any, Any]) -> leases_pb2.Lease:
         return await self._doors.unary(self._api.stop, request, context)
 
+    async def Resize(
+        self, request: leases_pb2.ResizeRequest, context: Context[Any, Any]
+    ) -> leases_pb2.ResizeAnswer:
+        return await self._doors.unary(self._api.resize, request, context)
+
     async def Get(self, request: leases_pb2.LeaseRef, context: Context[Any, Any]) -> leases_pb2.Lease:
         return await self._doors.unary(self._api.get, request, context)
 

@@ -42,7 +42,7 @@ class Performer:
         """Begin; results come back to the core as events."""
         match instruction:
             case m.MakeEdits(lease):
-                self._edits[lease] = asyncio.get_running_loop().create_future()
+                self._expect_edits(lease)
                 self._begin(self._make_edits(lease))
             case m.DropEdits(lease, device_name):
                 self._begin(self._drop_edits(lease, device_name))
@@ -52,6 +52,12 @@ class Performer:
                 self._begin(self._follower.inspect(container))
             case m.SampleGpus():
                 self._sampler.ask()
+
+    def _expect_edits(self, lease: LeaseId) -> None:
+        """From now on only settings for what the lease holds now will do; who waits already, waits on."""
+        known = self._edits.get(lease)
+        if known is None or known.done():
+            self._edits[lease] = asyncio.get_running_loop().create_future()
 
     def remake_all(self) -> None:
         """After a start: have in place again what containers hold, before the engine restarts any of them."""
@@ -103,6 +109,9 @@ class Performer:
                     return
                 await asyncio.sleep(EDITS_RETRY_SECONDS)
             else:
+                now = self._loop.state.leases.get(lease_id)
+                if edits is not None and now is not None and now.grants not in ((), lease.grants):
+                    continue  # resized meanwhile
                 if edits is not None:
                     self._done(lease_id, edits)
                     await self._loop.send(m.EditsMade(lease_id, edits.walls))

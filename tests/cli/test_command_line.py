@@ -67,11 +67,11 @@ def test_completion_is_not_bypassed_by_the_short_cut(gpushare: Gpushare) -> None
 
 
 @pytest.mark.parametrize(
-    "words", [["ps"], ["gpus", "-o", "json"], ["queue"], ["why", "l-1"], ["stop", "l-1"]]
+    "words", [["ps"], ["gpus", "-o", "json"], ["queue"], ["why", "l-1"], ["stop", "l-1"], ["resize", "l-1"]]
 )
 def test_no_command_loads_the_daemon_s_libraries(standin: StandIn, words: list[str]) -> None:
     """Importing grpc, protobuf or docker takes longer than all that these commands do."""
-    for call in ("Leases/List", "Gpus/List", "Leases/Explain", "Leases/Stop"):
+    for call in ("Leases/List", "Gpus/List", "Leases/Explain", "Leases/Stop", "Leases/Resize"):
         standin.answers[call] = ok({})
     code = (
         "import sys; from gpushared.cli.main import main; code = main();"
@@ -88,5 +88,5 @@ def test_no_command_loads_the_daemon_s_libraries(standin: StandIn, words: list[s
     exit_code, modules = json.loads(done.stderr)
     assert exit_code == 0
     assert [name for name in HEAVY if name in modules] == []
-    if words[0] not in {"why", "stop"}:
+    if words[0] not in {"why", "stop", "resize"}:
         assert [name for name in ("click", "inspect", "dataclasses", "subprocess") if name in modules] == []

@@ -331,3 +331,24 @@ def test_stop_ends_each_lease_and_says_which_could_not_be(gpushare: Gpushare, st
     assert standin.asked("Leases/Stop")[0] == {"lease_id": "l-1", "grace_seconds": 5}
     gpushare("stop", "l-1")
     assert standin.asked("Leases/Stop")[-1] == {"lease_id": "l-1"}
+
+
+def test_resize_says_the_new_size_and_what_holds_when(gpushare: Gpushare, standin: StandIn) -> None:
+    effects = ["booked now: 40 GiB on GPU 0", "watchdog now: ends it\x1b[31m"]
+    standin.answers["Leases/Resize"] = ok({"lease": lease(asks="0.5"), "effects": effects})
+    done = gpushare("resize", "trainer", "--gpu", "0.5")
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[:2] == ["l-7f3k: 0.5", "  booked now: 40 GiB on GPU 0"]
+    assert "\x1b" not in done.stdout
+    gpushare("resize", "l-1", "--gpu-memory", "12g", "--gpu-compute", "50%")
+    assert standin.asked("Leases/Resize") == [
+        {"lease_id": "trainer", "gpu": "0.5", "gpu_memory": "", "gpu_compute": ""},
+        {"lease_id": "l-1", "gpu": "", "gpu_memory": "12g", "gpu_compute": "50%"},
+    ]
+
+
+def test_resize_shows_a_refusal_and_its_hint(gpushare: Gpushare, standin: StandIn) -> None:
+    standin.answers["Leases/Resize"] = refusal(429, "resource_exhausted", "the room is kept", "see the queue")
+    done = gpushare("resize", "l-1", "--gpu", "0.5")
+    assert (done.returncode, done.stdout) == (125, "")
+    assert done.stderr == "gpushare: the room is kept\n  hint: see the queue\n"

@@ -141,6 +141,63 @@ class StopRequest(_message.Message):
 Global___StopRequest: _TypeAlias = StopRequest  # noqa: Y015
 
 @_typing.final
+class ResizeRequest(_message.Message):
+    """What is empty stays as it is; at least one must be said. Per GPU, written as in LeaseRequest."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    GPU_FIELD_NUMBER: _builtins.int
+    GPU_MEMORY_FIELD_NUMBER: _builtins.int
+    GPU_COMPUTE_FIELD_NUMBER: _builtins.int
+    lease_id: _builtins.str
+    gpu: _builtins.str
+    """Memory and compute together: "0.5", or "2x0.5" for a lease of two GPUs."""
+    gpu_memory: _builtins.str
+    gpu_compute: _builtins.str
+    def __init__(
+        self,
+        *,
+        lease_id: _builtins.str = ...,
+        gpu: _builtins.str = ...,
+        gpu_memory: _builtins.str = ...,
+        gpu_compute: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu", b"gpu", "gpu_compute", b"gpu_compute", "gpu_memory", b"gpu_memory", "lease_id", b"lease_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResizeRequest: _TypeAlias = ResizeRequest  # noqa: Y015
+
+@_typing.final
+class ResizeAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_FIELD_NUMBER: _builtins.int
+    EFFECTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def lease(self) -> Global___Lease: ...
+    @_builtins.property
+    def effects(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """For people: which part of the new size holds when, a sentence each. Never empty."""
+
+    def __init__(
+        self,
+        *,
+        lease: Global___Lease | None = ...,
+        effects: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["effects", b"effects", "lease", b"lease"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResizeAnswer: _TypeAlias = ResizeAnswer  # noqa: Y015
+
+@_typing.final
 class ListLeasesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

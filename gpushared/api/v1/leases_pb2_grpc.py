@@ -59,6 +59,11 @@ class LeasesStub:
                 request_serializer=gpushare_dot_v1_dot_leases__pb2.StopRequest.SerializeToString,
                 response_deserializer=gpushare_dot_v1_dot_leases__pb2.Lease.FromString,
                 _registered_method=True)
+        self.Resize = channel.unary_unary(
+                '/gpushare.v1.Leases/Resize',
+                request_serializer=gpushare_dot_v1_dot_leases__pb2.ResizeRequest.SerializeToString,
+                response_deserializer=gpushare_dot_v1_dot_leases__pb2.ResizeAnswer.FromString,
+                _registered_method=True)
         self.Get = channel.unary_unary(
                 '/gpushare.v1.Leases/Get',
                 request_serializer=gpushare_dot_v1_dot_leases__pb2.LeaseRef.SerializeToString,
@@ -115,6 +120,13 @@ class LeasesServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Resize(self, request, context):
+        """Gives a lease another size, on the GPUs that it has. Sizes are absolute, so asking twice is harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Get(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -161,6 +173,11 @@ def add_LeasesServicer_to_server(servicer, server):
                     servicer.Stop,
                     request_deserializer=gpushare_dot_v1_dot_leases__pb2.StopRequest.FromString,
                     response_serializer=gpushare_dot_v1_dot_leases__pb2.Lease.SerializeToString,
+            ),
+            'Resize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resize,
+                    request_deserializer=gpushare_dot_v1_dot_leases__pb2.ResizeRequest.FromString,
+                    response_serializer=gpushare_dot_v1_dot_leases__pb2.ResizeAnswer.SerializeToString,
             ),
             'Get': grpc.unary_unary_rpc_method_handler(
                     servicer.Get,
@@ -313,6 +330,33 @@ class Leases:
             '/gpushare.v1.Leases/Stop',
             gpushare_dot_v1_dot_leases__pb2.StopRequest.SerializeToString,
             gpushare_dot_v1_dot_leases__pb2.Lease.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gpushare.v1.Leases/Resize',
+            gpushare_dot_v1_dot_leases__pb2.ResizeRequest.SerializeToString,
+            gpushare_dot_v1_dot_leases__pb2.ResizeAnswer.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,6 +48,8 @@ class LeasesStub:
     """Gives a lease back that has no container: leaves the queue, or returns an unclaimed reservation."""
     Stop: _grpc.UnaryUnaryMultiCallable[_leases_pb2.StopRequest, _leases_pb2.Lease]
     """Ends a lease whatever its state; a container is stopped with `grace_seconds`."""
+    Resize: _grpc.UnaryUnaryMultiCallable[_leases_pb2.ResizeRequest, _leases_pb2.ResizeAnswer]
+    """Gives a lease another size, on the GPUs that it has. Sizes are absolute, so asking twice is harmless."""
     Get: _grpc.UnaryUnaryMultiCallable[_leases_pb2.LeaseRef, _leases_pb2.Lease]
     List: _grpc.UnaryUnaryMultiCallable[_leases_pb2.ListLeasesRequest, _leases_pb2.ListLeasesResponse]
     Explain: _grpc.UnaryUnaryMultiCallable[_leases_pb2.LeaseRef, _leases_pb2.Explanation]
@@ -68,6 +70,8 @@ class LeasesAsyncStub(LeasesStub):
     """Gives a lease back that has no container: leaves the queue, or returns an unclaimed reservation."""
     Stop: _aio.UnaryUnaryMultiCallable[_leases_pb2.StopRequest, _leases_pb2.Lease]  # type: ignore[assignment]
     """Ends a lease whatever its state; a container is stopped with `grace_seconds`."""
+    Resize: _aio.UnaryUnaryMultiCallable[_leases_pb2.ResizeRequest, _leases_pb2.ResizeAnswer]  # type: ignore[assignment]
+    """Gives a lease another size, on the GPUs that it has. Sizes are absolute, so asking twice is harmless."""
     Get: _aio.UnaryUnaryMultiCallable[_leases_pb2.LeaseRef, _leases_pb2.Lease]  # type: ignore[assignment]
     List: _aio.UnaryUnaryMultiCallable[_leases_pb2.ListLeasesRequest, _leases_pb2.ListLeasesResponse]  # type: ignore[assignment]
     Explain: _aio.UnaryUnaryMultiCallable[_leases_pb2.LeaseRef, _leases_pb2.Explanation]  # type: ignore[assignment]
@@ -115,6 +119,14 @@ class LeasesServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_leases_pb2.Lease, _abc.Awaitable[_leases_pb2.Lease]]:
         """Ends a lease whatever its state; a container is stopped with `grace_seconds`."""
+
+    @_abc_1.abstractmethod
+    def Resize(
+        self,
+        request: _leases_pb2.ResizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_leases_pb2.ResizeAnswer, _abc.Awaitable[_leases_pb2.ResizeAnswer]]:
+        """Gives a lease another size, on the GPUs that it has. Sizes are absolute, so asking twice is harmless."""
 
     @_abc_1.abstractmethod
     def Get(

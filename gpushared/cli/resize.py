@@ -1,0 +1,32 @@
+"""``gpushare resize``: gives a lease another size."""
+
+from __future__ import annotations
+
+import click
+
+from gpushared.cli import text
+from gpushared.client import Client
+
+
+@click.command("resize", short_help="Give a lease another size.")
+@click.option("--gpu", metavar="SIZE", default="", help="Memory and compute: 0.5 of each GPU that it has.")
+@click.option("--gpu-memory", metavar="SIZE", default="", help="The memory of each GPU by itself: 12g, 512m.")
+@click.option("--gpu-compute", metavar="PERCENT", default="", help="The share of each GPU's compute: 50%.")
+@click.argument("lease")
+def resize(lease: str, gpu: str, gpu_memory: str, gpu_compute: str) -> int:
+    """Give a lease another size, on the GPUs that it has; a queued one keeps its place.
+
+    LEASE is a lease id, a container's name, or the beginning of a container's id. More is given if it is free
+    there now and not kept for whoever waits first; memory can be lowered to what is used and a margin. What
+    is not said stays. Prints which part of the new size holds when: processes that run keep their limits.
+
+    \b
+    Examples:
+      gpushare resize l-7f3k --gpu-memory 12g
+      gpushare resize trainer --gpu-compute 50%
+      gpushare resize trainer --gpu 0.5
+    """  # noqa: D301 - click's mark for lines it must not join
+    answer = Client().resize(lease, gpu=gpu, gpu_memory=gpu_memory, gpu_compute=gpu_compute)
+    lines = [f"{answer.lease.id}: {answer.lease.asks}", *(f"  {effect}" for effect in answer.effects)]
+    click.echo("\n".join(map(text.printable, lines)))
+    return 0

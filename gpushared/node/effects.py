@@ -1,0 +1,76 @@
+"""Which part of a lease's new size holds when, in sentences. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpushared.domain.asking import describe
+from gpushared.domain.lease import ComputeCap, Grant, Lease, MemoryWall, Queued, Reserved
+from gpushared.domain.rules import Action
+from gpushared.domain.state import NodeState
+from gpushared.domain.units import format_memory, format_percent
+from gpushared.ports import EngineFacts
+
+ON_GPU = {MemoryWall.NONE, MemoryWall.WATCHDOG, MemoryWall.WHOLE_GPU}
+"""Walls that no setting of a process makes."""
+
+
+def resize_effects(before: Lease, after: Lease, state: NodeState, facts: EngineFacts | None) -> list[str]:
+    """What changed from ``before`` to ``after``; ``facts`` tell what a restart of the container does."""
+    if (before.request, before.grants) == (after.request, after.grants):
+        return ["nothing changed: it has this size already"]
+    if isinstance(after.state, Queued):
+        return [f"asked for now: {describe(after.request)}; it keeps its place in the queue"]
+    return list(_effects(before, after, state, facts))
+
+
+def _effects(before: Lease, after: Lease, state: NodeState, facts: EngineFacts | None) -> Iterator[str]:
+    yield f"booked now: {'; '.join(_booked(grant, state) for grant in after.grants)}"
+    if not before.grants or isinstance(after.state, Reserved):
+        yield "limits: those of its container, when it is created"
+        return
+    if _memory(before) != _memory(after):
+        yield _watchdog(after, state)
+        if before.walls is not None and before.walls.memory_wall not in ON_GPU:
+            yield f"MPS memory limit: {_by_process(_memory(after), facts)}"
+    if _compute(before) != _compute(after):
+        if before.walls is not None and before.walls.compute_cap is ComputeCap.MPS_PERCENTAGE:
+            yield f"thread percentage: {_by_process(_compute(after), facts)}"
+        else:
+            yield "compute: booked, and held by nothing"
+    if after.walls is not None and after.walls != before.walls:
+        yield f"walls now: {after.walls.memory_wall} for memory, {after.walls.compute_cap} for compute"
+
+
+def _booked(grant: Grant, state: NodeState) -> str:
+    index = state.gpus[grant.gpu].index if grant.gpu in state.gpus else grant.gpu
+    compute = format_percent(grant.compute_permille)
+    return f"{format_memory(grant.memory_bytes)} and {compute}% of the compute on GPU {index}"
+
+
+def _watchdog(lease: Lease, state: NodeState) -> str:
+    policy = state.rules.watchdog[lease.request.lease_class]
+    word = "warns" if policy.action is Action.WARN else "ends the container"
+    return f"watchdog now: {word} beyond {_memory(lease)} and its tolerance"
+
+
+def _by_process(new: str, facts: EngineFacts | None) -> str:
+    """Processes read their limits when they begin, from variables of the container or the gate."""
+    text = f"what runs, and what that starts, keeps its own; `docker exec` through this daemon gets {new}"
+    if facts is None:
+        return text
+    if facts.lease_devices:
+        return f"{text}, and so does the container when it is restarted"
+    return (
+        f"{text}, but not the container when it is restarted: its settings are those it was created with, "
+        f"and once stopped it is started again with the size of then"
+    )
+
+
+def _memory(lease: Lease) -> str:
+    return " and ".join(dict.fromkeys(format_memory(grant.memory_bytes) for grant in lease.grants))
+
+
+def _compute(lease: Lease) -> str:
+    """A process has one percentage for all its GPUs, the smallest."""
+    return f"{format_percent(min(grant.compute_permille for grant in lease.grants))}%"
