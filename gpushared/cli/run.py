@@ -46,7 +46,11 @@ run = _RunCommand(
         _option("preset", "NAME", "A request that the admin gave a name; see gpushare presets."),
         _option("class", "CLASS", "Kind of work: build, train or infer.  [default: train]"),
         _option("time", "DURATION", "End after this time: 90s, 30m, 2h, 1d.  [default: no limit]"),
-        _option("isolation", "KIND", "shared (others on the same GPU) or exclusive (whole GPUs)."),
+        _option(
+            "isolation",
+            "KIND",
+            "shared (beside others), separate (limits and faults its own) or exclusive.",
+        ),
         _option("immediate", None, "Fail instead of waiting when there is no room."),
         _option("max-wait", "DURATION", "Give up after this time in the queue."),
         _option("result-file", "PATH", "Write lease, outcome, exit code and reason there, as JSON."),

@@ -223,7 +223,7 @@ class Preset:
     gpu_compute: str = setting("", Text(), "As `--gpu-compute`: `30%`.")
     lease_class: str = setting("", Text(), "As `--class`: `build`, `train` or `infer`.", key="class")
     time: str = setting("", Text(), "As `--time`: `8h`.")
-    isolation: str = setting("", Text(), "As `--isolation`: `shared` or `exclusive`.")
+    isolation: str = setting("", Text(), "As `--isolation`: `shared`, `separate` or `exclusive`.")
     description: str = setting("", Text(), "One line for whoever has to choose.")
 
     @property

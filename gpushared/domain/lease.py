@@ -21,6 +21,7 @@ class MemoryWall(StrEnum):
     """What really keeps a lease inside its memory, from strong to none."""
 
     WHOLE_GPU = "whole-gpu"
+    MPS_SERVER = "mps-server"
     MPS_CLIENT = "mps-client"
     WATCHDOG = "watchdog"
     NONE = "none"
@@ -253,6 +254,13 @@ class Lease:
     def grants(self) -> tuple[Grant, ...]:
         """What counts against the GPUs now."""
         return self.state.grants if isinstance(self.state, Holding) else ()
+
+    def walls_with(self, made: Walls) -> Walls:
+        """The walls it stands behind where settings with these walls are made for it now.
+
+        A container keeps the settings it was created with, whatever could be made for it now.
+        """
+        return made if self.walls is None or isinstance(self.state, Reserved) else self.walls
 
     @property
     def container(self) -> ContainerId | None:

@@ -273,11 +273,10 @@ def _(event: m.EngineSurveyed, draft: Draft) -> None:
 @_apply.register
 def _(event: m.EditsMade, draft: Draft) -> None:
     lease = draft.find(event.lease)
-    # A container keeps the settings it was created with, whatever could be made for it now.
-    settled = lease.walls is not None and not isinstance(lease.state, Reserved)
-    if lease.grants and lease.walls != event.walls and not settled:
-        walls = f"memory wall {event.walls.memory_wall}, compute cap {event.walls.compute_cap}"
-        draft.put(replace(lease, walls=event.walls).note(draft.now, walls))
+    walls = lease.walls_with(event.walls)
+    if lease.grants and lease.walls != walls:
+        text = f"memory wall {walls.memory_wall}, compute cap {walls.compute_cap}"
+        draft.put(replace(lease, walls=walls).note(draft.now, text))
 
 
 @_apply.register

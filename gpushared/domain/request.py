@@ -12,6 +12,9 @@ class Isolation(StrEnum):
     """How a lease stands beside the others on the same GPU."""
 
     SHARED = "shared"
+    """Through one MPS server with the others on the GPU, so that their kernels can overlap."""
+    SEPARATE = "separate"
+    """Through an MPS server of its own beside the others, so that limits and faults are its own."""
     EXCLUSIVE = "exclusive"
 
 

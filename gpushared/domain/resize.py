@@ -247,7 +247,8 @@ def _walls(lease: Lease, old: tuple[Grant, ...], draft: Draft) -> Walls | None:
         return None
     memory_wall, compute_cap = lease.walls.memory_wall, lease.walls.compute_cap
     pairs = list(zip(old, lease.grants, strict=True))
-    if memory_wall is MemoryWall.MPS_CLIENT and any(a.memory_bytes > b.memory_bytes for a, b in pairs):
+    through_mps = memory_wall in {MemoryWall.MPS_CLIENT, MemoryWall.MPS_SERVER}
+    if through_mps and any(a.memory_bytes > b.memory_bytes for a, b in pairs):
         acts = draft.rules.watchdog[lease.request.lease_class].action is not Action.WARN
         memory_wall = MemoryWall.WATCHDOG if acts else MemoryWall.NONE
     if compute_cap is ComputeCap.MPS_PERCENTAGE and any(

@@ -55,10 +55,13 @@ class ControlTiming:
 
 @dataclass(frozen=True, slots=True)
 class DaemonLimits:
-    """What no client of a daemon may exceed: memory in MiB for each GPU in the daemon's order, percentage."""
+    """What no client of a daemon may exceed: memory in MiB for each GPU in the daemon's order, percentage.
+
+    The daemon keeps one decimal of the percentage.
+    """
 
     memory_mib: tuple[int, ...]
-    percentage: int = FULL_PERCENTAGE
+    percentage: float = FULL_PERCENTAGE
 
     def __post_init__(self) -> None:
         if not all(mib > 0 for mib in self.memory_mib):
@@ -135,14 +138,14 @@ class MpsControl:
         """Set what servers spawned from now on allow, and read it back. Lost when the daemon ends."""
         memory = enumerate(limits.memory_mib)
         await self.ask(
-            f"set_default_active_thread_percentage {limits.percentage}",
+            f"set_default_active_thread_percentage {limits.percentage:g}",
             *(f"set_default_device_pinned_mem_limit {gpu} {mib}M" for gpu, mib in memory),
         )
         questions = [f"get_default_device_pinned_mem_limit {gpu}" for gpu in range(len(limits.memory_mib))]
         *shown, percentage = await self._exchange(questions)
         if float(percentage) != limits.percentage or not _same_limits(shown, limits.memory_mib):
             raise SharingUnavailable(
-                f"the MPS control daemon did not take its limits: asked for {limits.percentage} % and "
+                f"the MPS control daemon did not take its limits: asked for {limits.percentage:g} % and "
                 f"{list(limits.memory_mib)} MiB, it says {percentage} % and {shown}",
             )
 

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from gpushared.domain.errors import SharingUnavailable
 from gpushared.domain.gpu import MIB, WHOLE_PERMILLE, Gpu, GpuId
 from gpushared.domain.lease import ComputeCap, Grant, Lease, MemoryWall, Walls
+from gpushared.domain.request import Isolation
 from gpushared.ports import Edits, Mount
+from gpushared.sharing.control import DaemonLimits
 
 CONTAINER_DIRECTORY = "/run/gpushare"
 """Where a container finds its lease's directory (see ``LeaseDirectories``)."""
@@ -21,6 +23,7 @@ that is none of ours may serve. A program that starts its own daemon in its cont
 CONTAINER_LOG_DIRECTORY = "/tmp/gpushare-mps-log"  # noqa: S108  # only daemons write there, clients do not
 
 _WHOLE = Walls(MemoryWall.WHOLE_GPU, ComputeCap.WHOLE_GPU)
+_OWN_MPS = Walls(MemoryWall.MPS_SERVER, ComputeCap.MPS_PERCENTAGE)
 _MPS = Walls(MemoryWall.MPS_CLIENT, ComputeCap.MPS_PERCENTAGE)
 _WATCHED = Walls(MemoryWall.WATCHDOG, ComputeCap.NONE)
 _NONE = Walls(MemoryWall.NONE, ComputeCap.NONE)
@@ -59,14 +62,16 @@ def lease_edits(
 ) -> Edits:
     """The edits of a lease; ``directory`` is the lease's own on the host, ``mounts`` come on top.
 
-    ``mps``: a control daemon serves the lease, its socket lies in the directory. Without MPS a shared
-    lease has no walls but the watchdog, where that acts (``watched``), and says so.
+    ``mps``: a control daemon serves the lease, its socket lies in the directory. The daemon of a separate
+    lease is its own and keeps the lease's limits, so that a client can only lower them. Without MPS a
+    lease of a part has no walls but the watchdog, where that acts (``watched``), and says so.
     """
     grants = ordered_grants(lease, gpus)
     whole = holds_whole_gpus(lease, gpus)
     mps = mps and not whole
     last = _WATCHED if watched else _NONE
-    walls = _WHOLE if whole else _MPS if mps else last
+    through_mps = _OWN_MPS if lease.request.isolation is Isolation.SEPARATE else _MPS
+    walls = _WHOLE if whole else through_mps if mps else last
     return Edits(
         gpus=tuple(grant.gpu for grant in grants),
         walls=walls,
@@ -131,6 +136,11 @@ def _framework_env(grants: Sequence[Grant], gpus: Mapping[GpuId, Gpu]) -> dict[s
         "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{max(1, permille) / 1000:.3f}",
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
     }
+
+
+def own_limits(grants: Sequence[Grant]) -> DaemonLimits:
+    """What a daemon that serves one lease only allows its clients; ``grants`` in the daemon's order."""
+    return DaemonLimits(tuple(map(_whole_mib, grants)), _compute_permille(grants) / 10)
 
 
 def _whole_mib(grant: Grant) -> int:

@@ -13,10 +13,10 @@ from pathlib import Path
 from gpushared.domain.errors import SharingUnavailable, TimedOut
 from gpushared.domain.gpu import MIB, Gpu, GpuId
 from gpushared.domain.lease import Lease, LeaseId
-from gpushared.domain.request import LeaseClass
+from gpushared.domain.request import Isolation, LeaseClass
 from gpushared.ports import Edits, Mount, SharingStatus
 from gpushared.sharing.control import ControlTiming, DaemonLimits, MpsControl, check_pipe_path
-from gpushared.sharing.edits import holds_whole_gpus, lease_edits, ordered_grants
+from gpushared.sharing.edits import holds_whole_gpus, lease_edits, ordered_grants, own_limits
 from gpushared.sharing.lease_directories import LeaseDirectories
 from gpushared.sharing.lease_file import lease_file
 from gpushared.sharing.probe import MultiuserProbe
@@ -25,6 +25,8 @@ from gpushared.sharing.supervisor import Supervisor
 _log = logging.getLogger(__name__)
 
 _PROBE_NAME = "probe"
+_OWN_PREFIX = "l-"
+"""Begins the names of daemons that serve one lease."""
 _LONGEST_NAME = "u4294967295-0123456789ab"
 
 
@@ -53,14 +55,18 @@ class MpsTiming:
 
 @dataclass(frozen=True, slots=True)
 class _DaemonKey:
-    """A daemon serves exactly these GPUs, and one user only where ``uid`` is given."""
+    """A daemon serves exactly these GPUs; one user only where ``uid`` is given, one device where that is."""
 
     gpus: tuple[GpuId, ...]
-    uid: int | None
+    uid: int | None = None
+    device_name: str | None = None
 
     @property
     def name(self) -> str:
-        digest = hashlib.sha256(",".join(sorted(self.gpus)).encode()).hexdigest()[:12]
+        words = (*sorted(self.gpus), *([] if self.device_name is None else [self.device_name]))
+        digest = hashlib.sha256(",".join(words).encode()).hexdigest()[:12]
+        if self.device_name is not None:
+            return f"{_OWN_PREFIX}{digest}"
         return f"m-{digest}" if self.uid is None else f"u{self.uid}-{digest}"
 
 
@@ -69,7 +75,8 @@ class MpsSharing:
 
     One daemon a GPU where the binary can serve several users at once; an older one admits one user at a
     time and lets the others wait, so there each user gets a daemon of their own. A process can use one daemon
-    only, so a lease over several GPUs gets one over exactly those. Daemons start with the first lease that
+    only, so a lease over several GPUs gets one over exactly those. A separate lease has a daemon of its own,
+    which keeps the lease's limits and goes with it. Daemons start with the first lease that
     needs them, outlive this object where they are wanted, and are found again.
     """
 
@@ -120,7 +127,8 @@ class MpsSharing:
             watched=lease.request.lease_class in self._watched,
             mounts=self._mounts,
         )
-        text = lease_file(lease, grants, gpus, edits.walls, simulated=self._simulated)
+        walls = lease.walls_with(edits.walls)
+        text = lease_file(lease, grants, gpus, walls, simulated=self._simulated)
         self._directories.write(lease.device_name, text)
         return edits
 
@@ -175,6 +183,7 @@ class MpsSharing:
             return False
         try:
             daemon = await self._daemon_for(lease, granted)
+            await daemon.relimit(_limits_of(lease, granted))
             await daemon.attach(lease.device_name)
         except (SharingUnavailable, TimedOut) as error:
             if self._mode is MpsMode.REQUIRED or not (self._simulated or self._binary is None):
@@ -191,19 +200,22 @@ class MpsSharing:
             )
         gpus = tuple(gpu.id for gpu in granted)
         multiuser = await self._probe.knows_multiuser(gpus)
-        key = _DaemonKey(gpus, None if multiuser else lease.owner_uid)
+        key = (
+            _DaemonKey(gpus, device_name=lease.device_name)
+            if lease.request.isolation is Isolation.SEPARATE
+            else _DaemonKey(gpus, None if multiuser else lease.owner_uid)
+        )
         self._leave_others(lease.device_name, key.name)
         while (stopping := self._stopping.get(key.name)) is not None:
             await asyncio.shield(stopping)
         if timer := self._lingering.pop(key.name, None):
             timer.cancel()
         if key.name not in self._daemons:
-            self._daemons[key.name] = self._supervisor(key, granted, multiuser=multiuser)
+            self._daemons[key.name] = self._supervisor(key, _limits_of(lease, granted), multiuser=multiuser)
         return self._daemons[key.name]
 
-    def _supervisor(self, key: _DaemonKey, granted: Sequence[Gpu], *, multiuser: bool) -> Supervisor:
+    def _supervisor(self, key: _DaemonKey, limits: DaemonLimits, *, multiuser: bool) -> Supervisor:
         control = self._control(key.name, key.gpus, multiuser=multiuser)
-        limits = DaemonLimits(tuple(max(1, gpu.leasable_bytes // MIB) for gpu in granted))
         return Supervisor(control, limits, self._directories, poll_seconds=self._timing.poll_seconds)
 
     def _control(self, name: str, gpus: tuple[GpuId, ...], *, multiuser: bool) -> MpsControl:
@@ -223,7 +235,7 @@ class MpsSharing:
 
     def _leave_others(self, device_name: str, name: str) -> None:
         """Take the lease off every daemon but the one of this name."""
-        for other, daemon in self._daemons.items():
+        for other, daemon in list(self._daemons.items()):
             if other != name and device_name in daemon.leases:
                 daemon.detach(device_name)
                 self._linger(other, daemon)
@@ -232,6 +244,10 @@ class MpsSharing:
 
     def _linger(self, name: str, daemon: Supervisor) -> None:
         if daemon.leases or name in self._lingering:
+            return
+        if name.startswith(_OWN_PREFIX):
+            # The next lease of its device may have other limits, and a server keeps those it began with.
+            self._stop_unused(name)
             return
         loop = asyncio.get_running_loop()
         self._lingering[name] = loop.call_later(self._timing.linger_seconds, self._stop_unused, name)
@@ -267,6 +283,13 @@ class MpsSharing:
         if self._probe.trouble is not None:
             return self._probe.trouble
         return next((daemon.trouble for daemon in daemons if daemon.trouble), None)
+
+
+def _limits_of(lease: Lease, granted: Sequence[Gpu]) -> DaemonLimits:
+    """What the lease's daemon allows: the lease where it serves no other, else all that can be leased."""
+    if lease.request.isolation is Isolation.SEPARATE:
+        return own_limits(ordered_grants(lease, {gpu.id: gpu for gpu in granted}))
+    return DaemonLimits(tuple(max(1, gpu.leasable_bytes // MIB) for gpu in granted))
 
 
 def _not_installed() -> str:

@@ -50,6 +50,8 @@ class Supervisor:
         self.servers: tuple[int, ...] = ()
         self.starts = 0
         self._limits = limits
+        self._applied: DaemonLimits | None = None
+        """What the living daemon is known to have."""
         self._directories = directories
         self._poll_seconds = poll_seconds
         self._steady_seconds = steady_seconds
@@ -76,6 +78,12 @@ class Supervisor:
         self.leases.add(device_name)
         await self._ensure()
         self._directories.link(device_name, self.control.socket)
+
+    async def relimit(self, limits: DaemonLimits) -> None:
+        """Have other limits from now on; a server that runs keeps those that it was started with."""
+        self._limits = limits
+        if self._watching:
+            await self._apply_limits()
 
     def detach(self, device_name: str) -> None:
         self.leases.discard(device_name)
@@ -130,6 +138,7 @@ class Supervisor:
         self._watching = True
         await self._watch()
         self._watching = False
+        self._applied = None
         self._settled.clear()
         self.servers = ()
         if now() - started_at >= self._steady_seconds:
@@ -138,13 +147,21 @@ class Supervisor:
 
     async def _bring_up(self) -> None:
         await self.control.start()
-        await self.control.set_limits(self._limits)
+        self._applied = None
+        await self._apply_limits()
         for device_name in sorted(self.leases):
             self._directories.link(device_name, self.control.socket)
         self.starts += 1
         self._error = None
         self._settled.set()
         _log.info("mps.serving gpus=%s pid=%s", ",".join(self.control.gpus), self.control.pid)
+
+    async def _apply_limits(self) -> None:
+        """Have the daemon take what is wanted now, also where that changes meanwhile."""
+        while self._applied != self._limits:
+            wanted = self._limits
+            await self.control.set_limits(wanted)
+            self._applied = wanted
 
     async def _watch(self) -> None:
         while not await self.control.exits_within(self._poll_seconds):

@@ -32,10 +32,15 @@ _SHARES = st.sampled_from((10, 100, 250, 333, 500, 700, 1000))
 _BYTES = st.sampled_from((MIB, 2 * GIB, 7 * GIB, 20 * GIB, 60 * GIB))
 _COUNTS = st.integers(1, 4)
 
+_BESIDE_OTHERS = st.sampled_from((Isolation.SHARED, Isolation.SHARED, Isolation.SEPARATE))
+
 SLICES = st.builds(
-    lambda count, share, limit: Request(count, share, None, share, time_limit_seconds=limit),
+    lambda count, share, isolation, limit: Request(
+        count, share, None, share, isolation=isolation, time_limit_seconds=limit
+    ),
     st.sampled_from((1, 1, 1, 2, 3)),
     _SHARES,
+    _BESIDE_OTHERS,
     LIMITS,
 )
 MEMORY_ONLY = st.builds(

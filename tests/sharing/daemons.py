@@ -29,6 +29,15 @@ def sees(pid: int, gpu: str) -> bool:
     return f"CUDA_VISIBLE_DEVICES={gpu}\0".encode() in _read(pid, "environ")
 
 
+def serves_socket(pid: int, runtime_dir: Path, name: str) -> bool:
+    """Whether this daemon's socket is the one in that lease's directory."""
+    for entry in _read(pid, "environ").split(b"\0"):
+        if entry.startswith(b"CUDA_MPS_PIPE_DIRECTORY="):
+            pipe_dir = Path(os.fsdecode(entry.partition(b"=")[2]))
+            return (pipe_dir / "control").samefile(runtime_dir / "leases" / name / "mps" / "control")
+    return False
+
+
 def ask(binary: Path, pipe_dir: Path, *commands: str, user: int | None = None) -> str:
     """What a client gets to read that is not the adapter."""
     result = subprocess.run(

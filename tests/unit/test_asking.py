@@ -40,6 +40,14 @@ READ = {
         Ask(preset="dev"),
         Request(1, 250, 8 * GIB, lease_class=LeaseClass.BUILD, time_limit_seconds=28800, preset="dev"),
     ),
+    "a separate part": (
+        Ask(gpu="0.25", isolation="separate"),
+        Request(1, 250, None, 250, Isolation.SEPARATE),
+    ),
+    "a separate part instead of a preset's whole GPU": (
+        Ask(preset="whole", gpu="0.5", isolation="separate"),
+        Request(1, 500, None, 500, Isolation.SEPARATE, preset="whole"),
+    ),
     "what is typed wins over the preset": (
         Ask(preset="dev", gpu="0.5", time="1h"),
         Request(1, 500, 8 * GIB, lease_class=LeaseClass.BUILD, time_limit_seconds=3600, preset="dev"),
