@@ -125,12 +125,12 @@ def gpu_mechanism(facts: Facts) -> Finding:
             "the engine has no way to give a GPU to a container",
             "install nvidia-container-toolkit, then `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`",
         )
-    if mechanism is not DeviceMechanism.CDI:
+    if mechanism is DeviceMechanism.NVIDIA_RUNTIME:
         return warning(
             f"GPUs are given by {mechanism}, which NVIDIA replaces by CDI",
             "`nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`, with CDI on in Docker",
         )
-    return ok("GPUs are given by CDI")
+    return ok(f"GPUs are given by {mechanism}")
 
 
 def cdi_spec(facts: Facts) -> Finding:

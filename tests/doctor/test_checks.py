@@ -249,6 +249,10 @@ def test_engines_with_the_mended_authorization_are_not_accused_of_the_older_hole
     assert "CVE-2024-41110" not in made(authz(version))["docker-authorization"].finding.detail
 
 
+def test_a_gpu_may_also_be_asked_for_as_docker_s_own_option_does() -> None:
+    assert lines(engine(gpu_mechanism=DeviceMechanism.DEVICE_REQUEST)) == []
+
+
 def test_a_newest_engine_keeps_to_its_plugin() -> None:
     assert lines(authz("29.3.1")) == []
 
