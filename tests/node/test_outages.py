@@ -205,6 +205,31 @@ def test_what_a_daemon_that_died_left_of_ended_leases_is_cleaned_up(sharing: Dae
     assert process.is_running()
 
 
+def test_separate_leases_have_control_daemons_of_their_own_until_they_end(
+    sharing: DaemonProcess, mps_control_binary: Path
+) -> None:
+    """Across a crash of ours too; and a shared lease beside them has the one for all."""
+    shared = sharing.hold("0.25")
+    of_others = control_daemons(sharing).keys()
+    wish = ("--label", "gpushare.isolation=separate", "--label")
+    containers = [sharing.run_container(*wish, f"gpushare.gpu={size}") for size in ("0.25", "0.5")]
+    own = {pipe: one for pipe, one in control_daemons(sharing).items() if pipe not in of_others}
+    limits = {default_limit(mps_control_binary, pipe) for pipe in own}
+    assert (len(own), len(limits)) == (2, 2)
+    assert default_limit(mps_control_binary, *of_others) not in limits
+    sharing.kill()
+    sharing.start()
+    leases = {one["container_id"]: one for one in sharing.leases().values()}
+    walls = [leases[container]["memory_wall"] for container in containers]
+    assert (walls, leases[shared["container_id"]]["memory_wall"]) == (["mps-server"] * 2, "mps-client")
+    assert {pipe for pipe in control_daemons(sharing) if pipe not in of_others} == own.keys()
+    for container in containers:
+        sharing.check("kill", container)
+        sharing.wait_lease(leases[container]["id"], "ended")
+    wait_until(lambda: control_daemons(sharing).keys() == of_others, "their daemons go with them")
+    wait_until(lambda: not any(Path(pipe).exists() for pipe in own), "and what they had on the disk")
+
+
 # --- the journal's disk ----------------------------------------------------------------------------------
 
 

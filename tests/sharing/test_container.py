@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from gpushared.domain.lease import Lease
+from gpushared.domain.gpu import MIB
+from gpushared.domain.lease import Grant, Lease
+from gpushared.domain.request import Isolation
 from gpushared.ports import Edits
 from gpushared.sharing.mps import MpsSharing, MpsTiming
 from tests.sharing import daemons
@@ -98,6 +100,24 @@ async def test_root_in_a_container_can_ask_but_neither_set_nor_quit(
     assert answer.count("Insufficient privileges for UID 0") == 2
     assert "Not enough privilege to execute quit command" in answer
     assert answer.splitlines()[-1] == f"{leasable_gib(FIRST)}G"
+    await sharing.close(keep_running=False)
+
+
+async def test_root_in_the_container_of_a_separate_lease_cannot_raise_its_own_limits(
+    mps_control_binary: Path, runtime_dir: Path, start: StartContainer
+) -> None:
+    sized = lease(1, Grant(FIRST, 4096 * MIB, 125), isolation=Isolation.SEPARATE)
+    sharing, edits = await opened(mps_control_binary, runtime_dir, sized)
+    container = start(edits)
+    answer = container.ask(
+        "set_default_active_thread_percentage 100",
+        "set_default_device_pinned_mem_limit 0 900G",
+        LIMIT_QUESTION,
+        "get_default_active_thread_percentage",
+    )
+    assert answer.count("Insufficient privileges for UID 0") == 2
+    assert answer.splitlines()[-2:] == ["4G", "12.5"]
+    assert container.lease()["memory_wall"] == "mps-server"
     await sharing.close(keep_running=False)
 
 
