@@ -17,7 +17,7 @@ from gpushared.client.messages import (
     NodeStatus,
     Preset,
     PresetList,
-    Resized,
+    ResizeAnswer,
 )
 from gpushared.domain.errors import ConfigError, NeverFits, StateConflict
 
@@ -108,10 +108,12 @@ class Client:
         grace = STOP_GRACE_SECONDS if grace_seconds is None else grace_seconds
         return Lease(self._call("Leases/Stop", asked, grace + ANSWER_SECONDS))
 
-    def resize(self, lease_id: str, *, gpu: str = "", gpu_memory: str = "", gpu_compute: str = "") -> Resized:
+    def resize(
+        self, lease_id: str, *, gpu: str = "", gpu_memory: str = "", gpu_compute: str = ""
+    ) -> ResizeAnswer:
         """Another size on the GPUs that the lease has; what is empty stays as it is."""
         asked = {"lease_id": lease_id, "gpu": gpu, "gpu_memory": gpu_memory, "gpu_compute": gpu_compute}
-        return Resized(self._call("Leases/Resize", asked))
+        return ResizeAnswer(self._call("Leases/Resize", asked))
 
     def get(self, lease_id: str) -> Lease:
         """A lease by its id, its container's name or the beginning of its container's id."""

@@ -139,7 +139,7 @@ class Lease(Message):
     simulated: bool = False
 
 
-class Resized(Message):
+class ResizeAnswer(Message):
     """The answer of ``Leases.Resize``."""
 
     lease: Lease = Lease({})

@@ -33,11 +33,15 @@ def _effects(before: Lease, after: Lease, state: NodeState, facts: EngineFacts |
         yield _watchdog(after, state)
         if before.walls is not None and before.walls.memory_wall not in ON_GPU:
             yield f"MPS memory limit: {_by_process(_memory(after), facts)}"
+            if before.walls.memory_wall is MemoryWall.MPS_SERVER:
+                yield "MPS server: no process gets more than the limit that the lease's server began with"
     if _compute(before) != _compute(after):
         if before.walls is not None and before.walls.compute_cap is ComputeCap.MPS_PERCENTAGE:
             yield f"thread percentage: {_by_process(_compute(after), facts)}"
         else:
             yield "compute: booked, and held by nothing"
+    if before.walls is not None and before.walls.memory_wall is MemoryWall.MPS_SERVER:
+        yield "MPS server: one that runs keeps the limits it was started with; a process gets the lower ones"
     if after.walls is not None and after.walls != before.walls:
         yield f"walls now: {after.walls.memory_wall} for memory, {after.walls.compute_cap} for compute"
 

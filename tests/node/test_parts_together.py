@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from gpushared.domain import messages as m
+from gpushared.domain.asking import NewSize
 from gpushared.domain.errors import JournalUnavailable, SharingUnavailable, TimedOut, Unavailable
 from gpushared.domain.gpu import Gpu, GpuId
 from gpushared.domain.lease import ContainerId, Lease, LeaseId, Reserved
@@ -113,6 +114,30 @@ async def test_settings_under_way_when_the_lease_ends_are_taken_down_afterwards(
         assert sharing.opened == {}
         assert [word for word, *_ in sharing.history] == ["open", "close"]
         assert node.engine.devices == {}
+
+
+class SizedSharing(SlowSharing):
+    """Its settings tell the size for which they were made."""
+
+    async def open(self, lease: Lease, gpus: Mapping[GpuId, Gpu]) -> Edits:
+        edits = await super().open(lease, gpus)
+        return replace(edits, env={"SIZE": str(lease.grants[0].compute_permille)})
+
+
+async def test_settings_under_way_when_the_lease_is_resized_are_made_for_the_new_size() -> None:
+    """Whoever waits for settings gets those of the size that the lease has when they come."""
+    sharing = SizedSharing()
+    async with world(sharing=sharing) as node:
+        await node.sampler.turn()
+        lease = await node.ask()
+        await sharing.opening.wait()
+        waiting = asyncio.create_task(node.performer.edits_of(lease.id))
+        await node.loop.send(m.ResizeAsked(lease.id, ALICE, NewSize(1, 500, None, 500)))
+        sharing.may_open.set()
+        assert (await waiting).env == {"SIZE": "500"}
+        await until_idle(node.performer)
+        assert (await node.performer.edits_of(lease.id)).env == {"SIZE": "500"}
+        assert set(node.engine.devices[lease.device_name].env.values()) == {"500"}
 
 
 async def test_what_is_dropped_of_a_lease_is_not_dropped_of_its_devices_next_one() -> None:
