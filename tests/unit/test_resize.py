@@ -69,11 +69,11 @@ class Node:
         assert lease is not None
         return lease.id
 
-    def run(self, request: Request) -> LeaseId:
-        """A lease whose container runs behind the walls of MPS."""
+    def run(self, request: Request, walls: Walls = MPS) -> LeaseId:
+        """A lease whose container runs behind these walls."""
         lease = self.ask(request)
         box = ContainerId(f"box-of-{lease}")
-        self.send(m.EditsMade(lease, MPS))
+        self.send(m.EditsMade(lease, walls))
         self.send(m.ContainerCreated(lease, box, "box", "image"))
         self.send(m.ContainerSeen(box, Condition.RUNNING))
         return lease
@@ -321,6 +321,13 @@ def test_limits_that_running_processes_keep_are_no_walls_of_a_smaller_lease(
     node.resize(lease, **words)
     node.send(m.EditsMade(lease, MPS))
     assert node.of(lease).walls == walls
+
+
+def test_a_server_of_its_own_keeps_the_limits_it_began_with_too() -> None:
+    node = Node(action=Action.KILL)
+    lease = node.run(part(250), walls=Walls(MemoryWall.MPS_SERVER, ComputeCap.MPS_PERCENTAGE))
+    node.resize(lease, gpu_memory="10g")
+    assert node.of(lease).walls == Walls(MemoryWall.WATCHDOG, ComputeCap.MPS_PERCENTAGE)
 
 
 def test_what_the_container_was_created_with_is_remembered_through_all_resizes() -> None:
