@@ -13,6 +13,7 @@ from tests.bed.parts import ROOT
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 CODE = re.compile(rf"{FENCED.pattern}|`[^`\n]*`", re.DOTALL | re.MULTILINE)
+NAMED = re.compile(r'<a id="([\w-]+)"></a>')
 HEADING = re.compile(r"^#+ +(.+?)\s*$", re.MULTILINE)
 
 
@@ -24,11 +25,12 @@ def _pages() -> list[Path]:
 
 
 def _anchors(page: Path) -> set[str]:
-    """Headings as they are linked to: small letters, no punctuation, dashes for spaces."""
-    return {
-        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-        for heading in HEADING.findall(FENCED.sub("", page.read_text()))
+    """Headings as they are linked to (small letters, no punctuation, dashes for spaces), and named places."""
+    text = FENCED.sub("", page.read_text())
+    headings = {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in HEADING.findall(text)
     }
+    return headings | set(NAMED.findall(text))
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in _pages()])
