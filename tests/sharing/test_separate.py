@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -220,16 +219,6 @@ async def test_the_file_tells_of_the_walls_of_the_container_and_not_of_what_coul
     await share(mps_control_binary).open(unwalled, GPUS)
     written = json.loads((runtime_dir / "leases" / "l-1" / "lease.json").read_text())
     assert (written["memory_wall"], written["compute_cap"]) == ("none", "none")
-
-
-async def test_the_size_asked_for_last_holds_also_while_the_daemon_is_being_started(
-    mps_control_binary: Path, share: MakeSharing, runtime_dir: Path
-) -> None:
-    sharing = share(mps_control_binary)
-    opening = asyncio.create_task(sharing.open(separate(1, of_memory(20, 250)), GPUS))
-    await daemons.until(lambda: bool(daemons.serving_under(runtime_dir)))
-    await asyncio.gather(opening, sharing.open(separate(1, of_memory(8, 500)), GPUS))
-    assert told(mps_control_binary, runtime_dir, "l-1") == ["8G", "50.0"]
 
 
 @pytest.mark.parametrize("percentage", [0.0, -1.0, 100.1])

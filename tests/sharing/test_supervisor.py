@@ -85,6 +85,28 @@ async def test_a_lease_that_comes_while_the_daemon_is_started_again_waits_for_it
     assert leased(runtime_dir, "l-2").joinpath("control").samefile(supervisor.control.socket)
 
 
+class ChangingMind(MpsControl):
+    """Somebody wants other limits in the moment in which the first ones were set."""
+
+    supervisor: Supervisor
+
+    async def set_limits(self, limits: DaemonLimits) -> None:
+        await super().set_limits(limits)
+        await self.supervisor.relimit(DaemonLimits((4096,), 12.5))
+
+
+async def test_limits_that_change_while_the_daemon_is_being_started_are_not_lost(
+    mps_control_binary: Path, runtime_dir: Path
+) -> None:
+    control = ChangingMind(mps_control_binary, runtime_dir / "one", (FIRST,), multiuser=False)
+    supervisor = Supervisor(control, LIMITS, LeaseDirectories(runtime_dir / "leases"), poll_seconds=0.05)
+    control.supervisor = supervisor
+    await supervisor.attach("l-1")
+    questions = ("get_default_device_pinned_mem_limit 0", "get_default_active_thread_percentage")
+    assert await control.ask(*questions) == ["4G", "12.5"]
+    await supervisor.stop()
+
+
 async def test_attaching_again_heals_a_lost_link(
     mps_control_binary: Path, supervise: MakeSupervisor, runtime_dir: Path
 ) -> None:
