@@ -33,8 +33,6 @@ def _effects(before: Lease, after: Lease, state: NodeState, facts: EngineFacts |
         yield _watchdog(after, state)
         if before.walls is not None and before.walls.memory_wall not in ON_GPU:
             yield f"MPS memory limit: {_by_process(_memory(after), facts)}"
-            if before.walls.memory_wall is MemoryWall.MPS_SERVER:
-                yield "MPS server: no process gets more than the limit that the lease's server began with"
     if _compute(before) != _compute(after):
         if before.walls is not None and before.walls.compute_cap is ComputeCap.MPS_PERCENTAGE:
             yield f"thread percentage: {_by_process(_compute(after), facts)}"

@@ -1,4 +1,4 @@
-"""What a user is told of a new size, by the wall that the lease stands behind."""
+"""What the answer of a resize says of walls and policies that the daemons of other tests do not have."""
 
 from __future__ import annotations
 
@@ -6,26 +6,81 @@ from dataclasses import replace
 
 import pytest
 
-from gpushared.domain.gpu import MIB
-from gpushared.domain.lease import Active, ComputeCap, ContainerId, Grant, Lease, MemoryWall, Walls
+from gpushared.domain.gpu import MIB, Gpu, GpuId
+from gpushared.domain.lease import (
+    Active,
+    ComputeCap,
+    ContainerId,
+    Grant,
+    Lease,
+    LeaseId,
+    MemoryWall,
+    Reserved,
+    Walls,
+)
+from gpushared.domain.request import LeaseClass, Request
+from gpushared.domain.rules import Action, Rules, WatchdogPolicy
 from gpushared.domain.state import NodeState
 from gpushared.node.effects import resize_effects
-from gpushared.testing.gpus import fake_gpu
-from gpushared.testing.leases import SOME_TIME, fake_lease
 
-GPU = fake_gpu(0)
-STATE = NodeState(gpus={GPU.id: GPU})
+GIB = 1024 * MIB
+GPU = Gpu(GpuId("GPU-0"), 0, "H100", 80 * GIB, 80 * GIB)
 
 
-def held(gib: int, wall: MemoryWall) -> Lease:
-    grants = (Grant(GPU.id, gib * 1024 * MIB, 250),)
-    lease = fake_lease(1, Active(grants, ContainerId("box"), SOME_TIME))
-    return replace(lease, walls=Walls(wall, ComputeCap.MPS_PERCENTAGE))
+def state(action: Action) -> NodeState:
+    rules = Rules(watchdog=dict.fromkeys(LeaseClass, WatchdogPolicy(action)))
+    return NodeState(rules=rules, gpus={GPU.id: GPU})
 
 
-@pytest.mark.parametrize(("wall", "told"), [(MemoryWall.MPS_SERVER, True), (MemoryWall.MPS_CLIENT, False)])
-def test_who_resizes_a_separate_lease_is_told_that_its_server_keeps_its_limits(
-    wall: MemoryWall, told: bool
+def lease(gib: int, permille: int, wall: MemoryWall, cap: ComputeCap) -> Lease:
+    return Lease(
+        id=LeaseId("l-1"),
+        sequence=1,
+        request=Request(1, permille, gib * GIB),
+        owner_uid=1000,
+        owner_name="alice",
+        created_at=0.0,
+        state=Active((Grant(GPU.id, gib * GIB, permille),), ContainerId("box"), 0.0),
+        device_name="l-1",
+        walls=Walls(wall, cap),
+    )
+
+
+@pytest.mark.parametrize(
+    ("wall", "cap", "action", "expected"),
+    [
+        (
+            MemoryWall.MPS_SERVER,
+            ComputeCap.MPS_PERCENTAGE,
+            Action.KILL,
+            ["booked now", "watchdog now", "MPS memory limit", "thread percentage", "MPS server"],
+        ),
+        (MemoryWall.WATCHDOG, ComputeCap.NONE, Action.KILL, ["booked now", "watchdog now", "compute"]),
+        (MemoryWall.NONE, ComputeCap.NONE, Action.WARN, ["booked now", "watchdog now", "compute"]),
+    ],
+)
+def test_each_wall_and_policy_has_its_own_effects(
+    wall: MemoryWall, cap: ComputeCap, action: Action, expected: list[str]
 ) -> None:
-    effects = resize_effects(held(8, wall), held(16, wall), STATE, None)
-    assert any("keeps the limits it was started with" in line for line in effects) is told
+    effects = resize_effects(lease(8, 250, wall, cap), lease(12, 500, wall, cap), state(action), None)
+    assert [effect.partition(":")[0] for effect in effects] == expected
+    assert ("warns" in effects[1]) is (action is Action.WARN)
+
+
+def test_only_what_changed_is_told_of() -> None:
+    before = lease(8, 250, MemoryWall.MPS_CLIENT, ComputeCap.MPS_PERCENTAGE)
+    after = lease(8, 500, MemoryWall.MPS_CLIENT, ComputeCap.MPS_PERCENTAGE)
+    effects = resize_effects(before, after, state(Action.KILL), None)
+    assert [effect.partition(":")[0] for effect in effects] == ["booked now", "thread percentage"]
+
+
+def test_a_reservation_has_no_processes_to_speak_of() -> None:
+    before, after = (
+        replace(one, state=Reserved(one.grants, 0.0, 60.0))
+        for size in (8, 12)
+        for one in [lease(size, 250, MemoryWall.MPS_CLIENT, ComputeCap.MPS_PERCENTAGE)]
+    )
+    assert resize_effects(before, after, state(Action.KILL), None) == [
+        "booked now: 12 GiB and 25% of the compute on GPU 0",
+        "limits: those of its container, when it is created",
+    ]

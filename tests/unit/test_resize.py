@@ -330,6 +330,16 @@ def test_a_server_of_its_own_keeps_the_limits_it_began_with_too() -> None:
     assert node.of(lease).walls == Walls(MemoryWall.WATCHDOG, ComputeCap.MPS_PERCENTAGE)
 
 
+def test_a_server_s_limit_is_no_wall_of_a_smaller_lease_either() -> None:
+    """A server keeps the limit that it began with."""
+    node = Node()
+    lease = node.run(part(250), Walls(MemoryWall.MPS_SERVER, ComputeCap.MPS_PERCENTAGE))
+    node.resize(lease, gpu_memory="30g")
+    assert node.of(lease).walls == Walls(MemoryWall.MPS_SERVER, ComputeCap.MPS_PERCENTAGE)
+    node.resize(lease, gpu_memory="10g")
+    assert node.of(lease).walls == Walls(MemoryWall.WATCHDOG, ComputeCap.MPS_PERCENTAGE)
+
+
 def test_what_the_container_was_created_with_is_remembered_through_all_resizes() -> None:
     node = Node()
     lease = node.run(part(250))
