@@ -147,7 +147,11 @@ NEAREST: list[tuple[str, str, str]] = [
     ("[quue]\nmax_queued = 1", "quue.max_queued is not a setting", "did you mean queue.max_queued?"),
     ("claim_seconds = 60", "claim_seconds is not a setting", "did you mean queue.claim_seconds?"),
     ("[engine]\nmps_binary = ''", "engine.mps_binary is not a setting", "did you mean sharing.mps_binary?"),
-    ("[zzz]", "zzz is not a setting", "sections: node, engine, gpus, sharing, watchdog, queue, gate, log, presets"),
+    (
+        "[zzz]",
+        "zzz is not a setting",
+        "sections: node, engine, gpus, sharing, watchdog, queue, gate, log, presets",
+    ),
     ("queue = 3", "queue is a section, not a value", "write [queue]"),
     ("[presets.small]\ngpus = '1'", "presets.small.gpus is not a setting", "did you mean presets.small.gpu?"),
     ("[presets]\nsmall = 1", "presets.small is not a preset with settings", "write [presets.small]"),
