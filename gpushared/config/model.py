@@ -131,7 +131,7 @@ class SharingConfig:
         MpsMode.AUTO,
         Choice(MpsMode),
         "`auto` uses MPS where its program is installed, `required` refuses shared leases without it, "
-        "`off` never uses it: then shared leases have no walls.",
+        "`off` never uses it: then nothing but the watchdog holds parts of GPUs.",
     )
     mps_binary: str = setting(
         "", _PATH_OR_EMPTY, "The program `nvidia-cuda-mps-control`; empty is the one on the daemon's PATH."

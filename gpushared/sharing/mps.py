@@ -35,7 +35,7 @@ class MpsMode(StrEnum):
 
     ``auto``: used where its program is installed; then on a real GPU a daemon that does not work refuses new
     shared leases, and on a simulated one they go without walls. ``required``: no shared lease without it.
-    ``off``: shared leases have no walls.
+    ``off``: nothing but the watchdog holds parts of GPUs.
     """
 
     AUTO = "auto"
@@ -277,7 +277,7 @@ class MpsSharing:
 
     def _trouble(self, daemons: Iterable[Supervisor]) -> str | None:
         if self._mode is MpsMode.OFF:
-            return "MPS is switched off: shared leases have no walls"
+            return "MPS is switched off: nothing but the watchdog holds parts of GPUs"
         if self._binary is None:
             return _not_installed()
         if self._probe.trouble is not None:
@@ -293,7 +293,7 @@ def _limits_of(lease: Lease, granted: Sequence[Gpu]) -> DaemonLimits:
 
 
 def _not_installed() -> str:
-    return "nvidia-cuda-mps-control is not installed: shared leases have no walls"
+    return "nvidia-cuda-mps-control is not installed: nothing but the watchdog holds parts of GPUs"
 
 
 def _in_use(home: Path) -> bool:

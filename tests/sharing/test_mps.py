@@ -314,7 +314,7 @@ async def test_where_mps_is_not_installed_leases_go_without_walls_and_status_say
     assert daemons.names_in(leased(runtime_dir, "l-1").parent) == ["lease.json"]
     status = await status_of(sharing)
     assert status.mode == "none"
-    assert "shared leases have no walls" in (status.trouble or "")
+    assert "nothing but the watchdog holds parts of GPUs" in (status.trouble or "")
 
 
 async def test_where_mps_is_off_its_program_is_not_even_started(
