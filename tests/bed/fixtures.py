@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +14,8 @@ import pytest
 from tests.bed import engine, parts
 from tests.bed.engine import PrivateEngine
 from tests.bed.machine import Machine
+
+OLD_SECONDS = 300
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,20 @@ def cdi_engine() -> CdiEngine:
     """The shared engine with CDI, which has the busybox image but no bridge. Never stop it."""
     parts.need_engine("cdi-engine", parts.CDI_SOCKET)
     parts.need_image("cdi-engine", parts.CDI_SOCKET, parts.BUSYBOX_IMAGE)
+    _remove_old_specs()
     return CdiEngine(str(parts.CDI_SOCKET), parts.CDI_SPECS)
+
+
+def _remove_old_specs() -> None:
+    """Daemons that tests killed leave specs; the engine reads all of them again at each change of one.
+
+    With hundreds it lags behind, and a start may meet what was there before. Young ones may be in use by
+    another run.
+    """
+    for spec in parts.CDI_SPECS.glob("gpushare.io-lease-*.json"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - spec.stat().st_mtime > OLD_SECONDS:
+                spec.unlink()
 
 
 @pytest.fixture(scope="session")

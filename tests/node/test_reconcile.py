@@ -11,7 +11,7 @@ import pytest
 from tests.bed import parts
 from tests.bed.engine import PrivateEngine
 from tests.node.conftest import NewDaemon
-from tests.node.daemon import DaemonProcess, wait_until
+from tests.node.daemon import DaemonProcess, end_processes_naming, wait_until
 
 GIB = 2**30
 
@@ -120,9 +120,7 @@ def test_after_a_reboot_leases_of_restart_policies_are_there_before_the_engine_i
     assert serving["memory_wall"] == "mps-client"
     daemon.kill()
     engine.stop()
-    for process in psutil.process_iter():
-        if process.name().startswith("nvidia-cuda-mps") and str(daemon.runtime_dir) in str(process.environ()):
-            process.kill()
+    end_processes_naming(daemon.runtime_dir)
     shutil.rmtree(daemon.runtime_dir)
     daemon.start()
     mounted = daemon.runtime_dir / "leases" / serving["id"] / "mps/control"
