@@ -359,7 +359,10 @@ def test_a_driver_that_hangs_at_the_start_does_not_keep_the_daemon_from_serving(
     machine.hang = None
     machine.write()
     wait_until(lambda: sorted(daemon.free_permille()) == [750, 1000], "the GPUs are found")
-    assert daemon.lease(lease["id"])["memory_wall"] or daemon.lease(lease["id"])["state"] == "ended"
+    wait_until(
+        lambda: (now := daemon.lease(lease["id"]))["memory_wall"] or now["state"] == "ended",
+        "its settings are made",
+    )
 
 
 def test_a_gpu_that_the_driver_loses_is_told_and_keeps_its_lease(
