@@ -21,15 +21,23 @@ from gpushared.domain.request import Isolation
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process on a GPU; ``pid`` is a host PID, ``memory_bytes`` None where the driver does not tell."""
+    """A process on a GPU; ``pid`` is a host PID, ``memory_bytes`` None where the driver does not tell.
+
+    ``mps_client``: whether the driver lists it as a client of an MPS server; None where it does not tell.
+    """
 
     pid: int
     memory_bytes: int | None
+    mps_client: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One look at one GPU; every figure is None where the GPU does not tell. Utilisation is a ratio 0-1."""
+    """One look at one GPU; every figure is None where the GPU does not tell. Utilisation is a ratio 0-1.
+
+    ``xids``: the errors (NVIDIA's XID numbers) that the driver told of since the last reading. ``lost``: the
+    GPU is off the bus or needs a reset, so that nothing on it can go on; ``trouble`` says which.
+    """
 
     gpu: GpuId
     memory_used_bytes: int | None = None
@@ -38,6 +46,8 @@ class GpuReading:
     power_watts: float | None = None
     processes: tuple[GpuProcess, ...] = ()
     trouble: str | None = None
+    xids: tuple[int, ...] = ()
+    lost: bool = False
 
 
 class Gpus(Protocol):
@@ -87,6 +97,32 @@ class Driver(Protocol):
     async def describe(self) -> DriverFacts: ...
 
 
+class ComputeModes(Protocol):
+    """Who may use a GPU, by the numbers of ``GpuSettings``. Errors: ``GpusUnavailable``, ``TimedOut``."""
+
+    async def compute_mode(self, gpu: GpuId) -> int | None:
+        """None where the GPU does not tell."""
+        ...
+
+    async def set_compute_mode(self, gpu: GpuId, mode: int) -> None: ...
+
+
+class MemoryLimiter(Protocol):
+    """The driver's own limit on the GPU memory of a cgroup. Errors: ``GpusUnavailable``, ``TimedOut``."""
+
+    async def memory_limits_trouble(self) -> str | None:
+        """Why this machine has no such limits, found by trial; None where it has them."""
+        ...
+
+    async def limit_memory(self, gpu: GpuId, cgroup: str, limit_bytes: int) -> None:
+        """Let the processes of a cgroup (its full path) hold at most so much on a GPU."""
+        ...
+
+    async def release_memory(self, gpu: GpuId, cgroup: str) -> None:
+        """Take limit and guarantee off, which is due before the cgroup goes; without them it is harmless."""
+        ...
+
+
 # --- Sharing -------------------------------------------------------------------------------------------
 
 
@@ -111,6 +147,34 @@ class Edits:
     env_defaults: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
     devices: tuple[str, ...] = ()
+    cgroup_parent: str = ""
+    """Docker's ``CgroupParent``, empty for the engine's own."""
+    hooks: tuple[Hook, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """A program of the host that the runtime runs as root before the container's first process.
+
+    OCI's ``createRuntime``: the container's state comes on its standard input. Only where ``lease_devices``.
+    """
+
+    path: str
+    args: tuple[str, ...]
+    env: tuple[str, ...] = ()
+    timeout_seconds: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFault:
+    """An MPS server met a fatal fault: all its clients fail, and it takes no new ones until they are gone.
+
+    ``clients``: host PIDs that were on it; ``culprit`` the one that its log names, if any.
+    """
+
+    server: int
+    clients: tuple[int, ...]
+    culprit: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +186,10 @@ class SharingStatus:
     trouble: str | None = None
     pids: tuple[int, ...] = ()
     """Host PIDs of servers of ours, whose GPU memory is nobody's lease."""
+    clients: tuple[int, ...] = ()
+    """Host PIDs of their clients, as the last look found them."""
+    faults: tuple[ServerFault, ...] = ()
+    """Servers that are in a fault now."""
 
 
 class Sharing(Protocol):
@@ -133,6 +201,17 @@ class Sharing(Protocol):
 
     async def close_lease(self, lease: LeaseId, device_name: str) -> None:
         """Take it down again; unknown leases are no error."""
+        ...
+
+    async def hold(self, lease: Lease, cgroup: str) -> None:
+        """What only a running container can be given: its own cgroup (full path) exists now."""
+        ...
+
+    async def part_clients(self, pids: Collection[int]) -> None:
+        """Take these processes (host PIDs) off their MPS servers, so that their end harms nobody else there.
+
+        Processes that are no clients are no error; comes back when the servers have let them go, or in time.
+        """
         ...
 
     async def sweep(self, live: Collection[str]) -> None:
@@ -297,6 +376,7 @@ __all__ = [
     "LABEL_LEASE",
     "LABEL_OWNER",
     "Clock",
+    "ComputeModes",
     "ContainerFacts",
     "ContainerStatus",
     "DeviceMechanism",
@@ -310,11 +390,14 @@ __all__ = [
     "GpuSettings",
     "Gpus",
     "Grant",
+    "Hook",
     "Isolation",
     "Journal",
     "JournalSnapshot",
     "JournalWrite",
+    "MemoryLimiter",
     "Mount",
+    "ServerFault",
     "Sharing",
     "SharingStatus",
 ]

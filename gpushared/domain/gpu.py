@@ -26,6 +26,8 @@ class Gpu:
     memory_total_bytes: int
     leasable_bytes: int
     trouble: str | None = None
+    parent: GpuId | None = None
+    """The GPU of which this is a MIG instance; None for a GPU. Both have the same index."""
 
     def memory_of_share(self, permille: int) -> int:
         """Bytes of a share of this GPU, rounded down to whole MiB."""

@@ -21,6 +21,8 @@ class MemoryWall(StrEnum):
     """What really keeps a lease inside its memory, from strong to none."""
 
     WHOLE_GPU = "whole-gpu"
+    MIG = "mig"
+    DRIVER = "driver"
     MPS_SERVER = "mps-server"
     MPS_CLIENT = "mps-client"
     WATCHDOG = "watchdog"
@@ -31,6 +33,7 @@ class ComputeCap(StrEnum):
     """What really keeps a lease inside its share of the compute."""
 
     WHOLE_GPU = "whole-gpu"
+    MIG = "mig"
     MPS_PERCENTAGE = "mps-percentage"
     NONE = "none"
 
@@ -81,9 +84,10 @@ class NeverClaimed:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The daemon could not give what it had granted."""
+    """The daemon could not give what it had granted, or it broke: what to do about it is the hint."""
 
     reason: str
+    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,15 @@ class OverLimit:
     limit_bytes: int
 
 
-Outcome = Finished | Stopped | Expired | NeverClaimed | OverLimit | Failed
+@dataclass(frozen=True, slots=True)
+class OutsideMps:
+    """A process of a lease that is held by MPS used a GPU without MPS, where nothing holds it."""
+
+    gpu: GpuId
+    pid: int
+
+
+Outcome = Finished | Stopped | Expired | NeverClaimed | OverLimit | OutsideMps | Failed
 
 
 # --- where a lease is ----------------------------------------------------------------------------------
@@ -246,6 +258,12 @@ class Lease:
     """Since when its processes use more GPU memory than it holds; None while they do not."""
     asked_first: Request | None = None
     """The request as it came, where a resize changed it since."""
+    fault: str = ""
+    """What broke the lease's GPU or its MPS server under it, where it has not been started again since."""
+    restarts: int = 0
+    """How often its container was started again after such a fault."""
+    outside_since: float | None = None
+    """Since when a process of it uses a GPU beside MPS; None while none does."""
     baked: tuple[Grant, ...] = ()
     """What the container was created with, where a resize changed it since: its own settings still say so."""
     story: tuple[StoryEntry, ...] = field(default=(), compare=False)

@@ -175,6 +175,30 @@ class GpusSampled:
     readable: frozenset[GpuId]
     troubles: Mapping[GpuId, str] = field(default_factory=dict)
     used_bytes: Mapping[LeaseId, Mapping[GpuId, int]] = field(default_factory=dict)
+    outside_mps: Mapping[LeaseId, tuple[GpuId, int]] = field(default_factory=dict)
+    """Leases with a process (host PID) that should be an MPS client on that GPU and is none."""
+    xids: Mapping[GpuId, tuple[int, ...]] = field(default_factory=dict)
+    """Errors that the driver told of since the last sample."""
+    lost: frozenset[GpuId] = frozenset()
+    """GPUs on which nothing can go on; ``troubles`` say why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFaulted:
+    """An MPS server on these GPUs met a fatal fault, which hit all its clients."""
+
+    gpus: tuple[GpuId, ...]
+    victims: frozenset[LeaseId]
+    culprit: LeaseId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuDrainAsked:
+    """Give no new leases on a GPU (``reason`` says why), or give them again (``reason`` None)."""
+
+    gpu: GpuId
+    caller: Caller
+    reason: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +224,8 @@ Event = (
     | EditsFailed
     | GpusSurveyed
     | GpusSampled
+    | ServerFaulted
+    | GpuDrainAsked
     | Tick
 )
 
@@ -231,6 +257,22 @@ class StopContainer:
 
 
 @dataclass(frozen=True, slots=True)
+class StartContainer:
+    """Start it again."""
+
+    lease: LeaseId
+    container: ContainerId
+
+
+@dataclass(frozen=True, slots=True)
+class HoldContainer:
+    """It runs now: give it what only a running container can be given."""
+
+    lease: LeaseId
+    container: ContainerId
+
+
+@dataclass(frozen=True, slots=True)
 class InspectContainer:
     """Ask the engine what became of it."""
 
@@ -242,4 +284,6 @@ class SampleGpus:
     """Look at the GPUs now, not at the next turn."""
 
 
-Instruction = MakeEdits | DropEdits | StopContainer | InspectContainer | SampleGpus
+Instruction = (
+    MakeEdits | DropEdits | StopContainer | StartContainer | HoldContainer | InspectContainer | SampleGpus
+)

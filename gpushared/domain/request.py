@@ -16,6 +16,8 @@ class Isolation(StrEnum):
     SEPARATE = "separate"
     """Through an MPS server of its own beside the others, so that limits and faults are its own."""
     EXCLUSIVE = "exclusive"
+    MIG = "mig"
+    """A whole MIG instance: a part of a GPU with memory and compute of its own."""
 
 
 class LeaseClass(StrEnum):
@@ -53,6 +55,8 @@ class Request:
     lease_class: LeaseClass = LeaseClass.TRAIN
     time_limit_seconds: int | None = None
     preset: str | None = None
+    restart_on_fault: int = 0
+    """How often its container is to be started again after a fault that was none of its own."""
     gpus: tuple[GpuId, ...] = ()
 
     @property

@@ -20,6 +20,7 @@ from gpushared.domain.lease import (
     Lease,
     NeverClaimed,
     Outcome,
+    OutsideMps,
     OverLimit,
     Queued,
     Reserved,
@@ -219,8 +220,12 @@ def outcome(one: Outcome, gpus: Mapping[GpuId, Gpu]) -> leases_pb2.Outcome:
             where = f"GPU {gpus[gpu].index}" if gpu in gpus else gpu
             text = f"used {format_memory(used)} of its {format_memory(limit)} on {where}"
             return leases_pb2.Outcome(kind="over_limit", text=text)
-        case Failed(reason):
-            return leases_pb2.Outcome(kind="failed", text=reason)
+        case OutsideMps(gpu, pid):
+            where = f"GPU {gpus[gpu].index}" if gpu in gpus else gpu
+            text = f"its process {pid} used {where} without MPS, which holds it to its part"
+            return leases_pb2.Outcome(kind="outside_mps", text=text)
+        case Failed(reason, hint):
+            return leases_pb2.Outcome(kind="failed", text=f"{reason}; {hint}" if hint else reason)
 
 
 def story(entries: Iterable[StoryEntry]) -> list[leases_pb2.StoryEntry]:

@@ -138,6 +138,12 @@ class MpsSharing:
         self._leave_others(device_name, name="")
         self._directories.remove(device_name)
 
+    async def hold(self, lease: Lease, cgroup: str) -> None:
+        """MPS holds processes, not cgroups: nothing is left to do."""
+
+    async def part_clients(self, pids: Collection[int]) -> None:
+        """Take clients off their servers."""
+
     async def status(self) -> tuple[SharingStatus, ...]:
         """Of every GPU that a lease was opened beside, as the last look found it; asks nobody."""
         gpus = sorted(self._gpus.values(), key=lambda gpu: (gpu.index, gpu.id))

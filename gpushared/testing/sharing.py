@@ -26,6 +26,10 @@ class FakeSharing(Failing):
         self.opened: dict[LeaseId, Edits] = {}
         self.history: list[tuple[str, LeaseId, str]] = []
         self.troubles: dict[GpuId, str] = {}
+        self.held: dict[LeaseId, str] = {}
+        """The cgroups of leases whose containers run."""
+        self.parted: list[frozenset[int]] = []
+        """The processes taken off their servers, call by call."""
         self.swept: frozenset[str] | None = None
         """None until swept, then the device names that were live."""
         self.closed_keeping: bool | None = None
@@ -53,6 +57,14 @@ class FakeSharing(Failing):
         self.opened.pop(lease, None)
         self._shared.pop(lease, None)
         self.history.append(("close", lease, device_name))
+
+    async def hold(self, lease: Lease, cgroup: str) -> None:
+        self._may_fail()
+        self.held[lease.id] = cgroup
+
+    async def part_clients(self, pids: Collection[int]) -> None:
+        self._may_fail()
+        self.parted.append(frozenset(pids))
 
     async def sweep(self, live: Collection[str]) -> None:
         self._may_fail()

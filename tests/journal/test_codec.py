@@ -134,7 +134,7 @@ def test_the_words_in_the_journal_are_those_of_the_first_version() -> None:
         *("queued", "reserved", "starting", "active", "paused", "draining", "ended")
     ]
     assert [kind_of(outcome) for outcome in get_args(Outcome)] == [
-        *("finished", "stopped", "expired", "never_claimed", "over_limit", "failed")
+        *("finished", "stopped", "expired", "never_claimed", "over_limit", "outside_mps", "failed")
     ]
 
 
