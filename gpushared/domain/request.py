@@ -58,6 +58,15 @@ class Request:
     restart_on_fault: int = 0
     """How often its container is to be started again after a fault that was none of its own."""
     gpus: tuple[GpuId, ...] = ()
+    models: tuple[str, ...] = ()
+    """The GPU models that will do; empty for all."""
+    host_cpu_milli: int | None = None
+    host_memory_bytes: int | None = None
+    """What the container may take of the host (docker's ``--cpus`` and ``--memory``); None = not said."""
+    near: tuple[str, ...] = ()
+    """Leases on whose host it is to be."""
+    away_from: tuple[str, ...] = ()
+    """Leases on whose GPUs it is not to be."""
 
     @property
     def wants_whole_gpus(self) -> bool:
