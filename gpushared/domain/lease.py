@@ -258,6 +258,10 @@ class Lease:
     """Since when its processes use more GPU memory than it holds; None while they do not."""
     asked_first: Request | None = None
     """The request as it came, where a resize changed it since."""
+    held_by: str = ""
+    """Who keeps it from starting while it waits; empty when nobody does."""
+    held_by_admin: bool = False
+    """Then its owner cannot let it go."""
     fault: str = ""
     """What broke the lease's GPU or its MPS server under it, where it has not been started again since."""
     restarts: int = 0

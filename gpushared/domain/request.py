@@ -67,6 +67,14 @@ class Request:
     """Leases on whose host it is to be."""
     away_from: tuple[str, ...] = ()
     """Leases on whose GPUs it is not to be."""
+    project: str = ""
+    """Whose quota it counts against; empty for the one that its owner is in."""
+    priority: int = 0
+    """Higher goes first among the requests of the same project."""
+    begin_at: float | None = None
+    """It is not to start before (epoch seconds)."""
+    after: tuple[str, ...] = ()
+    """Leases that must be over before it may start, however they end."""
 
     @property
     def wants_whole_gpus(self) -> bool:
