@@ -20,7 +20,7 @@ T = TypeVar("T")
 Handle = Any
 """A ctypes pointer of pynvml's, valid until the driver is closed."""
 
-_PROCESS_KINDS = ("Compute", "MPSCompute", "Graphics")
+_PROCESS_KINDS = ("Compute", "Graphics", "MPSCompute")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,16 +139,32 @@ class NvmlDriver:
 
         A process can be in several lists: MPS clients also count as compute, a desktop's as graphics too.
         """
+        # Clients are asked for last: one that comes meanwhile is then no process without MPS.
+        lists = {kind: _process_list(kind, handle) for kind in _PROCESS_KINDS}
         found: dict[int, int | None] = {}
-        for kind in _PROCESS_KINDS:
-            for process in _process_list(kind, handle):
-                known, said = found.get(process.pid), process.usedGpuMemory
-                found[process.pid] = said if known is None else max(known, said or 0)
-        return tuple(GpuProcess(pid, memory_bytes) for pid, memory_bytes in sorted(found.items()))
+        for process in (one for listed in lists.values() for one in listed or ()):
+            known, said = found.get(process.pid), process.usedGpuMemory
+            found[process.pid] = said if known is None else max(known, said or 0)
+        compute, mps = _pids(lists["Compute"]), _pids(lists["MPSCompute"])
+        return tuple(
+            GpuProcess(pid, memory_bytes, _is_mps_client(pid, compute, mps))
+            for pid, memory_bytes in sorted(found.items())
+        )
 
 
-def _process_list(kind: str, handle: Handle, attempts: int = 3) -> list[Any]:
-    """Empty where the GPU does not tell."""
+def _pids(listed: list[Any] | None) -> frozenset[int] | None:
+    return None if listed is None else frozenset(process.pid for process in listed)
+
+
+def _is_mps_client(pid: int, compute: frozenset[int] | None, mps: frozenset[int] | None) -> bool | None:
+    """None where the driver lists no clients, and for what only draws."""
+    if mps is None:
+        return None
+    return True if pid in mps else False if pid in (compute or ()) else None
+
+
+def _process_list(kind: str, handle: Handle, attempts: int = 3) -> list[Any] | None:
+    """None where the GPU does not tell."""
     function = f"nvmlDeviceGet{kind}RunningProcesses"
     try:
         processes: list[Any] = _newest(
@@ -156,7 +172,7 @@ def _process_list(kind: str, handle: Handle, attempts: int = 3) -> list[Any]:
         )
     except DriverError as error:
         if error.code in NO_FIGURE:
-            return []
+            return None
         # Processes came between the call for their number and the call for the list.
         if error.code == NvmlCode.INSUFFICIENT_SIZE and attempts > 1:
             return _process_list(kind, handle, attempts - 1)

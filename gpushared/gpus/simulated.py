@@ -56,6 +56,7 @@ class _Holder:
 
     started: int
     memory_bytes: int
+    mps_client: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +122,13 @@ class SimulatedGpus:
     async def close(self) -> None:
         await self._thread.close(lambda: None)
 
-    def set_processes(self, gpu_index: int, memory_by_pid: Mapping[int, int]) -> None:
+    def set_processes(
+        self, gpu_index: int, memory_by_pid: Mapping[int, int], *, mps_client: bool | None = None
+    ) -> None:
         """Let processes, by host PID, hold so many bytes from now on; 0 takes one off the GPU.
 
         Others that hold memory go on holding it. A process that ends leaves the GPU by itself.
+        ``mps_client``: as which the driver lists these; None is a driver that does not tell.
         """
         gpu = self._gpu(gpu_index)
         holders = gpu.living()
@@ -132,7 +136,7 @@ class SimulatedGpus:
             if memory_bytes == 0:
                 holders.pop(pid, None)
             else:
-                holders[pid] = _holder(pid, memory_bytes)
+                holders[pid] = _holder(pid, memory_bytes, mps_client)
         held_bytes = sum(holder.memory_bytes for holder in holders.values())
         if held_bytes > gpu.usable_bytes:
             raise RequestError(
@@ -205,11 +209,13 @@ def _reading(gpu: _SimulatedGpu) -> GpuReading:
         utilization_ratio=busy,
         temperature_celsius=round(_IDLE_CELSIUS + busy * (_BUSY_CELSIUS - _IDLE_CELSIUS)),
         power_watts=model.idle_watts + busy * (model.busy_watts - model.idle_watts),
-        processes=tuple(GpuProcess(pid, holder.memory_bytes) for pid, holder in holders.items()),
+        processes=tuple(
+            GpuProcess(pid, holder.memory_bytes, holder.mps_client) for pid, holder in holders.items()
+        ),
     )
 
 
-def _holder(pid: int, memory_bytes: int) -> _Holder:
+def _holder(pid: int, memory_bytes: int, mps_client: bool | None) -> _Holder:
     if memory_bytes < 0:
         raise RequestError(
             f"The process {pid} cannot hold {memory_bytes} bytes", hint="give 0 to take it off the GPU"
@@ -220,7 +226,7 @@ def _holder(pid: int, memory_bytes: int) -> _Holder:
             f"There is no process {pid} on this machine",
             hint="give the PID of one that runs, as the host sees it",
         )
-    return _Holder(started, memory_bytes)
+    return _Holder(started, memory_bytes, mps_client)
 
 
 def _start_time(pid: int) -> int | None:

@@ -40,10 +40,12 @@ class FakeGpus(Failing):
 
     # --- the test's hands ------------------------------------------------------------------------------
 
-    def run_process(self, gpu: GpuId, pid: int, memory_bytes: int | None = None) -> None:
-        """A process uses the GPU; ``memory_bytes`` None is a driver that does not tell."""
+    def run_process(
+        self, gpu: GpuId, pid: int, memory_bytes: int | None = None, *, mps_client: bool | None = None
+    ) -> None:
+        """A process uses the GPU; None is a driver that does not tell, neither memory nor MPS clients."""
         self.end_process(gpu, pid)
-        self._processes[gpu].append(GpuProcess(pid, memory_bytes))
+        self._processes[gpu].append(GpuProcess(pid, memory_bytes, mps_client))
 
     def end_process(self, gpu: GpuId, pid: int) -> None:
         self._processes[gpu] = [process for process in self._processes[gpu] if process.pid != pid]

@@ -94,11 +94,21 @@ async def test_a_process_shows_with_its_memory_until_it_lets_go(playable: Playab
     playable.hold(1, pid, 3 * GIB)
     idle, held = await gpus.sample()
     assert (idle.memory_used_bytes, idle.processes) == (0, ())
-    assert (held.memory_used_bytes, held.processes) == (3 * GIB, (GpuProcess(pid, 3 * GIB),))
+    assert held.memory_used_bytes == 3 * GIB
+    assert [(process.pid, process.memory_bytes) for process in held.processes] == [(pid, 3 * GIB)]
     playable.hold(1, pid, 0)
     assert [(reading.memory_used_bytes, reading.processes) for reading in await gpus.sample()] == [
         (0, ())
     ] * 2
+
+
+@pytest.mark.parametrize("mps_client", [True, False])
+async def test_a_process_is_an_mps_client_where_the_driver_lists_it_so(
+    playable: PlayableWorld, mps_client: bool
+):
+    gpus, pid = playable.open(), os.getpid()
+    playable.hold(0, pid, GIB, mps_client=mps_client)
+    assert (await gpus.sample())[0].processes == (GpuProcess(pid, GIB, mps_client),)
 
 
 async def test_what_processes_hold_does_not_change_what_is_leasable(playable: PlayableWorld):

@@ -138,7 +138,7 @@ async def test_an_old_driver_gives_the_same_figures_by_its_older_functions(
     old = (await with_old.sample())[0]
     await with_old.close()
     new = (await fake.open().sample())[0]
-    assert old.processes == (GpuProcess(1, GIB),)
+    assert old.processes == (GpuProcess(1, GIB, mps_client=False),)
     assert (old.processes, old.temperature_celsius) == (new.processes, new.temperature_celsius)
     # It does not tell its own part from that of the processes.
     assert (old.memory_used_bytes, new.memory_used_bytes) == (GIB + 500 * MIB, GIB)
@@ -302,10 +302,10 @@ async def test_a_process_in_several_lists_counts_once_with_its_largest_figure(fa
     fake.machine.write()
     reading = (await fake.open().sample())[0]
     assert reading.processes == (
-        GpuProcess(10, None),
-        GpuProcess(20, GIB),
-        GpuProcess(30, 2 * GIB),
-        GpuProcess(40, GIB),
+        GpuProcess(10, None, mps_client=False),
+        GpuProcess(20, GIB, mps_client=True),
+        GpuProcess(30, 2 * GIB, mps_client=True),
+        GpuProcess(40, GIB, mps_client=True),
         GpuProcess(50, None),
     )
 
@@ -330,7 +330,7 @@ async def test_processes_that_come_while_they_are_listed_are_listed_too(fake: Fa
     # The binding takes the first answer as the size of the list; the second one says that it grew since.
     fake.machine.gpus[0].errors["nvmlDeviceGetComputeRunningProcesses_v3"] = (NvmlCode.INSUFFICIENT_SIZE, 2)
     fake.machine.write()
-    assert (await fake.open().sample())[0].processes == (GpuProcess(1, GIB),)
+    assert (await fake.open().sample())[0].processes == (GpuProcess(1, GIB, mps_client=False),)
 
 
 async def test_a_gpu_that_lists_no_processes_is_no_trouble(fake: FakeWorld):
@@ -384,3 +384,17 @@ def _run(body: str, environment: dict[str, str]) -> subprocess.CompletedProcess[
         check=True,
         timeout=30,
     )
+
+
+async def test_where_the_driver_lists_no_mps_clients_nobody_is_said_to_be_without_mps(fake: FakeWorld):
+    gpu = fake.machine.gpus[0]
+    gpu.compute = {10: GIB}
+    gpu.errors = {"nvmlDeviceGetMPSComputeRunningProcesses_v3": NvmlCode.NOT_SUPPORTED}
+    fake.machine.write()
+    assert (await fake.open().sample())[0].processes == (GpuProcess(10, GIB, mps_client=None),)
+
+
+async def test_a_process_that_only_draws_is_neither_a_client_nor_without_mps(fake: FakeWorld):
+    fake.machine.gpus[0].graphics = {10: GIB}
+    fake.machine.write()
+    assert (await fake.open().sample())[0].processes == (GpuProcess(10, GIB, mps_client=None),)

@@ -27,7 +27,7 @@ class World(Protocol):
 class PlayableWorld(World, Protocol):
     """One with two GPUs whose driver the test plays."""
 
-    def hold(self, index: int, pid: int, memory_bytes: int) -> None: ...
+    def hold(self, index: int, pid: int, memory_bytes: int, *, mps_client: bool = False) -> None: ...
 
     def busy(self, index: int, percent: int) -> None: ...
 
@@ -52,8 +52,8 @@ class SimulatedWorld:
         for gpus in self.opened:
             await close_and_join(gpus)
 
-    def hold(self, index: int, pid: int, memory_bytes: int) -> None:
-        self._play(lambda gpus: gpus.set_processes(index, {pid: memory_bytes}))
+    def hold(self, index: int, pid: int, memory_bytes: int, *, mps_client: bool = False) -> None:
+        self._play(lambda gpus: gpus.set_processes(index, {pid: memory_bytes}, mps_client=mps_client))
 
     def busy(self, index: int, percent: int) -> None:
         self._play(lambda gpus: gpus.set_utilization(index, percent / 100))
@@ -97,12 +97,12 @@ class FakeWorld:
         for gpus in self.opened:
             await close_and_join(gpus)
 
-    def hold(self, index: int, pid: int, memory_bytes: int) -> None:
-        processes = self.machine.gpus[index].compute
+    def hold(self, index: int, pid: int, memory_bytes: int, *, mps_client: bool = False) -> None:
+        gpu = self.machine.gpus[index]
+        for processes in (gpu.compute, gpu.mps):
+            processes.pop(pid, None)
         if memory_bytes:
-            processes[pid] = memory_bytes
-        else:
-            processes.pop(pid)
+            (gpu.mps if mps_client else gpu.compute)[pid] = memory_bytes
         self.machine.write()
 
     def busy(self, index: int, percent: int) -> None:
