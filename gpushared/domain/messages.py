@@ -16,13 +16,17 @@ from gpushared.domain.request import Caller, Request
 
 @dataclass(frozen=True, slots=True)
 class RequestSubmitted:
-    """Somebody asks. ``immediate``: refuse rather than queue. ``device_name`` empty = the lease's id."""
+    """Somebody asks. ``immediate``: refuse rather than queue. ``device_name`` empty = the lease's id.
+
+    ``held``: it waits until its owner lets it go.
+    """
 
     request: Request
     caller: Caller
     request_id: str = ""
     device_name: str = ""
     immediate: bool = False
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,33 @@ class ResizeAsked:
     lease: LeaseId
     caller: Caller
     size: NewSize
+
+
+@dataclass(frozen=True, slots=True)
+class HoldAsked:
+    """Keep a waiting lease from starting, or let it go."""
+
+    lease: LeaseId
+    caller: Caller
+    held: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityAsked:
+    """Give a waiting lease another priority in its project."""
+
+    lease: LeaseId
+    caller: Caller
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendAsked:
+    """Give a lease more time."""
+
+    lease: LeaseId
+    caller: Caller
+    seconds: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +216,12 @@ class GpusSampled:
 
 @dataclass(frozen=True, slots=True)
 class ServerFaulted:
-    """An MPS server on these GPUs met a fatal fault, which hit all its clients."""
+    """An MPS server on these GPUs is in a fatal fault, which hit all its clients.
+
+    Told with every look that finds it so, and before that look's ``GpusSampled``, which may end a victim.
+    ``victims``: leases whose processes were its clients when it met the fault and that have some there still
+    or had at the last look; who is named again and again clings to the server and keeps it from recovering.
+    """
 
     gpus: tuple[GpuId, ...]
     victims: frozenset[LeaseId]
@@ -212,6 +248,9 @@ Event = (
     | ReleaseAsked
     | StopAsked
     | ResizeAsked
+    | HoldAsked
+    | PriorityAsked
+    | ExtendAsked
     | ClaimAsked
     | ClaimDropped
     | ContainerCreated
@@ -273,6 +312,13 @@ class HoldContainer:
 
 
 @dataclass(frozen=True, slots=True)
+class NotifyContainer:
+    """Tell its program what the lease's notice says, or that there is none any more."""
+
+    lease: LeaseId
+
+
+@dataclass(frozen=True, slots=True)
 class InspectContainer:
     """Ask the engine what became of it."""
 
@@ -285,5 +331,12 @@ class SampleGpus:
 
 
 Instruction = (
-    MakeEdits | DropEdits | StopContainer | StartContainer | HoldContainer | InspectContainer | SampleGpus
+    MakeEdits
+    | DropEdits
+    | StopContainer
+    | StartContainer
+    | HoldContainer
+    | NotifyContainer
+    | InspectContainer
+    | SampleGpus
 )
