@@ -188,6 +188,8 @@ class SharingStatus:
     """Host PIDs of servers of ours, whose GPU memory is nobody's lease."""
     clients: tuple[int, ...] = ()
     """Host PIDs of their clients, as the last look found them."""
+    clients_at: float | None = None
+    """When that look began (``time.monotonic``); None where not all of them are known."""
     faults: tuple[ServerFault, ...] = ()
     """Servers that are in a fault now."""
 
@@ -219,6 +221,10 @@ class Sharing(Protocol):
         ...
 
     async def status(self) -> tuple[SharingStatus, ...]: ...
+
+    async def look_soon(self, gpu: GpuId) -> None:
+        """Have ``status`` show anew who shares this GPU, without waiting for it."""
+        ...
 
     async def close(self, *, keep_running: bool) -> None:
         """End the adapter. ``keep_running`` leaves alone what running containers still use."""

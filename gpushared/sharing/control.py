@@ -154,6 +154,17 @@ class MpsControl:
         lines = await self.ask("get_server_list")
         return tuple(int(line) for line in lines if line.strip().isdecimal())
 
+    async def clients(self, server: int) -> tuple[int, ...] | None:
+        """Host PIDs of a server's clients, none where it is gone; None where the answer cannot be trusted.
+
+        A control daemon in a PID namespace of its own sees its clients as process 0.
+        """
+        lines = [line.strip() for line in await self.ask(f"get_client_list {server}")]
+        lines = [line for line in lines if line and line != f"Server {server} not found"]
+        if not all(line.isdecimal() and int(line) > 0 for line in lines):
+            return None
+        return tuple(map(int, lines))
+
     async def exits_within(self, seconds: float) -> bool:
         """Whether the daemon is gone, having waited at most so long."""
         return self._process is None or await self._process.exits_within(seconds)

@@ -149,6 +149,10 @@ class MpsSharing:
         gpus = sorted(self._gpus.values(), key=lambda gpu: (gpu.index, gpu.id))
         return tuple(self._status_of(gpu.id) for gpu in gpus)
 
+    async def look_soon(self, gpu: GpuId) -> None:
+        for daemon in self._daemons_of(gpu):
+            daemon.look_soon()
+
     async def sweep(self, live: Collection[str]) -> None:
         """Remove what earlier lives left behind, given the device names of every lease that is not over.
 
@@ -276,10 +280,15 @@ class MpsSharing:
     # --- status ---
 
     def _status_of(self, gpu: GpuId) -> SharingStatus:
-        daemons = [daemon for daemon in self._daemons.values() if gpu in daemon.control.gpus]
+        daemons = self._daemons_of(gpu)
         pids = sorted({pid for daemon in daemons for pid in daemon.servers})
+        clients = sorted({pid for daemon in daemons for pid in daemon.clients})
         mode = "mps" if any(daemon.serving for daemon in daemons) else "none"
-        return SharingStatus(gpu, mode, self._trouble(daemons), tuple(pids))
+        trouble = self._trouble(daemons)
+        return SharingStatus(gpu, mode, trouble, tuple(pids), tuple(clients), clients_at=_looked_at(daemons))
+
+    def _daemons_of(self, gpu: GpuId) -> list[Supervisor]:
+        return [daemon for daemon in self._daemons.values() if gpu in daemon.control.gpus]
 
     def _trouble(self, daemons: Iterable[Supervisor]) -> str | None:
         if self._mode is MpsMode.OFF:
@@ -296,6 +305,13 @@ def _limits_of(lease: Lease, granted: Sequence[Gpu]) -> DaemonLimits:
     if lease.request.isolation is Isolation.SEPARATE:
         return own_limits(ordered_grants(lease, {gpu.id: gpu for gpu in granted}))
     return DaemonLimits(tuple(max(1, gpu.leasable_bytes // MIB) for gpu in granted))
+
+
+def _looked_at(daemons: Iterable[Supervisor]) -> float | None:
+    """When the oldest of their looks at clients began; None where one of them does not know its clients."""
+    looks = [daemon.clients_at for daemon in daemons]
+    known = [at for at in looks if at is not None]
+    return min(known) if known and len(known) == len(looks) else None
 
 
 def _not_installed() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -48,6 +49,9 @@ class Supervisor:
         self.control = control
         self.leases: set[str] = set()
         self.servers: tuple[int, ...] = ()
+        self.clients: frozenset[int] = frozenset()
+        self.clients_at: float | None = None
+        """When the look at the clients began (``time.monotonic``); None where they are not known."""
         self.starts = 0
         self._limits = limits
         self._applied: DaemonLimits | None = None
@@ -61,6 +65,7 @@ class Supervisor:
         self._watching = False
         self._settled = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._glance: asyncio.Task[None] | None = None
 
     @property
     def serving(self) -> bool:
@@ -89,6 +94,11 @@ class Supervisor:
         self.leases.discard(device_name)
         self._directories.unlink(device_name)
 
+    def look_soon(self) -> None:
+        """Look at servers and clients now, not at the next turn."""
+        if self._watching and (self._glance is None or self._glance.done()):
+            self._glance = asyncio.create_task(self._look(), name=f"mps look {self.control.home.name}")
+
     async def stop(self) -> None:
         """End the daemon."""
         await self._cancel()
@@ -113,11 +123,12 @@ class Supervisor:
             raise type(self._error)(self._error.message, hint=self._error.hint)
 
     async def _cancel(self) -> None:
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        tasks, self._task, self._glance = (self._task, self._glance), None, None
+        for task in tasks:
+            if task is not None:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
 
     async def _keep(self) -> None:
         while True:
@@ -141,6 +152,7 @@ class Supervisor:
         self._applied = None
         self._settled.clear()
         self.servers = ()
+        self._forget_clients()
         if now() - started_at >= self._steady_seconds:
             self._failures = 0
         self._note_failure(SharingUnavailable("the MPS control daemon ended and is being started again"))
@@ -168,14 +180,29 @@ class Supervisor:
             await self._look()
 
     async def _look(self) -> None:
-        """Ask the living daemon; note whether it answers and which servers it has."""
+        """Ask the living daemon; note whether it answers, which servers it has and who their clients are."""
+        began, life = time.monotonic(), self.starts
         try:
             self.servers = await self.control.servers()
+            clients = [await self.control.clients(server) for server in self.servers]
         except GpushareError as error:
             self._error = error
+            self._forget_clients()
         else:
             self._error = None
+            self._note_clients(clients, began, life)
         self.control.trim_log()
+
+    def _note_clients(self, lists: list[tuple[int, ...] | None], began: float, life: int) -> None:
+        """Take them over, unless a look that began later came first, or the daemon has ended since."""
+        known = [one for one in lists if one is not None]
+        if not self._watching or life != self.starts or len(known) < len(lists):
+            self._forget_clients()
+        elif self.clients_at is None or began > self.clients_at:
+            self.clients, self.clients_at = frozenset(pid for one in known for pid in one), began
+
+    def _forget_clients(self) -> None:
+        self.clients, self.clients_at = frozenset(), None
 
     def _note_failure(self, error: GpushareError) -> None:
         self._failures += 1

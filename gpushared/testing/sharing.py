@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
 
 from gpushared.domain.gpu import Gpu, GpuId
@@ -28,6 +29,10 @@ class FakeSharing(Failing):
         self.troubles: dict[GpuId, str] = {}
         self.held: dict[LeaseId, str] = {}
         """The cgroups of leases whose containers run."""
+        self.clients: dict[GpuId, tuple[int, ...]] = {}
+        """Who is a client of MPS on a GPU, known as of now; GPUs that are not here do not tell."""
+        self.looks: list[GpuId] = []
+        """The GPUs that were to be looked at soon, call by call."""
         self.parted: list[frozenset[int]] = []
         """The processes taken off their servers, call by call."""
         self.swept: frozenset[str] | None = None
@@ -74,9 +79,18 @@ class FakeSharing(Failing):
         self._may_fail()
         shared = frozenset[GpuId]().union(*self._shared.values())
         return tuple(
-            SharingStatus(gpu, "mps" if gpu in shared else "none", self.troubles.get(gpu))
+            SharingStatus(
+                gpu,
+                "mps" if gpu in shared else "none",
+                self.troubles.get(gpu),
+                clients=self.clients.get(gpu, ()),
+                clients_at=time.monotonic() if gpu in self.clients else None,
+            )
             for gpu in sorted(self._seen | self.troubles.keys())
         )
+
+    async def look_soon(self, gpu: GpuId) -> None:
+        self.looks.append(gpu)
 
     async def close(self, *, keep_running: bool) -> None:
         self.closed_keeping = keep_running

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from gpushared.sharing.lease_directories import LeaseDirectories
 from gpushared.sharing.supervisor import Supervisor, backoff_seconds
 from tests.sharing import daemons
 from tests.sharing.daemons import names_in, until
-from tests.sharing.worlds import FIRST, program
+from tests.sharing.worlds import FIRST, PlayedControl, program
 
 LIMITS = DaemonLimits((20480,))
 LIMITS_READ = "20G"
@@ -152,6 +153,62 @@ async def test_a_daemon_that_keeps_dying_is_tried_a_few_times_and_then_with_paus
         await supervisor.attach("l-2")
     assert (runtime_dir / "starts").read_text() == "\n" * 3
     assert "no GPU" in (supervisor.trouble or "")
+
+
+async def test_the_clients_of_all_its_servers_are_known(supervise: MakeSupervisor, runtime_dir: Path) -> None:
+    played = PlayedControl(runtime_dir / "played")
+    played.serve(71, "100\n101\n")
+    played.serve(72, "102\n")
+    supervisor = supervise(played.binary)
+    before = time.monotonic()
+    await supervisor.attach("l-1")
+    await until(lambda: supervisor.clients_at is not None)
+    assert (supervisor.servers, supervisor.clients) == ((71, 72), frozenset({100, 101, 102}))
+    assert (supervisor.clients_at or 0) > before
+
+
+@pytest.mark.parametrize("answer", ["0\n", "100\n0\n", "no such command\n"])
+async def test_an_answer_that_does_not_name_the_clients_leaves_them_unknown(
+    supervise: MakeSupervisor, runtime_dir: Path, answer: str
+) -> None:
+    """A control daemon in a PID namespace of its own shows clients as process 0."""
+    played = PlayedControl(runtime_dir / "played")
+    played.serve(71, "100\n")
+    supervisor = supervise(played.binary)
+    await supervisor.attach("l-1")
+    await until(lambda: supervisor.clients_at is not None)
+    played.serve(72, answer)
+    await until(lambda: supervisor.clients_at is None)
+    assert supervisor.clients == frozenset()
+
+
+async def test_it_looks_at_its_clients_at_once_when_asked(
+    supervise: MakeSupervisor, runtime_dir: Path
+) -> None:
+    played = PlayedControl(runtime_dir / "played")
+    supervisor = supervise(played.binary, poll_seconds=NEVER_AGAIN_SECONDS)
+    await supervisor.attach("l-1")
+    assert supervisor.clients_at is None
+    played.serve(71, "100\n")
+    supervisor.look_soon()
+    supervisor.look_soon()
+    await until(lambda: supervisor.clients_at is not None)
+    assert (supervisor.clients, played.asked("get_server_list")) == (frozenset({100}), 1)
+
+
+async def test_the_clients_of_a_daemon_that_died_are_not_known(
+    supervise: MakeSupervisor, runtime_dir: Path
+) -> None:
+    played = PlayedControl(runtime_dir / "played")
+    played.serve(71, "100\n")
+    supervisor = supervise(played.binary, poll_seconds=NEVER_AGAIN_SECONDS)
+    await supervisor.attach("l-1")
+    supervisor.look_soon()
+    await until(lambda: supervisor.clients_at is not None)
+    assert supervisor.control.pid is not None
+    os.kill(supervisor.control.pid, signal.SIGKILL)
+    await until(lambda: supervisor.starts == 2)
+    assert (supervisor.clients, supervisor.clients_at) == (frozenset(), None)
 
 
 @pytest.mark.parametrize(

@@ -40,5 +40,44 @@ def program(path: Path, body: str) -> Path:
     return path
 
 
+_PLAYED = """
+here={here}
+if [ "$1" = -f ]; then
+  echo $$ > "$here/pid"
+  touch "$CUDA_MPS_PIPE_DIRECTORY/control"
+  exec sleep 1000
+fi
+while read -r command argument rest; do
+  echo "$command $argument" >> "$here/asked"
+  case $command in
+    *_thread_percentage) echo 100.0 ;;
+    get_default_device_pinned_mem_limit) echo 20G ;;
+    get_server_list) ls "$here/servers" ;;
+    get_client_list) cat "$here/servers/$argument" 2>/dev/null || echo "Server $argument not found" ;;
+    quit) kill "$(cat "$here/pid")" ;;
+  esac
+done
+"""
+
+
+class PlayedControl:
+    """A control program whose servers and clients the test says: the real one has none without a GPU."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._servers = directory / "servers"
+        self._servers.mkdir(parents=True)
+        self.binary = program(directory / "nvidia-cuda-mps-control", _PLAYED.format(here=directory))
+
+    def serve(self, server: int, clients: str) -> None:
+        """A server with these lines as its clients."""
+        (self._servers / str(server)).write_text(clients)
+
+    def asked(self, command: str) -> int:
+        """How often it was asked this."""
+        log = self.directory / "asked"
+        return log.read_text().count(f"{command} ") if log.exists() else 0
+
+
 def leasable_gib(gpu: GpuId) -> int:
     return GPUS[gpu].leasable_bytes // MIB // 1024
