@@ -84,6 +84,8 @@ def _counted(decision: Decision) -> tuple[tuple[Reason, int, str], ...]:
 
 def refusal_sentence(request: Request, decision: Decision, state: NodeState, now: float | None = None) -> str:
     """One sentence: what it needs, what is there, who holds the rest."""
+    if decision.text:
+        return decision.text
     rooms = state.rooms()
     if decision.reason is Reason.QUEUE_ORDER and decision.reservation is not None:
         return f"fits, but the room is kept for {decision.reservation.head}, which waits longer"

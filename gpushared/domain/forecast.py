@@ -12,6 +12,7 @@ from gpushared.domain.lease import Lease, LeaseId
 from gpushared.domain.placement import rooms_of
 from gpushared.domain.queue import decide, granted
 from gpushared.domain.state import NodeState
+from gpushared.domain.timing import not_yet
 
 POSITIONS = 32
 """Further back, an estimate says nothing."""
@@ -20,7 +21,7 @@ STEPS = 64
 
 def starts(state: NodeState, now: float) -> Mapping[LeaseId, float]:
     """When each waiting lease starts if every lease uses its whole time limit; those unknown are left out."""
-    waiting = state.waiting()[:POSITIONS]
+    waiting = [lease for lease in state.waiting() if not_yet(lease, state.leases, now) is None][:POSITIONS]
     holders = state.holders()
     found: dict[LeaseId, float] = {}
     at = now

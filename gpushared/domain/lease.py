@@ -110,6 +110,26 @@ class OutsideMps:
 Outcome = Finished | Stopped | Expired | NeverClaimed | OverLimit | OutsideMps | Failed
 
 
+# --- what a lease is told before it ends ---------------------------------------------------------------
+
+
+class NoticeKind(StrEnum):
+    """Why a lease will end."""
+
+    EXPIRES = "expires"
+    PREEMPTED = "preempted"
+    IDLE = "idle"
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What the program in the container is told: it ends at ``until`` (epoch seconds)."""
+
+    kind: NoticeKind
+    until: float
+    text: str
+
+
 # --- where a lease is ----------------------------------------------------------------------------------
 
 
@@ -262,6 +282,8 @@ class Lease:
     """Who keeps it from starting while it waits; empty when nobody does."""
     held_by_admin: bool = False
     """Then its owner cannot let it go."""
+    notice: Notice | None = None
+    """What its program was told of its end."""
     fault: str = ""
     """What broke the lease's GPU or its MPS server under it, where it has not been started again since."""
     restarts: int = 0

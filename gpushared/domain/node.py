@@ -26,6 +26,7 @@ from gpushared.domain.lease import (
     Failed,
     Grant,
     Lease,
+    LeaseId,
     NeverClaimed,
     Paused,
     Queued,
@@ -36,9 +37,11 @@ from gpushared.domain.lease import (
     state_name,
 )
 from gpushared.domain.lifecycle import drain, seen, surveyed, watch_deadlines
+from gpushared.domain.notice import notify_of_expiry
 from gpushared.domain.queue import Decision, decide, granted
 from gpushared.domain.resize import resize
 from gpushared.domain.state import Draft, NodeState, Step, Use, lease_id
+from gpushared.domain.timing import check_priority, extend, hold, not_yet, set_priority
 from gpushared.domain.units import shown
 from gpushared.domain.watchdog import watch
 
@@ -92,6 +95,7 @@ def _(event: m.RequestSubmitted, draft: Draft) -> None:
     if known is not None:
         draft.answer = known.id
         return
+    _check_terms(event, draft)
     check_possible(draft.view(), event.request)
     identity = lease_id(draft.next_sequence)
     name = event.device_name or str(identity)
@@ -107,10 +111,17 @@ def _(event: m.RequestSubmitted, draft: Draft) -> None:
         state=Queued(since=draft.now),
         device_name=name,
         request_id=event.request_id,
+        held_by=event.caller.name if event.held else "",
     )
     draft.next_sequence += 1
     draft.answer = identity
     draft.put(lease.note(draft.now, f"{event.caller.name} asked for {describe(event.request)}"))
+
+
+def _check_terms(event: m.RequestSubmitted, draft: Draft) -> None:
+    check_priority(event.request.priority)
+    for name in event.request.after:
+        draft.find(LeaseId(name))
 
 
 def _asked_before(event: m.RequestSubmitted, draft: Draft) -> Lease | None:
@@ -178,6 +189,21 @@ def _(event: m.StopAsked, draft: Draft) -> None:
 @_apply.register
 def _(event: m.ResizeAsked, draft: Draft) -> None:
     resize(event, draft)
+
+
+@_apply.register
+def _(event: m.HoldAsked, draft: Draft) -> None:
+    hold(event, draft)
+
+
+@_apply.register
+def _(event: m.PriorityAsked, draft: Draft) -> None:
+    set_priority(event, draft)
+
+
+@_apply.register
+def _(event: m.ExtendAsked, draft: Draft) -> None:
+    extend(event, draft)
 
 
 @_apply.register
@@ -314,6 +340,7 @@ def _(event: m.Tick, draft: Draft) -> None:  # noqa: ARG001 - chosen by its type
             _expire(lease, draft)
         elif isinstance(lease.state, Reserved) and draft.now >= lease.state.deadline:
             _end_unclaimed(lease, NeverClaimed(), "no container claimed it in time", draft)
+    notify_of_expiry(draft)
     watch_deadlines(draft, sample=None)
 
 
@@ -342,7 +369,16 @@ def _grant_what_fits(draft: Draft) -> None:
 def decisions(state: NodeState, now: float) -> tuple[Decision, ...]:
     """What one pass over the queue says now; none when nobody waits."""
     waiting = state.waiting()
-    return decide(waiting, state.rooms(), state.holders(), now) if waiting else ()
+    kept = {lease.id: why for lease in waiting if (why := not_yet(lease, state.leases, now))}
+    ready = [lease for lease in waiting if lease.id not in kept]
+    decided = decide(ready, state.rooms(), state.holders(), now) if ready else ()
+    by_id = {decision.lease: decision for decision in decided}
+    return tuple(
+        replace(by_id[lease.id], position=position)
+        if lease.id in by_id
+        else Decision(lease.id, position, reason=kept[lease.id][0], text=kept[lease.id][1])
+        for position, lease in enumerate(waiting, start=1)
+    )
 
 
 def _grant(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> None:

@@ -28,6 +28,9 @@ class Reason(StrEnum):
     UNMANAGED_USE = "unmanaged_use"
     OTHER_GPU = "other_gpu"
     NEVER_FITS = "never_fits"
+    HELD = "held"
+    BEGIN_TIME = "begin_time"
+    AFTER_LEASE = "after_lease"
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,8 @@ class Decision:
     reason: Reason | None = None
     refusals: tuple[Refusal, ...] = ()
     reservation: Reservation | None = None
+    text: str = ""
+    """Why not, where that is no matter of room."""
 
 
 @dataclass(slots=True)

@@ -38,6 +38,9 @@ class Caller:
     trusted: bool = False
 
 
+MAX_PRIORITY = 100
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A request, checked on its own; whether a node can grant it is ``placement``'s question.
@@ -75,6 +78,8 @@ class Request:
     """It is not to start before (epoch seconds)."""
     after: tuple[str, ...] = ()
     """Leases that must be over before it may start, however they end."""
+    notice_signal: str = ""
+    """Sent to the container when it is told that it will end, such as ``SIGUSR1``; empty for none."""
 
     @property
     def wants_whole_gpus(self) -> bool:

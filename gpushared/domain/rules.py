@@ -37,6 +37,8 @@ class Rules:
     start_seconds: int = 60
     stop_grace_seconds: int = 10
     stop_retry_seconds: int = 15
+    notice_seconds: int = 300
+    """How long before its end a program is told of it."""
     max_queued: int = 1000
     max_queued_per_user: int = 100
     watchdog: Mapping[LeaseClass, WatchdogPolicy] = field(

@@ -1,0 +1,40 @@
+"""Telling the program in a container that its lease will end, so that it can save its work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpushared.domain.lease import Active, Lease, Notice, NoticeKind
+from gpushared.domain.messages import NotifyContainer
+from gpushared.domain.state import Draft
+from gpushared.domain.units import format_duration
+
+
+def notify(lease: Lease, notice: Notice, draft: Draft) -> Lease:
+    """Tell it, once: a file in the container, and the signal that the request named."""
+    if lease.notice == notice:
+        return lease
+    told = replace(lease, notice=notice)
+    left = format_duration(max(1, round(notice.until - draft.now)))
+    told = draft.put(told.note(draft.now, f"told that it ends in {left}: {notice.text}"))
+    draft.do(NotifyContainer(lease.id))
+    return told
+
+
+def withdraw(lease: Lease, draft: Draft) -> Lease:
+    """It does not end then after all."""
+    if lease.notice is None:
+        return lease
+    draft.do(NotifyContainer(lease.id))
+    return replace(lease, notice=None)
+
+
+def notify_of_expiry(draft: Draft) -> None:
+    """Tell those whose time is nearly up."""
+    for lease in list(draft.leases.values()):
+        ends = lease.expires_at
+        if ends is None or lease.notice is not None or not isinstance(lease.state, Active):
+            continue
+        notice_seconds = min(draft.rules.notice_seconds, (ends - lease.state.since) / 2)
+        if draft.now < ends and ends - draft.now <= notice_seconds:
+            notify(lease, Notice(NoticeKind.EXPIRES, ends, "its time limit is near"), draft)

@@ -1,0 +1,128 @@
+"""When a lease may start and when it must end: holds, begin times, leases it waits for, more time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container
+from dataclasses import replace
+
+from gpushared.domain.errors import LimitReached, PermissionRefused, RequestError, StateConflict
+from gpushared.domain.lease import Draining, Ended, Lease, LeaseId, Queued, state_name
+from gpushared.domain.messages import ExtendAsked, HoldAsked, MakeEdits, PriorityAsked
+from gpushared.domain.notice import withdraw
+from gpushared.domain.placement import Reason
+from gpushared.domain.queue import NEVER, decide
+from gpushared.domain.request import MAX_PRIORITY
+from gpushared.domain.state import Draft
+from gpushared.domain.units import MAX_DURATION_SECONDS, format_duration
+
+
+def not_yet(lease: Lease, live: Container[LeaseId], now: float) -> tuple[Reason, str] | None:
+    """Why a waiting lease must not start now, whatever is free; None where it may.
+
+    ``live``: the leases that are not over.
+    """
+    if lease.held_by:
+        return Reason.HELD, f"is held by {lease.held_by}"
+    before = [LeaseId(name) for name in lease.request.after if LeaseId(name) in live]
+    if before:
+        return Reason.AFTER_LEASE, f"starts after {', '.join(before)}"
+    begin_at = lease.request.begin_at
+    if begin_at is not None and now < begin_at:
+        minutes = max(1, math.ceil((begin_at - now) / 60))
+        return Reason.BEGIN_TIME, f"is to start in {format_duration(minutes * 60)} at the earliest"
+    return None
+
+
+def hold(event: HoldAsked, draft: Draft) -> None:
+    """Keep a waiting lease from starting, or let it go again; it keeps its place either way."""
+    lease = draft.owned(event.lease, event.caller)
+    draft.answer = lease.id
+    _check_waits(lease)
+    if event.held and not lease.held_by:
+        own = event.caller.uid == lease.owner_uid
+        held = replace(lease, held_by=event.caller.name, held_by_admin=not own)
+        draft.put(held.note(draft.now, f"held by {event.caller.name}"))
+    elif not event.held and lease.held_by:
+        if lease.held_by_admin and not event.caller.trusted:
+            raise PermissionRefused(
+                f"lease {lease.id} is held by {lease.held_by}", hint="ask them, or another administrator"
+            )
+        free = replace(lease, held_by="", held_by_admin=False)
+        draft.put(free.note(draft.now, f"let go by {event.caller.name}"))
+
+
+def set_priority(event: PriorityAsked, draft: Draft) -> None:
+    """Move a waiting lease among the others of its project."""
+    lease = draft.owned(event.lease, event.caller)
+    draft.answer = lease.id
+    _check_waits(lease)
+    check_priority(event.priority)
+    if event.priority == lease.request.priority:
+        return
+    request = replace(lease.request, priority=event.priority)
+    changed = replace(lease, request=request, asked_first=lease.asked_first or lease.request)
+    draft.put(changed.note(draft.now, f"{event.caller.name} gave it the priority {event.priority}"))
+
+
+def check_priority(priority: int) -> None:
+    """Raises RequestError for one that does not exist."""
+    if abs(priority) > MAX_PRIORITY:
+        raise RequestError(
+            f"a priority of {priority} does not exist", hint=f"give -{MAX_PRIORITY} to {MAX_PRIORITY}"
+        )
+
+
+def _check_waits(lease: Lease) -> None:
+    if not isinstance(lease.state, Queued):
+        raise StateConflict(
+            f"lease {lease.id} is {state_name(lease.state)} and does not wait",
+            hint="`gpushare queue` lists those that do",
+        )
+
+
+def extend(event: ExtendAsked, draft: Draft) -> None:
+    """Give a lease more time. Others' reservations count on its end, so only the trusted may break those."""
+    lease = draft.owned(event.lease, event.caller)
+    draft.answer = lease.id
+    if isinstance(lease.state, Draining | Ended):
+        raise StateConflict(
+            f"lease {lease.id} is {state_name(lease.state)}", hint="ask for a new one with `gpushare run`"
+        )
+    limit = lease.request.time_limit_seconds
+    if limit is None:
+        raise RequestError(f"lease {lease.id} has no time limit", hint="there is nothing to extend")
+    if limit + event.seconds > MAX_DURATION_SECONDS:
+        raise RequestError(
+            f"{format_duration(limit + event.seconds)} is too long",
+            hint=f"a lease may last {format_duration(MAX_DURATION_SECONDS)}",
+        )
+    if lease.grants and not event.caller.trusted:
+        _check_nobody_counts_on_its_end(lease, draft)
+    draft.put(_longer(lease, event.seconds, event.caller.name, draft))
+    if lease.grants:
+        draft.do(MakeEdits(lease.id))
+
+
+def _longer(lease: Lease, seconds: int, by: str, draft: Draft) -> Lease:
+    limit = lease.request.time_limit_seconds
+    assert limit is not None
+    expires_at = None if lease.expires_at is None else lease.expires_at + seconds
+    request = replace(lease.request, time_limit_seconds=limit + seconds)
+    asked_first = lease.asked_first or lease.request
+    longer = replace(lease, request=request, asked_first=asked_first, expires_at=expires_at)
+    longer = withdraw(longer, draft)
+    return longer.note(draft.now, f"{by} extended it by {format_duration(seconds)}")
+
+
+def _check_nobody_counts_on_its_end(lease: Lease, draft: Draft) -> None:
+    state = draft.view()
+    decided = decide(state.waiting(), state.rooms(), state.holders(), draft.now)
+    kept = next((one.reservation for one in decided if one.reservation is not None), None)
+    if kept is None or kept.start_at == NEVER or kept.head == lease.id:
+        return
+    if any(grant.gpu in kept.gpus for grant in lease.grants):
+        raise LimitReached(
+            f"{kept.head} waits for the GPU and counts on the end of {lease.id}",
+            hint="let it end and ask again, or ask an administrator to extend it",
+        )
