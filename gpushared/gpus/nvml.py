@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from gpushared.domain.errors import GpusUnavailable
 from gpushared.domain.gpu import Gpu, GpuId
 from gpushared.gpus.call_thread import CallThread
 from gpushared.gpus.memory import MPS_RESERVE_BYTES, leasable_bytes
@@ -89,6 +90,13 @@ class NvmlGpus:
         """The driver's version and settings. Errors: ``GpusUnavailable``, ``TimedOut``."""
         return await self._thread.call(self._describe)
 
+    async def on_gpu(self, gpu: GpuId, work: Callable[[NvmlDriver, Handle], T]) -> T:
+        """What else the driver can do with one GPU, on the adapter's thread.
+
+        Errors: ``GpusUnavailable`` (also for a ``DriverError`` of the work's), ``TimedOut``.
+        """
+        return await self._thread.call(lambda: self._on_gpu(gpu, work))
+
     async def close(self) -> None:
         await self._thread.close(self._shut)
 
@@ -102,6 +110,20 @@ class NvmlGpus:
             return tuple(self._look(device, look, when_lost) for device in devices)
         except DriverError as error:
             self._shut()
+            raise unavailable(error) from error
+
+    def _on_gpu(self, gpu: GpuId, work: Callable[[NvmlDriver, Handle], T]) -> T:
+        try:
+            found = next((device for device in self._open() if device.id == gpu), None)
+            if found is None or found.handle is None:
+                trouble = None if found is None else found.trouble
+                raise GpusUnavailable(
+                    trouble or f"there is no GPU {gpu}", hint="`gpushare gpus` lists what there is"
+                )
+            return work(self._driver, found.handle)
+        except DriverError as error:
+            if error.code in DRIVER_AWAY:
+                self._shut()
             raise unavailable(error) from error
 
     def _describe(self) -> DriverFacts:

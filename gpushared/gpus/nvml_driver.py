@@ -20,6 +20,9 @@ T = TypeVar("T")
 Handle = Any
 """A ctypes pointer of pynvml's, valid until the driver is closed."""
 
+NO_MEMORY_LIMIT = 2**64 - 1
+"""The hard limit that is none (``NVML_DEVICE_MEMORY_LIMIT_MAX``)."""
+
 _PROCESS_KINDS = ("Compute", "Graphics", "MPSCompute")
 
 
@@ -133,6 +136,20 @@ class NvmlDriver:
     def power_watts(self, handle: Handle) -> float | None:
         milliwatts = _figure(lambda: _ask("nvmlDeviceGetPowerUsage", handle))
         return None if milliwatts is None else milliwatts / 1000
+
+    def set_memory_limits(self, handle: Handle, cgroup: str, *, soft_bytes: int, hard_bytes: int) -> None:
+        """Bound what a cgroup (its full path) holds on a GPU: beyond ``hard_bytes`` allocations fail.
+
+        ``soft_bytes`` is a guarantee. Since r615; root only, cgroup v2 only, never for MIG.
+        """
+        limits = pynvml.c_nvmlSetMemoryLimits_v1_t(cgroup.encode(), soft_bytes, hard_bytes)
+        _ask("nvmlDeviceSetMemoryLimits_v1", handle, limits)
+
+    def memory_limits(self, handle: Handle, cgroup: str) -> tuple[int, int]:
+        """The soft and the hard limit of a cgroup in bytes; see ``set_memory_limits``."""
+        limits = pynvml.c_nvmlGetMemoryLimits_v1_t(cgroup.encode())
+        _ask("nvmlDeviceGetMemoryLimits_v1", handle, limits)
+        return int(limits.softLimit), int(limits.hardLimit)
 
     def processes(self, handle: Handle) -> tuple[GpuProcess, ...]:
         """Whatever runs on the GPU, by host PID, each once with the largest figure of the driver's lists.

@@ -1,0 +1,102 @@
+"""The driver's own limit on the GPU memory of a cgroup, over NVML (drivers of release 615 and later)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from gpushared.domain.errors import GpusUnavailable
+from gpushared.domain.gpu import GpuId
+from gpushared.gpus.nvml import NvmlGpus
+from gpushared.gpus.nvml_driver import NO_MEMORY_LIMIT, Handle, NvmlDriver
+from gpushared.gpus.nvml_errors import OLD_DRIVER, DriverError, NvmlCode
+
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+"""Where the driver wants cgroup v2 to be mounted."""
+TRIAL_CGROUP = "gpushare-trial"
+TRIAL_BYTES = 2**30
+
+_NO_LIMITS = {
+    **dict.fromkeys(OLD_DRIVER, "the driver has no memory limits for cgroups (release 615 brings them)"),
+    NvmlCode.NO_PERMISSION: "the driver sets memory limits for root only",
+    NvmlCode.NOT_SUPPORTED: "the driver does not support memory limits on this machine",
+}
+
+
+class NvmlMemoryLimits:
+    """The ``MemoryLimiter`` port on the GPUs of an ``NvmlGpus``, whose thread makes the calls.
+
+    The soft limit is always 0. It is a guarantee, which its ancestors would go on keeping free if the cgroup
+    went with one; a hard limit alone binds nothing but the cgroup.
+    """
+
+    def __init__(self, gpus: NvmlGpus, *, cgroup_root: Path = CGROUP_ROOT) -> None:
+        self._gpus = gpus
+        self._cgroup_root = cgroup_root
+
+    async def memory_limits_trouble(self) -> str | None:
+        """By setting a limit on a cgroup made for that, on the first GPU that is not split by MIG.
+
+        What is missing is told in the order in which somebody would mend it.
+        """
+        if not (self._cgroup_root / "cgroup.controllers").is_file():
+            return f"{self._cgroup_root} is not cgroup v2, which the driver needs"
+        if os.geteuid() != 0:
+            return _NO_LIMITS[NvmlCode.NO_PERMISSION]
+        described = await self._gpus.describe()
+        usable = [gpu.gpu for gpu in described.gpus if gpu.trouble is None]
+        whole = [gpu.gpu for gpu in described.gpus if gpu.trouble is None and not gpu.mig]
+        if not usable:
+            raise GpusUnavailable("there is no GPU to try memory limits on")
+        if not whole:
+            return "every GPU is split by MIG, where the driver sets no memory limits"
+        return await self._gpus.on_gpu(whole[0], self._try)
+
+    async def limit_memory(self, gpu: GpuId, cgroup: str, limit_bytes: int) -> None:
+        """See the port. ``GpusUnavailable`` also where the driver then says another limit than was set."""
+        await self._gpus.on_gpu(gpu, lambda driver, handle: _limit(driver, handle, cgroup, limit_bytes))
+
+    async def release_memory(self, gpu: GpuId, cgroup: str) -> None:
+        await self._gpus.on_gpu(gpu, lambda driver, handle: _set(driver, handle, cgroup, NO_MEMORY_LIMIT))
+
+    def _try(self, driver: NvmlDriver, handle: Handle) -> str | None:
+        """Why no limit can be set; None where one held and could be taken off."""
+        try:
+            with self._scratch_cgroup() as cgroup:
+                _limit(driver, handle, cgroup, TRIAL_BYTES)
+                _set(driver, handle, cgroup, NO_MEMORY_LIMIT)
+        except DriverError as error:
+            return (
+                _NO_LIMITS.get(NvmlCode(error.code)) if error.code in _NO_LIMITS else error.trouble.sentence
+            )
+        except GpusUnavailable as error:
+            return str(error)
+        except OSError as error:
+            return f"no cgroup can be made below {self._cgroup_root}: {error.strerror}"
+        return None
+
+    @contextlib.contextmanager
+    def _scratch_cgroup(self) -> Iterator[str]:
+        path = self._cgroup_root / TRIAL_CGROUP
+        path.mkdir(exist_ok=True)
+        try:
+            yield str(path)
+        finally:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
+
+def _set(driver: NvmlDriver, handle: Handle, cgroup: str, hard_bytes: int) -> None:
+    driver.set_memory_limits(handle, cgroup, soft_bytes=0, hard_bytes=hard_bytes)
+
+
+def _limit(driver: NvmlDriver, handle: Handle, cgroup: str, limit_bytes: int) -> None:
+    _set(driver, handle, cgroup, limit_bytes)
+    soft, hard = driver.memory_limits(handle, cgroup)
+    if (soft, hard) != (0, limit_bytes):
+        raise GpusUnavailable(
+            f"the driver keeps {cgroup} to {hard} bytes of GPU memory instead of {limit_bytes}",
+            hint="somebody else may be setting limits (`nvidia-smi memory-limits`)",
+        )
