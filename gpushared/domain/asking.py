@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from gpushared.domain.errors import NotFound, RequestError
 from gpushared.domain.gpu import WHOLE_PERMILLE
+from gpushared.domain.instances import in_words
 from gpushared.domain.request import Isolation, LeaseClass, Request
 from gpushared.domain.units import (
     MAX_TEXT,
@@ -46,7 +47,7 @@ def read_request(ask: Ask, presets: Mapping[str, Ask]) -> Request:
     memory = parse_memory(ask.gpu_memory) if ask.gpu_memory else None
     compute = parse_percent(ask.gpu_compute) if ask.gpu_compute else (size.permille if size else None)
     whole = size is not None and size.permille == WHOLE_PERMILLE and memory is None and not ask.gpu_compute
-    return Request(
+    request = Request(
         gpu_count=size.count if size else 1,
         compute_permille=compute,
         memory_bytes=memory,
@@ -56,6 +57,14 @@ def read_request(ask: Ask, presets: Mapping[str, Ask]) -> Request:
         time_limit_seconds=parse_duration(ask.time) if ask.time else None,
         preset=ask.preset or None,
     )
+    counts = size is not None and size.permille == WHOLE_PERMILLE
+    return _counted(request, ask) if counts and request.isolation is Isolation.MIG else request
+
+
+def _counted(request: Request, ask: Ask) -> Request:
+    """Of MIG instances, a whole number counts them, of any size: one that is a whole GPU is hardly meant."""
+    compute = request.compute_permille if ask.gpu_compute else None
+    return replace(request, compute_permille=compute, memory_permille=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +138,8 @@ def _word(words: type[_Words], text: str, what: str) -> _Words | None:
 
 def describe(request: Request) -> str:
     """The request as one would type it: ``0.25``, ``2x0.5``, ``0.25 with 8 GiB``."""
+    if request.isolation is Isolation.MIG:
+        return in_words(request)
     share = request.compute_permille
     if request.memory_bytes is not None and share is None:
         text = format_memory(request.memory_bytes)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from gpushared.domain.asking import describe
 from gpushared.domain.errors import NeverFits, Unavailable
 from gpushared.domain.gpu import MIB, WHOLE_PERMILLE, Gpu, GpuId
+from gpushared.domain.instances import in_words, never_fits_hint, of_kind, wants_instances, wrong_kind
 from gpushared.domain.lease import LeaseId
 from gpushared.domain.placement import Reason, Room, is_grant, need_on, place, refuse, rooms_of
 from gpushared.domain.queue import NEVER, Decision
@@ -89,13 +90,19 @@ def refusal_sentence(request: Request, decision: Decision, state: NodeState, now
     rooms = state.rooms()
     if decision.reason is Reason.QUEUE_ORDER and decision.reservation is not None:
         return f"fits, but the room is kept for {decision.reservation.head}, which waits longer"
-    possible = [room for room in rooms.values() if not request.gpus or room.gpu.id in request.gpus]
+    possible = [
+        room
+        for room in rooms.values()
+        if (not request.gpus or room.gpu.id in request.gpus) and wrong_kind(request, room.gpu) is None
+    ]
     if decision.reason is Reason.GPU_UNHEALTHY:
-        few = "no healthy GPU has" if request.gpu_count == 1 else "too few healthy GPUs have"
+        one = "MIG instance" if wants_instances(request) else "GPU"
+        few = f"no healthy {one} has" if request.gpu_count == 1 else f"too few healthy {one}s have"
         troubles = sorted({r.text for r in decision.refusals if r.reason is Reason.GPU_UNHEALTHY})
         return f"{few} room: {'; '.join(troubles)}"
     if not possible:
-        what = "the GPU that this is bound to" if rooms else "any GPU"
+        what = "any MIG instance" if wants_instances(request) else "any GPU"
+        what = "the GPU that this is bound to" if rooms and request.gpus else what
         return f"this node does not see {what} at the moment"
     best = max(possible, key=lambda room: (room.gpu.trouble is None, not room.exclusive, room.free_bytes))
     return f"needs {_needs(request, best)}; {_offer(request, possible, best)}{_held(state, best, now)}"
@@ -103,6 +110,8 @@ def refusal_sentence(request: Request, decision: Decision, state: NodeState, now
 
 def _needs(request: Request, room: Room) -> str:
     count = len(request.gpus) or request.gpu_count
+    if wants_instances(request):
+        return in_words(request)
     if request.wants_whole_gpus:
         return f"{count} whole GPU" + ("s" if count > 1 else "")
     need = need_on(request, room.gpu)
@@ -159,11 +168,16 @@ def check_possible(state: NodeState, request: Request) -> None:
 
 def nearest_size(request: Request, gpus: Iterable[Gpu]) -> str:
     """The nearest thing that this node could grant when it is empty, as a hint."""
-    known = sorted(gpus, key=lambda gpu: (-gpu.leasable_bytes, gpu.index))
+    gpus = list(gpus)
+    known = sorted(of_kind(request, gpus), key=lambda gpu: (-gpu.leasable_bytes, gpu.index))
+    if not {gpu.id for gpu in gpus}.issuperset(request.gpus):
+        return "the GPU that this is bound to is not there"
+    if wants_instances(request):
+        return never_fits_hint(request, gpus)
+    if not known and gpus:
+        return "every GPU here is split by MIG; add --isolation mig to get an instance"
     if not known:
         return "this node has no GPU"
-    if not {gpu.id for gpu in known}.issuperset(request.gpus):
-        return "the GPU that this is bound to is not there"
     largest = known[0].leasable_bytes
     if request.gpu_count > len(known):
         return f"this node has {len(known)} GPU" + ("s" if len(known) != 1 else "")
@@ -185,6 +199,7 @@ def nearest_now(state: NodeState, kept: Collection[GpuId] = ()) -> str:
         room
         for room in state.rooms().values()
         if room.gpu.trouble is None and not room.exclusive and room.gpu.id not in kept
+        if wrong_kind(Request(), room.gpu) is None
     ]
     if not rooms:
         return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NewType
 
@@ -10,6 +11,20 @@ GpuId = NewType("GpuId", str)
 
 MIB = 1024 * 1024
 WHOLE_PERMILLE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class MigInstance:
+    """What a MIG instance is of its GPU.
+
+    ``index``: its place there, which changes when others come and go. ``profile``: such as ``1g.10gb``. The
+    shares are permille of the GPU's memory and compute, 0 where the driver does not tell.
+    """
+
+    index: int
+    profile: str
+    memory_permille: int
+    compute_permille: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +43,15 @@ class Gpu:
     trouble: str | None = None
     parent: GpuId | None = None
     """The GPU of which this is a MIG instance; None for a GPU. Both have the same index."""
+    mig: MigInstance | None = None
+    """What it is of its parent; None for a GPU."""
+    split: bool = False
+    """MIG is on: programs find its instances, which are listed after it, and never the GPU itself."""
+
+    @property
+    def label(self) -> str:
+        """How people name it: ``0``, and ``0:1`` for an instance, as NVIDIA's container tools do."""
+        return str(self.index) if self.mig is None else f"{self.index}:{self.mig.index}"
 
     def memory_of_share(self, permille: int) -> int:
         """Bytes of a share of this GPU, rounded down to whole MiB."""
@@ -41,3 +65,27 @@ class Gpu:
         if self.leasable_bytes <= 0:
             return WHOLE_PERMILLE
         return max(1, memory_bytes * WHOLE_PERMILLE // self.leasable_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """Why a GPU gets no new leases until somebody undrains it, since when, and by whom.
+
+    ``sick``: the node found that it must not be used, so that leases there end too; else an admin's wish.
+    ``reason`` of a sick GPU is what it did, as in "GPU 1 fell off the bus"; an admin's is the admin's.
+    """
+
+    reason: str
+    since: float
+    by: str
+    sick: bool = False
+
+    @property
+    def trouble(self) -> str:
+        """What is to be said of the GPU: ``fell off the bus``, ``is drained by root: new fan``."""
+        return self.reason if self.sick else f"is drained by {self.by}: {self.reason}"
+
+
+def drained_among(drained: Mapping[GpuId, Drained], gpu_id: GpuId, parent: GpuId | None) -> Drained | None:
+    """The drain that holds for a GPU: its own, or that of the GPU of which it is a part."""
+    return drained.get(gpu_id) or (drained.get(parent) if parent is not None else None)

@@ -2,6 +2,7 @@
 
 Packing rule: a slice goes to the GPU that is left with the least room (best fit), an untouched GPU comes
 last, so that whole GPUs stay whole. Ties go to the lower index, so the same world gives the same answer.
+MIG instances are leased whole, the smallest that is enough first.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from gpushared.domain import instances
 from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu, GpuId
 from gpushared.domain.lease import Grant, Lease
 from gpushared.domain.request import Request
@@ -99,8 +101,12 @@ def refuse(request: Request, room: Room) -> Refusal | None:
     gpu = room.gpu
     if request.gpus and gpu.id not in request.gpus:
         return Refusal(gpu.id, Reason.OTHER_GPU, "is not the GPU this container is bound to")
+    if wrong := instances.wrong_kind(request, gpu):
+        return Refusal(gpu.id, Reason.SHARING_MODE, wrong)
     if gpu.trouble is not None:
         return Refusal(gpu.id, Reason.GPU_UNHEALTHY, gpu.trouble)
+    if instances.wants_instances(request) and instances.too_small(request, gpu):
+        return Refusal(gpu.id, Reason.RESOURCES, "is too small a MIG instance")
     if room.exclusive:
         return Refusal(gpu.id, Reason.SHARING_MODE, "is leased as a whole")
     if request.wants_whole_gpus:
@@ -144,7 +150,10 @@ def place(request: Request, rooms: Rooms) -> tuple[Grant, ...] | tuple[Refusal, 
     count = len(request.gpus) or request.gpu_count
     if len(fitting) < count:
         return tuple(refusals)
-    fitting.sort(key=lambda room: _packing_order(request, room))
+    if instances.wants_instances(request):
+        fitting.sort(key=lambda room: instances.best_fit(room.gpu))
+    else:
+        fitting.sort(key=lambda room: _packing_order(request, room))
     return tuple(_grant(request, room) for room in fitting[:count])
 
 

@@ -131,7 +131,13 @@ _LEASES_FIRST = (
     Reason.GPU_UNHEALTHY,
     Reason.OTHER_GPU,
 )
-_LEASES_LAST = (Reason.UNMANAGED_USE, Reason.GPU_UNHEALTHY, Reason.RESOURCES, Reason.OTHER_GPU)
+_LEASES_LAST = (
+    Reason.UNMANAGED_USE,
+    Reason.GPU_UNHEALTHY,
+    Reason.RESOURCES,
+    Reason.OTHER_GPU,
+    Reason.SHARING_MODE,
+)
 
 
 def _reason(request: Request, refusals: tuple[Refusal, ...], rooms: Rooms, *, waits: bool) -> Reason:

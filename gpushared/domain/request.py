@@ -83,5 +83,5 @@ class Request:
 
     @property
     def wants_whole_gpus(self) -> bool:
-        """Whether nobody else may be on the GPUs."""
-        return self.isolation is Isolation.EXCLUSIVE
+        """Whether nobody else may be on what it is granted: whole GPUs, or whole MIG instances."""
+        return self.isolation in {Isolation.EXCLUSIVE, Isolation.MIG}

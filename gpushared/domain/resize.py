@@ -31,7 +31,7 @@ from gpushared.domain.lease import (
 from gpushared.domain.messages import MakeEdits, ResizeAsked
 from gpushared.domain.placement import need_on
 from gpushared.domain.queue import NEVER, decide
-from gpushared.domain.request import Request
+from gpushared.domain.request import Isolation, Request
 from gpushared.domain.rules import Action
 from gpushared.domain.state import Draft
 from gpushared.domain.units import format_memory, format_percent
@@ -71,6 +71,11 @@ def _check_state(lease: Lease) -> None:
     if isinstance(lease.state, Draining | Ended):
         raise StateConflict(
             f"lease {lease.id} is {state_name(lease.state)}", hint="ask for a new one with `gpushare run`"
+        )
+    if lease.request.isolation is Isolation.MIG:
+        raise StateConflict(
+            f"lease {lease.id} is for MIG instances, whose sizes the admin made",
+            hint="ask for a new one instead",
         )
     if lease.request.wants_whole_gpus:
         raise StateConflict(

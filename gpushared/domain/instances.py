@@ -1,0 +1,77 @@
+"""MIG instances as what is leased: whole, each with the memory and the compute that it was made with.
+
+The admin makes and destroys them. Requests of isolation ``mig`` get instances and nothing else, all others
+get GPUs and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpushared.domain.gpu import Gpu
+from gpushared.domain.request import Isolation, Request
+from gpushared.domain.units import format_memory, format_share
+
+
+def wants_instances(request: Request) -> bool:
+    """Whether the request is for MIG instances."""
+    return request.isolation is Isolation.MIG
+
+
+def wrong_kind(request: Request, gpu: Gpu) -> str | None:
+    """Why the request is not for such a GPU at all, or None."""
+    if wants_instances(request):
+        return None if gpu.parent is not None else "is no MIG instance"
+    if gpu.parent is not None:
+        return "is a MIG instance, which only --isolation mig asks for"
+    return "is split by MIG, and only --isolation mig asks for its instances" if gpu.split else None
+
+
+def of_kind(request: Request, gpus: Iterable[Gpu]) -> list[Gpu]:
+    """Those that the request is for, whatever their size."""
+    return [gpu for gpu in gpus if wrong_kind(request, gpu) is None]
+
+
+def too_small(request: Request, gpu: Gpu) -> bool:
+    """Whether the instance is less than asked for: in bytes of its own, in shares of its GPU."""
+    assert gpu.mig is not None, "asked of instances only"
+    return (
+        (request.memory_bytes or 0) > gpu.leasable_bytes
+        or (request.memory_permille or 0) > gpu.mig.memory_permille
+        or (request.compute_permille or 0) > gpu.mig.compute_permille
+    )
+
+
+def best_fit(gpu: Gpu) -> tuple[int, int, int, str, str]:
+    """Sorts instances: the least memory first, then the least compute, then by index and name."""
+    assert gpu.mig is not None, "asked of instances only"
+    return gpu.leasable_bytes, gpu.mig.compute_permille, gpu.index, gpu.name, gpu.id
+
+
+def in_words(request: Request) -> str:
+    """What is asked for: ``a MIG instance``, ``2 MIG instances``, with the least that each must have."""
+    count = len(request.gpus) or request.gpu_count
+    words = "a MIG instance" if count == 1 else f"{count} MIG instances"
+    memory, share = request.memory_bytes, max(request.memory_permille or 0, request.compute_permille or 0)
+    least = [format_memory(memory)] if memory else []
+    least += [f"{format_share(share)} of a GPU"] if share else []
+    each = " each" if count > 1 else ""
+    return f"{words} with at least {' and '.join(least)}{each}" if least else words
+
+
+def never_fits_hint(request: Request, gpus: Iterable[Gpu]) -> str:
+    """What could be asked for instead, where no empty node could give these instances."""
+    gpus = list(gpus)
+    known = of_kind(request, gpus)
+    if not known and any(gpu.split for gpu in gpus):
+        return "MIG is on here, but has no instances; `gpushare gpus` says how the admin makes some"
+    if not known:
+        return "no GPU here is split by MIG; ask for a part of one without --isolation mig"
+    enough = [gpu for gpu in known if not too_small(request, gpu)]
+    if enough:
+        return f"this node has {len(enough)} such instance" + ("s" if len(enough) > 1 else "")
+    largest = max(known, key=best_fit)
+    assert largest.mig is not None
+    share = min(largest.mig.memory_permille, largest.mig.compute_permille)
+    size = f"{format_memory(largest.leasable_bytes)} and {format_share(share)} of its GPU"
+    return f"the largest instance here is a {largest.mig.profile} with {size}"
