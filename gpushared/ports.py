@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from gpushared.domain.gpu import Gpu, GpuId
+from gpushared.domain.gpu import Drained, Gpu, GpuId
 from gpushared.domain.lease import ContainerId, Grant, Lease, LeaseId, StoryEntry, Walls
 from gpushared.domain.request import Isolation
 
@@ -216,6 +216,10 @@ class Sharing(Protocol):
         """
         ...
 
+    async def tell(self, lease: Lease) -> None:
+        """Put the lease's notice where its container can read it, or take it away where there is none."""
+        ...
+
     async def sweep(self, live: Collection[str]) -> None:
         """Remove what earlier lives left behind; ``live``: device names that leases or containers use."""
         ...
@@ -310,6 +314,10 @@ class Engine(Protocol):
         """Stop signal, grace, kill. Comes back when it is stopped; a container that is gone is no error."""
         ...
 
+    async def signal(self, container: ContainerId, name: str) -> None:
+        """Send its main process a signal such as ``SIGUSR1``; one that does not run is no error."""
+        ...
+
     def events(self) -> AsyncIterator[ContainerFacts | ContainerId]:
         """What changed, each confirmed by an inspect: the facts now, or the id of a container that is gone.
 
@@ -331,10 +339,11 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JournalSnapshot:
-    """What a restarted daemon knows: the leases that are not over, and the next lease's number."""
+    """What a restarted daemon knows: leases that are not over, the next one's number, the drained GPUs."""
 
     leases: tuple[Lease, ...]
     next_sequence: int
+    drained: Mapping[GpuId, Drained] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +353,8 @@ class JournalWrite:
     leases: tuple[Lease, ...]
     entries: tuple[tuple[LeaseId, StoryEntry], ...]
     next_sequence: int
+    drained: Mapping[GpuId, Drained] | None = None
+    """All GPUs that are drained from now on; None = as before."""
 
 
 class Journal(Protocol):

@@ -39,7 +39,7 @@ def starts(state: NodeState, now: float) -> Mapping[LeaseId, float]:
 
 
 def _grant(waiting: list[Lease], holders: list[Lease], state: NodeState, at: float) -> list[Lease]:
-    rooms = rooms_of(state.gpus.values(), holders, state.stray_bytes)
+    rooms = rooms_of(state.judged_gpus(), holders, state.stray_bytes)
     by_id = {lease.id: lease for lease in waiting}
     decided = decide(waiting, rooms, holders, at)
     return [granted(by_id[one.lease], one.grants, at) for one in decided if one.grants]

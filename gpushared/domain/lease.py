@@ -163,6 +163,8 @@ class Starting:
     since: float
     deadline: float | None
     held: bool = False
+    after_fault: bool = False
+    """The node itself starts it again, tries so from ``deadline`` on; it is ``held`` until that is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +288,8 @@ class Lease:
     """What its program was told of its end."""
     fault: str = ""
     """What broke the lease's GPU or its MPS server under it, where it has not been started again since."""
+    faulted_at: float | None = None
+    """When it met that fault, or caused one itself (``fault`` is empty then)."""
     restarts: int = 0
     """How often its container was started again after such a fault."""
     outside_since: float | None = None

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpushared.domain.errors import NotFound, PermissionRefused
-from gpushared.domain.gpu import Gpu, GpuId
+from gpushared.domain.gpu import Drained, Gpu, GpuId, drained_among
 from gpushared.domain.lease import ContainerId, Ended, Lease, LeaseId, LeaseState, Queued, StoryEntry
 from gpushared.domain.messages import Instruction
 from gpushared.domain.placement import Room, rooms_of
@@ -43,6 +43,7 @@ class Use:
     readable: frozenset[GpuId] = frozenset()
     busy: frozenset[LeaseId] = frozenset()
     used_bytes: Mapping[LeaseId, Mapping[GpuId, int]] = field(default_factory=dict)
+    lost: frozenset[GpuId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,10 @@ class NodeState:
     ended: Mapping[LeaseId, Lease] = field(default_factory=dict)
     stray_bytes: Mapping[GpuId, int] = field(default_factory=dict)
     use: Use = field(default_factory=Use)
+    drained: Mapping[GpuId, Drained] = field(default_factory=dict)
+    """GPUs that get no new leases; what is true of a GPU is true of its parts."""
+    faulted: Mapping[GpuId, float] = field(default_factory=dict)
+    """When an MPS server on a GPU was last seen in a fault."""
     next_sequence: int = 1
     engine_surveyed: bool = True
     """False from a restart until the engine's first survey: a container may exist that nobody noted."""
@@ -69,7 +74,19 @@ class NodeState:
 
     def rooms(self) -> dict[GpuId, Room]:
         """What is free on each GPU."""
-        return rooms_of(self.gpus.values(), self.leases.values(), self.stray_bytes)
+        return rooms_of(self.judged_gpus(), self.leases.values(), self.stray_bytes)
+
+    def judged_gpus(self) -> list[Gpu]:
+        """All GPUs; the trouble of a drained one is its drain."""
+        return [
+            gpu if (drained := self.drain_of(gpu.id)) is None else replace(gpu, trouble=drained.trouble)
+            for gpu in self.gpus.values()
+        ]
+
+    def drain_of(self, gpu_id: GpuId) -> Drained | None:
+        """Why the GPU gets no new leases, where it is drained."""
+        gpu = self.gpus.get(gpu_id)
+        return drained_among(self.drained, gpu_id, gpu.parent if gpu else None)
 
     def find(self, lease: LeaseId) -> Lease:
         """A lease, over or not; raises NotFound."""
@@ -97,6 +114,8 @@ class Step:
     instructions: tuple[Instruction, ...] = ()
     changed: tuple[Lease, ...] = ()
     entries: tuple[tuple[LeaseId, StoryEntry], ...] = ()
+    drained: Mapping[GpuId, Drained] | None = None
+    """All drained GPUs, where that changed."""
     lease: Lease | None = None
     """The lease that the event asked for or about, as it is now."""
 
@@ -111,6 +130,8 @@ class Draft:
         self.gpus = dict(state.gpus)
         self.stray_bytes = dict(state.stray_bytes)
         self.use = state.use
+        self.drained = dict(state.drained)
+        self.faulted = dict(state.faulted)
         self.leases = dict(state.leases)
         self.next_sequence = state.next_sequence
         self.engine_surveyed = state.engine_surveyed
@@ -128,6 +149,8 @@ class Draft:
             leases=self.leases,
             stray_bytes=self.stray_bytes,
             use=self.use,
+            drained=self.drained,
+            faulted=self.faulted,
             next_sequence=self.next_sequence,
             engine_surveyed=self.engine_surveyed,
         )
@@ -171,7 +194,12 @@ class Draft:
         state = replace(self.view(), ended=ended)
         lease = None if self.answer is None else self.find(self.answer)
         return Step(
-            state, tuple(self.instructions), tuple(self._changed.values()), tuple(self._entries), lease
+            state=state,
+            instructions=tuple(self.instructions),
+            changed=tuple(self._changed.values()),
+            entries=tuple(self._entries),
+            drained=None if self.drained == self.base.drained else self.drained,
+            lease=lease,
         )
 
 

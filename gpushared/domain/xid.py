@@ -1,0 +1,65 @@
+"""XIDs: the numbers under which NVIDIA's driver reports errors of a GPU, and what they mean for the GPU.
+
+The numbers and NVIDIA's advice are in its catalogue
+(https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html). NVML tells of those that the driver
+calls critical; what is not known here is therefore taken for a sickness.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Kind(Enum):
+    """What an XID says of its GPU."""
+
+    APPLICATION = 0
+    """A program met an error; the GPU is fine."""
+    RECORD = 1
+    """The GPU dealt with an error by itself and goes on."""
+    SICKNESS = 2
+    """The GPU must not be used before somebody looked after it."""
+
+
+_KNOWN: dict[int, tuple[Kind, str]] = {
+    8: (Kind.APPLICATION, "a program did not end its work in time"),
+    13: (Kind.APPLICATION, "a program made the GPU do what it cannot do"),
+    31: (Kind.APPLICATION, "a program used GPU memory that it does not have"),
+    43: (Kind.APPLICATION, "the GPU stopped working for a program"),
+    45: (Kind.APPLICATION, "the driver cleared away what a program that ended had on the GPU"),
+    48: (Kind.SICKNESS, "met a memory error that it cannot correct"),
+    61: (Kind.SICKNESS, "has a microcontroller that stopped"),
+    62: (Kind.SICKNESS, "has a microcontroller that halted"),
+    63: (Kind.RECORD, "the GPU noted a bad part of its memory, to leave it out after the next reset"),
+    64: (Kind.SICKNESS, "cannot leave out a bad part of its memory"),
+    68: (Kind.APPLICATION, "a program met an error of the video processor"),
+    74: (Kind.SICKNESS, "met an NVLink error"),
+    79: (Kind.SICKNESS, "fell off the bus"),
+    92: (Kind.RECORD, "the GPU corrects many memory errors"),
+    94: (Kind.APPLICATION, "a program met a memory error that hit nobody else"),
+    95: (Kind.SICKNESS, "met a memory error that may have hit every program"),
+    109: (Kind.APPLICATION, "a program could not be switched off the GPU in time"),
+    119: (Kind.SICKNESS, "has a system processor (GSP) that does not answer"),
+    120: (Kind.SICKNESS, "has a system processor (GSP) that failed"),
+    140: (Kind.SICKNESS, "met a memory error that it did not recover from"),
+    143: (Kind.SICKNESS, "could not be initialised"),
+    154: (Kind.RECORD, "the driver changed its advice on how to recover the GPU"),
+}
+
+_THROUGH_MPS = frozenset({13, 31})
+"""Errors of one client that MPS reports to all clients on the GPU."""
+
+
+def kind(number: int) -> Kind:
+    return _KNOWN[number][0] if number in _KNOWN else Kind.SICKNESS
+
+
+def hits_every_client(number: int) -> bool:
+    """Whether the error of one MPS client ends the work of all on the GPU."""
+    return number in _THROUGH_MPS
+
+
+def describe(number: int) -> str:
+    """For a sickness what the GPU did (``fell off the bus (XID 79)``), else a clause by itself."""
+    words = _KNOWN[number][1] if number in _KNOWN else "reported an error that its driver calls critical"
+    return f"{words} (XID {number})"
