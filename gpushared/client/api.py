@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpushared.client import faults, http
@@ -72,6 +72,11 @@ class Client:
         lease_class: str = "",
         time: str = "",
         immediate: bool = False,
+        begin_at: float = 0.0,
+        after: Sequence[str] = (),
+        priority: int = 0,
+        notice_signal: str = "",
+        held: bool = False,
         answer_seconds: float = ANSWER_SECONDS,
     ) -> Lease:
         """A lease, queued or reserved; asking twice with one ``request_id`` gives the same lease."""
@@ -85,6 +90,11 @@ class Client:
             "class": lease_class,
             "time": time,
             "immediate": immediate,
+            "begin_at": begin_at,
+            "after": list(after),
+            "priority": priority,
+            "notice_signal": notice_signal,
+            "held": held,
         }
         try:
             return Lease(self._call("Leases/Request", asked, answer_seconds))
@@ -114,6 +124,18 @@ class Client:
         """Another size on the GPUs that the lease has; what is empty stays as it is."""
         asked = {"lease_id": lease_id, "gpu": gpu, "gpu_memory": gpu_memory, "gpu_compute": gpu_compute}
         return ResizeAnswer(self._call("Leases/Resize", asked))
+
+    def hold(self, lease_id: str, *, held: bool = True) -> Lease:
+        """Keeps a waiting lease from starting, or lets it go."""
+        return Lease(self._call("Leases/Hold", {"lease_id": lease_id, "held": held}))
+
+    def extend(self, lease_id: str, time: str) -> Lease:
+        """Gives a lease so much more time: ``30m``, ``2h``."""
+        return Lease(self._call("Leases/Extend", {"lease_id": lease_id, "time": time}))
+
+    def set_priority(self, lease_id: str, priority: int) -> Lease:
+        """Moves a waiting lease among those of its project."""
+        return Lease(self._call("Leases/SetPriority", {"lease_id": lease_id, "priority": priority}))
 
     def get(self, lease_id: str) -> Lease:
         """A lease by its id, its container's name or the beginning of its container's id."""

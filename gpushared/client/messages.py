@@ -109,6 +109,14 @@ class Outcome(Message):
     text: str = ""
 
 
+class Notice(Message):
+    """What the program in a container was told of its end; ``kind``: ``expires``, ``preempted``, ``idle``."""
+
+    kind: str = ""
+    ends_at: float = 0.0
+    text: str = ""
+
+
 class Lease(Message):
     """The right to use parts of this node's GPUs until a time."""
 
@@ -137,6 +145,11 @@ class Lease(Message):
     outcome: Outcome | None = None
     token: str = ""
     simulated: bool = False
+    priority: int = 0
+    held_by: str = ""
+    begin_at: Time = None
+    after: tuple[str, ...] = ()
+    notice: Notice | None = None
 
 
 class ResizeAnswer(Message):

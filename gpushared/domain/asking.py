@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
@@ -36,6 +37,9 @@ class Ask:
     isolation: str = ""
     lease_class: str = ""
     time: str = ""
+    after: str = ""
+    priority: str = ""
+    notice_signal: str = ""
 
 
 def read_request(ask: Ask, presets: Mapping[str, Ask]) -> Request:
@@ -56,6 +60,9 @@ def read_request(ask: Ask, presets: Mapping[str, Ask]) -> Request:
         lease_class=_word(LeaseClass, ask.lease_class, "class") or LeaseClass.TRAIN,
         time_limit_seconds=parse_duration(ask.time) if ask.time else None,
         preset=ask.preset or None,
+        priority=_priority(ask.priority),
+        after=tuple(dict.fromkeys(name.strip() for name in ask.after.split(",") if name.strip())),
+        notice_signal=_signal(ask.notice_signal),
     )
     counts = size is not None and size.permille == WHOLE_PERMILLE
     return _counted(request, ask) if counts and request.isolation is Isolation.MIG else request
@@ -120,6 +127,28 @@ def _isolation(ask: Ask, *, whole: bool, parts: tuple[int | None, ...]) -> Isola
             "exclusive means whole GPUs, not a part of one", hint="ask for --gpu 1, or leave --isolation out"
         )
     return said or (Isolation.EXCLUSIVE if whole else Isolation.SHARED)
+
+
+NOTICE_SIGNALS = ("SIGHUP", "SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")
+"""Those that programs catch to save their work; the others end them or stop them."""
+
+
+def _signal(text: str) -> str:
+    name = text.upper()
+    name = name if not name or name.startswith("SIG") else f"SIG{name}"
+    if name and name not in NOTICE_SIGNALS:
+        raise RequestError(
+            f"{shown(text)} is not a signal for a notice", hint="choose one of " + ", ".join(NOTICE_SIGNALS)
+        )
+    return name
+
+
+def _priority(text: str) -> int:
+    if not text:
+        return 0
+    if re.fullmatch(r"[+-]?\d{1,9}", text, re.ASCII) is None:
+        raise RequestError(f"{shown(text)} is not a priority", hint="give a whole number, such as 10 or -10")
+    return int(text)
 
 
 _Words = TypeVar("_Words", bound=StrEnum)

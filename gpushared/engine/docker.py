@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Collection
+from http import HTTPStatus
 from pathlib import Path
 
 from docker import APIClient
+from docker.errors import APIError
 from docker.errors import NotFound as NoSuchContainer
 
 from gpushared.domain.errors import EngineUnavailable, TimedOut
@@ -103,6 +105,18 @@ class DockerEngine:
         await self._stops.call(
             f"stop container {container[:12]}", work, grace_seconds + self._timeout_seconds
         )
+
+    async def signal(self, container: ContainerId, name: str) -> None:
+        def work(client: APIClient) -> None:
+            try:
+                client.kill(container, signal=name)
+            except NoSuchContainer:
+                return
+            except APIError as error:
+                if error.status_code != HTTPStatus.CONFLICT:  # it does not run
+                    raise
+
+        await self._calls.call(f"signal container {container[:12]}", work, self._timeout_seconds)
 
     def events(self) -> AsyncGenerator[ContainerFacts | ContainerId, None]:
         """What changed since the last ``containers()`` began, or from this call on if there was none yet.

@@ -27,6 +27,9 @@ WISH_LABELS = {
     "gpushare.isolation": "isolation",
     "gpushare.class": "lease_class",
     "gpushare.time": "time",
+    "gpushare.after": "after",
+    "gpushare.priority": "priority",
+    "gpushare.notice-signal": "notice_signal",
 }
 SIZE_FIELDS = ("gpu", "gpu_memory", "gpu_compute", "preset")
 """One of them makes a wish; a class or a time alone does not."""

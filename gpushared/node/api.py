@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from google.protobuf.message import Message
 
@@ -16,7 +16,7 @@ from gpushared.domain.errors import NotFound, RequestError
 from gpushared.domain.lease import Lease, LeaseId, Queued
 from gpushared.domain.request import Caller
 from gpushared.domain.state import NodeState
-from gpushared.domain.units import shown
+from gpushared.domain.units import parse_duration, shown
 from gpushared.node import views
 from gpushared.node.attendance import Attendance
 from gpushared.node.effects import resize_effects
@@ -32,6 +32,8 @@ MAX_LISTED = 1000
 LISTED = 50
 SHORTEST_CONTAINER_ID = 4
 MAX_REQUEST_ID = 128
+LATEST_SECONDS = 2.0**40
+"""Far beyond any calendar; what is later is a mistake."""
 
 Call = Callable[..., Awaitable[Message]]
 
@@ -84,6 +86,9 @@ class Api:
             "gpushare.v1.Leases/Release": Unary(leases_pb2.LeaseRef, self.release),
             "gpushare.v1.Leases/Stop": Unary(leases_pb2.StopRequest, self.stop),
             "gpushare.v1.Leases/Resize": Unary(leases_pb2.ResizeRequest, self.resize),
+            "gpushare.v1.Leases/Hold": Unary(leases_pb2.HoldRequest, self.hold),
+            "gpushare.v1.Leases/Extend": Unary(leases_pb2.ExtendRequest, self.extend),
+            "gpushare.v1.Leases/SetPriority": Unary(leases_pb2.PriorityRequest, self.set_priority),
             "gpushare.v1.Leases/Get": Unary(leases_pb2.LeaseRef, self.get),
             "gpushare.v1.Leases/List": Unary(leases_pb2.ListLeasesRequest, self.list_leases),
             "gpushare.v1.Leases/Explain": Unary(leases_pb2.LeaseRef, self.explain),
@@ -103,7 +108,11 @@ class Api:
                 hint=f"use at most {MAX_REQUEST_ID}, a UUID for example",
             )
         request = read_request(_ask(message), self.presets)
-        event = m.RequestSubmitted(request, caller, message.request_id, immediate=message.immediate)
+        if message.begin_at:
+            request = replace(request, begin_at=_moment(message.begin_at))
+        event = m.RequestSubmitted(
+            request, caller, message.request_id, immediate=message.immediate, held=message.held
+        )
         lease = await self._loop.send(event)
         assert lease is not None, "a request is answered with its lease"
         self._attendance.seen(lease.id, self._loop.now())
@@ -145,6 +154,20 @@ class Api:
         after = await self._loop.send(m.ResizeAsked(found.id, caller, size)) or before
         effects = resize_effects(before, after, self._loop.state, self._follower.facts)
         return leases_pb2.ResizeAnswer(lease=self._view(after, caller), effects=effects)
+
+    async def hold(self, message: leases_pb2.HoldRequest, caller: Caller) -> leases_pb2.Lease:
+        lease = await self._find(message.lease_id, caller)
+        return self._view(await self._loop.send(m.HoldAsked(lease.id, caller, message.held)) or lease, caller)
+
+    async def extend(self, message: leases_pb2.ExtendRequest, caller: Caller) -> leases_pb2.Lease:
+        lease = await self._find(message.lease_id, caller)
+        event = m.ExtendAsked(lease.id, caller, parse_duration(message.time))
+        return self._view(await self._loop.send(event) or lease, caller)
+
+    async def set_priority(self, message: leases_pb2.PriorityRequest, caller: Caller) -> leases_pb2.Lease:
+        lease = await self._find(message.lease_id, caller)
+        event = m.PriorityAsked(lease.id, caller, message.priority)
+        return self._view(await self._loop.send(event) or lease, caller)
 
     async def get(self, message: leases_pb2.LeaseRef, caller: Caller) -> leases_pb2.Lease:
         return self._view(await self._find(message.lease_id, caller), caller)
@@ -269,7 +292,16 @@ def _ask(message: leases_pb2.LeaseRequest) -> Ask:
         isolation=message.isolation,
         lease_class=getattr(message, "class"),
         time=message.time,
+        after=",".join(message.after),
+        priority=str(message.priority or ""),
+        notice_signal=message.notice_signal,
     )
+
+
+def _moment(seconds: float) -> float:
+    if not 0 < seconds < LATEST_SECONDS:
+        raise RequestError("the time to begin is no time", hint="give seconds since the epoch")
+    return seconds
 
 
 def _seen_by(caller: Caller, state: NodeState) -> list[Lease]:

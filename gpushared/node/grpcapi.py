@@ -138,6 +138,17 @@ class Leases(leases_pb2_grpc.LeasesServicer):
     ) -> leases_pb2.ResizeAnswer:
         return await self._doors.unary(self._api.resize, request, context)
 
+    async def Hold(self, request: leases_pb2.HoldRequest, context: Context[Any, Any]) -> leases_pb2.Lease:
+        return await self._doors.unary(self._api.hold, request, context)
+
+    async def Extend(self, request: leases_pb2.ExtendRequest, context: Context[Any, Any]) -> leases_pb2.Lease:
+        return await self._doors.unary(self._api.extend, request, context)
+
+    async def SetPriority(
+        self, request: leases_pb2.PriorityRequest, context: Context[Any, Any]
+    ) -> leases_pb2.Lease:
+        return await self._doors.unary(self._api.set_priority, request, context)
+
     async def Get(self, request: leases_pb2.LeaseRef, context: Context[Any, Any]) -> leases_pb2.Lease:
         return await self._doors.unary(self._api.get, request, context)
 

@@ -48,6 +48,8 @@ class Performer:
                 self._begin(self._drop_edits(lease, device_name))
             case m.StopContainer():
                 self._begin(self._stop(instruction))
+            case m.NotifyContainer(lease):
+                self._begin(self._notify(lease))
             case m.InspectContainer(container):
                 self._begin(self._follower.inspect(container))
             case m.SampleGpus():
@@ -161,6 +163,16 @@ class Performer:
                 return  # a restarted container has a new lease under the same name
             await self._sharing.close_lease(lease, device_name)
             await self._engine.remove_device(device_name)
+
+    async def _notify(self, lease_id: LeaseId) -> None:
+        """The file first, because the signal is what makes a program look for it."""
+        lease = self._loop.state.leases.get(lease_id)
+        if lease is None:
+            return
+        await self._sharing.tell(lease)
+        signal = lease.request.notice_signal
+        if lease.notice is not None and signal and lease.container is not None:
+            await self._engine.signal(lease.container, signal)
 
     async def _stop(self, instruction: m.StopContainer) -> None:
         try:

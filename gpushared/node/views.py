@@ -19,6 +19,7 @@ from gpushared.domain.lease import (
     Grant,
     Lease,
     NeverClaimed,
+    Notice,
     Outcome,
     OutsideMps,
     OverLimit,
@@ -58,7 +59,13 @@ class Views:
             since=lease.state.at if isinstance(lease.state, Ended) else lease.state.since,
             expires_at=lease.expires_at or 0.0,
             simulated=self._simulated,
+            priority=lease.request.priority,
+            held_by=lease.held_by,
+            begin_at=lease.request.begin_at or 0.0,
+            after=lease.request.after,
         )
+        if lease.notice is not None:
+            view.notice.CopyFrom(notice(lease.notice))
         setattr(view, "class", lease.request.lease_class)
         if lease.walls is not None:
             view.memory_wall, view.compute_cap = lease.walls.memory_wall, lease.walls.compute_cap
@@ -203,6 +210,10 @@ def who(pid: int) -> tuple[str, str]:
             return process.username(), process.name()
     except psutil.Error:
         return "", ""
+
+
+def notice(one: Notice) -> leases_pb2.Notice:
+    return leases_pb2.Notice(kind=one.kind, ends_at=one.until, text=one.text)
 
 
 def outcome(one: Outcome, gpus: Mapping[GpuId, Gpu]) -> leases_pb2.Outcome:

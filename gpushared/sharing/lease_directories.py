@@ -18,7 +18,9 @@ _PUBLIC_FILE = 0o644
 
 LEASE_FILE = "lease.json"
 MPS_DIRECTORY = "mps"
+NOTICE_FILE = "notice.json"
 _STAGED_FILE = "lease.json.new"
+_STAGED_NOTICE = "notice.json.new"
 _STAGED_SOCKET = "control.new"
 
 
@@ -57,6 +59,24 @@ class LeaseDirectories:
                 f"the lease's file cannot be put into {directory}: {error.strerror}"
             ) from error
 
+    def write_notice(self, device_name: str, text: str | None) -> None:
+        """Put the notice of its end there, or take it away; a lease without a directory is left alone."""
+        directory = self.path(device_name)
+        if not directory.is_dir():
+            return
+        staged = directory / _STAGED_NOTICE
+        try:
+            if text is None:
+                (directory / NOTICE_FILE).unlink(missing_ok=True)
+                return
+            staged.write_text(text)
+            staged.chmod(_PUBLIC_FILE)
+            staged.replace(directory / NOTICE_FILE)
+        except OSError as error:
+            raise SharingUnavailable(
+                f"the notice cannot be put into {directory}: {error.strerror}"
+            ) from error
+
     def link(self, device_name: str, socket: Path) -> None:
         """Put this socket in place of what is there; the directory itself stays, it may be mounted."""
         directory = self.path(device_name) / MPS_DIRECTORY
@@ -84,7 +104,7 @@ class LeaseDirectories:
     def remove(self, device_name: str) -> None:
         self.unlink(device_name)
         directory = self.path(device_name)
-        for name in (LEASE_FILE, _STAGED_FILE):
+        for name in (LEASE_FILE, _STAGED_FILE, NOTICE_FILE, _STAGED_NOTICE):
             (directory / name).unlink(missing_ok=True)
         # What else lies there belongs to somebody else.
         with suppress(OSError):

@@ -19,6 +19,7 @@ from gpushared.sharing.control import ControlTiming, DaemonLimits, MpsControl, c
 from gpushared.sharing.edits import holds_whole_gpus, lease_edits, ordered_grants, own_limits
 from gpushared.sharing.lease_directories import LeaseDirectories
 from gpushared.sharing.lease_file import lease_file
+from gpushared.sharing.notice_file import notice_file
 from gpushared.sharing.probe import MultiuserProbe
 from gpushared.sharing.supervisor import Supervisor
 
@@ -152,6 +153,10 @@ class MpsSharing:
     async def look_soon(self, gpu: GpuId) -> None:
         for daemon in self._daemons_of(gpu):
             daemon.look_soon()
+
+    async def tell(self, lease: Lease) -> None:
+        text = None if lease.notice is None else notice_file(lease.notice)
+        self._directories.write_notice(lease.device_name, text)
 
     async def sweep(self, live: Collection[str]) -> None:
         """Remove what earlier lives left behind, given the device names of every lease that is not over.

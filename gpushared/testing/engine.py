@@ -55,6 +55,7 @@ class FakeEngine(Failing):
         self.devices: dict[str, Edits] = {}
         self.applied: dict[ContainerId, Edits] = {}
         self.stops: list[tuple[ContainerId, int]] = []
+        self.signals: list[tuple[ContainerId, str]] = []
         self.closed = False
         self._containers: dict[ContainerId, ContainerFacts] = {}
         self._unstoppable: set[ContainerId] = set()
@@ -187,6 +188,12 @@ class FakeEngine(Failing):
         facts = self._containers.get(container)
         if facts is not None and facts.status in _ALIVE:
             self._set(container, status=ContainerStatus.EXITED, exit_code=TERMINATED, pid=0)
+
+    async def signal(self, container: ContainerId, name: str) -> None:
+        self._ready()
+        facts = self._containers.get(container)
+        if facts is not None and facts.status in _ALIVE:
+            self.signals.append((container, name))
 
     def events(self) -> AsyncIterator[ContainerFacts | ContainerId]:
         stream = _EventStream(self)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Mapping
 
 from gpushared.domain.gpu import Gpu, GpuId
-from gpushared.domain.lease import ComputeCap, Lease, LeaseId, MemoryWall, Walls
+from gpushared.domain.lease import ComputeCap, Lease, LeaseId, MemoryWall, Notice, Walls
 from gpushared.ports import Edits, SharingStatus
 from gpushared.testing.failing import Failing
 
@@ -33,6 +33,8 @@ class FakeSharing(Failing):
         """Who is a client of MPS on a GPU, known as of now; GPUs that are not here do not tell."""
         self.looks: list[GpuId] = []
         """The GPUs that were to be looked at soon, call by call."""
+        self.told: dict[LeaseId, Notice | None] = {}
+        """What their containers can read of their end."""
         self.parted: list[frozenset[int]] = []
         """The processes taken off their servers, call by call."""
         self.swept: frozenset[str] | None = None
@@ -70,6 +72,10 @@ class FakeSharing(Failing):
     async def part_clients(self, pids: Collection[int]) -> None:
         self._may_fail()
         self.parted.append(frozenset(pids))
+
+    async def tell(self, lease: Lease) -> None:
+        self._may_fail()
+        self.told[lease.id] = lease.notice
 
     async def sweep(self, live: Collection[str]) -> None:
         self._may_fail()

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18gpushare/v1/leases.proto\x12\x0bgpushare.v1\"\xab\x01\n\x0cLeaseRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0b\n\x03gpu\x18\x02 \x01(\t\x12\x12\n\ngpu_memory\x18\x03 \x01(\t\x12\x13\n\x0bgpu_compute\x18\x04 \x01(\t\x12\x0e\n\x06preset\x18\x05 \x01(\t\x12\x11\n\tisolation\x18\x06 \x01(\t\x12\r\n\x05\x63lass\x18\x07 \x01(\t\x12\x0c\n\x04time\x18\x08 \x01(\t\x12\x11\n\timmediate\x18\t \x01(\x08\"G\n\x0bWaitRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\x12\x17\n\x0ftimeout_seconds\x18\x03 \x01(\x01\"\x1c\n\x08LeaseRef\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"M\n\x0bStopRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x1a\n\rgrace_seconds\x18\x02 \x01(\x05H\x00\x88\x01\x01\x42\x10\n\x0e_grace_seconds\"W\n\rResizeRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x0b\n\x03gpu\x18\x02 \x01(\t\x12\x12\n\ngpu_memory\x18\x03 \x01(\t\x12\x13\n\x0bgpu_compute\x18\x04 \x01(\t\"B\n\x0cResizeAnswer\x12!\n\x05lease\x18\x01 \x01(\x0b\x32\x12.gpushare.v1.Lease\x12\x0f\n\x07\x65\x66\x66\x65\x63ts\x18\x02 \x03(\t\"1\n\x11ListLeasesRequest\x12\r\n\x05\x65nded\x18\x01 \x01(\x08\x12\r\n\x05limit\x18\x02 \x01(\x05\"}\n\x12ListLeasesResponse\x12\"\n\x06leases\x18\x01 \x03(\x0b\x32\x12.gpushare.v1.Lease\x12\x30\n\tunmanaged\x18\x02 \x03(\x0b\x32\x1d.gpushare.v1.UnmanagedProcess\x12\x11\n\tsimulated\x18\x03 \x01(\x08\"n\n\x05Grant\x12\x10\n\x08gpu_uuid\x18\x01 \x01(\t\x12\x11\n\tgpu_index\x18\x02 \x01(\x05\x12\x10\n\x08gpu_name\x18\x03 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x04 \x01(\x03\x12\x18\n\x10\x63ompute_permille\x18\x05 \x01(\x05\"\xfe\x03\n\x05Lease\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x11\n\towner_uid\x18\x03 \x01(\x03\x12\r\n\x05owner\x18\x04 \x01(\t\x12\x0c\n\x04\x61sks\x18\x05 \x01(\t\x12\r\n\x05\x63lass\x18\x06 \x01(\t\x12\x11\n\tisolation\x18\x07 \x01(\t\x12\x0e\n\x06preset\x18\x08 \x01(\t\x12\"\n\x06grants\x18\t \x03(\x0b\x32\x12.gpushare.v1.Grant\x12\x1e\n\x11memory_used_bytes\x18\n \x01(\x03H\x00\x88\x01\x01\x12\x13\n\x0bmemory_wall\x18\x0b \x01(\t\x12\x13\n\x0b\x63ompute_cap\x18\x0c \x01(\t\x12\x14\n\x0c\x63ontainer_id\x18\r \x01(\t\x12\x16\n\x0e\x63ontainer_name\x18\x0e \x01(\t\x12\r\n\x05image\x18\x0f \x01(\t\x12\x12\n\ncreated_at\x18\x10 \x01(\x01\x12\r\n\x05since\x18\x11 \x01(\x01\x12\x12\n\nexpires_at\x18\x12 \x01(\x01\x12\x10\n\x08\x64\x65\x61\x64line\x18\x13 \x01(\x01\x12%\n\x07waiting\x18\x14 \x01(\x0b\x32\x14.gpushare.v1.Waiting\x12%\n\x07outcome\x18\x15 \x01(\x0b\x32\x14.gpushare.v1.Outcome\x12\r\n\x05token\x18\x16 \x01(\t\x12\x11\n\tsimulated\x18\x17 \x01(\x08\x42\x14\n\x12_memory_used_bytes\"u\n\x07Waiting\x12\x10\n\x08position\x18\x01 \x01(\x05\x12\x14\n\x0cqueue_length\x18\x02 \x01(\x05\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x12\n\nstart_from\x18\x05 \x01(\x01\x12\x10\n\x08start_to\x18\x06 \x01(\x01\"K\n\x07Outcome\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x16\n\texit_code\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x0c\n\x04text\x18\x03 \x01(\tB\x0c\n\n_exit_code\"\x8f\x01\n\x10UnmanagedProcess\x12\x0b\n\x03pid\x18\x01 \x01(\x05\x12\x10\n\x08gpu_uuid\x18\x02 \x01(\t\x12\x11\n\tgpu_index\x18\x03 \x01(\x05\x12\x19\n\x0cmemory_bytes\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x0c\n\x04user\x18\x05 \x01(\t\x12\x0f\n\x07\x63ommand\x18\x06 \x01(\tB\x0f\n\r_memory_bytes\"5\n\nStoryEntry\x12\n\n\x02\x61t\x18\x01 \x01(\x01\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\"\x80\x01\n\x0b\x45xplanation\x12!\n\x05lease\x18\x01 \x01(\x0b\x32\x12.gpushare.v1.Lease\x12&\n\x05story\x18\x02 \x03(\x0b\x32\x17.gpushare.v1.StoryEntry\x12&\n\x08refusals\x18\x03 \x03(\x0b\x32\x14.gpushare.v1.Refusal\"5\n\x07Refusal\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0c\n\x04gpus\x18\x02 \x01(\x05\x12\x0c\n\x04text\x18\x03 \x01(\t2\x98\x04\n\x06Leases\x12\x38\n\x07Request\x12\x19.gpushare.v1.LeaseRequest\x1a\x12.gpushare.v1.Lease\x12:\n\x07\x41\x63quire\x12\x19.gpushare.v1.LeaseRequest\x1a\x12.gpushare.v1.Lease0\x01\x12\x34\n\x04Wait\x12\x18.gpushare.v1.WaitRequest\x1a\x12.gpushare.v1.Lease\x12\x34\n\x07Release\x12\x15.gpushare.v1.LeaseRef\x1a\x12.gpushare.v1.Lease\x12\x34\n\x04Stop\x12\x18.gpushare.v1.StopRequest\x1a\x12.gpushare.v1.Lease\x12?\n\x06Resize\x12\x1a.gpushare.v1.ResizeRequest\x1a\x19.gpushare.v1.ResizeAnswer\x12\x30\n\x03Get\x12\x15.gpushare.v1.LeaseRef\x1a\x12.gpushare.v1.Lease\x12G\n\x04List\x12\x1e.gpushare.v1.ListLeasesRequest\x1a\x1f.gpushare.v1.ListLeasesResponse\x12:\n\x07\x45xplain\x12\x15.gpushare.v1.LeaseRef\x1a\x18.gpushare.v1.Explanationb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18gpushare/v1/leases.proto\x12\x0bgpushare.v1\"\x83\x02\n\x0cLeaseRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0b\n\x03gpu\x18\x02 \x01(\t\x12\x12\n\ngpu_memory\x18\x03 \x01(\t\x12\x13\n\x0bgpu_compute\x18\x04 \x01(\t\x12\x0e\n\x06preset\x18\x05 \x01(\t\x12\x11\n\tisolation\x18\x06 \x01(\t\x12\r\n\x05\x63lass\x18\x07 \x01(\t\x12\x0c\n\x04time\x18\x08 \x01(\t\x12\x11\n\timmediate\x18\t \x01(\x08\x12\x10\n\x08\x62\x65gin_at\x18\x14 \x01(\x01\x12\r\n\x05\x61\x66ter\x18\x15 \x03(\t\x12\x10\n\x08priority\x18\x16 \x01(\x05\x12\x15\n\rnotice_signal\x18\x17 \x01(\t\x12\x0c\n\x04held\x18\x18 \x01(\x08\"-\n\x0bHoldRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x0c\n\x04held\x18\x02 \x01(\x08\"/\n\rExtendRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x0c\n\x04time\x18\x02 \x01(\t\"5\n\x0fPriorityRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x10\n\x08priority\x18\x02 \x01(\x05\"G\n\x0bWaitRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\x12\x17\n\x0ftimeout_seconds\x18\x03 \x01(\x01\"\x1c\n\x08LeaseRef\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"M\n\x0bStopRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x1a\n\rgrace_seconds\x18\x02 \x01(\x05H\x00\x88\x01\x01\x42\x10\n\x0e_grace_seconds\"W\n\rResizeRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x0b\n\x03gpu\x18\x02 \x01(\t\x12\x12\n\ngpu_memory\x18\x03 \x01(\t\x12\x13\n\x0bgpu_compute\x18\x04 \x01(\t\"B\n\x0cResizeAnswer\x12!\n\x05lease\x18\x01 \x01(\x0b\x32\x12.gpushare.v1.Lease\x12\x0f\n\x07\x65\x66\x66\x65\x63ts\x18\x02 \x03(\t\"1\n\x11ListLeasesRequest\x12\r\n\x05\x65nded\x18\x01 \x01(\x08\x12\r\n\x05limit\x18\x02 \x01(\x05\"}\n\x12ListLeasesResponse\x12\"\n\x06leases\x18\x01 \x03(\x0b\x32\x12.gpushare.v1.Lease\x12\x30\n\tunmanaged\x18\x02 \x03(\x0b\x32\x1d.gpushare.v1.UnmanagedProcess\x12\x11\n\tsimulated\x18\x03 \x01(\x08\"n\n\x05Grant\x12\x10\n\x08gpu_uuid\x18\x01 \x01(\t\x12\x11\n\tgpu_index\x18\x02 \x01(\x05\x12\x10\n\x08gpu_name\x18\x03 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x04 \x01(\x03\x12\x18\n\x10\x63ompute_permille\x18\x05 \x01(\x05\"\xe7\x04\n\x05Lease\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x11\n\towner_uid\x18\x03 \x01(\x03\x12\r\n\x05owner\x18\x04 \x01(\t\x12\x0c\n\x04\x61sks\x18\x05 \x01(\t\x12\r\n\x05\x63lass\x18\x06 \x01(\t\x12\x11\n\tisolation\x18\x07 \x01(\t\x12\x0e\n\x06preset\x18\x08 \x01(\t\x12\"\n\x06grants\x18\t \x03(\x0b\x32\x12.gpushare.v1.Grant\x12\x1e\n\x11memory_used_bytes\x18\n \x01(\x03H\x00\x88\x01\x01\x12\x13\n\x0bmemory_wall\x18\x0b \x01(\t\x12\x13\n\x0b\x63ompute_cap\x18\x0c \x01(\t\x12\x14\n\x0c\x63ontainer_id\x18\r \x01(\t\x12\x16\n\x0e\x63ontainer_name\x18\x0e \x01(\t\x12\r\n\x05image\x18\x0f \x01(\t\x12\x12\n\ncreated_at\x18\x10 \x01(\x01\x12\r\n\x05since\x18\x11 \x01(\x01\x12\x12\n\nexpires_at\x18\x12 \x01(\x01\x12\x10\n\x08\x64\x65\x61\x64line\x18\x13 \x01(\x01\x12%\n\x07waiting\x18\x14 \x01(\x0b\x32\x14.gpushare.v1.Waiting\x12%\n\x07outcome\x18\x15 \x01(\x0b\x32\x14.gpushare.v1.Outcome\x12\r\n\x05token\x18\x16 \x01(\t\x12\x11\n\tsimulated\x18\x17 \x01(\x08\x12\x10\n\x08priority\x18( \x01(\x05\x12\x0f\n\x07held_by\x18) \x01(\t\x12\x10\n\x08\x62\x65gin_at\x18* \x01(\x01\x12\r\n\x05\x61\x66ter\x18+ \x03(\t\x12#\n\x06notice\x18, \x01(\x0b\x32\x13.gpushare.v1.NoticeB\x14\n\x12_memory_used_bytes\"5\n\x06Notice\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07\x65nds_at\x18\x02 \x01(\x01\x12\x0c\n\x04text\x18\x03 \x01(\t\"u\n\x07Waiting\x12\x10\n\x08position\x18\x01 \x01(\x05\x12\x14\n\x0cqueue_length\x18\x02 \x01(\x05\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x12\n\nstart_from\x18\x05 \x01(\x01\x12\x10\n\x08start_to\x18\x06 \x01(\x01\"K\n\x07Outcome\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x16\n\texit_code\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x0c\n\x04text\x18\x03 \x01(\tB\x0c\n\n_exit_code\"\x8f\x01\n\x10UnmanagedProcess\x12\x0b\n\x03pid\x18\x01 \x01(\x05\x12\x10\n\x08gpu_uuid\x18\x02 \x01(\t\x12\x11\n\tgpu_index\x18\x03 \x01(\x05\x12\x19\n\x0cmemory_bytes\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x0c\n\x04user\x18\x05 \x01(\t\x12\x0f\n\x07\x63ommand\x18\x06 \x01(\tB\x0f\n\r_memory_bytes\"5\n\nStoryEntry\x12\n\n\x02\x61t\x18\x01 \x01(\x01\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\"\x80\x01\n\x0b\x45xplanation\x12!\n\x05lease\x18\x01 \x01(\x0b\x32\x12.gpushare.v1.Lease\x12&\n\x05story\x18\x02 \x03(\x0b\x32\x17.gpushare.v1.StoryEntry\x12&\n\x08refusals\x18\x03 \x03(\x0b\x32\x14.gpushare.v1.Refusal\"5\n\x07Refusal\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0c\n\x04gpus\x18\x02 \x01(\x05\x12\x0c\n\x04text\x18\x03 \x01(\t2\xc9\x05\n\x06Leases\x12\x38\n\x07Request\x12\x19.gpushare.v1.LeaseRequest\x1a\x12.gpushare.v1.Lease\x12:\n\x07\x41\x63quire\x12\x19.gpushare.v1.LeaseRequest\x1a\x12.gpushare.v1.Lease0\x01\x12\x34\n\x04Wait\x12\x18.gpushare.v1.WaitRequest\x1a\x12.gpushare.v1.Lease\x12\x34\n\x07Release\x12\x15.gpushare.v1.LeaseRef\x1a\x12.gpushare.v1.Lease\x12\x34\n\x04Stop\x12\x18.gpushare.v1.StopRequest\x1a\x12.gpushare.v1.Lease\x12?\n\x06Resize\x12\x1a.gpushare.v1.ResizeRequest\x1a\x19.gpushare.v1.ResizeAnswer\x12\x34\n\x04Hold\x12\x18.gpushare.v1.HoldRequest\x1a\x12.gpushare.v1.Lease\x12\x38\n\x06\x45xtend\x12\x1a.gpushare.v1.ExtendRequest\x1a\x12.gpushare.v1.Lease\x12?\n\x0bSetPriority\x12\x1c.gpushare.v1.PriorityRequest\x1a\x12.gpushare.v1.Lease\x12\x30\n\x03Get\x12\x15.gpushare.v1.LeaseRef\x1a\x12.gpushare.v1.Lease\x12G\n\x04List\x12\x1e.gpushare.v1.ListLeasesRequest\x1a\x1f.gpushare.v1.ListLeasesResponse\x12:\n\x07\x45xplain\x12\x15.gpushare.v1.LeaseRef\x1a\x18.gpushare.v1.Explanationb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,37 +32,45 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gpushare.v1.leases_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LEASEREQUEST']._serialized_start=42
-  _globals['_LEASEREQUEST']._serialized_end=213
-  _globals['_WAITREQUEST']._serialized_start=215
-  _globals['_WAITREQUEST']._serialized_end=286
-  _globals['_LEASEREF']._serialized_start=288
-  _globals['_LEASEREF']._serialized_end=316
-  _globals['_STOPREQUEST']._serialized_start=318
-  _globals['_STOPREQUEST']._serialized_end=395
-  _globals['_RESIZEREQUEST']._serialized_start=397
-  _globals['_RESIZEREQUEST']._serialized_end=484
-  _globals['_RESIZEANSWER']._serialized_start=486
-  _globals['_RESIZEANSWER']._serialized_end=552
-  _globals['_LISTLEASESREQUEST']._serialized_start=554
-  _globals['_LISTLEASESREQUEST']._serialized_end=603
-  _globals['_LISTLEASESRESPONSE']._serialized_start=605
-  _globals['_LISTLEASESRESPONSE']._serialized_end=730
-  _globals['_GRANT']._serialized_start=732
-  _globals['_GRANT']._serialized_end=842
-  _globals['_LEASE']._serialized_start=845
-  _globals['_LEASE']._serialized_end=1355
-  _globals['_WAITING']._serialized_start=1357
-  _globals['_WAITING']._serialized_end=1474
-  _globals['_OUTCOME']._serialized_start=1476
-  _globals['_OUTCOME']._serialized_end=1551
-  _globals['_UNMANAGEDPROCESS']._serialized_start=1554
-  _globals['_UNMANAGEDPROCESS']._serialized_end=1697
-  _globals['_STORYENTRY']._serialized_start=1699
-  _globals['_STORYENTRY']._serialized_end=1752
-  _globals['_EXPLANATION']._serialized_start=1755
-  _globals['_EXPLANATION']._serialized_end=1883
-  _globals['_REFUSAL']._serialized_start=1885
-  _globals['_REFUSAL']._serialized_end=1938
-  _globals['_LEASES']._serialized_start=1941
-  _globals['_LEASES']._serialized_end=2477
+  _globals['_LEASEREQUEST']._serialized_end=301
+  _globals['_HOLDREQUEST']._serialized_start=303
+  _globals['_HOLDREQUEST']._serialized_end=348
+  _globals['_EXTENDREQUEST']._serialized_start=350
+  _globals['_EXTENDREQUEST']._serialized_end=397
+  _globals['_PRIORITYREQUEST']._serialized_start=399
+  _globals['_PRIORITYREQUEST']._serialized_end=452
+  _globals['_WAITREQUEST']._serialized_start=454
+  _globals['_WAITREQUEST']._serialized_end=525
+  _globals['_LEASEREF']._serialized_start=527
+  _globals['_LEASEREF']._serialized_end=555
+  _globals['_STOPREQUEST']._serialized_start=557
+  _globals['_STOPREQUEST']._serialized_end=634
+  _globals['_RESIZEREQUEST']._serialized_start=636
+  _globals['_RESIZEREQUEST']._serialized_end=723
+  _globals['_RESIZEANSWER']._serialized_start=725
+  _globals['_RESIZEANSWER']._serialized_end=791
+  _globals['_LISTLEASESREQUEST']._serialized_start=793
+  _globals['_LISTLEASESREQUEST']._serialized_end=842
+  _globals['_LISTLEASESRESPONSE']._serialized_start=844
+  _globals['_LISTLEASESRESPONSE']._serialized_end=969
+  _globals['_GRANT']._serialized_start=971
+  _globals['_GRANT']._serialized_end=1081
+  _globals['_LEASE']._serialized_start=1084
+  _globals['_LEASE']._serialized_end=1699
+  _globals['_NOTICE']._serialized_start=1701
+  _globals['_NOTICE']._serialized_end=1754
+  _globals['_WAITING']._serialized_start=1756
+  _globals['_WAITING']._serialized_end=1873
+  _globals['_OUTCOME']._serialized_start=1875
+  _globals['_OUTCOME']._serialized_end=1950
+  _globals['_UNMANAGEDPROCESS']._serialized_start=1953
+  _globals['_UNMANAGEDPROCESS']._serialized_end=2096
+  _globals['_STORYENTRY']._serialized_start=2098
+  _globals['_STORYENTRY']._serialized_end=2151
+  _globals['_EXPLANATION']._serialized_start=2154
+  _globals['_EXPLANATION']._serialized_end=2282
+  _globals['_REFUSAL']._serialized_start=2284
+  _globals['_REFUSAL']._serialized_end=2337
+  _globals['_LEASES']._serialized_start=2340
+  _globals['_LEASES']._serialized_end=3053
 # @@protoc_insertion_point(module_scope)

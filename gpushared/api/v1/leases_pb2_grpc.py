@@ -64,6 +64,21 @@ class LeasesStub:
                 request_serializer=gpushare_dot_v1_dot_leases__pb2.ResizeRequest.SerializeToString,
                 response_deserializer=gpushare_dot_v1_dot_leases__pb2.ResizeAnswer.FromString,
                 _registered_method=True)
+        self.Hold = channel.unary_unary(
+                '/gpushare.v1.Leases/Hold',
+                request_serializer=gpushare_dot_v1_dot_leases__pb2.HoldRequest.SerializeToString,
+                response_deserializer=gpushare_dot_v1_dot_leases__pb2.Lease.FromString,
+                _registered_method=True)
+        self.Extend = channel.unary_unary(
+                '/gpushare.v1.Leases/Extend',
+                request_serializer=gpushare_dot_v1_dot_leases__pb2.ExtendRequest.SerializeToString,
+                response_deserializer=gpushare_dot_v1_dot_leases__pb2.Lease.FromString,
+                _registered_method=True)
+        self.SetPriority = channel.unary_unary(
+                '/gpushare.v1.Leases/SetPriority',
+                request_serializer=gpushare_dot_v1_dot_leases__pb2.PriorityRequest.SerializeToString,
+                response_deserializer=gpushare_dot_v1_dot_leases__pb2.Lease.FromString,
+                _registered_method=True)
         self.Get = channel.unary_unary(
                 '/gpushare.v1.Leases/Get',
                 request_serializer=gpushare_dot_v1_dot_leases__pb2.LeaseRef.SerializeToString,
@@ -127,6 +142,27 @@ class LeasesServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Hold(self, request, context):
+        """Keeps a waiting lease from starting, or lets it go; it keeps its place.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Extend(self, request, context):
+        """Gives a lease more time. Refused where the first in the queue counts on its end, but not to administrators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetPriority(self, request, context):
+        """Moves a waiting lease among those of its project.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Get(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -178,6 +214,21 @@ def add_LeasesServicer_to_server(servicer, server):
                     servicer.Resize,
                     request_deserializer=gpushare_dot_v1_dot_leases__pb2.ResizeRequest.FromString,
                     response_serializer=gpushare_dot_v1_dot_leases__pb2.ResizeAnswer.SerializeToString,
+            ),
+            'Hold': grpc.unary_unary_rpc_method_handler(
+                    servicer.Hold,
+                    request_deserializer=gpushare_dot_v1_dot_leases__pb2.HoldRequest.FromString,
+                    response_serializer=gpushare_dot_v1_dot_leases__pb2.Lease.SerializeToString,
+            ),
+            'Extend': grpc.unary_unary_rpc_method_handler(
+                    servicer.Extend,
+                    request_deserializer=gpushare_dot_v1_dot_leases__pb2.ExtendRequest.FromString,
+                    response_serializer=gpushare_dot_v1_dot_leases__pb2.Lease.SerializeToString,
+            ),
+            'SetPriority': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPriority,
+                    request_deserializer=gpushare_dot_v1_dot_leases__pb2.PriorityRequest.FromString,
+                    response_serializer=gpushare_dot_v1_dot_leases__pb2.Lease.SerializeToString,
             ),
             'Get': grpc.unary_unary_rpc_method_handler(
                     servicer.Get,
@@ -357,6 +408,87 @@ class Leases:
             '/gpushare.v1.Leases/Resize',
             gpushare_dot_v1_dot_leases__pb2.ResizeRequest.SerializeToString,
             gpushare_dot_v1_dot_leases__pb2.ResizeAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Hold(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gpushare.v1.Leases/Hold',
+            gpushare_dot_v1_dot_leases__pb2.HoldRequest.SerializeToString,
+            gpushare_dot_v1_dot_leases__pb2.Lease.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Extend(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gpushare.v1.Leases/Extend',
+            gpushare_dot_v1_dot_leases__pb2.ExtendRequest.SerializeToString,
+            gpushare_dot_v1_dot_leases__pb2.Lease.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPriority(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gpushare.v1.Leases/SetPriority',
+            gpushare_dot_v1_dot_leases__pb2.PriorityRequest.SerializeToString,
+            gpushare_dot_v1_dot_leases__pb2.Lease.FromString,
             options,
             channel_credentials,
             insecure,

@@ -50,6 +50,12 @@ class LeasesStub:
     """Ends a lease whatever its state; a container is stopped with `grace_seconds`."""
     Resize: _grpc.UnaryUnaryMultiCallable[_leases_pb2.ResizeRequest, _leases_pb2.ResizeAnswer]
     """Gives a lease another size, on the GPUs that it has. Sizes are absolute, so asking twice is harmless."""
+    Hold: _grpc.UnaryUnaryMultiCallable[_leases_pb2.HoldRequest, _leases_pb2.Lease]
+    """Keeps a waiting lease from starting, or lets it go; it keeps its place."""
+    Extend: _grpc.UnaryUnaryMultiCallable[_leases_pb2.ExtendRequest, _leases_pb2.Lease]
+    """Gives a lease more time. Refused where the first in the queue counts on its end, but not to administrators."""
+    SetPriority: _grpc.UnaryUnaryMultiCallable[_leases_pb2.PriorityRequest, _leases_pb2.Lease]
+    """Moves a waiting lease among those of its project."""
     Get: _grpc.UnaryUnaryMultiCallable[_leases_pb2.LeaseRef, _leases_pb2.Lease]
     List: _grpc.UnaryUnaryMultiCallable[_leases_pb2.ListLeasesRequest, _leases_pb2.ListLeasesResponse]
     Explain: _grpc.UnaryUnaryMultiCallable[_leases_pb2.LeaseRef, _leases_pb2.Explanation]
@@ -72,6 +78,12 @@ class LeasesAsyncStub(LeasesStub):
     """Ends a lease whatever its state; a container is stopped with `grace_seconds`."""
     Resize: _aio.UnaryUnaryMultiCallable[_leases_pb2.ResizeRequest, _leases_pb2.ResizeAnswer]  # type: ignore[assignment]
     """Gives a lease another size, on the GPUs that it has. Sizes are absolute, so asking twice is harmless."""
+    Hold: _aio.UnaryUnaryMultiCallable[_leases_pb2.HoldRequest, _leases_pb2.Lease]  # type: ignore[assignment]
+    """Keeps a waiting lease from starting, or lets it go; it keeps its place."""
+    Extend: _aio.UnaryUnaryMultiCallable[_leases_pb2.ExtendRequest, _leases_pb2.Lease]  # type: ignore[assignment]
+    """Gives a lease more time. Refused where the first in the queue counts on its end, but not to administrators."""
+    SetPriority: _aio.UnaryUnaryMultiCallable[_leases_pb2.PriorityRequest, _leases_pb2.Lease]  # type: ignore[assignment]
+    """Moves a waiting lease among those of its project."""
     Get: _aio.UnaryUnaryMultiCallable[_leases_pb2.LeaseRef, _leases_pb2.Lease]  # type: ignore[assignment]
     List: _aio.UnaryUnaryMultiCallable[_leases_pb2.ListLeasesRequest, _leases_pb2.ListLeasesResponse]  # type: ignore[assignment]
     Explain: _aio.UnaryUnaryMultiCallable[_leases_pb2.LeaseRef, _leases_pb2.Explanation]  # type: ignore[assignment]
@@ -127,6 +139,30 @@ class LeasesServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_leases_pb2.ResizeAnswer, _abc.Awaitable[_leases_pb2.ResizeAnswer]]:
         """Gives a lease another size, on the GPUs that it has. Sizes are absolute, so asking twice is harmless."""
+
+    @_abc_1.abstractmethod
+    def Hold(
+        self,
+        request: _leases_pb2.HoldRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_leases_pb2.Lease, _abc.Awaitable[_leases_pb2.Lease]]:
+        """Keeps a waiting lease from starting, or lets it go; it keeps its place."""
+
+    @_abc_1.abstractmethod
+    def Extend(
+        self,
+        request: _leases_pb2.ExtendRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_leases_pb2.Lease, _abc.Awaitable[_leases_pb2.Lease]]:
+        """Gives a lease more time. Refused where the first in the queue counts on its end, but not to administrators."""
+
+    @_abc_1.abstractmethod
+    def SetPriority(
+        self,
+        request: _leases_pb2.PriorityRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_leases_pb2.Lease, _abc.Awaitable[_leases_pb2.Lease]]:
+        """Moves a waiting lease among those of its project."""
 
     @_abc_1.abstractmethod
     def Get(

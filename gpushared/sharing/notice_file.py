@@ -1,0 +1,18 @@
+"""The file in which a container can read that its lease will end. Pure.
+
+``docs/reference/environment.md`` documents its fields. Within one number of the schema fields are only added.
+"""
+
+from __future__ import annotations
+
+import json
+
+from gpushared.domain.lease import Notice
+
+SCHEMA = "gpushare.notice/1"
+
+
+def notice_file(notice: Notice) -> str:
+    """The file's text."""
+    content = {"schema": SCHEMA, "kind": notice.kind, "ends_at": notice.until, "text": notice.text}
+    return json.dumps(content, indent=1) + "\n"
