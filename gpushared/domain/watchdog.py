@@ -1,4 +1,4 @@
-"""Leases that use more GPU memory than they hold, and what becomes of them.
+"""Leases that use more GPU memory than they hold, or a GPU without the MPS that holds them to their part.
 
 The watchdog sees memory after it is taken, so it is the last wall and not the first: it stands behind every
 slice, whatever else holds it. A whole GPU needs none, its memory ends by itself.
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gpushared.domain.gpu import GpuId
-from gpushared.domain.lease import Active, Lease, LeaseId, OverLimit, Paused, Starting
+from gpushared.domain.lease import Active, Lease, LeaseId, OutsideMps, OverLimit, Paused, Starting
 from gpushared.domain.lifecycle import drain
 from gpushared.domain.messages import GpusSampled
 from gpushared.domain.rules import Action
@@ -21,11 +21,17 @@ _DONE = {Action.STOP: "stopped", Action.KILL: "killed"}
 
 
 def watch(sample: GpusSampled, draft: Draft) -> None:
-    """Compare every slice with what its processes use; note, stop or kill as the policy of its class says."""
-    for lease in list(draft.leases.values()):
-        if isinstance(lease.state, Starting | Active | Paused) and not lease.request.wants_whole_gpus:
+    """Look at what the processes of every slice do; note, stop or kill as the policy of its class says."""
+    for lease in draft.view().holders():
+        if _is_watched(lease):
             used = sample.used_bytes.get(lease.id, {})
             _judge(lease, _worst(lease, used, draft), draft)
+        if _is_watched(draft.find(lease.id)):
+            _judge_place(draft.find(lease.id), sample, draft)
+
+
+def _is_watched(lease: Lease) -> bool:
+    return isinstance(lease.state, Starting | Active | Paused) and not lease.request.wants_whole_gpus
 
 
 def _worst(lease: Lease, used: Mapping[GpuId, int], draft: Draft) -> OverLimit | None:
@@ -47,19 +53,45 @@ def _judge(lease: Lease, over: OverLimit | None, draft: Draft) -> None:
     if lease.over_since is None:
         lease = replace(lease, over_since=draft.now)
         lease = draft.put(lease.note(draft.now, describe(over, draft)))
-    policy = draft.rules.watchdog[lease.request.lease_class]
     assert lease.over_since is not None
-    if policy.action is Action.WARN or draft.now - lease.over_since < policy.patience_seconds:
+    _act(lease, over, "of its memory", lease.over_since, draft)
+
+
+def _judge_place(lease: Lease, sample: GpusSampled, draft: Draft) -> None:
+    """Who leaves MPS is named after one sample, and may be ended from the next one on."""
+    outside = sample.outside_mps.get(lease.id)
+    if outside is None:
+        seen = all(grant.gpu in sample.readable for grant in lease.grants)
+        if lease.outside_since is not None and seen:
+            back = "none of its processes uses a GPU without MPS any more"
+            draft.put(replace(lease, outside_since=None).note(draft.now, back))
+        return
+    gpu, pid = outside
+    if lease.outside_since is None:
+        why = f"its process {pid} uses {_where(gpu, draft)} without MPS, where nothing holds it to its part"
+        draft.put(replace(lease, outside_since=draft.now).note(draft.now, why))
+        return
+    _act(lease, OutsideMps(gpu, pid), f"its process {pid} left MPS", lease.outside_since, draft)
+
+
+def _act(lease: Lease, outcome: OverLimit | OutsideMps, why: str, since: float, draft: Draft) -> None:
+    """End the lease where its class's policy says so, and patience is over."""
+    policy = draft.rules.watchdog[lease.request.lease_class]
+    if policy.action is Action.WARN or draft.now - since < policy.patience_seconds:
         return
     grace = 0 if policy.action is Action.KILL else draft.rules.stop_grace_seconds
-    drain(lease, over, f"{_DONE[policy.action]} because of its memory", draft, grace_seconds=grace)
+    drain(lease, outcome, f"{_DONE[policy.action]} because {why}", draft, grace_seconds=grace)
 
 
 def describe(over: OverLimit, draft: Draft) -> str:
     """``uses 30 GiB of its 20 GiB on GPU 0``."""
-    gpu = draft.gpus.get(over.gpu)
-    where = f"GPU {gpu.index}" if gpu else over.gpu
+    where = _where(over.gpu, draft)
     return f"uses {format_memory(over.used_bytes)} of its {format_memory(over.limit_bytes)} on {where}"
+
+
+def _where(gpu_id: GpuId, draft: Draft) -> str:
+    gpu = draft.gpus.get(gpu_id)
+    return f"GPU {gpu.index}" if gpu else gpu_id
 
 
 def overlap(leases: Mapping[LeaseId, Lease], gpu: GpuId, leasable_bytes: int, stray_bytes: int) -> int:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpushared.domain.errors import GpushareError, JournalUnavailable, Unavailable
 from gpushared.domain.gpu import GpuId
@@ -15,6 +15,7 @@ from gpushared.domain.messages import GpusSampled, GpusSurveyed
 from gpushared.domain.units import format_memory
 from gpushared.domain.watchdog import overlap
 from gpushared.engine.processes import ProcessTable
+from gpushared.node.leavers import Found, Leavers, Sighting, held_by_mps
 from gpushared.node.loop import Loop
 from gpushared.node.troubles import Troubles
 from gpushared.ports import GpuReading, Gpus, Sharing, SharingStatus
@@ -63,6 +64,7 @@ class Sampler:
         self._gpus = gpus
         self._sharing = sharing
         self._processes = ProcessTable()
+        self._leavers = Leavers()
         self._troubles = troubles
         self._interval_seconds = interval_seconds
         self._asked = asyncio.Event()
@@ -120,8 +122,13 @@ class Sampler:
         at = self._loop.now()
         readings = await self._gpus.sample()
         status = await self._sharing.status()
-        sample, event = self._sort(at, readings, status)
+        leases = self._leases_of(readings)
+        sample, event = self._sort(at, readings, status, leases)
         self.newest = sample
+        found = self._find_leavers(readings, sample, leases)
+        event = replace(event, outside_mps=found.outside)
+        for gpu in sorted(found.undecided):
+            await self._sharing.look_soon(gpu)
         gpus = self._loop.state.gpus
         lost = {gpu.id for gpu in gpus.values() if gpu.trouble is not None}
         listed = bool(gpus) and {reading.gpu for reading in readings} == gpus.keys()
@@ -148,10 +155,13 @@ class Sampler:
                 self._troubles.cleared(part)
 
     def _sort(
-        self, at: float, readings: tuple[GpuReading, ...], status: tuple[SharingStatus, ...]
+        self,
+        at: float,
+        readings: tuple[GpuReading, ...],
+        status: tuple[SharingStatus, ...],
+        leases: Mapping[int, LeaseId],
     ) -> tuple[Sample, GpusSampled]:
         ours = {pid for one in status for pid in one.pids}
-        leases = self._leases_of(readings)
         used: dict[LeaseId, dict[GpuId, int]] = {}
         stray: dict[GpuId, int] = {}
         strangers = []
@@ -171,6 +181,19 @@ class Sampler:
         sums = {lease: sum(on_gpus.values()) for lease, on_gpus in used.items()}
         sample = Sample(at, {reading.gpu: reading for reading in readings}, sums, tuple(strangers), by_gpu)
         return sample, GpusSampled(at, frozenset(used), strays, readable, troubles, used)
+
+    def _find_leavers(
+        self, readings: tuple[GpuReading, ...], sample: Sample, leases: Mapping[int, LeaseId]
+    ) -> Found:
+        held = {lease.id for lease in self._loop.state.leases.values() if held_by_mps(lease)}
+        sightings = [
+            Sighting(reading.gpu, leases[process.pid], process)
+            for reading in readings
+            for process in reading.processes
+            if leases.get(process.pid) in held
+        ]
+        readable = {reading.gpu for reading in readings if _tells(reading)}
+        return self._leavers.judge(sightings, readable, sample.sharing)
 
     def _leases_of(self, readings: tuple[GpuReading, ...]) -> dict[int, LeaseId]:
         pids = {process.pid for reading in readings for process in reading.processes}

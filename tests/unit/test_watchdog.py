@@ -1,4 +1,4 @@
-"""Leases that take more GPU memory than they hold: what is said and done, by class and policy."""
+"""Leases that take more memory than they hold, or leave MPS: what is said and done, by class and policy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ import pytest
 
 from gpushared.domain import messages as m
 from gpushared.domain.gpu import MIB, Gpu, GpuId
-from gpushared.domain.lease import ContainerId, Draining, Ended, Lease, LeaseId, OverLimit, state_name
+from gpushared.domain.lease import (
+    ContainerId,
+    Draining,
+    Ended,
+    Lease,
+    LeaseId,
+    OutsideMps,
+    OverLimit,
+    state_name,
+)
 from gpushared.domain.messages import Condition
 from gpushared.domain.node import handle
 from gpushared.domain.request import Caller, Isolation, LeaseClass, Request
@@ -23,6 +32,9 @@ ONE, TWO = (Gpu(GpuId(f"GPU-{n}"), n, "H100", TOTAL, TOTAL) for n in range(2))
 HALF = Request(1, 500, None, 500)
 LIMIT = TOTAL // 2
 TOLERANCE = 256 * MIB
+PID = 1234
+LEFT = "its process 1234 uses GPU 0 without MPS, where nothing holds it to its part"
+BACK = "none of its processes uses a GPU without MPS any more"
 
 
 class Node:
@@ -52,6 +64,16 @@ class Node:
         at = self.now + after
         readable = frozenset((ONE.id, TWO.id))
         return self.send(m.GpusSampled(at, frozenset({self.id}), {}, readable, {}, {self.id: on_gpus}), after)
+
+    def leave(self, *, left: bool = True, readable: bool = True, after: float = 0.25, used: int = 0) -> Step:
+        """A sample in which a process of the lease uses GPU 0 without MPS, or does not."""
+        at = self.now + after
+        seen = frozenset((ONE.id, TWO.id)) if readable else frozenset((TWO.id,))
+        outside = {self.id: (ONE.id, PID)} if left else {}
+        on_gpus = {self.id: {ONE.id: used}}
+        return self.send(
+            m.GpusSampled(at, frozenset({self.id}), {}, seen, {}, on_gpus, outside_mps=outside), after
+        )
 
     @property
     def lease(self) -> Lease:
@@ -141,6 +163,62 @@ def test_only_the_class_with_the_policy_is_ended() -> None:
     policies = dict(node.state.rules.watchdog) | {LeaseClass.INFER: WatchdogPolicy(Action.KILL)}
     node.state = replace(node.state, rules=Rules(watchdog=policies))
     assert stops(node.use(TOTAL)) == [0]
+
+
+@pytest.mark.parametrize(
+    ("action", "grace", "done"), [(Action.KILL, 0, "killed"), (Action.STOP, 10, "stopped")]
+)
+def test_who_leaves_mps_is_named_after_one_sample_and_ended_after_the_next(
+    action: Action, grace: int, done: str
+) -> None:
+    node = Node(WatchdogPolicy(action))
+    assert stops(node.leave()) == []
+    assert node.lease.story[-1].text == LEFT
+    assert stops(node.leave()) == [grace]
+    assert node.lease.story[-1].text == f"{done} because its process 1234 left MPS"
+    state = node.lease.state
+    assert isinstance(state, Draining)
+    assert state.outcome == OutsideMps(ONE.id, PID)
+
+
+def test_where_the_watchdog_only_warns_who_left_mps_is_told_once_and_taken_back_once() -> None:
+    node = Node(WatchdogPolicy(Action.WARN))
+    before = len(node.lease.story)
+    for left in (True, True, True, False, False, True):
+        assert stops(node.leave(left=left)) == []
+    assert [entry.text for entry in node.lease.story[before:]] == [LEFT, BACK, LEFT]
+
+
+def test_patience_holds_for_who_left_mps_too_and_begins_anew_after_a_return() -> None:
+    node = Node(WatchdogPolicy(Action.KILL, patience_seconds=5.0))
+    for left, after in ((True, 0.25), (True, 4.0), (False, 0.25), (True, 0.25), (True, 4.0)):
+        assert stops(node.leave(left=left, after=after)) == []
+    assert stops(node.leave(after=1.0)) == [0]
+
+
+def test_a_sample_that_does_not_see_the_gpu_takes_nothing_back() -> None:
+    node = Node(WatchdogPolicy(Action.KILL))
+    node.leave()
+    before = node.lease
+    assert stops(node.leave(left=False, readable=False)) == []
+    assert (node.lease.outside_since, node.lease.story) == (before.outside_since, before.story)
+    assert stops(node.leave()) == [0]
+
+
+def test_who_left_mps_and_takes_too_much_is_ended_once_for_the_memory() -> None:
+    node = Node(WatchdogPolicy(Action.KILL))
+    node.leave()
+    assert stops(node.leave(used=TOTAL)) == [0]
+    state = node.lease.state
+    assert isinstance(state, Draining)
+    assert state.outcome == OverLimit(ONE.id, TOTAL, LIMIT)
+
+
+def test_a_whole_gpu_is_not_held_by_mps() -> None:
+    node = Node(WatchdogPolicy(Action.KILL), Request(1, 1000, None, 1000, Isolation.EXCLUSIVE))
+    for _ in range(3):
+        assert stops(node.leave()) == []
+    assert node.lease.outside_since is None
 
 
 @pytest.mark.parametrize(
