@@ -79,6 +79,7 @@ class GpuSettings:
     persistence: bool | None = None
     compute_mode: int | None = None
     mig: bool | None = None
+    mig_instances: int = 0
     compute_capability: tuple[int, int] | None = None
     trouble: str | None = None
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from gpushared.domain.errors import GpusUnavailable
-from gpushared.domain.gpu import Gpu, GpuId
+from gpushared.domain.gpu import Gpu, GpuId, MigInstance
 from gpushared.gpus.call_thread import CallThread
 from gpushared.gpus.memory import MPS_RESERVE_BYTES, leasable_bytes
+from gpushared.gpus.mig import Instance, MigInstances, no_instances
 from gpushared.gpus.nvml_driver import Handle, Memory, NvmlDriver
 from gpushared.gpus.nvml_errors import DRIVER_AWAY, DriverError, unavailable
 from gpushared.ports import DriverFacts, GpuReading, GpuSettings
@@ -21,9 +22,6 @@ T = TypeVar("T")
 _GONE = (
     "The GPU is gone: the driver does not list it any more (see `dmesg` for its Xid; reboot to get it back)"
 )
-_SPLIT_BY_MIG = (
-    "The GPU is split by MIG, so programs cannot use it as a whole (`nvidia-smi -mig 0` ends that)"
-)
 _NO_MEMORY_FIGURES = (
     "The driver does not tell this GPU's memory, so shares of it cannot be counted "
     "(usual where GPU and CPU share one memory)"
@@ -32,17 +30,23 @@ _NO_MEMORY_FIGURES = (
 
 @dataclass(frozen=True, slots=True)
 class _Device:
-    """A GPU of the session with NVML, ``handle`` None and ``trouble`` set where it cannot be asked."""
+    """A GPU of the session with NVML, or a MIG instance of one (``parent``).
+
+    ``handle`` None and ``trouble`` set where it cannot be asked; one with both may be looked at all the same.
+    """
 
     id: GpuId
     index: int
     name: str
     handle: Handle | None = None
     trouble: str | None = None
+    parent: GpuId | None = None
+    mig: MigInstance | None = None
+    split: bool = False
 
 
 class NvmlGpus:
-    """The GPUs that the NVIDIA driver shows.
+    """The GPUs that the NVIDIA driver shows, each followed by its MIG instances.
 
     All of NVML happens on one thread (``CallThread``), opened with the first call and again after the driver
     went away. A GPU once seen stays listed, with its trouble when it is lost. While one is, NVML is opened
@@ -70,6 +74,7 @@ class NvmlGpus:
             retry_seconds: how soon NVML is opened anew while a GPU is lost.
         """
         self._driver = NvmlDriver(library)
+        self._mig = MigInstances(self._driver)
         self._mps_reserve_bytes = mps_reserve_bytes
         self._retry_seconds = retry_seconds
         self._thread = CallThread("The NVIDIA driver", timeout_seconds=timeout_seconds)
@@ -103,10 +108,16 @@ class NvmlGpus:
     # --- on the thread ---
 
     def _for_each_device(
-        self, look: Callable[[_Device], T], when_lost: Callable[[_Device, str], T]
+        self,
+        look: Callable[[_Device], T],
+        when_lost: Callable[[_Device, str], T],
+        *,
+        instances: bool = True,
     ) -> tuple[T, ...]:
         try:
             devices = self._open()
+            if instances:
+                devices = tuple(unit for device in devices for unit in self._with_instances(device))
             return tuple(self._look(device, look, when_lost) for device in devices)
         except DriverError as error:
             self._shut()
@@ -127,7 +138,7 @@ class NvmlGpus:
             raise unavailable(error) from error
 
     def _describe(self) -> DriverFacts:
-        gpus = self._for_each_device(self._settings, _lost_settings)
+        gpus = self._for_each_device(self._settings, _lost_settings, instances=False)
         try:
             return DriverFacts(self._driver.version(), gpus)
         except DriverError as error:
@@ -136,8 +147,8 @@ class NvmlGpus:
     def _look(
         self, device: _Device, look: Callable[[_Device], T], when_lost: Callable[[_Device, str], T]
     ) -> T:
-        if device.trouble is not None:
-            return when_lost(device, device.trouble)
+        if device.handle is None:
+            return when_lost(device, device.trouble or _GONE)
         try:
             return look(device)
         except DriverError as error:
@@ -151,42 +162,76 @@ class NvmlGpus:
         if memory is None:
             return Gpu(device.id, device.index, device.name, 0, 0, _NO_MEMORY_FIGURES)
         self._memory[device.id] = memory
-        trouble = _SPLIT_BY_MIG if self._driver.split_by_mig(device.handle) else None
-        return self._described(device, memory, trouble)
+        return self._described(device, memory, device.trouble)
 
     def _lost_gpu(self, device: _Device, trouble: str) -> Gpu:
         return self._described(device, self._memory.get(device.id, Memory(0, 0, 0)), trouble)
 
     def _described(self, device: _Device, memory: Memory, trouble: str | None) -> Gpu:
-        leasable = leasable_bytes(memory.total_bytes, memory.reserved_bytes, self._mps_reserve_bytes)
-        return Gpu(device.id, device.index, device.name, memory.total_bytes, leasable, trouble)
+        # No MPS server is ever on an instance, and nothing but instances on a GPU that is split.
+        reserve = self._mps_reserve_bytes if device.parent is None else 0
+        leasable = 0 if device.split else leasable_bytes(memory.total_bytes, memory.reserved_bytes, reserve)
+        return Gpu(
+            device.id,
+            device.index,
+            device.name,
+            memory.total_bytes,
+            leasable,
+            trouble,
+            parent=device.parent,
+            mig=device.mig,
+            split=device.split,
+        )
 
     def _settings(self, device: _Device) -> GpuSettings:
         driver, handle = self._driver, device.handle
+        mig = driver.mig(handle)
+        instances = self._mig.look(device.id, handle, split=bool(mig))
         return GpuSettings(
             gpu=device.id,
             index=device.index,
             name=device.name,
             persistence=driver.persistence(handle),
             compute_mode=driver.compute_mode(handle),
-            mig=driver.mig(handle),
+            mig=mig,
+            mig_instances=sum(one.handle is not None for one in instances),
             compute_capability=driver.compute_capability(handle),
         )
 
     def _reading(self, device: _Device) -> GpuReading:
         driver, handle = self._driver, device.handle
         memory = driver.memory(handle)
-        # Read all the same: who is on a GPU that cannot be leased must be known.
-        trouble = _SPLIT_BY_MIG if driver.split_by_mig(handle) else None
+        # Read all the same where there is a trouble: who is on what cannot be leased must be known.
         return GpuReading(
-            trouble=_NO_MEMORY_FIGURES if memory is None else trouble,
+            trouble=_NO_MEMORY_FIGURES if memory is None else device.trouble,
             gpu=device.id,
             memory_used_bytes=None if memory is None else memory.used_bytes,
             utilization_ratio=driver.utilization_ratio(handle),
             temperature_celsius=driver.temperature_celsius(handle),
             power_watts=driver.power_watts(handle),
-            processes=driver.processes(handle),
+            # A GPU lists those of its instances only to some; each is told of once, where it runs.
+            processes=() if device.split else driver.processes(handle),
         )
+
+    # --- MIG ---
+
+    def _with_instances(self, device: _Device) -> tuple[_Device, ...]:
+        """The GPU as MIG leaves it, then its instances."""
+        if device.handle is None:
+            lost = self._mig.lost(device.id, device.trouble or _GONE)
+            return (device, *(_instance(one, device) for one in lost))
+        try:
+            split = self._driver.split_by_mig(device.handle)
+            found = self._mig.look(device.id, device.handle, split=split)
+        except DriverError as error:
+            if error.code in DRIVER_AWAY:
+                raise
+            # The look at the GPU itself will say the same.
+            lost = self._mig.lost(device.id, error.trouble.sentence)
+            return (device, *(_instance(one, device) for one in lost))
+        empty = split and not any(one.handle is not None for one in found)
+        trouble = no_instances(device.index) if empty else None
+        return (replace(device, split=split, trouble=trouble), *(_instance(one, device) for one in found))
 
     # --- the session with NVML ---
 
@@ -242,6 +287,10 @@ def _recognise(device: _Device, missing: dict[GpuId, _Device]) -> _Device:
         if old.index == device.index:
             return replace(missing.pop(old.id), trouble=device.trouble)
     return device
+
+
+def _instance(found: Instance, gpu: _Device) -> _Device:
+    return _Device(found.id, gpu.index, found.name, found.handle, found.trouble, parent=gpu.id, mig=found.mig)
 
 
 def _lost_settings(device: _Device, trouble: str) -> GpuSettings:

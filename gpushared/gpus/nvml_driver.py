@@ -105,6 +105,27 @@ class NvmlDriver:
         modes = _figure(lambda: _ask("nvmlDeviceGetMigMode", handle))
         return None if modes is None else modes[0] != 0
 
+    def max_mig_devices(self, handle: Handle) -> int:
+        """How many MIG devices the GPU can have at most: 7, or 4 on smaller ones; 0 where it has no MIG."""
+        return _figure(lambda: int(_ask("nvmlDeviceGetMaxMigDeviceCount", handle))) or 0
+
+    def mig_handle(self, handle: Handle, place: int) -> Handle | None:
+        """The MIG device in that place; None where there is none, and places in between may be empty."""
+        try:
+            return _ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, place)
+        except DriverError as error:
+            if error.code in (NvmlCode.NOT_FOUND, NvmlCode.NOT_SUPPORTED):
+                return None
+            raise
+
+    def gpu_instance(self, mig_handle: Handle) -> int | None:
+        """The GPU instance, whose memory it is, in which a MIG device lies."""
+        return _figure(lambda: int(_ask("nvmlDeviceGetGpuInstanceId", mig_handle)))
+
+    def compute_slices(self, mig_handle: Handle) -> int | None:
+        """The compute slices of a MIG device."""
+        return _figure(lambda: int(_ask("nvmlDeviceGetAttributes", mig_handle).computeInstanceSliceCount))
+
     def persistence(self, handle: Handle) -> bool | None:
         """Whether the driver keeps the GPU awake while nobody uses it."""
         mode = _figure(lambda: _ask("nvmlDeviceGetPersistenceMode", handle))

@@ -1,0 +1,125 @@
+"""The MIG instances of GPUs as the driver lists them, and for a while those that are gone.
+
+MIG splits a GPU into GPU instances, which have memory of their own, and these into compute instances, which
+NVML calls MIG devices and programs use. Sources: NVIDIA's MIG User Guide and its NVML reference (Multi
+Instance GPU Management).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from gpushared.domain.gpu import WHOLE_PERMILLE, GpuId, MigInstance
+from gpushared.gpus.nvml_driver import Handle, NvmlDriver
+
+GONE_SECONDS = 60.0
+"""So long an instance that was destroyed stays listed, so that its leases are told and not forgotten."""
+MEMORY_SLICES = 8
+"""The most equal parts that a profile's memory is counted in, on every GPU with MIG."""
+
+DESTROYED = "The MIG instance was destroyed"
+_SHARED = (
+    "The MIG instance shares its memory with others of the same GPU instance, so that nothing holds a lease "
+    "to its part (make one compute instance for each GPU instance: `nvidia-smi mig -cgi PROFILE -C`)"
+)
+
+
+def no_instances(gpu_index: int) -> str:
+    """What is wrong with a GPU that was split into nothing."""
+    return (
+        f"MIG is on, but there are no instances to use (`nvidia-smi mig -i {gpu_index} -lgip` lists the "
+        f"profiles, `nvidia-smi mig -i {gpu_index} -cgi PROFILE -C` makes one; "
+        f"`nvidia-smi -i {gpu_index} -mig 0` ends MIG)"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A MIG instance; ``handle`` None and ``trouble`` set where it cannot be asked.
+
+    One with a handle and a trouble can be looked at, but not be leased.
+    """
+
+    id: GpuId
+    name: str
+    mig: MigInstance
+    gpu_instance: int | None
+    handle: Handle | None = None
+    trouble: str | None = None
+
+
+class MigInstances:
+    """Finds the instances of GPUs anew with every look; raises ``DriverError``."""
+
+    def __init__(self, driver: NvmlDriver, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._driver = driver
+        self._clock = clock
+        self._seen: dict[GpuId, dict[GpuId, Instance]] = {}
+        self._gone_at: dict[GpuId, float] = {}
+
+    def look(self, gpu: GpuId, handle: Handle, *, split: bool) -> tuple[Instance, ...]:
+        """The instances of a GPU by their place there, then those that were destroyed lately."""
+        known = self._seen.setdefault(gpu, {})
+        listed = self._list(handle, known) if split else ()
+        here = {instance.id for instance in listed}
+        gone = [one for one in known.values() if one.id not in here and self._is_told(one)]
+        for instance in listed:
+            self._gone_at.pop(instance.id, None)
+        self._seen[gpu] = {instance.id: instance for instance in (*listed, *gone)}
+        return (*listed, *(replace(instance, handle=None, trouble=DESTROYED) for instance in gone))
+
+    def lost(self, gpu: GpuId, trouble: str) -> tuple[Instance, ...]:
+        """The instances that a GPU had which cannot be asked now."""
+        known = self._seen.get(gpu, {}).values()
+        return tuple(replace(instance, handle=None, trouble=trouble) for instance in known)
+
+    def _is_told(self, instance: Instance) -> bool:
+        now = self._clock()
+        told = now - self._gone_at.setdefault(instance.id, now) < GONE_SECONDS
+        if not told:
+            del self._gone_at[instance.id]
+        return told
+
+    def _list(self, gpu: Handle, known: dict[GpuId, Instance]) -> tuple[Instance, ...]:
+        places = self._driver.max_mig_devices(gpu)
+        handles = [(place, self._driver.mig_handle(gpu, place)) for place in range(places)]
+        there = [(place, handle) for place, handle in handles if handle is not None]
+        found = [self._identify(gpu, handle, place, places, known) for place, handle in there]
+        crowd = Counter(instance.gpu_instance for instance in found)
+        return tuple(
+            replace(instance, trouble=_SHARED if _shares_memory(instance, crowd) else None)
+            for instance in found
+        )
+
+    def _identify(
+        self, gpu: Handle, handle: Handle, place: int, places: int, known: dict[GpuId, Instance]
+    ) -> Instance:
+        """What is fixed for an instance is asked once; only its place and its handle change."""
+        uuid = GpuId(self._driver.uuid(handle))
+        old = known.get(uuid)
+        if old is not None:
+            return replace(old, mig=replace(old.mig, index=place), handle=handle)
+        name = self._driver.name(handle)
+        slices = self._driver.compute_slices(handle)
+        mig = MigInstance(
+            index=place,
+            profile=name.rpartition(" MIG ")[2],
+            memory_permille=self._memory_permille(gpu, handle),
+            compute_permille=0 if slices is None else min(slices, places) * WHOLE_PERMILLE // max(1, places),
+        )
+        return Instance(uuid, name, mig, self._driver.gpu_instance(handle), handle)
+
+    def _memory_permille(self, gpu: Handle, handle: Handle) -> int:
+        """By slices of memory: bytes fall short of them by what the driver holds on each instance."""
+        whole, part = self._driver.memory(gpu), self._driver.memory(handle)
+        if whole is None or part is None:
+            return 0
+        slices = -(-part.total_bytes * MEMORY_SLICES // whole.total_bytes)
+        return min(slices, MEMORY_SLICES) * WHOLE_PERMILLE // MEMORY_SLICES
+
+
+def _shares_memory(instance: Instance, crowd: Counter[int | None]) -> bool:
+    return instance.gpu_instance is not None and crowd[instance.gpu_instance] > 1
