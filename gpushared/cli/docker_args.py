@@ -22,11 +22,15 @@ OUR_VALUES = frozenset(
         "class",
         "time",
         "isolation",
+        "begin",
+        "after",
+        "priority",
+        "notice-signal",
         "max-wait",
         "result-file",
     }
 )
-OUR_SWITCHES = frozenset({"immediate"})
+OUR_SWITCHES = frozenset({"immediate", "hold"})
 DOCKER_SWITCHES = frozenset(
     {
         "detach",

@@ -23,6 +23,7 @@ def _row(lease: Lease, waiting: Waiting, now: float) -> Row:
         "code": waiting.reason,
         "isolation": lease.isolation,
         "preset": lease.preset,
+        "priority": str(lease.priority),
     }
 
 
@@ -63,6 +64,7 @@ Examples:
         Column("code", wide=True),
         Column("isolation", wide=True),
         Column("preset", wide=True),
+        Column("priority", wide=True, right=True),
     ),
     fetch=fetch,
 )

@@ -86,8 +86,30 @@ def _asked(words: RunWords) -> dict[str, object]:
         "isolation": ours.get("isolation", ""),
         "lease_class": ours.get("class", ""),
         "time": ours.get("time", ""),
+        "begin_at": _begin_at(ours.get("begin", "")),
+        "after": [name.strip() for name in ours.get("after", "").split(",") if name.strip()],
+        "priority": _priority(ours.get("priority", "0")),
+        "notice_signal": ours.get("notice-signal", ""),
+        "held": bool(ours.get("hold")),
         "immediate": bool(ours.get("immediate")),
     }
+
+
+def _begin_at(text: str) -> float:
+    if not text:
+        return 0.0
+    from datetime import datetime
+
+    from gpushared.cli.moment import read_moment
+
+    return read_moment(text, datetime.now().astimezone())
+
+
+def _priority(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"--priority {text[:40]!r} is no whole number", hint="give -100 to 100") from None
 
 
 def _max_wait_seconds(words: RunWords) -> int | None:

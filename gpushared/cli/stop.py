@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import click
 
-from gpushared.cli.faults import report
+from gpushared.cli.each import each_lease
 from gpushared.client import Client
-from gpushared.domain.errors import GpushareError
 
 
 @click.command("stop", short_help="End leases, with their containers.")
@@ -30,10 +29,5 @@ def stop(lease: tuple[str, ...], grace_seconds: int | None) -> int:
       gpushare stop l-7f3k
       gpushare stop --grace 60 trainer
     """  # noqa: D301 - click's mark for lines it must not join
-    client, code = Client(), 0
-    for name in lease:
-        try:
-            click.echo(client.stop(name, grace_seconds=grace_seconds).id)
-        except GpushareError as error:
-            code = report(error)
-    return code
+    client = Client()
+    return each_lease(lease, lambda name: client.stop(name, grace_seconds=grace_seconds).id)

@@ -181,6 +181,11 @@ class QueueConfig:
         Seconds(1, 24 * HOUR_SECONDS),
         "A queued request whose client is gone for so long leaves the queue.",
     )
+    notice_seconds: int = setting(
+        300,
+        Seconds(0, 24 * HOUR_SECONDS),
+        "How long before its end a program is told of it, in `/run/gpushare/notice.json`.",
+    )
     max_queued: int = setting(1000, Whole(0, 100_000), "How many requests may wait; 0 lets nobody wait.")
     max_queued_per_user: int = setting(100, Whole(0, 100_000), "How many requests of one user may wait.")
 

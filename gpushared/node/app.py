@@ -115,6 +115,7 @@ def rules_of(config: Config) -> Rules:
     """The configuration's figures that the core needs."""
     return Rules(
         claim_seconds=config.queue.claim_seconds,
+        notice_seconds=config.queue.notice_seconds,
         stop_grace_seconds=config.engine.stop_grace_seconds,
         max_queued=config.queue.max_queued,
         max_queued_per_user=config.queue.max_queued_per_user,

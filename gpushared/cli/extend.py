@@ -1,0 +1,30 @@
+"""``gpushare extend``: gives a lease more time."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from gpushared.cli import text
+from gpushared.client import Client
+
+
+@click.command("extend", short_help="Give a lease more time.")
+@click.argument("lease")
+@click.argument("duration")
+def extend(lease: str, duration: str) -> int:
+    """Give a lease more time than its --time.
+
+    LEASE is a lease id, a container's name, or the beginning of a container's id; DURATION is added: 30m, 2h.
+    Where the first in the queue counts on the lease's end, only an administrator can extend it.
+
+    \b
+    Examples:
+      gpushare extend l-7f3k 2h
+      gpushare extend trainer 1d
+    """  # noqa: D301 - click's mark for lines it must not join
+    extended = Client().extend(lease, duration)
+    left = "" if extended.expires_at is None else f": {text.span(extended.expires_at - time.time())} left"
+    click.echo(text.printable(f"{extended.id}{left}"))
+    return 0

@@ -1,0 +1,30 @@
+"""Points in time as people type them: ``22:00``, ``+2h``, ``2026-11-22 08:00``."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from gpushared.domain.errors import RequestError
+from gpushared.domain.units import parse_duration, shown
+
+
+def read_moment(text: str, now: datetime) -> float:
+    """Seconds since the epoch. A time of day is the next one; ``now`` is local. Raises RequestError."""
+    if text.startswith("+"):
+        return now.timestamp() + parse_duration(text[1:])
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return _time_of_day(text, now).timestamp()
+    return moment.timestamp()
+
+
+def _time_of_day(text: str, now: datetime) -> datetime:
+    try:
+        at = datetime.strptime(text, "%H:%M")  # noqa: DTZ007 - only its hour and minute are used
+    except ValueError:
+        raise RequestError(
+            f"{shown(text)} is not a time", hint='say 22:00, +2h, 2026-11-22 or "2026-11-22 08:00"'
+        ) from None
+    today = now.replace(hour=at.hour, minute=at.minute, second=0, microsecond=0)
+    return today if today > now else today + timedelta(days=1)

@@ -1,0 +1,26 @@
+"""``gpushare priority``: moves a waiting request among those of its project."""
+
+from __future__ import annotations
+
+import click
+
+from gpushared.cli import text
+from gpushared.client import Client
+
+
+@click.command("priority", short_help="Move a waiting request among those of its project.")
+@click.argument("lease")
+@click.argument("priority", type=click.IntRange(-100, 100), metavar="PRIORITY")
+def priority(lease: str, priority: int) -> int:
+    """Move a waiting request among those of its project: -100 to 100, higher goes first, 0 is usual.
+
+    LEASE is a lease id. A negative PRIORITY stands behind two dashes, as -- -10.
+
+    \b
+    Examples:
+      gpushare priority l-7f3k 10
+      gpushare priority l-7f3k -- -10
+    """  # noqa: D301 - click's mark for lines it must not join
+    changed = Client().set_priority(lease, priority)
+    click.echo(text.printable(f"{changed.id}: priority {changed.priority}"))
+    return 0
