@@ -319,6 +319,10 @@ class Engine(Protocol):
         """Send its main process a signal such as ``SIGUSR1``; one that does not run is no error."""
         ...
 
+    async def start_again(self, container: ContainerId) -> None:
+        """Start a container that has ended; one that runs is no error, one that is gone is ``NotFound``."""
+        ...
+
     def events(self) -> AsyncIterator[ContainerFacts | ContainerId]:
         """What changed, each confirmed by an inspect: the facts now, or the id of a container that is gone.
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from gpushared.domain import faults
 from gpushared.domain.lease import (
     Active,
     Draining,
     Ended,
+    Expired,
+    Failed,
     Finished,
     Lease,
     NeverClaimed,
@@ -129,7 +132,7 @@ def _seen_starting(lease: Lease, state: Starting, event: ContainerSeen, draft: D
             if state.deadline is None or draft.now >= state.deadline:
                 _drain_exited(lease, NeverClaimed(), "the container was not started in time", draft)
         case Condition.EXITED if not state.held:
-            _drain_exited(lease, _finished(event), _exit_text(event), draft)
+            _exited(lease, event, draft)
         case Condition.GONE:
             _drain_exited(lease, _finished(event), _exit_text(event), draft)
         case _:
@@ -137,6 +140,7 @@ def _seen_starting(lease: Lease, state: Starting, event: ContainerSeen, draft: D
 
 
 def _runs(lease: Lease, event: ContainerSeen, draft: Draft, why: str) -> None:
+    lease = replace(lease, fault="", faulted_at=None)
     lease = draft.move(lease, Active(lease.grants, event.container, draft.now), why)
     if event.condition is Condition.PAUSED:
         draft.move(lease, Paused(lease.grants, event.container, draft.now), "the container is paused")
@@ -156,10 +160,22 @@ def _seen_up(lease: Lease, event: ContainerSeen, draft: Draft) -> None:
             draft.move(lease, Paused(lease.grants, container, draft.now), "the container is paused")
         case Condition.RESTARTING:
             draft.move(lease, Starting(lease.grants, container, draft.now, None), _restart_text(event))
-        case Condition.EXITED | Condition.GONE:
+        case Condition.EXITED:
+            _exited(lease, event, draft)
+        case Condition.GONE:
             _drain_exited(lease, _finished(event), _exit_text(event), draft)
         case _:
             pass
+
+
+def _exited(lease: Lease, event: ContainerSeen, draft: Draft) -> None:
+    if not faults.is_of_fault(lease, event.exit_code):
+        _drain_exited(lease, _finished(event), _exit_text(event), draft)
+    elif faults.may_start_again(lease):
+        faults.start_again(lease, _exit_text(event), draft, not_before=draft.now)
+        draft.do(SampleGpus())
+    else:
+        _drain_exited(lease, faults.outcome_of(lease, event.exit_code), _exit_text(event), draft)
 
 
 def _seen_draining(lease: Lease, state: Draining, event: ContainerSeen, draft: Draft) -> None:
@@ -176,7 +192,9 @@ def _seen_draining(lease: Lease, state: Draining, event: ContainerSeen, draft: D
 
 def _up_again(lease: Lease, state: Draining, event: ContainerSeen, draft: Draft) -> None:
     """Started again before its memory was back: it keeps its lease, unless the lease was to end."""
-    if not (isinstance(state.outcome, Finished | NeverClaimed) or state.outcome == REMOVED):
+    by_itself = isinstance(state.outcome, Finished | NeverClaimed) or state.outcome == REMOVED
+    # The outcome of one that a fault ended names the fault, but it too had ended by itself.
+    if not by_itself and not lease.fault:
         grace = draft.rules.stop_grace_seconds
         _ask_to_stop(lease, replace(state, exited=False), "the container runs again", draft, grace)
         return
@@ -219,6 +237,15 @@ def drain(lease: Lease, outcome: Outcome, why: str, draft: Draft, *, grace_secon
         _ask_to_stop(lease, state, why, draft, grace_seconds)
 
 
+def end_early(
+    lease: Lease, outcome: Stopped | NeverClaimed | Expired | Failed, why: str, draft: Draft
+) -> None:
+    """End a lease that has no container: nothing ran, so nothing is to drain."""
+    draft.move(lease, Ended(outcome, draft.now, lease.grants), why)
+    if lease.grants:
+        draft.do(DropEdits(lease.id, lease.device_name))
+
+
 def _ask_to_stop(lease: Lease, to: Draining, why: str, draft: Draft, grace_seconds: int) -> None:
     retry_at = draft.now + grace_seconds + draft.rules.stop_retry_seconds
     draft.move(lease, replace(to, retry_at=retry_at), why)
@@ -232,21 +259,23 @@ def watch_deadlines(draft: Draft, *, sample: GpusSampled | None) -> None:
             case Draining(exited=True, since=since) as state if since > draft.now:
                 draft.move(lease, replace(state, since=draft.now), "the clock was set back")
             case Draining(exited=True) as state if sample is not None:
-                if _memory_is_back(lease, state, sample):
+                if _memory_is_back(lease, state, sample, draft):
                     draft.move(lease, Ended(state.outcome, draft.now, state.grants), "its memory is back")
                     draft.do(DropEdits(lease.id, lease.device_name))
             case Draining(exited=True):
                 draft.do(SampleGpus())
             case Draining() as state if draft.now >= state.retry_at:
                 _stop_again(lease, state, draft)
-            case Starting(deadline=float(deadline)) as state if draft.now >= deadline:
+            case Starting(deadline=float(deadline), after_fault=False) as state if draft.now >= deadline:
                 _overdue(lease, state, draft)
             case _:
                 pass
 
 
-def _memory_is_back(lease: Lease, state: Draining, sample: GpusSampled) -> bool:
-    mute = frozenset(sample.troubles) - sample.readable
+def _memory_is_back(lease: Lease, state: Draining, sample: GpusSampled, draft: Draft) -> bool:
+    """A sick or lost GPU that does not answer will never show it: there it counts as back."""
+    mute = frozenset(sample.troubles) - sample.readable - sample.lost
+    mute -= {gpu for gpu in mute if (drained := draft.view().drain_of(gpu)) is not None and drained.sick}
     readable = not any(grant.gpu in mute for grant in state.grants)
     return sample.at >= state.since and readable and lease.id not in sample.busy
 

@@ -6,10 +6,11 @@ changes; only then may its instructions be performed and the caller be answered.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import singledispatch
 
+from gpushared.domain import containment, health
 from gpushared.domain import messages as m
 from gpushared.domain.asking import describe
 from gpushared.domain.errors import (
@@ -19,6 +20,7 @@ from gpushared.domain.errors import (
     StateConflict,
 )
 from gpushared.domain.explain import check_possible, refusal_sentence
+from gpushared.domain.gpu import Drained, GpuId
 from gpushared.domain.lease import (
     Active,
     Ended,
@@ -36,7 +38,7 @@ from gpushared.domain.lease import (
     WithContainer,
     state_name,
 )
-from gpushared.domain.lifecycle import drain, seen, surveyed, watch_deadlines
+from gpushared.domain.lifecycle import drain, end_early, seen, surveyed, watch_deadlines
 from gpushared.domain.notice import notify_of_expiry
 from gpushared.domain.queue import Decision, decide, granted
 from gpushared.domain.resize import resize
@@ -59,7 +61,11 @@ def handle(state: NodeState, event: m.Event, now: float) -> Step:
 
 
 def restore(
-    state: NodeState, leases: Iterable[Lease], next_sequence: int, ended: Iterable[Lease] = ()
+    state: NodeState,
+    leases: Iterable[Lease],
+    next_sequence: int,
+    ended: Iterable[Lease] = (),
+    drained: Mapping[GpuId, Drained] | None = None,
 ) -> NodeState:
     """The state after a restart: what the journal had; of leases that are over only the newest, oldest first.
 
@@ -68,12 +74,19 @@ def restore(
     """
     known = {lease.id: _without_claims(lease) for lease in sorted(leases, key=lambda lease: lease.sequence)}
     over = {lease.id: lease for lease in ended}
-    return replace(state, leases=known, ended=over, next_sequence=next_sequence, engine_surveyed=False)
+    return replace(
+        state,
+        leases=known,
+        ended=over,
+        next_sequence=next_sequence,
+        drained=drained or {},
+        engine_surveyed=False,
+    )
 
 
 def _without_claims(lease: Lease) -> Lease:
     match lease.state:
-        case Starting(held=True):
+        case Starting(held=True, after_fault=False):
             return replace(lease, state=replace(lease.state, held=False, deadline=None))
         case Reserved(claimed=True):
             return replace(lease, state=replace(lease.state, claimed=False))
@@ -161,16 +174,7 @@ def _(event: m.ReleaseAsked, draft: Draft) -> None:
             f"lease {lease.id} is {state_name(lease.state)} and has a container",
             hint=f"`gpushare stop {lease.id}` ends both",
         )
-    _end_early(lease, Stopped(event.caller.name), f"given back by {event.caller.name}", draft)
-
-
-def _end_early(
-    lease: Lease, outcome: Stopped | NeverClaimed | Expired | Failed, why: str, draft: Draft
-) -> None:
-    """End a lease that has no container: nothing ran, so nothing is to drain."""
-    draft.move(lease, Ended(outcome, draft.now, lease.grants), why)
-    if lease.grants:
-        draft.do(m.DropEdits(lease.id, lease.device_name))
+    end_early(lease, Stopped(event.caller.name), f"given back by {event.caller.name}", draft)
 
 
 @_apply.register
@@ -183,7 +187,7 @@ def _(event: m.StopAsked, draft: Draft) -> None:
     if isinstance(lease.state, WithContainer):
         drain(lease, Stopped(event.caller.name), why, draft, grace_seconds=event.grace_seconds)
     else:
-        _end_early(lease, Stopped(event.caller.name), why, draft)
+        end_early(lease, Stopped(event.caller.name), why, draft)
 
 
 @_apply.register
@@ -279,7 +283,8 @@ def _(event: m.RestartAsked, draft: Draft) -> None:
 def _(event: m.RestartDone, draft: Draft) -> None:
     lease = draft.find(event.lease)
     if isinstance(lease.state, Starting) and lease.state.held:
-        draft.move(lease, replace(lease.state, held=False), "the restart is done")
+        to = replace(lease.state, held=False, after_fault=False)
+        draft.move(lease, to, "the restart is done")
         draft.do(m.InspectContainer(lease.state.container))
 
 
@@ -310,7 +315,7 @@ def _(event: m.EditsFailed, draft: Draft) -> None:
     lease = draft.find(event.lease)
     # Before the engine's first survey it may have a container that nobody noted.
     if isinstance(lease.state, Reserved) and draft.engine_surveyed:
-        _end_early(lease, Failed(event.reason), event.reason, draft)
+        end_early(lease, Failed(event.reason), event.reason, draft)
     elif lease.grants:
         draft.put(lease.note(draft.now, event.reason))
 
@@ -328,9 +333,20 @@ def _(event: m.GpusSampled, draft: Draft) -> None:
     for gpu in list(draft.gpus.values()):
         if gpu.id in event.readable or gpu.id in event.troubles:
             draft.gpus[gpu.id] = replace(gpu, trouble=event.troubles.get(gpu.id))
-    draft.use = Use(event.at, event.readable, event.busy, event.used_bytes)
+    health.sampled(event, draft)
+    draft.use = Use(event.at, event.readable, event.busy, event.used_bytes, event.lost)
     watch(event, draft)
-    watch_deadlines(draft, sample=event)
+    _look_after(draft, event)
+
+
+@_apply.register
+def _(event: m.ServerFaulted, draft: Draft) -> None:
+    containment.server_faulted(event, draft)
+
+
+@_apply.register
+def _(event: m.GpuDrainAsked, draft: Draft) -> None:
+    health.drain_asked(event, draft)
 
 
 @_apply.register
@@ -341,7 +357,14 @@ def _(event: m.Tick, draft: Draft) -> None:  # noqa: ARG001 - chosen by its type
         elif isinstance(lease.state, Reserved) and draft.now >= lease.state.deadline:
             _end_unclaimed(lease, NeverClaimed(), "no container claimed it in time", draft)
     notify_of_expiry(draft)
-    watch_deadlines(draft, sample=None)
+    _look_after(draft, None)
+
+
+def _look_after(draft: Draft, sample: m.GpusSampled | None) -> None:
+    """What is due by now, whoever caused it."""
+    health.end_on_sick_gpus(draft)
+    containment.watch_faults(draft)
+    watch_deadlines(draft, sample=sample)
 
 
 def _expire(lease: Lease, draft: Draft) -> None:
@@ -354,7 +377,7 @@ def _expire(lease: Lease, draft: Draft) -> None:
 
 def _end_unclaimed(lease: Lease, outcome: NeverClaimed | Expired, why: str, draft: Draft) -> None:
     if draft.engine_surveyed:
-        _end_early(lease, outcome, why, draft)
+        end_early(lease, outcome, why, draft)
 
 
 # --- granting ------------------------------------------------------------------------------------------

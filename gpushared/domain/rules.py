@@ -39,6 +39,8 @@ class Rules:
     stop_retry_seconds: int = 15
     notice_seconds: int = 300
     """How long before its end a program is told of it."""
+    fault_patience_seconds: float = 30.0
+    """How long processes may hold on to an MPS server that met a fault."""
     max_queued: int = 1000
     max_queued_per_user: int = 100
     watchdog: Mapping[LeaseClass, WatchdogPolicy] = field(

@@ -17,7 +17,7 @@ from docker import APIClient
 from docker.errors import APIError
 from docker.errors import NotFound as NoSuchContainer
 
-from gpushared.domain.errors import EngineUnavailable, TimedOut
+from gpushared.domain.errors import EngineUnavailable, NotFound, TimedOut
 from gpushared.domain.lease import ContainerId
 from gpushared.engine import probe
 from gpushared.engine.cdi import DEFAULT_SPEC_DIR, LeaseSpecs
@@ -30,6 +30,8 @@ from gpushared.ports import LABEL_DEVICE, ContainerFacts, Edits, EngineFacts
 DEFAULT_URL = "unix:///var/run/docker.sock"
 CALLS_AT_ONCE = 4
 STOPS_AT_ONCE = 64
+START_SECONDS = 30.0
+"""Runtime hooks run inside of it."""
 
 
 class DockerEngine:
@@ -117,6 +119,17 @@ class DockerEngine:
                     raise
 
         await self._calls.call(f"signal container {container[:12]}", work, self._timeout_seconds)
+
+    async def start_again(self, container: ContainerId) -> None:
+        """Errors: also ``EngineUnavailable`` where the engine cannot start it, with its words."""
+
+        def work(client: APIClient) -> None:
+            try:
+                client.start(container)
+            except NoSuchContainer as error:
+                raise NotFound(f"there is no container {container[:12]}") from error
+
+        await self._stops.call(f"start container {container[:12]}", work, START_SECONDS)
 
     def events(self) -> AsyncGenerator[ContainerFacts | ContainerId, None]:
         """What changed since the last ``containers()`` began, or from this call on if there was none yet.

@@ -38,6 +38,16 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
         "INSERT INTO meta VALUES ('next_sequence', 1)",
     ),
+    # 2: drained GPUs
+    (
+        """CREATE TABLE drained (
+            gpu TEXT PRIMARY KEY,
+            reason TEXT NOT NULL,
+            since REAL NOT NULL,
+            by TEXT NOT NULL,
+            sick INTEGER NOT NULL
+        ) WITHOUT ROWID""",
+    ),
 )
 
 VERSION = len(_MIGRATIONS)

@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from gpushared.domain.errors import JournalUnavailable
+from gpushared.domain.gpu import Drained, GpuId
 from gpushared.domain.lease import (
     STORY_KEPT_IN_MEMORY,
     Ended,
@@ -39,6 +40,7 @@ _PUT_LEASE = """
 _PUT_ENTRY = """
     INSERT INTO story (lease, at, state, text) VALUES ((SELECT sequence FROM lease WHERE id = ?), ?, ?, ?)"""
 _PUT_SEQUENCE = "UPDATE meta SET value = ? WHERE key = 'next_sequence'"
+_PUT_DRAINED = "INSERT INTO drained (gpu, reason, since, by, sick) VALUES (?, ?, ?, ?, ?)"
 _PRUNE = """
     DELETE FROM lease WHERE sequence IN (
         SELECT sequence FROM lease WHERE ended_at IS NOT NULL ORDER BY ended_at, sequence LIMIT ?)"""
@@ -66,7 +68,8 @@ class Store:
             rows = db.execute("SELECT body FROM lease WHERE ended_at IS NULL ORDER BY sequence").fetchall()
             (following,) = db.execute("SELECT value FROM meta WHERE key = 'next_sequence'").fetchone()
             leases = (lease_from_json(body) for (body,) in rows)
-            return JournalSnapshot(tuple(self._with_story(db, lease) for lease in leases), following)
+            stories = tuple(self._with_story(db, lease) for lease in leases)
+            return JournalSnapshot(stories, following, _drained(db))
 
     def commit(self, writes: Sequence[JournalWrite]) -> None:
         if not writes:
@@ -77,6 +80,9 @@ class Store:
             db.executemany(_PUT_LEASE, [_lease_row(lease) for lease in leases.values()])
             db.executemany(_PUT_ENTRY, [_entry_row(*entry) for write in writes for entry in write.entries])
             db.execute(_PUT_SEQUENCE, (writes[-1].next_sequence,))
+            for drained in [write.drained for write in writes if write.drained is not None][-1:]:
+                db.execute("DELETE FROM drained")
+                db.executemany(_PUT_DRAINED, [_drained_row(*one) for one in drained.items()])
             self._prune_now_and_then(db, sum(isinstance(x.state, Ended) for x in leases.values()))
 
     def story(self, lease: LeaseId) -> tuple[StoryEntry, ...]:
@@ -220,6 +226,15 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if verdict != "ok":
         raise damaged(path, str(verdict))
+
+
+def _drained(db: sqlite3.Connection) -> dict[GpuId, Drained]:
+    rows = db.execute("SELECT gpu, reason, since, by, sick FROM drained ORDER BY gpu").fetchall()
+    return {GpuId(gpu): Drained(reason, since, by, bool(sick)) for gpu, reason, since, by, sick in rows}
+
+
+def _drained_row(gpu: GpuId, drained: Drained) -> tuple[str, str, float, str, bool]:
+    return gpu, _storable(drained.reason), drained.since, _storable(drained.by), drained.sick
 
 
 def _story(db: sqlite3.Connection, lease: LeaseId, *, limit: int) -> tuple[StoryEntry, ...]:

@@ -197,7 +197,7 @@ class Daemon:
         ended = await self._parts.journal.ended(ENDED_KEPT_IN_MEMORY)
         log.info("journal loaded leases=%d", len(snapshot.leases))
         state = NodeState(rules=rules_of(self._config))
-        return restore(state, snapshot.leases, first_sequence(snapshot), reversed(ended))
+        return restore(state, snapshot.leases, first_sequence(snapshot), reversed(ended), snapshot.drained)
 
     async def _run_parts(self, loop: Loop, stack: AsyncExitStack, listener: socket.socket) -> None:
         self._attendance = Attendance(loop.now())

@@ -160,9 +160,9 @@ class Loop:
 
     async def _write(self, steps: Sequence[Step]) -> None:
         writes = [
-            JournalWrite(step.changed, step.entries, step.state.next_sequence)
+            JournalWrite(step.changed, step.entries, step.state.next_sequence, step.drained)
             for step in steps
-            if step.changed or step.entries
+            if step.changed or step.entries or step.drained is not None
         ]
         if writes:
             await self._commit(writes)
@@ -199,7 +199,7 @@ class Loop:
 
 
 def _shown(state: NodeState) -> tuple[object, ...]:
-    return state.leases, state.gpus, state.stray_bytes
+    return state.leases, state.gpus, state.stray_bytes, state.drained
 
 
 def _nothing_yet(instruction: m.Instruction) -> None:

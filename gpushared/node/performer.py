@@ -50,6 +50,8 @@ class Performer:
                 self._begin(self._stop(instruction))
             case m.NotifyContainer(lease):
                 self._begin(self._notify(lease))
+            case m.StartContainer():
+                self._begin(self._start(instruction))
             case m.InspectContainer(container):
                 self._begin(self._follower.inspect(container))
             case m.SampleGpus():
@@ -182,3 +184,11 @@ class Performer:
             self._follower.ask_survey()
             raise
         await self._follower.inspect(instruction.container)
+
+    async def _start(self, instruction: m.StartContainer) -> None:
+        """With settings as fresh as for its first start: the MPS daemon may be another one by now."""
+        lease = self._loop.state.leases.get(instruction.lease)
+        if lease is None or await self._open(lease) is None:
+            return
+        await self._engine.start_again(instruction.container)
+        await self._loop.send(m.RestartDone(instruction.lease))

@@ -195,6 +195,11 @@ class FakeEngine(Failing):
         if facts is not None and facts.status in _ALIVE:
             self.signals.append((container, name))
 
+    async def start_again(self, container: ContainerId) -> None:
+        self._ready()
+        if self._known(container).status not in _ALIVE:
+            self.start(container)
+
     def events(self) -> AsyncIterator[ContainerFacts | ContainerId]:
         stream = _EventStream(self)
         if self._away is None:

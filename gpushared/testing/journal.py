@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Self
 
 from gpushared.domain.errors import JournalUnavailable
+from gpushared.domain.gpu import Drained, GpuId
 from gpushared.domain.lease import STORY_KEPT_IN_MEMORY, Ended, Lease, LeaseId, StoryEntry
 from gpushared.ports import JournalSnapshot, JournalWrite
 from gpushared.testing.failing import Failing
@@ -26,6 +27,7 @@ class MemoryJournal(Failing):
         self._leases: dict[LeaseId, Lease] = {}
         self._stories: dict[LeaseId, list[StoryEntry]] = {}
         self._next_sequence = 1
+        self._drained: Mapping[GpuId, Drained] = {}
 
     def snapshot_after(self, commits: int) -> Self:
         """A new journal that holds the first ``commits`` commits; 0 is an empty one."""
@@ -38,7 +40,8 @@ class MemoryJournal(Failing):
         self._may_fail()
         open_leases = [lease for lease in self._leases.values() if not isinstance(lease.state, Ended)]
         by_sequence = sorted(open_leases, key=lambda lease: lease.sequence)
-        return JournalSnapshot(tuple(map(self._with_story, by_sequence)), self._next_sequence)
+        stories = tuple(map(self._with_story, by_sequence))
+        return JournalSnapshot(stories, self._next_sequence, self._drained)
 
     async def commit(self, writes: Sequence[JournalWrite]) -> None:
         self._may_fail()
@@ -89,3 +92,5 @@ class MemoryJournal(Failing):
             for lease_id, entry in write.entries:
                 self._stories.setdefault(lease_id, []).append(entry)
             self._next_sequence = write.next_sequence
+            if write.drained is not None:
+                self._drained = dict(write.drained)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpushared.domain.errors import NotFound
 from gpushared.domain.lease import ComputeCap, ContainerId, MemoryWall, Walls
 from gpushared.engine.docker import DockerEngine
 from gpushared.ports import LABEL_DEVICE, LABEL_OWNER, ContainerFacts, ContainerStatus, Edits, Engine
@@ -117,6 +118,18 @@ async def test_stopping_what_does_not_run_is_no_error(world: World) -> None:
         await world.engine.stop(container, 5)
 
 
+async def test_a_container_that_ended_is_started_again(world: World) -> None:
+    """One that runs goes on as it is; one that is gone cannot be."""
+    container = await world.run()
+    await world.engine.start_again(container)
+    await world.engine.stop(container, 5)
+    await world.engine.start_again(container)
+    assert (await facts(world.engine, container)).status is ContainerStatus.RUNNING
+    world.hands.remove(container)
+    with pytest.raises(NotFound):
+        await world.engine.start_again(container)
+
+
 async def test_a_paused_container_can_be_stopped(world: World) -> None:
     """A lease that expires while its container is frozen must end too."""
     container = await world.run()
@@ -124,6 +137,12 @@ async def test_a_paused_container_can_be_stopped(world: World) -> None:
     assert (await facts(world.engine, container)).status is ContainerStatus.PAUSED
     await world.engine.stop(container, 5)
     assert (await facts(world.engine, container)).status is ContainerStatus.EXITED
+
+
+async def test_a_signal_to_what_does_not_run_is_no_error(world: World) -> None:
+    """It may have ended a moment ago."""
+    for container in (await world.create(), NOBODY):
+        await world.engine.signal(container, "SIGUSR1")
 
 
 async def test_a_restart_policy_does_not_bring_back_what_was_stopped(world: World) -> None:

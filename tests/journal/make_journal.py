@@ -7,7 +7,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from gpushared.domain.gpu import MIB, GpuId
+from gpushared.domain.gpu import MIB, Drained, GpuId
 from gpushared.domain.lease import (
     Active,
     ComputeCap,
@@ -38,6 +38,10 @@ from gpushared.testing import fake_lease
 GRANTS = (Grant(GpuId("GPU-aaaa"), 20_000 * MIB, 250), Grant(GpuId("GPU-bbbb"), 20_000 * MIB, 250))
 CONTAINER = ContainerId("0123456789ab" * 5 + "0123")
 OUTCOMES: tuple[Outcome, ...] = (Finished(137), Stopped("alice"), Expired(), NeverClaimed(), Failed("no MPS"))
+DRAINED = {
+    GpuId("GPU-aaaa"): Drained("fell off the bus (XID 79)", 16.5, "gpushared", sick=True),
+    GpuId("GPU-bbbb"): Drained("ein neuer Lüfter", 17.0, "root"),
+}
 STATES: tuple[LeaseState, ...] = (
     Queued(since=10.0),
     Reserved(GRANTS, since=11.0, deadline=71.0, claimed=True),
@@ -85,7 +89,7 @@ async def make(path: Path) -> None:
     leases = tuple(full_lease(number, state) for number, state in enumerate(STATES, start=1))
     entries = tuple((lease.id, entry) for lease in leases for entry in lease.story)
     journal = SqliteJournal(path)
-    await journal.commit([JournalWrite(leases, entries, next_sequence=50)])
+    await journal.commit([JournalWrite(leases, entries, next_sequence=50, drained=DRAINED)])
     await journal.close()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpushared.domain.errors import JournalUnavailable
-from gpushared.domain.gpu import GpuId
+from gpushared.domain.gpu import Drained, GpuId
 from gpushared.domain.lease import (
     STORY_KEPT_IN_MEMORY,
     Active,
@@ -77,6 +77,19 @@ async def test_leases_that_are_over_are_not_loaded_but_found(journal: Journal) -
 async def test_the_counter_outlives_the_leases(journal: Journal) -> None:
     await journal.commit([write(ended(41, at=9.0))])
     assert (await journal.load()).next_sequence == 42
+
+
+async def test_gpus_stay_drained_until_a_write_says_otherwise(journal: Journal) -> None:
+    drained = {
+        GpuId("GPU-1"): Drained("fell off the bus (XID 79)", 4.5, "gpushared", sick=True),
+        GpuId("GPU-2"): Drained("new fan", 5.0, "root"),
+    }
+    await journal.commit([JournalWrite((), (), 1, drained)])
+    await journal.commit([write(fake_lease(1))])
+    assert (await journal.load()).drained == drained
+    left = {GpuId("GPU-2"): drained[GpuId("GPU-2")]}
+    await journal.commit([JournalWrite((), (), 2, {}), JournalWrite((), (), 2, left), write(fake_lease(1))])
+    assert (await journal.load()).drained == left
 
 
 async def test_an_unknown_lease_is_none_and_has_no_story(journal: Journal) -> None:

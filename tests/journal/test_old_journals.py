@@ -19,6 +19,7 @@ from gpushared.domain.lease import (
 )
 from gpushared.domain.request import LeaseClass
 from gpushared.journal import SqliteJournal, schema
+from tests.journal.make_journal import DRAINED
 
 JOURNALS = Path(__file__).with_name("journals")
 VERSIONS = range(1, schema.VERSION + 1)
@@ -27,6 +28,7 @@ VERSIONS = range(1, schema.VERSION + 1)
 @pytest.fixture(params=VERSIONS)
 def old(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A copy of the journal of a version."""
+    (tmp_path / "version").write_text(str(request.param))
     return Path(shutil.copy(JOURNALS / f"v{request.param}.db", tmp_path / "journal.db"))
 
 
@@ -59,6 +61,14 @@ async def test_each_field_means_what_it_meant(old: Path) -> None:
     assert starting.walls.memory_wall is MemoryWall.MPS_CLIENT
     assert isinstance(draining.state, Draining)
     assert draining.state.outcome == Stopped("bob")
+
+
+async def test_gpus_are_drained_as_they_were(old: Path) -> None:
+    """Before version 2 none could be."""
+    journal = SqliteJournal(old)
+    snapshot = await journal.load()
+    await journal.close()
+    assert snapshot.drained == ({} if old.with_name("version").read_text() == "1" else DRAINED)
 
 
 async def test_the_history_and_the_stories_are_there(old: Path) -> None:

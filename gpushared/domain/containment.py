@@ -1,0 +1,160 @@
+"""Faults of MPS servers: who met them, who holds on to them, and who is started again after them.
+
+A fatal fault of one client reaches all clients of its server, and the server takes no new ones until all of
+them are gone. So their stories tell them what happened, one that holds on for too long is ended, and one that
+asked for it is started again when the server is well.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from gpushared.domain.faults import RUN_AGAIN, is_of_fault, may_start_again, outcome_of, start_again
+from gpushared.domain.gpu import GpuId
+from gpushared.domain.lease import (
+    Active,
+    Draining,
+    Failed,
+    Finished,
+    Lease,
+    LeaseId,
+    Paused,
+    Starting,
+)
+from gpushared.domain.lifecycle import drain
+from gpushared.domain.messages import SampleGpus, ServerFaulted, StartContainer
+from gpushared.domain.state import Draft
+
+SEEN_SECONDS = 3.0
+"""A server that was not seen in its fault for so long is well again; the GPUs are looked at more often."""
+START_AGAIN_SECONDS = 10.0
+"""How soon a start that did not come about is tried again."""
+
+
+def server_faulted(event: ServerFaulted, draft: Draft) -> None:
+    """Tell the victims, and end who holds on for too long."""
+    new = not _in_fault(event.gpus, draft)
+    for gpu in event.gpus:
+        draft.faulted[gpu] = draft.now
+    culprit = event.culprit
+    if culprit is None and new and len(event.victims) == 1:
+        (culprit,) = event.victims  # it was alone on the server
+    text = _fault_text(event, culprit, draft)
+    for lease_id in sorted(event.victims | ({culprit} if culprit else frozenset())):
+        lease = draft.leases.get(lease_id)
+        if lease is not None:
+            own = lease_id == culprit or (not lease.fault and lease.faulted_at is not None)
+            _met(lease, "" if own else text, _names(event.gpus, draft), draft)
+
+
+def hit_by_another(lease: Lease, text: str, draft: Draft) -> None:
+    """Whatever broke on the GPU by another's doing may end this lease's container, or has just done so."""
+    state = lease.state
+    if isinstance(state, Starting | Active | Paused) and lease.faulted_at is None:
+        _note(lease, text, draft)
+    elif isinstance(state, Draining):
+        _has_ended_of_it(lease, state, text, draft)
+
+
+def watch_faults(draft: Draft) -> None:
+    """Start again who waits for that; forget the faults that containers outlived."""
+    for lease in list(draft.leases.values()):
+        match lease.state:
+            case Starting(after_fault=True, deadline=float(deadline)) as state if draft.now >= deadline:
+                _try_start(lease, state, draft)
+            case Active() | Paused() if _outlived(lease, draft):
+                calm = replace(lease, fault="", faulted_at=None)
+                draft.put(calm.note(draft.now, "it goes on after the fault"))
+            case _:
+                pass
+
+
+def _outlived(lease: Lease, draft: Draft) -> bool:
+    """It is not told of any more, or it would have been ended."""
+    over = draft.rules.fault_patience_seconds + START_AGAIN_SECONDS
+    return lease.faulted_at is not None and draft.now - lease.faulted_at >= over
+
+
+# --- meeting a fault -----------------------------------------------------------------------------------
+
+
+def _met(lease: Lease, text: str, where: str, draft: Draft) -> None:
+    """``text`` is empty for the one that caused it."""
+    match lease.state:
+        case Starting(after_fault=True):
+            pass
+        case Starting() | Active() | Paused():
+            if lease.faulted_at is None or lease.fault != text:
+                own = f"its own process caused a fault of the MPS server on {where}"
+                lease = _note(lease, text, draft, own)
+            assert lease.faulted_at is not None
+            if draft.now - lease.faulted_at >= draft.rules.fault_patience_seconds:
+                _end_of_holding_on(lease, where, draft)
+        case Draining() as state if text:
+            _has_ended_of_it(lease, state, text, draft)
+        case _:
+            pass
+
+
+def _note(lease: Lease, text: str, draft: Draft, own: str = "") -> Lease:
+    since = draft.now if lease.faulted_at is None else lease.faulted_at
+    return draft.put(replace(lease, fault=text, faulted_at=since).note(draft.now, text or own))
+
+
+def _has_ended_of_it(lease: Lease, state: Draining, text: str, draft: Draft) -> None:
+    """Its container was quicker than the look that showed the fault."""
+    if not (state.exited and isinstance(state.outcome, Finished)):
+        return
+    code = state.outcome.exit_code
+    hit = replace(lease, fault=text, faulted_at=draft.now)
+    if not is_of_fault(hit, code):
+        return
+    if may_start_again(hit):
+        start_again(hit, text, draft, not_before=draft.now)
+    else:
+        draft.move(hit, replace(state, outcome=outcome_of(hit, code)), text)
+
+
+def _end_of_holding_on(lease: Lease, where: str, draft: Draft) -> None:
+    patience = f"{draft.rules.fault_patience_seconds:g} s"
+    grace = draft.rules.stop_grace_seconds
+    why = f"its processes hold on to the broken MPS server on {where} for {patience}"
+    if lease.fault and may_start_again(lease):
+        drain(lease, Failed(why, RUN_AGAIN), why, draft, grace_seconds=grace)
+        start_again(draft.leases[lease.id], why, draft, not_before=draft.now + grace)
+        return
+    cause = lease.fault or "its own process broke that server"
+    drain(lease, Failed(f"{why}: {cause}", RUN_AGAIN), why, draft, grace_seconds=grace)
+
+
+def _fault_text(event: ServerFaulted, culprit: LeaseId | None, draft: Draft) -> str:
+    found = draft.leases.get(culprit) or draft.base.ended.get(culprit) if culprit else None
+    cause = f" caused by lease {found.id} of {found.owner_name}" if found else ""
+    return f"the MPS server on {_names(event.gpus, draft)} met a fault{cause}"
+
+
+def _names(gpus: tuple[GpuId, ...], draft: Draft) -> str:
+    known = [f"GPU {draft.gpus[gpu].index}" if gpu in draft.gpus else gpu for gpu in gpus]
+    return " and ".join(known) or "its GPU"
+
+
+# --- starting again ------------------------------------------------------------------------------------
+
+
+def _in_fault(gpus: tuple[GpuId, ...], draft: Draft) -> bool:
+    return any(abs(draft.now - draft.faulted.get(gpu, -math.inf)) < SEEN_SECONDS for gpu in gpus)
+
+
+def _try_start(lease: Lease, state: Starting, draft: Draft) -> None:
+    """Not while the server is broken: the container would only meet the same fault again."""
+    rules = draft.rules
+    if abs(draft.now - state.since) >= 2 * (rules.fault_patience_seconds + rules.start_seconds):
+        why = "its container could not be started again after a fault"
+        drain(lease, Failed(why, "see the log of gpushared and `docker logs`"), why, draft, grace_seconds=0)
+    elif _in_fault(tuple(grant.gpu for grant in lease.grants), draft):
+        draft.do(SampleGpus())
+    else:
+        to = replace(state, deadline=draft.now + START_AGAIN_SECONDS)
+        draft.move(lease, to, "the container is being started again")
+        draft.do(StartContainer(lease.id, state.container))
