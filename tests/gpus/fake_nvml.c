@@ -7,6 +7,9 @@
  *   error FUNCTION CODE [TIMES]  before any gpu: for the machine; after one: for calls about that GPU;
  *                                with TIMES: only for so many calls after each nvmlInit
  *   hang FUNCTION                calls of the function do not return until this line is gone
+ *   cgroups PATH                 where cgroup v2 is mounted; without it: cgroup v1, no memory limits
+ *   unprivileged                 whoever calls is not root
+ *   ignore_limits                memory limits are taken and forgotten
  *   gpu UUID NAME...             begins a GPU; the lines below are about it; missing ones: NOT_SUPPORTED
  *   lost                         every call about the GPU answers GPU_IS_LOST
  *   memory TOTAL RESERVED        bytes
@@ -19,6 +22,12 @@
  *   capability MAJOR MINOR
  *   compute|mps|graphics PID BYTES     a process; "-" for bytes that the driver does not tell
  *
+ * Memory limits that were set are kept in a file of the same name with ".limits" behind it, a line each:
+ * UUID SOFT HARD CGROUP. As documented, only root may set them, with cgroup v2, and not on a GPU split by MIG.
+ * That the answers then are NO_PERMISSION and NOT_SUPPORTED is documented for the latter; NOT_FOUND for a
+ * cgroup that is not there, NOT_SUPPORTED for cgroup v1, and INVALID_ARGUMENT for a soft limit above the hard
+ * one are assumptions.
+ *
  * Without the file the driver is not loaded. Names and numbers are those of the public header nvml.h.
  */
 
@@ -27,13 +36,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 enum {
     SUCCESS = 0,
     UNINITIALIZED = 1,
     INVALID_ARGUMENT = 2,
     NOT_SUPPORTED = 3,
+    NO_PERMISSION = 4,
     NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7,
     DRIVER_NOT_LOADED = 9,
@@ -71,7 +84,8 @@ struct error {
 };
 
 struct state {
-    char driver[TEXT], hang[TEXT];
+    char driver[TEXT], hang[TEXT], cgroups[TEXT];
+    int unprivileged, ignore_limits;
     int gpu_count, error_count;
     struct error errors[MAX_ERRORS];
     struct gpu gpus[MAX_GPUS];
@@ -156,6 +170,12 @@ static void read_line(char *line)
         snprintf(state.driver, TEXT, "%s", rest);
     } else if (strcmp(word, "hang") == 0) {
         snprintf(state.hang, TEXT, "%s", rest);
+    } else if (strcmp(word, "cgroups") == 0) {
+        snprintf(state.cgroups, TEXT, "%s", rest);
+    } else if (strcmp(word, "unprivileged") == 0) {
+        state.unprivileged = 1;
+    } else if (strcmp(word, "ignore_limits") == 0) {
+        state.ignore_limits = 1;
     } else if (strcmp(word, "error") == 0) {
         if (state.error_count == MAX_ERRORS)
             fail("too many errors");
@@ -184,7 +204,8 @@ static int read_state(void)
     FILE *file = path ? fopen(path, "r") : NULL;
     if (file == NULL)
         return 0;
-    state.driver[0] = state.hang[0] = '\0';
+    state.driver[0] = state.hang[0] = state.cgroups[0] = '\0';
+    state.unprivileged = state.ignore_limits = 0;
     state.gpu_count = state.error_count = 0;
     while (fgets(line, sizeof line, file))
         read_line(line);
@@ -466,3 +487,111 @@ PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, MPS)
 PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, MPS)
 PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses_v2, GRAPHICS)
 PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, GRAPHICS)
+
+/* As nvml.h has them since r615. */
+struct set_memory_limits { const char *cgroup; unsigned long long soft, hard; };
+struct get_memory_limits { const char *cgroup; unsigned long long soft, hard, used; };
+
+enum { MAX_LIMITS = 256, LONG_TEXT = 512 };
+static const unsigned long long NO_LIMIT = ~0ULL;
+
+struct limit {
+    char uuid[TEXT], cgroup[LONG_TEXT];
+    unsigned long long soft, hard;
+};
+
+/* The same in every process, as the kernel's would be. */
+static struct limit limits[MAX_LIMITS];
+static int limit_count;
+
+static FILE *open_limits(void)
+{
+    char path[LONG_TEXT];
+    snprintf(path, sizeof path, "%s.limits", getenv("FAKE_NVML_STATE"));
+    FILE *file = fopen(path, "a+");
+    if (file == NULL || flock(fileno(file), LOCK_EX) != 0)
+        fail("cannot keep limits in %s", path);
+    rewind(file);
+    struct limit one;
+    limit_count = 0;
+    while (fscanf(file, "%127s %llu %llu %511[^\n]", one.uuid, &one.soft, &one.hard, one.cgroup) == 4) {
+        if (limit_count == MAX_LIMITS)
+            fail("too many limits");
+        limits[limit_count++] = one;
+    }
+    return file;
+}
+
+static void keep_limits(FILE *file)
+{
+    if (ftruncate(fileno(file), 0) != 0)
+        fail("cannot write limits");
+    for (int i = 0; i < limit_count; i++)
+        fprintf(file, "%s %llu %llu %s\n", limits[i].uuid, limits[i].soft, limits[i].hard, limits[i].cgroup);
+}
+
+static struct limit *find_limit(const char *uuid, const char *cgroup)
+{
+    for (int i = 0; i < limit_count; i++)
+        if (strcmp(limits[i].uuid, uuid) == 0 && strcmp(limits[i].cgroup, cgroup) == 0)
+            return &limits[i];
+    return NULL;
+}
+
+static int check_cgroup(const struct gpu *gpu, const char *cgroup)
+{
+    struct stat found;
+    size_t length = strlen(state.cgroups);
+    if (length == 0 || (gpu->has_mig && gpu->mig))
+        return NOT_SUPPORTED;
+    if (cgroup == NULL || strncmp(cgroup, state.cgroups, length) != 0)
+        return INVALID_ARGUMENT;
+    return stat(cgroup, &found) == 0 && S_ISDIR(found.st_mode) ? SUCCESS : NOT_FOUND;
+}
+
+int nvmlDeviceSetMemoryLimits_v1(device_t device, const struct set_memory_limits *wanted)
+{
+    ENTER_DEVICE(device, gpu);
+    int code = check_cgroup(gpu, wanted->cgroup);
+    if (code != SUCCESS)
+        return code;
+    if (state.unprivileged)
+        return NO_PERMISSION;
+    if (wanted->soft > wanted->hard)
+        return INVALID_ARGUMENT;
+    if (state.ignore_limits)
+        return SUCCESS;
+    FILE *file = open_limits();
+    struct limit *limit = find_limit(gpu->uuid, wanted->cgroup);
+    if (wanted->soft == 0 && wanted->hard == NO_LIMIT) {
+        if (limit)
+            *limit = limits[--limit_count];
+    } else {
+        if (limit == NULL && limit_count == MAX_LIMITS)
+            fail("too many limits");
+        if (limit == NULL)
+            limit = &limits[limit_count++];
+        snprintf(limit->uuid, TEXT, "%s", gpu->uuid);
+        snprintf(limit->cgroup, LONG_TEXT, "%s", wanted->cgroup);
+        limit->soft = wanted->soft;
+        limit->hard = wanted->hard;
+    }
+    keep_limits(file);
+    fclose(file);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMemoryLimits_v1(device_t device, struct get_memory_limits *answer)
+{
+    ENTER_DEVICE(device, gpu);
+    int code = check_cgroup(gpu, answer->cgroup);
+    if (code != SUCCESS)
+        return code;
+    FILE *file = open_limits();
+    const struct limit *limit = find_limit(gpu->uuid, answer->cgroup);
+    answer->soft = limit ? limit->soft : 0;
+    answer->hard = limit ? limit->hard : NO_LIMIT;
+    answer->used = 0;
+    fclose(file);
+    return SUCCESS;
+}

@@ -31,6 +31,9 @@ OLD_DRIVER = (
 )
 """What a driver of 2021 (r470) does not export yet."""
 
+NO_MEMORY_LIMITS = ("nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1")
+"""What a driver before r615 does not export."""
+
 Errors = dict[str, int | tuple[int, int]]
 """Codes that functions answer, always or (code, times) the first times only."""
 
@@ -100,7 +103,9 @@ class FakeGpu:
 class FakeMachine:
     """What the fake library says: change the fields, then ``write``.
 
-    ``hang`` names a function whose calls do not return until another state without it is written.
+    ``hang`` names a function whose calls do not return until another state without it is written. ``cgroups``
+    is where cgroup v2 is mounted, None on a machine with v1; ``unprivileged`` has whoever calls not be root;
+    ``ignore_limits``: memory limits are taken and forgotten.
     """
 
     state: Path
@@ -108,6 +113,9 @@ class FakeMachine:
     driver: str = "580.95.05"
     errors: Errors = field(default_factory=dict)
     hang: str | None = None
+    cgroups: Path | None = None
+    unprivileged: bool = False
+    ignore_limits: bool = False
 
     def __post_init__(self) -> None:
         self.write()
@@ -115,11 +123,19 @@ class FakeMachine:
     def write(self) -> None:
         """In one step, because a daemon may be reading right now."""
         lines = [f"driver {self.driver}", *([f"hang {self.hang}"] if self.hang else [])]
+        lines += [f"cgroups {self.cgroups}"] if self.cgroups else []
+        lines += [word for word in ("unprivileged", "ignore_limits") if getattr(self, word)]
         lines += _error_lines(self.errors)
         lines += [line for gpu in self.gpus for line in gpu.lines()]
         draft = self.state.with_name(f"{self.state.name}.draft")
         draft.write_text("".join(f"{line}\n" for line in lines))
         draft.replace(self.state)
+
+    def memory_limits(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """The soft and hard limits that are set, by GPU and cgroup, whoever set them."""
+        path = self.state.with_name(f"{self.state.name}.limits")
+        rows = [line.split(" ", 3) for line in path.read_text().splitlines()] if path.exists() else []
+        return {(uuid, cgroup): (int(soft), int(hard)) for uuid, soft, hard, cgroup in rows}
 
     def unload_driver(self) -> None:
         """As ``rmmod nvidia``; ``write`` loads it again."""
