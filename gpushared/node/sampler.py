@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 
 IDLE_FACTOR = 5
+MAX_XIDS = 64
+"""The first ones of a GPU tell what is wrong; a broken one can make thousands."""
 WATCH_SECONDS = 0.25
 """So that a container that takes too much is stopped half a second later."""
 
@@ -68,6 +70,7 @@ class Sampler:
         self._troubles = troubles
         self._interval_seconds = interval_seconds
         self._asked = asyncio.Event()
+        self._xids: dict[GpuId, tuple[int, ...]] = {}
 
     def ask(self) -> None:
         """Take a sample soon."""
@@ -126,16 +129,25 @@ class Sampler:
         sample, event = self._sort(at, readings, status, leases)
         self.newest = sample
         found = self._find_leavers(readings, sample, leases)
-        event = replace(event, outside_mps=found.outside)
+        lost = frozenset(reading.gpu for reading in readings if reading.lost)
+        event = replace(event, outside_mps=found.outside, xids=self._untold(readings), lost=lost)
         for gpu in sorted(found.undecided):
             await self._sharing.look_soon(gpu)
         gpus = self._loop.state.gpus
-        lost = {gpu.id for gpu in gpus.values() if gpu.trouble is not None}
+        troubled = {gpu.id for gpu in gpus.values() if gpu.trouble is not None}
         listed = bool(gpus) and {reading.gpu for reading in readings} == gpus.keys()
-        healed = lost & event.readable - event.troubles.keys()
+        healed = troubled & event.readable - event.troubles.keys()
         await self._loop.send(event)
+        self._xids.clear()
         self._tell_of_strangers(sample)
         return listed and not healed
+
+    def _untold(self, readings: tuple[GpuReading, ...]) -> dict[GpuId, tuple[int, ...]]:
+        """The XIDs that the core does not know: the driver tells each once, and the journal may be away."""
+        for reading in readings:
+            if reading.xids:
+                self._xids[reading.gpu] = (*self._xids.get(reading.gpu, ()), *reading.xids)[:MAX_XIDS]
+        return dict(self._xids)
 
     def _tell_of_strangers(self, sample: Sample) -> None:
         """Name to the admin who takes leased memory without a lease."""
