@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
-import re
 import threading
 import uuid
 from collections import Counter
@@ -14,40 +12,26 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from gpushared.domain.errors import RequestError
-from gpushared.domain.gpu import MIB, Gpu, GpuId
+from gpushared.domain.gpu import MIB, WHOLE_PERMILLE, Gpu, GpuId, MigInstance
 from gpushared.gpus.call_thread import CallThread
 from gpushared.gpus.memory import MPS_RESERVE_BYTES, leasable_bytes
+from gpushared.gpus.simulated_models import (
+    MEMORY_SLICES,
+    MIG_SLICES,
+    MODELS,
+    Model,
+    SimulatedModel,
+    parse_models,
+)
 from gpushared.ports import GpuProcess, GpuReading
 
-MAX_GPUS = 64
-_MAX_SPEC_LENGTH = 1000
 _MAX_HANG_SECONDS = 24 * 3600.0
 _UUID_SPACE = uuid.UUID("6f2f9d7c-1f0b-5d0e-9a53-3f1b6d2f4a10")
-_SPEC_PART = re.compile(r"(?P<model>[a-z][a-z0-9-]{0,31})(?::(?P<count>[0-9]{1,4}))?")
 _IDLE_CELSIUS, _BUSY_CELSIUS = 30, 70
 
 
 STAT_BYTES = 4096
 """More than the 52 fields of a ``stat`` can take."""
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A GPU model: total and driver-reserved memory about as ``nvidia-smi -q`` shows them."""
-
-    name: str
-    total_mib: int
-    reserved_mib: int
-    idle_watts: float
-    busy_watts: float
-
-
-MODELS: Mapping[str, Model] = {
-    "h100": Model("NVIDIA H100 80GB HBM3", 81559, 551, 70.0, 700.0),
-    "a100": Model("NVIDIA A100-SXM4-80GB", 81920, 634, 60.0, 400.0),
-    "rtx4090": Model("NVIDIA GeForce RTX 4090", 24564, 346, 20.0, 450.0),
-    "t4": Model("Tesla T4", 15360, 443, 10.0, 70.0),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +51,21 @@ class _SimulatedGpu:
     holders: Mapping[int, _Holder] = field(default_factory=dict)
     utilization_ratio: float = 0.0
     trouble: str | None = None
+    parent: GpuId | None = None
+    mig: MigInstance | None = None
+    split: bool = False
 
     @property
     def usable_bytes(self) -> int:
         return (self.model.total_mib - self.model.reserved_mib) * MIB
+
+    @property
+    def label(self) -> str:
+        return str(self.index) if self.mig is None else f"{self.index}:{self.mig.index}"
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(holder.memory_bytes for holder in self.living().values())
 
     def living(self) -> dict[int, _Holder]:
         """A process that ended gives its memory back, as with a real driver."""
@@ -90,12 +85,12 @@ class SimulatedGpus:
 
     def __init__(
         self,
-        models: tuple[str, ...],
+        models: tuple[SimulatedModel, ...],
         *,
         mps_reserve_bytes: int = MPS_RESERVE_BYTES,
         timeout_seconds: float = 10.0,
     ) -> None:
-        """``models``: keys of ``MODELS``, one for each GPU; the same ones give the same UUIDs every time."""
+        """``models``: one for each GPU; the same ones give the same UUIDs every time."""
         self._mps_reserve_bytes = mps_reserve_bytes
         self._gpus = _make_gpus(models)
         self._thread = CallThread("The simulated driver", timeout_seconds=timeout_seconds)
@@ -110,8 +105,8 @@ class SimulatedGpus:
         mps_reserve_bytes: int = MPS_RESERVE_BYTES,
         timeout_seconds: float = 10.0,
     ) -> Self:
-        """GPUs as ``MODEL[:COUNT],...`` says, such as ``h100:2,t4``. Errors: ``RequestError``."""
-        return cls(_parse(spec), mps_reserve_bytes=mps_reserve_bytes, timeout_seconds=timeout_seconds)
+        """GPUs as ``parse_models`` reads them, such as ``h100:2,t4``. Errors: ``RequestError``."""
+        return cls(parse_models(spec), mps_reserve_bytes=mps_reserve_bytes, timeout_seconds=timeout_seconds)
 
     async def survey(self) -> tuple[Gpu, ...]:
         return await self._thread.call(self._survey)
@@ -123,28 +118,42 @@ class SimulatedGpus:
         await self._thread.close(lambda: None)
 
     def set_processes(
-        self, gpu_index: int, memory_by_pid: Mapping[int, int], *, mps_client: bool | None = None
+        self, gpu_index: int, memory_by_pid: Mapping[int, int], *, mig_index: int | None = None
     ) -> None:
         """Let processes, by host PID, hold so many bytes from now on; 0 takes one off the GPU.
 
-        Others that hold memory go on holding it. A process that ends leaves the GPU by itself.
-        ``mps_client``: as which the driver lists these; None is a driver that does not tell.
+        Others that hold memory go on holding it. A process that ends leaves the GPU by itself. On a GPU that
+        is split by MIG, ``mig_index`` says on which instance.
         """
-        gpu = self._gpu(gpu_index)
+        gpu = self._gpu(gpu_index, mig_index)
+        if gpu.split:
+            raise RequestError(
+                f"No process runs on the simulated GPU {gpu_index} itself: MIG is on",
+                hint=f"name an instance, such as {gpu_index}:0",
+            )
         holders = gpu.living()
         for pid, memory_bytes in memory_by_pid.items():
             if memory_bytes == 0:
                 holders.pop(pid, None)
             else:
-                holders[pid] = _holder(pid, memory_bytes, mps_client)
+                holders[pid] = _holder(pid, memory_bytes)
         held_bytes = sum(holder.memory_bytes for holder in holders.values())
         if held_bytes > gpu.usable_bytes:
             raise RequestError(
-                f"The simulated GPU {gpu_index} has {gpu.usable_bytes // MIB} MiB for its processes, "
+                f"The simulated GPU {gpu.label} has {gpu.usable_bytes // MIB} MiB for its processes, "
                 f"not {-(-held_bytes // MIB)} MiB",
                 hint="a real GPU would refuse such an allocation",
             )
         self._change(replace(gpu, holders=holders))
+
+    def set_mps_clients(self, gpu_index: int, clients: Mapping[int, bool]) -> None:
+        """Say of processes that hold memory whether they are MPS clients; of others the driver does not tell."""
+        gpu = self._gpu(gpu_index)
+        listed = {
+            pid: replace(holder, mps_client=clients.get(pid, holder.mps_client))
+            for pid, holder in gpu.holders.items()
+        }
+        self._change(replace(gpu, holders=listed))
 
     def set_utilization(self, gpu_index: int, ratio: float) -> None:
         """How busy the GPU is from now on, 0-1; temperature and power go with it."""
@@ -153,8 +162,11 @@ class SimulatedGpus:
         self._change(replace(self._gpu(gpu_index), utilization_ratio=ratio))
 
     def set_trouble(self, gpu_index: int, trouble: str | None) -> None:
-        """Lose the GPU, for the reason that the sentence says; None or an empty one heals it."""
-        self._change(replace(self._gpu(gpu_index), trouble=trouble or None))
+        """Lose the GPU and its instances, for the reason that the sentence says; None or empty heals it."""
+        gpu = self._gpu(gpu_index)
+        for one in self._gpus:
+            if gpu.id in (one.id, one.parent):
+                self._change(replace(one, trouble=trouble or None))
 
     def set_hang(self, seconds: float) -> None:
         """Let every call take so long from now on; 0 ends that, also for calls that hang right now."""
@@ -168,16 +180,17 @@ class SimulatedGpus:
         else:
             self._unhang.set()
 
-    def _gpu(self, index: int) -> _SimulatedGpu:
-        if not 0 <= index < len(self._gpus):
-            raise RequestError(
-                f"There is no simulated GPU {index}", hint=f"they go from 0 to {len(self._gpus) - 1}"
-            )
-        return self._gpus[index]
+    def _gpu(self, index: int, mig_index: int | None = None) -> _SimulatedGpu:
+        label = str(index) if mig_index is None else f"{index}:{mig_index}"
+        found = next((gpu for gpu in self._gpus if gpu.label == label), None)
+        if found is None:
+            labels = [gpu.label for gpu in self._gpus]
+            raise RequestError(f"There is no simulated GPU {label}", hint=f"there are {', '.join(labels)}")
+        return found
 
     def _change(self, gpu: _SimulatedGpu) -> None:
         """The tuple is replaced as a whole, so the thread always sees a state that was true."""
-        self._gpus = (*self._gpus[: gpu.index], gpu, *self._gpus[gpu.index + 1 :])
+        self._gpus = tuple(gpu if one.id == gpu.id else one for one in self._gpus)
 
     # --- on the thread ---
 
@@ -187,7 +200,7 @@ class SimulatedGpus:
 
     def _sample(self) -> tuple[GpuReading, ...]:
         self._hang()
-        return tuple(_reading(gpu) for gpu in self._gpus)
+        return tuple(_reading(gpu, self._gpus) for gpu in self._gpus)
 
     def _hang(self) -> None:
         if self._hang_seconds:
@@ -195,27 +208,44 @@ class SimulatedGpus:
 
     def _described(self, gpu: _SimulatedGpu) -> Gpu:
         total_bytes, reserved_bytes = gpu.model.total_mib * MIB, gpu.model.reserved_mib * MIB
-        leasable = leasable_bytes(total_bytes, reserved_bytes, self._mps_reserve_bytes)
-        return Gpu(gpu.id, gpu.index, gpu.model.name, total_bytes, leasable, gpu.trouble)
+        reserve = self._mps_reserve_bytes if gpu.parent is None else 0
+        leasable = 0 if gpu.split else leasable_bytes(total_bytes, reserved_bytes, reserve)
+        return Gpu(
+            gpu.id,
+            gpu.index,
+            gpu.model.name,
+            total_bytes,
+            leasable,
+            gpu.trouble,
+            parent=gpu.parent,
+            mig=gpu.mig,
+            split=gpu.split,
+        )
 
 
-def _reading(gpu: _SimulatedGpu) -> GpuReading:
+def _reading(gpu: _SimulatedGpu, gpus: tuple[_SimulatedGpu, ...]) -> GpuReading:
+    """As the driver tells it: where MIG is on, use by instance, and temperature and power of the GPU."""
     if gpu.trouble is not None:
         return GpuReading(gpu.id, trouble=gpu.trouble)
     holders, model, busy = gpu.living(), gpu.model, gpu.utilization_ratio
+    used = sum(one.held_bytes for one in gpus if gpu.id in (one.id, one.parent))
+    if gpu.mig is not None:
+        return GpuReading(gpu.id, used, processes=_processes(holders))
     return GpuReading(
         gpu=gpu.id,
-        memory_used_bytes=sum(holder.memory_bytes for holder in holders.values()),
-        utilization_ratio=busy,
+        memory_used_bytes=used,
+        utilization_ratio=None if gpu.split else busy,
         temperature_celsius=round(_IDLE_CELSIUS + busy * (_BUSY_CELSIUS - _IDLE_CELSIUS)),
         power_watts=model.idle_watts + busy * (model.busy_watts - model.idle_watts),
-        processes=tuple(
-            GpuProcess(pid, holder.memory_bytes, holder.mps_client) for pid, holder in holders.items()
-        ),
+        processes=_processes(holders),
     )
 
 
-def _holder(pid: int, memory_bytes: int, mps_client: bool | None) -> _Holder:
+def _processes(holders: Mapping[int, _Holder]) -> tuple[GpuProcess, ...]:
+    return tuple(GpuProcess(pid, one.memory_bytes, one.mps_client) for pid, one in holders.items())
+
+
+def _holder(pid: int, memory_bytes: int) -> _Holder:
     if memory_bytes < 0:
         raise RequestError(
             f"The process {pid} cannot hold {memory_bytes} bytes", hint="give 0 to take it off the GPU"
@@ -226,7 +256,7 @@ def _holder(pid: int, memory_bytes: int, mps_client: bool | None) -> _Holder:
             f"There is no process {pid} on this machine",
             hint="give the PID of one that runs, as the host sees it",
         )
-    return _Holder(started, memory_bytes, mps_client)
+    return _Holder(started, memory_bytes)
 
 
 def _start_time(pid: int) -> int | None:
@@ -245,43 +275,27 @@ def _start_time(pid: int) -> int | None:
     return None if fields[0] in {b"Z", b"X"} else int(fields[19])
 
 
-def _make_gpus(models: tuple[str, ...]) -> tuple[_SimulatedGpu, ...]:
+def _make_gpus(models: tuple[SimulatedModel, ...]) -> tuple[_SimulatedGpu, ...]:
     """UUIDs go by the model and its place among its like, so that they outlive changes of the others."""
     made: Counter[str] = Counter()
-    gpus = []
-    for index, model in enumerate(models):
-        gpu_id = GpuId(f"GPU-{uuid.uuid5(_UUID_SPACE, f'{model}:{made[model]}')}")
-        made[model] += 1
-        gpus.append(_SimulatedGpu(gpu_id, index, MODELS[model]))
+    gpus: list[_SimulatedGpu] = []
+    for index, one in enumerate(models):
+        gpu_id = GpuId(f"GPU-{uuid.uuid5(_UUID_SPACE, f'{one.model}:{made[one.model]}')}")
+        made[one.model] += 1
+        gpu = _SimulatedGpu(gpu_id, index, MODELS[one.model], split=one.instances is not None)
+        gpus += [gpu, *(_instance(gpu, place, name) for place, name in enumerate(one.instances or ()))]
     return tuple(gpus)
 
 
-def _parse(spec: str) -> tuple[str, ...]:
-    if len(spec) > _MAX_SPEC_LENGTH:
-        raise _bad_spec(f"The list of simulated GPUs is {len(spec)} characters long")
-    models = tuple(model for part in spec.lower().split(",") for model in _parse_part(part.strip()))
-    if len(models) > MAX_GPUS:
-        raise _bad_spec(f"{len(models)} simulated GPUs are too many")
-    return models
-
-
-def _parse_part(part: str) -> tuple[str, ...]:
-    match = _SPEC_PART.fullmatch(part)
-    if match is None:
-        raise _bad_spec(f"{part[:40]!r} does not name simulated GPUs")
-    model, count = match["model"], int(match["count"] or 1)
-    if model not in MODELS:
-        near = difflib.get_close_matches(model, MODELS, n=1, cutoff=0.0)[0]
-        raise RequestError(
-            f"There is no simulated GPU model {model!r}",
-            hint=f"did you mean {near!r}? There are {', '.join(MODELS)}",
-        )
-    if not 1 <= count <= MAX_GPUS:
-        raise _bad_spec(f"{part!r} asks for {count} simulated GPUs")
-    return (model,) * count
-
-
-def _bad_spec(message: str) -> RequestError:
-    return RequestError(
-        message, hint=f"write MODEL[:COUNT],... such as h100:2,t4 for 1 to {MAX_GPUS} GPUs in all"
+def _instance(gpu: _SimulatedGpu, place: int, profile_name: str) -> _SimulatedGpu:
+    profile = gpu.model.profile(profile_name)
+    assert profile is not None, "checked when it was read"
+    mig = MigInstance(
+        place,
+        profile.name,
+        memory_permille=profile.memory_slices * WHOLE_PERMILLE // MEMORY_SLICES,
+        compute_permille=profile.compute_slices * WHOLE_PERMILLE // MIG_SLICES,
     )
+    model = Model(f"{gpu.model.name} MIG {profile.name}", profile.total_mib, 0, 0.0, 0.0)
+    instance_id = GpuId(f"MIG-{uuid.uuid5(_UUID_SPACE, f'{gpu.id}:{place}:{profile.name}')}")
+    return _SimulatedGpu(instance_id, gpu.index, model, parent=gpu.id, mig=mig)

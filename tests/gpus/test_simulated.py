@@ -10,7 +10,8 @@ import pytest
 
 from gpushared.domain.errors import RequestError
 from gpushared.domain.gpu import MIB
-from gpushared.gpus.simulated import MODELS, SimulatedGpus
+from gpushared.gpus.simulated import SimulatedGpus
+from gpushared.gpus.simulated_models import MODELS
 from gpushared.ports import GpuProcess
 
 GIB = 2**30
