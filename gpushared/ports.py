@@ -210,10 +210,11 @@ class Sharing(Protocol):
         """What only a running container can be given: its own cgroup (full path) exists now."""
         ...
 
-    async def part_clients(self, pids: Collection[int]) -> None:
+    async def part_clients(self, pids: Collection[int]) -> int:
         """Take these processes (host PIDs) off their MPS servers, so that their end harms nobody else there.
 
-        Processes that are no clients are no error; comes back when the servers have let them go, or in time.
+        Returns how many were clients; others are no error. Comes back when the servers have let them go, or
+        within a few seconds with an error: no reason to let the processes live on.
         """
         ...
 

@@ -3,8 +3,7 @@
 What the daemon does with commands is documented in nvidia-cuda-mps-control(1) only in part. Found by trial
 with version 550, and the reason for the shape of this module:
 
-* It serves one session at a time; others are dropped, some of them with exit code 0 and no output. Every
-  session therefore ends with a question that always has an answer, runs under a lock, and is repeated.
+* It serves one session at a time, and drops others (see ``Sessions``).
 * Exit codes say only whether a daemon was reached. Bad values are accepted in silence: ``1.5G`` becomes
   1 MiB, ``0G`` becomes no limit. So only whole ``M`` are sent, and every setting is read back.
 * Memory limits are set by the daemon's own ordinals, which follow its CUDA_VISIBLE_DEVICES. By UUID the
@@ -18,7 +17,6 @@ import asyncio
 import os
 import re
 import shutil
-import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,18 +25,19 @@ from pathlib import Path
 from gpushared.domain.errors import ConfigError, GpushareError, SharingUnavailable, TimedOut
 from gpushared.domain.gpu import GpuId
 from gpushared.sharing.process import DaemonProcess, listener_pid, spawn_daemon
+from gpushared.sharing.servers import client_pids
+from gpushared.sharing.session import Dropped, Sessions
 
 PIPE_PATH_LIMIT_BYTES = 87
 """With one byte more the daemon exits without a word, because its socket's name would not fit."""
 FULL_PERCENTAGE = 100
 MULTIUSER_FLAG = "-multiuser-server"
 
-_SENTINEL = "get_default_active_thread_percentage"
-_PERCENTAGE = re.compile(r"\d+(\.\d+)?")
 _LIMIT = re.compile(r"(\d+)([MG])B?")
 _MIB_PER_GIB = 1024
 _LOG_LIMIT_BYTES = 1024 * 1024
-_LOG_TAIL_BYTES = 4096
+_LOG_TAIL_BYTES = 16 * 1024
+_SERVER_LOG = "server.log"
 _FIRST_PAUSE_SECONDS = 0.01
 _LONGEST_PAUSE_SECONDS = 0.25
 
@@ -72,10 +71,6 @@ class DaemonLimits:
             raise ValueError(f"not a thread percentage: {self.percentage}")
 
 
-class _Dropped(Exception):
-    """The daemon was not reached, or hung up in the middle; never leaves this module."""
-
-
 class MpsControl:
     """One control daemon in one directory, started by us or found alive from an earlier life of ours.
 
@@ -100,7 +95,6 @@ class MpsControl:
         self._binary = binary
         self._multiuser = multiuser
         self._timing = timing or ControlTiming()
-        self._lock = asyncio.Lock()
         self._process: DaemonProcess | None = None
         check_pipe_path(self.pipe_dir)
         self._env = {
@@ -110,6 +104,12 @@ class MpsControl:
             "CUDA_MPS_LOG_DIRECTORY": str(self.log.parent),
             "CUDA_VISIBLE_DEVICES": ",".join(self.gpus),
         }
+        self._sessions = Sessions(
+            binary,
+            self._env,
+            command_seconds=self._timing.command_seconds,
+            attempts=self._timing.attempts,
+        )
 
     @property
     def socket(self) -> Path:
@@ -132,7 +132,7 @@ class MpsControl:
 
     async def ask(self, *commands: str) -> list[str]:
         """The daemon's answer to some commands in one session, line by line."""
-        return (await self._exchange(commands))[:-1]
+        return (await self._sessions.exchange(commands))[:-1]
 
     async def set_limits(self, limits: DaemonLimits) -> None:
         """Set what servers spawned from now on allow, and read it back. Lost when the daemon ends."""
@@ -142,7 +142,7 @@ class MpsControl:
             *(f"set_default_device_pinned_mem_limit {gpu} {mib}M" for gpu, mib in memory),
         )
         questions = [f"get_default_device_pinned_mem_limit {gpu}" for gpu in range(len(limits.memory_mib))]
-        *shown, percentage = await self._exchange(questions)
+        *shown, percentage = await self._sessions.exchange(questions)
         if float(percentage) != limits.percentage or not _same_limits(shown, limits.memory_mib):
             raise SharingUnavailable(
                 f"the MPS control daemon did not take its limits: asked for {limits.percentage:g} % and "
@@ -159,11 +159,17 @@ class MpsControl:
 
         A control daemon in a PID namespace of its own sees its clients as process 0.
         """
-        lines = [line.strip() for line in await self.ask(f"get_client_list {server}")]
-        lines = [line for line in lines if line and line != f"Server {server} not found"]
-        if not all(line.isdecimal() and int(line) > 0 for line in lines):
-            return None
-        return tuple(map(int, lines))
+        return client_pids(server, await self.ask(f"get_client_list {server}"))
+
+    def server_log(self) -> list[str]:
+        """The newest lines that servers wrote into their log; reads a file."""
+        return _tail(self.log.with_name(_SERVER_LOG))
+
+    async def restart_servers(self) -> None:
+        """End the daemon, by force if need be; its directory stays for the next ``start``."""
+        process, self._process = self._process, None
+        if process is not None:
+            await self._end(process)
 
     async def exits_within(self, seconds: float) -> bool:
         """Whether the daemon is gone, having waited at most so long."""
@@ -184,9 +190,10 @@ class MpsControl:
 
     def trim_log(self) -> None:
         """The daemon logs every command of ours and never rotates; it appends, so cutting is safe."""
-        with suppress(OSError):
-            if self.log.stat().st_size > _LOG_LIMIT_BYTES:
-                os.truncate(self.log, 0)
+        for log in (self.log, self.log.with_name(_SERVER_LOG)):
+            with suppress(OSError):
+                if log.stat().st_size > _LOG_LIMIT_BYTES:
+                    os.truncate(log, 0)
 
     # --- the daemon's life ---
 
@@ -205,7 +212,7 @@ class MpsControl:
         if process is None:
             return False
         self._process = process
-        await self._exchange(())
+        await self._sessions.exchange(())
         return True
 
     async def _find(self) -> DaemonProcess | None:
@@ -249,27 +256,21 @@ class MpsControl:
     async def _first_answer(self, process: DaemonProcess) -> None:
         pause = _FIRST_PAUSE_SECONDS
         while not await process.exits_within(pause):
-            with suppress(_Dropped, TimedOut):
-                await self._session(())
+            with suppress(Dropped, TimedOut):
+                await self._sessions.once(())
                 return
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
         status = f"status {process.exit_status}: {self._last_words()}"
         raise SharingUnavailable(f"the MPS control daemon ended at its start with {status}")
 
     def _last_words(self) -> str:
-        try:
-            with self.log.open("rb") as log:
-                log.seek(max(0, self.log.stat().st_size - _LOG_TAIL_BYTES))
-                lines = log.read().decode(errors="replace").strip().splitlines()
-        except OSError:
-            return "no log"
+        lines = _tail(self.log)
         return lines[-1].strip() if lines else "no message"
 
     async def _end(self, process: DaemonProcess) -> None:
         # The exit code of quit tells nothing sure; the process being gone does.
-        with suppress(GpushareError, _Dropped):
-            async with self._lock:
-                await self._run(f"quit -t {max(1, int(self._timing.quit_seconds))}\n")
+        with suppress(GpushareError, Dropped):
+            await self._sessions.run(f"quit -t {max(1, int(self._timing.quit_seconds))}\n")
         if not await process.exits_within(self._timing.quit_seconds):
             await self._kill(process)
         process.release()
@@ -284,58 +285,6 @@ class MpsControl:
             self._process.release()
             self._process = None
 
-    # --- sessions ---
-
-    async def _exchange(self, commands: Sequence[str]) -> list[str]:
-        """The lines of a whole session, the default thread percentage last."""
-        pause = _FIRST_PAUSE_SECONDS
-        for attempt in range(1, self._timing.attempts + 1):
-            try:
-                return await self._session(commands)
-            except _Dropped as dropped:
-                if attempt == self._timing.attempts:
-                    raise SharingUnavailable(
-                        f"the MPS control daemon does not answer: {dropped}"
-                    ) from dropped
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
-        raise AssertionError("unreachable: the last attempt returns or raises")
-
-    async def _session(self, commands: Sequence[str]) -> list[str]:
-        async with self._lock:
-            output = await self._run("".join(f"{command}\n" for command in (*commands, _SENTINEL)))
-        lines = output.splitlines()
-        if not lines or _PERCENTAGE.fullmatch(lines[-1].strip()) is None:
-            raise _Dropped(lines[-1].strip() if lines else "no output")
-        return lines
-
-    async def _run(self, text: str) -> str:
-        """Run the binary as a client of the daemon, with these commands on its standard input."""
-        try:
-            client = await asyncio.create_subprocess_exec(
-                self._binary,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                env=self._env,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise SharingUnavailable(f"{self._binary} cannot be run: {error.strerror}") from error
-        try:
-            async with asyncio.timeout(self._timing.command_seconds):
-                output, _ = await client.communicate(text.encode())
-        except TimeoutError:
-            first = text.split("\n", 1)[0]
-            seconds = self._timing.command_seconds
-            raise TimedOut(f"the MPS control daemon did not answer `{first}` in {seconds:g} s") from None
-        finally:
-            if client.returncode is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(client.pid, signal.SIGKILL)
-                await client.wait()
-        return output.decode(errors="replace")
-
 
 def check_pipe_path(pipe_dir: Path) -> None:
     """Raises ConfigError where the daemon could not make its sockets."""
@@ -345,6 +294,15 @@ def check_pipe_path(pipe_dir: Path) -> None:
             f"the MPS pipe directory {pipe_dir} is {length} bytes long, {PIPE_PATH_LIMIT_BYTES} are allowed",
             hint="choose a shorter runtime directory",
         )
+
+
+def _tail(path: Path) -> list[str]:
+    try:
+        with path.open("rb") as log:
+            log.seek(max(0, path.stat().st_size - _LOG_TAIL_BYTES))
+            return log.read().decode(errors="replace").strip().splitlines()
+    except OSError:
+        return []
 
 
 def _same_limits(shown: Sequence[str], wanted_mib: Sequence[int]) -> bool:

@@ -15,12 +15,15 @@ from gpushared.domain.gpu import MIB, Gpu, GpuId
 from gpushared.domain.lease import Lease, LeaseId
 from gpushared.domain.request import Isolation, LeaseClass
 from gpushared.ports import Edits, Mount, SharingStatus
+from gpushared.sharing.canary_watch import CanaryTiming, CanaryWatch
 from gpushared.sharing.control import ControlTiming, DaemonLimits, MpsControl, check_pipe_path
 from gpushared.sharing.edits import holds_whole_gpus, lease_edits, ordered_grants, own_limits
 from gpushared.sharing.lease_directories import LeaseDirectories
 from gpushared.sharing.lease_file import lease_file
 from gpushared.sharing.notice_file import notice_file
+from gpushared.sharing.parting import part
 from gpushared.sharing.probe import MultiuserProbe
+from gpushared.sharing.server_watch import RECYCLE_SECONDS
 from gpushared.sharing.supervisor import Supervisor
 
 _log = logging.getLogger(__name__)
@@ -46,12 +49,18 @@ class MpsMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MpsTiming:
-    """``linger_seconds``: how long a daemon without leases is kept for the next one."""
+    """``linger_seconds``: how long a daemon without leases is kept for the next one.
+
+    ``part_seconds`` bounds how long a stop waits for servers to let go of clients.
+    """
 
     control: ControlTiming = field(default_factory=ControlTiming)
-    poll_seconds: float = 15.0
+    poll_seconds: float = 5.0
     linger_seconds: float = 30.0
     retry_probe_seconds: float = 30.0
+    part_seconds: float = 3.0
+    recycle_seconds: float = RECYCLE_SECONDS
+    canary: CanaryTiming = field(default_factory=CanaryTiming)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +151,26 @@ class MpsSharing:
     async def hold(self, lease: Lease, cgroup: str) -> None:
         """MPS holds processes, not cgroups: nothing is left to do."""
 
-    async def part_clients(self, pids: Collection[int]) -> None:
-        """Take clients off their servers."""
+    async def part_clients(self, pids: Collection[int]) -> int:
+        """Take clients off their servers; see the port.
+
+        A daemon that does not answer is asked only if it was seen to serve one of them.
+        """
+        asked = [
+            daemon.control
+            for daemon in self._daemons.values()
+            if daemon.serving and (daemon.trouble is None or daemon.served & set(pids))
+        ]
+        try:
+            async with asyncio.timeout(self._timing.part_seconds):
+                done = await asyncio.gather(*(part(one, pids) for one in asked), return_exceptions=True)
+        except TimeoutError:
+            seconds = self._timing.part_seconds
+            raise TimedOut(f"MPS did not let go of its clients in {seconds:g} s") from None
+        for error in done:
+            if isinstance(error, BaseException):
+                raise error
+        return sum(count for count in done if isinstance(count, int))
 
     async def status(self) -> tuple[SharingStatus, ...]:
         """Of every GPU that a lease was opened beside, as the last look found it; asks nobody."""
@@ -231,7 +258,21 @@ class MpsSharing:
 
     def _supervisor(self, key: _DaemonKey, limits: DaemonLimits, *, multiuser: bool) -> Supervisor:
         control = self._control(key.name, key.gpus, multiuser=multiuser)
-        return Supervisor(control, limits, self._directories, poll_seconds=self._timing.poll_seconds)
+        return Supervisor(
+            control,
+            limits,
+            self._directories,
+            poll_seconds=self._timing.poll_seconds,
+            canary=self._canary(control),
+            recycle_seconds=self._timing.recycle_seconds,
+        )
+
+    def _canary(self, control: MpsControl) -> CanaryWatch | None:
+        """None where there is no CUDA to begin with."""
+        if self._simulated or self._timing.canary.interval_seconds <= 0:
+            return None
+        env = {**self._environ, "CUDA_VISIBLE_DEVICES": ",".join(control.gpus)}
+        return CanaryWatch(control.pipe_dir, env, self._timing.canary)
 
     def _control(self, name: str, gpus: tuple[GpuId, ...], *, multiuser: bool) -> MpsControl:
         assert self._binary is not None
@@ -290,7 +331,8 @@ class MpsSharing:
         clients = sorted({pid for daemon in daemons for pid in daemon.clients})
         mode = "mps" if any(daemon.serving for daemon in daemons) else "none"
         trouble = self._trouble(daemons)
-        return SharingStatus(gpu, mode, trouble, tuple(pids), tuple(clients), clients_at=_looked_at(daemons))
+        faults = tuple(fault for daemon in daemons for fault in daemon.faults)
+        return SharingStatus(gpu, mode, trouble, tuple(pids), tuple(clients), _looked_at(daemons), faults)
 
     def _daemons_of(self, gpu: GpuId) -> list[Supervisor]:
         return [daemon for daemon in self._daemons.values() if gpu in daemon.control.gpus]

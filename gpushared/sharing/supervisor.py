@@ -9,8 +9,12 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from gpushared.domain.errors import GpushareError, SharingUnavailable, TimedOut
+from gpushared.ports import ServerFault
+from gpushared.sharing.canary_watch import CanaryWatch
 from gpushared.sharing.control import DaemonLimits, MpsControl
+from gpushared.sharing.holder import line_holder
 from gpushared.sharing.lease_directories import LeaseDirectories
+from gpushared.sharing.server_watch import RECYCLE_SECONDS, ServerWatch
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +36,8 @@ class Supervisor:
     """One daemon and the leases that use it.
 
     A daemon that ended is started again, with growing pauses while it keeps ending. One that lives but does
-    not answer is left alone: its clients may still compute, and only new ones are kept waiting.
+    not answer is left alone: its clients may still compute, and only new ones are kept waiting. So is a
+    server in which new clients hang, as long as it has clients; new leases are refused meanwhile.
     """
 
     def __init__(
@@ -44,15 +49,17 @@ class Supervisor:
         poll_seconds: float,
         steady_seconds: float = 60.0,
         backoff: Callable[[int], float] = backoff_seconds,
+        canary: CanaryWatch | None = None,
+        recycle_seconds: float = RECYCLE_SECONDS,
     ) -> None:
         """A daemon that lived for ``steady_seconds`` counts as healthy again."""
         self.control = control
         self.leases: set[str] = set()
-        self.servers: tuple[int, ...] = ()
-        self.clients: frozenset[int] = frozenset()
-        self.clients_at: float | None = None
-        """When the look at the clients began (``time.monotonic``); None where they are not known."""
         self.starts = 0
+        self._watch_servers = ServerWatch(control, recycle_seconds=recycle_seconds)
+        self._canary = canary
+        self._silent_since = ""
+        self._holder: tuple[int, str] | None = None
         self._limits = limits
         self._applied: DaemonLimits | None = None
         """What the living daemon is known to have."""
@@ -72,8 +79,51 @@ class Supervisor:
         return self.control.pid is not None
 
     @property
+    def servers(self) -> tuple[int, ...]:
+        """Host PIDs of its servers, and of what we ourselves send to them."""
+        return (*self._watch_servers.servers, *(self._canary.pids if self._canary else ()))
+
+    @property
+    def clients(self) -> frozenset[int]:
+        return self._watch_servers.clients
+
+    @property
+    def clients_at(self) -> float | None:
+        """When the look at the clients began (``time.monotonic``); None where they are not known."""
+        return self._watch_servers.clients_at
+
+    @property
+    def served(self) -> frozenset[int]:
+        """Who they were when the daemon last told."""
+        return self._watch_servers.served
+
+    @property
+    def faults(self) -> tuple[ServerFault, ...]:
+        """Its servers that are in a fault."""
+        return self._watch_servers.faults
+
+    @property
     def trouble(self) -> str | None:
-        return None if self._error is None else self._error.message
+        """A sentence for the admin."""
+        if self._error is not None:
+            return f"{self._error.message}{self._since()}"
+        if self.faults:
+            left = sum(len(fault.clients) for fault in self.faults)
+            return f"an MPS server met a fatal fault and serves nobody; {left} of its clients are still there"
+        return self._wedge
+
+    @property
+    def _wedge(self) -> str | None:
+        complaint = None if self._canary is None else self._canary.complaint
+        return None if complaint is None else f"new CUDA programs {complaint}"
+
+    def _since(self) -> str:
+        if not self._silent_since:
+            return ""
+        held = (
+            "" if self._holder is None else f"; process {self._holder[0]} ({self._holder[1]}) holds its line"
+        )
+        return f", since {self._silent_since}{held}"
 
     async def attach(self, device_name: str) -> None:
         """Let a lease use the daemon, starting it if need be; raises what keeps it from serving.
@@ -121,6 +171,8 @@ class Supervisor:
             await self._look()
         if self._error is not None:
             raise type(self._error)(self._error.message, hint=self._error.hint)
+        if self._wedge is not None:
+            raise SharingUnavailable(self._wedge, hint="it heals when the leases on that GPU have ended")
 
     async def _cancel(self) -> None:
         tasks, self._task, self._glance = (self._task, self._glance), None, None
@@ -147,12 +199,17 @@ class Supervisor:
             return
         started_at = now()
         self._watching = True
-        await self._watch()
-        self._watching = False
+        canaries = asyncio.create_task(self._send_canaries())
+        try:
+            await self._watch()
+        finally:
+            self._watching = False
+            canaries.cancel()
+            await asyncio.gather(canaries, return_exceptions=True)
         self._applied = None
         self._settled.clear()
-        self.servers = ()
-        self._forget_clients()
+        self._watch_servers.forget()
+        self._hear()
         if now() - started_at >= self._steady_seconds:
             self._failures = 0
         self._note_failure(SharingUnavailable("the MPS control daemon ended and is being started again"))
@@ -178,31 +235,47 @@ class Supervisor:
     async def _watch(self) -> None:
         while not await self.control.exits_within(self._poll_seconds):
             await self._look()
+            if self._error is None:
+                await self._recycle()
 
     async def _look(self) -> None:
         """Ask the living daemon; note whether it answers, which servers it has and who their clients are."""
-        began, life = time.monotonic(), self.starts
+        life = self.starts
         try:
-            self.servers = await self.control.servers()
-            clients = [await self.control.clients(server) for server in self.servers]
+            await self._watch_servers.look(lambda: self._watching and life == self.starts)
         except GpushareError as error:
             self._error = error
-            self._forget_clients()
+            self._watch_servers.forget_clients()
+            await self._note_silence()
         else:
             self._error = None
-            self._note_clients(clients, began, life)
+            self._hear()
         self.control.trim_log()
 
-    def _note_clients(self, lists: list[tuple[int, ...] | None], began: float, life: int) -> None:
-        """Take them over, unless a look that began later came first, or the daemon has ended since."""
-        known = [one for one in lists if one is not None]
-        if not self._watching or life != self.starts or len(known) < len(lists):
-            self._forget_clients()
-        elif self.clients_at is None or began > self.clients_at:
-            self.clients, self.clients_at = frozenset(pid for one in known for pid in one), began
+    async def _note_silence(self) -> None:
+        self._silent_since = self._silent_since or time.strftime("%H:%M:%S")
+        if (pid := self.control.pid) is not None:
+            self._holder = await asyncio.to_thread(line_holder, pid)
 
-    def _forget_clients(self) -> None:
-        self.clients, self.clients_at = frozenset(), None
+    def _hear(self) -> None:
+        self._silent_since, self._holder = "", None
+
+    async def _recycle(self) -> None:
+        try:
+            await self._watch_servers.recycle(wedged=self._wedge is not None)
+        except GpushareError as error:
+            _log.warning("mps.recycle failed: %s", error)
+
+    async def _send_canaries(self) -> None:
+        """While a server is there for leases."""
+        canary, server = self._canary, 0
+        while canary is not None:
+            await asyncio.sleep(canary.pause_seconds)
+            for now in self._watch_servers.servers[:1] if self.leases else ():
+                if now != server:
+                    canary.forget()
+                server = now
+                await canary.send(server)
 
     def _note_failure(self, error: GpushareError) -> None:
         self._failures += 1

@@ -69,9 +69,10 @@ class FakeSharing(Failing):
         self._may_fail()
         self.held[lease.id] = cgroup
 
-    async def part_clients(self, pids: Collection[int]) -> None:
+    async def part_clients(self, pids: Collection[int]) -> int:
         self._may_fail()
         self.parted.append(frozenset(pids))
+        return len({pid for clients in self.clients.values() for pid in clients} & set(pids))
 
     async def tell(self, lease: Lease) -> None:
         self._may_fail()

@@ -1,0 +1,65 @@
+"""Who holds the line to a control daemon that does not answer.
+
+The daemon talks to one peer at a time. Whoever connects and says nothing keeps all others waiting, and the
+kernel remembers who that is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import struct
+from contextlib import suppress
+from pathlib import Path
+
+_UCRED = struct.Struct("3i")
+_PIDFD_GETFD = 438
+"""pidfd_getfd(2), the same number on every architecture; Linux 5.6."""
+_OWN = "nvidia-cuda-mps"
+"""How the names of MPS's own programs begin: servers keep a line to their daemon."""
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def line_holder(daemon: int) -> tuple[int, str] | None:
+    """The PID and name of the one process that has a line to this daemon; None for nobody or several.
+
+    Needs the right to trace the daemon, so root; without it the answer is None.
+    """
+    peers = {peer for peer in _peers(daemon) if peer > 0 and peer not in (daemon, os.getpid())}
+    named = [(peer, name) for peer in sorted(peers) if (name := _name(peer)) and not name.startswith(_OWN)]
+    return named[0] if len(named) == 1 else None
+
+
+def _peers(daemon: int) -> list[int]:
+    found: list[int] = []
+    with suppress(OSError):
+        pidfd = os.pidfd_open(daemon)
+        try:
+            for entry in Path(f"/proc/{daemon}/fd").iterdir():
+                with suppress(OSError):
+                    if str(entry.readlink()).startswith("socket:"):
+                        found += _peer(pidfd, int(entry.name))
+        finally:
+            os.close(pidfd)
+    return found
+
+
+def _peer(pidfd: int, number: int) -> list[int]:
+    """Who is at the other end of this socket of the daemon's, if it is a line and not the listening one."""
+    descriptor = _LIBC.syscall(_PIDFD_GETFD, pidfd, number, 0)
+    if descriptor < 0:
+        return []
+    with socket.socket(fileno=descriptor) as line:
+        if line.type != socket.SOCK_SEQPACKET or line.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return []
+        pid, _uid, _gid = _UCRED.unpack(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return [int(pid)]
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""

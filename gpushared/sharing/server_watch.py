@@ -1,0 +1,128 @@
+"""The servers of one control daemon: who is on them, which are in a fault, which are to be taken away."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from gpushared.ports import ServerFault
+from gpushared.sharing.servers import Asked, Server, ServerState, culprit_of, read_server
+
+_log = logging.getLogger(__name__)
+
+RECYCLE_SECONDS = 10.0
+"""So long a server that is free of clients may take to rebuild itself, and each step to work."""
+
+
+class Watched(Asked, Protocol):
+    """A control daemon that is asked, and whose servers' log can be read."""
+
+    def server_log(self) -> list[str]:
+        """The newest lines."""
+        ...
+
+    async def restart_servers(self) -> None:
+        """End the daemon and with it its servers; who keeps the daemon starts it again."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Recycling:
+    """A server that is being taken away: how far that went, and when the last step was taken."""
+
+    steps: int
+    at: float
+
+
+class ServerWatch:
+    """Looks at the servers of a daemon; ``look`` may be called again before it is back."""
+
+    def __init__(self, control: Watched, *, recycle_seconds: float = RECYCLE_SECONDS) -> None:
+        self.servers: tuple[int, ...] = ()
+        self.clients: frozenset[int] = frozenset()
+        self.clients_at: float | None = None
+        """When the look at the clients began (``time.monotonic``); None where they are not known."""
+        self.served: frozenset[int] = frozenset()
+        """Who the clients were when the daemon last told."""
+        self.faults: tuple[ServerFault, ...] = ()
+        self._control = control
+        self._recycle_seconds = recycle_seconds
+        self._seen: dict[int, Server] = {}
+        self._recycling: dict[int, _Recycling] = {}
+
+    async def look(self, is_current: Callable[[], bool]) -> None:
+        """Ask the daemon anew; its answer does not count where ``is_current`` says no by then."""
+        began = time.monotonic()
+        pids = await self._control.servers()
+        servers = [await read_server(self._control, pid) for pid in pids]
+        if not is_current():
+            self.forget_clients()
+        elif self.clients_at is None or began > self.clients_at:
+            await self._take(servers, began)
+
+    async def _take(self, servers: list[Server], began: float) -> None:
+        self.servers = tuple(server.pid for server in servers)
+        before, self._seen = self._seen, {server.pid: server for server in servers}
+        lists = [server.clients for server in servers]
+        self.served = frozenset(pid for one in lists for pid in one or ())
+        if None in lists:
+            self.forget_clients()
+        else:
+            self.clients, self.clients_at = self.served, began
+        in_fault = [server for server in servers if server.state is ServerState.FAULT]
+        log = await asyncio.to_thread(self._control.server_log) if in_fault else []
+        self.faults = tuple(self._fault(server, before.get(server.pid), log) for server in in_fault)
+        self._recycling = {pid: known for pid, known in self._recycling.items() if pid in self._seen}
+
+    def _fault(self, server: Server, before: Server | None, log: list[str]) -> ServerFault:
+        """Whom it hit: at first all that were there, then those that are still or were at the last look."""
+        there = {*(server.clients or ()), *((before and before.clients) or ())}
+        known = next((fault for fault in self.faults if fault.server == server.pid), None)
+        if known is not None:
+            return replace(known, clients=tuple(sorted(there & set(known.clients))))
+        culprit = culprit_of(log, there)
+        _log.warning("mps.fault server=%d clients=%s culprit=%s", server.pid, sorted(there), culprit)
+        return ServerFault(server.pid, tuple(sorted(there)), culprit)
+
+    def forget(self) -> None:
+        """The daemon is gone, and what was known with it."""
+        self.servers, self.faults, self.served = (), (), frozenset()
+        self._seen.clear()
+        self._recycling.clear()
+        self.forget_clients()
+
+    def forget_clients(self) -> None:
+        self.clients, self.clients_at = frozenset(), None
+
+    async def recycle(self, *, wedged: bool) -> None:
+        """Take away servers in a fault that they do not leave, and wedged ones; never one that has clients.
+
+        Each step gets its time: to rebuild itself, to be shut down, to be shut down by force; then the whole
+        daemon is started anew.
+        """
+        now = time.monotonic()
+        if any(server.clients != () for server in self._seen.values()):
+            self._recycling.clear()
+            return
+        for server in self._seen.values():
+            if server.state is not ServerState.FAULT and not wedged:
+                self._recycling.pop(server.pid, None)
+                continue
+            known = self._recycling.setdefault(server.pid, _Recycling(0, now))
+            if now - known.at >= self._recycle_seconds:
+                self._recycling[server.pid] = _Recycling(known.steps + 1, now)
+                await self._step(server.pid, known.steps)
+
+    async def _step(self, server: int, step: int) -> None:
+        _log.warning("mps.recycle server=%d step=%d", server, step)
+        match step:
+            case 0:
+                await self._control.ask(f"shutdown_server {server}")
+            case 1:
+                await self._control.ask(f"shutdown_server {server} -f")
+            case _:
+                await self._control.restart_servers()
