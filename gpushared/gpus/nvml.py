@@ -14,7 +14,8 @@ from gpushared.gpus.call_thread import CallThread
 from gpushared.gpus.memory import MPS_RESERVE_BYTES, leasable_bytes
 from gpushared.gpus.mig import Instance, MigInstances, no_instances
 from gpushared.gpus.nvml_driver import Handle, Memory, NvmlDriver
-from gpushared.gpus.nvml_errors import DRIVER_AWAY, DriverError, unavailable
+from gpushared.gpus.nvml_errors import DRIVER_AWAY, GPU_AWAY, DriverError, unavailable
+from gpushared.gpus.xids import XidWatch
 from gpushared.ports import DriverFacts, GpuReading, GpuSettings
 
 T = TypeVar("T")
@@ -43,6 +44,8 @@ class _Device:
     parent: GpuId | None = None
     mig: MigInstance | None = None
     split: bool = False
+    lost: bool = False
+    """It is off the bus or needs a reset, or the driver does not list it any more."""
 
 
 class NvmlGpus:
@@ -75,6 +78,7 @@ class NvmlGpus:
         """
         self._driver = NvmlDriver(library)
         self._mig = MigInstances(self._driver)
+        self._xids = XidWatch(self._driver)
         self._mps_reserve_bytes = mps_reserve_bytes
         self._retry_seconds = retry_seconds
         self._thread = CallThread("The NVIDIA driver", timeout_seconds=timeout_seconds)
@@ -89,7 +93,7 @@ class NvmlGpus:
         return await self._thread.call(lambda: self._for_each_device(self._gpu, self._lost_gpu))
 
     async def sample(self) -> tuple[GpuReading, ...]:
-        return await self._thread.call(lambda: self._for_each_device(self._reading, _lost_reading))
+        return self._xids.added_to(await self._thread.call(self._sample))
 
     async def describe(self) -> DriverFacts:
         """The driver's version and settings. Errors: ``GpusUnavailable``, ``TimedOut``."""
@@ -106,6 +110,12 @@ class NvmlGpus:
         await self._thread.close(self._shut)
 
     # --- on the thread ---
+
+    def _sample(self) -> tuple[GpuReading, ...]:
+        readings = self._for_each_device(self._reading, _lost_reading)
+        # After the readings: why a GPU is lost is then known as soon as it is.
+        self._xids.collect()
+        return readings
 
     def _for_each_device(
         self,
@@ -155,7 +165,7 @@ class NvmlGpus:
             if error.code in DRIVER_AWAY:
                 raise
             self._any_lost = True
-            return when_lost(device, error.trouble.sentence)
+            return when_lost(replace(device, lost=error.code in GPU_AWAY), error.trouble.sentence)
 
     def _gpu(self, device: _Device) -> Gpu:
         memory = self._driver.memory(device.handle)
@@ -228,7 +238,8 @@ class NvmlGpus:
                 raise
             # The look at the GPU itself will say the same.
             lost = self._mig.lost(device.id, error.trouble.sentence)
-            return (device, *(_instance(one, device) for one in lost))
+            gone = replace(device, lost=error.code in GPU_AWAY)
+            return (device, *(_instance(one, gone) for one in lost))
         empty = split and not any(one.handle is not None for one in found)
         trouble = no_instances(device.index) if empty else None
         return (replace(device, split=split, trouble=trouble), *(_instance(one, device) for one in found))
@@ -245,12 +256,19 @@ class NvmlGpus:
             # Even if listing the devices fails, NVML is open and has to be shut.
             self._devices = ()
             self._devices = self._list_devices()
+            self._watch_xids(self._devices)
         return self._devices
+
+    def _watch_xids(self, devices: tuple[_Device, ...]) -> None:
+        """A GPU that is lost by now is found so by whatever is asked of it next."""
+        with contextlib.suppress(DriverError):
+            self._xids.open({device.id: device.handle for device in devices if device.handle is not None})
 
     def _shut(self) -> None:
         if self._devices is None:
             return
         self._devices = None
+        self._xids.close()
         # A driver that is away refuses this too, and there is nothing left to undo then.
         with contextlib.suppress(DriverError):
             self._driver.close()
@@ -262,7 +280,7 @@ class NvmlGpus:
         missing = {gpu_id: old for gpu_id, old in self._seen.items() if gpu_id not in readable}
         self._seen |= {gpu_id: replace(device, handle=None) for gpu_id, device in readable.items()}
         recognised = [_recognise(device, missing) for device in listed]
-        gone = [replace(old, trouble=_GONE) for old in missing.values()]
+        gone = [replace(old, trouble=_GONE, lost=True) for old in missing.values()]
         devices = (*recognised, *gone)
         self._any_lost = len(readable) < len(devices)
         return devices
@@ -276,7 +294,8 @@ class NvmlGpus:
                 raise
             # Not even its UUID can be had.
             trouble = error.trouble.sentence
-            return _Device(GpuId(f"GPU-unreadable-{index}"), index, "unreadable GPU", trouble=trouble)
+            unreadable = _Device(GpuId(f"GPU-unreadable-{index}"), index, "unreadable GPU", trouble=trouble)
+            return replace(unreadable, lost=error.code in GPU_AWAY)
 
 
 def _recognise(device: _Device, missing: dict[GpuId, _Device]) -> _Device:
@@ -285,12 +304,21 @@ def _recognise(device: _Device, missing: dict[GpuId, _Device]) -> _Device:
         return device
     for old in missing.values():
         if old.index == device.index:
-            return replace(missing.pop(old.id), trouble=device.trouble)
-    return device
+            return replace(missing.pop(old.id), trouble=device.trouble, lost=device.lost)
+    return replace(device, lost=False)  # nothing of ours was ever on it
 
 
 def _instance(found: Instance, gpu: _Device) -> _Device:
-    return _Device(found.id, gpu.index, found.name, found.handle, found.trouble, parent=gpu.id, mig=found.mig)
+    return _Device(
+        id=found.id,
+        index=gpu.index,
+        name=found.name,
+        handle=found.handle,
+        trouble=found.trouble,
+        parent=gpu.id,
+        mig=found.mig,
+        lost=gpu.lost,
+    )
 
 
 def _lost_settings(device: _Device, trouble: str) -> GpuSettings:
@@ -298,4 +326,4 @@ def _lost_settings(device: _Device, trouble: str) -> GpuSettings:
 
 
 def _lost_reading(device: _Device, trouble: str) -> GpuReading:
-    return GpuReading(device.id, trouble=trouble)
+    return GpuReading(device.id, trouble=trouble, lost=device.lost)

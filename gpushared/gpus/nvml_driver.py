@@ -172,6 +172,37 @@ class NvmlDriver:
         _ask("nvmlDeviceGetMemoryLimits_v1", handle, limits)
         return int(limits.softLimit), int(limits.hardLimit)
 
+    def event_set(self) -> Handle:
+        return _ask("nvmlEventSetCreate")
+
+    def free_event_set(self, events: Handle) -> None:
+        _ask("nvmlEventSetFree", events)
+
+    def tell_xids(self, handle: Handle, events: Handle) -> bool:
+        """Put the GPU's errors into the event set from now on; False where the driver tells of none."""
+        xid = pynvml.nvmlEventTypeXidCriticalError
+        if not (_figure(lambda: _ask("nvmlDeviceGetSupportedEventTypes", handle)) or 0) & xid:
+            return False
+        try:
+            _ask("nvmlDeviceRegisterEvents", handle, xid, events)
+        except DriverError as error:
+            if error.code in DRIVER_AWAY | GPU_AWAY:
+                raise
+            return False
+        return True
+
+    def next_xid(self, events: Handle) -> tuple[Handle, int] | None:
+        """The next pending error, as the GPU's handle and its number; None when there is none."""
+        try:
+            event = _newest(
+                lambda: _ask("nvmlEventSetWait_v2", events, 0), lambda: _ask("nvmlEventSetWait", events, 0)
+            )
+        except DriverError as error:
+            if error.code == NvmlCode.TIMEOUT:
+                return None
+            raise
+        return event.device, int(event.eventData)
+
     def processes(self, handle: Handle) -> tuple[GpuProcess, ...]:
         """Whatever runs on the GPU, by host PID, each once with the largest figure of the driver's lists.
 

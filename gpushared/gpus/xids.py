@@ -1,0 +1,95 @@
+"""The errors (XIDs) that the driver tells of by events. What they mean is in ``gpushared.domain.xid``.
+
+NVML keeps events in an event set until they are waited for; a wait of 0 ms takes one or says ``TIMEOUT``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from gpushared.domain.gpu import GpuId
+from gpushared.gpus.nvml_driver import Handle, NvmlDriver
+from gpushared.gpus.nvml_errors import DRIVER_AWAY, DriverError
+from gpushared.ports import GpuReading
+
+log = logging.getLogger(__name__)
+
+MAX_AT_ONCE = 256
+"""Taken in one sample; a program that faults in a loop makes events without end."""
+MAX_KEPT = 1024
+
+
+class XidWatch:
+    """Collects XIDs on the adapter's thread, and keeps them until a sample has been handed out with them.
+
+    A call that came back too late for its caller must not take its XIDs with it: the driver tells each once.
+    """
+
+    def __init__(self, driver: NvmlDriver) -> None:
+        self._driver = driver
+        self._events: Handle | None = None
+        self._gpus: dict[int, GpuId] = {}
+        self._mute: set[GpuId] = set()
+        self._kept: deque[tuple[GpuId, int]] = deque(maxlen=MAX_KEPT)
+
+    # --- on the thread ---
+
+    def open(self, handles: Mapping[GpuId, Handle]) -> None:
+        """Be told of these GPUs from now on; those that tell of no errors are named in the log, once."""
+        self._gpus = {}
+        try:
+            self._events = self._driver.event_set()
+        except DriverError as error:
+            if error.code in DRIVER_AWAY:
+                raise
+            self._events = None
+        for gpu, handle in handles.items():
+            if self._events is not None and self._driver.tell_xids(handle, self._events):
+                self._gpus[_address(handle)] = gpu
+            elif gpu not in self._mute:
+                self._mute.add(gpu)
+                log.warning("the driver tells of no errors (XIDs) of %s: its health is not watched", gpu)
+
+    def collect(self) -> None:
+        """Take what is pending."""
+        if self._events is None:
+            return
+        for _ in range(MAX_AT_ONCE):
+            try:
+                event = self._driver.next_xid(self._events)
+            except DriverError:
+                return  # a lost GPU and a driver that is away are noticed by the readings
+            if event is None:
+                return
+            handle, number = event
+            gpu = self._gpus.get(_address(handle))
+            if gpu is None:
+                log.warning("the driver told of XID %d of a GPU that it does not name", number)
+            else:
+                self._kept.append((gpu, number))
+
+    def close(self) -> None:
+        events, self._events = self._events, None
+        if events is not None:
+            with contextlib.suppress(DriverError):
+                self._driver.free_event_set(events)
+
+    # --- on the caller's thread ---
+
+    def added_to(self, readings: Iterable[GpuReading]) -> tuple[GpuReading, ...]:
+        """The readings with what was collected, which is then forgotten."""
+        found: dict[GpuId, list[int]] = {}
+        for _ in range(len(self._kept)):
+            gpu, number = self._kept.popleft()
+            found.setdefault(gpu, []).append(number)
+        return tuple(replace(one, xids=tuple(found.get(one.gpu, ()))) for one in readings)
+
+
+def _address(handle: Handle) -> int:
+    """A device's handle is a pointer that is the same in all answers of one session."""
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0
