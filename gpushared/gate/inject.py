@@ -33,7 +33,9 @@ def inject(body: Body, device_name: str, edits: Edits | None, facts: EngineFacts
     host = body["HostConfig"] = section(body, "HostConfig")
     env = strip_env(strings(body, "Env"))
     own_targets = [mount.target for mount in edits.mounts] if edits is not None else []
-    check_mounts(user_targets(body), [CONTAINER_DIRECTORY, *own_targets])
+    # The engine puts what a user and an image mount on top of a device's mounts, also one around them.
+    around = facts.lease_devices and edits is None
+    check_mounts(user_targets(body), [CONTAINER_DIRECTORY, *own_targets], around=around)
     if edits is not None:
         env = default_env(env, edits.env_defaults)
         env = _add_gpus(host, env, edits, facts)
@@ -42,8 +44,9 @@ def inject(body: Body, device_name: str, edits: Edits | None, facts: EngineFacts
         host["DeviceRequests"] = [*objects(host, "DeviceRequests"), request]
     elif edits is not None:
         env = merge_env(env, edits.env)
-        host["Mounts"] = [*objects(host, "Mounts"), *map(_mount, edits.mounts)]
         host["Devices"] = [*objects(host, "Devices"), *map(_device, edits.devices)]
+    if edits is not None:
+        host["Mounts"] = [*objects(host, "Mounts"), *map(_mount, edits.mounts)]
     body["Env"] = env
 
 
@@ -81,19 +84,25 @@ def user_targets(body: Body) -> list[str]:
     ]
 
 
-def check_mounts(targets: list[str], own_targets: list[str]) -> None:
+def check_mounts(targets: list[str], own_targets: list[str], *, around: bool = False) -> None:
     """Raise ``RequestError`` when a user's mount lies on or under one of ours: theirs would win.
 
-    One that lies over ours does no harm: the engine mounts the shorter paths first.
+    One that lies over ours does no harm where ours is in the body too: the engine mounts the shorter paths
+    first. Where ours comes only by a device (``around``), it would hide ours.
     """
     for target in targets:
         for own_target in own_targets:
-            path, own = (posixpath.normpath("/" + each.lstrip("/")) + "/" for each in (target, own_target))
-            if path.startswith(own):
+            path, own = (_directory(each) for each in (target, own_target))
+            if path.startswith(own) or (around and own.startswith(path)):
                 raise RequestError(
                     f"the mount at {target} would hide the lease's at {own_target}",
                     hint="mount it elsewhere",
                 )
+
+
+def _directory(path: str) -> str:
+    normal = posixpath.normpath("/" + path.lstrip("/"))
+    return normal if normal == "/" else f"{normal}/"
 
 
 def _name(entry: str) -> str:

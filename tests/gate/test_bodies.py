@@ -322,7 +322,13 @@ INJECTIONS: list[tuple[bool, DeviceMechanism, dict[str, Any]]] = [
     (
         True,
         M.PLAIN,
-        {"Env": [GROWTH], "HostConfig": {"DeviceRequests": [{"Driver": "cdi", "DeviceIDs": [LEASE_NAME]}]}},
+        {
+            "Env": [GROWTH],
+            "HostConfig": {
+                "DeviceRequests": [{"Driver": "cdi", "DeviceIDs": [LEASE_NAME]}],
+                "Mounts": [MOUNT],
+            },
+        },
     ),
     (
         True,
@@ -330,7 +336,8 @@ INJECTIONS: list[tuple[bool, DeviceMechanism, dict[str, Any]]] = [
         {
             "Env": [GROWTH],
             "HostConfig": {
-                "DeviceRequests": [{"Driver": "cdi", "DeviceIDs": [f"nvidia.com/gpu={GPU}", LEASE_NAME]}]
+                "DeviceRequests": [{"Driver": "cdi", "DeviceIDs": [f"nvidia.com/gpu={GPU}", LEASE_NAME]}],
+                "Mounts": [MOUNT],
             },
         },
     ),
@@ -346,7 +353,7 @@ def test_a_lease_is_put_in_as_the_engine_can_take_it(
     assert body == after
 
 
-@pytest.mark.parametrize("path", ["/run/gpushare", "/run/gpushare/mps", "/run/gpushare/lease.json"])
+@pytest.mark.parametrize("path", ["/run/gpushare", "/run/gpushare/mps", "/run/gpushare/lease.json", "/run"])
 def test_a_container_created_before_its_lease_may_not_mount_where_the_lease_will(path: str) -> None:
     body: dict[str, Any] = {"HostConfig": {"Binds": [f"/x:{path}"]}}
     with pytest.raises(RequestError, match="would hide the lease's"):
