@@ -1,0 +1,127 @@
+"""A hook of the container runtime: limits the GPU memory of a container's cgroup before its program starts.
+
+Runs on its own (``python -I -S limit_hook.py ROOT GPU=BYTES...``) and imports nothing but a few parts of the
+standard library, because every start of a container waits for it. OCI's ``createRuntime`` hooks run as root,
+in the namespaces of the runtime, when the container's cgroup exists and holds its first process; the state
+with that process's PID comes on standard input.
+
+It always ends with 0, since any other code would keep the container from starting, and a limit that cannot be
+set here is no reason for that: the lease's own cgroup above has had the limit from before. What went wrong
+goes to standard error and to the system's log. A driver that hangs is left to a child, and not waited for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import sys
+import syslog
+
+PATIENCE_SECONDS = 5.0
+LIBRARY = "libnvidia-ml.so.1"
+LIBRARY_VARIABLE = "GPUSHARE_NVML_LIBRARY"
+FUNCTION = "nvmlDeviceSetMemoryLimits_v1"
+MAX_MESSAGE_BYTES = 4096
+
+
+class Refused(Exception):
+    """The limit could not be set, in words."""
+
+
+class MemoryLimits(ctypes.Structure):
+    """``nvmlSetMemoryLimits_v1_t`` of nvml.h: the cgroup's full path, then bytes."""
+
+    _fields_ = (
+        ("cgroup", ctypes.c_char_p),
+        ("soft_bytes", ctypes.c_ulonglong),
+        ("hard_bytes", ctypes.c_ulonglong),
+    )
+
+
+def main(words: list[str]) -> None:
+    """Set the limits that the words name; never raises, never waits for long."""
+    try:
+        root, *limits = words
+        cgroup = cgroup_of(json.load(sys.stdin)["pid"], root)
+        trouble = _in_child(cgroup, dict(_limit(word) for word in limits))
+    except (Refused, OSError, ValueError, ArithmeticError, LookupError, TypeError) as error:
+        trouble = str(error) or repr(error)
+    if trouble:
+        _tell(trouble)
+
+
+def cgroup_of(pid: int, root: str) -> str:
+    """The full path of a process's cgroup of v2, as the driver needs it. Raises Refused, OSError."""
+    if not os.access(f"{root}/cgroup.controllers", os.F_OK):
+        raise Refused(f"{root} is not cgroup v2, which the driver needs")
+    with open(f"/proc/{int(pid)}/cgroup") as file:  # noqa: PTH123 - importing pathlib takes as long as the rest
+        paths = [line.rstrip("\n")[3:] for line in file if line.startswith("0::/")]
+    if not paths or paths[0] == "/":
+        raise Refused(f"process {pid} has no cgroup of its own")
+    return root + paths[0]
+
+
+def limit(cgroup: str, limits: dict[str, int]) -> None:
+    """Set the hard limit of each GPU (by UUID, in bytes), and no guarantee. Raises Refused."""
+    try:
+        nvml = ctypes.CDLL(os.environ.get(LIBRARY_VARIABLE, LIBRARY))
+        change = getattr(nvml, FUNCTION)
+    except (OSError, AttributeError) as error:
+        raise Refused(f"the driver sets no limits: {error}") from error
+    _check(nvml.nvmlInit_v2(), "nvmlInit_v2")
+    for gpu, limit_bytes in limits.items():
+        handle = ctypes.c_void_p()
+        found = nvml.nvmlDeviceGetHandleByUUID(gpu.encode(), ctypes.byref(handle))
+        _check(found, f"nvmlDeviceGetHandleByUUID {gpu}")
+        wanted = MemoryLimits(cgroup.encode(), 0, limit_bytes)
+        _check(change(handle, ctypes.byref(wanted)), f"{FUNCTION} {gpu} {cgroup}")
+
+
+def _limit(word: str) -> tuple[str, int]:
+    gpu, _, limit_bytes = word.partition("=")
+    return gpu, int(limit_bytes)
+
+
+def _check(code: int, what: str) -> None:
+    if code != 0:
+        raise Refused(f"{what} answered {code}")
+
+
+def _in_child(cgroup: str, limits: dict[str, int]) -> str:
+    """What went wrong in the child, empty if nothing did."""
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        _be_child(writer, cgroup, limits)
+    os.close(writer)
+    if not select.select([reader], [], [], PATIENCE_SECONDS)[0]:
+        return f"the driver did not answer within {PATIENCE_SECONDS:g} s"
+    return os.read(reader, MAX_MESSAGE_BYTES).decode(errors="replace").removeprefix("done")
+
+
+def _be_child(writer: int, cgroup: str, limits: dict[str, int]) -> None:
+    """Ends the process. The runtime waits until nobody has its pipes open any more."""
+    text = "done"
+    try:
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for descriptor in range(3):
+            os.dup2(nowhere, descriptor)
+        limit(cgroup, limits)
+    except (Refused, OSError) as error:
+        text = str(error)
+    finally:
+        # Nothing that the parent had begun may be done a second time here.
+        os.write(writer, text.encode()[:MAX_MESSAGE_BYTES])
+        os._exit(0)
+
+
+def _tell(trouble: str) -> None:
+    text = f"no limit on the container's own cgroup: {trouble}"
+    sys.stderr.write(f"gpushared: {text}\n")
+    syslog.openlog("gpushared", 0, syslog.LOG_DAEMON)
+    syslog.syslog(syslog.LOG_WARNING, text)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
