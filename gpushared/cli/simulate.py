@@ -21,6 +21,8 @@ NONE = "0"
 @click.option("--container", metavar="NAME", help="The main process of this container holds memory.")
 @click.option("--pid", type=click.IntRange(1), metavar="PID", help="This process of the host holds memory.")
 @click.option("--memory", metavar="SIZE", help="How much it holds: 8g; 0 takes it off the GPU.")
+@click.option("--inside-mps", is_flag=True, help="It is a client of MPS.")
+@click.option("--outside-mps", is_flag=True, help="It is no client of MPS. Without either: nobody tells.")
 @click.option("--utilization", metavar="PERCENT", help="How busy the GPU is: 80%.")
 @click.option("--trouble", metavar="TEXT", help="The GPU is lost, for this reason; an empty text heals it.")
 @click.option("--hang", type=float, metavar="SECONDS", help="Each call to the driver takes so long; 0 heals.")
@@ -29,6 +31,8 @@ def simulate(
     container: str | None,
     pid: int | None,
     memory: str | None,
+    inside_mps: bool,
+    outside_mps: bool,
     utilization: str | None,
     trouble: str | None,
     hang: float | None,
@@ -40,13 +44,19 @@ def simulate(
     \b
     Examples:
       gpushare simulate --container trainer --memory 30g
+      gpushare simulate --container trainer --memory 2g --outside-mps
       gpushare simulate --gpu 1 --trouble "fell off the bus"
     """  # noqa: D301 - click's mark for lines it must not join
     client = Client()
     change: dict[str, object] = {"gpu_index": gpu_index}
     if container is not None or pid is not None or memory is not None:
         holder = pid if pid is not None else _pid_of(container, client)
-        change["processes"] = [{"pid": holder, "memory_bytes": str(_bytes(memory))}]
+        process: dict[str, object] = {"pid": holder, "memory_bytes": str(_bytes(memory))}
+        if inside_mps or outside_mps:
+            process["mps_client"] = inside_mps
+        change["processes"] = [process]
+    elif inside_mps or outside_mps:
+        raise RequestError("whose memory it is was not said", hint="add --container NAME --memory 8g")
     if utilization is not None:
         change["utilization_ratio"] = parse_percent(utilization) / 1000
     if trouble is not None:

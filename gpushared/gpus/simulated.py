@@ -6,7 +6,7 @@ import math
 import os
 import threading
 import uuid
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -26,6 +26,8 @@ from gpushared.gpus.simulated_models import (
 from gpushared.ports import GpuProcess, GpuReading
 
 _MAX_HANG_SECONDS = 24 * 3600.0
+_MAX_XID = 999
+_MAX_KEPT_XIDS = 1024
 _UUID_SPACE = uuid.UUID("6f2f9d7c-1f0b-5d0e-9a53-3f1b6d2f4a10")
 _IDLE_CELSIUS, _BUSY_CELSIUS = 30, 70
 
@@ -94,6 +96,7 @@ class SimulatedGpus:
         self._mps_reserve_bytes = mps_reserve_bytes
         self._gpus = _make_gpus(models)
         self._thread = CallThread("The simulated driver", timeout_seconds=timeout_seconds)
+        self._xids: deque[tuple[GpuId, int]] = deque(maxlen=_MAX_KEPT_XIDS)
         self._hang_seconds = 0.0
         self._unhang = threading.Event()
 
@@ -112,7 +115,13 @@ class SimulatedGpus:
         return await self._thread.call(self._survey)
 
     async def sample(self) -> tuple[GpuReading, ...]:
-        return await self._thread.call(self._sample)
+        readings = await self._thread.call(self._sample)
+        # Only now, so that a call that came back too late does not take them with it.
+        xids: dict[GpuId, list[int]] = {}
+        while self._xids:
+            gpu, number = self._xids.popleft()
+            xids.setdefault(gpu, []).append(number)
+        return tuple(replace(one, xids=tuple(xids.get(one.gpu, ()))) for one in readings)
 
     async def close(self) -> None:
         await self._thread.close(lambda: None)
@@ -147,7 +156,7 @@ class SimulatedGpus:
         self._change(replace(gpu, holders=holders))
 
     def set_mps_clients(self, gpu_index: int, clients: Mapping[int, bool]) -> None:
-        """Say of processes that hold memory whether they are MPS clients; of others the driver does not tell."""
+        """Say of processes that hold memory whether the driver lists them as MPS clients."""
         gpu = self._gpu(gpu_index)
         listed = {
             pid: replace(holder, mps_client=clients.get(pid, holder.mps_client))
@@ -167,6 +176,12 @@ class SimulatedGpus:
         for one in self._gpus:
             if gpu.id in (one.id, one.parent):
                 self._change(replace(one, trouble=trouble or None))
+
+    def set_xid(self, gpu_index: int, number: int) -> None:
+        """Let the driver tell of an error, by NVIDIA's number. What the GPU shows is another matter."""
+        if not 1 <= number <= _MAX_XID:
+            raise RequestError(f"There is no XID {number}", hint=f"they go from 1 to {_MAX_XID}")
+        self._xids.append((self._gpu(gpu_index).id, number))
 
     def set_hang(self, seconds: float) -> None:
         """Let every call take so long from now on; 0 ends that, also for calls that hang right now."""
@@ -226,7 +241,7 @@ class SimulatedGpus:
 def _reading(gpu: _SimulatedGpu, gpus: tuple[_SimulatedGpu, ...]) -> GpuReading:
     """As the driver tells it: where MIG is on, use by instance, and temperature and power of the GPU."""
     if gpu.trouble is not None:
-        return GpuReading(gpu.id, trouble=gpu.trouble)
+        return GpuReading(gpu.id, trouble=gpu.trouble, lost=True)
     holders, model, busy = gpu.living(), gpu.model, gpu.utilization_ratio
     used = sum(one.held_bytes for one in gpus if gpu.id in (one.id, one.parent))
     if gpu.mig is not None:

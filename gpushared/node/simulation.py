@@ -29,6 +29,8 @@ class Simulation:
         index = message.gpu_index
         if message.processes:
             self._gpus.set_processes(index, {one.pid: one.memory_bytes for one in message.processes})
+            clients = {one.pid: one.mps_client for one in message.processes if one.HasField("mps_client")}
+            self._gpus.set_mps_clients(index, clients)
         if message.HasField("utilization_ratio"):
             self._gpus.set_utilization(index, message.utilization_ratio)
         if message.HasField("trouble"):

@@ -33,6 +33,8 @@ class PlayableWorld(World, Protocol):
 
     def lose(self, index: int, *, lost: bool = True) -> None: ...
 
+    def err(self, index: int, *xids: int) -> None: ...
+
     def hang(self, *, hangs: bool = True) -> None: ...
 
 
@@ -53,13 +55,18 @@ class SimulatedWorld:
             await close_and_join(gpus)
 
     def hold(self, index: int, pid: int, memory_bytes: int, *, mps_client: bool = False) -> None:
-        self._play(lambda gpus: gpus.set_processes(index, {pid: memory_bytes}, mps_client=mps_client))
+        self._play(lambda gpus: gpus.set_processes(index, {pid: memory_bytes}))
+        self._play(lambda gpus: gpus.set_mps_clients(index, {pid: mps_client}))
 
     def busy(self, index: int, percent: int) -> None:
         self._play(lambda gpus: gpus.set_utilization(index, percent / 100))
 
     def lose(self, index: int, *, lost: bool = True) -> None:
         self._play(lambda gpus: gpus.set_trouble(index, "The GPU is lost" if lost else None))
+
+    def err(self, index: int, *xids: int) -> None:
+        for number in xids:
+            self._play(lambda gpus, number=number: gpus.set_xid(index, number))
 
     def hang(self, *, hangs: bool = True) -> None:
         self._play(lambda gpus: gpus.set_hang(3600 if hangs else 0))
@@ -111,6 +118,10 @@ class FakeWorld:
 
     def lose(self, index: int, *, lost: bool = True) -> None:
         self.machine.gpus[index].lost = lost
+        self.machine.write()
+
+    def err(self, index: int, *xids: int) -> None:
+        self.machine.gpus[index].xids += xids
         self.machine.write()
 
     def hang(self, *, hangs: bool = True) -> None:

@@ -145,6 +145,7 @@ def test_the_simulate_command_plays_the_driver_and_refuses_nonsense(daemon: Daem
     for words in (
         (),
         ("--memory", "1g"),
+        ("--outside-mps",),
         ("--container", "nobody", "--memory", "1g"),
         ("--gpu", "9", "--trouble", "x"),
     ):

@@ -240,19 +240,25 @@ class SimulatedProcess(_message.Message):
 
     PID_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    MPS_CLIENT_FIELD_NUMBER: _builtins.int
     pid: _builtins.int
     memory_bytes: _builtins.int
+    mps_client: _builtins.bool
+    """Whether the driver lists it as a client of an MPS server; unset, it does not tell."""
     def __init__(
         self,
         *,
         pid: _builtins.int = ...,
         memory_bytes: _builtins.int = ...,
+        mps_client: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_mps_client", b"_mps_client", "mps_client", b"mps_client"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory_bytes", b"memory_bytes", "pid", b"pid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_mps_client", b"_mps_client", "memory_bytes", b"memory_bytes", "mps_client", b"mps_client", "pid", b"pid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__mps_client: _TypeAlias = _typing.Literal["mps_client"]  # noqa: Y015
+    _WhichOneofArgType__mps_client: _TypeAlias = _typing.Literal["_mps_client", b"_mps_client"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__mps_client) -> _WhichOneofReturnType__mps_client | None: ...
 
 Global___SimulatedProcess: _TypeAlias = SimulatedProcess  # noqa: Y015
 
