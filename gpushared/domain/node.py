@@ -13,6 +13,7 @@ from functools import singledispatch
 from gpushared.domain import containment, health
 from gpushared.domain import messages as m
 from gpushared.domain.asking import describe
+from gpushared.domain.destroyed import end_on_destroyed
 from gpushared.domain.errors import (
     LimitReached,
     PermissionRefused,
@@ -323,6 +324,7 @@ def _(event: m.EditsFailed, draft: Draft) -> None:
 @_apply.register
 def _(event: m.GpusSurveyed, draft: Draft) -> None:
     draft.gpus = {gpu.id: gpu for gpu in sorted(event.gpus, key=lambda gpu: gpu.index)}
+    end_on_destroyed(event, draft)
 
 
 @_apply.register
@@ -337,6 +339,16 @@ def _(event: m.GpusSampled, draft: Draft) -> None:
     draft.use = Use(event.at, event.readable, event.busy, event.used_bytes, event.lost)
     watch(event, draft)
     _look_after(draft, event)
+
+
+@_apply.register
+def _(event: m.ClientsParted, draft: Draft) -> None:
+    lease = draft.find(event.lease)
+    if not isinstance(lease.state, Ended):
+        noun = "process was" if event.clients == 1 else "processes were"
+        done = f"{event.clients} {noun} taken off MPS before the end"
+        not_done = f"its processes could not be taken off MPS before the end: {event.trouble}"
+        draft.put(lease.note(draft.now, not_done if event.trouble else done))
 
 
 @_apply.register

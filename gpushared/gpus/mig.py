@@ -1,4 +1,4 @@
-"""The MIG instances of GPUs as the driver lists them, and for a while those that are gone.
+"""The MIG instances of GPUs as the driver lists them.
 
 MIG splits a GPU into GPU instances, which have memory of their own, and these into compute instances, which
 NVML calls MIG devices and programs use. Sources: NVIDIA's MIG User Guide and its NVML reference (Multi
@@ -7,20 +7,15 @@ Instance GPU Management).
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from gpushared.domain.gpu import WHOLE_PERMILLE, GpuId, MigInstance
 from gpushared.gpus.nvml_driver import Handle, NvmlDriver
 
-GONE_SECONDS = 60.0
-"""So long an instance that was destroyed stays listed, so that its leases are told and not forgotten."""
 MEMORY_SLICES = 8
 """The most equal parts that a profile's memory is counted in, on every GPU with MIG."""
 
-DESTROYED = "The MIG instance was destroyed"
 _SHARED = (
     "The MIG instance shares its memory with others of the same GPU instance, so that nothing holds a lease "
     "to its part (make one compute instance for each GPU instance: `nvidia-smi mig -cgi PROFILE -C`)"
@@ -54,34 +49,20 @@ class Instance:
 class MigInstances:
     """Finds the instances of GPUs anew with every look; raises ``DriverError``."""
 
-    def __init__(self, driver: NvmlDriver, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, driver: NvmlDriver) -> None:
         self._driver = driver
-        self._clock = clock
         self._seen: dict[GpuId, dict[GpuId, Instance]] = {}
-        self._gone_at: dict[GpuId, float] = {}
 
     def look(self, gpu: GpuId, handle: Handle, *, split: bool) -> tuple[Instance, ...]:
-        """The instances of a GPU by their place there, then those that were destroyed lately."""
-        known = self._seen.setdefault(gpu, {})
-        listed = self._list(handle, known) if split else ()
-        here = {instance.id for instance in listed}
-        gone = [one for one in known.values() if one.id not in here and self._is_told(one)]
-        for instance in listed:
-            self._gone_at.pop(instance.id, None)
-        self._seen[gpu] = {instance.id: instance for instance in (*listed, *gone)}
-        return (*listed, *(replace(instance, handle=None, trouble=DESTROYED) for instance in gone))
+        """The instances of a GPU, by their place there."""
+        listed = self._list(handle, self._seen.get(gpu, {})) if split else ()
+        self._seen[gpu] = {instance.id: instance for instance in listed}
+        return listed
 
     def lost(self, gpu: GpuId, trouble: str) -> tuple[Instance, ...]:
         """The instances that a GPU had which cannot be asked now."""
         known = self._seen.get(gpu, {}).values()
         return tuple(replace(instance, handle=None, trouble=trouble) for instance in known)
-
-    def _is_told(self, instance: Instance) -> bool:
-        now = self._clock()
-        told = now - self._gone_at.setdefault(instance.id, now) < GONE_SECONDS
-        if not told:
-            del self._gone_at[instance.id]
-        return told
 
     def _list(self, gpu: Handle, known: dict[GpuId, Instance]) -> tuple[Instance, ...]:
         places = self._driver.max_mig_devices(gpu)

@@ -20,7 +20,13 @@
  *   persistence MODE
  *   compute_mode MODE
  *   capability MAJOR MINOR
+ *   xid NUMBER                   an error that the driver tells of; those that a program is told of by events are
+ *                                the ones behind those that were there when it registered for them
  *   compute|mps|graphics PID BYTES     a process; "-" for bytes that the driver does not tell
+ *   instance PLACE GPU_INSTANCE SLICES UUID NAME...   begins a MIG device of that GPU, in that place of its list;
+ *                                      memory, processes and errors that follow are the MIG device's
+ *
+ * Where MIG is on, a GPU tells neither its utilization nor its processes (to callers without the privilege).
  *
  * Memory limits that were set are kept in a file of the same name with ".limits" behind it, a line each:
  * UUID SOFT HARD CGROUP. As documented, only root may set them, with cgroup v2, and not on a GPU split by MIG.
@@ -54,7 +60,8 @@ enum {
     ARGUMENT_VERSION_MISMATCH = 25,
 };
 
-enum { MAX_GPUS = 64, MAX_PROCESSES = 256, MAX_ERRORS = 32, TEXT = 128 };
+enum { MAX_GPUS = 64, MAX_INSTANCES = 64, MAX_MIG_DEVICES = 7, MAX_PROCESSES = 256, MAX_ERRORS = 32, TEXT = 128 };
+enum { MAX_XIDS = 256, XID_EVENTS = 8, TIMEOUT = 10 };
 enum kind { COMPUTE, MPS, GRAPHICS };
 
 static const unsigned long long NOT_AVAILABLE = ~0ULL;
@@ -73,6 +80,10 @@ struct gpu {
     unsigned long long total, reserved;
     unsigned utilization, temperature, power, mig, persistence, compute_mode;
     int major, minor;
+    int parent; /* -1: it is a GPU; else a MIG device of that one */
+    unsigned place, gpu_instance, slices;
+    int xid_count;
+    unsigned xids[MAX_XIDS];
     int process_count;
     struct process processes[MAX_PROCESSES];
 };
@@ -86,9 +97,10 @@ struct error {
 struct state {
     char driver[TEXT], hang[TEXT], cgroups[TEXT];
     int unprivileged, ignore_limits;
-    int gpu_count, error_count;
+    int gpu_count, instance_count, error_count;
     struct error errors[MAX_ERRORS];
-    struct gpu gpus[MAX_GPUS];
+    struct gpu gpus[MAX_GPUS + MAX_INSTANCES]; /* MIG devices from MAX_GPUS on */
+    struct gpu *newest;
 };
 
 /* As nvml.h has them; the handle is opaque there too. */
@@ -102,7 +114,7 @@ struct temperature_v1 { unsigned version, sensor; int celsius; };
 /* One thread calls NVML in gpushared, so one state of each is enough; 400 KiB do not belong on its stack. */
 static struct state state;
 static int opened, served[MAX_ERRORS];
-static char handles[MAX_GPUS];
+static char handles[MAX_GPUS], mig_handles[MAX_GPUS][MAX_MIG_DEVICES];
 
 static void fail(const char *format, ...)
 {
@@ -131,6 +143,8 @@ static int read_gpu_line(struct gpu *gpu, const char *word, const char *rest)
 {
     if (strcmp(word, "lost") == 0)
         gpu->lost = 1;
+    else if (strcmp(word, "xid") == 0 && gpu->xid_count < MAX_XIDS)
+        gpu->xids[gpu->xid_count++] = (unsigned)strtoul(rest, NULL, 10);
     else if (strcmp(word, "memory") == 0)
         gpu->has_memory = sscanf(rest, "%llu %llu", &gpu->total, &gpu->reserved) == 2;
     else if (strcmp(word, "utilization") == 0)
@@ -180,18 +194,28 @@ static void read_line(char *line)
         if (state.error_count == MAX_ERRORS)
             fail("too many errors");
         struct error *error = &state.errors[state.error_count++];
-        error->gpu = state.gpu_count - 1;
+        error->gpu = state.newest ? (int)(state.newest - state.gpus) : -1;
         error->times = 0;
         if (sscanf(rest, "%127s %d %d", error->function, &error->code, &error->times) < 2)
             fail("bad error: %s", rest);
     } else if (strcmp(word, "gpu") == 0) {
         if (state.gpu_count == MAX_GPUS)
             fail("too many GPUs");
-        struct gpu *gpu = &state.gpus[state.gpu_count++];
+        struct gpu *gpu = state.newest = &state.gpus[state.gpu_count++];
         memset(gpu, 0, sizeof *gpu);
+        gpu->parent = -1;
         if (sscanf(rest, "%127s %127[^\n]", gpu->uuid, gpu->name) != 2)
             fail("bad gpu: %s", rest);
-    } else if (state.gpu_count == 0 || !read_gpu_line(&state.gpus[state.gpu_count - 1], word, rest)) {
+    } else if (strcmp(word, "instance") == 0) {
+        if (state.gpu_count == 0 || state.instance_count == MAX_INSTANCES)
+            fail("too many MIG devices, or one of no GPU");
+        struct gpu *device = state.newest = &state.gpus[MAX_GPUS + state.instance_count++];
+        memset(device, 0, sizeof *device);
+        device->parent = state.gpu_count - 1;
+        if (sscanf(rest, "%u %u %u %127s %127[^\n]", &device->place, &device->gpu_instance, &device->slices,
+                   device->uuid, device->name) != 5)
+            fail("bad instance: %s", rest);
+    } else if (state.newest == NULL || !read_gpu_line(state.newest, word, rest)) {
         fail("unknown line: %s", line);
     }
 }
@@ -206,7 +230,8 @@ static int read_state(void)
         return 0;
     state.driver[0] = state.hang[0] = state.cgroups[0] = '\0';
     state.unprivileged = state.ignore_limits = 0;
-    state.gpu_count = state.error_count = 0;
+    state.gpu_count = state.instance_count = state.error_count = 0;
+    state.newest = NULL;
     while (fgets(line, sizeof line, file))
         read_line(line);
     fclose(file);
@@ -251,12 +276,36 @@ static int enter(const char *function, int gpu)
             return code_;                            \
     } while (0)
 
-#define ENTER_DEVICE(device, gpu)                    \
-    int index_ = (int)((char *)(device) - handles);  \
-    if (index_ < 0 || index_ >= MAX_GPUS)            \
-        return INVALID_ARGUMENT;                     \
-    ENTER(index_);                                   \
-    struct gpu *gpu = &state.gpus[index_]
+/* The place in state.gpus of a GPU, or of the GPU of a MIG device; -1 for what is no handle. */
+static int gpu_of(device_t device, int *place)
+{
+    long index = (char *)device - handles, mig = (char *)device - &mig_handles[0][0];
+    *place = mig >= 0 && mig < (long)sizeof mig_handles ? (int)(mig % MAX_MIG_DEVICES) : -1;
+    if (*place >= 0)
+        return (int)(mig / MAX_MIG_DEVICES);
+    return index >= 0 && index < MAX_GPUS ? (int)index : -1;
+}
+
+/* NULL where there is no such MIG device (any more). */
+static struct gpu *mig_device(int gpu, unsigned place)
+{
+    for (int i = MAX_GPUS; i < MAX_GPUS + state.instance_count; i++)
+        if (state.gpus[i].parent == gpu && state.gpus[i].place == place)
+            return &state.gpus[i];
+    return NULL;
+}
+
+#define ENTER_DEVICE(device, gpu)                                                                       \
+    int place_, index_ = gpu_of(device, &place_);                                                       \
+    if (index_ < 0)                                                                                     \
+        return INVALID_ARGUMENT;                                                                        \
+    ENTER(index_);                                                                                      \
+    struct gpu *gpu = place_ < 0 ? &state.gpus[index_] : mig_device(index_, (unsigned)place_);          \
+    if (gpu == NULL)                                                                                    \
+        return INVALID_ARGUMENT;                                                                        \
+    int own_error_ = place_ < 0 ? SUCCESS : wanted_error(__func__, (int)(gpu - state.gpus));            \
+    if (own_error_ != SUCCESS)                                                                          \
+        return own_error_
 
 static int copy_text(const char *text, char *out, unsigned length)
 {
@@ -348,6 +397,9 @@ int nvmlDeviceGetName(device_t device, char *name, unsigned length)
 static unsigned long long used_by_processes(const struct gpu *gpu)
 {
     unsigned long long used = 0;
+    for (int i = MAX_GPUS; i < MAX_GPUS + state.instance_count; i++)
+        if (gpu->parent < 0 && state.gpus[i].parent == gpu - state.gpus)
+            used += used_by_processes(&state.gpus[i]);
     for (int i = 0; i < gpu->process_count; i++) {
         int seen = 0;
         for (int j = 0; j < i; j++)
@@ -387,7 +439,7 @@ int nvmlDeviceGetMemoryInfo_v2(device_t device, struct memory_v2 *memory)
 int nvmlDeviceGetUtilizationRates(device_t device, struct utilization *utilization)
 {
     ENTER_DEVICE(device, gpu);
-    if (!gpu->has_utilization)
+    if (!gpu->has_utilization || gpu->mig)
         return NOT_SUPPORTED;
     utilization->gpu = utilization->memory = gpu->utilization;
     return SUCCESS;
@@ -431,6 +483,51 @@ int nvmlDeviceGetMigMode(device_t device, unsigned *current, unsigned *pending)
     return SUCCESS;
 }
 
+int nvmlDeviceGetMaxMigDeviceCount(device_t device, unsigned *count)
+{
+    ENTER_DEVICE(device, gpu);
+    *count = gpu->has_mig ? MAX_MIG_DEVICES : 0;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMigDeviceHandleByIndex(device_t device, unsigned place, device_t *found)
+{
+    ENTER_DEVICE(device, gpu);
+    if (gpu->parent >= 0 || place >= MAX_MIG_DEVICES)
+        return INVALID_ARGUMENT;
+    if (!gpu->has_mig || !gpu->mig)
+        return NOT_SUPPORTED;
+    if (mig_device(index_, place) == NULL)
+        return NOT_FOUND;
+    *found = (device_t)&mig_handles[index_][place];
+    return SUCCESS;
+}
+
+int nvmlDeviceGetGpuInstanceId(device_t device, unsigned *id)
+{
+    ENTER_DEVICE(device, gpu);
+    if (gpu->parent < 0)
+        return NOT_SUPPORTED;
+    *id = gpu->gpu_instance;
+    return SUCCESS;
+}
+
+struct attributes {
+    unsigned multiprocessors, copy_engines, decoders, encoders, jpegs, ofas, gpu_slices, compute_slices;
+    unsigned long long memory_mb;
+};
+
+int nvmlDeviceGetAttributes_v2(device_t device, struct attributes *attributes)
+{
+    ENTER_DEVICE(device, gpu);
+    if (gpu->parent < 0)
+        return NOT_SUPPORTED;
+    memset(attributes, 0, sizeof *attributes);
+    attributes->gpu_slices = attributes->compute_slices = gpu->slices;
+    attributes->memory_mb = gpu->total >> 20;
+    return SUCCESS;
+}
+
 int nvmlDeviceGetPersistenceMode(device_t device, unsigned *mode)
 {
     ENTER_DEVICE(device, gpu);
@@ -463,6 +560,8 @@ int nvmlDeviceGetCudaComputeCapability(device_t device, int *major, int *minor)
 static int list_processes(const struct gpu *gpu, enum kind kind, unsigned *count, struct process_info *infos)
 {
     unsigned found = 0, room = *count;
+    if (gpu->mig)
+        return NO_PERMISSION;
     for (int i = 0; i < gpu->process_count; i++) {
         if (gpu->processes[i].kind != kind)
             continue;
@@ -594,4 +693,54 @@ int nvmlDeviceGetMemoryLimits_v1(device_t device, struct get_memory_limits *answ
     answer->used = 0;
     fclose(file);
     return SUCCESS;
+}
+
+/* One event set is enough for one program; of each GPU it knows how many errors it told. */
+struct event { device_t device; unsigned long long type, data; unsigned gpu_instance, compute_instance; };
+static struct event_set { int registered[MAX_GPUS], told[MAX_GPUS]; } event_set;
+
+int nvmlEventSetCreate(struct event_set **set)
+{
+    ENTER(-1);
+    memset(&event_set, 0, sizeof event_set);
+    *set = &event_set;
+    return SUCCESS;
+}
+
+int nvmlEventSetFree(struct event_set *set)
+{
+    ENTER(-1);
+    memset(set, 0, sizeof *set);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetSupportedEventTypes(device_t device, unsigned long long *types)
+{
+    ENTER_DEVICE(device, gpu);
+    *types = gpu->parent < 0 ? XID_EVENTS : 0;
+    return SUCCESS;
+}
+
+int nvmlDeviceRegisterEvents(device_t device, unsigned long long types, struct event_set *set)
+{
+    ENTER_DEVICE(device, gpu);
+    if (gpu->parent >= 0 || types != XID_EVENTS)
+        return NOT_SUPPORTED;
+    set->registered[index_] = 1;
+    set->told[index_] = gpu->xid_count;
+    return SUCCESS;
+}
+
+int nvmlEventSetWait_v2(struct event_set *set, struct event *event, unsigned milliseconds)
+{
+    (void)milliseconds; /* a test never waits: what is not there is not there */
+    ENTER(-1);
+    for (int i = 0; i < state.gpu_count; i++) {
+        if (!set->registered[i] || set->told[i] >= state.gpus[i].xid_count)
+            continue;
+        unsigned number = state.gpus[i].xids[set->told[i]++];
+        *event = (struct event){(device_t)&handles[i], XID_EVENTS, number, ~0U, ~0U};
+        return SUCCESS;
+    }
+    return TIMEOUT;
 }

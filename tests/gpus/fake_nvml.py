@@ -56,6 +56,33 @@ def fake_nvml_library(folder: Path, *, without: Sequence[str] = ()) -> Path:
 
 
 @dataclass
+class FakeInstance:
+    """A MIG device of a GPU; ``place`` is its index there, where there may be holes."""
+
+    place: int
+    uuid: str
+    profile: str = "1g.10gb"
+    total_bytes: int = 2 * 2**30 - 2**27
+    reserved_bytes: int = 13 * 2**20
+    slices: int = 1
+    gpu_instance: int | None = None
+    """As ``place`` unless it is said: compute instances of one GPU instance share its memory."""
+    compute: dict[int, int | None] = field(default_factory=dict)
+    mps: dict[int, int | None] = field(default_factory=dict)
+    errors: Errors = field(default_factory=dict)
+
+    def lines(self, gpu_name: str) -> list[str]:
+        gpu_instance = self.place if self.gpu_instance is None else self.gpu_instance
+        return [
+            f"instance {self.place} {gpu_instance} {self.slices} {self.uuid} {gpu_name} MIG {self.profile}",
+            f"memory {self.total_bytes} {self.reserved_bytes}",
+            *_process_lines("compute", self.compute),
+            *_process_lines("mps", self.mps),
+            *_error_lines(self.errors),
+        ]
+
+
+@dataclass
 class FakeGpu:
     """One GPU of the machine; a figure that is None is one that it does not support."""
 
@@ -67,10 +94,12 @@ class FakeGpu:
     temperature_celsius: int | None = 40
     power_milliwatts: int | None = 50_000
     mig: int | None = None
+    instances: list[FakeInstance] = field(default_factory=list)
     persistence: int | None = None
     compute_mode: int | None = None
     capability: tuple[int, int] | None = None
     lost: bool = False
+    xids: list[int] = field(default_factory=list)
     compute: dict[int, int | None] = field(default_factory=dict)
     mps: dict[int, int | None] = field(default_factory=dict)
     graphics: dict[int, int | None] = field(default_factory=dict)
@@ -91,11 +120,13 @@ class FakeGpu:
         return [
             f"gpu {self.uuid} {self.name}",
             *(["lost"] if self.lost else []),
+            *(f"xid {number}" for number in self.xids),
             *(f"{word} {value}" for word, value in figures.items() if value is not None),
             *_process_lines("compute", self.compute),
             *_process_lines("mps", self.mps),
             *_process_lines("graphics", self.graphics),
             *_error_lines(self.errors),
+            *(line for instance in self.instances for line in instance.lines(self.name)),
         ]
 
 
