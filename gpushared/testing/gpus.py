@@ -36,6 +36,7 @@ class FakeGpus(Failing):
         self._gpus: dict[GpuId, Gpu] = {gpu.id: gpu for gpu in listed}
         self._processes: dict[GpuId, list[GpuProcess]] = {gpu: [] for gpu in self._gpus}
         self._left_behind: dict[GpuId, int] = dict.fromkeys(self._gpus, 0)
+        self._xids: dict[GpuId, list[int]] = {gpu: [] for gpu in self._gpus}
         self.closed = False
 
     # --- the test's hands ------------------------------------------------------------------------------
@@ -57,6 +58,10 @@ class FakeGpus(Failing):
     def lose(self, gpu: GpuId, trouble: str = "the GPU is lost") -> None:
         self._gpus[gpu] = replace(self._gpus[gpu], trouble=trouble)
 
+    def err(self, gpu: GpuId, xid: int) -> None:
+        """The driver tells of an error, by NVIDIA's number."""
+        self._xids[gpu].append(xid)
+
     def heal(self, gpu: GpuId) -> None:
         self._gpus[gpu] = replace(self._gpus[gpu], trouble=None)
 
@@ -67,14 +72,18 @@ class FakeGpus(Failing):
         return tuple(sorted(self._gpus.values(), key=lambda gpu: gpu.index))
 
     async def sample(self) -> tuple[GpuReading, ...]:
-        return tuple(self._reading(gpu) for gpu in await self.survey())
+        readings = tuple(self._reading(gpu) for gpu in await self.survey())
+        told = {gpu: tuple(xids) for gpu, xids in self._xids.items()}
+        for xids in self._xids.values():
+            xids.clear()
+        return tuple(replace(one, xids=told[one.gpu]) for one in readings)
 
     async def close(self) -> None:
         self.closed = True
 
     def _reading(self, gpu: Gpu) -> GpuReading:
         if gpu.trouble is not None:
-            return GpuReading(gpu.id, trouble=gpu.trouble)
+            return GpuReading(gpu.id, trouble=gpu.trouble, lost=True)
         processes = tuple(self._processes[gpu.id])
         held = sum(process.memory_bytes or 0 for process in processes)
         return GpuReading(

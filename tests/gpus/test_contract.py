@@ -138,6 +138,35 @@ async def test_a_lost_gpu_keeps_its_place_and_does_not_spoil_the_other(playable:
     assert healthy == before[1]
 
 
+async def test_an_error_is_told_once_with_the_gpu_that_met_it(playable: PlayableWorld):
+    gpus = playable.open()
+    assert [reading.xids for reading in await gpus.sample()] == [(), ()]
+    playable.err(1, 31, 43)
+    assert [reading.xids for reading in await gpus.sample()] == [(), (31, 43)]
+    assert [reading.xids for reading in await gpus.sample()] == [(), ()]
+
+
+async def test_a_gpu_that_falls_off_the_bus_is_lost_and_tells_why(playable: PlayableWorld):
+    gpus = playable.open()
+    assert [reading.lost for reading in await gpus.sample()] == [False, False]
+    playable.err(0, 79)
+    playable.lose(0)
+    lost, healthy = await gpus.sample()
+    assert (lost.lost, lost.xids) == (True, (79,))
+    assert (healthy.lost, healthy.xids) == (False, ())
+
+
+async def test_errors_told_to_a_look_that_came_too_late_are_told_by_the_next(playable: PlayableWorld):
+    gpus = playable.open(timeout_seconds=0.2)
+    await answers_again(gpus)
+    playable.hang()
+    playable.err(0, 48)
+    with pytest.raises(TimedOut):
+        await gpus.sample()
+    playable.hang(hangs=False)
+    assert (await answers_again(gpus))[0].xids == (48,)
+
+
 async def test_a_reading_of_a_lost_gpu_has_trouble_and_no_figures(playable: PlayableWorld):
     gpus = playable.open()
     playable.lose(0)

@@ -275,6 +275,7 @@ async def test_a_gpu_split_by_mig_is_not_leased(fake: FakeWorld, mode: int | Non
     fake.machine.write()
     gpus = fake.open()
     surveyed, readings = await gpus.survey(), await gpus.sample()
+    assert [gpu.leasable_bytes > 0 for gpu in surveyed] == [usable, True]
     assert [gpu.trouble is None for gpu in surveyed] == [usable, True]
     assert [reading.trouble for reading in readings] == [gpu.trouble for gpu in surveyed]
     assert readings[0].memory_used_bytes is not None
@@ -398,3 +399,45 @@ async def test_a_process_that_only_draws_is_neither_a_client_nor_without_mps(fak
     fake.machine.gpus[0].graphics = {10: GIB}
     fake.machine.write()
     assert (await fake.open().sample())[0].processes == (GpuProcess(10, GIB, mps_client=None),)
+
+
+async def test_a_gpu_that_tells_of_no_errors_is_named_once_and_the_others_are_watched(
+    fake: FakeWorld, caplog: pytest.LogCaptureFixture
+):
+    fake.machine.gpus[0].errors["nvmlDeviceGetSupportedEventTypes"] = NvmlCode.NOT_SUPPORTED
+    fake.machine.gpus[1].errors["nvmlDeviceRegisterEvents"] = NvmlCode.NOT_SUPPORTED
+    fake.machine.gpus.append(FakeGpu("GPU-fake-c"))
+    fake.machine.write()
+    gpus = fake.open()
+    await gpus.sample()
+    fake.machine.gpus[0].lost = True
+    fake.err(2, 79)
+    for _ in range(3):  # with a lost GPU, NVML is opened anew each time
+        assert len(await gpus.sample()) == 3
+    assert [message.count("GPU-fake-") for message in caplog.messages] == [1, 1]
+    assert all("its health is not watched" in message for message in caplog.messages)
+
+
+async def test_errors_of_programs_without_end_do_not_hold_up_a_sample(fake: FakeWorld):
+    gpus = fake.open()
+    await gpus.sample()
+    fake.err(1, *[31] * 250)
+    assert len((await gpus.sample())[1].xids) == 250
+
+
+async def test_what_a_gpu_answers_by_mistake_does_not_make_it_lost(fake: FakeWorld):
+    """Only the driver's own word that it is off the bus, or needs a reset, does."""
+    gpus = fake.open()
+    for code, lost in ((999, False), (10, False), (15, True), (16, True)):
+        fake.machine.gpus[0].errors["nvmlDeviceGetMemoryInfo_v2"] = code
+        fake.machine.write()
+        assert (await gpus.sample())[0].lost is lost
+
+
+async def test_a_gpu_that_the_driver_lists_no_more_is_lost(fake: FakeWorld):
+    gpus = fake.open()
+    await gpus.sample()
+    fake.machine.gpus.pop()
+    fake.machine.write()
+    await gpus.sample()
+    assert [reading.lost for reading in await gpus.sample()] == [False, True]
