@@ -15,6 +15,7 @@ from gpushared.domain.messages import GpusSampled, GpusSurveyed
 from gpushared.domain.units import format_memory
 from gpushared.domain.watchdog import overlap
 from gpushared.engine.processes import ProcessTable
+from gpushared.node.faults import ClientLeases, client_pids
 from gpushared.node.leavers import Found, Leavers, Sighting, held_by_mps
 from gpushared.node.loop import Loop
 from gpushared.node.troubles import Troubles
@@ -67,6 +68,7 @@ class Sampler:
         self._sharing = sharing
         self._processes = ProcessTable()
         self._leavers = Leavers()
+        self._clients = ClientLeases()
         self._troubles = troubles
         self._interval_seconds = interval_seconds
         self._asked = asyncio.Event()
@@ -79,12 +81,19 @@ class Sampler:
     async def run(self) -> None:
         while True:
             await self.turn()
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Until the next sample is due, or asked for. A lease that begins meanwhile brings it forward."""
+        began = time.monotonic()
+        while not self._asked.is_set() and (left := began + self._pause_seconds() - time.monotonic()) > 0:
+            waking = [asyncio.create_task(one) for one in (self._asked.wait(), self._loop.changed(left))]
             try:
-                async with asyncio.timeout(self._pause_seconds()):
-                    await self._asked.wait()
-            except TimeoutError:
-                pass
-            self._asked.clear()
+                await asyncio.wait(waking, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in waking:
+                    task.cancel()
+        self._asked.clear()
 
     def _pause_seconds(self) -> float:
         """While nobody holds a part of a GPU there is little to see; slices with processes are watched."""
@@ -125,7 +134,7 @@ class Sampler:
         at = self._loop.now()
         readings = await self._gpus.sample()
         status = await self._sharing.status()
-        leases = self._leases_of(readings)
+        leases = self._leases_of(readings, status)
         sample, event = self._sort(at, readings, status, leases)
         self.newest = sample
         found = self._find_leavers(readings, sample, leases)
@@ -137,6 +146,8 @@ class Sampler:
         troubled = {gpu.id for gpu in gpus.values() if gpu.trouble is not None}
         listed = bool(gpus) and {reading.gpu for reading in readings} == gpus.keys()
         healed = troubled & event.readable - event.troubles.keys()
+        for fault in self._clients.faulted(status, leases):
+            await self._loop.send(fault)
         await self._loop.send(event)
         self._xids.clear()
         self._tell_of_strangers(sample)
@@ -207,8 +218,10 @@ class Sampler:
         readable = {reading.gpu for reading in readings if _tells(reading)}
         return self._leavers.judge(sightings, readable, sample.sharing)
 
-    def _leases_of(self, readings: tuple[GpuReading, ...]) -> dict[int, LeaseId]:
-        pids = {process.pid for reading in readings for process in reading.processes}
+    def _leases_of(
+        self, readings: tuple[GpuReading, ...], status: tuple[SharingStatus, ...]
+    ) -> dict[int, LeaseId]:
+        pids = {process.pid for reading in readings for process in reading.processes} | client_pids(status)
         if not pids:
             return {}
         by_container = {

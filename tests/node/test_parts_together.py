@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -89,9 +90,9 @@ class SlowSharing(FakeSharing):
         await super().close_lease(lease, device_name)
 
 
-async def until(done: Callable[[], bool]) -> None:
+async def until(done: Callable[[], bool], pause_seconds: float = 0) -> None:
     while not done():  # noqa: ASYNC110 - nothing announces it
-        await asyncio.sleep(0)
+        await asyncio.sleep(pause_seconds)
 
 
 async def until_idle(performer: Performer) -> None:
@@ -197,6 +198,20 @@ async def test_a_gpu_that_was_lost_at_the_start_is_surveyed_again_when_it_answer
         await node.sampler.turn()
         assert node.loop.state.gpus[GPU.id] == GPU
         assert (await node.ask()).grants
+
+
+async def test_a_lease_that_begins_while_all_is_idle_is_watched_at_once() -> None:
+    """The next look at an idle node may be hours away; the first container brings it forward."""
+    gpus = FakeGpus(1)
+    async with world(gpus) as node:
+        watching = asyncio.create_task(node.sampler.run())
+        await until(lambda: bool(node.loop.state.gpus))
+        lease = await node.ask()
+        gpus.run_process(GPU.id, os.getpid(), 2**30)
+        seen = m.ContainerSeen(ContainerId("a" * 64), m.Condition.RUNNING, lease.device_name)
+        await node.loop.send(seen)
+        await until(lambda: bool(node.sampler.newest.strangers), pause_seconds=0.01)
+        watching.cancel()
 
 
 async def test_a_gpu_that_came_is_surveyed() -> None:
