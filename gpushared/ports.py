@@ -198,16 +198,25 @@ class SharingStatus:
 class Sharing(Protocol):
     """Makes leases real on GPUs. Errors: ``SharingUnavailable``, ``TimedOut``."""
 
-    async def open(self, lease: Lease, gpus: Mapping[GpuId, Gpu]) -> Edits:
-        """Make ready what the lease's grants need; doing it again is harmless and heals what was lost."""
+    async def open(
+        self, lease: Lease, gpus: Mapping[GpuId, Gpu], engine: EngineFacts | None = None
+    ) -> Edits:
+        """Make ready what the lease's grants need; doing it again is harmless and heals what was lost.
+
+        ``engine`` is None before the engine has answered for the first time.
+        """
         ...
 
     async def close_lease(self, lease: LeaseId, device_name: str) -> None:
         """Take it down again; unknown leases are no error."""
         ...
 
+    def holds(self, lease: Lease) -> bool:
+        """Whether there is anything that only the lease's running container can be given."""
+        ...
+
     async def hold(self, lease: Lease, cgroup: str) -> None:
-        """What only a running container can be given: its own cgroup (full path) exists now."""
+        """Give it that: its own cgroup exists now, whose place in the tree of cgroup v2 this is."""
         ...
 
     async def part_clients(self, pids: Collection[int]) -> int:
@@ -249,6 +258,13 @@ class DeviceMechanism(StrEnum):
     PLAIN = "plain"
 
 
+class CgroupDriver(StrEnum):
+    """Who makes the cgroups of containers; a ``CgroupParent`` is a path for the one, a slice for the other."""
+
+    CGROUPFS = "cgroupfs"
+    SYSTEMD = "systemd"
+
+
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
     """What the engine is and can do. ``lease_devices``: it applies CDI specs that we write, at every start.
@@ -261,6 +277,7 @@ class EngineFacts:
     lease_devices: bool
     gpu_mechanism: DeviceMechanism
     cgroup_version: int
+    cgroup_driver: CgroupDriver = CgroupDriver.CGROUPFS
 
 
 class ContainerStatus(StrEnum):
@@ -273,6 +290,10 @@ class ContainerStatus(StrEnum):
     REMOVING = "removing"
     EXITED = "exited"
     DEAD = "dead"
+
+
+DEFAULT_STOP_SECONDS = 10
+"""How long the engine waits between a stop's signal and its kill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +310,10 @@ class ContainerFacts:
     owner_uid: int | None
     restart_policy: str
     labels: Mapping[str, str] = field(default_factory=dict)
+    stop_signal: str = ""
+    """What a stop sends it, empty for the engine's default, SIGTERM."""
+    stop_seconds: int = DEFAULT_STOP_SECONDS
+    """How long a stop waits that names no time; below zero it waits for ever."""
 
 
 LABEL_DEVICE = "gpushare.device"
@@ -398,6 +423,7 @@ __all__ = [
     "LABEL_DEVICE",
     "LABEL_LEASE",
     "LABEL_OWNER",
+    "CgroupDriver",
     "Clock",
     "ComputeModes",
     "ContainerFacts",

@@ -11,6 +11,18 @@ from gpushared.domain.gpu import Gpu, GpuId
 from gpushared.domain.lease import ContainerId, LeaseId, Walls
 from gpushared.domain.request import Caller, Request
 
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What this node can do. ``no_checkpoint``: why CUDA checkpoints do not work here, empty where they do.
+
+    ``binds_late``: the engine gives a container its settings anew at each start.
+    """
+
+    no_checkpoint: str = "this node has no CUDA checkpoints"
+    checkpoint_with_mps: bool = False
+    binds_late: bool = False
+
+
 # --- events: from users --------------------------------------------------------------------------------
 
 
@@ -87,6 +99,30 @@ class ExtendAsked:
     lease: LeaseId
     caller: Caller
     seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class PauseAsked:
+    """Take a running lease off its GPUs until it is resumed."""
+
+    lease: LeaseId
+    caller: Caller
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeAsked:
+    """Bring a paused lease back when there is room."""
+
+    lease: LeaseId
+    caller: Caller
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptAsked:
+    """Let a lease give way."""
+
+    lease: LeaseId
+    caller: Caller
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +207,43 @@ class EngineSurveyed:
 
 
 @dataclass(frozen=True, slots=True)
+class MeansKnown:
+    """What this node can do for containers that have to give way (see ``state.Means``)."""
+
+    means: Means
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerSuspended:
+    """Its GPU memory is on the host, its processes are frozen."""
+
+    lease: LeaseId
+
+
+@dataclass(frozen=True, slots=True)
+class SuspendFailed:
+    """It runs on as before."""
+
+    lease: LeaseId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerResumed:
+    """It runs on its GPUs again."""
+
+    lease: LeaseId
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeFailed:
+    """It is as suspended as before."""
+
+    lease: LeaseId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class EditsMade:
     """The lease's edits are in place."""
 
@@ -229,6 +302,15 @@ class ServerFaulted:
 
 
 @dataclass(frozen=True, slots=True)
+class ClientsParted:
+    """Before the end of a container so many of its processes were taken off MPS; ``trouble``: or were not."""
+
+    lease: LeaseId
+    clients: int
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class GpuDrainAsked:
     """Give no new leases on a GPU (``reason`` says why), or give them again (``reason`` None)."""
 
@@ -251,6 +333,14 @@ Event = (
     | HoldAsked
     | PriorityAsked
     | ExtendAsked
+    | PauseAsked
+    | ResumeAsked
+    | PreemptAsked
+    | MeansKnown
+    | ContainerSuspended
+    | SuspendFailed
+    | ContainerResumed
+    | ResumeFailed
     | ClaimAsked
     | ClaimDropped
     | ContainerCreated
@@ -264,6 +354,7 @@ Event = (
     | GpusSurveyed
     | GpusSampled
     | ServerFaulted
+    | ClientsParted
     | GpuDrainAsked
     | Tick
 )
@@ -312,6 +403,22 @@ class HoldContainer:
 
 
 @dataclass(frozen=True, slots=True)
+class SuspendContainer:
+    """Move its GPU memory to the host's, and freeze it."""
+
+    lease: LeaseId
+    container: ContainerId
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeContainer:
+    """Thaw it, and move its GPU memory back, once its settings are in place."""
+
+    lease: LeaseId
+    container: ContainerId
+
+
+@dataclass(frozen=True, slots=True)
 class NotifyContainer:
     """Tell its program what the lease's notice says, or that there is none any more."""
 
@@ -336,6 +443,8 @@ Instruction = (
     | StopContainer
     | StartContainer
     | HoldContainer
+    | SuspendContainer
+    | ResumeContainer
     | NotifyContainer
     | InspectContainer
     | SampleGpus

@@ -7,7 +7,13 @@ from typing import Any
 
 from gpushared.domain.errors import EngineUnavailable
 from gpushared.domain.lease import ContainerId
-from gpushared.ports import LABEL_DEVICE, LABEL_OWNER, ContainerFacts, ContainerStatus
+from gpushared.ports import (
+    DEFAULT_STOP_SECONDS,
+    LABEL_DEVICE,
+    LABEL_OWNER,
+    ContainerFacts,
+    ContainerStatus,
+)
 
 DIE = "die"
 
@@ -39,6 +45,8 @@ def facts_of_inspect(answer: Mapping[str, Any]) -> ContainerFacts:
             owner_uid=_uid(labels.get(LABEL_OWNER)),
             restart_policy=answer["HostConfig"]["RestartPolicy"]["Name"] or "no",
             labels=labels,
+            stop_signal=config.get("StopSignal") or "",
+            stop_seconds=DEFAULT_STOP_SECONDS if (own := config.get("StopTimeout")) is None else int(own),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise EngineUnavailable(

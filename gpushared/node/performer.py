@@ -11,8 +11,10 @@ from weakref import WeakValueDictionary
 from gpushared.domain import messages as m
 from gpushared.domain.errors import EngineUnavailable, GpushareError, SharingUnavailable, TimedOut
 from gpushared.domain.lease import Lease, LeaseId
+from gpushared.domain.stopping import AskedEnd
 from gpushared.node.follower import Follower
 from gpushared.node.loop import Loop
+from gpushared.node.parting import Parting
 from gpushared.node.sampler import Sampler
 from gpushared.ports import Edits, Engine, Sharing
 
@@ -32,6 +34,7 @@ class Performer:
         self._engine = engine
         self._follower = follower
         self._sampler = sampler
+        self.parting = Parting(loop, sharing, engine)
         self._edits: dict[LeaseId, asyncio.Future[Edits]] = {}
         # A container that is started again has a new lease under its old device name.
         self._devices: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -177,8 +180,10 @@ class Performer:
             await self._engine.signal(lease.container, signal)
 
     async def _stop(self, instruction: m.StopContainer) -> None:
+        container, grace = instruction.container, instruction.grace_seconds
         try:
-            await self._engine.stop(instruction.container, instruction.grace_seconds)
+            async with self.parting.around(container, AskedEnd(grace_seconds=grace)):
+                await self._engine.stop(container, grace)
         except (EngineUnavailable, TimedOut):
             # An engine that hangs is noticed by a look at it, and told.
             self._follower.ask_survey()

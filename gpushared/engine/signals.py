@@ -1,0 +1,42 @@
+"""What the processes of a container make of signals, from ``/proc/PID/status`` (proc(5))."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpushared.domain.lease import ContainerId
+from gpushared.domain.stopping import Process
+from gpushared.engine.processes import ProcessTable
+
+_PROC = Path("/proc")
+_DEPTH = 2
+"""An init, and the child that it hands signals on to, which may be another init."""
+
+
+def members(container: ContainerId, proc: Path = _PROC) -> frozenset[int]:
+    """Host PIDs of all processes of a container. Reads all of ``/proc``: some ms, so not on the loop."""
+    pids = [int(entry.name) for entry in proc.iterdir() if entry.name.isdecimal()]
+    table = ProcessTable(proc).look_up(pids)
+    return frozenset(pid for pid, process in table.items() if process.container_among({container}))
+
+
+def read_process(pid: int, proc: Path = _PROC, depth: int = _DEPTH) -> Process | None:
+    """What a process and its children make of signals; None where it has ended."""
+    try:
+        text = (proc / str(pid) / "status").read_text()
+        fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+        children = _children(pid, proc) if depth else []
+        return Process(
+            caught=int(fields["SigCgt"], 16),
+            blocked=int(fields["SigBlk"], 16),
+            ignored=int(fields["SigIgn"], 16),
+            first=fields["NSpid"].split()[-1] == "1",
+            children=tuple(one for child in children if (one := read_process(child, proc, depth - 1))),
+        )
+    except (OSError, KeyError, ValueError, IndexError):
+        return None
+
+
+def _children(pid: int, proc: Path) -> list[int]:
+    found = (proc / str(pid) / "task").glob("*/children")
+    return [int(child) for path in found for child in path.read_text().split()]

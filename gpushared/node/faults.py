@@ -1,0 +1,48 @@
+"""Whose processes were on MPS servers that met a fault. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from gpushared.domain.gpu import GpuId
+from gpushared.domain.lease import LeaseId
+from gpushared.domain.messages import ServerFaulted
+from gpushared.ports import ServerFault, SharingStatus
+
+
+class ClientLeases:
+    """The leases of MPS clients, also of those that have just ended: a fault ends many at once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, LeaseId] = {}
+
+    def faulted(
+        self, status: Iterable[SharingStatus], leases: Mapping[int, LeaseId]
+    ) -> tuple[ServerFaulted, ...]:
+        """What there is to tell now; ``leases``: those of the processes that live."""
+        status = tuple(status)
+        pids = client_pids(status)
+        self._known = {
+            pid: lease for pid in pids if (lease := leases.get(pid) or self._known.get(pid)) is not None
+        }
+        faults: dict[int, ServerFault] = {}
+        gpus: dict[int, list[GpuId]] = {}
+        for one in status:
+            for fault in one.faults:
+                faults[fault.server] = fault
+                gpus.setdefault(fault.server, []).append(one.gpu)
+        return tuple(self._event(fault, tuple(gpus[server])) for server, fault in sorted(faults.items()))
+
+    def _event(self, fault: ServerFault, gpus: tuple[GpuId, ...]) -> ServerFaulted:
+        victims = frozenset(self._known[pid] for pid in fault.clients if pid in self._known)
+        return ServerFaulted(gpus, victims, self._known.get(fault.culprit or 0))
+
+
+def client_pids(status: Iterable[SharingStatus]) -> frozenset[int]:
+    """All clients of MPS servers, those that a fault ended among them."""
+    found: set[int] = set()
+    for one in status:
+        found.update(one.clients)
+        for fault in one.faults:
+            found.update(fault.clients, () if fault.culprit is None else (fault.culprit,))
+    return frozenset(found)

@@ -1,0 +1,80 @@
+"""Around the end of a container: its MPS clients are taken off their servers, at the moment that is right."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+
+from gpushared.domain.errors import GpushareError
+from gpushared.domain.lease import ContainerId, Lease
+from gpushared.domain.messages import ClientsParted
+from gpushared.domain.stopping import AskedEnd, Order, ending_of, lead_seconds, order_of
+from gpushared.engine.signals import members, read_process
+from gpushared.node.leavers import held_by_mps
+from gpushared.node.loop import Loop
+from gpushared.ports import Engine, Sharing
+
+log = logging.getLogger(__name__)
+
+
+class Parting:
+    """What is done about the clients of containers that are being ended; never a reason not to end them."""
+
+    def __init__(self, loop: Loop, sharing: Sharing, engine: Engine) -> None:
+        self._loop = loop
+        self._sharing = sharing
+        self._engine = engine
+
+    @asynccontextmanager
+    async def around(self, container: ContainerId, asked: AskedEnd) -> AsyncGenerator[None, None]:
+        """The end itself goes inside. Containers without a lease on MPS cost nothing."""
+        lease = self._loop.state.of_container(container)
+        order, lead = Order.NOT_AT_ALL, 0.0
+        if lease is not None and held_by_mps(lease):
+            order, lead = await self._order(container, asked)
+        if lease is None or order is Order.NOT_AT_ALL:
+            yield
+            return
+        if order is Order.CLIENTS_FIRST:
+            await self._part(lease, container)
+            yield
+            return
+        timer = asyncio.create_task(self._part_after(lead, lease, container))
+        try:
+            yield
+        finally:
+            timer.cancel()
+            with suppress(asyncio.CancelledError):
+                await timer
+
+    async def _order(self, container: ContainerId, asked: AskedEnd) -> tuple[Order, float]:
+        """And how long to wait where the clients come last."""
+        try:
+            facts = await self._engine.inspect(container)
+        except GpushareError as error:
+            log.debug("inspect before an end: %s", error)
+            facts = None
+        stop_signal, stop_seconds = ("", 0) if facts is None else (facts.stop_signal, facts.stop_seconds)
+        ending = ending_of(asked, stop_signal, stop_seconds)
+        main = await asyncio.to_thread(read_process, facts.pid) if facts is not None and facts.pid else None
+        grace = ending.grace_seconds or 0.0
+        return order_of(ending, main), grace - lead_seconds(grace)
+
+    async def _part_after(self, seconds: float, lease: Lease, container: ContainerId) -> None:
+        await asyncio.sleep(seconds)
+        await self._part(lease, container)
+
+    async def _part(self, lease: Lease, container: ContainerId) -> None:
+        pids = await asyncio.to_thread(members, container)
+        clients, trouble = 0, ""
+        try:
+            if pids:
+                clients = await self._sharing.part_clients(pids)
+        except GpushareError as error:
+            trouble = str(error)
+            log.warning("clients not parted lease=%s why=%s", lease.id, trouble)
+        if clients or trouble:
+            with suppress(GpushareError):  # the story is not worth the end
+                await self._loop.send(ClientsParted(lease.id, clients, trouble))
