@@ -135,6 +135,10 @@ class NvmlDriver:
         """Who may use the GPU (``nvmlComputeMode_t``): 0 everybody, 2 nobody, 3 one process."""
         return _figure(lambda: int(_ask("nvmlDeviceGetComputeMode", handle)))
 
+    def set_compute_mode(self, handle: Handle, mode: int) -> None:
+        """For root only; holds until the driver is unloaded."""
+        _ask("nvmlDeviceSetComputeMode", handle, mode)
+
     def compute_capability(self, handle: Handle) -> tuple[int, int] | None:
         """Major and minor, 7.0 for Volta."""
         pair = _figure(lambda: _ask("nvmlDeviceGetCudaComputeCapability", handle))

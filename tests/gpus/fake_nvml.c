@@ -28,6 +28,10 @@
  *
  * Where MIG is on, a GPU tells neither its utilization nor its processes (to callers without the privilege).
  *
+ * Compute modes that were set are kept in a file of the same name with ".modes" behind it, "UUID MODE" a line,
+ * the newest last: they win over "compute_mode". Setting one answers NO_PERMISSION for "unprivileged",
+ * NOT_SUPPORTED where the GPU tells no mode, and INVALID_ARGUMENT for modes that do not exist any more (1).
+ *
  * Memory limits that were set are kept in a file of the same name with ".limits" behind it, a line each:
  * UUID SOFT HARD CGROUP. As documented, only root may set them, with cgroup v2, and not on a GPU split by MIG.
  * That the answers then are NO_PERMISSION and NOT_SUPPORTED is documented for the latter; NOT_FOUND for a
@@ -537,12 +541,49 @@ int nvmlDeviceGetPersistenceMode(device_t device, unsigned *mode)
     return SUCCESS;
 }
 
+static FILE *open_modes(const char *how)
+{
+    char path[4 * TEXT];
+    snprintf(path, sizeof path, "%s.modes", getenv("FAKE_NVML_STATE"));
+    return fopen(path, how);
+}
+
+static unsigned mode_of(const struct gpu *gpu)
+{
+    char uuid[TEXT];
+    unsigned mode = gpu->compute_mode, kept;
+    FILE *file = open_modes("r");
+    while (file && fscanf(file, "%127s %u", uuid, &kept) == 2)
+        if (strcmp(uuid, gpu->uuid) == 0)
+            mode = kept;
+    if (file)
+        fclose(file);
+    return mode;
+}
+
+int nvmlDeviceSetComputeMode(device_t device, unsigned mode)
+{
+    ENTER_DEVICE(device, gpu);
+    if (state.unprivileged)
+        return NO_PERMISSION;
+    if (!gpu->has_compute_mode)
+        return NOT_SUPPORTED;
+    if (mode > 3 || mode == 1)
+        return INVALID_ARGUMENT;
+    FILE *file = open_modes("a");
+    if (file == NULL)
+        fail("cannot keep compute modes");
+    fprintf(file, "%s %u\n", gpu->uuid, mode);
+    fclose(file);
+    return SUCCESS;
+}
+
 int nvmlDeviceGetComputeMode(device_t device, unsigned *mode)
 {
     ENTER_DEVICE(device, gpu);
     if (!gpu->has_compute_mode)
         return NOT_SUPPORTED;
-    *mode = gpu->compute_mode;
+    *mode = mode_of(gpu);
     return SUCCESS;
 }
 

@@ -168,6 +168,12 @@ class FakeMachine:
         rows = [line.split(" ", 3) for line in path.read_text().splitlines()] if path.exists() else []
         return {(uuid, cgroup): (int(soft), int(hard)) for uuid, soft, hard, cgroup in rows}
 
+    def modes_set(self) -> list[tuple[str, int]]:
+        """Each compute mode that was set, GPU and mode, in order."""
+        path = self.state.with_name(f"{self.state.name}.modes")
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [(uuid, int(mode)) for uuid, mode in (line.split() for line in lines)]
+
     def unload_driver(self) -> None:
         """As ``rmmod nvidia``; ``write`` loads it again."""
         self.state.unlink()
