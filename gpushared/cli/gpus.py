@@ -9,12 +9,18 @@ from gpushared.cli.listing import Listing, Options, Screen
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client, Gpu
 
+SPLIT = "mig"
+
+
+def _free(gpu: Gpu) -> str:
+    return f"{text.share(gpu.compute_free_permille)}, {text.memory(gpu.memory_free_bytes)}"
+
 
 def _row(gpu: Gpu, node: str, now: float) -> Row:
     util, temp, power = gpu.utilization_ratio, gpu.temperature_celsius, gpu.power_watts
     return {
         "node": node,
-        "gpu": str(gpu.index),
+        "gpu": gpu.label or str(gpu.index),
         "name": gpu.name,
         "mode": gpu.mode,
         "util": "" if util is None else f"{util:.0%}",
@@ -22,7 +28,7 @@ def _row(gpu: Gpu, node: str, now: float) -> Row:
         "temp": "" if temp is None else f"{temp} C",
         "power": "" if power is None else f"{power:.0f} W",
         "leases": str(gpu.leases),
-        "free": f"{text.share(gpu.compute_free_permille)}, {text.memory(gpu.memory_free_bytes)}",
+        "free": "" if gpu.mode == SPLIT else _free(gpu),
         "leasable": text.memory(gpu.memory_leasable_bytes),
         "unmanaged": text.memory(gpu.memory_unmanaged_bytes),
         "sharing": gpu.sharing,
@@ -35,7 +41,7 @@ def fetch(client: Client, options: Options) -> Screen:  # noqa: ARG001 - a listi
     answer = client.gpus()
     now = time.time()
     notes = [f"trouble: {trouble}" for trouble in answer.troubles]
-    notes += [f"trouble: GPU {gpu.index}: {gpu.trouble}" for gpu in answer.gpus if gpu.trouble]
+    notes += [f"trouble: GPU {gpu.label or gpu.index}: {gpu.trouble}" for gpu in answer.gpus if gpu.trouble]
     return Screen(
         rows=[_row(gpu, answer.node, now) for gpu in answer.gpus],
         items=[{**gpu.to_json(), "node": answer.node} for gpu in answer.gpus],
@@ -50,6 +56,7 @@ LISTING = Listing(
     name="gpus",
     summary="Show the GPUs of this node, what is used and what is free.",
     details="""MEMORY is used/total; FREE is what a new lease can get: a share of the compute, and memory.
+A GPU in mode mig is split by MIG: the lines after it are its instances, which --isolation mig asks for.
 Lines under the table say what is wrong, if anything is.
 
 \b

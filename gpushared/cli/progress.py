@@ -91,6 +91,6 @@ def _sentence(lease: Lease, waiting: Waiting, now: float) -> str:
 def _granted(lease: Lease) -> str:
     if not lease.grants:
         return f"{lease.id} granted"
-    gpus = ", ".join(f"GPU {grant.gpu_index} ({grant.gpu_name})" for grant in lease.grants)
+    gpus = ", ".join(f"GPU {grant.gpu_label or grant.gpu_index} ({grant.gpu_name})" for grant in lease.grants)
     size = f"{share(lease)} on {gpus}, {text.memory(lease.grants[0].memory_bytes)}"
     return f"{lease.id} granted: {size}" + (" each" if len(lease.grants) > 1 else "")

@@ -20,7 +20,7 @@ def lease_row(lease: Lease, now: float) -> Row:
         "lease": lease.id,
         "user": lease.owner,
         "state": state(lease),
-        "gpu": ",".join(str(grant.gpu_index) for grant in lease.grants),
+        "gpu": ",".join(grant.gpu_label or str(grant.gpu_index) for grant in lease.grants),
         "share": share(lease),
         "memory": text.memory_pair(lease.memory_used_bytes, memory) if lease.grants else "",
         "wall": lease.memory_wall,

@@ -8,15 +8,16 @@ import click
 
 from gpushared.client import Client
 from gpushared.domain.errors import NotFound, RequestError, StateConflict
-from gpushared.domain.units import parse_memory, parse_percent
+from gpushared.domain.units import parse_memory, parse_percent, shown
 
 OK = 200
 NONE = "0"
+MAX_DIGITS = 4
 
 
 @click.command("simulate", short_help="Play the driver of simulated GPUs.")
 @click.option(
-    "--gpu", "gpu_index", type=click.IntRange(0), default=0, metavar="INDEX", help="Which GPU.  [0]"
+    "--gpu", default="0", metavar="INDEX", help="Which GPU; 0:1 is a MIG instance, for memory.  [0]"
 )
 @click.option("--container", metavar="NAME", help="The main process of this container holds memory.")
 @click.option("--pid", type=click.IntRange(1), metavar="PID", help="This process of the host holds memory.")
@@ -27,7 +28,7 @@ NONE = "0"
 @click.option("--trouble", metavar="TEXT", help="The GPU is lost, for this reason; an empty text heals it.")
 @click.option("--hang", type=float, metavar="SECONDS", help="Each call to the driver takes so long; 0 heals.")
 def simulate(
-    gpu_index: int,
+    gpu: str,
     container: str | None,
     pid: int | None,
     memory: str | None,
@@ -48,7 +49,7 @@ def simulate(
       gpushare simulate --gpu 1 --trouble "fell off the bus"
     """  # noqa: D301 - click's mark for lines it must not join
     client = Client()
-    change: dict[str, object] = {"gpu_index": gpu_index}
+    change = _gpu(gpu)
     if container is not None or pid is not None or memory is not None:
         holder = pid if pid is not None else _pid_of(container, client)
         process: dict[str, object] = {"pid": holder, "memory_bytes": str(_bytes(memory))}
@@ -63,10 +64,20 @@ def simulate(
         change["trouble"] = trouble
     if hang is not None:
         change["hang_seconds"] = hang
-    if len(change) == 1:
+    if change == _gpu(gpu):
         raise RequestError("nothing was to be changed", hint="see gpushare simulate --help")
     client.simulate(change)
     return 0
+
+
+def _gpu(text: str) -> dict[str, object]:
+    """``0`` or ``0:1`` as the API names a GPU or a MIG instance."""
+    index, colon, place = text.partition(":")
+    words = [index, place] if colon else [index]
+    if not all(word.isascii() and word.isdecimal() and len(word) <= MAX_DIGITS for word in words):
+        raise RequestError(f"{shown(text)} names no GPU", hint="write 0, or 0:1 for a MIG instance")
+    named: dict[str, object] = {"gpu_index": int(index)}
+    return named | {"mig_index": int(place)} if colon else named
 
 
 def _bytes(memory: str | None) -> int:

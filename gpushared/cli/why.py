@@ -77,7 +77,7 @@ def _waiting(lease: Lease, now: float) -> Iterator[str]:
 def _held(lease: Lease) -> Iterator[str]:
     if not lease.grants:
         return
-    gpus = ", ".join(f"GPU {grant.gpu_index} ({grant.gpu_name})" for grant in lease.grants)
+    gpus = ", ".join(f"GPU {grant.gpu_label or grant.gpu_index} ({grant.gpu_name})" for grant in lease.grants)
     memory = text.memory(sum(grant.memory_bytes for grant in lease.grants))
     yield f"  holds    {share(lease)} on {gpus}, {memory}"
     if lease.memory_wall:

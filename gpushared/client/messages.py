@@ -88,6 +88,7 @@ class Grant(Message):
     gpu_name: str = ""
     memory_bytes: int = 0
     compute_permille: int = 0
+    gpu_label: str = ""
 
 
 class Waiting(Message):
@@ -222,6 +223,9 @@ class Gpu(Message):
     sharing: str = ""
     trouble: str = ""
     sampled_at: Time = None
+    parent_uuid: str = ""
+    mig_profile: str = ""
+    label: str = ""
 
 
 class GpuList(Message):

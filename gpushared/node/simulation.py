@@ -28,7 +28,9 @@ class Simulation:
             )
         index = message.gpu_index
         if message.processes:
-            self._gpus.set_processes(index, {one.pid: one.memory_bytes for one in message.processes})
+            held = {one.pid: one.memory_bytes for one in message.processes}
+            place = message.mig_index if message.HasField("mig_index") else None
+            self._gpus.set_processes(index, held, mig_index=place)
             clients = {one.pid: one.mps_client for one in message.processes if one.HasField("mps_client")}
             self._gpus.set_mps_clients(index, clients)
         if message.HasField("utilization_ratio"):

@@ -11,6 +11,7 @@ from gpushared.api.v1 import gpus_pb2, leases_pb2
 from gpushared.domain.asking import describe
 from gpushared.domain.explain import Waiting, nearest_now, waiting
 from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu, GpuId
+from gpushared.domain.instances import wants_instances
 from gpushared.domain.lease import (
     Ended,
     Expired,
@@ -23,6 +24,7 @@ from gpushared.domain.lease import (
     Outcome,
     OutsideMps,
     OverLimit,
+    Preempted,
     Queued,
     Reserved,
     Starting,
@@ -91,6 +93,7 @@ class Views:
             gpu_name=gpu.name if gpu else "",
             memory_bytes=grant.memory_bytes,
             compute_permille=grant.compute_permille,
+            gpu_label=gpu.label if gpu else "",
         )
 
     def _add_waiting(self, view: leases_pb2.Lease, lease: Lease) -> None:
@@ -111,6 +114,8 @@ class Views:
 
     def nearest(self, lease: Lease) -> str:
         """What would be granted at once instead, or an empty text."""
+        if wants_instances(lease.request):
+            return ""
         decision = self._loop.outlook().decisions.get(lease.id)
         kept = decision.reservation.gpus if decision is not None and decision.reservation else ()
         return nearest_now(self._loop.state, kept)
@@ -136,11 +141,14 @@ class Views:
             memory_total_bytes=gpu.memory_total_bytes,
             memory_leasable_bytes=gpu.leasable_bytes,
             memory_free_bytes=max(0, room.free_bytes),
-            compute_free_permille=max(0, room.free_permille),
+            compute_free_permille=0 if gpu.split else max(0, room.free_permille),
             leases=room.leases,
             memory_unmanaged_bytes=room.stray_bytes,
             trouble=gpu.trouble or "",
             sampled_at=sample.at,
+            parent_uuid=gpu.parent or "",
+            mig_profile=gpu.mig.profile if gpu.mig else "",
+            label=gpu.label,
         )
         _add_reading(view, gpu.id, sample)
         sharing = sample.sharing.get(gpu.id)
@@ -183,6 +191,8 @@ def _token(view: leases_pb2.Lease) -> str:
 
 
 def _mode(room: Room) -> str:
+    if room.gpu.split:
+        return "mig"
     if room.exclusive:
         return "exclusive"
     return "shared" if room.leases or room.free_permille < WHOLE_PERMILLE else "free"
@@ -228,13 +238,15 @@ def outcome(one: Outcome, gpus: Mapping[GpuId, Gpu]) -> leases_pb2.Outcome:
         case NeverClaimed():
             return leases_pb2.Outcome(kind="never_claimed", text="no container was started in time")
         case OverLimit(gpu, used, limit):
-            where = f"GPU {gpus[gpu].index}" if gpu in gpus else gpu
+            where = f"GPU {gpus[gpu].label}" if gpu in gpus else gpu
             text = f"used {format_memory(used)} of its {format_memory(limit)} on {where}"
             return leases_pb2.Outcome(kind="over_limit", text=text)
         case OutsideMps(gpu, pid):
-            where = f"GPU {gpus[gpu].index}" if gpu in gpus else gpu
+            where = f"GPU {gpus[gpu].label}" if gpu in gpus else gpu
             text = f"its process {pid} used {where} without MPS, which holds it to its part"
             return leases_pb2.Outcome(kind="outside_mps", text=text)
+        case Preempted(why):
+            return leases_pb2.Outcome(kind="preempted", text=why)
         case Failed(reason, hint):
             return leases_pb2.Outcome(kind="failed", text=f"{reason}; {hint}" if hint else reason)
 

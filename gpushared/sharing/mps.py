@@ -14,9 +14,10 @@ from gpushared.domain.errors import SharingUnavailable, TimedOut
 from gpushared.domain.gpu import MIB, Gpu, GpuId
 from gpushared.domain.lease import Lease, LeaseId
 from gpushared.domain.request import Isolation, LeaseClass
-from gpushared.ports import Edits, Mount, SharingStatus
+from gpushared.ports import Edits, EngineFacts, Mount, SharingStatus
 from gpushared.sharing.canary_watch import CanaryTiming, CanaryWatch
 from gpushared.sharing.control import ControlTiming, DaemonLimits, MpsControl, check_pipe_path
+from gpushared.sharing.driver_wall import DriverWall
 from gpushared.sharing.edits import holds_whole_gpus, lease_edits, ordered_grants, own_limits
 from gpushared.sharing.lease_directories import LeaseDirectories
 from gpushared.sharing.lease_file import lease_file
@@ -101,10 +102,12 @@ class MpsSharing:
         mounts: tuple[Mount, ...] = (),
         timing: MpsTiming | None = None,
         environ: Mapping[str, str] | None = None,
+        wall: DriverWall | None = None,
     ) -> None:
         """Raises ConfigError for a runtime directory whose name is too long for sockets.
 
-        ``watched``: the classes whose leases somebody ends when they use too much memory.
+        ``watched``: the classes whose leases somebody ends when they use too much memory. ``wall``: the
+        driver's own limits, on top of those of MPS.
         """
         self._home = runtime_dir / "mps"
         check_pipe_path(self._home / _LONGEST_NAME / "pipe")
@@ -116,23 +119,26 @@ class MpsSharing:
         self._mounts = mounts
         self._timing = timing or MpsTiming()
         self._environ = dict(environ or {})
+        self._wall = wall or DriverWall(None)
         self._gpus: dict[GpuId, Gpu] = {}
         self._daemons: dict[str, Supervisor] = {}
         self._stopping: dict[str, asyncio.Task[None]] = {}
         self._lingering: dict[str, asyncio.TimerHandle] = {}
         self._probe = MultiuserProbe(self._probe_control, retry_seconds=self._timing.retry_probe_seconds)
 
-    async def open(self, lease: Lease, gpus: Mapping[GpuId, Gpu]) -> Edits:
+    async def open(self, lease: Lease, gpus: Mapping[GpuId, Gpu], engine: EngineFacts | None = None) -> Edits:
         """Make ready what the lease's grants need; see the port and ``MpsMode``."""
         grants = ordered_grants(lease, gpus)
         self._gpus.update((gpu.id, gpu) for gpu in gpus.values())
         whole = holds_whole_gpus(lease, gpus)
         mps = not whole and await self._serve(lease, [gpus[grant.gpu] for grant in grants])
+        hold = None if whole else await self._wall.build(lease, grants, engine)
         edits = lease_edits(
             lease,
             gpus,
             directory=str(self._directories.path(lease.device_name)),
             mps=mps,
+            hold=hold,
             simulated=self._simulated,
             watched=lease.request.lease_class in self._watched,
             mounts=self._mounts,
@@ -147,9 +153,14 @@ class MpsSharing:
         del lease  # directories are named after what the container was given
         self._leave_others(device_name, name="")
         self._directories.remove(device_name)
+        await self._wall.close(device_name)
+
+    def holds(self, lease: Lease) -> bool:
+        return self._wall.holds(lease.device_name)
 
     async def hold(self, lease: Lease, cgroup: str) -> None:
-        """MPS holds processes, not cgroups: nothing is left to do."""
+        """MPS holds processes, not cgroups; the driver's limit holds the container's own cgroup."""
+        await self._wall.hold(lease.device_name, cgroup)
 
     async def part_clients(self, pids: Collection[int]) -> int:
         """Take clients off their servers; see the port.
@@ -174,7 +185,8 @@ class MpsSharing:
 
     async def status(self) -> tuple[SharingStatus, ...]:
         """Of every GPU that a lease was opened beside, as the last look found it; asks nobody."""
-        gpus = sorted(self._gpus.values(), key=lambda gpu: (gpu.index, gpu.id))
+        whole = [gpu for gpu in self._gpus.values() if gpu.parent is None and not gpu.split]
+        gpus = sorted(whole, key=lambda gpu: (gpu.index, gpu.id))
         return tuple(self._status_of(gpu.id) for gpu in gpus)
 
     async def look_soon(self, gpu: GpuId) -> None:
@@ -192,6 +204,7 @@ class MpsSharing:
         left alone.
         """
         self._directories.remove_others(live)
+        await self._wall.sweep(live, tuple(self._gpus))
         if self._binary is None or not self._home.is_dir():
             return
         for home in sorted(self._home.iterdir()):
@@ -338,6 +351,8 @@ class MpsSharing:
         return [daemon for daemon in self._daemons.values() if gpu in daemon.control.gpus]
 
     def _trouble(self, daemons: Iterable[Supervisor]) -> str | None:
+        if self._wall.lost is not None:
+            return self._wall.lost
         if self._mode is MpsMode.OFF:
             return "MPS is switched off: nothing but the watchdog holds parts of GPUs"
         if self._binary is None:

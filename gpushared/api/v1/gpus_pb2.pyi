@@ -34,6 +34,104 @@ class ListGpusRequest(_message.Message):
 Global___ListGpusRequest: _TypeAlias = ListGpusRequest  # noqa: Y015
 
 @_typing.final
+class DrainRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GPU_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    gpu: _builtins.str
+    """An index, a UUID, or "all"."""
+    reason: _builtins.str
+    """One line, shown to whoever waits."""
+    def __init__(
+        self,
+        *,
+        gpu: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu", b"gpu", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
+
+@_typing.final
+class UndrainRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GPU_FIELD_NUMBER: _builtins.int
+    gpu: _builtins.str
+    def __init__(
+        self,
+        *,
+        gpu: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu", b"gpu"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndrainRequest: _TypeAlias = UndrainRequest  # noqa: Y015
+
+@_typing.final
+class DrainAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GPUS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def gpus(self) -> _containers.RepeatedCompositeFieldContainer[Global___Gpu]:
+        """The GPUs that were named, as they are now."""
+
+    def __init__(
+        self,
+        *,
+        gpus: _abc.Iterable[Global___Gpu] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpus", b"gpus"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainAnswer: _TypeAlias = DrainAnswer  # noqa: Y015
+
+@_typing.final
+class Drained(_message.Message):
+    """Why a GPU gets no new leases until it is undrained."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
+    SICK_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """What a sick GPU did ("fell off the bus (XID 79)"), or an admin's reason."""
+    since: _builtins.float
+    by: _builtins.str
+    """The admin's name, or "gpushared"."""
+    sick: _builtins.bool
+    """The daemon found that it must not be used: leases there end too."""
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+        since: _builtins.float = ...,
+        by: _builtins.str = ...,
+        sick: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "reason", b"reason", "sick", b"sick", "since", b"since"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Drained: _TypeAlias = Drained  # noqa: Y015
+
+@_typing.final
 class ListGpusResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -86,11 +184,14 @@ class Gpu(_message.Message):
     SHARING_FIELD_NUMBER: _builtins.int
     TROUBLE_FIELD_NUMBER: _builtins.int
     SAMPLED_AT_FIELD_NUMBER: _builtins.int
+    PARENT_UUID_FIELD_NUMBER: _builtins.int
+    MIG_PROFILE_FIELD_NUMBER: _builtins.int
+    LABEL_FIELD_NUMBER: _builtins.int
     uuid: _builtins.str
     index: _builtins.int
     name: _builtins.str
     mode: _builtins.str
-    """free, shared, exclusive"""
+    """free, shared, exclusive; mig for a GPU that is split by MIG, whose instances follow it"""
     memory_total_bytes: _builtins.int
     memory_leasable_bytes: _builtins.int
     """What shares are shares of: the total less what driver and MPS server hold, in whole MiB."""
@@ -109,6 +210,11 @@ class Gpu(_message.Message):
     """Why it takes no new leases, or what is wrong with its sharing; empty = healthy."""
     sampled_at: _builtins.float
     """When the figures were read."""
+    parent_uuid: _builtins.str
+    """Of a MIG instance: its GPU, and its profile, such as 1g.10gb; both empty for a GPU."""
+    mig_profile: _builtins.str
+    label: _builtins.str
+    """For people: 0, and 0:1 for a MIG instance."""
     def __init__(
         self,
         *,
@@ -129,10 +235,13 @@ class Gpu(_message.Message):
         sharing: _builtins.str = ...,
         trouble: _builtins.str = ...,
         sampled_at: _builtins.float = ...,
+        parent_uuid: _builtins.str = ...,
+        mig_profile: _builtins.str = ...,
+        label: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "_power_watts", b"_power_watts", "_temperature_celsius", b"_temperature_celsius", "_utilization_ratio", b"_utilization_ratio", "memory_used_bytes", b"memory_used_bytes", "power_watts", b"power_watts", "temperature_celsius", b"temperature_celsius", "utilization_ratio", b"utilization_ratio"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "_power_watts", b"_power_watts", "_temperature_celsius", b"_temperature_celsius", "_utilization_ratio", b"_utilization_ratio", "compute_free_permille", b"compute_free_permille", "index", b"index", "leases", b"leases", "memory_free_bytes", b"memory_free_bytes", "memory_leasable_bytes", b"memory_leasable_bytes", "memory_total_bytes", b"memory_total_bytes", "memory_unmanaged_bytes", b"memory_unmanaged_bytes", "memory_used_bytes", b"memory_used_bytes", "mode", b"mode", "name", b"name", "power_watts", b"power_watts", "sampled_at", b"sampled_at", "sharing", b"sharing", "temperature_celsius", b"temperature_celsius", "trouble", b"trouble", "utilization_ratio", b"utilization_ratio", "uuid", b"uuid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "_power_watts", b"_power_watts", "_temperature_celsius", b"_temperature_celsius", "_utilization_ratio", b"_utilization_ratio", "compute_free_permille", b"compute_free_permille", "index", b"index", "label", b"label", "leases", b"leases", "memory_free_bytes", b"memory_free_bytes", "memory_leasable_bytes", b"memory_leasable_bytes", "memory_total_bytes", b"memory_total_bytes", "memory_unmanaged_bytes", b"memory_unmanaged_bytes", "memory_used_bytes", b"memory_used_bytes", "mig_profile", b"mig_profile", "mode", b"mode", "name", b"name", "parent_uuid", b"parent_uuid", "power_watts", b"power_watts", "sampled_at", b"sampled_at", "sharing", b"sharing", "temperature_celsius", b"temperature_celsius", "trouble", b"trouble", "utilization_ratio", b"utilization_ratio", "uuid", b"uuid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__memory_used_bytes: _TypeAlias = _typing.Literal["memory_used_bytes"]  # noqa: Y015
     _WhichOneofArgType__memory_used_bytes: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes"]  # noqa: Y015

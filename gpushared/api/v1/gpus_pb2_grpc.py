@@ -39,6 +39,16 @@ class GpusStub:
                 request_serializer=gpushare_dot_v1_dot_gpus__pb2.ListGpusRequest.SerializeToString,
                 response_deserializer=gpushare_dot_v1_dot_gpus__pb2.ListGpusResponse.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/gpushare.v1.Gpus/Drain',
+                request_serializer=gpushare_dot_v1_dot_gpus__pb2.DrainRequest.SerializeToString,
+                response_deserializer=gpushare_dot_v1_dot_gpus__pb2.DrainAnswer.FromString,
+                _registered_method=True)
+        self.Undrain = channel.unary_unary(
+                '/gpushare.v1.Gpus/Undrain',
+                request_serializer=gpushare_dot_v1_dot_gpus__pb2.UndrainRequest.SerializeToString,
+                response_deserializer=gpushare_dot_v1_dot_gpus__pb2.DrainAnswer.FromString,
+                _registered_method=True)
 
 
 class GpusServicer:
@@ -50,6 +60,20 @@ class GpusServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """Gives no new leases on a GPU; leases there run on. Only for trusted callers, as Undrain.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Undrain(self, request, context):
+        """Gives leases there again; refused for a GPU that is still lost.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GpusServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -57,6 +81,16 @@ def add_GpusServicer_to_server(servicer, server):
                     servicer.List,
                     request_deserializer=gpushare_dot_v1_dot_gpus__pb2.ListGpusRequest.FromString,
                     response_serializer=gpushare_dot_v1_dot_gpus__pb2.ListGpusResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=gpushare_dot_v1_dot_gpus__pb2.DrainRequest.FromString,
+                    response_serializer=gpushare_dot_v1_dot_gpus__pb2.DrainAnswer.SerializeToString,
+            ),
+            'Undrain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Undrain,
+                    request_deserializer=gpushare_dot_v1_dot_gpus__pb2.UndrainRequest.FromString,
+                    response_serializer=gpushare_dot_v1_dot_gpus__pb2.DrainAnswer.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -86,6 +120,60 @@ class Gpus:
             '/gpushare.v1.Gpus/List',
             gpushare_dot_v1_dot_gpus__pb2.ListGpusRequest.SerializeToString,
             gpushare_dot_v1_dot_gpus__pb2.ListGpusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gpushare.v1.Gpus/Drain',
+            gpushare_dot_v1_dot_gpus__pb2.DrainRequest.SerializeToString,
+            gpushare_dot_v1_dot_gpus__pb2.DrainAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Undrain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gpushare.v1.Gpus/Undrain',
+            gpushare_dot_v1_dot_gpus__pb2.UndrainRequest.SerializeToString,
+            gpushare_dot_v1_dot_gpus__pb2.DrainAnswer.FromString,
             options,
             channel_credentials,
             insecure,

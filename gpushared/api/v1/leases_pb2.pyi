@@ -347,11 +347,14 @@ class Grant(_message.Message):
     GPU_NAME_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     COMPUTE_PERMILLE_FIELD_NUMBER: _builtins.int
+    GPU_LABEL_FIELD_NUMBER: _builtins.int
     gpu_uuid: _builtins.str
     gpu_index: _builtins.int
     gpu_name: _builtins.str
     memory_bytes: _builtins.int
     compute_permille: _builtins.int
+    gpu_label: _builtins.str
+    """For people: 0, and 0:1 for a MIG instance. Empty where the GPU is not there any more."""
     def __init__(
         self,
         *,
@@ -360,10 +363,11 @@ class Grant(_message.Message):
         gpu_name: _builtins.str = ...,
         memory_bytes: _builtins.int = ...,
         compute_permille: _builtins.int = ...,
+        gpu_label: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_permille", b"compute_permille", "gpu_index", b"gpu_index", "gpu_name", b"gpu_name", "gpu_uuid", b"gpu_uuid", "memory_bytes", b"memory_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_permille", b"compute_permille", "gpu_index", b"gpu_index", "gpu_label", b"gpu_label", "gpu_name", b"gpu_name", "gpu_uuid", b"gpu_uuid", "memory_bytes", b"memory_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -193,6 +193,7 @@ class SimulationChange(_message.Message):
     TROUBLE_FIELD_NUMBER: _builtins.int
     HANG_SECONDS_FIELD_NUMBER: _builtins.int
     UNANNOUNCED_FIELD_NUMBER: _builtins.int
+    MIG_INDEX_FIELD_NUMBER: _builtins.int
     gpu_index: _builtins.int
     utilization_ratio: _builtins.float
     trouble: _builtins.str
@@ -201,6 +202,8 @@ class SimulationChange(_message.Message):
     """Calls to the GPU hang for so long."""
     unannounced: _builtins.bool
     """Let the daemon find out at its next look, instead of looking at once."""
+    mig_index: _builtins.int
+    """On which MIG instance of the GPU the processes are."""
     @_builtins.property
     def processes(self) -> _containers.RepeatedCompositeFieldContainer[Global___SimulatedProcess]:
         """Memory that a process (a real host PID) holds on the GPU from now on; 0 removes it."""
@@ -214,19 +217,24 @@ class SimulationChange(_message.Message):
         trouble: _builtins.str | None = ...,
         hang_seconds: _builtins.float | None = ...,
         unannounced: _builtins.bool = ...,
+        mig_index: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_hang_seconds", b"_hang_seconds", "_trouble", b"_trouble", "_utilization_ratio", b"_utilization_ratio", "hang_seconds", b"hang_seconds", "trouble", b"trouble", "utilization_ratio", b"utilization_ratio"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_hang_seconds", b"_hang_seconds", "_mig_index", b"_mig_index", "_trouble", b"_trouble", "_utilization_ratio", b"_utilization_ratio", "hang_seconds", b"hang_seconds", "mig_index", b"mig_index", "trouble", b"trouble", "utilization_ratio", b"utilization_ratio"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_hang_seconds", b"_hang_seconds", "_trouble", b"_trouble", "_utilization_ratio", b"_utilization_ratio", "gpu_index", b"gpu_index", "hang_seconds", b"hang_seconds", "processes", b"processes", "trouble", b"trouble", "unannounced", b"unannounced", "utilization_ratio", b"utilization_ratio"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_hang_seconds", b"_hang_seconds", "_mig_index", b"_mig_index", "_trouble", b"_trouble", "_utilization_ratio", b"_utilization_ratio", "gpu_index", b"gpu_index", "hang_seconds", b"hang_seconds", "mig_index", b"mig_index", "processes", b"processes", "trouble", b"trouble", "unannounced", b"unannounced", "utilization_ratio", b"utilization_ratio"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__hang_seconds: _TypeAlias = _typing.Literal["hang_seconds"]  # noqa: Y015
     _WhichOneofArgType__hang_seconds: _TypeAlias = _typing.Literal["_hang_seconds", b"_hang_seconds"]  # noqa: Y015
+    _WhichOneofReturnType__mig_index: _TypeAlias = _typing.Literal["mig_index"]  # noqa: Y015
+    _WhichOneofArgType__mig_index: _TypeAlias = _typing.Literal["_mig_index", b"_mig_index"]  # noqa: Y015
     _WhichOneofReturnType__trouble: _TypeAlias = _typing.Literal["trouble"]  # noqa: Y015
     _WhichOneofArgType__trouble: _TypeAlias = _typing.Literal["_trouble", b"_trouble"]  # noqa: Y015
     _WhichOneofReturnType__utilization_ratio: _TypeAlias = _typing.Literal["utilization_ratio"]  # noqa: Y015
     _WhichOneofArgType__utilization_ratio: _TypeAlias = _typing.Literal["_utilization_ratio", b"_utilization_ratio"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__hang_seconds) -> _WhichOneofReturnType__hang_seconds | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__mig_index) -> _WhichOneofReturnType__mig_index | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__trouble) -> _WhichOneofReturnType__trouble | None: ...
     @_typing.overload
