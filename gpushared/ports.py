@@ -198,9 +198,7 @@ class SharingStatus:
 class Sharing(Protocol):
     """Makes leases real on GPUs. Errors: ``SharingUnavailable``, ``TimedOut``."""
 
-    async def open(
-        self, lease: Lease, gpus: Mapping[GpuId, Gpu], engine: EngineFacts | None = None
-    ) -> Edits:
+    async def open(self, lease: Lease, gpus: Mapping[GpuId, Gpu], engine: EngineFacts | None = None) -> Edits:
         """Make ready what the lease's grants need; doing it again is harmless and heals what was lost.
 
         ``engine`` is None before the engine has answered for the first time.
@@ -259,7 +257,7 @@ class DeviceMechanism(StrEnum):
 
 
 class CgroupDriver(StrEnum):
-    """Who makes the cgroups of containers; a ``CgroupParent`` is a path for the one, a slice for the other."""
+    """Who makes the cgroups of containers: a ``CgroupParent`` is a path for one, a slice for the other."""
 
     CGROUPFS = "cgroupfs"
     SYSTEMD = "systemd"

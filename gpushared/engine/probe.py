@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gpushared.domain.errors import EngineUnavailable
-from gpushared.ports import DeviceMechanism, EngineFacts
+from gpushared.ports import CgroupDriver, DeviceMechanism, EngineFacts
 
 NVIDIA_RUNTIME = "nvidia"
 DEVICE_REQUEST_HOOK = "nvidia-container-runtime-hook"
@@ -39,9 +39,16 @@ def engine_facts(version: Mapping[str, Any], info: Mapping[str, Any], *, simulat
             gpu_mechanism=DeviceMechanism.PLAIN if simulated_gpus else _gpu_mechanism(info),
             # Engines older than 20.10 know v1 only and do not say so.
             cgroup_version=int(info.get("CgroupVersion") or 1),
+            cgroup_driver=_cgroup_driver(info),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise EngineUnavailable(f"the Docker engine describes itself in unknown words: {error!r}") from error
+
+
+def _cgroup_driver(info: Mapping[str, Any]) -> CgroupDriver:
+    """An engine without root may have none, and puts its containers wherever it is itself."""
+    says_systemd = info.get("CgroupDriver") == CgroupDriver.SYSTEMD
+    return CgroupDriver.SYSTEMD if says_systemd else CgroupDriver.CGROUPFS
 
 
 def spec_dirs(info: Mapping[str, Any]) -> tuple[Path, ...]:

@@ -10,6 +10,7 @@ from gpushared.domain.lease import ComputeCap, Grant, Lease, MemoryWall, Walls
 from gpushared.domain.request import Isolation
 from gpushared.ports import Edits, Mount
 from gpushared.sharing.control import DaemonLimits
+from gpushared.sharing.driver_wall import Hold
 
 CONTAINER_DIRECTORY = "/run/gpushare"
 """Where a container finds its lease's directory (see ``LeaseDirectories``)."""
@@ -57,6 +58,7 @@ def lease_edits(
     directory: str,
     mps: bool,
     simulated: bool,
+    hold: Hold | None = None,
     watched: bool = False,
     mounts: tuple[Mount, ...] = (),
 ) -> Edits:
@@ -64,7 +66,8 @@ def lease_edits(
 
     ``mps``: a control daemon serves the lease, its socket lies in the directory. The daemon of a separate
     lease is its own and keeps the lease's limits, so that a client can only lower them. Without MPS a
-    lease of a part has no walls but the watchdog, where that acts (``watched``), and says so.
+    lease of a part has no walls but the watchdog, where that acts (``watched``), and says so. ``hold``: the
+    driver limits the lease's cgroup as well.
     """
     grants = ordered_grants(lease, gpus)
     whole = holds_whole_gpus(lease, gpus)
@@ -72,6 +75,9 @@ def lease_edits(
     last = _WATCHED if watched else _NONE
     through_mps = _OWN_MPS if lease.request.isolation is Isolation.SEPARATE else _MPS
     walls = _WHOLE if whole else through_mps if mps else last
+    hold = None if whole else hold
+    if hold is not None and _is_new(lease):
+        walls = Walls(MemoryWall.DRIVER, walls.compute_cap)
     return Edits(
         gpus=tuple(grant.gpu for grant in grants),
         walls=walls,
@@ -80,9 +86,20 @@ def lease_edits(
             **(_mps_env(grants) if mps else _no_mps_env()),
             **_facts_env(lease, grants, walls, simulated=simulated),
         },
-        env_defaults={} if whole else _framework_env(grants, gpus),
+        env_defaults={} if whole else _framework_env(grants, gpus, walls),
         mounts=(Mount(directory, CONTAINER_DIRECTORY), *mounts),
+        cgroup_parent=hold.cgroup_parent if hold else "",
+        hooks=hold.hooks if hold else (),
     )
+
+
+def _is_new(lease: Lease) -> bool:
+    """Whether its container is made for it.
+
+    A container that is started again under another lease may have been made where the driver had no limits
+    yet, and be outside the lease's cgroup: what holds it then is only known once it runs.
+    """
+    return lease.device_name == lease.id
 
 
 def _device_env(grants: Sequence[Grant]) -> dict[str, str]:
@@ -129,13 +146,13 @@ def _facts_env(lease: Lease, grants: Sequence[Grant], walls: Walls, *, simulated
     }
 
 
-def _framework_env(grants: Sequence[Grant], gpus: Mapping[GpuId, Gpu]) -> dict[str, str]:
-    """Hints for frameworks that look at the GPU's total, which MPS does not change."""
+def _framework_env(grants: Sequence[Grant], gpus: Mapping[GpuId, Gpu], walls: Walls) -> dict[str, str]:
+    """Hints for frameworks that look at the GPU's total, which a limit of the driver's changes, and MPS not."""
+    growth = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+    if walls.memory_wall is MemoryWall.DRIVER:
+        return growth
     permille = min(grant.memory_bytes * 1000 // gpus[grant.gpu].memory_total_bytes for grant in grants)
-    return {
-        "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{max(1, permille) / 1000:.3f}",
-        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
-    }
+    return {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{max(1, permille) / 1000:.3f}", **growth}
 
 
 def own_limits(grants: Sequence[Grant]) -> DaemonLimits:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 
 from gpushared.domain.gpu import Gpu, GpuId
 from gpushared.domain.lease import ComputeCap, Lease, LeaseId, MemoryWall, Notice, Walls
-from gpushared.ports import Edits, SharingStatus
+from gpushared.ports import Edits, EngineFacts, SharingStatus
 from gpushared.testing.failing import Failing
 
 WHOLE = Walls(MemoryWall.WHOLE_GPU, ComputeCap.WHOLE_GPU)
@@ -27,6 +27,10 @@ class FakeSharing(Failing):
         self.opened: dict[LeaseId, Edits] = {}
         self.history: list[tuple[str, LeaseId, str]] = []
         self.troubles: dict[GpuId, str] = {}
+        self.engine: EngineFacts | None = None
+        """What was known of the engine when a lease was opened last."""
+        self.holding = False
+        """Whether running containers have something to be given."""
         self.held: dict[LeaseId, str] = {}
         """The cgroups of leases whose containers run."""
         self.clients: dict[GpuId, tuple[int, ...]] = {}
@@ -44,8 +48,9 @@ class FakeSharing(Failing):
         self._shared: dict[LeaseId, frozenset[GpuId]] = {}
         self._seen: set[GpuId] = set()
 
-    async def open(self, lease: Lease, gpus: Mapping[GpuId, Gpu]) -> Edits:
+    async def open(self, lease: Lease, gpus: Mapping[GpuId, Gpu], engine: EngineFacts | None = None) -> Edits:
         self._may_fail()
+        self.engine = engine
         ids = tuple(grant.gpu for grant in lease.grants)
         whole = lease.request.wants_whole_gpus
         edits = Edits(
@@ -64,6 +69,9 @@ class FakeSharing(Failing):
         self.opened.pop(lease, None)
         self._shared.pop(lease, None)
         self.history.append(("close", lease, device_name))
+
+    def holds(self, lease: Lease) -> bool:
+        return self.holding and lease.id in self.opened
 
     async def hold(self, lease: Lease, cgroup: str) -> None:
         self._may_fail()

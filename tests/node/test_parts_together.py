@@ -25,7 +25,7 @@ from gpushared.node.loop import Loop
 from gpushared.node.performer import Performer
 from gpushared.node.sampler import Sampler
 from gpushared.node.troubles import Troubles
-from gpushared.ports import Edits
+from gpushared.ports import Edits, EngineFacts
 from gpushared.testing import FakeEngine, FakeGpus, FakeSharing, ManualClock, MemoryJournal, fake_gpu
 
 ALICE = Caller(1000, 1000, "alice")
@@ -80,10 +80,12 @@ class SlowSharing(FakeSharing):
         self.may_open = asyncio.Event()
         self.may_close = asyncio.Event()
 
-    async def open(self, lease: Lease, gpus: Mapping[GpuId, Gpu]) -> Edits:
+    async def open(
+        self, lease: Lease, gpus: Mapping[GpuId, Gpu], engine: EngineFacts | None = None
+    ) -> Edits:
         self.opening.set()
         await self.may_open.wait()
-        return await super().open(lease, gpus)
+        return await super().open(lease, gpus, engine)
 
     async def close_lease(self, lease: LeaseId, device_name: str) -> None:
         await self.may_close.wait()
@@ -120,8 +122,10 @@ async def test_settings_under_way_when_the_lease_ends_are_taken_down_afterwards(
 class SizedSharing(SlowSharing):
     """Its settings tell the size for which they were made."""
 
-    async def open(self, lease: Lease, gpus: Mapping[GpuId, Gpu]) -> Edits:
-        edits = await super().open(lease, gpus)
+    async def open(
+        self, lease: Lease, gpus: Mapping[GpuId, Gpu], engine: EngineFacts | None = None
+    ) -> Edits:
+        edits = await super().open(lease, gpus, engine)
         return replace(edits, env={"SIZE": str(lease.grants[0].compute_permille)})
 
 

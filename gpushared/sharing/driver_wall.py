@@ -1,0 +1,211 @@
+"""The driver's wall: a limit on the GPU memory of all that is in a lease's cgroup (r615 and later)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpushared.domain.errors import GpushareError, SharingUnavailable
+from gpushared.domain.gpu import GpuId
+from gpushared.domain.lease import Grant, Lease, MemoryWall
+from gpushared.ports import EngineFacts, Hook, MemoryLimiter
+from gpushared.sharing import limit_hook
+from gpushared.sharing.cgroups import LeaseCgroups
+
+_log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 60.0
+NOT_THERE = "the GPUs are simulated: no driver limits a container's memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A lease's limits are set on a cgroup of its own; what its container needs to be below it."""
+
+    cgroup_parent: str
+    hooks: tuple[Hook, ...]
+
+
+class DriverWall:
+    """Keeps one cgroup a lease, with the lease's limits, in which the engine puts its container.
+
+    The limit is on this parent before there is a container, so there is no moment without one. The
+    container's own cgroup gets it too, because only then do programs inside see it as the GPU's total: by a
+    hook of the runtime's (see ``limit_hook``), and by ``hold`` once it runs.
+
+    Whether the driver has such limits is found out by trial, once; again after it failed, and every
+    ``retry_seconds`` while there are none.
+    """
+
+    def __init__(
+        self,
+        limiter: MemoryLimiter | None,
+        cgroups: LeaseCgroups | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
+        retry_seconds: float = RETRY_SECONDS,
+    ) -> None:
+        """``limiter`` is None for GPUs without any; ``environ``: what the hook needs to find the driver."""
+        self._limiter = limiter
+        self._cgroups = cgroups or LeaseCgroups()
+        self._environ = tuple(f"{name}={value}" for name, value in (environ or {}).items())
+        self._retry_seconds = retry_seconds
+        self._lock = asyncio.Lock()
+        self._tried_at: float | None = None
+        self._trouble: str | None = NOT_THERE if limiter is None else None
+        self._limits: dict[str, dict[GpuId, int]] = {}
+        self._leaves: dict[str, str] = {}
+        self._lost: str | None = None
+
+    @property
+    def lost(self) -> str | None:
+        """What went wrong with a driver that had limits before, as long as it has not gone well again."""
+        return self._lost
+
+    async def trouble(self) -> str | None:
+        """Why there is no such wall now, None where there is. Tries when that is due. Never raises."""
+        if self._limiter is None:
+            return self._trouble
+        async with self._lock:
+            now = asyncio.get_running_loop().time()
+            if self._tried_at is None or self._is_due(now):
+                self._trouble = await self._try(self._limiter)
+                self._tried_at = now
+            return self._trouble
+
+    async def build(self, lease: Lease, grants: Sequence[Grant], engine: EngineFacts | None) -> Hold | None:
+        """Set the lease's limits, also on containers that run; None where the driver has none.
+
+        ``engine`` is None before it has answered. Raises SharingUnavailable where this lease's container is
+        behind this wall already, and the driver does not answer: what it has set holds on, at the old size.
+        """
+        name = lease.device_name
+        if self._limiter is None:
+            return None
+        trouble = await self.trouble()
+        if trouble is not None and self._lost is None:
+            self._limits.pop(name, None)
+            return None
+        limits = {grant.gpu: grant.memory_bytes for grant in grants}
+        try:
+            if trouble is not None:
+                raise SharingUnavailable(trouble)
+            parent = await self._cgroups.make(name, engine)
+            for cgroup in (parent.path, *await self._leaves_of(name)):
+                await self._limit(self._limiter, cgroup, limits)
+        except GpushareError as error:
+            self._fail(error)
+            if _is_behind(lease):
+                raise SharingUnavailable(error.message, hint=error.hint) from error
+            _log.warning("driver_wall.without lease=%s why=%s", lease.id, error)
+            return None
+        self._lost = None
+        self._limits[name] = limits
+        by_hook = engine is None or engine.lease_devices
+        return Hold(parent.docker_name, (self._hook(limits),) if by_hook else ())
+
+    def holds(self, device_name: str) -> bool:
+        """Whether a container of this device has limits to get."""
+        return device_name in self._limits
+
+    async def hold(self, device_name: str, cgroup: str) -> None:
+        """Set the limits on a running container's own cgroup as well; it is in order if there are none.
+
+        Errors: ``SharingUnavailable``; the limits on the parent are not touched by it.
+        """
+        limits = self._limits.get(device_name)
+        if self._limiter is None or limits is None:
+            return
+        try:
+            await self._limit(self._limiter, cgroup, limits)
+        except GpushareError as error:
+            self._fail(error)
+            raise SharingUnavailable(
+                f"the container's own cgroup has no limit: {error.message}", hint=error.hint
+            ) from error
+        self._leaves[device_name] = cgroup
+
+    async def close(self, device_name: str) -> None:
+        """Take limits and cgroup away; what is in use still stays for a later ``sweep``."""
+        limits, leaf = self._limits.pop(device_name, {}), self._leaves.pop(device_name, None)
+        if leaf is not None and await self._cgroups.is_there(leaf):
+            await self._release(leaf, limits)
+        if self._limiter is not None:
+            await self._take_down(device_name, limits)
+
+    async def sweep(self, live: Collection[str], gpus: Collection[GpuId]) -> None:
+        """Take away the cgroups of leases that are over, which an earlier life left behind."""
+        if self._limiter is None or await self.trouble() is not None:
+            return
+        for name in await self._cgroups.names():
+            if name not in live and name not in self._limits:
+                await self._take_down(name, gpus)
+
+    # --- helpers ---
+
+    async def _try(self, limiter: MemoryLimiter) -> str | None:
+        try:
+            trouble = await limiter.memory_limits_trouble()
+        except GpushareError as error:
+            self._lost = f"whether the driver limits memory is not known: {error}"
+            return self._lost
+        self._lost = None
+        _log.info("driver_wall.tried trouble=%s", trouble)
+        return trouble
+
+    def _is_due(self, now: float) -> bool:
+        assert self._tried_at is not None
+        return self._lost is not None or (
+            self._trouble is not None and now - self._tried_at >= self._retry_seconds
+        )
+
+    def _fail(self, error: GpushareError) -> None:
+        """What worked before does not now: it is tried anew before the next lease."""
+        if self._lost is None:
+            self._lost = f"the driver's memory limits fail: {error}"
+
+    async def _limit(self, limiter: MemoryLimiter, cgroup: str, limits: Mapping[GpuId, int]) -> None:
+        for gpu, limit_bytes in limits.items():
+            await limiter.limit_memory(gpu, cgroup, limit_bytes)
+
+    async def _release(self, cgroup: str, gpus: Collection[GpuId]) -> None:
+        assert self._limiter is not None
+        for gpu in gpus:
+            try:
+                await self._limiter.release_memory(gpu, cgroup)
+            except GpushareError as error:
+                # The limit goes with its cgroup; there never is a guarantee that could stay.
+                _log.info("driver_wall.not_released cgroup=%s gpu=%s why=%s", cgroup, gpu, error)
+
+    async def _leaves_of(self, device_name: str) -> list[str]:
+        """The cgroups of containers of this device, below the lease's own one and elsewhere."""
+        below = await self._cgroups.below(device_name)
+        known = self._leaves.get(device_name)
+        if known is not None and not await self._cgroups.is_there(known):
+            del self._leaves[device_name]
+            known = None
+        return below if known is None or known in below else [*below, known]
+
+    async def _take_down(self, device_name: str, gpus: Collection[GpuId]) -> None:
+        for path in await self._cgroups.paths(device_name):
+            await self._release(path, gpus)
+        await self._cgroups.remove(device_name)
+
+    def _hook(self, limits: Mapping[GpuId, int]) -> Hook:
+        """By a shell that ends well whatever happens: an engine may not see this Python from where it is."""
+        words = [f"{gpu}={limit_bytes}" for gpu, limit_bytes in limits.items()]
+        program = (sys.executable, "-I", "-S", limit_hook.__file__, str(self._cgroups.root), *words)
+        args = ("sh", "-c", '"$@" || :', "sh", *program)
+        return Hook("/bin/sh", args, self._environ, timeout_seconds=HOOK_SECONDS)
+
+
+def _is_behind(lease: Lease) -> bool:
+    walls = lease.walls
+    return lease.container is not None and walls is not None and walls.memory_wall is MemoryWall.DRIVER
+
+
+HOOK_SECONDS = 2 * int(limit_hook.PATIENCE_SECONDS)
+"""A hook that takes longer keeps the container from starting, so it ends itself long before."""
