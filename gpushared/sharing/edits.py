@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from gpushared.domain.errors import SharingUnavailable
 from gpushared.domain.gpu import MIB, WHOLE_PERMILLE, Gpu, GpuId
+from gpushared.domain.instances import wants_instances
 from gpushared.domain.lease import ComputeCap, Grant, Lease, MemoryWall, Walls
 from gpushared.domain.request import Isolation
 from gpushared.ports import Edits, Mount
@@ -24,6 +25,7 @@ that is none of ours may serve. A program that starts its own daemon in its cont
 CONTAINER_LOG_DIRECTORY = "/tmp/gpushare-mps-log"  # noqa: S108  # only daemons write there, clients do not
 
 _WHOLE = Walls(MemoryWall.WHOLE_GPU, ComputeCap.WHOLE_GPU)
+_MIG = Walls(MemoryWall.MIG, ComputeCap.MIG)
 _OWN_MPS = Walls(MemoryWall.MPS_SERVER, ComputeCap.MPS_PERCENTAGE)
 _MPS = Walls(MemoryWall.MPS_CLIENT, ComputeCap.MPS_PERCENTAGE)
 _WATCHED = Walls(MemoryWall.WATCHDOG, ComputeCap.NONE)
@@ -74,7 +76,8 @@ def lease_edits(
     mps = mps and not whole
     last = _WATCHED if watched else _NONE
     through_mps = _OWN_MPS if lease.request.isolation is Isolation.SEPARATE else _MPS
-    walls = _WHOLE if whole else through_mps if mps else last
+    all_of_it = _MIG if wants_instances(lease.request) else _WHOLE
+    walls = all_of_it if whole else through_mps if mps else last
     hold = None if whole else hold
     if hold is not None and _is_new(lease):
         walls = Walls(MemoryWall.DRIVER, walls.compute_cap)
