@@ -6,9 +6,11 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -17,6 +19,7 @@ from tests.bed.engine import PrivateEngine
 from tests.bed.parts import ROOT
 
 SCRIPT = ROOT / "scripts/quickstart"
+PATIENCE_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -40,17 +43,26 @@ class Quickstart:
             [SCRIPT, *words], env=self.environ, capture_output=True, text=True, timeout=180, check=False
         )
 
-    def listed(self, what: str) -> list[dict[str, object]]:
-        answer = subprocess.run(
-            [ROOT / ".venv/bin/gpushare", what, "-o", "json"],
+    def gpushare(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [ROOT / ".venv/bin/gpushare", *words],
             env={**self.environ, "GPUSHARE_HOST": f"unix://{self.runtime_dir}/gpushared.sock"},
             capture_output=True,
             text=True,
             timeout=60,
-            check=True,
+            check=False,
         )
-        items: list[dict[str, object]] = json.loads(answer.stdout)["items"]
+
+    def listed(self, *words: str) -> list[dict[str, Any]]:
+        answer = self.gpushare(*words, "-o", "json")
+        assert answer.returncode == 0, answer.stderr
+        items: list[dict[str, Any]] = json.loads(answer.stdout)["items"]
         return items
+
+    def lease(self, lease_id: str) -> dict[str, Any]:
+        """Also one that is over."""
+        (found,) = (one for one in self.listed("ps", "--all") if one["id"] == lease_id)
+        return found
 
     def processes(self) -> list[str]:
         """Command lines of everything that belongs to it: the daemon, MPS daemons, the client that waits."""
@@ -105,6 +117,35 @@ def test_it_works_twice_in_a_row_and_stop_leaves_nothing(quickstart: Quickstart)
     assert stopped.returncode == 0, stopped.stderr
     quickstart.assert_nothing_is_left()
     assert quickstart.run("--stop").returncode == 0
+
+
+def test_who_takes_twice_the_lease_is_stopped_and_told_why_and_the_neighbours_run_on(
+    quickstart: Quickstart,
+) -> None:
+    """What the README promises, by the commands that a user has; how long it took is printed, not judged."""
+    assert quickstart.run().returncode == 0
+    leases = {
+        lease["container_name"]: lease for lease in quickstart.listed("ps") if lease.get("container_name")
+    }
+    greedy = leases.pop(f"{quickstart.name}-2")
+    assert {lease["memory_wall"] for lease in (greedy, *leases.values())} <= {"mps-client", "watchdog"}
+    took_at = time.time()
+    done = quickstart.gpushare("simulate", "--container", greedy["container_name"], "--memory", "40g")
+    assert done.returncode == 0, done.stderr
+    while (now := quickstart.lease(greedy["id"]))["state"] != "ended":  # each look is a command of its own
+        assert time.time() - took_at < PATIENCE_SECONDS, now
+    assert now["outcome"]["kind"] == "over_limit"
+    assert now["outcome"]["text"] == "used 40 GiB of its 19.7 GiB on GPU 0"
+    told = quickstart.gpushare("why", greedy["id"]).stdout
+    assert "uses 40 GiB of its 19.7 GiB on GPU 0" in told
+    running = quickstart.engine.check("ps", "--format", "{{.Names}}").split()
+    assert set(leases) <= set(running)
+    assert [quickstart.lease(lease["id"])["state"] for lease in leases.values()] == ["active"] * len(leases)
+    examined = quickstart.gpushare("doctor")
+    assert examined.returncode == 0 or "failed" in examined.stdout, examined.stdout
+    (explained,) = quickstart.listed("why", greedy["id"])
+    seconds = next(entry["at"] for entry in explained["story"] if entry["state"] == "draining") - took_at
+    print(f"\nended after {seconds:.2f} s; doctor: exit {examined.returncode}")  # noqa: T201 - for who asks: -s
 
 
 def test_stop_clears_up_after_a_daemon_that_was_killed(quickstart: Quickstart) -> None:
