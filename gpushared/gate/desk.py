@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from gpushared.domain.asking import Ask
 from gpushared.domain.lease import ContainerId, Grant, LeaseId
 from gpushared.domain.request import Caller
+from gpushared.domain.stopping import AskedEnd
 from gpushared.ports import Edits, EngineFacts
 
 
@@ -20,6 +22,7 @@ class Claim:
     device_name: str
     edits: Edits
     grants: tuple[Grant, ...] = ()
+    restart_on_fault: int = 0
 
 
 class Desk(Protocol):
@@ -76,6 +79,13 @@ class Desk(Protocol):
 
     async def after_restart(self, container: ContainerId) -> None:
         """The restart is over, with or without success; what inspect says now decides."""
+        ...
+
+    def ending(self, container: ContainerId, asked: AskedEnd) -> AbstractAsyncContextManager[None]:
+        """Around a request that may end the container: what it shares with others is left in order.
+
+        Raises nothing of its own: whoever wants an end gets it.
+        """
         ...
 
     async def lease_env(self, container: ContainerId) -> Mapping[str, str]:

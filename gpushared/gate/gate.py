@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 
 from gpushared.domain.errors import NotFound, PermissionRefused, RequestError
@@ -31,6 +32,7 @@ from gpushared.gate.containers import (
 )
 from gpushared.gate.create import Creator, Order
 from gpushared.gate.desk import Desk
+from gpushared.gate.ending import asked_end, asked_stop
 from gpushared.gate.engine import Answer, EngineSocket
 from gpushared.gate.fields import RESOURCES
 from gpushared.gate.filters import own_only
@@ -80,6 +82,7 @@ class Gate:
             Action.CREATE: self._create,
             Action.START: self._start,
             Action.RESTART: self._restart,
+            Action.END: self._end,
             Action.UPDATE: self._update,
             Action.EXEC_CREATE: self._exec_create,
         }
@@ -224,9 +227,18 @@ class Gate:
             return
         await self._desk.before_restart(container.id, call.caller)
         try:
-            await self._pass(call, _renamed(call, container.id))
+            async with self._desk.ending(container.id, asked_stop(call.target)):
+                await self._pass(call, _renamed(call, container.id))
         finally:
             await asyncio.shield(self._desk.after_restart(container.id))
+
+    async def _end(self, call: _Call) -> None:
+        container = await find_container(self._engine, call.match.name, call.caller)
+        asked = asked_end(call.exchange.method, call.target)
+        async with AsyncExitStack() as stack:
+            if container.device_name and asked is not None:
+                await stack.enter_async_context(self._desk.ending(container.id, asked))
+            await self._pass(call, _renamed(call, container.id))
 
     async def _update(self, call: _Call) -> None:
         body = await _parse(call)

@@ -20,6 +20,8 @@ class Action(StrEnum):
     CREATE = "create"
     START = "start"
     RESTART = "restart"
+    END = "end"
+    """Stop, kill, removal: may end the caller's own container."""
     UPDATE = "update"
     CONTAINER = "container"
     """Only the caller's own containers."""
@@ -113,16 +115,16 @@ ROUTES: tuple[Route, ...] = (
     _route("GET", "/containers/{name}/stats", _A.CONTAINER, "stream one-shot"),
     _route("POST", "/containers/{name}/resize", _A.CONTAINER, "h w"),
     _route("POST", "/containers/{name}/start", _A.START, "detachKeys"),
-    _route("POST", "/containers/{name}/stop", _A.CONTAINER, "signal t"),
+    _route("POST", "/containers/{name}/stop", _A.END, "signal t"),
     _route("POST", "/containers/{name}/restart", _A.RESTART, "signal t"),
-    _route("POST", "/containers/{name}/kill", _A.CONTAINER, "signal"),
+    _route("POST", "/containers/{name}/kill", _A.END, "signal"),
     _route("POST", "/containers/{name}/update", _A.UPDATE, payload=_IN),
     _route("POST", "/containers/{name}/rename", _A.CONTAINER, "name"),
     _route("POST", "/containers/{name}/pause", _A.CONTAINER),
     _route("POST", "/containers/{name}/unpause", _A.CONTAINER),
     _route("POST", "/containers/{name}/attach", _A.CONTAINER, _ATTACH, hijack=True),
     _route("POST", "/containers/{name}/wait", _A.CONTAINER, "condition"),
-    _route("DELETE", "/containers/{name}", _A.CONTAINER, "v force link"),
+    _route("DELETE", "/containers/{name}", _A.END, "v force link"),
     _route("GET HEAD", "/containers/{name}/archive", _A.ARCHIVE, "path"),
     _route("PUT", "/containers/{name}/archive", _A.ARCHIVE, "path noOverwriteDirNonDir copyUIDGID", _IN),
     _route("POST", "/containers/prune", _A.TRUSTED),

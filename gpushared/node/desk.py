@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from gpushared.domain.errors import (
 )
 from gpushared.domain.lease import ContainerId, Draining, Ended, Lease, LeaseId, Queued
 from gpushared.domain.request import Caller, Request
+from gpushared.domain.stopping import AskedEnd
 from gpushared.gate.desk import Claim
 from gpushared.gate.inject import binds_late
 from gpushared.gate.wish import wish_of
@@ -85,7 +87,8 @@ class NodeDesk:
         except (GpushareError, asyncio.CancelledError):
             self._in_background(self.unclaim(lease))
             raise
-        return Claim(lease, claimed.device_name, edits, claimed.grants)
+        again = claimed.request.restart_on_fault
+        return Claim(lease, claimed.device_name, edits, claimed.grants, again)
 
     async def _edits(self, lease: LeaseId) -> Edits:
         try:
@@ -181,6 +184,9 @@ class NodeDesk:
         lease = self._loop.state.of_container(container)
         if lease is not None:
             await self._loop.send(m.RestartDone(lease.id))
+
+    def ending(self, container: ContainerId, asked: AskedEnd) -> AbstractAsyncContextManager[None]:
+        return self._performer.parting.around(container, asked)
 
     async def lease_env(self, container: ContainerId) -> Mapping[str, str]:
         lease = self._loop.state.of_container(container)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from gpushared.domain.asking import Ask
@@ -11,6 +12,7 @@ from gpushared.domain.errors import GpushareError, NotFound
 from gpushared.domain.gpu import GpuId
 from gpushared.domain.lease import ComputeCap, ContainerId, Grant, LeaseId, MemoryWall, Walls
 from gpushared.domain.request import Caller
+from gpushared.domain.stopping import AskedEnd
 from gpushared.gate.desk import Claim
 from gpushared.ports import DeviceMechanism, Edits, EngineFacts, Mount
 
@@ -90,6 +92,12 @@ class FakeDesk:
 
     async def after_restart(self, container: ContainerId) -> None:
         self._note("after_restart")
+
+    @asynccontextmanager
+    async def ending(self, container: ContainerId, asked: AskedEnd) -> AsyncGenerator[None, None]:
+        self._note("ending", asked)
+        yield
+        self._note("ended")
 
     async def lease_env(self, container: ContainerId) -> Mapping[str, str]:
         return self.edits.env
