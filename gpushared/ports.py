@@ -213,8 +213,8 @@ class Sharing(Protocol):
         """Whether there is anything that only the lease's running container can be given."""
         ...
 
-    async def hold(self, lease: Lease, cgroup: str) -> None:
-        """Give it that: its own cgroup exists now, whose place in the tree of cgroup v2 this is."""
+    async def hold(self, lease: Lease, place: str) -> None:
+        """Give it that: its own cgroup exists now, at this path from the top of the tree of cgroup v2."""
         ...
 
     async def part_clients(self, pids: Collection[int]) -> int:

@@ -28,6 +28,7 @@ from gpushared.domain.messages import (
     DropEdits,
     EngineSurveyed,
     GpusSampled,
+    HoldContainer,
     InspectContainer,
     SampleGpus,
     StopContainer,
@@ -142,6 +143,7 @@ def _seen_starting(lease: Lease, state: Starting, event: ContainerSeen, draft: D
 def _runs(lease: Lease, event: ContainerSeen, draft: Draft, why: str) -> None:
     lease = replace(lease, fault="", faulted_at=None)
     lease = draft.move(lease, Active(lease.grants, event.container, draft.now), why)
+    draft.do(HoldContainer(lease.id, event.container))
     if event.condition is Condition.PAUSED:
         draft.move(lease, Paused(lease.grants, event.container, draft.now), "the container is paused")
 
@@ -154,6 +156,9 @@ def _restart_text(event: ContainerSeen) -> str:
 def _seen_up(lease: Lease, event: ContainerSeen, draft: Draft) -> None:
     container = event.container
     match event.condition:
+        case Condition.RUNNING if isinstance(lease.state, Active):
+            # It may have been restarted so fast that this is all that was seen of it.
+            draft.do(HoldContainer(lease.id, container))
         case Condition.RUNNING if isinstance(lease.state, Paused):
             draft.move(lease, Active(lease.grants, container, draft.now), "the container goes on")
         case Condition.PAUSED if isinstance(lease.state, Active):

@@ -59,6 +59,19 @@ def containers_of_cgroup(text: str) -> tuple[ContainerId, ...]:
     return max(chains, key=len, default=())
 
 
+def place_of(pid: int, container: ContainerId, proc: Path = Path("/proc")) -> str | None:
+    """The cgroup of a container's process, as a path from the top of the tree of cgroup v2.
+
+    None where the process is gone, or belongs to somebody else by now. Reads files: off the event loop.
+    """
+    try:
+        text = (proc / str(pid) / "cgroup").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    unified = (line.removeprefix("0::") for line in text.splitlines() if line.startswith("0::/"))
+    return next((path for path in unified if container in path), None)
+
+
 def start_ticks_of_stat(text: str) -> int:
     """The start time in the text of a ``/proc/PID/stat``; the command in it may hold blanks and brackets."""
     return int(text.rpartition(")")[2].split()[_START_TIME])

@@ -10,8 +10,9 @@ from weakref import WeakValueDictionary
 
 from gpushared.domain import messages as m
 from gpushared.domain.errors import EngineUnavailable, GpushareError, SharingUnavailable, TimedOut
-from gpushared.domain.lease import Lease, LeaseId
+from gpushared.domain.lease import ContainerId, Lease, LeaseId
 from gpushared.domain.stopping import AskedEnd
+from gpushared.engine.processes import place_of
 from gpushared.node.follower import Follower
 from gpushared.node.loop import Loop
 from gpushared.node.parting import Parting
@@ -55,6 +56,10 @@ class Performer:
                 self._begin(self._notify(lease))
             case m.StartContainer():
                 self._begin(self._start(instruction))
+            case m.HoldContainer(lease, container):
+                known = self._loop.state.leases.get(lease)
+                if known is not None and self._sharing.holds(known):
+                    self._begin(self._hold(lease, container))
             case m.InspectContainer(container):
                 self._begin(self._follower.inspect(container))
             case m.SampleGpus():
@@ -137,8 +142,8 @@ class Performer:
         async with self._device(lease.device_name):
             if lease.id not in self._loop.state.leases:
                 return None
-            edits = await self._sharing.open(lease, self._loop.state.gpus)
             facts = self._follower.facts
+            edits = await self._sharing.open(lease, self._loop.state.gpus, facts)
             # Before the engine has ever answered, at boot, its devices are written all the same: it reads
             # them when it starts its containers, which may be before it answers us.
             if facts is None or facts.lease_devices:
@@ -168,6 +173,15 @@ class Performer:
                 return  # a restarted container has a new lease under the same name
             await self._sharing.close_lease(lease, device_name)
             await self._engine.remove_device(device_name)
+
+    async def _hold(self, lease_id: LeaseId, container: ContainerId) -> None:
+        facts = await self._engine.inspect(container)
+        place = await asyncio.to_thread(place_of, facts.pid, container) if facts is not None else None
+        lease = self._loop.state.leases.get(lease_id)
+        if place is None or lease is None:
+            return
+        async with self._device(lease.device_name):
+            await self._sharing.hold(lease, place)
 
     async def _notify(self, lease_id: LeaseId) -> None:
         """The file first, because the signal is what makes a program look for it."""

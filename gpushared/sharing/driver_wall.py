@@ -111,11 +111,13 @@ class DriverWall:
         """Whether a container of this device has limits to get."""
         return device_name in self._limits
 
-    async def hold(self, device_name: str, cgroup: str) -> None:
+    async def hold(self, device_name: str, place: str) -> None:
         """Set the limits on a running container's own cgroup as well; it is in order if there are none.
 
-        Errors: ``SharingUnavailable``; the limits on the parent are not touched by it.
+        ``place`` is its path from the top of the tree. Errors: ``SharingUnavailable``; the limits on the
+        parent are not touched by it.
         """
+        cgroup = f"{self._cgroups.root}{place}"
         limits = self._limits.get(device_name)
         if self._limiter is None or limits is None:
             return

@@ -150,7 +150,7 @@ def _facts_env(lease: Lease, grants: Sequence[Grant], walls: Walls, *, simulated
 
 
 def _framework_env(grants: Sequence[Grant], gpus: Mapping[GpuId, Gpu], walls: Walls) -> dict[str, str]:
-    """Hints for frameworks that look at the GPU's total, which a limit of the driver's changes, and MPS not."""
+    """Hints for frameworks that look at the GPU's total, which a limit of the driver's changes, not MPS."""
     growth = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
     if walls.memory_wall is MemoryWall.DRIVER:
         return growth

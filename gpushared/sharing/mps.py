@@ -158,9 +158,9 @@ class MpsSharing:
     def holds(self, lease: Lease) -> bool:
         return self._wall.holds(lease.device_name)
 
-    async def hold(self, lease: Lease, cgroup: str) -> None:
+    async def hold(self, lease: Lease, place: str) -> None:
         """MPS holds processes, not cgroups; the driver's limit holds the container's own cgroup."""
-        await self._wall.hold(lease.device_name, cgroup)
+        await self._wall.hold(lease.device_name, place)
 
     async def part_clients(self, pids: Collection[int]) -> int:
         """Take clients off their servers; see the port.

@@ -73,9 +73,9 @@ class FakeSharing(Failing):
     def holds(self, lease: Lease) -> bool:
         return self.holding and lease.id in self.opened
 
-    async def hold(self, lease: Lease, cgroup: str) -> None:
+    async def hold(self, lease: Lease, place: str) -> None:
         self._may_fail()
-        self.held[lease.id] = cgroup
+        self.held[lease.id] = place
 
     async def part_clients(self, pids: Collection[int]) -> int:
         self._may_fail()

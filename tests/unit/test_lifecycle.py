@@ -283,7 +283,26 @@ def test_a_container_started_again_before_its_memory_was_back_keeps_its_lease() 
     node = Node().to("draining")
     node.see(Condition.RUNNING)
     assert isinstance(node.lease.state, Active)
-    assert node.did == [m.InspectContainer(BOX)]
+    assert node.did == [m.HoldContainer(node.id, BOX), m.InspectContainer(BOX)]
+
+
+@pytest.mark.parametrize("condition", [Condition.RUNNING, Condition.PAUSED])
+def test_a_container_is_given_what_only_a_running_one_can_be_given(condition: Condition) -> None:
+    """When it is seen to run for the first time, and each time it is looked at: it may be a new run."""
+    node = Node().to("starting")
+    node.see(condition)
+    assert node.did == [m.HoldContainer(node.id, BOX)]
+    node.see(Condition.RUNNING)
+    node.see(Condition.RUNNING)
+    assert node.did == [m.HoldContainer(node.id, BOX)]
+
+
+def test_after_a_restart_of_the_daemon_running_containers_are_held_again() -> None:
+    """The first survey tells of them."""
+    node = Node().to("active")
+    node.passes(60)
+    node.survey(Condition.RUNNING, at=node.now)
+    assert m.HoldContainer(node.id, BOX) in node.did
 
 
 @pytest.mark.parametrize("condition", [Condition.RUNNING, Condition.PAUSED, Condition.RESTARTING])
