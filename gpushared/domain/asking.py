@@ -25,6 +25,8 @@ from gpushared.domain.units import (
     shown,
 )
 
+MAX_RESTARTS = 100
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -40,6 +42,7 @@ class Ask:
     after: str = ""
     priority: str = ""
     notice_signal: str = ""
+    restart_on_fault: str = ""
 
 
 def read_request(ask: Ask, presets: Mapping[str, Ask]) -> Request:
@@ -63,6 +66,7 @@ def read_request(ask: Ask, presets: Mapping[str, Ask]) -> Request:
         priority=_priority(ask.priority),
         after=tuple(dict.fromkeys(name.strip() for name in ask.after.split(",") if name.strip())),
         notice_signal=_signal(ask.notice_signal),
+        restart_on_fault=_restarts(ask.restart_on_fault),
     )
     counts = size is not None and size.permille == WHOLE_PERMILLE
     return _counted(request, ask) if counts and request.isolation is Isolation.MIG else request
@@ -131,6 +135,19 @@ def _isolation(ask: Ask, *, whole: bool, parts: tuple[int | None, ...]) -> Isola
 
 NOTICE_SIGNALS = ("SIGHUP", "SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")
 """Those that programs catch to save their work; the others end them or stop them."""
+
+
+def _restarts(text: str) -> int:
+    if not text:
+        return 0
+    if not (
+        text.isascii()
+        and text.isdigit()
+        and len(text) <= len(str(MAX_RESTARTS))
+        and int(text) <= MAX_RESTARTS
+    ):
+        raise RequestError(f"{shown(text)} is not how often to start again", hint=f"give 0 to {MAX_RESTARTS}")
+    return int(text)
 
 
 def _signal(text: str) -> str:

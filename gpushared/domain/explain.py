@@ -14,7 +14,7 @@ from gpushared.domain.instances import in_words, never_fits_hint, of_kind, wants
 from gpushared.domain.lease import LeaseId
 from gpushared.domain.placement import Reason, Room, is_grant, need_on, place, refuse, rooms_of
 from gpushared.domain.queue import NEVER, Decision
-from gpushared.domain.request import Request
+from gpushared.domain.request import Isolation, Request
 from gpushared.domain.state import NodeState
 from gpushared.domain.units import SMALLEST_PERMILLE, format_duration, format_memory, format_share
 
@@ -160,9 +160,22 @@ def check_possible(state: NodeState, request: Request) -> None:
         raise Unavailable("this node knows no GPU at the moment", hint="`gpushare gpus` says why")
     healthy = [replace(gpu, trouble=None) for gpu in state.gpus.values()]
     if not is_grant(place(request, rooms_of(healthy, (), {}))):
+        _check_servers(request, healthy)
         raise NeverFits(
             f"{describe(request)} never fits on this node",
             hint=nearest_size(request, healthy),
+        )
+
+
+def _check_servers(request: Request, gpus: Iterable[Gpu]) -> None:
+    """Raises NeverFits where it is the GPUs' compute mode that refuses, and nothing else."""
+    open_to_all = [replace(gpu, exclusive_process=False) for gpu in gpus]
+    if is_grant(place(request, rooms_of(open_to_all, (), {}))):
+        separate = request.isolation is Isolation.SEPARATE
+        what = "a separate lease" if separate else "a lease of parts of several GPUs"
+        raise NeverFits(
+            f"{what} needs an MPS server of its own, and `exclusive_process` lets each GPU have one only",
+            hint="ask for a shared part of one GPU, or for whole GPUs",
         )
 
 

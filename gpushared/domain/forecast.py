@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gpushared.domain.eligible import not_yet
 from gpushared.domain.lease import Lease, LeaseId
 from gpushared.domain.placement import rooms_of
 from gpushared.domain.queue import decide, granted
 from gpushared.domain.state import NodeState
-from gpushared.domain.timing import not_yet
 
 POSITIONS = 32
 """Further back, an estimate says nothing."""

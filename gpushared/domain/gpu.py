@@ -45,6 +45,8 @@ class Gpu:
     """The GPU of which this is a MIG instance; None for a GPU. Both have the same index."""
     mig: MigInstance | None = None
     """What it is of its parent; None for a GPU."""
+    exclusive_process: bool = False
+    """While it is shared it takes one MPS server and nothing else, as the configuration wants it."""
     split: bool = False
     """MIG is on: programs find its instances, which are listed after it, and never the GPU itself."""
 

@@ -100,6 +100,14 @@ class OverLimit:
 
 
 @dataclass(frozen=True, slots=True)
+class Preempted:
+    """It gave way to others; with ``requeue`` it is to be started again when there is room."""
+
+    why: str
+    requeue: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class OutsideMps:
     """A process of a lease that is held by MPS used a GPU without MPS, where nothing holds it."""
 
@@ -107,7 +115,7 @@ class OutsideMps:
     pid: int
 
 
-Outcome = Finished | Stopped | Expired | NeverClaimed | OverLimit | OutsideMps | Failed
+Outcome = Finished | Stopped | Expired | NeverClaimed | OverLimit | OutsideMps | Preempted | Failed
 
 
 # --- what a lease is told before it ends ---------------------------------------------------------------
@@ -195,6 +203,58 @@ class Draining:
     outcome: Outcome
     exited: bool
     retry_at: float
+    gone: bool = False
+    """The container was removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspending:
+    """Its GPU memory is being moved to the host's. ``wanted``: it is to come back when there is room."""
+
+    grants: tuple[Grant, ...]
+    container: ContainerId
+    since: float
+    deadline: float
+    wanted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Suspended:
+    """Frozen, with nothing on a GPU; ``held`` is what it comes back to.
+
+    ``left_seconds`` of its time limit are left. ``wanted``: it waits in the queue, else to be asked for.
+    ``place``: in the queue it stands before all requests with this sequence and higher ones.
+    """
+
+    container: ContainerId
+    since: float
+    place: int
+    held: tuple[Grant, ...]
+    left_seconds: float | None
+    wanted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Resuming:
+    """Its GPU memory is being moved back."""
+
+    grants: tuple[Grant, ...]
+    container: ContainerId
+    since: float
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Requeued:
+    """Stopped to give way to others; waits in the queue to be started again. ``held`` is what it had.
+
+    ``place`` as in ``Suspended``.
+    """
+
+    container: ContainerId
+    since: float
+    place: int
+    held: tuple[Grant, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,10 +267,24 @@ class Ended:
     """What it held, for the history only."""
 
 
-LeaseState = Queued | Reserved | Starting | Active | Paused | Draining | Ended
-Holding = Reserved | Starting | Active | Paused | Draining
+LeaseState = (
+    Queued
+    | Reserved
+    | Starting
+    | Active
+    | Paused
+    | Suspending
+    | Suspended
+    | Resuming
+    | Draining
+    | Requeued
+    | Ended
+)
+Holding = Reserved | Starting | Active | Paused | Suspending | Resuming | Draining
 """States in which a lease's grants count against the GPUs."""
-WithContainer = Starting | Active | Paused | Draining
+WithContainer = Starting | Active | Paused | Suspending | Suspended | Resuming | Draining | Requeued
+Waiting = Queued | Requeued | Suspended
+"""States in which a lease may be in the queue."""
 
 TRANSITIONS: frozenset[tuple[type[LeaseState], type[LeaseState]]] = frozenset(
     {
@@ -233,6 +307,24 @@ TRANSITIONS: frozenset[tuple[type[LeaseState], type[LeaseState]]] = frozenset(
         (Draining, Starting),  # it had ended by itself, and the engine starts it again
         (Draining, Active),  # the same, seen when it ran again
         (Draining, Ended),
+        (Active, Suspending),
+        (Suspending, Suspending),  # asked again
+        (Suspending, Active),  # it could not be
+        (Suspending, Suspended),
+        (Suspending, Starting),  # killed meanwhile, restarted by policy
+        (Suspending, Draining),
+        (Suspended, Resuming),
+        (Suspended, Draining),
+        (Suspended, Ended),
+        (Resuming, Resuming),  # asked again
+        (Resuming, Active),
+        (Resuming, Suspended),  # it could not be
+        (Resuming, Starting),  # killed meanwhile, restarted by policy
+        (Resuming, Draining),
+        (Draining, Requeued),  # it gave way, and is to be started again
+        (Requeued, Starting),  # room was found
+        (Requeued, Draining),
+        (Requeued, Ended),
     }
 )
 
@@ -284,6 +376,12 @@ class Lease:
     """Who keeps it from starting while it waits; empty when nobody does."""
     held_by_admin: bool = False
     """Then its owner cannot let it go."""
+    requeues: bool = False
+    """Whether its container is started again after it had to give way."""
+    preemptions: int = 0
+    """How often it had to."""
+    suspend_trouble: str = ""
+    """Why it could not be taken off its GPUs when that was tried."""
     notice: Notice | None = None
     """What its program was told of its end."""
     fault: str = ""
@@ -306,9 +404,14 @@ class Lease:
     def walls_with(self, made: Walls) -> Walls:
         """The walls it stands behind where settings with these walls are made for it now.
 
-        A container keeps the settings it was created with, whatever could be made for it now.
+        A container keeps the settings it was created with, whatever could be made for it now. The driver's
+        limit is none of them: it is gone after a boot with a driver that has none.
         """
-        return made if self.walls is None or isinstance(self.state, Reserved) else self.walls
+        if self.walls is None or isinstance(self.state, Reserved):
+            return made
+        if self.walls.memory_wall is MemoryWall.DRIVER and made.memory_wall is not MemoryWall.DRIVER:
+            return replace(self.walls, memory_wall=made.memory_wall)
+        return self.walls
 
     @property
     def container(self) -> ContainerId | None:

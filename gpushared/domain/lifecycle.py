@@ -17,9 +17,14 @@ from gpushared.domain.lease import (
     NeverClaimed,
     Outcome,
     Paused,
+    Preempted,
+    Requeued,
     Reserved,
+    Resuming,
     Starting,
     Stopped,
+    Suspended,
+    Suspending,
     WithContainer,
 )
 from gpushared.domain.messages import (
@@ -33,9 +38,9 @@ from gpushared.domain.messages import (
     SampleGpus,
     StopContainer,
 )
+from gpushared.domain.parked import REMOVED, over, seen_parked
 from gpushared.domain.state import Draft
 
-REMOVED = Stopped("removal of the container")
 _UP = (Condition.RUNNING, Condition.PAUSED, Condition.RESTARTING)
 
 
@@ -52,6 +57,10 @@ def seen(event: ContainerSeen, draft: Draft) -> None:
             _seen_starting(lease, state, event, draft)
         case Active() | Paused():
             _seen_up(lease, event, draft)
+        case Suspending() | Resuming() if event.condition not in (Condition.RUNNING, Condition.PAUSED):
+            _seen_up(lease, event, draft)
+        case Suspended() | Requeued():
+            seen_parked(lease, event, draft)
         case Draining() as state:
             _seen_draining(lease, state, event, draft)
         case _:
@@ -189,8 +198,11 @@ def _seen_draining(lease: Lease, state: Draining, event: ContainerSeen, draft: D
         # A survey missed the container before its last words came.
         draft.move(lease, replace(state, outcome=Finished(event.exit_code)), _exit_text(event))
     elif not up and not state.exited:
-        draft.move(lease, replace(state, exited=True, since=draft.now), "the container has ended")
+        gone = event.condition is Condition.GONE
+        draft.move(lease, replace(state, exited=True, since=draft.now, gone=gone), "the container has ended")
         draft.do(SampleGpus())
+    elif event.condition is Condition.GONE and not state.gone:
+        draft.move(lease, replace(state, gone=True), "the container is gone")
     elif up and state.exited:
         _up_again(lease, state, event, draft)
 
@@ -243,7 +255,7 @@ def drain(lease: Lease, outcome: Outcome, why: str, draft: Draft, *, grace_secon
 
 
 def end_early(
-    lease: Lease, outcome: Stopped | NeverClaimed | Expired | Failed, why: str, draft: Draft
+    lease: Lease, outcome: Stopped | NeverClaimed | Expired | Preempted | Failed, why: str, draft: Draft
 ) -> None:
     """End a lease that has no container: nothing ran, so nothing is to drain."""
     draft.move(lease, Ended(outcome, draft.now, lease.grants), why)
@@ -265,8 +277,7 @@ def watch_deadlines(draft: Draft, *, sample: GpusSampled | None) -> None:
                 draft.move(lease, replace(state, since=draft.now), "the clock was set back")
             case Draining(exited=True) as state if sample is not None:
                 if _memory_is_back(lease, state, sample, draft):
-                    draft.move(lease, Ended(state.outcome, draft.now, state.grants), "its memory is back")
-                    draft.do(DropEdits(lease.id, lease.device_name))
+                    over(lease, state, draft)
             case Draining(exited=True):
                 draft.do(SampleGpus())
             case Draining() as state if draft.now >= state.retry_at:

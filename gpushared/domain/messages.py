@@ -11,6 +11,7 @@ from gpushared.domain.gpu import Gpu, GpuId
 from gpushared.domain.lease import ContainerId, LeaseId, Walls
 from gpushared.domain.request import Caller, Request
 
+
 @dataclass(frozen=True, slots=True)
 class Means:
     """What this node can do. ``no_checkpoint``: why CUDA checkpoints do not work here, empty where they do.
@@ -142,12 +143,16 @@ class ClaimDropped:
 
 @dataclass(frozen=True, slots=True)
 class ContainerCreated:
-    """The container of a claimed lease exists."""
+    """The container of a claimed lease exists.
+
+    ``stays``: nobody is attached to it and it is not removed when it ends, so that it can be started again.
+    """
 
     lease: LeaseId
     container: ContainerId
     name: str
     image: str
+    stays: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import singledispatch
 
-from gpushared.domain import containment, health
+from gpushared.domain import containment, health, requeue, suspension
 from gpushared.domain import messages as m
 from gpushared.domain.asking import describe
 from gpushared.domain.destroyed import end_on_destroyed
@@ -22,12 +22,12 @@ from gpushared.domain.errors import (
 )
 from gpushared.domain.explain import check_possible, refusal_sentence
 from gpushared.domain.gpu import Drained, GpuId
+from gpushared.domain.granting import decisions, grant_what_fits
 from gpushared.domain.lease import (
     Active,
     Ended,
     Expired,
     Failed,
-    Grant,
     Lease,
     LeaseId,
     NeverClaimed,
@@ -41,10 +41,9 @@ from gpushared.domain.lease import (
 )
 from gpushared.domain.lifecycle import drain, end_early, seen, surveyed, watch_deadlines
 from gpushared.domain.notice import notify_of_expiry
-from gpushared.domain.queue import Decision, decide, granted
 from gpushared.domain.resize import resize
 from gpushared.domain.state import Draft, NodeState, Step, Use, lease_id
-from gpushared.domain.timing import check_priority, extend, hold, not_yet, set_priority
+from gpushared.domain.timing import check_priority, extend, hold, set_priority
 from gpushared.domain.units import shown
 from gpushared.domain.watchdog import watch
 
@@ -55,7 +54,7 @@ def handle(state: NodeState, event: m.Event, now: float) -> Step:
     """One event's step. ``now``: seconds since the epoch. An error of the tree means: nothing changed."""
     draft = Draft(state, now)
     _apply(event, draft)
-    _grant_what_fits(draft)
+    grant_what_fits(draft)
     if isinstance(event, m.RequestSubmitted):
         _refuse_to_queue(event, draft)
     return draft.finish()
@@ -212,6 +211,21 @@ def _(event: m.ExtendAsked, draft: Draft) -> None:
 
 
 @_apply.register
+def _(event: m.PauseAsked, draft: Draft) -> None:
+    suspension.pause_asked(event, draft)
+
+
+@_apply.register
+def _(event: m.ResumeAsked, draft: Draft) -> None:
+    suspension.resume_asked(event, draft)
+
+
+@_apply.register
+def _(event: m.PreemptAsked, draft: Draft) -> None:
+    requeue.preempt_asked(event, draft)
+
+
+@_apply.register
 def _(event: m.ClaimAsked, draft: Draft) -> None:
     lease = draft.find(event.lease)
     if lease.owner_uid != event.caller.uid:
@@ -257,6 +271,7 @@ def _(event: m.ContainerCreated, draft: Draft) -> None:
             f"container {event.container[:12]} belongs to lease {other.id}", hint="one lease a container"
         )
     lease = replace(lease, container_name=event.name, image=event.image)
+    lease = replace(lease, requeues=event.stays if lease.request.requeue is None else lease.request.requeue)
     deadline = draft.now + draft.rules.start_seconds
     to = Starting(lease.grants, event.container, draft.now, deadline)
     draft.move(lease, to, f"container {event.name or event.container[:12]} was created")
@@ -300,6 +315,31 @@ def _(event: m.ContainerSeen, draft: Draft) -> None:
 @_apply.register
 def _(event: m.EngineSurveyed, draft: Draft) -> None:
     surveyed(event, draft)
+
+
+@_apply.register
+def _(event: m.MeansKnown, draft: Draft) -> None:
+    draft.means = event.means
+
+
+@_apply.register
+def _(event: m.ContainerSuspended, draft: Draft) -> None:
+    suspension.suspended(event, draft)
+
+
+@_apply.register
+def _(event: m.SuspendFailed, draft: Draft) -> None:
+    suspension.suspend_failed(event, draft)
+
+
+@_apply.register
+def _(event: m.ContainerResumed, draft: Draft) -> None:
+    suspension.resumed(event, draft)
+
+
+@_apply.register
+def _(event: m.ResumeFailed, draft: Draft) -> None:
+    suspension.resume_failed(event, draft)
 
 
 @_apply.register
@@ -369,6 +409,8 @@ def _(event: m.Tick, draft: Draft) -> None:  # noqa: ARG001 - chosen by its type
         elif isinstance(lease.state, Reserved) and draft.now >= lease.state.deadline:
             _end_unclaimed(lease, NeverClaimed(), "no container claimed it in time", draft)
     notify_of_expiry(draft)
+    requeue.stop_those_told(draft)
+    suspension.watch_suspensions(draft)
     _look_after(draft, None)
 
 
@@ -392,36 +434,7 @@ def _end_unclaimed(lease: Lease, outcome: NeverClaimed | Expired, why: str, draf
         end_early(lease, outcome, why, draft)
 
 
-# --- granting ------------------------------------------------------------------------------------------
-
-
-def _grant_what_fits(draft: Draft) -> None:
-    for decision in decisions(draft.view(), draft.now):
-        if decision.grants:
-            _grant(draft.leases[decision.lease], decision.grants, draft)
-
-
-def decisions(state: NodeState, now: float) -> tuple[Decision, ...]:
-    """What one pass over the queue says now; none when nobody waits."""
-    waiting = state.waiting()
-    kept = {lease.id: why for lease in waiting if (why := not_yet(lease, state.leases, now))}
-    ready = [lease for lease in waiting if lease.id not in kept]
-    decided = decide(ready, state.rooms(), state.holders(), now) if ready else ()
-    by_id = {decision.lease: decision for decision in decided}
-    return tuple(
-        replace(by_id[lease.id], position=position)
-        if lease.id in by_id
-        else Decision(lease.id, position, reason=kept[lease.id][0], text=kept[lease.id][1])
-        for position, lease in enumerate(waiting, start=1)
-    )
-
-
-def _grant(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> None:
-    lease = replace(lease, expires_at=granted(lease, grants, draft.now).expires_at)
-    names = ", ".join(f"GPU {draft.gpus[grant.gpu].index}" for grant in grants)
-    reserved = Reserved(grants, draft.now, draft.now + draft.rules.claim_seconds)
-    draft.move(lease, reserved, f"granted on {names}")
-    draft.do(m.MakeEdits(lease.id))
+# --- refusing to queue ---------------------------------------------------------------------------------
 
 
 def _refuse_to_queue(event: m.RequestSubmitted, draft: Draft) -> None:

@@ -14,7 +14,7 @@ from enum import StrEnum
 from gpushared.domain import instances
 from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu, GpuId
 from gpushared.domain.lease import Grant, Lease
-from gpushared.domain.request import Request
+from gpushared.domain.request import Isolation, Request
 
 STRAY_PERMILLE = 100
 """A whole GPU may be leased while processes without a lease (a desktop, say) hold at most a tenth of it."""
@@ -111,7 +111,17 @@ def refuse(request: Request, room: Room) -> Refusal | None:
         return Refusal(gpu.id, Reason.SHARING_MODE, "is leased as a whole")
     if request.wants_whole_gpus:
         return _refuse_whole(request, room)
+    if gpu.exclusive_process and needs_own_server(request):
+        return Refusal(gpu.id, Reason.SHARING_MODE, "takes one MPS server only (exclusive_process)")
     return _refuse_slice(need_on(request, gpu), room)
+
+
+def needs_own_server(request: Request) -> bool:
+    """Whether other leases on its GPUs cannot use its MPS server, nor it theirs.
+
+    A process can be the client of one server only, so a lease of several GPUs needs one over just those.
+    """
+    return request.isolation is Isolation.SEPARATE or max(len(request.gpus), request.gpu_count) > 1
 
 
 def _refuse_whole(request: Request, room: Room) -> Refusal | None:

@@ -78,6 +78,8 @@ class Request:
     """It is not to start before (epoch seconds)."""
     after: tuple[str, ...] = ()
     """Leases that must be over before it may start, however they end."""
+    requeue: bool | None = None
+    """Whether its container is started again after it gave way; None: where nobody is attached to it."""
     notice_signal: str = ""
     """Sent to the container when it is told that it will end, such as ``SIGUSR1``; empty for none."""
 

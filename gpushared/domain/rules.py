@@ -41,6 +41,10 @@ class Rules:
     """How long before its end a program is told of it."""
     fault_patience_seconds: float = 30.0
     """How long processes may hold on to an MPS server that met a fault."""
+    preempt_notice_seconds: int = 60
+    """How long before it is stopped a program is told that it has to give way."""
+    suspend_seconds: int = 60
+    """How long moving GPU memory to the host's, or back, may take before it is asked for again."""
     max_queued: int = 1000
     max_queued_per_user: int = 100
     watchdog: Mapping[LeaseClass, WatchdogPolicy] = field(

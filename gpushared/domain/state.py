@@ -7,8 +7,18 @@ from dataclasses import dataclass, field, replace
 
 from gpushared.domain.errors import NotFound, PermissionRefused
 from gpushared.domain.gpu import Drained, Gpu, GpuId, drained_among
-from gpushared.domain.lease import ContainerId, Ended, Lease, LeaseId, LeaseState, Queued, StoryEntry
-from gpushared.domain.messages import Instruction
+from gpushared.domain.lease import (
+    ContainerId,
+    Ended,
+    Lease,
+    LeaseId,
+    LeaseState,
+    Queued,
+    Requeued,
+    StoryEntry,
+    Suspended,
+)
+from gpushared.domain.messages import Instruction, Means
 from gpushared.domain.placement import Room, rooms_of
 from gpushared.domain.request import Caller
 from gpushared.domain.rules import Rules
@@ -60,13 +70,15 @@ class NodeState:
     """GPUs that get no new leases; what is true of a GPU is true of its parts."""
     faulted: Mapping[GpuId, float] = field(default_factory=dict)
     """When an MPS server on a GPU was last seen in a fault."""
+    means: Means = field(default_factory=Means)
     next_sequence: int = 1
     engine_surveyed: bool = True
     """False from a restart until the engine's first survey: a container may exist that nobody noted."""
 
     def waiting(self) -> list[Lease]:
-        """The queue, in order."""
-        return [lease for lease in self.leases.values() if isinstance(lease.state, Queued)]
+        """The queue, in the order in which they joined it; one that gave way joins it anew."""
+        waiting = [lease for lease in self.leases.values() if _waits(lease)]
+        return sorted(waiting, key=_place)
 
     def holders(self) -> list[Lease]:
         """The leases that hold a part of a GPU."""
@@ -106,6 +118,18 @@ class NodeState:
         return next((lease for lease in self.leases.values() if lease.device_name == device_name), None)
 
 
+def _waits(lease: Lease) -> bool:
+    """Whether it is in the queue; a paused lease is so only when it is to come back."""
+    state = lease.state
+    return isinstance(state, Queued | Requeued) or (isinstance(state, Suspended) and state.wanted)
+
+
+def _place(lease: Lease) -> tuple[int, bool]:
+    """By numbers and not by times, because clocks are set back."""
+    state = lease.state
+    return (state.place, False) if isinstance(state, Requeued | Suspended) else (lease.sequence, True)
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """What one event led to. Nothing of it is true before the journal has it."""
@@ -132,6 +156,7 @@ class Draft:
         self.use = state.use
         self.drained = dict(state.drained)
         self.faulted = dict(state.faulted)
+        self.means = state.means
         self.leases = dict(state.leases)
         self.next_sequence = state.next_sequence
         self.engine_surveyed = state.engine_surveyed
@@ -151,6 +176,7 @@ class Draft:
             use=self.use,
             drained=self.drained,
             faulted=self.faulted,
+            means=self.means,
             next_sequence=self.next_sequence,
             engine_surveyed=self.engine_surveyed,
         )

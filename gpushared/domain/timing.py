@@ -1,37 +1,18 @@
-"""When a lease may start and when it must end: holds, begin times, leases it waits for, more time."""
+"""What people change about the time of a lease: holds, priorities, more time."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Container
 from dataclasses import replace
 
 from gpushared.domain.errors import LimitReached, PermissionRefused, RequestError, StateConflict
-from gpushared.domain.lease import Draining, Ended, Lease, LeaseId, Queued, state_name
+from gpushared.domain.granting import decisions
+from gpushared.domain.lease import Draining, Ended, Lease, Queued, state_name
 from gpushared.domain.messages import ExtendAsked, HoldAsked, MakeEdits, PriorityAsked
 from gpushared.domain.notice import withdraw
-from gpushared.domain.placement import Reason
-from gpushared.domain.queue import NEVER, decide
+from gpushared.domain.queue import NEVER
 from gpushared.domain.request import MAX_PRIORITY
 from gpushared.domain.state import Draft
 from gpushared.domain.units import MAX_DURATION_SECONDS, format_duration
-
-
-def not_yet(lease: Lease, live: Container[LeaseId], now: float) -> tuple[Reason, str] | None:
-    """Why a waiting lease must not start now, whatever is free; None where it may.
-
-    ``live``: the leases that are not over.
-    """
-    if lease.held_by:
-        return Reason.HELD, f"is held by {lease.held_by}"
-    before = [LeaseId(name) for name in lease.request.after if LeaseId(name) in live]
-    if before:
-        return Reason.AFTER_LEASE, f"starts after {', '.join(before)}"
-    begin_at = lease.request.begin_at
-    if begin_at is not None and now < begin_at:
-        minutes = max(1, math.ceil((begin_at - now) / 60))
-        return Reason.BEGIN_TIME, f"is to start in {format_duration(minutes * 60)} at the earliest"
-    return None
 
 
 def hold(event: HoldAsked, draft: Draft) -> None:
@@ -116,8 +97,7 @@ def _longer(lease: Lease, seconds: int, by: str, draft: Draft) -> Lease:
 
 
 def _check_nobody_counts_on_its_end(lease: Lease, draft: Draft) -> None:
-    state = draft.view()
-    decided = decide(state.waiting(), state.rooms(), state.holders(), draft.now)
+    decided = decisions(draft.view(), draft.now)
     kept = next((one.reservation for one in decided if one.reservation is not None), None)
     if kept is None or kept.start_at == NEVER or kept.head == lease.id:
         return

@@ -23,8 +23,9 @@ from gpushared.domain.errors import (
     Unavailable,
 )
 from gpushared.domain.forecast import starts
+from gpushared.domain.granting import decisions
 from gpushared.domain.lease import Lease, LeaseId
-from gpushared.domain.node import decisions, handle
+from gpushared.domain.node import handle
 from gpushared.domain.queue import Decision
 from gpushared.domain.rules import Rules
 from gpushared.domain.state import NodeState, Step

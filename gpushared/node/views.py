@@ -10,7 +10,7 @@ import psutil
 from gpushared.api.v1 import gpus_pb2, leases_pb2
 from gpushared.domain.asking import describe
 from gpushared.domain.explain import Waiting, nearest_now, waiting
-from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu, GpuId
+from gpushared.domain.gpu import WHOLE_PERMILLE, Drained, Gpu, GpuId
 from gpushared.domain.instances import wants_instances
 from gpushared.domain.lease import (
     Ended,
@@ -61,6 +61,9 @@ class Views:
             since=lease.state.at if isinstance(lease.state, Ended) else lease.state.since,
             expires_at=lease.expires_at or 0.0,
             simulated=self._simulated,
+            restart_on_fault=lease.request.restart_on_fault,
+            restarts=lease.restarts,
+            fault=lease.fault,
             priority=lease.request.priority,
             held_by=lease.held_by,
             begin_at=lease.request.begin_at or 0.0,
@@ -133,11 +136,12 @@ class Views:
         return [self._gpu(gpu, rooms[gpu.id], sample) for gpu in self._loop.state.gpus.values()]
 
     def _gpu(self, gpu: Gpu, room: Room, sample: Sample) -> gpus_pb2.Gpu:
+        drained = self._loop.state.drain_of(gpu.id)
         view = gpus_pb2.Gpu(
             uuid=gpu.id,
             index=gpu.index,
             name=gpu.name,
-            mode=_mode(room),
+            mode=_mode(room, drained),
             memory_total_bytes=gpu.memory_total_bytes,
             memory_leasable_bytes=gpu.leasable_bytes,
             memory_free_bytes=max(0, room.free_bytes),
@@ -145,6 +149,7 @@ class Views:
             leases=room.leases,
             memory_unmanaged_bytes=room.stray_bytes,
             trouble=gpu.trouble or "",
+            drained=_drained(drained),
             sampled_at=sample.at,
             parent_uuid=gpu.parent or "",
             mig_profile=gpu.mig.profile if gpu.mig else "",
@@ -190,7 +195,15 @@ def _token(view: leases_pb2.Lease) -> str:
     return hashlib.blake2b(repr(told).encode(), digest_size=8).hexdigest()
 
 
-def _mode(room: Room) -> str:
+def _drained(one: Drained | None) -> gpus_pb2.Drained | None:
+    if one is None:
+        return None
+    return gpus_pb2.Drained(reason=one.reason, since=one.since, by=one.by, sick=one.sick)
+
+
+def _mode(room: Room, drained: Drained | None) -> str:
+    if drained is not None:
+        return "unhealthy" if drained.sick else "drained"
     if room.gpu.split:
         return "mig"
     if room.exclusive:

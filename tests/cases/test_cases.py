@@ -14,8 +14,9 @@ from gpushared.domain.asking import Ask, read_request
 from gpushared.domain.errors import GpushareError
 from gpushared.domain.explain import waiting
 from gpushared.domain.gpu import MIB, Gpu, GpuId
+from gpushared.domain.granting import decisions
 from gpushared.domain.lease import ContainerId, Ended, LeaseId
-from gpushared.domain.node import decisions, handle
+from gpushared.domain.node import handle
 from gpushared.domain.request import Caller, Request
 from gpushared.domain.state import NodeState, Step
 from gpushared.domain.units import format_share, parse_duration, parse_memory

@@ -131,10 +131,12 @@ def test_the_story_is_not_written_with_the_lease() -> None:
 def test_the_words_in_the_journal_are_those_of_the_first_version() -> None:
     """A renamed class or enum member would make old journals unreadable: then a migration is needed."""
     assert [kind_of(state) for state in get_args(LeaseState)] == [
-        *("queued", "reserved", "starting", "active", "paused", "draining", "ended")
+        *("queued", "reserved", "starting", "active", "paused"),
+        *("suspending", "suspended", "resuming", "draining", "requeued", "ended"),
     ]
     assert [kind_of(outcome) for outcome in get_args(Outcome)] == [
-        *("finished", "stopped", "expired", "never_claimed", "over_limit", "outside_mps", "failed")
+        *("finished", "stopped", "expired", "never_claimed", "over_limit", "outside_mps"),
+        *("preempted", "failed"),
     ]
 
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from gpushared.domain import forecast
 from gpushared.domain import messages as m
 from gpushared.domain.gpu import Gpu
+from gpushared.domain.granting import decisions
 from gpushared.domain.lease import LeaseId, Queued
-from gpushared.domain.node import decisions, handle
+from gpushared.domain.node import handle
 from gpushared.domain.request import Isolation, Request
 from gpushared.domain.rules import Rules
 from gpushared.domain.state import NodeState

@@ -9,7 +9,8 @@ from gpushared.domain import messages as m
 from gpushared.domain.asking import Ask, read_request
 from gpushared.domain.explain import Waiting, nearest_now, waiting
 from gpushared.domain.gpu import MIB, Gpu, GpuId
-from gpushared.domain.node import decisions, handle
+from gpushared.domain.granting import decisions
+from gpushared.domain.node import handle
 from gpushared.domain.placement import Reason
 from gpushared.domain.request import Caller
 from gpushared.domain.state import NodeState

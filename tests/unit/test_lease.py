@@ -23,8 +23,12 @@ from gpushared.domain.lease import (
     LeaseState,
     Paused,
     Queued,
+    Requeued,
     Reserved,
+    Resuming,
     Starting,
+    Suspended,
+    Suspending,
     state_name,
 )
 from gpushared.domain.request import Request
@@ -37,16 +41,24 @@ STATES: tuple[LeaseState, ...] = (
     Starting(GRANTS, BOX, 1.0, 61.0),
     Active(GRANTS, BOX, 1.0),
     Paused(GRANTS, BOX, 1.0),
+    Suspending(GRANTS, BOX, 1.0, 61.0, wanted=True),
+    Suspended(BOX, 1.0, 7, GRANTS, None, wanted=True),
+    Resuming(GRANTS, BOX, 1.0, 61.0),
     Draining(GRANTS, BOX, 1.0, Finished(0), exited=True, retry_at=1.0),
+    Requeued(BOX, 1.0, 7, GRANTS),
     Ended(Finished(0), 1.0, GRANTS),
 )
 WAYS = {
     "queued": "reserved ended",
     "reserved": "reserved starting ended",
     "starting": "starting active draining",
-    "active": "starting active paused draining",
+    "active": "starting active paused suspending draining",
     "paused": "starting active draining",
-    "draining": "starting active draining ended",
+    "suspending": "starting active suspending suspended draining",
+    "suspended": "resuming draining ended",
+    "resuming": "starting active suspended resuming draining",
+    "draining": "starting active draining requeued ended",
+    "requeued": "starting draining ended",
     "ended": "",
 }
 """The table once more, as a reader would draw it."""
@@ -85,7 +97,7 @@ def test_a_lease_moves_only_where_the_table_leads(before: LeaseState, after: Lea
 @pytest.mark.parametrize("state", STATES, ids=state_name)
 def test_grants_count_from_reserved_until_draining_is_over(state: LeaseState) -> None:
     """What an ended lease held is history."""
-    assert lease(state).grants == (() if isinstance(state, Queued | Ended) else GRANTS)
+    assert lease(state).grants == (() if isinstance(state, Queued | Suspended | Requeued | Ended) else GRANTS)
 
 
 @pytest.mark.parametrize("state", STATES, ids=state_name)

@@ -9,8 +9,9 @@ import pytest
 from gpushared.domain import messages as m
 from gpushared.domain.errors import LimitReached, NotFound, PermissionRefused, RequestError, StateConflict
 from gpushared.domain.gpu import MIB, Gpu, GpuId
+from gpushared.domain.granting import decisions
 from gpushared.domain.lease import Active, ContainerId, Ended, Lease, LeaseId, NoticeKind, Queued, Reserved
-from gpushared.domain.node import decisions, handle
+from gpushared.domain.node import handle
 from gpushared.domain.placement import Reason
 from gpushared.domain.request import Caller, Isolation, Request
 from gpushared.domain.state import NodeState, Step

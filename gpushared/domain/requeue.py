@@ -1,0 +1,145 @@
+"""Leases that give way to others: they are taken off their GPUs, or told, stopped, and queued again.
+
+The ladder, the mildest step first; each lease shows which one applies to it (``step_of``):
+
+1. ``suspend``: where a CUDA checkpoint works, the container is frozen and its GPU memory moved to the host.
+2. ``requeue``: its program is told (see ``notice``), the container is stopped when the notice is over, and
+   it is started again, from its beginning, when there is room.
+3. ``stop``: the same without the second part, for a container that is removed when it ends or whose output
+   somebody is attached to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import StrEnum
+
+from gpushared.domain.errors import PermissionRefused, StateConflict
+from gpushared.domain.lease import (
+    Active,
+    Draining,
+    Grant,
+    Lease,
+    Notice,
+    NoticeKind,
+    Paused,
+    Preempted,
+    Requeued,
+    Reserved,
+    Starting,
+    Suspended,
+    Suspending,
+    state_name,
+)
+from gpushared.domain.lifecycle import drain, end_early
+from gpushared.domain.messages import MakeEdits, PreemptAsked
+from gpushared.domain.notice import notify
+from gpushared.domain.request import Request
+from gpushared.domain.state import Draft, NodeState
+from gpushared.domain.suspension import suspend, why_not
+
+
+class Step(StrEnum):
+    """What happens to a lease that has to give way."""
+
+    SUSPEND = "suspend"
+    REQUEUE = "requeue"
+    STOP = "stop"
+
+
+def step_of(lease: Lease, state: NodeState) -> Step:
+    """The mildest step that is possible for this lease."""
+    if isinstance(lease.state, Active) and not why_not(lease, state):
+        return Step.SUSPEND
+    return Step.REQUEUE if lease.requeues else Step.STOP
+
+
+def preempt_asked(event: PreemptAsked, draft: Draft) -> None:
+    """An administrator makes room."""
+    if not event.caller.trusted:
+        raise PermissionRefused(
+            "only trusted callers may preempt leases", hint="be root, or in the docker group"
+        )
+    lease = draft.find(event.lease)
+    draft.answer = lease.id
+    if not isinstance(lease.state, Reserved | Starting | Active | Paused):
+        raise StateConflict(
+            f"lease {lease.id} is {state_name(lease.state)}", hint="`gpushare ps` lists those that run"
+        )
+    if not is_leaving(lease):
+        preempt(lease, event.caller.name, draft)
+
+
+def is_leaving(lease: Lease) -> bool:
+    """Whether its GPUs come free without more being done."""
+    told = lease.notice is not None and lease.notice.kind is NoticeKind.PREEMPTED
+    return told or isinstance(lease.state, Draining | Suspending)
+
+
+def preempt(lease: Lease, by: str, draft: Draft) -> None:
+    """Let a lease give way; ``by`` says to whom, for its story."""
+    why = f"gives way to {by}"
+    if isinstance(lease.state, Reserved):
+        end_early(lease, Preempted(by), why, draft)
+        return
+    step = step_of(lease, draft.view())
+    lease = replace(lease, preemptions=lease.preemptions + 1)
+    if step is Step.SUSPEND:
+        suspend(lease, why, draft, wanted=True)
+        return
+    until = draft.now + draft.rules.preempt_notice_seconds
+    after = "and starts again when there is room" if step is Step.REQUEUE else "and is not started again"
+    notify(lease, Notice(NoticeKind.PREEMPTED, until, f"{why}, {after}"), draft)
+    stop_those_told(draft)
+
+
+def stop_those_told(draft: Draft) -> None:
+    """The notice is over."""
+    for lease in list(draft.leases.values()):
+        notice = lease.notice
+        if notice is None or notice.kind is not NoticeKind.PREEMPTED or draft.now < notice.until:
+            continue
+        if isinstance(lease.state, Starting | Active | Paused):
+            outcome = Preempted(notice.text, requeue=lease.requeues)
+            drain(lease, outcome, "its notice is over", draft, grace_seconds=draft.rules.stop_grace_seconds)
+
+
+# --- queued again --------------------------------------------------------------------------------------
+
+
+def start_requeued(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> None:
+    """There is room again: the node itself starts its container."""
+    state = lease.state
+    assert isinstance(state, Requeued)
+    to = Starting(grants, state.container, draft.now, draft.now, held=True, after_fault=True)
+    draft.move(lease, to, "there is room for it again")
+    draft.do(MakeEdits(lease.id))
+
+
+def wanted_request(lease: Lease, state: NodeState) -> Request:
+    """What a waiting lease is to be placed by.
+
+    One that had its GPUs before may be bound to them: a suspended one always, and one whose settings the
+    engine cannot change any more.
+    """
+    match lease.state:
+        case Suspended(held=held, left_seconds=left):
+            limit = None if left is None else int(left)
+            return replace(_as_held(lease.request, held), time_limit_seconds=limit)
+        case Requeued(held=held) if not state.means.binds_late:
+            return _as_held(lease.request, lease.baked or held)
+        case _:
+            return lease.request
+
+
+def _as_held(request: Request, held: tuple[Grant, ...]) -> Request:
+    gpus = tuple(grant.gpu for grant in held)
+    if request.wants_whole_gpus or not held:
+        return replace(request, gpus=gpus)
+    return replace(
+        request,
+        gpus=gpus,
+        compute_permille=held[0].compute_permille,
+        memory_bytes=held[0].memory_bytes,
+        memory_permille=None,
+    )

@@ -1,0 +1,403 @@
+"""Leases that give way: taken off their GPUs and back, told and stopped, queued again and started again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpushared.domain import messages as m
+from gpushared.domain.errors import PermissionRefused, StateConflict
+from gpushared.domain.gpu import MIB, Gpu, GpuId
+from gpushared.domain.granting import decisions
+from gpushared.domain.lease import (
+    Active,
+    ComputeCap,
+    ContainerId,
+    Draining,
+    Ended,
+    Failed,
+    Finished,
+    Lease,
+    MemoryWall,
+    NoticeKind,
+    Preempted,
+    Requeued,
+    Reserved,
+    Resuming,
+    Starting,
+    Suspended,
+    Suspending,
+    Walls,
+    state_name,
+)
+from gpushared.domain.messages import Condition
+from gpushared.domain.node import handle
+from gpushared.domain.request import Caller, Isolation, Request
+from gpushared.domain.requeue import Step as Rung
+from gpushared.domain.requeue import step_of
+from gpushared.domain.state import NodeState, Step
+
+ALICE = Caller(1000, 1000, "alice")
+BOB = Caller(1001, 1001, "bob")
+ROOT = Caller(0, 0, "root", trusted=True)
+GPUS = tuple(Gpu(GpuId(f"GPU-{n}"), n, "H100", 81920 * MIB, 81920 * MIB) for n in range(2))
+HALF = Request(1, 500, None, 500)
+WHOLE = Request(1, 1000, None, 1000, isolation=Isolation.EXCLUSIVE)
+CHECKPOINTS = m.Means(no_checkpoint="", checkpoint_with_mps=True, binds_late=True)
+MPS = Walls(MemoryWall.MPS_CLIENT, ComputeCap.MPS_PERCENTAGE)
+
+
+class Node:
+    """A node with one GPU, or two."""
+
+    def __init__(self, gpus: int = 1, means: m.Means | None = None) -> None:
+        self.now = 1000.0
+        self.state = NodeState()
+        self.step = self.send(m.GpusSurveyed(GPUS[:gpus]))
+        if means is not None:
+            self.send(m.MeansKnown(means))
+
+    def send(self, event: m.Event) -> Step:
+        self.step = handle(self.state, event, self.now)
+        self.state = self.step.state
+        return self.step
+
+    def ask(self, request: Request = WHOLE, caller: Caller = ALICE) -> Lease:
+        lease = self.send(m.RequestSubmitted(request, caller)).lease
+        assert lease is not None
+        return lease
+
+    def run(self, request: Request = WHOLE, *, stays: bool = True) -> Lease:
+        """A lease whose container runs; ``stays``: detached, and not removed when it ends."""
+        lease = self.ask(request)
+        box = ContainerId(f"box-{lease.id}")
+        self.send(m.ClaimAsked(lease.id, ALICE))
+        self.send(m.EditsMade(lease.id, MPS))
+        self.send(m.ContainerCreated(lease.id, box, "box", "image", stays=stays))
+        return self.see(lease, Condition.RUNNING)
+
+    def see(self, lease: Lease, condition: Condition, code: int | None = None) -> Lease:
+        self.send(m.ContainerSeen(ContainerId(f"box-{lease.id}"), condition, exit_code=code))
+        return self.of(lease)
+
+    def of(self, lease: Lease) -> Lease:
+        return self.state.find(lease.id)
+
+    def is_in(self, lease: Lease) -> str:
+        return state_name(self.of(lease).state)
+
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.send(m.Tick())
+
+    def sample(self, *busy: Lease) -> None:
+        """All GPUs answer; these leases are on them."""
+        ids = frozenset(lease.id for lease in busy)
+        self.send(m.GpusSampled(self.now, ids, {}, frozenset(self.state.gpus)))
+
+    def gives_way(self, lease: Lease) -> Lease:
+        """All the way, from being told to the memory being back."""
+        self.send(m.PreemptAsked(lease.id, ROOT))
+        self.passes(60)
+        self.see(lease, Condition.EXITED, 143)
+        self.passes(1)
+        self.sample()
+        return self.of(lease)
+
+
+# --- told, stopped, queued again -----------------------------------------------------------------------
+
+
+def test_who_gives_way_is_told_first_and_stopped_when_the_notice_is_over() -> None:
+    node = Node()
+    lease = node.run()
+    node.send(m.PreemptAsked(lease.id, ROOT))
+    notice = node.of(lease).notice
+    assert notice is not None
+    assert (notice.kind, notice.until) == (NoticeKind.PREEMPTED, node.now + 60)
+    assert node.step.instructions == (m.NotifyContainer(lease.id),)
+    node.passes(59)
+    assert node.is_in(lease) == "active"
+    node.passes(1)
+    assert node.is_in(lease) == "draining"
+
+
+def test_it_is_queued_again_behind_those_that_wait_and_comes_back_by_itself() -> None:
+    node = Node()
+    lease, winner = node.run(), node.ask(caller=BOB)
+    again = node.gives_way(lease)
+    assert isinstance(again.state, Requeued)
+    assert isinstance(node.of(winner).state, Reserved)
+    assert [one.lease for one in decisions(node.state, node.now)] == [lease.id]
+    node.send(m.ReleaseAsked(winner.id, BOB))
+    assert isinstance(node.of(lease).state, Starting)
+    assert m.MakeEdits(lease.id) in node.step.instructions
+    node.passes(1)
+    assert m.StartContainer(lease.id, ContainerId(f"box-{lease.id}")) in node.step.instructions
+    assert isinstance(node.see(lease, Condition.RUNNING).state, Starting)  # held until the start is done
+    node.send(m.RestartDone(lease.id))
+    assert isinstance(node.see(lease, Condition.RUNNING).state, Active)
+    assert node.of(lease).notice is None
+
+
+def test_it_stands_before_those_who_ask_later() -> None:
+    node = Node()
+    lease = node.run()
+    node.ask(caller=BOB)
+    node.gives_way(lease)
+    later = node.ask(caller=BOB)
+    assert [one.lease for one in decisions(node.state, node.now)] == [lease.id, later.id]
+
+
+def test_its_time_limit_begins_again() -> None:
+    node = Node()
+    lease = node.run(replace(WHOLE, time_limit_seconds=3600))
+    winner = node.ask(caller=BOB)
+    node.gives_way(lease)
+    assert node.of(lease).expires_at is None
+    node.send(m.ReleaseAsked(winner.id, BOB))
+    assert node.of(lease).expires_at == node.now + 3600
+
+
+def test_a_container_that_nobody_could_start_again_ends_as_preempted() -> None:
+    node = Node()
+    lease = node.run(stays=False)
+    assert step_of(node.of(lease), node.state) is Rung.STOP
+    node.ask(caller=BOB)
+    ended = node.gives_way(lease).state
+    assert isinstance(ended, Ended)
+    assert isinstance(ended.outcome, Preempted)
+
+
+def test_a_container_that_was_removed_meanwhile_is_not_queued_again() -> None:
+    node = Node()
+    lease = node.run()
+    node.send(m.PreemptAsked(lease.id, ROOT))
+    node.passes(60)
+    node.see(lease, Condition.EXITED, 143)
+    node.see(lease, Condition.GONE)
+    node.passes(1)
+    node.sample()
+    assert node.is_in(lease) == "ended"
+
+
+def test_a_queued_container_that_is_removed_leaves_the_queue() -> None:
+    node = Node()
+    lease = node.run()
+    node.ask(caller=BOB)
+    node.gives_way(lease)
+    assert isinstance(node.see(lease, Condition.GONE).state, Ended)
+
+
+def test_a_queued_container_that_somebody_starts_beside_us_is_stopped() -> None:
+    node = Node()
+    lease = node.run()
+    node.ask(caller=BOB)
+    node.gives_way(lease)
+    state = node.see(lease, Condition.RUNNING).state
+    assert isinstance(state, Draining)
+    assert isinstance(state.outcome, Failed)
+    assert any(isinstance(one, m.StopContainer) for one in node.step.instructions)
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_it_comes_back_to_any_gpu_where_the_engine_gives_settings_anew_and_else_to_its_own(
+    late: bool,
+) -> None:
+    node = Node(gpus=2, means=replace(CHECKPOINTS, no_checkpoint="none here", binds_late=late))
+    lease, other = node.run(), node.run()
+    (own,) = node.of(lease).grants
+    winner = node.ask(caller=BOB)
+    node.gives_way(lease)
+    assert node.of(winner).grants[0].gpu == own.gpu
+    node.send(m.StopAsked(other.id, ALICE, 0))
+    node.see(other, Condition.EXITED, 0)
+    node.passes(1)
+    node.sample()
+    assert (node.is_in(lease) == "starting") is late
+
+
+def test_only_administrators_preempt() -> None:
+    node = Node()
+    lease = node.run()
+    with pytest.raises(PermissionRefused):
+        node.send(m.PreemptAsked(lease.id, ALICE))
+
+
+def test_preempting_twice_tells_once() -> None:
+    node = Node()
+    lease = node.run()
+    node.send(m.PreemptAsked(lease.id, ROOT))
+    assert node.send(m.PreemptAsked(lease.id, ROOT)).instructions == ()
+
+
+def test_a_reservation_that_gives_way_is_over() -> None:
+    node = Node()
+    lease = node.ask()
+    node.send(m.PreemptAsked(lease.id, ROOT))
+    assert node.is_in(lease) == "ended"
+
+
+def test_a_program_that_ends_by_itself_while_it_is_told_has_finished() -> None:
+    node = Node()
+    lease = node.run()
+    node.send(m.PreemptAsked(lease.id, ROOT))
+    node.see(lease, Condition.EXITED, 0)
+    node.passes(1)
+    node.sample()
+    assert node.of(lease).state == Ended(Finished(0), node.now, lease.grants)
+
+
+# --- off the GPUs and back -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def able() -> Node:
+    """A node where CUDA checkpoints work."""
+    return Node(means=CHECKPOINTS)
+
+
+def suspend(node: Node, lease: Lease) -> None:
+    node.send(m.PauseAsked(lease.id, ALICE))
+    assert isinstance(node.of(lease).state, Suspending)
+    assert m.SuspendContainer(lease.id, ContainerId(f"box-{lease.id}")) in node.step.instructions
+    node.see(lease, Condition.PAUSED)
+    node.send(m.ContainerSuspended(lease.id))
+
+
+def test_a_paused_lease_gives_its_gpu_to_the_next_and_waits_for_its_owner(able: Node) -> None:
+    lease, winner = able.run(), able.ask(caller=BOB)
+    suspend(able, lease)
+    assert isinstance(able.of(lease).state, Suspended)
+    assert isinstance(able.of(winner).state, Reserved)
+    able.send(m.ReleaseAsked(winner.id, BOB))
+    assert able.is_in(lease) == "suspended"
+    able.send(m.ResumeAsked(lease.id, ALICE))
+    assert isinstance(able.of(lease).state, Resuming)
+    assert m.ResumeContainer(lease.id, ContainerId(f"box-{lease.id}")) in able.step.instructions
+    able.send(m.ContainerResumed(lease.id))
+    assert able.is_in(lease) == "active"
+
+
+def test_its_grants_count_until_its_memory_is_really_on_the_host(able: Node) -> None:
+    lease, waits = able.run(), able.ask(caller=BOB)
+    able.send(m.PauseAsked(lease.id, ALICE))
+    able.sample()
+    assert able.is_in(waits) == "queued"
+
+
+def test_who_gives_way_comes_back_without_being_asked(able: Node) -> None:
+    lease, winner = able.run(), able.ask(caller=BOB)
+    assert step_of(able.of(lease), able.state) is Rung.SUSPEND
+    able.send(m.PreemptAsked(lease.id, ROOT))
+    able.send(m.ContainerSuspended(lease.id))
+    able.send(m.ReleaseAsked(winner.id, BOB))
+    assert able.is_in(lease) == "resuming"
+
+
+def test_its_time_does_not_run_while_it_is_off(able: Node) -> None:
+    lease = able.run(replace(WHOLE, time_limit_seconds=3600))
+    able.passes(600)
+    suspend(able, lease)
+    able.passes(100_000)
+    able.send(m.ResumeAsked(lease.id, ALICE))
+    assert able.of(lease).expires_at == able.now + 3000
+
+
+def test_it_comes_back_to_its_own_gpu_only() -> None:
+    node = Node(gpus=2, means=CHECKPOINTS)
+    lease = node.run()
+    suspend(node, lease)
+    (held,) = lease.grants
+    winner = node.ask(replace(WHOLE, gpus=(held.gpu,)), BOB)
+    node.send(m.ResumeAsked(lease.id, ALICE))
+    assert (node.is_in(winner), node.is_in(lease)) == ("reserved", "suspended")
+
+
+@pytest.mark.parametrize(
+    ("means", "why"),
+    [
+        (replace(CHECKPOINTS, no_checkpoint="the driver is too old"), "too old"),
+        (replace(CHECKPOINTS, checkpoint_with_mps=False), "MPS"),
+    ],
+)
+def test_a_pause_that_would_keep_the_gpu_taken_is_refused(means: m.Means, why: str) -> None:
+    node = Node(means=means)
+    lease = node.run()
+    with pytest.raises(StateConflict, match=why) as refused:
+        node.send(m.PauseAsked(lease.id, ALICE))
+    assert "docker pause" in refused.value.hint
+
+
+def test_a_checkpoint_that_fails_leaves_the_lease_running_and_the_next_step_of_the_ladder(able: Node) -> None:
+    lease = able.run()
+    able.send(m.PreemptAsked(lease.id, ROOT))
+    able.send(m.SuspendFailed(lease.id, "it uses managed memory"))
+    assert able.is_in(lease) == "active"
+    assert step_of(able.of(lease), able.state) is Rung.REQUEUE
+    with pytest.raises(StateConflict, match="managed memory"):
+        able.send(m.PauseAsked(lease.id, ALICE))
+
+
+def test_a_lease_that_cannot_be_brought_back_stays_as_it_is_and_may_be_tried_again(able: Node) -> None:
+    lease = able.run()
+    suspend(able, lease)
+    able.send(m.ResumeAsked(lease.id, ALICE))
+    able.send(m.ResumeFailed(lease.id, "the GPU is full"))
+    assert able.is_in(lease) == "suspended"
+    able.send(m.ResumeAsked(lease.id, ALICE))
+    assert able.is_in(lease) == "resuming"
+
+
+def test_what_was_not_done_in_time_is_asked_again(able: Node) -> None:
+    lease = able.run()
+    box = ContainerId(f"box-{lease.id}")
+    able.send(m.PauseAsked(lease.id, ALICE))
+    able.passes(60)
+    assert m.SuspendContainer(lease.id, box) in able.step.instructions
+    able.send(m.ContainerSuspended(lease.id))
+    able.send(m.ResumeAsked(lease.id, ALICE))
+    able.passes(60)
+    assert m.ResumeContainer(lease.id, box) in able.step.instructions
+
+
+@pytest.mark.parametrize(("condition", "code"), [(Condition.EXITED, 137), (Condition.GONE, None)])
+def test_a_suspended_container_that_ends_has_nothing_to_drain(
+    able: Node, condition: Condition, code: int | None
+) -> None:
+    lease = able.run()
+    suspend(able, lease)
+    assert isinstance(able.see(lease, condition, code).state, Ended)
+    assert m.DropEdits(lease.id, lease.device_name) in able.step.instructions
+
+
+def test_a_suspended_container_that_its_restart_policy_starts_is_stopped(able: Node) -> None:
+    lease = able.run()
+    suspend(able, lease)
+    assert isinstance(able.see(lease, Condition.RESTARTING, 1).state, Draining)
+
+
+def test_a_container_killed_while_it_is_taken_off_is_drained_as_ever(able: Node) -> None:
+    lease = able.run()
+    able.send(m.PauseAsked(lease.id, ALICE))
+    assert isinstance(able.see(lease, Condition.EXITED, 137).state, Draining)
+
+
+def test_a_suspended_lease_can_be_stopped(able: Node) -> None:
+    lease = able.run()
+    suspend(able, lease)
+    able.send(m.StopAsked(lease.id, ALICE, 0))
+    able.see(lease, Condition.EXITED, 137)
+    able.passes(1)
+    able.sample()
+    assert able.is_in(lease) == "ended"
+
+
+@pytest.mark.parametrize("ask", [m.PauseAsked, m.ResumeAsked])
+def test_nobody_pauses_or_resumes_the_leases_of_others(
+    able: Node, ask: type[m.PauseAsked | m.ResumeAsked]
+) -> None:
+    lease = able.run()
+    with pytest.raises(PermissionRefused):
+        able.send(ask(lease.id, BOB))
