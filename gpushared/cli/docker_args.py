@@ -26,6 +26,7 @@ OUR_VALUES = frozenset(
         "after",
         "priority",
         "notice-signal",
+        "restart-on-fault",
         "max-wait",
         "result-file",
     }

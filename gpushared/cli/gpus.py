@@ -7,7 +7,7 @@ import time
 from gpushared.cli import text
 from gpushared.cli.listing import Listing, Options, Screen
 from gpushared.cli.table import Column, Row
-from gpushared.client import Client, Gpu
+from gpushared.client import Client, Drained, Gpu
 
 SPLIT = "mig"
 
@@ -37,11 +37,20 @@ def _row(gpu: Gpu, node: str, now: float) -> Row:
     }
 
 
+def _drain_note(gpu: Gpu, drained: Drained, now: float) -> str:
+    name = gpu.label or str(gpu.index)
+    since = f"{text.span(now - drained.since)} ago"
+    if drained.sick:
+        return f"unhealthy: GPU {name} {drained.reason} {since}; gpushare undrain {gpu.index} ends that"
+    return f"drained: GPU {name}: {drained.reason} ({drained.by}, {since})"
+
+
 def fetch(client: Client, options: Options) -> Screen:  # noqa: ARG001 - a listing's signature
     answer = client.gpus()
     now = time.time()
     notes = [f"trouble: {trouble}" for trouble in answer.troubles]
     notes += [f"trouble: GPU {gpu.label or gpu.index}: {gpu.trouble}" for gpu in answer.gpus if gpu.trouble]
+    notes += [_drain_note(gpu, gpu.drained, now) for gpu in answer.gpus if gpu.drained]
     return Screen(
         rows=[_row(gpu, answer.node, now) for gpu in answer.gpus],
         items=[{**gpu.to_json(), "node": answer.node} for gpu in answer.gpus],

@@ -55,6 +55,11 @@ run = _RunCommand(
         _option("after", "LEASE,...", "Start when these leases are over, however they end."),
         _option("hold", None, "Wait until gpushare unhold lets it go."),
         _option("priority", "NUMBER", "-100 to 100: higher goes first among your own.  [default: 0]"),
+        _option(
+            "restart-on-fault",
+            "N",
+            "Start the container again, up to N times, when somebody else's fault on the GPU ended it.",
+        ),
         _option("notice-signal", "SIGNAL", "Send this to the container before its time is up: USR1, TERM."),
         _option("immediate", None, "Fail instead of waiting when there is no room."),
         _option("max-wait", "DURATION", "Give up after this time in the queue."),

@@ -26,6 +26,7 @@ MAX_DIGITS = 4
 @click.option("--outside-mps", is_flag=True, help="It is no client of MPS. Without either: nobody tells.")
 @click.option("--utilization", metavar="PERCENT", help="How busy the GPU is: 80%.")
 @click.option("--trouble", metavar="TEXT", help="The GPU is lost, for this reason; an empty text heals it.")
+@click.option("--xid", "xids", type=int, multiple=True, metavar="N", help="The driver tells of this error.")
 @click.option("--hang", type=float, metavar="SECONDS", help="Each call to the driver takes so long; 0 heals.")
 def simulate(
     gpu: str,
@@ -36,6 +37,7 @@ def simulate(
     outside_mps: bool,
     utilization: str | None,
     trouble: str | None,
+    xids: tuple[int, ...],
     hang: float | None,
 ) -> int:
     """Change what simulated GPUs show. Only for root and members of trusted groups.
@@ -47,6 +49,7 @@ def simulate(
       gpushare simulate --container trainer --memory 30g
       gpushare simulate --container trainer --memory 2g --outside-mps
       gpushare simulate --gpu 1 --trouble "fell off the bus"
+      gpushare simulate --gpu 1 --xid 79
     """  # noqa: D301 - click's mark for lines it must not join
     client = Client()
     change = _gpu(gpu)
@@ -62,6 +65,8 @@ def simulate(
         change["utilization_ratio"] = parse_percent(utilization) / 1000
     if trouble is not None:
         change["trouble"] = trouble
+    if xids:
+        change["xids"] = list(xids)
     if hang is not None:
         change["hang_seconds"] = hang
     if change == _gpu(gpu):

@@ -90,6 +90,7 @@ def _asked(words: RunWords) -> dict[str, object]:
         "after": [name.strip() for name in ours.get("after", "").split(",") if name.strip()],
         "priority": _priority(ours.get("priority", "0")),
         "notice_signal": ours.get("notice-signal", ""),
+        "restart_on_fault": _restarts(words),
         "held": bool(ours.get("hold")),
         "immediate": bool(ours.get("immediate")),
     }
@@ -110,6 +111,27 @@ def _priority(text: str) -> int:
         return int(text)
     except ValueError:
         raise UsageError(f"--priority {text[:40]!r} is no whole number", hint="give -100 to 100") from None
+
+
+def _restarts(words: RunWords) -> int:
+    """Raises UsageError beside options of docker that remove the container, or start it by themselves."""
+    text = words.ours.get("restart-on-fault", "")
+    if not text:
+        return 0
+    if not (text.isascii() and text.isdigit()):
+        raise UsageError(f"--restart-on-fault {text[:40]!r} is no number", hint="give 0 to 100")
+    number = int(text[:9])
+    if number and words.is_set("rm"):
+        raise UsageError(
+            "conflicting options: --restart-on-fault and --rm",
+            hint="a container that is removed cannot be started again: leave one of them out",
+        )
+    if number and words.value("restart") not in {"", "no"}:
+        raise UsageError(
+            "conflicting options: --restart-on-fault and --restart",
+            hint="docker's policy starts it again after faults too: leave one of them out",
+        )
+    return number
 
 
 def _max_wait_seconds(words: RunWords) -> int | None:

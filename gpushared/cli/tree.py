@@ -15,6 +15,8 @@ COMMANDS = (
     "run",
     "ps",
     "gpus",
+    "drain",
+    "undrain",
     "queue",
     "why",
     "stop",

@@ -14,6 +14,7 @@ from gpushared.client.faults import ConnectionLost
 from gpushared.client.messages import (
     CheckResult,
     DoctorReport,
+    Drained,
     EngineStatus,
     Explanation,
     Gpu,
@@ -36,6 +37,7 @@ __all__ = [
     "Client",
     "ConnectionLost",
     "DoctorReport",
+    "Drained",
     "EngineStatus",
     "Explanation",
     "Gpu",

@@ -10,7 +10,9 @@ from typing import Any
 from gpushared.client import faults, http
 from gpushared.client.messages import (
     DoctorReport,
+    DrainAnswer,
     Explanation,
+    Gpu,
     GpuList,
     Lease,
     LeaseList,
@@ -76,6 +78,7 @@ class Client:
         after: Sequence[str] = (),
         priority: int = 0,
         notice_signal: str = "",
+        restart_on_fault: int = 0,
         held: bool = False,
         answer_seconds: float = ANSWER_SECONDS,
     ) -> Lease:
@@ -94,6 +97,7 @@ class Client:
             "after": list(after),
             "priority": priority,
             "notice_signal": notice_signal,
+            "restart_on_fault": restart_on_fault,
             "held": held,
         }
         try:
@@ -154,6 +158,14 @@ class Client:
     def gpus(self) -> GpuList:
         """The GPUs, and what is wrong with the node."""
         return GpuList(self._call("Gpus/List", {}))
+
+    def drain(self, gpu: str, reason: str) -> tuple[Gpu, ...]:
+        """No new leases on a GPU (index, UUID or ``all``); the GPUs that this named, as they are now."""
+        return DrainAnswer(self._call("Gpus/Drain", {"gpu": gpu, "reason": reason})).gpus
+
+    def undrain(self, gpu: str) -> tuple[Gpu, ...]:
+        """Leases there again; raises StateConflict for a GPU that is still lost."""
+        return DrainAnswer(self._call("Gpus/Undrain", {"gpu": gpu})).gpus
 
     def status(self) -> NodeStatus:
         """The daemon and the engine behind it."""

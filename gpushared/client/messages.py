@@ -146,6 +146,9 @@ class Lease(Message):
     outcome: Outcome | None = None
     token: str = ""
     simulated: bool = False
+    restart_on_fault: int = 0
+    restarts: int = 0
+    fault: str = ""
     priority: int = 0
     held_by: str = ""
     begin_at: Time = None
@@ -203,6 +206,15 @@ class Explanation(Message):
     refusals: tuple[Refusal, ...] = ()
 
 
+class Drained(Message):
+    """Why a GPU gets no new leases; ``sick``: the daemon found it so, and leases there end."""
+
+    reason: str = ""
+    since: float = 0.0
+    by: str = ""
+    sick: bool = False
+
+
 class Gpu(Message):
     """One GPU: what is used, and what is free."""
 
@@ -223,9 +235,16 @@ class Gpu(Message):
     sharing: str = ""
     trouble: str = ""
     sampled_at: Time = None
+    drained: Drained | None = None
     parent_uuid: str = ""
     mig_profile: str = ""
     label: str = ""
+
+
+class DrainAnswer(Message):
+    """The answer of ``Gpus.Drain`` and ``Gpus.Undrain``."""
+
+    gpus: tuple[Gpu, ...] = ()
 
 
 class GpuList(Message):

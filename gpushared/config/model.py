@@ -229,6 +229,7 @@ class Preset:
     lease_class: str = setting("", Text(), "As `--class`: `build`, `train` or `infer`.", key="class")
     time: str = setting("", Text(), "As `--time`: `8h`.")
     isolation: str = setting("", Text(), "As `--isolation`: `shared`, `separate` or `exclusive`.")
+    restart_on_fault: str = setting("", Text(), "As `--restart-on-fault`: `3`.")
     description: str = setting("", Text(), "One line for whoever has to choose.")
 
     @property
@@ -241,6 +242,7 @@ class Preset:
             isolation=self.isolation,
             lease_class=self.lease_class,
             time=self.time,
+            restart_on_fault=self.restart_on_fault,
         )
 
 

@@ -77,6 +77,7 @@ class Creator:
 
     async def _create_wishing(self, order: Order, wish: Ask) -> Answer:
         facts = self._desk.engine_facts()
+        _check_restarts(order.body, wanted=wish.restart_on_fault not in {"", "0"})
         wish = with_count(wish, await self._desk.gpu_count())
         if binds_late(facts):
             device_name = f"c-{secrets.token_hex(6)}"
@@ -113,6 +114,7 @@ class Creator:
         labels: Mapping[str, str] | None = None,
     ) -> Answer:
         try:
+            _check_restarts(order.body, wanted=claim.restart_on_fault > 0)
             inject(order.body, claim.device_name, claim.edits, self._desk.engine_facts())
             answer = await self._post(order, {**(labels or {}), LABEL_DEVICE: claim.device_name})
         except GpushareError as error:
@@ -142,3 +144,18 @@ class Creator:
         body = {**order.body, "Labels": {**section(order.body, "Labels"), **own}}
         target = order.target.encode()
         return await self._engine.call("POST", target, serialise(body), timeout_seconds=CREATE_SECONDS)
+
+
+def _check_restarts(body: Body, *, wanted: bool) -> None:
+    """Raises RequestError where the engine makes away with the container, or starts it again by itself."""
+    host = section(body, "HostConfig")
+    if wanted and host.get("AutoRemove"):
+        raise RequestError(
+            "a container that is removed at its end cannot be started again after a fault",
+            hint="leave out --rm or the restarts on a fault",
+        )
+    if wanted and section(host, "RestartPolicy").get("Name") not in {None, "", "no"}:
+        raise RequestError(
+            "Docker's restart policy and restarts on a fault exclude each other",
+            hint="the policy starts the container again after faults too: leave out one of them",
+        )

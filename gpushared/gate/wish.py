@@ -30,6 +30,7 @@ WISH_LABELS = {
     "gpushare.after": "after",
     "gpushare.priority": "priority",
     "gpushare.notice-signal": "notice_signal",
+    "gpushare.restart-on-fault": "restart_on_fault",
 }
 SIZE_FIELDS = ("gpu", "gpu_memory", "gpu_compute", "preset")
 """One of them makes a wish; a class or a time alone does not."""

@@ -19,6 +19,7 @@ from gpushared.domain.state import NodeState
 from gpushared.domain.units import parse_duration, shown
 from gpushared.node import views
 from gpushared.node.attendance import Attendance
+from gpushared.node.drains import Drains
 from gpushared.node.effects import resize_effects
 from gpushared.node.examination import Examination
 from gpushared.node.follower import Follower
@@ -77,6 +78,7 @@ class Api:
         self._examination = examination
         self._started_at = loop.now()
         self._views = views.Views(loop, simulated=simulated)
+        self.drains = Drains(loop, sampler, self._views)
 
     def calls(self) -> dict[str, Unary]:
         """All unary calls by their full name."""
@@ -93,6 +95,8 @@ class Api:
             "gpushare.v1.Leases/List": Unary(leases_pb2.ListLeasesRequest, self.list_leases),
             "gpushare.v1.Leases/Explain": Unary(leases_pb2.LeaseRef, self.explain),
             "gpushare.v1.Gpus/List": Unary(gpus_pb2.ListGpusRequest, self.list_gpus),
+            "gpushare.v1.Gpus/Drain": Unary(gpus_pb2.DrainRequest, self.drains.drain),
+            "gpushare.v1.Gpus/Undrain": Unary(gpus_pb2.UndrainRequest, self.drains.undrain),
             "gpushare.v1.Node/Status": Unary(node_pb2.NodeStatusRequest, self.status),
             "gpushare.v1.Node/Presets": Unary(node_pb2.PresetsRequest, self.list_presets),
             "gpushare.v1.Node/Doctor": Unary(node_pb2.DoctorRequest, self.doctor),
@@ -295,6 +299,7 @@ def _ask(message: leases_pb2.LeaseRequest) -> Ask:
         after=",".join(message.after),
         priority=str(message.priority or ""),
         notice_signal=message.notice_signal,
+        restart_on_fault=str(message.restart_on_fault or ""),
     )
 
 

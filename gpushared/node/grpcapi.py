@@ -173,6 +173,14 @@ class Gpus(gpus_pb2_grpc.GpusServicer):
     ) -> gpus_pb2.ListGpusResponse:
         return await self._doors.unary(self._api.list_gpus, request, context)
 
+    async def Drain(self, request: gpus_pb2.DrainRequest, context: Context[Any, Any]) -> gpus_pb2.DrainAnswer:
+        return await self._doors.unary(self._api.drains.drain, request, context)
+
+    async def Undrain(
+        self, request: gpus_pb2.UndrainRequest, context: Context[Any, Any]
+    ) -> gpus_pb2.DrainAnswer:
+        return await self._doors.unary(self._api.drains.undrain, request, context)
+
 
 class Node(node_pb2_grpc.NodeServicer):
     def __init__(self, api: Api, doors: Doors) -> None:

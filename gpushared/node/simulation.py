@@ -37,6 +37,8 @@ class Simulation:
             self._gpus.set_utilization(index, message.utilization_ratio)
         if message.HasField("trouble"):
             self._gpus.set_trouble(index, message.trouble or None)
+        for number in message.xids:
+            self._gpus.set_xid(index, number)
         if message.HasField("hang_seconds"):
             self._gpus.set_hang(message.hang_seconds)
         if not message.unannounced:

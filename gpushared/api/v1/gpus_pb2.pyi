@@ -184,6 +184,7 @@ class Gpu(_message.Message):
     SHARING_FIELD_NUMBER: _builtins.int
     TROUBLE_FIELD_NUMBER: _builtins.int
     SAMPLED_AT_FIELD_NUMBER: _builtins.int
+    DRAINED_FIELD_NUMBER: _builtins.int
     PARENT_UUID_FIELD_NUMBER: _builtins.int
     MIG_PROFILE_FIELD_NUMBER: _builtins.int
     LABEL_FIELD_NUMBER: _builtins.int
@@ -191,7 +192,7 @@ class Gpu(_message.Message):
     index: _builtins.int
     name: _builtins.str
     mode: _builtins.str
-    """free, shared, exclusive; mig for a GPU that is split by MIG, whose instances follow it"""
+    """free, shared, exclusive; mig for a GPU that is split by MIG, whose instances follow it; drained or unhealthy where it gets no new leases"""
     memory_total_bytes: _builtins.int
     memory_leasable_bytes: _builtins.int
     """What shares are shares of: the total less what driver and MPS server hold, in whole MiB."""
@@ -215,6 +216,10 @@ class Gpu(_message.Message):
     mig_profile: _builtins.str
     label: _builtins.str
     """For people: 0, and 0:1 for a MIG instance."""
+    @_builtins.property
+    def drained(self) -> Global___Drained:
+        """Unset where it is not drained."""
+
     def __init__(
         self,
         *,
@@ -235,13 +240,14 @@ class Gpu(_message.Message):
         sharing: _builtins.str = ...,
         trouble: _builtins.str = ...,
         sampled_at: _builtins.float = ...,
+        drained: Global___Drained | None = ...,
         parent_uuid: _builtins.str = ...,
         mig_profile: _builtins.str = ...,
         label: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "_power_watts", b"_power_watts", "_temperature_celsius", b"_temperature_celsius", "_utilization_ratio", b"_utilization_ratio", "memory_used_bytes", b"memory_used_bytes", "power_watts", b"power_watts", "temperature_celsius", b"temperature_celsius", "utilization_ratio", b"utilization_ratio"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "_power_watts", b"_power_watts", "_temperature_celsius", b"_temperature_celsius", "_utilization_ratio", b"_utilization_ratio", "drained", b"drained", "memory_used_bytes", b"memory_used_bytes", "power_watts", b"power_watts", "temperature_celsius", b"temperature_celsius", "utilization_ratio", b"utilization_ratio"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "_power_watts", b"_power_watts", "_temperature_celsius", b"_temperature_celsius", "_utilization_ratio", b"_utilization_ratio", "compute_free_permille", b"compute_free_permille", "index", b"index", "label", b"label", "leases", b"leases", "memory_free_bytes", b"memory_free_bytes", "memory_leasable_bytes", b"memory_leasable_bytes", "memory_total_bytes", b"memory_total_bytes", "memory_unmanaged_bytes", b"memory_unmanaged_bytes", "memory_used_bytes", b"memory_used_bytes", "mig_profile", b"mig_profile", "mode", b"mode", "name", b"name", "parent_uuid", b"parent_uuid", "power_watts", b"power_watts", "sampled_at", b"sampled_at", "sharing", b"sharing", "temperature_celsius", b"temperature_celsius", "trouble", b"trouble", "utilization_ratio", b"utilization_ratio", "uuid", b"uuid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "_power_watts", b"_power_watts", "_temperature_celsius", b"_temperature_celsius", "_utilization_ratio", b"_utilization_ratio", "compute_free_permille", b"compute_free_permille", "drained", b"drained", "index", b"index", "label", b"label", "leases", b"leases", "memory_free_bytes", b"memory_free_bytes", "memory_leasable_bytes", b"memory_leasable_bytes", "memory_total_bytes", b"memory_total_bytes", "memory_unmanaged_bytes", b"memory_unmanaged_bytes", "memory_used_bytes", b"memory_used_bytes", "mig_profile", b"mig_profile", "mode", b"mode", "name", b"name", "parent_uuid", b"parent_uuid", "power_watts", b"power_watts", "sampled_at", b"sampled_at", "sharing", b"sharing", "temperature_celsius", b"temperature_celsius", "trouble", b"trouble", "utilization_ratio", b"utilization_ratio", "uuid", b"uuid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__memory_used_bytes: _TypeAlias = _typing.Literal["memory_used_bytes"]  # noqa: Y015
     _WhichOneofArgType__memory_used_bytes: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes"]  # noqa: Y015

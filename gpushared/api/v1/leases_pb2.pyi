@@ -36,6 +36,7 @@ class LeaseRequest(_message.Message):
     CLASS_FIELD_NUMBER: _builtins.int
     TIME_FIELD_NUMBER: _builtins.int
     IMMEDIATE_FIELD_NUMBER: _builtins.int
+    RESTART_ON_FAULT_FIELD_NUMBER: _builtins.int
     BEGIN_AT_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
@@ -55,6 +56,8 @@ class LeaseRequest(_message.Message):
     """"90s", "30m", "2h", "1d"; empty = no limit."""
     immediate: _builtins.bool
     """Refuse instead of waiting."""
+    restart_on_fault: _builtins.int
+    """How often its container is started again after a fault that was none of its own; 0 to 100."""
     begin_at: _builtins.float
     """Not to start before; 0 = at once."""
     priority: _builtins.int
@@ -78,6 +81,7 @@ class LeaseRequest(_message.Message):
         isolation: _builtins.str = ...,
         time: _builtins.str = ...,
         immediate: _builtins.bool = ...,
+        restart_on_fault: _builtins.int = ...,
         begin_at: _builtins.float = ...,
         after: _abc.Iterable[_builtins.str] | None = ...,
         priority: _builtins.int = ...,
@@ -86,7 +90,7 @@ class LeaseRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "begin_at", b"begin_at", "class", b"class", "gpu", b"gpu", "gpu_compute", b"gpu_compute", "gpu_memory", b"gpu_memory", "held", b"held", "immediate", b"immediate", "isolation", b"isolation", "notice_signal", b"notice_signal", "preset", b"preset", "priority", b"priority", "request_id", b"request_id", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "begin_at", b"begin_at", "class", b"class", "gpu", b"gpu", "gpu_compute", b"gpu_compute", "gpu_memory", b"gpu_memory", "held", b"held", "immediate", b"immediate", "isolation", b"isolation", "notice_signal", b"notice_signal", "preset", b"preset", "priority", b"priority", "request_id", b"request_id", "restart_on_fault", b"restart_on_fault", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -400,6 +404,9 @@ class Lease(_message.Message):
     OUTCOME_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     SIMULATED_FIELD_NUMBER: _builtins.int
+    RESTART_ON_FAULT_FIELD_NUMBER: _builtins.int
+    RESTARTS_FIELD_NUMBER: _builtins.int
+    FAULT_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     HELD_BY_FIELD_NUMBER: _builtins.int
     BEGIN_AT_FIELD_NUMBER: _builtins.int
@@ -430,6 +437,11 @@ class Lease(_message.Message):
     token: _builtins.str
     """Changes whenever anything a waiting user is shown changes; pass it to Wait."""
     simulated: _builtins.bool
+    restart_on_fault: _builtins.int
+    restarts: _builtins.int
+    """How often it was started again already."""
+    fault: _builtins.str
+    """What broke under it, where it has not been started again since."""
     priority: _builtins.int
     held_by: _builtins.str
     """Who keeps it from starting."""
@@ -469,6 +481,9 @@ class Lease(_message.Message):
         outcome: Global___Outcome | None = ...,
         token: _builtins.str = ...,
         simulated: _builtins.bool = ...,
+        restart_on_fault: _builtins.int = ...,
+        restarts: _builtins.int = ...,
+        fault: _builtins.str = ...,
         priority: _builtins.int = ...,
         held_by: _builtins.str = ...,
         begin_at: _builtins.float = ...,
@@ -477,7 +492,7 @@ class Lease(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "memory_used_bytes", b"memory_used_bytes", "notice", b"notice", "outcome", b"outcome", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "after", b"after", "asks", b"asks", "begin_at", b"begin_at", "class", b"class", "compute_cap", b"compute_cap", "container_id", b"container_id", "container_name", b"container_name", "created_at", b"created_at", "deadline", b"deadline", "expires_at", b"expires_at", "grants", b"grants", "held_by", b"held_by", "id", b"id", "image", b"image", "isolation", b"isolation", "memory_used_bytes", b"memory_used_bytes", "memory_wall", b"memory_wall", "notice", b"notice", "outcome", b"outcome", "owner", b"owner", "owner_uid", b"owner_uid", "preset", b"preset", "priority", b"priority", "simulated", b"simulated", "since", b"since", "state", b"state", "token", b"token", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "after", b"after", "asks", b"asks", "begin_at", b"begin_at", "class", b"class", "compute_cap", b"compute_cap", "container_id", b"container_id", "container_name", b"container_name", "created_at", b"created_at", "deadline", b"deadline", "expires_at", b"expires_at", "fault", b"fault", "grants", b"grants", "held_by", b"held_by", "id", b"id", "image", b"image", "isolation", b"isolation", "memory_used_bytes", b"memory_used_bytes", "memory_wall", b"memory_wall", "notice", b"notice", "outcome", b"outcome", "owner", b"owner", "owner_uid", b"owner_uid", "preset", b"preset", "priority", b"priority", "restart_on_fault", b"restart_on_fault", "restarts", b"restarts", "simulated", b"simulated", "since", b"since", "state", b"state", "token", b"token", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__memory_used_bytes: _TypeAlias = _typing.Literal["memory_used_bytes"]  # noqa: Y015
     _WhichOneofArgType__memory_used_bytes: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes"]  # noqa: Y015

@@ -194,6 +194,7 @@ class SimulationChange(_message.Message):
     HANG_SECONDS_FIELD_NUMBER: _builtins.int
     UNANNOUNCED_FIELD_NUMBER: _builtins.int
     MIG_INDEX_FIELD_NUMBER: _builtins.int
+    XIDS_FIELD_NUMBER: _builtins.int
     gpu_index: _builtins.int
     utilization_ratio: _builtins.float
     trouble: _builtins.str
@@ -208,6 +209,10 @@ class SimulationChange(_message.Message):
     def processes(self) -> _containers.RepeatedCompositeFieldContainer[Global___SimulatedProcess]:
         """Memory that a process (a real host PID) holds on the GPU from now on; 0 removes it."""
 
+    @_builtins.property
+    def xids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The driver tells of these errors (XIDs) of the GPU, once."""
+
     def __init__(
         self,
         *,
@@ -218,10 +223,11 @@ class SimulationChange(_message.Message):
         hang_seconds: _builtins.float | None = ...,
         unannounced: _builtins.bool = ...,
         mig_index: _builtins.int | None = ...,
+        xids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_hang_seconds", b"_hang_seconds", "_mig_index", b"_mig_index", "_trouble", b"_trouble", "_utilization_ratio", b"_utilization_ratio", "hang_seconds", b"hang_seconds", "mig_index", b"mig_index", "trouble", b"trouble", "utilization_ratio", b"utilization_ratio"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_hang_seconds", b"_hang_seconds", "_mig_index", b"_mig_index", "_trouble", b"_trouble", "_utilization_ratio", b"_utilization_ratio", "gpu_index", b"gpu_index", "hang_seconds", b"hang_seconds", "mig_index", b"mig_index", "processes", b"processes", "trouble", b"trouble", "unannounced", b"unannounced", "utilization_ratio", b"utilization_ratio"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_hang_seconds", b"_hang_seconds", "_mig_index", b"_mig_index", "_trouble", b"_trouble", "_utilization_ratio", b"_utilization_ratio", "gpu_index", b"gpu_index", "hang_seconds", b"hang_seconds", "mig_index", b"mig_index", "processes", b"processes", "trouble", b"trouble", "unannounced", b"unannounced", "utilization_ratio", b"utilization_ratio", "xids", b"xids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__hang_seconds: _TypeAlias = _typing.Literal["hang_seconds"]  # noqa: Y015
     _WhichOneofArgType__hang_seconds: _TypeAlias = _typing.Literal["_hang_seconds", b"_hang_seconds"]  # noqa: Y015
