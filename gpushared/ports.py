@@ -79,7 +79,7 @@ class GpuSettings:
     persistence: bool | None = None
     compute_mode: int | None = None
     mig: bool | None = None
-    mig_instances: int = 0
+    mig_instances: tuple[GpuId, ...] = ()
     compute_capability: tuple[int, int] | None = None
     trouble: str | None = None
 
@@ -267,7 +267,9 @@ class CgroupDriver(StrEnum):
 class EngineFacts:
     """What the engine is and can do. ``lease_devices``: it applies CDI specs that we write, at every start.
 
-    ``gpu_mechanism`` says how the GPU itself is asked for (PLAIN on simulated GPUs).
+    ``gpu_mechanism`` says how the GPU itself is asked for (PLAIN on simulated GPUs). Where that is CDI,
+    ``cdi_gpus`` are the UUIDs of GPUs and MIG instances that NVIDIA's specs name, as of the last look, and
+    ``other_mechanism`` serves what they do not name.
     """
 
     version: str
@@ -276,6 +278,8 @@ class EngineFacts:
     gpu_mechanism: DeviceMechanism
     cgroup_version: int
     cgroup_driver: CgroupDriver = CgroupDriver.CGROUPFS
+    cdi_gpus: frozenset[str] = frozenset()
+    other_mechanism: DeviceMechanism = DeviceMechanism.PLAIN
 
 
 class ContainerStatus(StrEnum):

@@ -145,10 +145,16 @@ def cdi_spec(facts: Facts) -> Finding:
             f"{driver.version}: containers do not start or find no GPU",
             fix,
         )
-    missing = sorted(gpu.gpu for gpu in driver.gpus if not gpu.trouble and gpu.gpu not in specs.uuids)
+    here = [uuid for gpu in driver.gpus if not gpu.trouble for uuid in _to_be_named(gpu)]
+    missing = sorted(uuid for uuid in here if uuid not in specs.uuids)
     if specs.uuids and missing:
         return failed(f"the CDI spec does not know {', '.join(missing)}: it was made for other GPUs", fix)
     return ok(f"{', '.join(specs.files)} fits the driver and its GPUs")
+
+
+def _to_be_named(gpu: GpuSettings) -> tuple[str, ...]:
+    """Specs name the instances of a GPU that is split by MIG, and not the GPU."""
+    return gpu.mig_instances if gpu.mig else (gpu.gpu,)
 
 
 def toolkit(facts: Facts) -> Finding:

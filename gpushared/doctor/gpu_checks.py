@@ -44,8 +44,8 @@ def driver(facts: Facts) -> Finding:
 def gpu_health(facts: Facts) -> Finding:
     told = {gpu.index: gpu.trouble for gpu in _driver(facts).gpus if gpu.trouble}
     told |= {gpu.index: gpu.trouble for gpu in facts.daemon.gpus if gpu.trouble and gpu.index not in told}
-    split = {gpu.index for gpu in _driver(facts).gpus if gpu.mig}
-    told = {index: trouble for index, trouble in told.items() if index not in split}  # see mig-mode
+    empty = {gpu.index for gpu in _driver(facts).gpus if gpu.mig and not gpu.mig_instances}
+    told = {index: trouble for index, trouble in told.items() if index not in empty}  # see mig-mode
     if told:
         return failed(
             "; ".join(f"GPU {index}: {trouble}" for index, trouble in sorted(told.items())),
@@ -100,12 +100,17 @@ def compute_mode(facts: Facts) -> Finding:
 
 
 def mig_mode(facts: Facts) -> Finding:
-    if split := [gpu for gpu in _driver(facts).gpus if gpu.mig]:
+    split = [gpu for gpu in _driver(facts).gpus if gpu.mig]
+    if empty := [gpu for gpu in split if not gpu.mig_instances and not gpu.trouble]:
+        index = empty[0].index
         return warning(
-            f"MIG is on for {_names(split)}: the GPU as a whole cannot be shared, and MPS and the driver's "
-            "memory limits do not work on it",
-            f"to share it by memory and compute: `nvidia-smi -mig 0 -i {split[0].index}`",
+            f"MIG is on for {_names(empty)} without instances, so that nothing there can be leased",
+            f"`nvidia-smi mig -i {index} -cgi PROFILE -C` makes one; `nvidia-smi -i {index} -mig 0` ends MIG",
         )
+    if split:
+        count = sum(len(gpu.mig_instances) for gpu in split)
+        into = "1 instance" if count == 1 else f"{count} instances"
+        return ok(f"{_names(split)} split by MIG into {into}, which `--isolation mig` asks for")
     return ok("no GPU is split by MIG")
 
 

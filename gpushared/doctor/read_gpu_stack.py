@@ -28,7 +28,7 @@ ENGINE_SECONDS = 6.0
 _VERSION = re.compile(rb"\0(\d{3,4}\.\d{2,3}(?:\.\d{2,3})?)\0")
 _TOOLKIT_VERSION = re.compile(r"version (\d+\.\d+\.\d+\S*)")
 _LIBRARY = re.compile(r"lib(?:cuda|nvidia-ml)\.so\.(\d{3,4}\.\d+(?:\.\d+)?)")
-_UUID = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _SERVES_MANY = b"multiuser-server"
 
 

@@ -20,8 +20,9 @@ DEVICE_REQUEST_HOOK = "nvidia-container-runtime-hook"
 _NVIDIA_KIND = re.compile(
     r"""(?:^|[\s{,])["']?kind["']?\s*:\s*["']?nvidia\.com/gpu["']?\s*(?:[,}#]|$)""", re.MULTILINE
 )
-_UUID_DEVICE = re.compile(r"""["']?name["']?\s*:\s*["']?GPU-[0-9a-f-]+""")
-_UUID_DISCOVERED = re.compile(r"nvidia\.com/gpu=GPU-[0-9a-f-]+")
+_UUID = r"(?:GPU|MIG)-[0-9a-f-]+"
+_UUID_DEVICE = re.compile(rf"""["']?name["']?\s*:\s*["']?({_UUID})""")
+_UUID_DISCOVERED = re.compile(rf"nvidia\.com/gpu=({_UUID})")
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -32,14 +33,18 @@ def engine_facts(version: Mapping[str, Any], info: Mapping[str, Any], *, simulat
     on request.
     """
     try:
+        uuids = frozenset() if simulated_gpus else _nvidia_uuids(info)
+        other = DeviceMechanism.PLAIN if simulated_gpus else _other_mechanism(info)
         return EngineFacts(
             version=version["Version"],
             api_version=version["ApiVersion"],
             lease_devices=bool(spec_dirs(info)),
-            gpu_mechanism=DeviceMechanism.PLAIN if simulated_gpus else _gpu_mechanism(info),
+            gpu_mechanism=DeviceMechanism.CDI if uuids else other,
             # Engines older than 20.10 know v1 only and do not say so.
             cgroup_version=int(info.get("CgroupVersion") or 1),
             cgroup_driver=_cgroup_driver(info),
+            cdi_gpus=uuids,
+            other_mechanism=other,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise EngineUnavailable(f"the Docker engine describes itself in unknown words: {error!r}") from error
@@ -62,9 +67,8 @@ def runtime_spec_dir(dirs: Sequence[Path]) -> Path:
     return next((path for path in reversed(dirs) if _file_system(path, mounts) == "tmpfs"), dirs[-1])
 
 
-def _gpu_mechanism(info: Mapping[str, Any]) -> DeviceMechanism:
-    if _nvidia_cdi_by_uuid(info):
-        return DeviceMechanism.CDI
+def _other_mechanism(info: Mapping[str, Any]) -> DeviceMechanism:
+    """How GPUs come into containers where no CDI spec of NVIDIA's names them."""
     if shutil.which(DEVICE_REQUEST_HOOK, path=f"{os.environ.get('PATH', '')}:{_SYSTEM_PATH}"):
         return DeviceMechanism.DEVICE_REQUEST
     if NVIDIA_RUNTIME in (info.get("Runtimes") or {}):
@@ -72,12 +76,13 @@ def _gpu_mechanism(info: Mapping[str, Any]) -> DeviceMechanism:
     return DeviceMechanism.PLAIN
 
 
-def _nvidia_cdi_by_uuid(info: Mapping[str, Any]) -> bool:
-    """Whether ``nvidia.com/gpu=<uuid>`` can be asked for: specs may name GPUs by index only."""
-    discovered = info.get("DiscoveredDevices") or ()
-    if any(_UUID_DISCOVERED.fullmatch(device.get("ID", "")) for device in discovered):
-        return True
-    return any(_UUID_DEVICE.search(text) for text in nvidia_specs(spec_dirs(info)).values())
+def _nvidia_uuids(info: Mapping[str, Any]) -> frozenset[str]:
+    """The UUIDs for which ``nvidia.com/gpu=<uuid>`` can be asked for: specs may name GPUs by index only."""
+    discovered = (
+        _UUID_DISCOVERED.fullmatch(one.get("ID", "")) for one in info.get("DiscoveredDevices") or ()
+    )
+    in_files = (_UUID_DEVICE.findall(text) for text in nvidia_specs(spec_dirs(info)).values())
+    return frozenset(match[1] for match in discovered if match).union(*in_files)
 
 
 def nvidia_specs(dirs: Sequence[Path]) -> dict[Path, str]:

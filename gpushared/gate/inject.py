@@ -14,6 +14,7 @@ OWN_PREFIXES = ("NVIDIA_", "CUDA_MPS_", "GPUSHARE_")
 OWN_NAMES = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"})
 LEASE_KIND = "gpushare.io/lease"
 GPU_KIND = "nvidia.com/gpu"
+MIG_PREFIX = "MIG-"
 
 
 def binds_late(facts: EngineFacts) -> bool:
@@ -24,11 +25,34 @@ def binds_late(facts: EngineFacts) -> bool:
     return facts.lease_devices and facts.gpu_mechanism is DeviceMechanism.PLAIN
 
 
+def mechanism_for(edits: Edits | None, facts: EngineFacts) -> DeviceMechanism:
+    """How these GPUs come into the container.
+
+    MIG instances are made and destroyed while NVIDIA's CDI specs stay as they are: one that these do not name
+    is asked for in the next best way. Raises ``RequestError`` where there is none.
+    """
+    unnamed = [gpu for gpu in edits.gpus if is_unnamed(gpu, facts)] if edits is not None else []
+    if not unnamed:
+        return facts.gpu_mechanism
+    if facts.other_mechanism is DeviceMechanism.PLAIN:
+        raise RequestError(
+            f"the Docker engine cannot give MIG instance {unnamed[0]} to a container: no CDI spec names it",
+            hint="the admin makes the specs anew: `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`",
+        )
+    return facts.other_mechanism
+
+
+def is_unnamed(gpu: str, facts: EngineFacts) -> bool:
+    """Whether it is a MIG instance that CDI would have to bring, but does not know."""
+    through_cdi = facts.gpu_mechanism is DeviceMechanism.CDI
+    return through_cdi and gpu.startswith(MIG_PREFIX) and gpu not in facts.cdi_gpus
+
+
 def inject(body: Body, device_name: str, edits: Edits | None, facts: EngineFacts) -> None:
     """Put a lease's settings into ``body``, in place of the user's own for the same things.
 
     ``edits`` is None for a container that gets its lease at start (``binds_late``). Raises ``RequestError``
-    when a mount of the user's would hide one of ours.
+    when a mount of the user's would hide one of ours, or they want another cgroup than the lease's.
     """
     host = body["HostConfig"] = section(body, "HostConfig")
     env = strip_env(strings(body, "Env"))
@@ -39,6 +63,7 @@ def inject(body: Body, device_name: str, edits: Edits | None, facts: EngineFacts
     if edits is not None:
         env = default_env(env, edits.env_defaults)
         env = _add_gpus(host, env, edits, facts)
+        _place(host, edits.cgroup_parent)
     if facts.lease_devices:
         request = {"Driver": "cdi", "DeviceIDs": _cdi_names(device_name, edits, facts)}
         host["DeviceRequests"] = [*objects(host, "DeviceRequests"), request]
@@ -111,21 +136,37 @@ def _name(entry: str) -> str:
 
 def _cdi_names(device_name: str, edits: Edits | None, facts: EngineFacts) -> list[str]:
     """The lease's name stands last: of two devices that set a variable, the engine lets the last one win."""
-    through_cdi = edits is not None and facts.gpu_mechanism is DeviceMechanism.CDI
+    through_cdi = mechanism_for(edits, facts) is DeviceMechanism.CDI
     gpus = [f"{GPU_KIND}={gpu}" for gpu in edits.gpus] if edits is not None and through_cdi else []
     return [*gpus, f"{LEASE_KIND}={device_name}"]
 
 
 def _add_gpus(host: Body, env: list[str], edits: Edits, facts: EngineFacts) -> list[str]:
     """The GPUs themselves, where the engine has another way than CDI to bring them in."""
-    if facts.gpu_mechanism is DeviceMechanism.DEVICE_REQUEST:
+    mechanism = mechanism_for(edits, facts)
+    if mechanism is DeviceMechanism.DEVICE_REQUEST:
         request = {"Driver": "", "Capabilities": [["gpu"]], "DeviceIDs": list(edits.gpus)}
         host["DeviceRequests"] = [*objects(host, "DeviceRequests"), request]
-    elif facts.gpu_mechanism is DeviceMechanism.NVIDIA_RUNTIME:
+    elif mechanism is DeviceMechanism.NVIDIA_RUNTIME:
         host["Runtime"] = "nvidia"
         capabilities = {"NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
         return merge_env(env, {"NVIDIA_VISIBLE_DEVICES": ",".join(edits.gpus), **capabilities})
     return env
+
+
+def _place(host: Body, cgroup_parent: str) -> None:
+    """Put the container below the lease's cgroup, where the driver limits its memory.
+
+    In the caller's own cgroup nothing would hold it, and in ours nothing of what they want of theirs would.
+    """
+    if not cgroup_parent:
+        return
+    if host.get("CgroupParent") not in {None, "", cgroup_parent}:
+        raise RequestError(
+            "the container has to be in its lease's cgroup, so that the driver limits its GPU memory",
+            hint="leave `--cgroup-parent` out, or ask for whole GPUs",
+        )
+    host["CgroupParent"] = cgroup_parent
 
 
 def _mount(mount: Mount) -> dict[str, Json]:

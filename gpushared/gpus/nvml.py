@@ -204,7 +204,7 @@ class NvmlGpus:
             persistence=driver.persistence(handle),
             compute_mode=driver.compute_mode(handle),
             mig=mig,
-            mig_instances=sum(one.handle is not None for one in instances),
+            mig_instances=tuple(one.id for one in instances),
             compute_capability=driver.compute_capability(handle),
         )
 

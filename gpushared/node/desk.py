@@ -68,7 +68,8 @@ class NodeDesk:
         return self._follower.facts
 
     async def gpu_count(self) -> int:
-        return len(self._loop.state.gpus)
+        whole = [gpu for gpu in self._loop.state.gpus.values() if gpu.parent is None and not gpu.split]
+        return len(whole)
 
     # --- claims ----------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import logging
 from gpushared.domain.errors import GpushareError, JournalUnavailable
 from gpushared.domain.lease import ContainerId
 from gpushared.domain.messages import Condition, ContainerSeen, EngineSurveyed
+from gpushared.gate.inject import is_unnamed
 from gpushared.node.loop import Loop
 from gpushared.node.troubles import Troubles
 from gpushared.ports import ContainerFacts, ContainerStatus, DeviceMechanism, Engine, EngineFacts
@@ -120,11 +121,34 @@ class Follower:
         else:
             self._troubles.cleared("gpu-mechanism")
 
+    async def _check_instances(self) -> None:
+        """Look again for MIG instances that the specs of the last look did not name, and tell of those."""
+        if not self.facts or not self._unnamed(self.facts):
+            self._troubles.cleared("mig-specs")
+            return
+        self.facts = await self._engine.probe()
+        unnamed = self._unnamed(self.facts)
+        if not unnamed:
+            self._troubles.cleared("mig-specs")
+            return
+        other = self.facts.other_mechanism
+        without = other is DeviceMechanism.PLAIN
+        then = "no container can have them" if without else f"they are given by {other} instead"
+        self._troubles.raised(
+            "mig-specs",
+            f"no CDI spec names MIG instance {', '.join(unnamed)}: {then} "
+            f"(`nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml` after each change of instances)",
+        )
+
+    def _unnamed(self, facts: EngineFacts) -> list[str]:
+        return [gpu.label for gpu in self._loop.state.gpus.values() if is_unnamed(gpu.id, facts)]
+
     async def survey(self) -> None:
         """Tell the core of all containers."""
         at = self._loop.now()
         containers = await self._engine.containers()
         await self._loop.send(EngineSurveyed(tuple(seen(facts) for facts in containers), at))
+        await self._check_instances()
 
     async def inspect(self, container: ContainerId) -> None:
         """Tell the core of one container."""

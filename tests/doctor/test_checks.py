@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpushared.doctor.checks import CHECKS
 from gpushared.doctor.facts import (
     DaemonView,
+    EngineReport,
     Facts,
     KnownGpu,
     MpsProgram,
@@ -16,7 +19,7 @@ from gpushared.doctor.facts import (
     Unread,
 )
 from gpushared.domain.checkup import Result, Status, examine
-from gpushared.domain.gpu import MIB
+from gpushared.domain.gpu import MIB, GpuId
 from gpushared.ports import DeviceMechanism
 from tests.doctor.healthy import HEALTHY, UUID, also, but, with_gpu, with_part
 
@@ -67,7 +70,7 @@ CASES: list[tuple[str, Facts, Status, str, str]] = [
     ("persistence-daemon", host(persistence_daemon=False), W, "off after a boot", "nvidia-persistenced"),
     ("compute-mode", with_gpu(compute_mode=2), F, "PROHIBITED on GPU 0", "nvidia-smi -c DEFAULT -i 0"),
     ("compute-mode", with_gpu(compute_mode=3), W, "EXCLUSIVE_PROCESS", "nvidia-smi -c DEFAULT -i 0"),
-    ("mig-mode", with_gpu(mig=True), W, "MIG is on for GPU 0", "nvidia-smi -mig 0 -i 0"),
+    ("mig-mode", with_gpu(mig=True), W, "MIG is on for GPU 0 without instances", "mig -i 0 -cgi PROFILE -C"),
     ("pid-namespace", host(init_pid_namespace=False), F, "PID namespace", "--pid=host"),
     ("cgroup-version", host(cgroup_version=1), W, "cgroup v1", "unified_cgroup_hierarchy=1"),
     ("mps-program", mps(program=None), W, "not installed", "nvidia-compute-utils"),
@@ -238,10 +241,25 @@ def test_many_unmanaged_processes_are_three_and_a_number() -> None:
     assert "and 7 more" in made(view(unmanaged=many))["unmanaged-processes"].finding.detail
 
 
-def test_a_gpu_split_by_mig_is_told_once_though_the_daemon_cannot_lease_it() -> None:
+def test_a_gpu_split_into_nothing_is_told_once_though_the_daemon_cannot_lease_it() -> None:
     split = with_gpu(mig=True)
-    known = DaemonView(gpus=(KnownGpu(0, "H100", trouble="it is split by MIG"),))
+    known = DaemonView(gpus=(KnownGpu(0, "H100", trouble="MIG is on, but there are no instances"),))
     assert lines(also(split, daemon=known)) == ["mig-mode"]
+
+
+def test_a_gpu_split_into_instances_is_as_it_should_be_where_the_cdi_spec_names_them() -> None:
+    """Specs do not name the GPU itself then; those that were made before the instances must be made anew."""
+    instance = GpuId("MIG-0b1c2d3e-0000-4000-8000-000000000000")
+    split = with_gpu(mig=True, mig_instances=(instance,))
+    assert made(split)["mig-mode"].finding.detail == (
+        "GPU 0 split by MIG into 1 instance, which `--isolation mig` asks for"
+    )
+    found = made(split)["cdi-spec"].finding
+    assert (found.status, "MIG-0b1c2d3e" in found.detail) == (Status.FAILED, True)
+    assert isinstance(split.engine, EngineReport)
+    specs = replace(split.engine.nvidia_specs, uuids=frozenset({instance}))
+    named = also(split, engine=replace(split.engine, nvidia_specs=specs))
+    assert made(named)["cdi-spec"].finding.status is Status.OK
 
 
 @pytest.mark.parametrize("version", ["23.0.15", "25.0.6", "26.1.5", "27.1.1", "28.0.0"])

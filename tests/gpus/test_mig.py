@@ -158,11 +158,11 @@ async def test_compute_instances_that_share_their_memory_are_not_leased(split: F
     assert (reading.memory_used_bytes, reading.lost) == (GIB, False)
 
 
-async def test_the_doctor_is_told_of_gpus_and_how_many_instances_each_has(split: FakeWorld) -> None:
+async def test_the_doctor_is_told_of_gpus_and_of_the_instances_of_each(split: FakeWorld) -> None:
     facts = await split.open().describe()
     assert [(one.gpu, one.mig, one.mig_instances) for one in facts.gpus] == [
-        ("GPU-fake-a", True, 3),
-        ("GPU-fake-b", False, 0),
+        ("GPU-fake-a", True, ("MIG-small", "MIG-other", "MIG-large")),
+        ("GPU-fake-b", False, ()),
     ]
 
 
