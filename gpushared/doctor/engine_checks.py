@@ -10,7 +10,7 @@ from __future__ import annotations
 from gpushared.doctor.facts import EngineReport, Facts, Groups, Host, Toolkit, Unread
 from gpushared.doctor.versions import Version, is_rebuilt, numbers
 from gpushared.domain.checkup import Finding, failed, ok, warning
-from gpushared.ports import DeviceMechanism, DriverFacts
+from gpushared.ports import DeviceMechanism, DriverFacts, GpuSettings
 
 OLDEST_API: Version = (1, 41)
 """Docker 20.10."""

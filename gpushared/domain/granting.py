@@ -47,7 +47,7 @@ def _grant(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> None:
         case Requeued():
             start_requeued(_with_limit(lease, grants, draft), grants, draft)
         case _:
-            names = ", ".join(f"GPU {draft.gpus[grant.gpu].index}" for grant in grants)
+            names = ", ".join(f"GPU {draft.gpus[grant.gpu].label}" for grant in grants)
             reserved = Reserved(grants, draft.now, draft.now + draft.rules.claim_seconds)
             draft.move(_with_limit(lease, grants, draft), reserved, f"granted on {names}")
             draft.do(MakeEdits(lease.id))
