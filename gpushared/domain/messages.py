@@ -257,6 +257,15 @@ class EditsMade:
 
 
 @dataclass(frozen=True, slots=True)
+class SettingsTaken:
+    """The container was seen to have begun with the settings that were last made for its lease."""
+
+    lease: LeaseId
+    container: ContainerId
+    walls: Walls
+
+
+@dataclass(frozen=True, slots=True)
 class EditsFailed:
     """What was granted cannot be given."""
 
@@ -355,6 +364,7 @@ Event = (
     | ContainerSeen
     | EngineSurveyed
     | EditsMade
+    | SettingsTaken
     | EditsFailed
     | GpusSurveyed
     | GpusSampled

@@ -41,7 +41,7 @@ from gpushared.domain.lease import (
 )
 from gpushared.domain.lifecycle import drain, end_early, seen, surveyed, watch_deadlines
 from gpushared.domain.notice import notify_of_expiry
-from gpushared.domain.resize import resize
+from gpushared.domain.resize import resize, take_settings
 from gpushared.domain.state import Draft, NodeState, Step, Use, lease_id
 from gpushared.domain.timing import check_priority, extend, hold, set_priority
 from gpushared.domain.units import shown
@@ -349,6 +349,11 @@ def _(event: m.EditsMade, draft: Draft) -> None:
     if lease.grants and lease.walls != walls:
         text = f"memory wall {walls.memory_wall}, compute cap {walls.compute_cap}"
         draft.put(replace(lease, walls=walls).note(draft.now, text))
+
+
+@_apply.register
+def _(event: m.SettingsTaken, draft: Draft) -> None:
+    take_settings(event, draft)
 
 
 @_apply.register

@@ -28,7 +28,7 @@ from gpushared.domain.lease import (
     Walls,
     state_name,
 )
-from gpushared.domain.messages import MakeEdits, ResizeAsked
+from gpushared.domain.messages import MakeEdits, ResizeAsked, SettingsTaken
 from gpushared.domain.placement import need_on
 from gpushared.domain.queue import NEVER, decide
 from gpushared.domain.request import Isolation, Request
@@ -261,3 +261,20 @@ def _walls(lease: Lease, old: tuple[Grant, ...], draft: Draft) -> Walls | None:
     ):
         compute_cap = ComputeCap.NONE
     return Walls(memory_wall, compute_cap)
+
+
+def take_settings(event: SettingsTaken, draft: Draft) -> None:
+    """A container that began anew with the settings of its lease's new size stands behind their walls.
+
+    Its own MPS server, where it has one, may be the one of before and keeps what it was started with: the
+    limits of the new size are then those in the container's environment.
+    """
+    lease = draft.view().leases.get(event.lease)
+    if lease is None or not isinstance(lease.state, Active | Paused) or lease.container != event.container:
+        return
+    walls = event.walls
+    if walls.memory_wall is MemoryWall.MPS_SERVER:
+        walls = replace(walls, memory_wall=MemoryWall.MPS_CLIENT)
+    if lease.walls not in (walls, event.walls):
+        text = f"started with its new size: memory wall {walls.memory_wall}, compute cap {walls.compute_cap}"
+        draft.put(replace(lease, walls=walls).note(draft.now, text))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,6 +75,15 @@ def place_of(pid: int, container: ContainerId, proc: Path = Path("/proc")) -> st
 def start_ticks_of_stat(text: str) -> int:
     """The start time in the text of a ``/proc/PID/stat``; the command in it may hold blanks and brackets."""
     return int(text.rpartition(")")[2].split()[_START_TIME])
+
+
+def began_with(pid: int, env: Mapping[str, str], proc: Path = Path("/proc")) -> bool:
+    """Whether the environment that the process was begun with has all of these; not where nobody can tell."""
+    try:
+        entries = (proc / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return {f"{name}={value}".encode() for name, value in env.items()} <= set(entries)
 
 
 class ProcessTable:

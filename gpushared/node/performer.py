@@ -12,7 +12,7 @@ from gpushared.domain import messages as m
 from gpushared.domain.errors import EngineUnavailable, GpushareError, SharingUnavailable, TimedOut
 from gpushared.domain.lease import ContainerId, Lease, LeaseId
 from gpushared.domain.stopping import AskedEnd
-from gpushared.engine.processes import place_of
+from gpushared.engine.processes import began_with, place_of
 from gpushared.node.follower import Follower
 from gpushared.node.loop import Loop
 from gpushared.node.parting import Parting
@@ -57,13 +57,18 @@ class Performer:
             case m.StartContainer():
                 self._begin(self._start(instruction))
             case m.HoldContainer(lease, container):
-                known = self._loop.state.leases.get(lease)
-                if known is not None and self._sharing.holds(known):
-                    self._begin(self._hold(lease, container))
+                self._look_after_start(lease, container)
             case m.InspectContainer(container):
                 self._begin(self._follower.inspect(container))
             case m.SampleGpus():
                 self._sampler.ask()
+
+    def _look_after_start(self, lease_id: LeaseId, container: ContainerId) -> None:
+        lease = self._loop.state.leases.get(lease_id)
+        if lease is not None and self._sharing.holds(lease):
+            self._begin(self._hold(lease_id, container))
+        if lease is not None and lease.baked:
+            self._begin(self._tell_settings(lease_id, container))
 
     def _expect_edits(self, lease: LeaseId) -> None:
         """From now on only settings for what the lease holds now will do; who waits already, waits on."""
@@ -182,6 +187,16 @@ class Performer:
             return
         async with self._device(lease.device_name):
             await self._sharing.hold(lease, place)
+
+    async def _tell_settings(self, lease: LeaseId, container: ContainerId) -> None:
+        """Whether a container whose lease was resized has begun again, with the settings as they are now.
+
+        Its environment tells, which the engine sets at every start where it knows lease devices.
+        """
+        edits = await self.edits_of(lease)
+        facts = await self._engine.inspect(container)
+        if facts is not None and await asyncio.to_thread(began_with, facts.pid, edits.env):
+            await self._loop.send(m.SettingsTaken(lease, container, edits.walls))
 
     async def _notify(self, lease_id: LeaseId) -> None:
         """The file first, because the signal is what makes a program look for it."""

@@ -177,6 +177,59 @@ def test_with_cdi_and_mps_each_part_takes_effect_when_the_answer_says(cdi_daemon
     own = Path(f"/proc/{daemon.pid_of(container)}/environ").read_text().replace("\0", "\n")
     assert env_of(own)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
     assert env_of(own)["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"0={int(env['GPUSHARE_MEMORY_BYTES']) >> 20}M"
+    wait_until(
+        lambda: walls(daemon, lease) == ("mps-client", "mps-percentage"), "its new limits are its walls"
+    )
+
+
+def walls(daemon: DaemonProcess, lease: Json) -> tuple[str, str]:
+    now = daemon.lease(lease["id"])
+    return now["memory_wall"], now["compute_cap"]
+
+
+def limits_of(daemon: DaemonProcess, binary: Path) -> list[str]:
+    """What the lease's own control daemon allows: memory and percentage, by its own words."""
+    (pipe,) = (daemon.runtime_dir / "mps").glob("l-*/pipe")
+    asked = "get_default_device_pinned_mem_limit 0\nget_default_active_thread_percentage\n"
+    told = subprocess.run(
+        [binary],
+        input=asked,
+        env={"CUDA_MPS_PIPE_DIRECTORY": str(pipe)},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    )
+    return told.stdout.split()
+
+
+def test_a_separate_lease_is_resized_with_its_own_control_daemon(
+    cdi_daemon: DaemonProcess, mps_control_binary: Path
+) -> None:
+    """The daemon stays and takes the new limits for servers to come; nothing claims more than holds now."""
+    daemon = cdi_daemon
+    container = daemon.run_container(
+        "--label", "gpushare.isolation=separate", "--label", "gpushare.gpu=0.25", command=("sleep", "1000")
+    )
+    (lease,) = daemon.leases().values()
+    daemon.wait_lease(lease["id"], "active")
+    assert walls(daemon, lease) == ("mps-server", "mps-percentage")
+    effects = resize(daemon, lease, gpu_memory="40g", gpu_compute="50%")["effects"]
+    assert any(effect.startswith("MPS server: one that runs keeps the limits") for effect in effects)
+    wait_until(lambda: limits_of(daemon, mps_control_binary) == ["40G", "50.0"], "it has the raised limits")
+    assert walls(daemon, lease) == ("mps-server", "mps-percentage")
+    resize(daemon, lease, gpu_memory="8g", gpu_compute="10%")
+    wait_until(lambda: limits_of(daemon, mps_control_binary) == ["8G", "10.0"], "it has the lowered limits")
+    assert walls(daemon, lease) == ("watchdog", "none")
+    daemon.check("restart", container)
+    daemon.wait_lease(lease["id"], "active")
+    wait_until(
+        lambda: walls(daemon, lease) == ("mps-client", "mps-percentage"), "its new limits are its walls"
+    )
+    process = {"pid": daemon.pid_of(container), "memory_bytes": str(9 * GIB)}
+    daemon.call("Simulation/Change", {"gpu_index": 0, "processes": [process]})
+    assert daemon.wait_lease(lease["id"], "ended")["outcome"]["text"] == "used 9 GiB of its 8 GiB on GPU 0"
+    wait_until(lambda: not list((daemon.runtime_dir / "mps").glob("l-*")), "its control daemon goes with it")
 
 
 def test_the_command_prints_what_holds_when(daemon: DaemonProcess) -> None:
