@@ -10,7 +10,14 @@ from dataclasses import dataclass, replace
 from gpushared.domain.asking import describe
 from gpushared.domain.errors import NeverFits, Unavailable
 from gpushared.domain.gpu import MIB, WHOLE_PERMILLE, Gpu, GpuId
-from gpushared.domain.instances import in_words, never_fits_hint, of_kind, wants_instances, wrong_kind
+from gpushared.domain.instances import (
+    could_do,
+    in_words,
+    never_fits_hint,
+    of_kind,
+    wants_instances,
+    wrong_kind,
+)
 from gpushared.domain.lease import LeaseId
 from gpushared.domain.placement import Reason, Room, is_grant, need_on, place, refuse, rooms_of
 from gpushared.domain.queue import NEVER, Decision
@@ -93,7 +100,7 @@ def refusal_sentence(request: Request, decision: Decision, state: NodeState, now
     possible = [
         room
         for room in rooms.values()
-        if (not request.gpus or room.gpu.id in request.gpus) and wrong_kind(request, room.gpu) is None
+        if (not request.gpus or room.gpu.id in request.gpus) and could_do(request, room.gpu)
     ]
     if decision.reason is Reason.GPU_UNHEALTHY:
         one = "MIG instance" if wants_instances(request) else "GPU"

@@ -42,6 +42,13 @@ def too_small(request: Request, gpu: Gpu) -> bool:
     )
 
 
+def could_do(request: Request, gpu: Gpu) -> bool:
+    """Whether it is of the right kind, and where that is an instance, large enough."""
+    if wrong_kind(request, gpu) is not None:
+        return False
+    return not (wants_instances(request) and too_small(request, gpu))
+
+
 def best_fit(gpu: Gpu) -> tuple[int, int, int, str, str]:
     """Sorts instances: the least memory first, then the least compute, then by index and name."""
     assert gpu.mig is not None, "asked of instances only"
@@ -67,7 +74,7 @@ def never_fits_hint(request: Request, gpus: Iterable[Gpu]) -> str:
         return "MIG is on here, but has no instances; `gpushare gpus` says how the admin makes some"
     if not known:
         return "no GPU here is split by MIG; ask for a part of one without --isolation mig"
-    enough = [gpu for gpu in known if not too_small(request, gpu)]
+    enough = [gpu for gpu in known if could_do(request, gpu)]
     if enough:
         return f"this node has {len(enough)} such instance" + ("s" if len(enough) > 1 else "")
     largest = max(known, key=best_fit)

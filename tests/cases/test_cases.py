@@ -13,7 +13,7 @@ from gpushared.domain import messages as m
 from gpushared.domain.asking import Ask, read_request
 from gpushared.domain.errors import GpushareError
 from gpushared.domain.explain import waiting
-from gpushared.domain.gpu import MIB, Gpu, GpuId
+from gpushared.domain.gpu import MIB, Gpu, GpuId, MigInstance
 from gpushared.domain.granting import decisions
 from gpushared.domain.lease import ContainerId, Ended, LeaseId
 from gpushared.domain.node import handle
@@ -81,6 +81,11 @@ class World:
                 self.sample({GpuId(f"GPU-{number}"): "is lost"}, dict(self.state.stray_bytes))
             case ["gpu", _, "heals"]:
                 self.sample({}, dict(self.state.stray_bytes))
+            case ["instance", label, "is", "made" | "destroyed" as what]:
+                index, _, place = label.partition(":")
+                others = [gpu for gpu in self.state.gpus.values() if gpu.label != label]
+                made = [_instance(int(index), int(place), "10g")] if what == "made" else []
+                self.send(m.GpusSurveyed((*others, *made)))
             case ["gpu", _, "is", "left", "alone"]:
                 self.sample({}, {})
             case _:
@@ -151,8 +156,12 @@ def _world(case: dict[str, Any]) -> World:
         size, _, rest = text.partition(" ")
         gpu = GpuId(f"GPU-{index}")
         leasable = parse_memory(size)
-        gpus.append(Gpu(gpu, index, "H100", leasable, leasable))
         key, _, value = rest.partition("=")
+        split = key == "mig"
+        gpus.append(Gpu(gpu, index, "H100", leasable, 0 if split else leasable, split=split))
+        if split:
+            sizes = [each for each in value.split(",") if each]
+            gpus += [_instance(index, place, each) for place, each in enumerate(sizes)]
         if key == "trouble":
             troubles[gpu] = value
         elif key == "stray":
@@ -162,6 +171,26 @@ def _world(case: dict[str, Any]) -> World:
         world.hold(text)
     world.sample(troubles, stray)
     return world
+
+
+COMPUTE_SLICES = {"10g": 1, "20g": 2, "40g": 3, "80g": 7}
+"""Of seven, as on an A100."""
+
+
+def _instance(index: int, place: int, size: str) -> Gpu:
+    """An instance of a GPU of 80 GiB; its profile is called by its size."""
+    leasable = parse_memory(size)
+    slices = leasable // parse_memory("10g")
+    mig = MigInstance(place, size, slices * 1000 // 8, COMPUTE_SLICES[size] * 1000 // 7)
+    return Gpu(
+        GpuId(f"GPU-{index}:{place}"),
+        index,
+        "H100",
+        leasable,
+        leasable,
+        parent=GpuId(f"GPU-{index}"),
+        mig=mig,
+    )
 
 
 def _request(text: str) -> tuple[Request, str]:
