@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -84,6 +86,48 @@ def test_a_pid_that_changed_hands_is_looked_up_anew(tmp_path: Path) -> None:
     proc.put(7, start=200, container=B)
     found = table.look_up([7])[7]
     assert (found.container, found.start_ticks) == (B, 200)
+
+
+REUSE = """
+import os, sys, time
+from pathlib import Path
+from gpushared.engine.processes import ProcessTable
+
+def spawn(pid):
+    Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
+    child = os.fork()
+    if child == 0:
+        os.read(int(sys.argv[1]), 1)  # nobody writes
+    return child
+
+table = ProcessTable()
+first = table.look_up([spawn(777)])[777]
+os.kill(777, 9)
+os.waitpid(777, 0)
+died_at = os.times().elapsed
+while os.times().elapsed == died_at:  # start times are told in clock ticks
+    pass
+second = table.look_up([spawn(777)])[777]
+print(first.pid == second.pid, second is not first and first.start_ticks < second.start_ticks)
+os.kill(777, 9)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root chooses PIDs")
+def test_a_real_pid_that_changed_hands_is_another_process() -> None:
+    """The kernel is made to give the same PID again, in a PID namespace of its own."""
+    nobody, held = os.pipe()
+    done = subprocess.run(
+        ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", REUSE, str(nobody)],
+        pass_fds=[nobody],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    os.close(nobody)
+    os.close(held)
+    assert done.stdout == "True True\n", done.stderr
 
 
 def test_a_process_that_stays_costs_no_second_look_at_its_cgroup(tmp_path: Path) -> None:
