@@ -89,12 +89,18 @@ def _met(lease: Lease, text: str, where: str, draft: Draft) -> None:
                 own = f"its own process caused a fault of the MPS server on {where}"
                 lease = _note(lease, text, draft, own)
             assert lease.faulted_at is not None
-            if draft.now - lease.faulted_at >= draft.rules.fault_patience_seconds:
+            patient = draft.now - lease.faulted_at < draft.rules.fault_patience_seconds
+            if not patient and _is_there(lease, draft):
                 _end_of_holding_on(lease, where, draft)
         case Draining() as state if text:
             _has_ended_of_it(lease, state, text, draft)
         case _:
             pass
+
+
+def _is_there(lease: Lease, draft: Draft) -> bool:
+    """A container may well go on whose processes left the server, and the others have yet to leave."""
+    return any(grant.gpu in draft.use.used_bytes.get(lease.id, {}) for grant in lease.grants)
 
 
 def _note(lease: Lease, text: str, draft: Draft, own: str = "") -> Lease:

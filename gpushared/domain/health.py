@@ -13,17 +13,7 @@ from gpushared.domain import xid
 from gpushared.domain.containment import hit_by_another
 from gpushared.domain.errors import NotFound, PermissionRefused, RequestError, StateConflict
 from gpushared.domain.gpu import Drained, GpuId
-from gpushared.domain.lease import (
-    Active,
-    ComputeCap,
-    Draining,
-    Failed,
-    Lease,
-    Paused,
-    Reserved,
-    Starting,
-    WithContainer,
-)
+from gpushared.domain.lease import ComputeCap, Draining, Failed, Lease, Reserved, WithContainer
 from gpushared.domain.lifecycle import drain, end_early
 from gpushared.domain.messages import GpuDrainAsked, GpusSampled
 from gpushared.domain.request import Isolation
@@ -58,10 +48,10 @@ def end_on_sick_gpus(draft: Draft) -> None:
         match lease.state:
             case Reserved() if draft.engine_surveyed:
                 end_early(lease, failed, failed.reason, draft)
-            case Starting() | Active() | Paused():
-                drain(lease, failed, failed.reason, draft, grace_seconds=GRACE_SECONDS)
-            case _:
+            case Reserved() | Draining():
                 pass
+            case _:
+                drain(lease, failed, failed.reason, draft, grace_seconds=GRACE_SECONDS)
 
 
 def _sick_gpu(lease: Lease, draft: Draft) -> tuple[GpuId, Drained] | None:
