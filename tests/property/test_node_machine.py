@@ -31,7 +31,7 @@ from gpushared.domain.lease import (
 from gpushared.domain.node import decisions, handle, restore
 from gpushared.domain.placement import need_on, rooms_of
 from gpushared.domain.queue import reserve, waits_for_leases
-from gpushared.domain.request import Caller, Request
+from gpushared.domain.request import Caller, Isolation, Request
 from gpushared.domain.rules import Rules
 from gpushared.domain.state import NodeState, Step
 from tests.property.worlds import CALLERS, GIB, REQUESTS, gpu_sets
@@ -65,6 +65,7 @@ class NodeMachine(RuleBasedStateMachine):
         self.committed = self.state
         self.journal: dict[LeaseId, Lease] = {}
         self.batch: list[Step] | None = None
+        self.looked_after = False
 
     @initialize(gpus=gpu_sets())
     def a_daemon_starts(self, gpus: tuple[Gpu, ...]) -> None:
@@ -177,6 +178,23 @@ class NodeMachine(RuleBasedStateMachine):
         quiet = {gpu.id: "does not answer" for gpu in self.gpus if mute >> gpu.index & 1}
         self.sample(self.now - age, there, quiet, stray, greed)
 
+    @rule(gpu=PICK, xid=st.sampled_from((31, 31, 45, 79)), lost=st.booleans(), busy=st.integers(0, 255))
+    def a_gpu_errs(self, gpu: int, xid: int, lost: bool, busy: int) -> None:
+        one = self.gpus[gpu % len(self.gpus)].id
+        there = frozenset(lease for at, lease in enumerate(self.state.leases) if busy >> at % 8 & 1)
+        self.sample(self.now, there, {one: "is lost"} if lost else {}, 0, lost=lost, xids={one: (xid,)})
+
+    @rule(gpu=PICK, hit=st.integers(0, 255), culprit=st.sampled_from((None, 0, 1, 2, 3)))
+    def a_server_is_in_a_fault(self, gpu: int, hit: int, culprit: int | None) -> None:
+        victims = [lease for at, lease in enumerate(self.state.leases) if hit >> at % 8 & 1]
+        by = victims[culprit] if culprit is not None and culprit < len(victims) else None
+        one = self.gpus[gpu % len(self.gpus)].id
+        self.send(m.ServerFaulted((one,), frozenset(victims), by))
+
+    @rule(gpu=PICK, caller=CALLER, reason=st.sampled_from(("new fan", "", None, None)))
+    def somebody_drains(self, gpu: int, caller: Caller, reason: str | None) -> None:
+        self.send(m.GpuDrainAsked(self.gpus[gpu % len(self.gpus)].id, caller, reason))
+
     @rule(seconds=st.sampled_from((0.0, 0.5, 5.0, 61.0, 700.0, 4000.0, -30.0)))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
@@ -227,7 +245,10 @@ class NodeMachine(RuleBasedStateMachine):
         self.batch = None
         kept = [lease for lease in self.journal.values() if not isinstance(lease.state, Ended)]
         empty = NodeState(rules=self.committed.rules)
-        self.state = self.committed = restore(empty, reversed(kept), self.committed.next_sequence)
+        drained = dict(self.committed.drained)
+        self.state = self.committed = restore(
+            empty, reversed(kept), self.committed.next_sequence, drained=drained
+        )
         assert {one.id: one.grants for one in kept if one.grants} == {
             one.id: one.grants for one in self.state.holders()
         }
@@ -246,6 +267,21 @@ class NodeMachine(RuleBasedStateMachine):
                 assert len(held) == 1
 
     @invariant()
+    def instances_go_whole_to_who_asked_for_them_and_to_nobody_else(self) -> None:
+        known = {gpu.id: gpu for gpu in self.gpus}
+        for lease in self.state.holders():
+            of_mig = lease.request.isolation is Isolation.MIG
+            for grant in lease.grants:
+                gpu = known[grant.gpu]
+                assert not gpu.split
+                assert of_mig == (gpu.parent is not None)
+                if gpu.mig is not None:
+                    request = lease.request
+                    assert grant.compute_permille == WHOLE_PERMILLE
+                    assert (request.memory_permille or 0) <= gpu.mig.memory_permille
+                    assert (request.compute_permille or 0) <= gpu.mig.compute_permille
+
+    @invariant()
     def each_holder_has_what_it_asked_for(self) -> None:
         known = {gpu.id: gpu for gpu in self.gpus}
         for lease in self.state.holders():
@@ -257,6 +293,20 @@ class NodeMachine(RuleBasedStateMachine):
                 need = need_on(request, known[grant.gpu])
                 assert grant.compute_permille == need.compute_permille
                 assert grant.memory_bytes >= max(1, need.memory_bytes)
+
+    @invariant()
+    def nothing_goes_on_where_a_gpu_is_sick(self) -> None:
+        """Once time has passed or the GPUs were looked at; before the engine's survey nobody knows."""
+        sick = {gpu for gpu, drained in self.state.drained.items() if drained.sick}
+        for lease in self.state.holders():
+            if any(grant.gpu in sick for grant in lease.grants) and self.looked_after:
+                assert isinstance(lease.state, Draining | Reserved)
+                assert isinstance(lease.state, Draining) or not self.state.engine_surveyed
+
+    @invariant()
+    def nobody_is_started_again_more_often_than_asked_for(self) -> None:
+        for lease in self.state.leases.values():
+            assert lease.restarts <= lease.request.restart_on_fault
 
     @invariant()
     def containers_and_devices_belong_to_one_lease(self) -> None:
@@ -282,6 +332,10 @@ class NodeMachine(RuleBasedStateMachine):
         """Once all trouble is over and all who hold something end, the whole queue has its turn."""
         self.send(m.GpusSurveyed(self.gpus))
         self.send(m.EngineSurveyed((), self.now - 1000.0))
+        self.now += 100.0
+        self.sample(self.now, frozenset(), {}, 0)
+        for gpu in self.gpus:
+            self.send(m.GpuDrainAsked(gpu.id, ROOT, None))
         self.sample(self.now, frozenset(), {}, 0)
         for _ in range(2 * len(self.state.leases) + 2):
             for lease in self.state.holders():
@@ -313,14 +367,19 @@ class NodeMachine(RuleBasedStateMachine):
         quiet: dict[GpuId, str],
         stray_bytes: int,
         greed: float = 1.0,
+        *,
+        lost: bool = False,
+        xids: dict[GpuId, tuple[int, ...]] | None = None,
     ) -> None:
+        """``lost``: the quiet ones will never answer again."""
         used = {
             lease: {grant.gpu: int(grant.memory_bytes * greed) for grant in self.state.leases[lease].grants}
             for lease in busy
         }
         answered = frozenset(gpu.id for gpu in self.gpus) - quiet.keys()
         strays = {self.gpus[0].id: stray_bytes}
-        self.send(m.GpusSampled(at, busy, strays, frozenset(answered), quiet, used))
+        gone = frozenset(quiet) if lost else frozenset()
+        self.send(m.GpusSampled(at, busy, strays, answered, quiet, used, xids=xids or {}, lost=gone))
 
     def send(self, event: m.Event) -> None:
         before = self.state
@@ -330,6 +389,7 @@ class NodeMachine(RuleBasedStateMachine):
         if step is None:
             return
         self.check_step(before, event, step)
+        self.looked_after = isinstance(event, m.Tick | m.GpusSampled)
         self.state = step.state
         if self.batch is None:
             self.commit(step)
@@ -397,6 +457,7 @@ class NodeMachine(RuleBasedStateMachine):
         made = (i.lease for i in step.instructions if isinstance(i, m.MakeEdits))
         fresh = [lease for one in made if not _is_resize_of(event, lease := state.leases[one])]
         assert all(state.gpus[grant.gpu].trouble is None for lease in fresh for grant in lease.grants)
+        assert all(state.drain_of(grant.gpu) is None for lease in fresh for grant in lease.grants)
         passed_by = {lease.id: lease for lease in fresh if head and lease.sequence > head.sequence}
         if head is None or not passed_by:
             return

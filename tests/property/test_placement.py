@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu, GpuId
+from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu, GpuId, MigInstance
 from gpushared.domain.lease import Grant
 from gpushared.domain.placement import STRAY_PERMILLE, Room, is_grant, need_on, place
-from gpushared.domain.request import Request
-from tests.property.worlds import GIB, PINNED, REQUESTS, SIZES_MIB, SLICES, WHOLE, gpu
+from gpushared.domain.request import Isolation, Request
+from tests.property.worlds import GIB, INSTANCES, PINNED, REQUESTS, SIZES_MIB, SLICES, WHOLE, gpu, instance
 
 
 @st.composite
@@ -20,7 +21,15 @@ def rooms(draw: st.DrawFn) -> dict[GpuId, Room]:
     found = {}
     for index in range(draw(st.integers(1, 4))):
         trouble = draw(st.sampled_from((None, None, None, "is lost")))
-        one = gpu(index, draw(st.sampled_from(SIZES_MIB)), trouble)
+        one = draw(
+            st.sampled_from(
+                (
+                    *(gpu(index, size, trouble) for size in SIZES_MIB),
+                    *(instance(index, 0, slices, trouble) for slices in (1, 2, 3, 7)),
+                    replace(gpu(index, 80_000, trouble), leasable_bytes=0, split=True),
+                )
+            )
+        )
         stray = draw(st.sampled_from((0, 0, GIB, 3 * GIB)))
         use = draw(st.sampled_from(("free", "free", "shared", "exclusive")))
         found[one.id] = _used(one, stray, use, draw(st.integers(1, 1000)), draw(st.integers(1, 1000)))
@@ -41,12 +50,22 @@ def fits(request: Request, room: Room) -> bool:
     """The definition, said without the reasons."""
     if room.gpu.trouble or room.exclusive or (request.gpus and room.gpu.id not in request.gpus):
         return False
+    of_mig = request.isolation is Isolation.MIG
+    if room.gpu.split or of_mig != (room.gpu.mig is not None):
+        return False
+    if of_mig and room.gpu.mig is not None and not _enough(request, room.gpu.mig):
+        return False
     if request.wants_whole_gpus:
         quiet = room.stray_bytes * WHOLE_PERMILLE <= STRAY_PERMILLE * room.gpu.leasable_bytes
         return room.leases == 0 and quiet and room.free_bytes >= max(1, request.memory_bytes or 0)
     need = need_on(request, room.gpu)
     enough_memory = 0 < need.memory_bytes <= room.free_bytes
     return enough_memory and need.compute_permille <= room.free_permille
+
+
+def _enough(request: Request, mig: MigInstance) -> bool:
+    memory, compute = request.memory_permille or 0, request.compute_permille or 0
+    return memory <= mig.memory_permille and compute <= mig.compute_permille
 
 
 @given(REQUESTS, rooms())
@@ -108,7 +127,28 @@ def test_a_slice_goes_where_least_is_left(request: Request, world: dict[GpuId, R
                 assert other.free_permille - share >= world[gpu_id].free_permille - share
 
 
-@given(st.one_of(SLICES, WHOLE, PINNED), rooms())
+SPLIT = st.lists(
+    st.tuples(st.sampled_from((1, 2, 3, 7)), st.sampled_from(("free", "free", "exclusive"))), min_size=1
+).map(
+    lambda chosen: {
+        one.id: _used(one, 0, use, 1, 1)
+        for one, use in ((instance(0, place, slices), use) for place, (slices, use) in enumerate(chosen))
+    }
+)
+
+
+@given(INSTANCES, SPLIT)
+def test_an_instance_is_the_smallest_that_will_do(request: Request, world: dict[GpuId, Room]) -> None:
+    """Every one that was passed over is at least as large, or would not do."""
+    answer = place(request, world)
+    assume(is_grant(answer))
+    taken = {one.gpu for one in answer}
+    largest = max(world[gpu_id].gpu.leasable_bytes for gpu_id in taken)
+    left = [room for gpu_id, room in world.items() if gpu_id not in taken and fits(request, room)]
+    assert all(room.gpu.leasable_bytes >= largest for room in left)
+
+
+@given(st.one_of(SLICES, WHOLE, PINNED, INSTANCES), rooms())
 def test_the_same_world_gives_the_same_answer(request: Request, world: dict[GpuId, Room]) -> None:
     """In whatever order its GPUs are listed."""
     backwards = dict(reversed(list(world.items())))

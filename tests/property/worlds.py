@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
-from gpushared.domain.gpu import MIB, Gpu, GpuId
+from gpushared.domain.gpu import MIB, Gpu, GpuId, MigInstance
 from gpushared.domain.request import Caller, Isolation, Request
 
 GIB = 1024 * MIB
@@ -22,9 +24,30 @@ def gpu(index: int, leasable_mib: int, trouble: str | None = None) -> Gpu:
     return Gpu(GpuId(f"GPU-{index}"), index, "H100", (leasable_mib + 500) * MIB, leasable_mib * MIB, trouble)
 
 
+def instance(index: int, place: int, slices: int, trouble: str | None = None) -> Gpu:
+    """A MIG instance with so many eighths of the memory and sevenths of the compute of GPU ``index``."""
+    leasable = slices * 9777 * MIB
+    mig = MigInstance(place, f"{slices}g", slices * 1000 // 8, slices * 1000 // 7)
+    identity, parent = GpuId(f"MIG-{index}-{place}"), GpuId(f"GPU-{index}")
+    return Gpu(identity, index, "H100 MIG", leasable, leasable, trouble, parent=parent, mig=mig)
+
+
+def _units(index: int, size: int | tuple[int, ...]) -> list[Gpu]:
+    """A GPU of so many MiB, or one that is split into instances of so many slices."""
+    if isinstance(size, int):
+        return [gpu(index, size)]
+    parent = replace(gpu(index, 80_000), leasable_bytes=0, split=True)
+    return [parent, *(instance(index, place, slices) for place, slices in enumerate(size))]
+
+
+_WAYS = st.one_of(
+    st.sampled_from(SIZES_MIB), st.sampled_from(SIZES_MIB), st.sampled_from(((1, 1, 3), (2, 3), (7,), ()))
+)
+
+
 def gpu_sets(most: int = 4) -> st.SearchStrategy[tuple[Gpu, ...]]:
-    sizes = st.lists(st.sampled_from(SIZES_MIB), min_size=1, max_size=most)
-    return sizes.map(lambda chosen: tuple(gpu(index, size) for index, size in enumerate(chosen)))
+    sizes = st.lists(_WAYS, min_size=1, max_size=most)
+    return sizes.map(lambda chosen: tuple(one for at, size in enumerate(chosen) for one in _units(at, size)))
 
 
 LIMITS = st.sampled_from((None, None, 30, 300, 3600))
@@ -61,4 +84,13 @@ PINNED = st.builds(
     st.integers(0, 3),
     _SHARES,
 )
-REQUESTS = st.one_of(SLICES, SLICES, MEMORY_ONLY, COMPUTE_BESIDE, WHOLE, PINNED)
+INSTANCES = st.builds(
+    lambda count, memory, share, limit: Request(
+        count, share, memory, None if memory else share, isolation=Isolation.MIG, time_limit_seconds=limit
+    ),
+    st.sampled_from((1, 1, 1, 2)),
+    st.sampled_from((None, None, 7 * GIB, 20 * GIB)),
+    st.sampled_from((None, None, 125, 250, 500)),
+    LIMITS,
+)
+REQUESTS = st.one_of(SLICES, SLICES, MEMORY_ONLY, COMPUTE_BESIDE, WHOLE, PINNED, INSTANCES)
