@@ -34,6 +34,9 @@ class KnownGpu:
     trouble: str = ""
     sharing_trouble: str = ""
     processes: int = 0
+    drained: str = ""
+    """What its drain says of it: "is drained by root: new fan"; ``sick``: the daemon drained it."""
+    sick: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +52,15 @@ class UnmanagedProcess:
 
 @dataclass(frozen=True, slots=True)
 class DaemonView:
-    """What the daemon knows without looking anew; ``troubles`` by the part that has it."""
+    """What the daemon knows without looking anew; ``troubles`` by the part that has it.
+
+    ``wall_trouble``: why the driver limits no container's memory, as it was last tried.
+    """
 
     gpus: tuple[KnownGpu, ...] = ()
     unmanaged: tuple[UnmanagedProcess, ...] = ()
     troubles: Mapping[str, str] = field(default_factory=dict)
+    wall_trouble: str = ""
 
 
 # --- the Docker engine and NVIDIA's toolkit ------------------------------------------------------------

@@ -54,6 +54,18 @@ def gpu_health(facts: Facts) -> Finding:
     return ok("every GPU answers")
 
 
+def drained_gpus(facts: Facts) -> Finding:
+    drained = {gpu.index: gpu for gpu in facts.daemon.gpus if gpu.drained}
+    told = "; ".join(f"GPU {index} {gpu.drained}" for index, gpu in sorted(drained.items()))
+    sick = [index for index, gpu in sorted(drained.items()) if gpu.sick]
+    if sick:
+        which = sick[0]
+        return failed(told, f"reset it (`nvidia-smi -r -i {which}`) or reboot, then `gpushare undrain {which}`")
+    if drained:
+        return warning(told, f"`gpushare undrain {min(drained)}` when it may be leased again")
+    return ok("no GPU is drained")
+
+
 def device_nodes(host: Host) -> Finding:
     if host.missing_device_nodes:
         return warning(
@@ -122,7 +134,13 @@ def driver_memory_limits(facts: Facts) -> Finding:
             f"(r{MEMORY_LIMITS_DRIVER} can): MPS limits each cooperating process",
             f"a driver of release {MEMORY_LIMITS_DRIVER} or later, where memory must be a hard wall",
         )
-    return ok(f"driver {_driver(facts).version} can limit a container's memory as a whole")
+    if facts.daemon.wall_trouble:
+        return warning(
+            f"driver {_driver(facts).version} can limit a container's memory as a whole, but does not here: "
+            f"{facts.daemon.wall_trouble}",
+            "leases stand behind MPS meanwhile; the daemon tries again within a minute of a lease that asks",
+        )
+    return ok(f"driver {_driver(facts).version} limits each container's memory as a whole")
 
 
 def pid_namespace(host: Host) -> Finding:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gpushared.domain.errors import EngineUnavailable, RequestError
-from gpushared.ports import Edits, Mount
+from gpushared.ports import Edits, Hook, Mount
 
 KIND = "gpushare.io/lease"
 DEFAULT_SPEC_DIR = Path("/var/run/cdi")
@@ -132,6 +132,7 @@ def _spec(device_name: str, edits: Edits) -> dict[str, Any]:
         "env": [_variable(name, value) for name, value in edits.env.items()],
         "mounts": [_mount(mount) for mount in edits.mounts],
         "deviceNodes": [{"path": _absolute(path), "permissions": "rw"} for path in edits.devices],
+        **({"hooks": [_hook(hook) for hook in edits.hooks]} if edits.hooks else {}),
     }
     if not any(container_edits.values()):
         raise RequestError(f"device {device_name} has no edits, which the format does not allow")
@@ -146,6 +147,19 @@ def _variable(name: str, value: str) -> str:
     if not _VARIABLE.fullmatch(name) or "\0" in value:
         raise RequestError(f"{name!r} cannot be set in a container's environment")
     return f"{name}={value}"
+
+
+def _hook(hook: Hook) -> dict[str, Any]:
+    words = [*hook.args, *hook.env]
+    if any("\0" in word for word in words):
+        raise RequestError(f"{hook.path} cannot be run as a hook")
+    return {
+        "hookName": "createRuntime",
+        "path": _absolute(hook.path),
+        "args": list(hook.args),
+        "env": list(hook.env),
+        "timeout": hook.timeout_seconds,
+    }
 
 
 def _mount(mount: Mount) -> dict[str, Any]:

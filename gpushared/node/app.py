@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpushared.config.model import Config
@@ -27,7 +27,9 @@ from gpushared.gate.gate import Gate
 from gpushared.gate.http import Routes
 from gpushared.gate.site import Policy
 from gpushared.gpus.nvml import NvmlGpus
+from gpushared.gpus.nvml_limits import NvmlMemoryLimits
 from gpushared.gpus.simulated import SimulatedGpus
+from gpushared.gpus.simulated_checkpoints import SimulatedCheckpoints
 from gpushared.journal.sqlite import SqliteJournal
 from gpushared.node import grpcapi
 from gpushared.node.api import Api, Unary
@@ -45,8 +47,19 @@ from gpushared.node.selftest import check_identity
 from gpushared.node.simulation import Simulation
 from gpushared.node.systemd import Notifier, feed_watchdog, is_socket_activated, passed_socket
 from gpushared.node.troubles import Troubles
-from gpushared.ports import Clock, ContainerStatus, Engine, Gpus, Journal, JournalSnapshot, Sharing
+from gpushared.ports import (
+    Checkpoints,
+    Clock,
+    ContainerStatus,
+    Engine,
+    Gpus,
+    Journal,
+    JournalSnapshot,
+    Sharing,
+)
+from gpushared.sharing.driver_wall import DriverWall
 from gpushared.sharing.mps import MpsMode, MpsSharing
+from gpushared.sharing.no_checkpoints import NoCheckpoints
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +75,7 @@ SOCKET_NAME = "gpushared.sock"
 INNER_SOCKET = "inner/grpc.sock"
 JOURNAL_NAME = "journal.db"
 MPS_ENVIRONMENT = ("LD_LIBRARY_PATH",)
-"""What the control daemon and its servers get of our environment besides PATH: where libcuda may be."""
+"""What programs of ours that use the driver get of our environment besides PATH: where its libraries are."""
 MPS_BINARY = "nvidia-cuda-mps-control"
 
 
@@ -80,8 +93,11 @@ class Parts:
     gpus: Gpus
     sharing: Sharing
     engine: Engine
+    checkpoints: Checkpoints
     journal: Journal
     clock: Clock
+    wall: DriverWall = field(default_factory=lambda: DriverWall(None))
+    """The driver's memory limits, which ``sharing`` uses too."""
 
 
 def real_parts(config: Config) -> Parts:
@@ -93,17 +109,22 @@ def real_parts(config: Config) -> Parts:
         else NvmlGpus(mps_reserve_bytes=config.gpus.mps_reserve_bytes)
     )
     found = config.sharing.mps_binary or shutil.which(MPS_BINARY)
+    environ = {name: os.environ[name] for name in MPS_ENVIRONMENT if name in os.environ}
+    wall = DriverWall(NvmlMemoryLimits(gpus) if isinstance(gpus, NvmlGpus) else None, environ=environ)
     return Parts(
+        wall=wall,
         gpus=gpus,
         sharing=MpsSharing(
             Path(config.node.runtime_dir),
             binary=Path(found) if found else None,
             mode=MpsMode(config.sharing.mps),
             simulated=simulated,
-            environ={name: os.environ[name] for name in MPS_ENVIRONMENT if name in os.environ},
+            wall=wall,
+            environ=environ,
             watched=[one for one, policy in watchdog_of(config).items() if policy.action is not Action.WARN],
         ),
         engine=DockerEngine(f"unix://{config.engine.socket}", simulated_gpus=simulated),
+        checkpoints=SimulatedCheckpoints(gpus) if isinstance(gpus, SimulatedGpus) else NoCheckpoints(),
         journal=SqliteJournal(
             Path(config.node.state_dir) / JOURNAL_NAME, keep_ended=config.node.keep_ended_leases
         ),
@@ -116,10 +137,12 @@ def rules_of(config: Config) -> Rules:
     return Rules(
         claim_seconds=config.queue.claim_seconds,
         notice_seconds=config.queue.notice_seconds,
+        preempt_notice_seconds=config.queue.preempt_notice_seconds,
         stop_grace_seconds=config.engine.stop_grace_seconds,
         max_queued=config.queue.max_queued,
         max_queued_per_user=config.queue.max_queued_per_user,
         watchdog=watchdog_of(config),
+        fault_patience_seconds=config.sharing.fault_patience_seconds,
     )
 
 
@@ -202,12 +225,23 @@ class Daemon:
     async def _run_parts(self, loop: Loop, stack: AsyncExitStack, listener: socket.socket) -> None:
         self._attendance = Attendance(loop.now())
         self._follower = Follower(
-            loop, self._parts.engine, self._troubles, simulated=self._parts.gpus.simulated
+            loop,
+            self._parts.engine,
+            self._parts.checkpoints,
+            self._troubles,
+            simulated=self._parts.gpus.simulated,
         )
         self._sampler = Sampler(
             loop, self._parts.gpus, self._parts.sharing, self._troubles, self._config.gpus.sample_seconds
         )
-        performer = Performer(loop, self._parts.sharing, self._parts.engine, self._follower, self._sampler)
+        performer = Performer(
+            loop,
+            self._parts.sharing,
+            self._parts.engine,
+            self._parts.checkpoints,
+            self._follower,
+            self._sampler,
+        )
         watchdog = asyncio.create_task(feed_watchdog(self._notifier))
         stack.callback(watchdog.cancel)
         stack.push_async_callback(performer.close)
@@ -221,6 +255,7 @@ class Daemon:
         try:
             async with asyncio.timeout(FIRST_LOOK_SECONDS):
                 await self._sampler.turn()
+                await self._parts.wall.trouble()  # tried once, before the first lease needs it
         except TimeoutError:
             self._troubles.raised("gpus", "the GPUs do not answer")
         # In place before systemd lets the engine start: it restarts some containers at once.
@@ -299,6 +334,7 @@ class Daemon:
             self._sampler,
             self._troubles,
             driver=gpus if isinstance(gpus, NvmlGpus) else None,
+            wall=self._parts.wall,
             socket=self._runtime_dir / SOCKET_NAME,
             config=lambda: self._config,
             reread=self._reread,
@@ -359,7 +395,10 @@ class Daemon:
         waiting = len(loop.state.waiting())
         kind = "simulated GPUs" if self._parts.gpus.simulated else "GPUs"
         held = len(loop.state.leases) - waiting
-        return f"{len(loop.state.gpus)} {kind}, {held} leases, {waiting} queued"
+        drained = sum(loop.state.drain_of(gpu) is not None for gpu in loop.state.gpus)
+        return f"{len(loop.state.gpus)} {kind}, {held} leases, {waiting} queued" + (
+            f", {drained} drained" if drained else ""
+        )
 
     # --- configuration that may change while it runs ---------------------------------------------------
 
@@ -383,6 +422,7 @@ class Daemon:
 
     async def _close_parts(self) -> None:
         await self._parts.sharing.close(keep_running=True)
+        await self._parts.checkpoints.close()
         await self._parts.engine.close()
         await self._parts.gpus.close()
         await self._parts.journal.close()

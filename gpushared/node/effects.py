@@ -31,7 +31,9 @@ def _effects(before: Lease, after: Lease, state: NodeState, facts: EngineFacts |
         return
     if _memory(before) != _memory(after):
         yield _watchdog(after, state)
-        if before.walls is not None and before.walls.memory_wall not in ON_GPU:
+        if after.walls is not None and after.walls.memory_wall is MemoryWall.DRIVER:
+            yield f"driver memory limit now: {_memory(after)} for all that the container runs"
+        if _is_limited_by_mps(before):
             yield f"MPS memory limit: {_by_process(_memory(after), facts)}"
     if _compute(before) != _compute(after):
         if before.walls is not None and before.walls.compute_cap is ComputeCap.MPS_PERCENTAGE:
@@ -42,6 +44,14 @@ def _effects(before: Lease, after: Lease, state: NodeState, facts: EngineFacts |
         yield "MPS server: one that runs keeps the limits it was started with; a process gets the lower ones"
     if after.walls is not None and after.walls != before.walls:
         yield f"walls now: {after.walls.memory_wall} for memory, {after.walls.compute_cap} for compute"
+
+
+def _is_limited_by_mps(lease: Lease) -> bool:
+    """Beside a limit of the driver's, processes have those of MPS too, where that caps their compute."""
+    if lease.walls is None or lease.walls.memory_wall in ON_GPU:
+        return False
+    through_mps = lease.walls.compute_cap is ComputeCap.MPS_PERCENTAGE
+    return through_mps or lease.walls.memory_wall is not MemoryWall.DRIVER
 
 
 def _booked(grant: Grant, state: NodeState) -> str:

@@ -19,6 +19,7 @@ from gpushared.node.sampler import Sampler, Stranger
 from gpushared.node.troubles import Troubles
 from gpushared.node.views import who
 from gpushared.ports import Driver
+from gpushared.sharing.driver_wall import DriverWall
 
 
 class Examination:
@@ -31,6 +32,7 @@ class Examination:
         troubles: Troubles,
         *,
         driver: Driver | None,
+        wall: DriverWall,
         socket: Path,
         config: Callable[[], Config],
         reread: Callable[[], Config],
@@ -38,6 +40,7 @@ class Examination:
         self._loop = loop
         self._sampler = sampler
         self._troubles = troubles
+        self._wall = wall
         self._simulated = driver is None
         self._config = config
         started = config()
@@ -66,10 +69,12 @@ class Examination:
             gpus=tuple(self._gpu(gpu) for gpu in self._loop.state.gpus.values()),
             unmanaged=tuple(self._process(one) for one in sample.strangers),
             troubles=self._troubles.by_part(),
+            wall_trouble=self._wall.last_trouble or "",
         )
 
     def _gpu(self, gpu: Gpu) -> KnownGpu:
         sample = self._sampler.newest
+        drained = self._loop.state.drain_of(gpu.id)
         reading, sharing = sample.readings.get(gpu.id), sample.sharing.get(gpu.id)
         return KnownGpu(
             index=gpu.index,
@@ -77,6 +82,8 @@ class Examination:
             trouble=gpu.trouble or "",
             sharing_trouble=(sharing.trouble or "") if sharing else "",
             processes=len(reading.processes) if reading else 0,
+            drained=drained.trouble if drained else "",
+            sick=drained is not None and drained.sick,
         )
 
     def _process(self, one: Stranger) -> UnmanagedProcess:

@@ -65,6 +65,11 @@ class DriverWall:
         """What went wrong with a driver that had limits before, as long as it has not gone well again."""
         return self._lost
 
+    @property
+    def last_trouble(self) -> str | None:
+        """Why there is no such wall, as it was last tried; asks nobody."""
+        return self._trouble
+
     async def trouble(self) -> str | None:
         """Why there is no such wall now, None where there is. Tries when that is due. Never raises."""
         if self._limiter is None:

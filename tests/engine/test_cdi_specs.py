@@ -11,7 +11,7 @@ import pytest
 from gpushared.domain.errors import EngineUnavailable, RequestError
 from gpushared.domain.lease import ComputeCap, MemoryWall, Walls
 from gpushared.engine.cdi import LeaseSpecs, qualified_name
-from gpushared.ports import Edits, Mount
+from gpushared.ports import Edits, Hook, Mount
 
 EDITS = Edits(
     gpus=(),
@@ -39,6 +39,22 @@ def test_a_spec_holds_the_edits_of_one_lease(tmp_path: Path) -> None:
         "deviceNodes": [{"path": "/dev/null", "permissions": "rw"}],
     }
     assert qualified_name("l-7f3k") == "gpushare.io/lease=l-7f3k"
+
+
+def test_a_hook_runs_before_the_program_does(tmp_path: Path) -> None:
+    """As the format names it: the one that runs when the container's cgroup exists; with a time limit."""
+    hook = Hook("/bin/sh", ("sh", "-c", "true"), ("A=1",), timeout_seconds=7)
+    LeaseSpecs(tmp_path).write("l-1", replace(EDITS, hooks=(hook,)))
+    spec = json.loads((tmp_path / "gpushare.io-lease-l-1.json").read_text())
+    assert spec["devices"][0]["containerEdits"]["hooks"] == [
+        {
+            "hookName": "createRuntime",
+            "path": "/bin/sh",
+            "args": ["sh", "-c", "true"],
+            "env": ["A=1"],
+            "timeout": 7,
+        }
+    ]
 
 
 def test_writing_again_replaces_and_leaves_nothing_else(tmp_path: Path) -> None:
@@ -109,8 +125,20 @@ def test_a_name_that_is_no_device_name_touches_no_file(tmp_path: Path, name: str
         replace(EDITS, mounts=(Mount("/run/x", "x"),)),
         replace(EDITS, devices=("null",)),
         replace(EDITS, env={}, mounts=(), devices=()),
+        replace(EDITS, hooks=(Hook("sh", ("sh",)),)),
+        replace(EDITS, hooks=(Hook("/bin/sh", ("sh", "\0")),)),
     ],
-    ids=["blank in a name", "= in a name", "zero byte", "source", "target", "device", "no edits"],
+    ids=[
+        "blank in a name",
+        "= in a name",
+        "zero byte",
+        "source",
+        "target",
+        "device",
+        "no edits",
+        "hook",
+        "zero byte in a hook",
+    ],
 )
 def test_edits_that_an_engine_would_refuse_are_not_written(tmp_path: Path, edits: Edits) -> None:
     """A spec that cannot be read would fail the container's start with a riddle."""

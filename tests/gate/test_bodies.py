@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -395,6 +396,32 @@ def test_mounts_beside_and_over_the_leases_are_kept() -> None:
     body: dict[str, Any] = {"HostConfig": {**own, "Mounts": []}}
     inject(body, "l-1", EDITS, facts())
     assert body["HostConfig"] == {**own, **BY_HAND}
+
+
+@pytest.mark.parametrize(
+    "own", [{}, {"CgroupParent": ""}, {"CgroupParent": None}, {"CgroupParent": "/gpushare/l-1"}]
+)
+@pytest.mark.parametrize("lease_devices", [False, True])
+def test_a_container_is_put_below_the_cgroup_that_the_driver_limits(
+    own: dict[str, Any], lease_devices: bool
+) -> None:
+    body: dict[str, Any] = {"HostConfig": dict(own)}
+    placed = replace(EDITS, cgroup_parent="/gpushare/l-1")
+    inject(body, "l-1", placed, facts(lease_devices=lease_devices))
+    assert body["HostConfig"]["CgroupParent"] == "/gpushare/l-1"
+
+
+def test_a_cgroup_of_the_callers_own_is_refused_where_the_driver_limits_the_leases() -> None:
+    """In theirs nothing would hold the container; taken from it silently, they would not know."""
+    body: dict[str, Any] = {"HostConfig": {"CgroupParent": "/mine"}}
+    with pytest.raises(RequestError, match="has to be in its lease's cgroup"):
+        inject(body, "l-1", replace(EDITS, cgroup_parent="/gpushare/l-1"), facts())
+
+
+def test_a_cgroup_of_the_callers_own_is_kept_where_nothing_needs_another() -> None:
+    body: dict[str, Any] = {"HostConfig": {"CgroupParent": "/mine"}}
+    inject(body, "l-1", EDITS, facts())
+    assert body["HostConfig"]["CgroupParent"] == "/mine"
 
 
 # --- filters -------------------------------------------------------------------------------------------
