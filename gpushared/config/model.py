@@ -136,6 +136,12 @@ class SharingConfig:
     mps_binary: str = setting(
         "", _PATH_OR_EMPTY, "The program `nvidia-cuda-mps-control`; empty is the one on the daemon's PATH."
     )
+    fault_patience_seconds: float = setting(
+        30.0,
+        Number(1.0, 3600.0),
+        "A container that holds on for so long to an MPS server that met a fault is ended: "
+        "nobody gets anything of that server before all have left it.",
+    )
 
 
 _ACTION_OR_EMPTY = Text(
@@ -185,6 +191,11 @@ class QueueConfig:
         300,
         Seconds(0, 24 * HOUR_SECONDS),
         "How long before its end a program is told of it, in `/run/gpushare/notice.json`.",
+    )
+    preempt_notice_seconds: int = setting(
+        60,
+        Seconds(0, HOUR_SECONDS),
+        "How long before it is stopped a program is told that it has to give way to others.",
     )
     max_queued: int = setting(1000, Whole(0, 100_000), "How many requests may wait; 0 lets nobody wait.")
     max_queued_per_user: int = setting(100, Whole(0, 100_000), "How many requests of one user may wait.")

@@ -41,6 +41,7 @@ CHECKS: tuple[Check[Facts], ...] = (
     _check("host", host.host),
     _check("driver", gpu.driver),
     _check("gpu-health", gpu.gpu_health, "driver"),
+    _check("drained-gpus", gpu.drained_gpus),
     _check("device-nodes", _of(lambda f: f.host, gpu.device_nodes), "driver", "host"),
     _check("persistence-mode", gpu.persistence_mode, "driver"),
     _check(

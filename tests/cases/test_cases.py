@@ -86,10 +86,23 @@ class World:
                 others = [gpu for gpu in self.state.gpus.values() if gpu.label != label]
                 made = [_instance(int(index), int(place), "10g")] if what == "made" else []
                 self.send(m.GpusSurveyed((*others, *made)))
+            case ["gpu", number, "is", "drained" | "undrained" as what]:
+                self.drain(GpuId(f"GPU-{number}"), "new fan" if what == "drained" else None)
+            case ["gpu", number, "tells", "of", "xid", xid]:
+                gpu, readable = GpuId(f"GPU-{number}"), frozenset(self.state.gpus)
+                told = {gpu: (int(xid),)}
+                self.send(m.GpusSampled(self.now, frozenset(), {}, readable, xids=told))
+            case ["ask", number, "is", "gone"]:
+                lease = self.asked[int(number)]
+                assert isinstance(lease, str)
+                assert isinstance(self.state.find(lease).state, Ended)
             case ["gpu", _, "is", "left", "alone"]:
                 self.sample({}, {})
             case _:
                 raise ValueError(f"no such happening: {text}")
+
+    def drain(self, gpu: GpuId, reason: str | None) -> None:
+        self.send(m.GpuDrainAsked(gpu, ROOT, reason))
 
     def end(self, lease: LeaseId) -> None:
         self.send(m.StopAsked(lease, ROOT, 0))
@@ -151,7 +164,7 @@ def test_every_case_has_a_name_of_its_own() -> None:
 
 def _world(case: dict[str, Any]) -> World:
     world = World()
-    gpus, troubles, stray = [], {}, {}
+    gpus, troubles, stray, drains = [], {}, {}, {}
     for index, text in enumerate(case["gpus"]):
         size, _, rest = text.partition(" ")
         gpu = GpuId(f"GPU-{index}")
@@ -166,10 +179,14 @@ def _world(case: dict[str, Any]) -> World:
             troubles[gpu] = value
         elif key == "stray":
             stray[gpu] = parse_memory(value)
+        elif key == "drained":
+            drains[gpu] = value
     world.send(m.GpusSurveyed(tuple(gpus)))
     for text in case.get("held", ()):
         world.hold(text)
     world.sample(troubles, stray)
+    for gpu, reason in drains.items():
+        world.drain(gpu, reason)
     return world
 
 

@@ -65,8 +65,11 @@ class SimulatedWorld:
         self._play(lambda gpus: gpus.set_trouble(index, "The GPU is lost" if lost else None))
 
     def err(self, index: int, *xids: int) -> None:
-        for number in xids:
-            self._play(lambda gpus, number=number: gpus.set_xid(index, number))
+        def tell(gpus: SimulatedGpus) -> None:
+            for number in xids:
+                gpus.set_xid(index, number)
+
+        self._play(tell)
 
     def hang(self, *, hangs: bool = True) -> None:
         self._play(lambda gpus: gpus.set_hang(3600 if hangs else 0))

@@ -12,6 +12,7 @@ from gpushared.domain import messages as m
 from gpushared.domain.asking import NewSize
 from gpushared.domain.errors import GpushareError, InvalidTransition
 from gpushared.domain.gpu import MIB, WHOLE_PERMILLE, Gpu, GpuId
+from gpushared.domain.granting import decisions
 from gpushared.domain.lease import (
     STORY_KEPT_IN_MEMORY,
     Active,
@@ -28,7 +29,7 @@ from gpushared.domain.lease import (
     Walls,
     WithContainer,
 )
-from gpushared.domain.node import decisions, handle, restore
+from gpushared.domain.node import handle, restore
 from gpushared.domain.placement import need_on, rooms_of
 from gpushared.domain.queue import reserve, waits_for_leases
 from gpushared.domain.request import Caller, Isolation, Request
@@ -202,8 +203,8 @@ class NodeMachine(RuleBasedStateMachine):
 
     # --- the usual way, so that deep states are common -----------------------------------------------------
 
-    @rule(pick=PICK, small=st.sampled_from((0.0, 0.25)))
-    def a_lease_goes_on(self, pick: int, small: float) -> None:
+    @rule(pick=PICK, small=st.sampled_from((0.0, 0.25)), code=st.sampled_from((0, 1)))
+    def a_lease_goes_on(self, pick: int, small: float, code: int) -> None:
         self.now += small
         lease = self.state.leases.get(self.lease(pick))
         match lease.state if lease else None:
@@ -214,7 +215,7 @@ class NodeMachine(RuleBasedStateMachine):
             case Starting() | Active() | Paused() | Draining(exited=False) if lease:
                 up = isinstance(lease.state, Starting)
                 condition = m.Condition.RUNNING if up else m.Condition.EXITED
-                self.send(m.ContainerSeen(_box(lease), condition, lease.device_name, 0))
+                self.send(m.ContainerSeen(_box(lease), condition, lease.device_name, code))
             case Draining():
                 self.sample(self.now, frozenset(), {}, 0)
             case _:

@@ -58,13 +58,14 @@ _COUNTS = st.integers(1, 4)
 _BESIDE_OTHERS = st.sampled_from((Isolation.SHARED, Isolation.SHARED, Isolation.SEPARATE))
 
 SLICES = st.builds(
-    lambda count, share, isolation, limit: Request(
-        count, share, None, share, isolation=isolation, time_limit_seconds=limit
+    lambda count, share, isolation, limit, again: Request(
+        count, share, None, share, isolation=isolation, time_limit_seconds=limit, restart_on_fault=again
     ),
     st.sampled_from((1, 1, 1, 2, 3)),
     _SHARES,
     _BESIDE_OTHERS,
     LIMITS,
+    st.sampled_from((0, 0, 2)),
 )
 MEMORY_ONLY = st.builds(
     lambda count, size, limit: Request(count, None, size, time_limit_seconds=limit), _COUNTS, _BYTES, LIMITS

@@ -10,6 +10,7 @@ from gpushared.domain import messages as m
 from gpushared.domain.errors import GpushareError, NotFound, PermissionRefused, RequestError, StateConflict
 from gpushared.domain.explain import waiting
 from gpushared.domain.gpu import MIB, Drained, Gpu, GpuId
+from gpushared.domain.granting import decisions
 from gpushared.domain.lease import (
     ComputeCap,
     ContainerId,
@@ -24,7 +25,7 @@ from gpushared.domain.lease import (
     state_name,
 )
 from gpushared.domain.messages import Condition
-from gpushared.domain.node import decisions, handle, restore
+from gpushared.domain.node import handle, restore
 from gpushared.domain.request import Caller, Isolation, Request
 from gpushared.domain.state import NodeState, Step
 
