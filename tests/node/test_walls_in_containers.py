@@ -265,6 +265,24 @@ def test_a_program_that_leaves_mps_and_takes_too_much_is_ended(node: Node) -> No
     node.driver.wait_held(0)
 
 
+def test_who_holds_the_line_to_mps_is_ended_for_too_much_memory_all_the_same(cdi_node: Node) -> None:
+    """The control daemon serves one caller at a time, and any client can be the one that says nothing.
+
+    New leases have to wait for it, what runs goes on, and the line is free again when its holder has ended.
+    """
+    node = cdi_node
+    neighbour = node.run(command=(PROGRAM, "hold", "10g"))
+    others = node.driver.wait_held(1)
+    holder = node.run(command=work("w wedge &"))
+    wait_until(lambda: node.output(holder) == "connected", "the line is held")
+    node.daemon.check("exec", "-d", holder["container_id"], "sh", "-c", f"{FREE} hold 40g")
+    assert node.daemon.wait_lease(holder["id"], "ended")["outcome"]["kind"] == "over_limit"
+    wait_until(lambda: node.driver.held() == others, "the neighbour holds what it has, and nobody else")
+    assert node.daemon.lease(neighbour["id"])["state"] == "active"
+    again = node.run(command=(PROGRAM, "hold", "10g"))
+    assert node.daemon.wait_lease(again["id"], "active")["memory_wall"] == "mps-client"
+
+
 def test_a_lease_over_its_memory_is_found_also_after_the_driver_was_late(cdi_node: Node) -> None:
     """Late is not blind: nothing is said, and what was taken meanwhile is found at the next answer."""
     node = cdi_node
