@@ -136,6 +136,12 @@ class SharingConfig:
     mps_binary: str = setting(
         "", _PATH_OR_EMPTY, "The program `nvidia-cuda-mps-control`; empty is the one on the daemon's PATH."
     )
+    canary_seconds: float = setting(
+        60.0,
+        Number(0.0, 86400.0),
+        "How often a small CUDA program tries whether new programs get through to an MPS server that has "
+        "leases; 0 is never.",
+    )
     fault_patience_seconds: float = setting(
         30.0,
         Number(1.0, 3600.0),

@@ -57,8 +57,9 @@ from gpushared.ports import (
     JournalSnapshot,
     Sharing,
 )
+from gpushared.sharing.canary_watch import CanaryTiming
 from gpushared.sharing.driver_wall import DriverWall
-from gpushared.sharing.mps import MpsMode, MpsSharing
+from gpushared.sharing.mps import MpsMode, MpsSharing, MpsTiming
 from gpushared.sharing.no_checkpoints import NoCheckpoints
 
 log = logging.getLogger(__name__)
@@ -121,6 +122,7 @@ def real_parts(config: Config) -> Parts:
             simulated=simulated,
             wall=wall,
             environ=environ,
+            timing=MpsTiming(canary=CanaryTiming(config.sharing.canary_seconds)),
             watched=[one for one, policy in watchdog_of(config).items() if policy.action is not Action.WARN],
         ),
         engine=DockerEngine(f"unix://{config.engine.socket}", simulated_gpus=simulated),

@@ -16,6 +16,7 @@ from gpushared.domain.asking import Ask
 from gpushared.domain.errors import JournalUnavailable
 from gpushared.domain.lease import ContainerId
 from gpushared.domain.request import Caller
+from gpushared.domain.stopping import KILL, AskedEnd
 from gpushared.engine.cdi import LeaseSpecs
 from gpushared.gate.gate import Gate
 from gpushared.ports import Mount
@@ -225,7 +226,40 @@ async def test_restart_keeps_the_node_informed(docker: Docker, desk: FakeDesk, n
     desk.diary.clear()
     assert (await docker("restart", "-t", "1", name)).code == 0
     await docker("rm", "-f", name)
-    assert desk.story == ["before_restart", "after_restart"]
+    assert desk.story == ["before_restart", "ending", "ended", "after_restart", "ending", "ended"]
+    assert desk.diary[1] == ("ending", AskedEnd("", 1))
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        (("stop", "-t", "0"), AskedEnd("", 0)),
+        (("stop",), AskedEnd()),
+        (("kill",), AskedEnd("SIGKILL", kill=False)),
+        (("kill", "-s", "USR1"), AskedEnd("USR1", kill=False)),
+        (("rm", "-f"), KILL),
+    ],
+    ids=" ".join,
+)
+async def test_the_node_is_told_around_each_end_how_it_was_asked_for(
+    docker: Docker, desk: FakeDesk, name: str, words: tuple[str, ...], asked: AskedEnd
+) -> None:
+    options = ("-d", "--init", "--network", "none", "--name", name)
+    await docker("run", *options, *LEASE, docker.image, "sleep", "600")
+    desk.diary.clear()
+    assert (await docker(*words, name)).code == 0
+    told = list(desk.diary)
+    await docker("rm", "-f", name)
+    assert [entry for entry in told if entry[0] in {"ending", "ended"}] == [("ending", asked), ("ended",)]
+
+
+async def test_a_removal_without_force_ends_nothing_and_needs_no_word(
+    docker: Docker, desk: FakeDesk, name: str
+) -> None:
+    await docker("create", "--network", "none", "--name", name, *LEASE, docker.image, "true")
+    desk.diary.clear()
+    assert (await docker("rm", name)).code == 0
+    assert desk.diary == []
 
 
 async def test_devices_cannot_be_changed_by_an_update(served: Served, sleeper: str) -> None:

@@ -99,7 +99,7 @@ async def test_a_daemon_that_does_not_answer_holds_up_nobody_whom_it_does_not_se
     share: MakeSharing, mps: FakeMps, runtime_dir: Path
 ) -> None:
     """Of those that it serves it is said in time that they are still there."""
-    sharing = share(part_seconds=0.5)
+    sharing = share(part_seconds=0.5, control=IMPATIENT)
     await sharing.open(lease(1), GPUS)
     mps.serve(71, 100)
     looking = Looking(sharing)
