@@ -64,6 +64,18 @@ def test_cdi_is_chosen_where_a_spec_names_nvidia_gpus_by_uuid(
     assert found.lease_devices
 
 
+def test_specs_tell_which_gpus_and_mig_instances_they_name(no_nvidia_tools: None, tmp_path: Path) -> None:
+    """Where every GPU is split by MIG they name instances only; what they do not name has another way in."""
+    instance = f"MIG-{UUID.removeprefix('GPU-')}"
+    (tmp_path / "nvidia.yaml").write_text(YAML.replace(UUID, instance))
+    info: dict[str, Any] = {"CDISpecDirs": [str(tmp_path)], "Runtimes": {"nvidia": {}}}
+    found = engine_facts(VERSION, info, simulated_gpus=False)
+    assert (found.gpu_mechanism, found.cdi_gpus) == (DeviceMechanism.CDI, {instance})
+    assert found.other_mechanism is DeviceMechanism.NVIDIA_RUNTIME
+    info["DiscoveredDevices"] = [{"Source": "cdi", "ID": f"nvidia.com/gpu={UUID}"}]
+    assert engine_facts(VERSION, info, simulated_gpus=False).cdi_gpus == {instance, UUID}
+
+
 def test_devices_that_the_engine_discovered_count_as_well(no_nvidia_tools: None) -> None:
     """Newer engines list them; then no file needs to be read."""
     info: dict[str, Any] = {

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gpushared.domain.asking import Ask
 from gpushared.domain.errors import GpushareError, PermissionRefused, RequestError
+from gpushared.domain.gpu import GpuId
 from gpushared.domain.lease import LeaseId
 from gpushared.gate.accounts import Account
 from gpushared.gate.body import MAX_DEPTH, check_create, parse_object, serialise
@@ -352,6 +353,43 @@ def test_a_lease_is_put_in_as_the_engine_can_take_it(
     body: dict[str, Any] = {"Env": ["NVIDIA_VISIBLE_DEVICES=all", "CUDA_VISIBLE_DEVICES=7", "GPUSHARE_X=1"]}
     inject(body, "l-1", EDITS, facts(lease_devices=lease_devices, gpu_mechanism=mechanism))
     assert body == after
+
+
+INSTANCE = GpuId("MIG-1")
+
+
+def test_a_mig_instance_that_a_spec_names_comes_by_its_name() -> None:
+    named = replace(facts(lease_devices=True, gpu_mechanism=M.CDI), cdi_gpus=frozenset({INSTANCE}))
+    body: dict[str, Any] = {}
+    inject(body, "l-1", replace(EDITS, gpus=(INSTANCE,)), named)
+    (request,) = body["HostConfig"]["DeviceRequests"]
+    assert request["DeviceIDs"] == ["nvidia.com/gpu=MIG-1", LEASE_NAME]
+
+
+def test_a_mig_instance_that_no_spec_names_comes_in_the_next_best_way() -> None:
+    """Specs are older than instances that were made since; a GPU is asked for by CDI all the same."""
+    old = replace(facts(lease_devices=True, gpu_mechanism=M.CDI), cdi_gpus=frozenset({GPU}))
+    by_request: dict[str, Any] = {}
+    by_runtime: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
+    edits = replace(EDITS, gpus=(INSTANCE,))
+    inject(by_request, "l-1", edits, replace(old, other_mechanism=M.DEVICE_REQUEST))
+    assert [each["DeviceIDs"] for each in by_request["HostConfig"]["DeviceRequests"]] == [
+        [INSTANCE],
+        [LEASE_NAME],
+    ]
+    inject(by_runtime, "l-1", edits, replace(old, other_mechanism=M.NVIDIA_RUNTIME))
+    assert by_runtime["HostConfig"]["Runtime"] == "nvidia"
+    assert f"NVIDIA_VISIBLE_DEVICES={INSTANCE}" in by_runtime["Env"]
+    inject(by_name, "l-1", EDITS, old)
+    assert by_name["HostConfig"]["DeviceRequests"][0]["DeviceIDs"][0] == f"nvidia.com/gpu={GPU}"
+
+
+def test_a_mig_instance_that_nothing_can_bring_is_refused_with_what_to_do() -> None:
+    old = replace(facts(lease_devices=True, gpu_mechanism=M.CDI), cdi_gpus=frozenset({GPU}))
+    with pytest.raises(RequestError, match="no CDI spec names it") as refused:
+        inject({}, "l-1", replace(EDITS, gpus=(INSTANCE,)), old)
+    assert "nvidia-ctk cdi generate" in (refused.value.hint or "")
 
 
 @pytest.mark.parametrize("path", ["/run/gpushare", "/run/gpushare/mps", "/run/gpushare/lease.json", "/run"])

@@ -60,6 +60,21 @@ CASES = [
         defaults={"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.249", "TF_FORCE_GPU_ALLOW_GROWTH": "true"},
     ),
     Case(
+        "a MIG instance is all of what it is, behind MIG's walls and without MPS",
+        (Grant(FIRST, GPUS[FIRST].leasable_bytes, 1000),),
+        Walls(MemoryWall.MIG, ComputeCap.MIG),
+        {
+            "CUDA_VISIBLE_DEVICES": FIRST,
+            "NVIDIA_VISIBLE_DEVICES": FIRST,
+            "CUDA_MPS_PIPE_DIRECTORY": "/tmp/gpushare-mps",
+            "GPUSHARE_COMPUTE_PERCENT": "100",
+            "GPUSHARE_MEMORY_WALL": "mig",
+            "GPUSHARE_COMPUTE_CAP": "mig",
+        },
+        isolation=Isolation.MIG,
+        absent=("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"),
+    ),
+    Case(
         "an eighth is 12.5 percent",
         (grant(FIRST, 125),),
         LIMITED,

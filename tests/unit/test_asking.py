@@ -44,6 +44,24 @@ READ = {
         Ask(gpu="0.25", isolation="separate"),
         Request(1, 250, None, 250, Isolation.SEPARATE),
     ),
+    "a MIG instance of any size": (Ask(gpu="1", isolation="mig"), Request(1, isolation=Isolation.MIG)),
+    "several MIG instances": (Ask(gpu="3", isolation="mig"), Request(3, isolation=Isolation.MIG)),
+    "a MIG instance by its part of the GPU": (
+        Ask(gpu="2x0.25", isolation="mig"),
+        Request(2, 250, None, 250, Isolation.MIG),
+    ),
+    "a MIG instance by its memory": (
+        Ask(gpu_memory="8g", isolation="mig"),
+        Request(1, None, 8 * GIB, isolation=Isolation.MIG),
+    ),
+    "MIG instances by number, memory and compute": (
+        Ask(gpu="2", gpu_memory="8g", gpu_compute="30%", isolation="mig"),
+        Request(2, 300, 8 * GIB, isolation=Isolation.MIG),
+    ),
+    "a MIG instance instead of a preset's whole GPU": (
+        Ask(preset="whole", isolation="mig"),
+        Request(1, isolation=Isolation.MIG, preset="whole"),
+    ),
     "a separate part instead of a preset's whole GPU": (
         Ask(preset="whole", gpu="0.5", isolation="separate"),
         Request(1, 500, None, 500, Isolation.SEPARATE, preset="whole"),
