@@ -30,4 +30,4 @@ def drain(gpu: str, reason: str) -> int:
 def _running(gpu: Gpu) -> str:
     if not gpu.leases:
         return ""
-    return f"; {gpu.leases} lease{'' if gpu.leases == 1 else 's'} there run on"
+    return "; 1 lease there runs on" if gpu.leases == 1 else f"; {gpu.leases} leases there run on"

@@ -66,7 +66,8 @@ LISTING = Listing(
     summary="Show the GPUs of this node, what is used and what is free.",
     details="""MEMORY is used/total; FREE is what a new lease can get: a share of the compute, and memory.
 A GPU in mode mig is split by MIG: the lines after it are its instances, which --isolation mig asks for.
-Lines under the table say what is wrong, if anything is.
+MODE is unhealthy for a sick GPU and drained for one that an admin drained. Lines under the table say
+what is wrong, if anything is.
 
 \b
 Examples:

@@ -302,7 +302,8 @@ def test_a_hanging_driver_leaves_the_listings_quick_and_the_figures_as_they_were
     wait_until(lambda: gpu_troubles(lone_daemon)[0], "the driver is asked again")
 
 
-def test_a_lost_gpu_takes_no_leases_and_keeps_those_it_has(lone_daemon: DaemonProcess) -> None:
+def test_a_lost_gpu_takes_no_leases_before_it_answers_and_is_undrained(lone_daemon: DaemonProcess) -> None:
+    """A lease that may have a container which nobody noted waits for the engine's word."""
     lease = lone_daemon.request("0.25")
     lone_daemon.call("Simulation/Change", {"gpu_index": 0, "trouble": "it fell off the bus"})
     wait_until(lambda: gpu_troubles(lone_daemon)[0] == "it fell off the bus", "the loss is told")
@@ -312,6 +313,9 @@ def test_a_lost_gpu_takes_no_leases_and_keeps_those_it_has(lone_daemon: DaemonPr
     assert (queued["state"], lone_daemon.lease(lease["id"])["state"]) == ("queued", "reserved")
     lone_daemon.call("Leases/Release", {"lease_id": lease["id"]})
     lone_daemon.call("Simulation/Change", {"gpu_index": 0, "trouble": ""})
+    wait_until(lambda: not gpu_troubles(lone_daemon)[0], "it answers again")
+    assert lone_daemon.lease(queued["id"])["state"] == "queued"
+    lone_daemon.call("Gpus/Undrain", {"gpu": "0"})
     assert lone_daemon.wait_lease(queued["id"], "reserved")["grants"][0]["gpu_index"] == 0
 
 
