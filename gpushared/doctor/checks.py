@@ -70,6 +70,7 @@ CHECKS: tuple[Check[Facts], ...] = (
     _check("service-memory", _of(lambda f: f.host, gpu.service_memory), "driver", "host"),
     _check("selinux", _of(lambda f: f.host, host.selinux), "driver", "host"),
     _check("unmanaged-processes", gpu.unmanaged_processes),
+    _check("memory-figures", _of(lambda f: f.daemon, gpu.memory_figures), "driver"),
     _check("docker", engine.docker),
     _check("docker-api", engine.docker_api, "docker"),
     _check("docker-cdi", engine.docker_cdi, "docker"),

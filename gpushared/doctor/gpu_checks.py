@@ -12,6 +12,7 @@ from gpushared.doctor.facts import DaemonView, Facts, Host, MpsReport, Unmanaged
 from gpushared.doctor.versions import numbers
 from gpushared.domain.checkup import Finding, failed, ok, skipped, warning
 from gpushared.domain.units import format_memory
+from gpushared.domain.watchdog import UNSEEN
 from gpushared.ports import DriverFacts, GpuSettings
 
 DEFAULT_PIPE = "/tmp/nvidia-mps"  # noqa: S108 - where MPS itself puts it
@@ -278,6 +279,16 @@ def unmanaged_processes(facts: Facts) -> Finding:
         "GPU processes without a lease: " + ", ".join(named) + (f" and {more} more" if more > 0 else ""),
         "stop them, or start them with `gpushare run`; what they hold is not leased to others",
     )
+
+
+def memory_figures(view: DaemonView) -> Finding:
+    if unseen := [text for part, text in sorted(view.troubles.items()) if part.startswith(UNSEEN)]:
+        return warning(
+            "; ".join(unseen),
+            "drivers tell this on the host itself, but not in WSL or in some virtual machines: "
+            "lease whole GPUs there (`--gpu 1`)",
+        )
+    return ok("the driver tells what each process of a lease holds")
 
 
 def _process(one: UnmanagedProcess) -> str:

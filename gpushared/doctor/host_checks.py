@@ -6,6 +6,7 @@ from gpushared.doctor.facts import ConfigState, DaemonView, Directory, Facts, Ho
 from gpushared.domain.checkup import Finding, failed, ok, warning
 from gpushared.domain.gpu import MIB
 from gpushared.domain.units import format_memory
+from gpushared.domain.watchdog import UNSEEN
 
 LITTLE_BYTES = 500 * MIB
 NOTHING_BYTES = 20 * MIB
@@ -118,6 +119,7 @@ def daemon_parts(facts: Facts) -> Finding:
     told = {"journal"}
     told |= {"gpus"} if isinstance(facts.driver, Unread) and not facts.simulated else set()
     told |= {"engine"} if isinstance(facts.engine, Unread) else set()
+    told |= {part for part in facts.daemon.troubles if part.startswith(UNSEEN)}
     if left := {part: text for part, text in facts.daemon.troubles.items() if part not in told}:
         return failed("; ".join(left[part] for part in sorted(left)), "see `journalctl -u gpushared`")
     return ok("the daemon's parts work")

@@ -17,6 +17,8 @@ from gpushared.domain.rules import Action
 from gpushared.domain.state import Draft
 from gpushared.domain.units import format_memory
 
+UNSEEN = "unseen-memory-"
+"""Begins the names of the troubles that tell of memory which the watchdog does not see, by GPU index."""
 _DONE = {Action.STOP: "stopped", Action.KILL: "killed"}
 
 

@@ -13,7 +13,7 @@ from gpushared.domain.gpu import GpuId
 from gpushared.domain.lease import LeaseId
 from gpushared.domain.messages import GpusSampled, GpusSurveyed
 from gpushared.domain.units import format_memory
-from gpushared.domain.watchdog import overlap
+from gpushared.domain.watchdog import UNSEEN, overlap
 from gpushared.engine.processes import ProcessTable
 from gpushared.node.faults import ClientLeases, client_pids
 from gpushared.node.leavers import Found, Leavers, Sighting, held_by_mps
@@ -72,6 +72,7 @@ class Sampler:
         self._troubles = troubles
         self._interval_seconds = interval_seconds
         self._asked = asyncio.Event()
+        self._unseen_since: dict[GpuId, float] = {}
         self._xids: dict[GpuId, tuple[int, ...]] = {}
 
     def ask(self) -> None:
@@ -151,6 +152,7 @@ class Sampler:
         await self._loop.send(event)
         self._xids.clear()
         self._tell_of_strangers(sample)
+        self._tell_of_unseen(readings, leases, at)
         return listed and not healed
 
     def _untold(self, readings: tuple[GpuReading, ...]) -> dict[GpuId, tuple[int, ...]]:
@@ -176,6 +178,32 @@ class Sampler:
                 )
             else:
                 self._troubles.cleared(part)
+
+    def _tell_of_unseen(
+        self, readings: tuple[GpuReading, ...], leases: Mapping[int, LeaseId], at: float
+    ) -> None:
+        """Say so where the driver lists processes of slices without their memory, and since when."""
+        state = self._loop.state
+        slices = {lease.id for lease in state.leases.values() if not lease.request.wants_whole_gpus}
+        for reading in readings:
+            gpu = state.gpus.get(reading.gpu)
+            unseen = [
+                (process.pid, leases[process.pid])
+                for process in reading.processes
+                if process.memory_bytes is None and leases.get(process.pid) in slices
+            ]
+            if gpu is not None and unseen:
+                (pid, lease), began = unseen[0], self._unseen_since.setdefault(reading.gpu, at)
+                since = time.strftime("%H:%M:%S", time.localtime(began))
+                text = (
+                    f"the driver does not tell what process {pid} of lease {lease} holds on GPU {gpu.index}"
+                )
+                self._troubles.raised(
+                    f"{UNSEEN}{gpu.index}", f"{text}: the watchdog is blind there since {since}"
+                )
+            elif gpu is not None:
+                self._unseen_since.pop(reading.gpu, None)
+                self._troubles.cleared(f"{UNSEEN}{gpu.index}")
 
     def _sort(
         self,

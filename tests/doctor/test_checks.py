@@ -91,6 +91,7 @@ CASES: list[tuple[str, Facts, Status, str, str]] = [
     ("mps-clients", view(gpus=(KnownGpu(0, "H", processes=44),)), W, "GPU 0: 44", "fewer processes"),
     ("service-memory", host(memory_limit_bytes=100 * MIB), W, "100 MiB", "MemoryMax=infinity"),
     ("selinux", host(selinux_enforces=True), W, "SELinux enforces", "restorecon"),
+    ("memory-figures", view(troubles={"unseen-memory-0": "blind since 12:00"}), W, "blind since", "--gpu 1"),
     ("unmanaged-processes", view(unmanaged=(UnmanagedProcess(7, 0, "eve", "python", 2 * MIB),)), W,
      "python of eve on GPU 0 (PID 7, 2 MiB)", "gpushare run"),
     ("docker", with_part("engine", GONE), F, "it is gone", "bring it back"),

@@ -326,6 +326,23 @@ def test_a_driver_that_does_not_answer_makes_the_watchdog_blind_and_it_says_sinc
     wait_until(lambda: not troubles(), "it sees again")
 
 
+def test_memory_that_the_driver_does_not_tell_makes_the_watchdog_blind_there(cdi_node: Node) -> None:
+    """A process that is listed without its memory holds nothing by any sum."""
+    node = cdi_node
+    lease = node.run(command=(PROGRAM, "hold", "10g"))
+    ((pid, held),) = node.driver.wait_held(1).items()
+    with node.driver.changing() as machine:
+        machine.gpus[0].mps[pid] = None
+    wait_until(lambda: node.daemon.call("Gpus/List")["troubles"], "it says that it is blind")
+    (trouble,) = node.daemon.call("Gpus/List")["troubles"]
+    assert f"does not tell what process {pid} of lease {lease['id']} holds on GPU 0" in trouble
+    assert "blind there since" in trouble
+    assert {one["name"]: one["status"] for one in doctor(node)}["memory-figures"] == "warning"
+    with node.driver.changing() as machine:
+        machine.gpus[0].mps[pid] = held
+    wait_until(lambda: not node.daemon.call("Gpus/List")["troubles"], "it sees again")
+
+
 def doctor(node: Node) -> list[Json]:
     checks: list[Json] = node.daemon.call("Node/Doctor")["checks"]
     return checks
