@@ -244,6 +244,27 @@ class Sharing(Protocol):
         ...
 
 
+class Checkpoints(Protocol):
+    """Moves the GPU memory of processes to the host's and back. Errors: ``SharingUnavailable``, ``TimedOut``."""
+
+    with_mps: bool
+    """Whether that works for clients of MPS too."""
+
+    async def trouble(self) -> str:
+        """Why it does not work on this machine; empty where it does."""
+        ...
+
+    async def save(self, pids: Collection[int]) -> None:
+        """All of these processes (host PIDs), or none; those that use no GPU are no error."""
+        ...
+
+    async def restore(self, pids: Collection[int]) -> None:
+        """Those among these that were saved go on where they were."""
+        ...
+
+    async def close(self) -> None: ...
+
+
 # --- Engine --------------------------------------------------------------------------------------------
 
 
@@ -343,6 +364,14 @@ class Engine(Protocol):
         """Stop signal, grace, kill. Comes back when it is stopped; a container that is gone is no error."""
         ...
 
+    async def freeze(self, container: ContainerId) -> None:
+        """Freeze its processes; one that is frozen already is no error. Errors besides: ``StateConflict``."""
+        ...
+
+    async def thaw(self, container: ContainerId) -> None:
+        """Let them go on; one that is not frozen is no error."""
+        ...
+
     async def signal(self, container: ContainerId, name: str) -> None:
         """Send its main process a signal such as ``SIGUSR1``; one that does not run is no error."""
         ...
@@ -426,6 +455,7 @@ __all__ = [
     "LABEL_LEASE",
     "LABEL_OWNER",
     "CgroupDriver",
+    "Checkpoints",
     "Clock",
     "ComputeModes",
     "ContainerFacts",

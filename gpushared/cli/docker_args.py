@@ -31,7 +31,7 @@ OUR_VALUES = frozenset(
         "result-file",
     }
 )
-OUR_SWITCHES = frozenset({"immediate", "hold"})
+OUR_SWITCHES = frozenset({"immediate", "hold", "requeue", "no-requeue"})
 DOCKER_SWITCHES = frozenset(
     {
         "detach",

@@ -29,7 +29,7 @@ def _row(lease: Lease, waiting: Waiting, now: float) -> Row:
 
 def fetch(client: Client, options: Options) -> Screen:  # noqa: ARG001 - a listing's signature
     answer = client.leases()
-    queued = [(lease, lease.waiting or Waiting({})) for lease in answer.leases if lease.state == "queued"]
+    queued = [(lease, lease.waiting) for lease in answer.leases if lease.waiting is not None]
     queued.sort(key=lambda pair: pair[1].position)
     now = time.time()
     return Screen(

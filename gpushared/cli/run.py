@@ -49,7 +49,7 @@ run = _RunCommand(
         _option(
             "isolation",
             "KIND",
-            "shared (beside others), separate (limits and faults its own) or exclusive.",
+            "shared (beside others), separate (limits and faults its own), exclusive or mig (a MIG instance).",
         ),
         _option("begin", "TIME", "Start no earlier: 22:00, +2h, 2026-11-22 or 2026-11-22T08:00."),
         _option("after", "LEASE,...", "Start when these leases are over, however they end."),
@@ -60,6 +60,8 @@ run = _RunCommand(
             "N",
             "Start the container again, up to N times, when somebody else's fault on the GPU ended it.",
         ),
+        _option("requeue", None, "Start it again, from its beginning, after it had to give way."),
+        _option("no-requeue", None, "Let it end then.  [default: with -d and without --rm it is started]"),
         _option("notice-signal", "SIGNAL", "Send this to the container before its time is up: USR1, TERM."),
         _option("immediate", None, "Fail instead of waiting when there is no room."),
         _option("max-wait", "DURATION", "Give up after this time in the queue."),

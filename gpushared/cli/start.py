@@ -92,8 +92,20 @@ def _asked(words: RunWords) -> dict[str, object]:
         "notice_signal": ours.get("notice-signal", ""),
         "restart_on_fault": _restarts(words),
         "held": bool(ours.get("hold")),
+        "requeue": _requeue(words),
         "immediate": bool(ours.get("immediate")),
     }
+
+
+def _requeue(words: RunWords) -> bool | None:
+    yes, no = (bool(words.ours.get(name)) for name in ("requeue", "no-requeue"))
+    if yes and no:
+        raise UsageError("--requeue and --no-requeue exclude each other")
+    if yes and words.is_set("rm"):
+        raise UsageError(
+            "--requeue and --rm exclude each other", hint="a container that is gone cannot start again"
+        )
+    return yes or (False if no else None)
 
 
 def _begin_at(text: str) -> float:

@@ -80,6 +80,7 @@ class Client:
         notice_signal: str = "",
         restart_on_fault: int = 0,
         held: bool = False,
+        requeue: bool | None = None,
         answer_seconds: float = ANSWER_SECONDS,
     ) -> Lease:
         """A lease, queued or reserved; asking twice with one ``request_id`` gives the same lease."""
@@ -100,6 +101,8 @@ class Client:
             "restart_on_fault": restart_on_fault,
             "held": held,
         }
+        if requeue is not None:
+            asked["requeue"] = requeue
         try:
             return Lease(self._call("Leases/Request", asked, answer_seconds))
         except StateConflict as error:  # the only precondition of a request is that the node could grant it
@@ -140,6 +143,18 @@ class Client:
     def set_priority(self, lease_id: str, priority: int) -> Lease:
         """Moves a waiting lease among those of its project."""
         return Lease(self._call("Leases/SetPriority", {"lease_id": lease_id, "priority": priority}))
+
+    def pause(self, lease_id: str) -> Lease:
+        """Takes a running lease off its GPUs until it is resumed."""
+        return Lease(self._call("Leases/Pause", {"lease_id": lease_id}))
+
+    def resume(self, lease_id: str) -> Lease:
+        """Brings a paused lease back when there is room."""
+        return Lease(self._call("Leases/Resume", {"lease_id": lease_id}))
+
+    def preempt(self, lease_id: str) -> Lease:
+        """Lets a lease give way."""
+        return Lease(self._call("Leases/Preempt", {"lease_id": lease_id}))
 
     def get(self, lease_id: str) -> Lease:
         """A lease by its id, its container's name or the beginning of its container's id."""

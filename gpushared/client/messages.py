@@ -154,6 +154,8 @@ class Lease(Message):
     begin_at: Time = None
     after: tuple[str, ...] = ()
     notice: Notice | None = None
+    preempt_step: str = ""
+    preemptions: int = 0
 
 
 class ResizeAnswer(Message):

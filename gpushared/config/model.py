@@ -56,6 +56,13 @@ class MpsMode(StrEnum):
     OFF = "off"
 
 
+class CheckpointMode(StrEnum):
+    """Whether CUDA checkpoints are made."""
+
+    AUTO = "auto"
+    OFF = "off"
+
+
 class LogLevel(StrEnum):
     """From which weight on a line is logged."""
 
@@ -112,13 +119,20 @@ class GpusConfig:
     simulate: str = setting(
         "",
         Text(),
-        "Serve simulated GPUs instead of real ones, such as `h100:2` or `a100,t4:4`; empty is real.",
+        "Serve simulated GPUs instead of real ones, such as `h100:2` or `a100,t4:4`; `a100/4x1g.10gb+3g.40gb` "
+        "is one that MIG splits; empty is real.",
     )
     mps_reserve_bytes: int = setting(
         300 * MIB,
         Size(64 * 1024 * MIB),
         "Memory of each GPU that is not leased, because an MPS server and the driver need it.",
         key="mps_reserve",
+    )
+    checkpoints: CheckpointMode = setting(  # noqa: RUF009 - makes a field
+        CheckpointMode.AUTO,
+        Choice(CheckpointMode),
+        "`auto` moves the GPU memory of paused and preempted containers to the host where CUDA checkpoints "
+        "work; `off` never does.",
     )
     sample_seconds: float = setting(1.0, Number(0.1, 60.0), "How often each GPU is looked at.")
 
@@ -245,7 +259,7 @@ class Preset:
     gpu_compute: str = setting("", Text(), "As `--gpu-compute`: `30%`.")
     lease_class: str = setting("", Text(), "As `--class`: `build`, `train` or `infer`.", key="class")
     time: str = setting("", Text(), "As `--time`: `8h`.")
-    isolation: str = setting("", Text(), "As `--isolation`: `shared`, `separate` or `exclusive`.")
+    isolation: str = setting("", Text(), "As `--isolation`: `shared`, `separate`, `exclusive` or `mig`.")
     restart_on_fault: str = setting("", Text(), "As `--restart-on-fault`: `3`.")
     description: str = setting("", Text(), "One line for whoever has to choose.")
 

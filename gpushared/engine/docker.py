@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Callable, Collection
 from http import HTTPStatus
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from docker import APIClient
 from docker.errors import APIError
 from docker.errors import NotFound as NoSuchContainer
 
-from gpushared.domain.errors import EngineUnavailable, NotFound, TimedOut
+from gpushared.domain.errors import EngineUnavailable, NotFound, StateConflict, TimedOut
 from gpushared.domain.lease import ContainerId
 from gpushared.engine import probe
 from gpushared.engine.cdi import DEFAULT_SPEC_DIR, LeaseSpecs
@@ -25,13 +25,16 @@ from gpushared.engine.connection import Connector
 from gpushared.engine.events import EventFeed
 from gpushared.engine.facts import facts_of_inspect, ids_of_list
 from gpushared.engine.workers import Workers
-from gpushared.ports import LABEL_DEVICE, ContainerFacts, Edits, EngineFacts
+from gpushared.ports import LABEL_DEVICE, ContainerFacts, ContainerStatus, Edits, EngineFacts
 
 DEFAULT_URL = "unix:///var/run/docker.sock"
 CALLS_AT_ONCE = 4
 STOPS_AT_ONCE = 64
 START_SECONDS = 30.0
 """Runtime hooks run inside of it."""
+
+_WRONG_STATE = {HTTPStatus.CONFLICT, HTTPStatus.INTERNAL_SERVER_ERROR}
+"""What engines of different ages say when a container is not in the state that a call needs."""
 
 
 class DockerEngine:
@@ -107,6 +110,35 @@ class DockerEngine:
         await self._stops.call(
             f"stop container {container[:12]}", work, grace_seconds + self._timeout_seconds
         )
+
+    async def freeze(self, container: ContainerId) -> None:
+        def work(client: APIClient) -> None:
+            facts = _inspect(client, container)
+            if facts is None or facts.status is not ContainerStatus.PAUSED:
+                client.pause(container)
+
+        await self._change_state(f"freeze container {container[:12]}", work)
+
+    async def thaw(self, container: ContainerId) -> None:
+        def work(client: APIClient) -> None:
+            facts = _inspect(client, container)
+            if facts is None or facts.status is ContainerStatus.PAUSED:
+                client.unpause(container)
+
+        await self._change_state(f"thaw container {container[:12]}", work)
+
+    async def _change_state(self, what: str, work: Callable[[APIClient], None]) -> None:
+        def guarded(client: APIClient) -> None:
+            try:
+                work(client)
+            except NoSuchContainer as error:
+                raise StateConflict(f"cannot {what}: it is gone") from error
+            except APIError as error:
+                if error.status_code in _WRONG_STATE:
+                    raise StateConflict(f"cannot {what}: {error.explanation}") from error
+                raise
+
+        await self._calls.call(what, guarded, self._timeout_seconds)
 
     async def signal(self, container: ContainerId, name: str) -> None:
         def work(client: APIClient) -> None:

@@ -133,7 +133,8 @@ class Creator:
         try:
             found = await inspect(self._engine, "containers", container, suffix="/json")
             name = str((found or {}).get("Name", "")).lstrip("/")
-            await self._desk.created(claim.lease, container, name, str(order.body.get("Image") or ""))
+            image = str(order.body.get("Image") or "")
+            await self._desk.created(claim.lease, container, name, image, stays=_stays(order.body))
         except GpushareError:
             with contextlib.suppress(GpushareError):
                 await self._engine.call("DELETE", f"/containers/{container}?force=1&v=1".encode())
@@ -144,6 +145,12 @@ class Creator:
         body = {**order.body, "Labels": {**section(order.body, "Labels"), **own}}
         target = order.target.encode()
         return await self._engine.call("POST", target, serialise(body), timeout_seconds=CREATE_SECONDS)
+
+
+def _stays(body: Body) -> bool:
+    """Whether it can be started again later without anybody missing what it says."""
+    attached = any(body.get(stream) for stream in ("AttachStdin", "AttachStdout", "AttachStderr"))
+    return not attached and not section(body, "HostConfig").get("AutoRemove")
 
 
 def _check_restarts(body: Body, *, wanted: bool) -> None:

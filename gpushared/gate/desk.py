@@ -58,8 +58,13 @@ class Desk(Protocol):
         """No container came of a claimed or acquired lease, and none will: give it back."""
         ...
 
-    async def created(self, lease: LeaseId, container: ContainerId, name: str, image: str) -> None:
-        """The engine has made the container of a claimed lease."""
+    async def created(
+        self, lease: LeaseId, container: ContainerId, name: str, image: str, *, stays: bool
+    ) -> None:
+        """The engine has made the container of a claimed lease.
+
+        ``stays``: nobody is attached to it and it is not removed when it ends.
+        """
         ...
 
     async def before_start(self, container: ContainerId, caller: Caller) -> None:

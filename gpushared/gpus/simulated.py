@@ -164,6 +164,11 @@ class SimulatedGpus:
         }
         self._change(replace(gpu, holders=listed))
 
+    def held_by(self, pid: int) -> dict[int, int]:
+        """The bytes that a process holds, by the index of the GPU; not on MIG instances."""
+        whole = (gpu for gpu in self._gpus if gpu.mig is None)
+        return {gpu.index: gpu.living()[pid].memory_bytes for gpu in whole if pid in gpu.living()}
+
     def set_utilization(self, gpu_index: int, ratio: float) -> None:
         """How busy the GPU is from now on, 0-1; temperature and power go with it."""
         if not 0 <= ratio <= 1:

@@ -91,6 +91,9 @@ class Api:
             "gpushare.v1.Leases/Hold": Unary(leases_pb2.HoldRequest, self.hold),
             "gpushare.v1.Leases/Extend": Unary(leases_pb2.ExtendRequest, self.extend),
             "gpushare.v1.Leases/SetPriority": Unary(leases_pb2.PriorityRequest, self.set_priority),
+            "gpushare.v1.Leases/Pause": Unary(leases_pb2.LeaseRef, self.pause),
+            "gpushare.v1.Leases/Resume": Unary(leases_pb2.LeaseRef, self.resume),
+            "gpushare.v1.Leases/Preempt": Unary(leases_pb2.LeaseRef, self.preempt),
             "gpushare.v1.Leases/Get": Unary(leases_pb2.LeaseRef, self.get),
             "gpushare.v1.Leases/List": Unary(leases_pb2.ListLeasesRequest, self.list_leases),
             "gpushare.v1.Leases/Explain": Unary(leases_pb2.LeaseRef, self.explain),
@@ -114,6 +117,8 @@ class Api:
         request = read_request(_ask(message), self.presets)
         if message.begin_at:
             request = replace(request, begin_at=_moment(message.begin_at))
+        if message.HasField("requeue"):
+            request = replace(request, requeue=message.requeue)
         event = m.RequestSubmitted(
             request, caller, message.request_id, immediate=message.immediate, held=message.held
         )
@@ -172,6 +177,18 @@ class Api:
         lease = await self._find(message.lease_id, caller)
         event = m.PriorityAsked(lease.id, caller, message.priority)
         return self._view(await self._loop.send(event) or lease, caller)
+
+    async def pause(self, message: leases_pb2.LeaseRef, caller: Caller) -> leases_pb2.Lease:
+        lease = await self._find(message.lease_id, caller)
+        return self._view(await self._loop.send(m.PauseAsked(lease.id, caller)) or lease, caller)
+
+    async def resume(self, message: leases_pb2.LeaseRef, caller: Caller) -> leases_pb2.Lease:
+        lease = await self._find(message.lease_id, caller)
+        return self._view(await self._loop.send(m.ResumeAsked(lease.id, caller)) or lease, caller)
+
+    async def preempt(self, message: leases_pb2.LeaseRef, caller: Caller) -> leases_pb2.Lease:
+        lease = await self._find(message.lease_id, caller)
+        return self._view(await self._loop.send(m.PreemptAsked(lease.id, caller)) or lease, caller)
 
     async def get(self, message: leases_pb2.LeaseRef, caller: Caller) -> leases_pb2.Lease:
         return self._view(await self._find(message.lease_id, caller), caller)

@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpushared.config.model import Config
+from gpushared.config.model import CheckpointMode, Config
 from gpushared.domain.errors import GpushareError
 from gpushared.domain.messages import DropEdits, RequestAbandoned, Tick
 from gpushared.domain.node import restore
@@ -126,12 +126,20 @@ def real_parts(config: Config) -> Parts:
             watched=[one for one, policy in watchdog_of(config).items() if policy.action is not Action.WARN],
         ),
         engine=DockerEngine(f"unix://{config.engine.socket}", simulated_gpus=simulated),
-        checkpoints=SimulatedCheckpoints(gpus) if isinstance(gpus, SimulatedGpus) else NoCheckpoints(),
+        checkpoints=_checkpoints(config, gpus),
         journal=SqliteJournal(
             Path(config.node.state_dir) / JOURNAL_NAME, keep_ended=config.node.keep_ended_leases
         ),
         clock=SystemClock(),
     )
+
+
+def _checkpoints(config: Config, gpus: Gpus) -> Checkpoints:
+    if config.gpus.checkpoints is CheckpointMode.OFF:
+        return NoCheckpoints()
+    if isinstance(gpus, SimulatedGpus):
+        return SimulatedCheckpoints(gpus)
+    return NoCheckpoints("this version of gpushared makes no checkpoints of real GPUs")
 
 
 def rules_of(config: Config) -> Rules:

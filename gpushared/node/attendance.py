@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gpushared.domain.lease import LeaseId
+from gpushared.domain.lease import LeaseId, Queued
 from gpushared.domain.state import NodeState
 
 
@@ -36,7 +36,7 @@ class Attendance:
 
     def absent(self, state: NodeState, now: float, patience_seconds: float) -> list[LeaseId]:
         """Queued leases that nobody has waited for during the patience."""
-        queued = [lease.id for lease in state.waiting()]
+        queued = [lease.id for lease in state.waiting() if isinstance(lease.state, Queued)]
         self._last_seen = {lease: self._last_seen.get(lease, self._started_at) for lease in queued}
         for lease in self._present:
             if lease in self._last_seen:

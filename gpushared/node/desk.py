@@ -19,7 +19,19 @@ from gpushared.domain.errors import (
     StateConflict,
     TimedOut,
 )
-from gpushared.domain.lease import ContainerId, Draining, Ended, Lease, LeaseId, Queued
+from gpushared.domain.lease import (
+    ContainerId,
+    Draining,
+    Ended,
+    Lease,
+    LeaseId,
+    Queued,
+    Requeued,
+    Resuming,
+    Suspended,
+    Suspending,
+    state_name,
+)
 from gpushared.domain.request import Caller, Request
 from gpushared.domain.stopping import AskedEnd
 from gpushared.gate.desk import Claim
@@ -109,9 +121,11 @@ class NodeDesk:
     async def unclaim(self, lease: LeaseId) -> None:
         await self._insist(m.ClaimDropped(lease))
 
-    async def created(self, lease: LeaseId, container: ContainerId, name: str, image: str) -> None:
+    async def created(
+        self, lease: LeaseId, container: ContainerId, name: str, image: str, *, stays: bool
+    ) -> None:
         try:
-            await self._loop.send(m.ContainerCreated(lease, container, name, image))
+            await self._loop.send(m.ContainerCreated(lease, container, name, image, stays))
         except JournalUnavailable:
             # The gate takes the container away again, so nothing claims the lease any more.
             await self._insist(m.ClaimDropped(lease))
@@ -199,7 +213,7 @@ class NodeDesk:
             async with asyncio.timeout(DRAIN_SECONDS):
                 while (lease := self._loop.state.of_container(container)) is not None:
                     if not isinstance(lease.state, Draining):
-                        return lease
+                        return await self._off_its_gpus(lease)
                     await self._loop.changed(LOOK_AGAIN_SECONDS)
         except TimeoutError:
             raise StateConflict(
@@ -208,10 +222,22 @@ class NodeDesk:
             ) from None
         return None
 
+    async def _off_its_gpus(self, lease: Lease) -> Lease:
+        """A lease that gave way: one to be started again is waited for, a paused one is not started."""
+        if isinstance(lease.state, Suspending | Suspended | Resuming):
+            raise StateConflict(
+                f"lease {lease.id} is {state_name(lease.state)}: its processes are frozen, and go on later",
+                hint=f"`gpushare resume {lease.id}` brings it back",
+            )
+        while isinstance(lease.state, Requeued):
+            await self._loop.changed(LOOK_AGAIN_SECONDS)
+            lease = self._loop.state.find(lease.id)
+        return lease
+
     async def _lease_again(self, facts: ContainerFacts, caller: Caller) -> None:
         request, owner = await self._request_again(facts, caller)
         claim = await self._acquire(request, owner, facts.device_name)
-        await self.created(claim.lease, facts.id, facts.name, facts.image)
+        await self.created(claim.lease, facts.id, facts.name, facts.image, stays=False)
 
     async def _request_again(self, facts: ContainerFacts, caller: Caller) -> tuple[Request, Caller]:
         """What the container had, or what its labels wish; for its owner, whoever starts it."""

@@ -7,11 +7,11 @@ import logging
 
 from gpushared.domain.errors import GpushareError, JournalUnavailable
 from gpushared.domain.lease import ContainerId
-from gpushared.domain.messages import Condition, ContainerSeen, EngineSurveyed
-from gpushared.gate.inject import is_unnamed
+from gpushared.domain.messages import Condition, ContainerSeen, EngineSurveyed, Means, MeansKnown
+from gpushared.gate.inject import binds_late, is_unnamed
 from gpushared.node.loop import Loop
 from gpushared.node.troubles import Troubles
-from gpushared.ports import ContainerFacts, ContainerStatus, DeviceMechanism, Engine, EngineFacts
+from gpushared.ports import Checkpoints, ContainerFacts, ContainerStatus, DeviceMechanism, Engine, EngineFacts
 
 log = logging.getLogger(__name__)
 
@@ -42,11 +42,14 @@ def seen(facts: ContainerFacts) -> ContainerSeen:
 class Follower:
     """Keeps the core's picture of the containers true, whatever happens to the engine."""
 
-    def __init__(self, loop: Loop, engine: Engine, troubles: Troubles, *, simulated: bool) -> None:
+    def __init__(
+        self, loop: Loop, engine: Engine, checkpoints: Checkpoints, troubles: Troubles, *, simulated: bool
+    ) -> None:
         self.facts: EngineFacts | None = None
         self.available = asyncio.Event()
         self._loop = loop
         self._engine = engine
+        self._checkpoints = checkpoints
         self._troubles = troubles
         self._simulated = simulated
         self._survey_asked = asyncio.Event()
@@ -106,9 +109,17 @@ class Follower:
         """Find out what the engine can do, and what its containers are doing."""
         self.facts = await self._engine.probe()
         self._check_mechanism(self.facts)
+        await self._loop.send(MeansKnown(await self._means(self.facts)))
         await self.survey()
         self._troubles.cleared("engine")
         self.available.set()
+
+    async def _means(self, facts: EngineFacts) -> Means:
+        try:
+            trouble = await self._checkpoints.trouble()
+        except GpushareError as error:
+            trouble = error.message
+        return Means(trouble, self._checkpoints.with_mps, binds_late(facts))
 
     def _check_mechanism(self, facts: EngineFacts) -> None:
         """Simulated GPUs need no way into a container; real ones do."""

@@ -149,6 +149,15 @@ class Leases(leases_pb2_grpc.LeasesServicer):
     ) -> leases_pb2.Lease:
         return await self._doors.unary(self._api.set_priority, request, context)
 
+    async def Pause(self, request: leases_pb2.LeaseRef, context: Context[Any, Any]) -> leases_pb2.Lease:
+        return await self._doors.unary(self._api.pause, request, context)
+
+    async def Resume(self, request: leases_pb2.LeaseRef, context: Context[Any, Any]) -> leases_pb2.Lease:
+        return await self._doors.unary(self._api.resume, request, context)
+
+    async def Preempt(self, request: leases_pb2.LeaseRef, context: Context[Any, Any]) -> leases_pb2.Lease:
+        return await self._doors.unary(self._api.preempt, request, context)
+
     async def Get(self, request: leases_pb2.LeaseRef, context: Context[Any, Any]) -> leases_pb2.Lease:
         return await self._doors.unary(self._api.get, request, context)
 

@@ -17,18 +17,34 @@ from gpushared.node.follower import Follower
 from gpushared.node.loop import Loop
 from gpushared.node.parting import Parting
 from gpushared.node.sampler import Sampler
-from gpushared.ports import Edits, Engine, Sharing
+from gpushared.node.suspending import Suspender
+from gpushared.ports import Checkpoints, Edits, Engine, Sharing
 
 log = logging.getLogger(__name__)
 
 EDITS_RETRY_SECONDS = 5.0
+
+OnContainer = (
+    m.StopContainer
+    | m.StartContainer
+    | m.SuspendContainer
+    | m.ResumeContainer
+    | m.HoldContainer
+    | m.InspectContainer
+)
 
 
 class Performer:
     """Performs instructions, and keeps the edits of the leases that have some."""
 
     def __init__(
-        self, loop: Loop, sharing: Sharing, engine: Engine, follower: Follower, sampler: Sampler
+        self,
+        loop: Loop,
+        sharing: Sharing,
+        engine: Engine,
+        checkpoints: Checkpoints,
+        follower: Follower,
+        sampler: Sampler,
     ) -> None:
         self._loop = loop
         self._sharing = sharing
@@ -36,6 +52,7 @@ class Performer:
         self._follower = follower
         self._sampler = sampler
         self.parting = Parting(loop, sharing, engine)
+        self._suspender = Suspender(loop, engine, checkpoints)
         self._edits: dict[LeaseId, asyncio.Future[Edits]] = {}
         # A container that is started again has a new lease under its old device name.
         self._devices: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -50,18 +67,27 @@ class Performer:
                 self._begin(self._make_edits(lease))
             case m.DropEdits(lease, device_name):
                 self._begin(self._drop_edits(lease, device_name))
-            case m.StopContainer():
-                self._begin(self._stop(instruction))
             case m.NotifyContainer(lease):
                 self._begin(self._notify(lease))
+            case m.SampleGpus():
+                self._sampler.ask()
+            case _:
+                self._perform_on_container(instruction)
+
+    def _perform_on_container(self, instruction: OnContainer) -> None:
+        match instruction:
+            case m.StopContainer():
+                self._begin(self._stop(instruction))
             case m.StartContainer():
                 self._begin(self._start(instruction))
+            case m.SuspendContainer(lease, container):
+                self._begin(self._suspender.suspend(lease, container))
+            case m.ResumeContainer(lease, container):
+                self._begin(self._resume(lease, container))
             case m.HoldContainer(lease, container):
                 self._look_after_start(lease, container)
             case m.InspectContainer(container):
                 self._begin(self._follower.inspect(container))
-            case m.SampleGpus():
-                self._sampler.ask()
 
     def _look_after_start(self, lease_id: LeaseId, container: ContainerId) -> None:
         lease = self._loop.state.leases.get(lease_id)
@@ -197,6 +223,10 @@ class Performer:
         facts = await self._engine.inspect(container)
         if facts is not None and await asyncio.to_thread(began_with, facts.pid, edits.env):
             await self._loop.send(m.SettingsTaken(lease, container, edits.walls))
+
+    async def _resume(self, lease: LeaseId, container: ContainerId) -> None:
+        await self.edits_of(lease)
+        await self._suspender.resume(lease, container)
 
     async def _notify(self, lease_id: LeaseId) -> None:
         """The file first, because the signal is what makes a program look for it."""

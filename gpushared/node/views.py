@@ -13,6 +13,7 @@ from gpushared.domain.explain import Waiting, nearest_now, waiting
 from gpushared.domain.gpu import WHOLE_PERMILLE, Drained, Gpu, GpuId
 from gpushared.domain.instances import wants_instances
 from gpushared.domain.lease import (
+    Active,
     Ended,
     Expired,
     Failed,
@@ -24,16 +25,21 @@ from gpushared.domain.lease import (
     Outcome,
     OutsideMps,
     OverLimit,
+    Paused,
     Preempted,
     Queued,
+    Requeued,
     Reserved,
     Starting,
     Stopped,
     StoryEntry,
+    Suspended,
     state_name,
 )
 from gpushared.domain.placement import Room
 from gpushared.domain.request import Caller
+from gpushared.domain.requeue import step_of
+from gpushared.domain.state import NodeState
 from gpushared.domain.units import format_memory
 from gpushared.node.loop import Loop
 from gpushared.node.sampler import Sample, Stranger
@@ -68,6 +74,8 @@ class Views:
             held_by=lease.held_by,
             begin_at=lease.request.begin_at or 0.0,
             after=lease.request.after,
+            preemptions=lease.preemptions,
+            preempt_step=_step(lease, self._loop.state),
         )
         if lease.notice is not None:
             view.notice.CopyFrom(notice(lease.notice))
@@ -81,7 +89,7 @@ class Views:
         if caller.trusted or caller.uid == lease.owner_uid:
             view.container_id = lease.container or ""
             view.container_name, view.image = lease.container_name, lease.image
-        if isinstance(lease.state, Queued):
+        if isinstance(lease.state, Queued | Requeued | Suspended):
             self._add_waiting(view, lease)
         if isinstance(lease.state, Ended):
             view.outcome.CopyFrom(outcome(lease.state.outcome, self._loop.state.gpus))
@@ -233,6 +241,11 @@ def who(pid: int) -> tuple[str, str]:
             return process.username(), process.name()
     except psutil.Error:
         return "", ""
+
+
+def _step(lease: Lease, state: NodeState) -> str:
+    """What happens when it has to give way, once it runs."""
+    return step_of(lease, state) if isinstance(lease.state, Starting | Active | Paused) else ""
 
 
 def notice(one: Notice) -> leases_pb2.Notice:

@@ -3,6 +3,7 @@
 None of them touches a GPU, an engine or a disk. They pass the same contract tests as the real adapters.
 """
 
+from gpushared.testing.checkpoints import FakeCheckpoints
 from gpushared.testing.clock import ManualClock
 from gpushared.testing.engine import FAKE_FACTS, FakeEngine
 from gpushared.testing.gpus import GIB, FakeGpus, fake_gpu
@@ -13,6 +14,7 @@ from gpushared.testing.sharing import FakeSharing
 __all__ = [
     "FAKE_FACTS",
     "GIB",
+    "FakeCheckpoints",
     "FakeEngine",
     "FakeGpus",
     "FakeSharing",

@@ -189,6 +189,21 @@ class FakeEngine(Failing):
         if facts is not None and facts.status in _ALIVE:
             self._set(container, status=ContainerStatus.EXITED, exit_code=TERMINATED, pid=0)
 
+    async def freeze(self, container: ContainerId) -> None:
+        self._ready()
+        facts = self._containers.get(container)
+        if facts is None or facts.status not in _ALIVE:
+            raise StateConflict(f"container {container[:12]} does not run")
+        self._set(container, status=ContainerStatus.PAUSED)
+
+    async def thaw(self, container: ContainerId) -> None:
+        self._ready()
+        facts = self._containers.get(container)
+        if facts is None or facts.status not in _ALIVE:
+            raise StateConflict(f"container {container[:12]} does not run")
+        if facts.status is ContainerStatus.PAUSED:
+            self._set(container, status=ContainerStatus.RUNNING)
+
     async def signal(self, container: ContainerId, name: str) -> None:
         self._ready()
         facts = self._containers.get(container)

@@ -45,6 +45,7 @@ class FakeDesk:
     room: asyncio.Event = field(default_factory=asyncio.Event)
     waiting: asyncio.Event = field(default_factory=asyncio.Event)
     left: asyncio.Event = field(default_factory=asyncio.Event)
+    stays: dict[str, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.room.set()
@@ -78,7 +79,10 @@ class FakeDesk:
     async def release(self, lease: LeaseId) -> None:
         self._note("release", lease)
 
-    async def created(self, lease: LeaseId, container: ContainerId, name: str, image: str) -> None:
+    async def created(
+        self, lease: LeaseId, container: ContainerId, name: str, image: str, *, stays: bool
+    ) -> None:
+        self.stays[lease] = stays
         self._note("created", lease, name, image)
 
     async def before_start(self, container: ContainerId, caller: Caller) -> None:

@@ -11,7 +11,7 @@ from gpushared.node.follower import Follower
 from gpushared.node.loop import Loop
 from gpushared.node.troubles import Troubles
 from gpushared.ports import DeviceMechanism
-from gpushared.testing import FAKE_FACTS, FakeEngine, ManualClock, MemoryJournal
+from gpushared.testing import FAKE_FACTS, FakeCheckpoints, FakeEngine, ManualClock, MemoryJournal
 
 
 @pytest.mark.parametrize(
@@ -29,5 +29,5 @@ async def test_an_engine_that_cannot_pass_real_gpus_on_is_a_trouble(
     loop = Loop(NodeState(), MemoryJournal(), ManualClock(), troubles)
     engine = FakeEngine(replace(FAKE_FACTS, gpu_mechanism=mechanism))
     async with loop.running():
-        await Follower(loop, engine, troubles, simulated=simulated).connect()
+        await Follower(loop, engine, FakeCheckpoints(), troubles, simulated=simulated).connect()
     assert ("nvidia-container-toolkit" in troubles.of("gpu-mechanism")) is told

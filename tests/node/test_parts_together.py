@@ -26,7 +26,7 @@ from gpushared.node.performer import Performer
 from gpushared.node.sampler import Sampler
 from gpushared.node.troubles import Troubles
 from gpushared.ports import Edits, EngineFacts
-from gpushared.testing import FakeEngine, FakeGpus, FakeSharing, ManualClock, MemoryJournal, fake_gpu
+from gpushared.testing import FakeCheckpoints, FakeEngine, FakeGpus, FakeSharing, ManualClock, MemoryJournal, fake_gpu
 
 ALICE = Caller(1000, 1000, "alice")
 QUARTER = Request(compute_permille=250, memory_permille=250)
@@ -61,9 +61,9 @@ async def world(gpus: FakeGpus | None = None, sharing: FakeSharing | None = None
     journal, engine, troubles = MemoryJournal(), FakeEngine(), Troubles()
     gpus, sharing = gpus or FakeGpus(), sharing or FakeSharing()
     loop = Loop(NodeState(), journal, ManualClock(), troubles)
-    follower = Follower(loop, engine, troubles, simulated=True)
+    follower = Follower(loop, engine, FakeCheckpoints(), troubles, simulated=True)
     sampler = Sampler(loop, gpus, sharing, troubles, 3600.0)
-    performer = Performer(loop, sharing, engine, follower, sampler)
+    performer = Performer(loop, sharing, engine, FakeCheckpoints(), follower, sampler)
     loop.perform = performer.perform
     async with asyncio.timeout(20), loop.running():
         desk = NodeDesk(loop, performer, follower, engine, journal, Attendance(loop.now()), 10)

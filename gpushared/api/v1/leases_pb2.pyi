@@ -42,6 +42,7 @@ class LeaseRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     NOTICE_SIGNAL_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
+    REQUEUE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     gpu: _builtins.str
     """"0.25", "2", "2x0.5"; empty with only a memory, a compute share or a preset."""
@@ -66,6 +67,8 @@ class LeaseRequest(_message.Message):
     """SIGUSR1, ...: sent to the container when it is told that it will end; empty = none."""
     held: _builtins.bool
     """It waits until it is let go."""
+    requeue: _builtins.bool
+    """Whether its container is started again after it gave way; unset = where nobody is attached to it."""
     @_builtins.property
     def after(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Leases that must be over first, however they end."""
@@ -87,12 +90,15 @@ class LeaseRequest(_message.Message):
         priority: _builtins.int = ...,
         notice_signal: _builtins.str = ...,
         held: _builtins.bool = ...,
+        requeue: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_requeue", b"_requeue", "requeue", b"requeue"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "begin_at", b"begin_at", "class", b"class", "gpu", b"gpu", "gpu_compute", b"gpu_compute", "gpu_memory", b"gpu_memory", "held", b"held", "immediate", b"immediate", "isolation", b"isolation", "notice_signal", b"notice_signal", "preset", b"preset", "priority", b"priority", "request_id", b"request_id", "restart_on_fault", b"restart_on_fault", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_requeue", b"_requeue", "after", b"after", "begin_at", b"begin_at", "class", b"class", "gpu", b"gpu", "gpu_compute", b"gpu_compute", "gpu_memory", b"gpu_memory", "held", b"held", "immediate", b"immediate", "isolation", b"isolation", "notice_signal", b"notice_signal", "preset", b"preset", "priority", b"priority", "request_id", b"request_id", "requeue", b"requeue", "restart_on_fault", b"restart_on_fault", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__requeue: _TypeAlias = _typing.Literal["requeue"]  # noqa: Y015
+    _WhichOneofArgType__requeue: _TypeAlias = _typing.Literal["_requeue", b"_requeue"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__requeue) -> _WhichOneofReturnType__requeue | None: ...
 
 Global___LeaseRequest: _TypeAlias = LeaseRequest  # noqa: Y015
 
@@ -412,6 +418,8 @@ class Lease(_message.Message):
     BEGIN_AT_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
     NOTICE_FIELD_NUMBER: _builtins.int
+    PREEMPT_STEP_FIELD_NUMBER: _builtins.int
+    PREEMPTIONS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     state: _builtins.str
     owner_uid: _builtins.int
@@ -446,6 +454,10 @@ class Lease(_message.Message):
     held_by: _builtins.str
     """Who keeps it from starting."""
     begin_at: _builtins.float
+    preempt_step: _builtins.str
+    """What happens when it has to give way: suspend, requeue, stop."""
+    preemptions: _builtins.int
+    """How often it had to."""
     @_builtins.property
     def grants(self) -> _containers.RepeatedCompositeFieldContainer[Global___Grant]: ...
     @_builtins.property
@@ -489,10 +501,12 @@ class Lease(_message.Message):
         begin_at: _builtins.float = ...,
         after: _abc.Iterable[_builtins.str] | None = ...,
         notice: Global___Notice | None = ...,
+        preempt_step: _builtins.str = ...,
+        preemptions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "memory_used_bytes", b"memory_used_bytes", "notice", b"notice", "outcome", b"outcome", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "after", b"after", "asks", b"asks", "begin_at", b"begin_at", "class", b"class", "compute_cap", b"compute_cap", "container_id", b"container_id", "container_name", b"container_name", "created_at", b"created_at", "deadline", b"deadline", "expires_at", b"expires_at", "fault", b"fault", "grants", b"grants", "held_by", b"held_by", "id", b"id", "image", b"image", "isolation", b"isolation", "memory_used_bytes", b"memory_used_bytes", "memory_wall", b"memory_wall", "notice", b"notice", "outcome", b"outcome", "owner", b"owner", "owner_uid", b"owner_uid", "preset", b"preset", "priority", b"priority", "restart_on_fault", b"restart_on_fault", "restarts", b"restarts", "simulated", b"simulated", "since", b"since", "state", b"state", "token", b"token", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "after", b"after", "asks", b"asks", "begin_at", b"begin_at", "class", b"class", "compute_cap", b"compute_cap", "container_id", b"container_id", "container_name", b"container_name", "created_at", b"created_at", "deadline", b"deadline", "expires_at", b"expires_at", "fault", b"fault", "grants", b"grants", "held_by", b"held_by", "id", b"id", "image", b"image", "isolation", b"isolation", "memory_used_bytes", b"memory_used_bytes", "memory_wall", b"memory_wall", "notice", b"notice", "outcome", b"outcome", "owner", b"owner", "owner_uid", b"owner_uid", "preempt_step", b"preempt_step", "preemptions", b"preemptions", "preset", b"preset", "priority", b"priority", "restart_on_fault", b"restart_on_fault", "restarts", b"restarts", "simulated", b"simulated", "since", b"since", "state", b"state", "token", b"token", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__memory_used_bytes: _TypeAlias = _typing.Literal["memory_used_bytes"]  # noqa: Y015
     _WhichOneofArgType__memory_used_bytes: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes"]  # noqa: Y015

@@ -79,6 +79,21 @@ class LeasesStub:
                 request_serializer=gpushare_dot_v1_dot_leases__pb2.PriorityRequest.SerializeToString,
                 response_deserializer=gpushare_dot_v1_dot_leases__pb2.Lease.FromString,
                 _registered_method=True)
+        self.Pause = channel.unary_unary(
+                '/gpushare.v1.Leases/Pause',
+                request_serializer=gpushare_dot_v1_dot_leases__pb2.LeaseRef.SerializeToString,
+                response_deserializer=gpushare_dot_v1_dot_leases__pb2.Lease.FromString,
+                _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/gpushare.v1.Leases/Resume',
+                request_serializer=gpushare_dot_v1_dot_leases__pb2.LeaseRef.SerializeToString,
+                response_deserializer=gpushare_dot_v1_dot_leases__pb2.Lease.FromString,
+                _registered_method=True)
+        self.Preempt = channel.unary_unary(
+                '/gpushare.v1.Leases/Preempt',
+                request_serializer=gpushare_dot_v1_dot_leases__pb2.LeaseRef.SerializeToString,
+                response_deserializer=gpushare_dot_v1_dot_leases__pb2.Lease.FromString,
+                _registered_method=True)
         self.Get = channel.unary_unary(
                 '/gpushare.v1.Leases/Get',
                 request_serializer=gpushare_dot_v1_dot_leases__pb2.LeaseRef.SerializeToString,
@@ -163,6 +178,27 @@ class LeasesServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pause(self, request, context):
+        """Takes a running lease off its GPUs, container and all its state kept, until it is resumed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Brings a paused lease back when there is room.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Preempt(self, request, context):
+        """Lets a lease give way, by the mildest step that is possible (`preempt_step`). Administrators only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Get(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -228,6 +264,21 @@ def add_LeasesServicer_to_server(servicer, server):
             'SetPriority': grpc.unary_unary_rpc_method_handler(
                     servicer.SetPriority,
                     request_deserializer=gpushare_dot_v1_dot_leases__pb2.PriorityRequest.FromString,
+                    response_serializer=gpushare_dot_v1_dot_leases__pb2.Lease.SerializeToString,
+            ),
+            'Pause': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pause,
+                    request_deserializer=gpushare_dot_v1_dot_leases__pb2.LeaseRef.FromString,
+                    response_serializer=gpushare_dot_v1_dot_leases__pb2.Lease.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=gpushare_dot_v1_dot_leases__pb2.LeaseRef.FromString,
+                    response_serializer=gpushare_dot_v1_dot_leases__pb2.Lease.SerializeToString,
+            ),
+            'Preempt': grpc.unary_unary_rpc_method_handler(
+                    servicer.Preempt,
+                    request_deserializer=gpushare_dot_v1_dot_leases__pb2.LeaseRef.FromString,
                     response_serializer=gpushare_dot_v1_dot_leases__pb2.Lease.SerializeToString,
             ),
             'Get': grpc.unary_unary_rpc_method_handler(
@@ -488,6 +539,87 @@ class Leases:
             target,
             '/gpushare.v1.Leases/SetPriority',
             gpushare_dot_v1_dot_leases__pb2.PriorityRequest.SerializeToString,
+            gpushare_dot_v1_dot_leases__pb2.Lease.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pause(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gpushare.v1.Leases/Pause',
+            gpushare_dot_v1_dot_leases__pb2.LeaseRef.SerializeToString,
+            gpushare_dot_v1_dot_leases__pb2.Lease.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gpushare.v1.Leases/Resume',
+            gpushare_dot_v1_dot_leases__pb2.LeaseRef.SerializeToString,
+            gpushare_dot_v1_dot_leases__pb2.Lease.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Preempt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gpushare.v1.Leases/Preempt',
+            gpushare_dot_v1_dot_leases__pb2.LeaseRef.SerializeToString,
             gpushare_dot_v1_dot_leases__pb2.Lease.FromString,
             options,
             channel_credentials,

@@ -56,6 +56,12 @@ class LeasesStub:
     """Gives a lease more time. Refused where the first in the queue counts on its end, but not to administrators."""
     SetPriority: _grpc.UnaryUnaryMultiCallable[_leases_pb2.PriorityRequest, _leases_pb2.Lease]
     """Moves a waiting lease among those of its project."""
+    Pause: _grpc.UnaryUnaryMultiCallable[_leases_pb2.LeaseRef, _leases_pb2.Lease]
+    """Takes a running lease off its GPUs, container and all its state kept, until it is resumed."""
+    Resume: _grpc.UnaryUnaryMultiCallable[_leases_pb2.LeaseRef, _leases_pb2.Lease]
+    """Brings a paused lease back when there is room."""
+    Preempt: _grpc.UnaryUnaryMultiCallable[_leases_pb2.LeaseRef, _leases_pb2.Lease]
+    """Lets a lease give way, by the mildest step that is possible (`preempt_step`). Administrators only."""
     Get: _grpc.UnaryUnaryMultiCallable[_leases_pb2.LeaseRef, _leases_pb2.Lease]
     List: _grpc.UnaryUnaryMultiCallable[_leases_pb2.ListLeasesRequest, _leases_pb2.ListLeasesResponse]
     Explain: _grpc.UnaryUnaryMultiCallable[_leases_pb2.LeaseRef, _leases_pb2.Explanation]
@@ -84,6 +90,12 @@ class LeasesAsyncStub(LeasesStub):
     """Gives a lease more time. Refused where the first in the queue counts on its end, but not to administrators."""
     SetPriority: _aio.UnaryUnaryMultiCallable[_leases_pb2.PriorityRequest, _leases_pb2.Lease]  # type: ignore[assignment]
     """Moves a waiting lease among those of its project."""
+    Pause: _aio.UnaryUnaryMultiCallable[_leases_pb2.LeaseRef, _leases_pb2.Lease]  # type: ignore[assignment]
+    """Takes a running lease off its GPUs, container and all its state kept, until it is resumed."""
+    Resume: _aio.UnaryUnaryMultiCallable[_leases_pb2.LeaseRef, _leases_pb2.Lease]  # type: ignore[assignment]
+    """Brings a paused lease back when there is room."""
+    Preempt: _aio.UnaryUnaryMultiCallable[_leases_pb2.LeaseRef, _leases_pb2.Lease]  # type: ignore[assignment]
+    """Lets a lease give way, by the mildest step that is possible (`preempt_step`). Administrators only."""
     Get: _aio.UnaryUnaryMultiCallable[_leases_pb2.LeaseRef, _leases_pb2.Lease]  # type: ignore[assignment]
     List: _aio.UnaryUnaryMultiCallable[_leases_pb2.ListLeasesRequest, _leases_pb2.ListLeasesResponse]  # type: ignore[assignment]
     Explain: _aio.UnaryUnaryMultiCallable[_leases_pb2.LeaseRef, _leases_pb2.Explanation]  # type: ignore[assignment]
@@ -163,6 +175,30 @@ class LeasesServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_leases_pb2.Lease, _abc.Awaitable[_leases_pb2.Lease]]:
         """Moves a waiting lease among those of its project."""
+
+    @_abc_1.abstractmethod
+    def Pause(
+        self,
+        request: _leases_pb2.LeaseRef,
+        context: _ServicerContext,
+    ) -> _typing.Union[_leases_pb2.Lease, _abc.Awaitable[_leases_pb2.Lease]]:
+        """Takes a running lease off its GPUs, container and all its state kept, until it is resumed."""
+
+    @_abc_1.abstractmethod
+    def Resume(
+        self,
+        request: _leases_pb2.LeaseRef,
+        context: _ServicerContext,
+    ) -> _typing.Union[_leases_pb2.Lease, _abc.Awaitable[_leases_pb2.Lease]]:
+        """Brings a paused lease back when there is room."""
+
+    @_abc_1.abstractmethod
+    def Preempt(
+        self,
+        request: _leases_pb2.LeaseRef,
+        context: _ServicerContext,
+    ) -> _typing.Union[_leases_pb2.Lease, _abc.Awaitable[_leases_pb2.Lease]]:
+        """Lets a lease give way, by the mildest step that is possible (`preempt_step`). Administrators only."""
 
     @_abc_1.abstractmethod
     def Get(

@@ -1,0 +1,24 @@
+"""``gpushare pause``: takes running leases off their GPUs."""
+
+from __future__ import annotations
+
+import click
+
+from gpushared.cli.each import each_lease
+from gpushared.client import Client
+
+
+@click.command("pause", short_help="Take running leases off their GPUs.")
+@click.argument("lease", nargs=-1, required=True)
+def pause(lease: tuple[str, ...]) -> int:
+    """Take running leases off their GPUs, with their containers kept as they are, until they are resumed.
+
+    LEASE is a lease id, a container's name, or the beginning of a container's id. The GPU memory is moved to
+    the host's by a CUDA checkpoint; where that does not work, it is refused and says why.
+
+    \b
+    Examples:
+      gpushare pause trainer
+    """  # noqa: D301 - click's mark for lines it must not join
+    client = Client()
+    return each_lease(lease, lambda name: client.pause(name).id)

@@ -1,0 +1,31 @@
+"""The ``Checkpoints`` port where none are made."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from gpushared.domain.errors import SharingUnavailable
+
+SWITCHED_OFF = "CUDA checkpoints are switched off (gpus.checkpoints)"
+
+
+class NoCheckpoints:
+    """Says why, and refuses."""
+
+    with_mps = False
+
+    def __init__(self, why: str = SWITCHED_OFF) -> None:
+        self._why = why
+
+    async def trouble(self) -> str:
+        return self._why
+
+    async def save(self, pids: Collection[int]) -> None:
+        del pids
+        raise SharingUnavailable(self._why)
+
+    async def restore(self, pids: Collection[int]) -> None:
+        """Nothing was saved, so there is nothing to put back."""
+
+    async def close(self) -> None:
+        """Nothing is open."""

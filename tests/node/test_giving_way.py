@@ -1,0 +1,163 @@
+"""Leases that give way to others and come back, on a real engine and simulated GPUs."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.bed.fixtures import CdiEngine
+from tests.node.conftest import NewDaemon
+from tests.node.daemon import DaemonProcess, Json, Refused, wait_until
+
+GIB = 1024**3
+ALICE = 61001
+SOON = {"GPUSHARED_QUEUE__PREEMPT_NOTICE_SECONDS": "1"}
+COUNT = "echo run >> /tmp/runs; trap 'exit 0' TERM; while :; do sleep 0.1; done"
+
+
+@pytest.fixture
+def hasty(new_daemon: NewDaemon, docker_engine: str) -> DaemonProcess:
+    """A daemon with one simulated GPU on the plain engine, that gives a notice of a second."""
+    started = new_daemon(engine=docker_engine, simulate="h100", environment=SOON)
+    started.start()
+    return started
+
+
+def hold(daemon: DaemonProcess, gpu: str = "1", *options: str, uid: int = 0) -> Json:
+    return daemon.hold(gpu, *options, command=("sh", "-c", COUNT), uid=uid)
+
+
+def runs(daemon: DaemonProcess, lease: Json) -> int:
+    """How often its program was started."""
+    return daemon.check("exec", lease["container_id"], "cat", "/tmp/runs").count("run")
+
+
+def on_gpu(daemon: DaemonProcess) -> int:
+    """GiB used on GPU 0."""
+    (gpu, *_) = daemon.call("Gpus/List")["gpus"]
+    return round(int(gpu.get("memory_used_bytes", 0)) / GIB)
+
+
+def use(daemon: DaemonProcess, lease: Json, gib: int) -> None:
+    process = {"pid": daemon.pid_of(lease["container_id"]), "memory_bytes": str(gib * GIB)}
+    daemon.call("Simulation/Change", {"gpu_index": 0, "processes": [process]})
+    wait_until(lambda: on_gpu(daemon) == gib, "its memory is seen")
+
+
+def story(daemon: DaemonProcess, lease: Json) -> list[str]:
+    entries: list[Json] = daemon.call("Leases/Explain", {"lease_id": lease["id"]})["story"]
+    return [str(entry["text"]) for entry in entries]
+
+
+# --- stopped and started again -------------------------------------------------------------------------
+
+
+def stop_and_requeue(daemon: DaemonProcess) -> None:
+    lease = hold(daemon)
+    daemon.call("Simulation/Change", {"gpu_index": 0})
+    use(daemon, lease, 10)
+    winner = daemon.request("1", uid=ALICE)
+    assert winner["state"] == "queued"
+    daemon.call("Leases/Preempt", {"lease_id": lease["id"]})
+    daemon.wait_lease(winner["id"], "reserved")
+    again = daemon.wait_lease(lease["id"], "requeued")
+    assert (again["waiting"]["position"], again["preemptions"]) == (1, 1)
+    daemon.call("Leases/Release", {"lease_id": winner["id"]}, uid=ALICE)
+    daemon.wait_lease(lease["id"], "active")
+    assert runs(daemon, lease) == 2
+    told = story(daemon, lease)
+    assert any("told that it ends" in line and "starts again when there is room" in line for line in told)
+
+
+NO_CHECKPOINTS = {**SOON, "GPUSHARED_GPUS__CHECKPOINTS": "off"}
+
+
+def test_a_lease_that_gives_way_is_started_again_when_there_is_room(
+    new_daemon: NewDaemon, docker_engine: str
+) -> None:
+    daemon = new_daemon(engine=docker_engine, simulate="h100", environment=NO_CHECKPOINTS)
+    daemon.start()
+    stop_and_requeue(daemon)
+
+
+def test_so_it_is_where_the_engine_gives_settings_anew(new_daemon: NewDaemon, cdi_engine: CdiEngine) -> None:
+    daemon = new_daemon(engine=str(cdi_engine.socket), simulate="h100", environment=NO_CHECKPOINTS)
+    daemon.start()
+    stop_and_requeue(daemon)
+
+
+def test_it_is_still_queued_after_the_daemon_was_killed(new_daemon: NewDaemon, docker_engine: str) -> None:
+    daemon = new_daemon(engine=docker_engine, simulate="h100", environment=NO_CHECKPOINTS)
+    daemon.start()
+    lease, winner = hold(daemon), daemon.request("1", uid=ALICE)
+    daemon.call("Leases/Preempt", {"lease_id": lease["id"]})
+    daemon.wait_lease(lease["id"], "requeued")
+    daemon.kill()
+    daemon.start()
+    daemon.call("Leases/Release", {"lease_id": winner["id"]}, uid=ALICE)
+    daemon.wait_lease(lease["id"], "active")
+    assert runs(daemon, lease) == 2
+
+
+def test_a_container_that_removes_itself_ends_as_preempted(new_daemon: NewDaemon, docker_engine: str) -> None:
+    daemon = new_daemon(engine=docker_engine, simulate="h100", environment=NO_CHECKPOINTS)
+    daemon.start()
+    lease = hold(daemon, "1", "--rm")
+    assert lease["preempt_step"] == "stop"
+    daemon.request("1", uid=ALICE)
+    daemon.call("Leases/Preempt", {"lease_id": lease["id"]})
+    assert daemon.wait_lease(lease["id"], "ended")["outcome"]["kind"] == "preempted"
+
+
+# --- off the GPU and back ------------------------------------------------------------------------------
+
+
+def test_a_paused_lease_leaves_its_gpu_and_goes_on_where_it_was(hasty: DaemonProcess) -> None:
+    lease = hold(hasty)
+    use(hasty, lease, 10)
+    hasty.call("Leases/Pause", {"lease_id": lease["id"]})
+    hasty.wait_lease(lease["id"], "suspended")
+    wait_until(lambda: on_gpu(hasty) == 0, "its memory is off the GPU")
+    assert hasty.container(lease["container_id"])["State"]["Paused"]
+    other = hold(hasty, uid=ALICE)
+    hasty.call("Leases/Resume", {"lease_id": lease["id"]})
+    waits = hasty.lease(lease["id"])
+    assert (waits["state"], waits["waiting"]["position"]) == ("suspended", 1)
+    hasty.call("Leases/Stop", {"lease_id": other["id"], "grace_seconds": 0})
+    hasty.wait_lease(lease["id"], "active")
+    wait_until(lambda: on_gpu(hasty) == 10, "its memory is back")
+    assert runs(hasty, lease) == 1
+    assert not hasty.container(lease["container_id"])["State"]["Paused"]
+
+
+def test_a_lease_that_gives_way_so_comes_back_by_itself(hasty: DaemonProcess) -> None:
+    lease = hold(hasty)
+    assert lease["preempt_step"] == "suspend"
+    winner = hasty.request("1", uid=ALICE)
+    hasty.call("Leases/Preempt", {"lease_id": lease["id"]})
+    hasty.wait_lease(winner["id"], "reserved")
+    hasty.call("Leases/Release", {"lease_id": winner["id"]}, uid=ALICE)
+    hasty.wait_lease(lease["id"], "active")
+    assert runs(hasty, lease) == 1
+
+
+def test_a_paused_container_that_is_killed_ends_its_lease(hasty: DaemonProcess) -> None:
+    lease = hold(hasty)
+    hasty.call("Leases/Pause", {"lease_id": lease["id"]})
+    hasty.wait_lease(lease["id"], "suspended")
+    hasty.check("rm", "--force", lease["container_id"])
+    hasty.wait_lease(lease["id"], "ended")
+
+
+def test_a_paused_lease_is_not_started_by_docker(hasty: DaemonProcess) -> None:
+    lease = hold(hasty)
+    hasty.call("Leases/Pause", {"lease_id": lease["id"]})
+    hasty.wait_lease(lease["id"], "suspended")
+    refused = hasty.docker("restart", "-t", "0", lease["container_id"])
+    assert "gpushare resume" in refused.stderr
+
+
+def test_users_pause_their_own_and_administrators_preempt(hasty: DaemonProcess) -> None:
+    lease = hold(hasty, uid=ALICE)
+    for call in ("Pause", "Preempt"):
+        with pytest.raises(Refused):
+            hasty.call(f"Leases/{call}", {"lease_id": lease["id"]}, uid=ALICE + 1)
