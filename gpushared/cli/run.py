@@ -49,7 +49,7 @@ run = _RunCommand(
         _option(
             "isolation",
             "KIND",
-            "shared (beside others), separate (limits and faults its own), exclusive or mig (a MIG instance).",
+            "shared (beside others), separate (limits and faults its own), exclusive or mig (an instance).",
         ),
         _option("begin", "TIME", "Start no earlier: 22:00, +2h, 2026-11-22 or 2026-11-22T08:00."),
         _option("after", "LEASE,...", "Start when these leases are over, however they end."),

@@ -70,7 +70,7 @@ def test_specs_tell_which_gpus_and_mig_instances_they_name(no_nvidia_tools: None
     (tmp_path / "nvidia.yaml").write_text(YAML.replace(UUID, instance))
     info: dict[str, Any] = {"CDISpecDirs": [str(tmp_path)], "Runtimes": {"nvidia": {}}}
     found = engine_facts(VERSION, info, simulated_gpus=False)
-    assert (found.gpu_mechanism, found.cdi_gpus) == (DeviceMechanism.CDI, {instance})
+    assert (found.gpu_mechanism, found.cdi_gpus) == (DeviceMechanism.CDI, frozenset({instance}))
     assert found.other_mechanism is DeviceMechanism.NVIDIA_RUNTIME
     info["DiscoveredDevices"] = [{"Source": "cdi", "ID": f"nvidia.com/gpu={UUID}"}]
     assert engine_facts(VERSION, info, simulated_gpus=False).cdi_gpus == {instance, UUID}
