@@ -239,7 +239,7 @@ async def test_restart_keeps_the_node_informed(docker: Docker, desk: FakeDesk, n
         (("kill", "-s", "USR1"), AskedEnd("USR1", kill=False)),
         (("rm", "-f"), KILL),
     ],
-    ids=" ".join,
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 async def test_the_node_is_told_around_each_end_how_it_was_asked_for(
     docker: Docker, desk: FakeDesk, name: str, words: tuple[str, ...], asked: AskedEnd
