@@ -10,6 +10,7 @@ _MARKER_OF_FIXTURE = {
     "docker_engine": "docker",
     "private_engine": "docker",
     "cdi_engine": "cdi",
+    "unified_engine": "cdi",
     "mps_control_binary": "mps",
     "systemd_image": "systemd",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
@@ -101,11 +102,16 @@ class PrivateEngine:
         dispose_of(self.directory)
 
     def _command(self) -> list[str]:
+        return [*self._enter(), *self._words()]
+
+    def _enter(self) -> list[str]:
         # In the machine's network namespace even an engine without a bridge deletes the other one's docker0.
+        return ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec dockerd "$@"', "dockerd"]
+
+    def _words(self) -> list[str]:
         # The containerd namespaces matter only where a containerd of the system serves all engines.
         own = self.directory.name
         return [
-            *("unshare", "--net", "sh", "-c", 'ip link set lo up && exec dockerd "$@"', "dockerd"),
             f"--host={self.url}",
             f"--data-root={self.directory}/data",
             f"--exec-root={self.directory}/run",
@@ -132,6 +138,29 @@ class PrivateEngine:
         # The next dockerd takes a containerd that is dying, or dead and not yet reaped, for one that works.
         _wait_until_gone(own_containerd)
         (self.directory / "run/containerd/containerd.pid").unlink(missing_ok=True)
+
+
+class UnifiedEngine(PrivateEngine):
+    """One that knows CDI and has cgroup v2, on a machine that may have booted with v1.
+
+    It is the CDI engine's program, in a root file system and mount namespace of its own in which the kernel's
+    v2 tree lies at ``/sys/fs/cgroup``. Where the machine has v1, that tree has no controllers: cgroups are
+    made and processes put into them, and nothing is accounted.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spec_dir: Final = self.directory / "specs"
+        self.spec_dir.mkdir()
+        settings = {"features": {"cdi": True}, "cdi-spec-dirs": [str(self.spec_dir)], "ip6tables": False}
+        (self.directory / "daemon.json").write_text(json.dumps(settings))
+
+    def _enter(self) -> list[str]:
+        mount = "umount -R /sys/fs/cgroup; mount -t cgroup2 cgroup2 /sys/fs/cgroup && exec dockerd"
+        return [
+            *("unshare", "--mount", "--net", str(parts.ENTER_ROOT), str(parts.CDI_ROOT), "/tmp", "--"),
+            *("sh", "-c", f'{mount} "$@"', "dockerd"),
+        ]
 
 
 def dispose_of(directory: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.bed import engine, parts
-from tests.bed.engine import PrivateEngine
+from tests.bed.engine import PrivateEngine, UnifiedEngine
 from tests.bed.machine import Machine
 
 OLD_SECONDS = 300
@@ -131,4 +131,18 @@ def private_engine(docker_cli: Path, _swept: None) -> Iterator[Callable[..., Pri
 
     yield start
     for own in engines:
+        own.dispose()
+
+
+@pytest.fixture(scope="session")
+def unified_engine(docker_cli: Path, _swept: None) -> Iterator[UnifiedEngine]:
+    """An engine with CDI and cgroup v2, which has the busybox image but no bridge. Never stop it."""
+    parts.need_file("cdi-engine", parts.CDI_ROOT)
+    parts.need_file("image", parts.BUSYBOX_TAR)
+    own = UnifiedEngine()
+    try:
+        own.start()
+        own.load_busybox()
+        yield own
+    finally:
         own.dispose()
