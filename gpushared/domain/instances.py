@@ -49,10 +49,10 @@ def could_do(request: Request, gpu: Gpu) -> bool:
     return not (wants_instances(request) and too_small(request, gpu))
 
 
-def best_fit(gpu: Gpu) -> tuple[int, int, int, str, str]:
-    """Sorts instances: the least memory first, then the least compute, then by index and name."""
+def best_fit(gpu: Gpu) -> tuple[int, int, int, int, str]:
+    """Sorts instances: the least memory first, then the least compute, then as they are listed."""
     assert gpu.mig is not None, "asked of instances only"
-    return gpu.leasable_bytes, gpu.mig.compute_permille, gpu.index, gpu.name, gpu.id
+    return gpu.leasable_bytes, gpu.mig.compute_permille, gpu.index, gpu.mig.index, gpu.id
 
 
 def in_words(request: Request) -> str:
