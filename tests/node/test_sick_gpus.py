@@ -41,18 +41,9 @@ def story(daemon: DaemonProcess, lease: Json) -> list[str]:
     return [entry["text"] for entry in told]
 
 
-def gpushare(daemon: DaemonProcess, *words: str, uid: int = 0) -> subprocess.CompletedProcess[str]:
+def gpushare(daemon: DaemonProcess, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": os.environ["PATH"], "GPUSHARE_HOST": f"unix://{daemon.socket}", "LANG": "C.UTF-8"}
-    return subprocess.run(
-        [GPUSHARE, *words],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        user=uid,
-        group=uid,
-        extra_groups=[],
-    )
+    return subprocess.run([GPUSHARE, *words], env=environment, capture_output=True, text=True, check=False)
 
 
 def test_a_gpu_that_falls_off_the_bus_ends_what_is_on_it_and_the_neighbour_runs_on(
@@ -107,16 +98,16 @@ def test_a_lost_gpu_gives_back_what_its_leases_held_elsewhere_and_stays_drained_
 
 def test_an_admin_drains_and_undrains_and_nobody_else(daemon: DaemonProcess) -> None:
     lease = daemon.hold("0.25", uid=ALICE)
-    for words in (("drain", "0", "--reason", "mine"), ("undrain", "0")):
-        refused = gpushare(daemon, *words, uid=ALICE)
-        assert refused.returncode == 125
-        assert "only trusted callers may" in refused.stderr
+    for call, message in (("Gpus/Drain", {"gpu": "0", "reason": "mine"}), ("Gpus/Undrain", {"gpu": "0"})):
+        with pytest.raises(Refused, match="only trusted callers may") as refused:
+            daemon.call(call, message, uid=ALICE)
+        assert refused.value.code == "permission_denied"
     drained = gpushare(daemon, "drain", "0", "--reason", "new fan")
     assert drained.stdout == "GPU 0 is drained; 1 lease there runs on\n"
     shown = gpushare(daemon, "gpus")
     assert "drained: GPU 0: new fan (root, " in shown.stdout
     listed = json.loads(gpushare(daemon, "gpus", "-o", "json").stdout)
-    assert listed["gpus"][0]["drained"]["reason"] == "new fan"
+    assert listed["items"][0]["drained"]["reason"] == "new fan"
     assert daemon.lease(lease["id"])["state"] == "active"
     assert daemon.request("0.25")["grants"][0]["gpu_index"] == 1
     gpushare(daemon, "drain", "all", "--reason", "driver update")
@@ -148,8 +139,8 @@ def test_simulated_errors_are_provoked_from_the_command_line(lone_daemon: Daemon
     assert gpushare(lone_daemon, "simulate", "--gpu", "1", "--xid", "31", "--xid", "79").returncode == 0
     wait_mode(lone_daemon, 1, "unhealthy")
     assert "GPU 1 fell off the bus (XID 79)" in gpushare(lone_daemon, "gpus").stdout
-    doctor = json.loads(gpushare(lone_daemon, "doctor", "--json").stdout)
-    (check,) = [one for one in doctor["checks"] if one["name"] == "drained-gpus"]
+    checks = lone_daemon.call("Node/Doctor")["checks"]
+    (check,) = [one for one in checks if one["name"] == "drained-gpus"]
     assert check["status"] == "failed"
     assert gpushare(lone_daemon, "simulate", "--xid", "0").returncode == 125
 
@@ -176,6 +167,11 @@ def hold_fallible(daemon: DaemonProcess, **asked: object) -> Json:
     return lease
 
 
+def die_of_fault(daemon: DaemonProcess, lease: Json) -> None:
+    wait_until(lambda: daemon.lease(lease["id"]).get("fault"), "the fault is told")
+    daemon.check("kill", "-s", "USR1", lease["container_id"])
+
+
 def use(daemon: DaemonProcess, lease: Json) -> None:
     process = {"pid": daemon.pid_of(lease["container_id"]), "memory_bytes": str(MIB), "mps_client": True}
     daemon.call("Simulation/Change", {"gpu_index": 0, "processes": [process]})
@@ -187,8 +183,7 @@ def test_a_victim_is_started_again_as_often_as_it_asked_for_and_then_fails(shari
     victim, plain = hold_fallible(sharing, restart_on_fault=1), hold_fallible(sharing)
     err(sharing, 0, 31)
     for one in (victim, plain):
-        wait_until(lambda one=one: sharing.lease(one["id"]).get("fault"), "the fault is told")
-        sharing.check("kill", "-s", "USR1", one["container_id"])
+        die_of_fault(sharing, one)
     text = sharing.wait_lease(plain["id"], "ended")["outcome"]["text"]
     assert text.startswith("its container ended with 1 because on GPU 0 a program used GPU memory")
     wait_until(lambda: sharing.lease(victim["id"]).get("restarts") == 1, "it is to be started again")
@@ -200,8 +195,7 @@ def test_a_victim_is_started_again_as_often_as_it_asked_for_and_then_fails(shari
     other = hold_fallible(sharing)
     use(sharing, victim)
     err(sharing, 0, 31)
-    wait_until(lambda: sharing.lease(victim["id"]).get("fault"), "the next fault is told")
-    sharing.check("kill", "-s", "USR1", victim["container_id"])
+    die_of_fault(sharing, victim)
     outcome = sharing.wait_lease(victim["id"], "ended")["outcome"]
     assert outcome["kind"] == "failed"
     assert "after 1 restarts for such faults" in outcome["text"]
