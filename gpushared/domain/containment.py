@@ -141,7 +141,7 @@ def _fault_text(event: ServerFaulted, culprit: LeaseId | None, draft: Draft) -> 
 
 
 def _names(gpus: tuple[GpuId, ...], draft: Draft) -> str:
-    known = [f"GPU {draft.gpus[gpu].index}" if gpu in draft.gpus else gpu for gpu in gpus]
+    known = [f"GPU {draft.gpus[gpu].label}" if gpu in draft.gpus else gpu for gpu in gpus]
     return " and ".join(known) or "its GPU"
 
 

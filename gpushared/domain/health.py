@@ -122,7 +122,7 @@ def _is_on_mps(lease: Lease) -> bool:
 
 
 def _name(gpu: GpuId, draft: Draft) -> str:
-    return f"GPU {draft.gpus[gpu].index}" if gpu in draft.gpus else f"GPU {gpu}"
+    return f"GPU {draft.gpus[gpu].label}" if gpu in draft.gpus else f"GPU {gpu}"
 
 
 # --- what people ask -----------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def _undrain(event: GpuDrainAsked, draft: Draft) -> None:
     gpu = draft.gpus.get(event.gpu)
     if event.gpu in draft.use.lost and event.gpu in draft.drained:
         trouble = (gpu.trouble if gpu else None) or "it does not answer"
-        which = gpu.index if gpu else event.gpu
+        which = gpu.label if gpu else event.gpu
         raise StateConflict(
             f"{_name(event.gpu, draft)} is still lost: {trouble}",
             hint=f"reset it (`nvidia-smi -r -i {which}`) or reboot first",

@@ -93,7 +93,7 @@ def describe(over: OverLimit, draft: Draft) -> str:
 
 def _where(gpu_id: GpuId, draft: Draft) -> str:
     gpu = draft.gpus.get(gpu_id)
-    return f"GPU {gpu.index}" if gpu else gpu_id
+    return f"GPU {gpu.label}" if gpu else gpu_id
 
 
 def overlap(leases: Mapping[LeaseId, Lease], gpu: GpuId, leasable_bytes: int, stray_bytes: int) -> int:

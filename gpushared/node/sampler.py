@@ -166,14 +166,14 @@ class Sampler:
         """Name to the admin who takes leased memory without a lease."""
         state = self._loop.state
         for gpu in state.gpus.values():
-            part = f"unmanaged-{gpu.index}"
+            part = f"unmanaged-{gpu.label}"
             eaten = overlap(state.leases, gpu.id, gpu.leasable_bytes, state.stray_bytes.get(gpu.id, 0))
             there = [one for one in sample.strangers if one.gpu == gpu.id and one.memory_bytes]
             if eaten and there:
                 worst = max(there, key=lambda one: one.memory_bytes or 0)
                 self._troubles.raised(
                     part,
-                    f"process {worst.pid} holds {format_memory(worst.memory_bytes or 0)} on GPU {gpu.index} "
+                    f"process {worst.pid} holds {format_memory(worst.memory_bytes or 0)} on GPU {gpu.label} "
                     f"without a lease, and leases there are short of it (`gpushare ps` lists such processes)",
                 )
             else:
@@ -196,14 +196,14 @@ class Sampler:
                 (pid, lease), began = unseen[0], self._unseen_since.setdefault(reading.gpu, at)
                 since = time.strftime("%H:%M:%S", time.localtime(began))
                 text = (
-                    f"the driver does not tell what process {pid} of lease {lease} holds on GPU {gpu.index}"
+                    f"the driver does not tell what process {pid} of lease {lease} holds on GPU {gpu.label}"
                 )
                 self._troubles.raised(
-                    f"{UNSEEN}{gpu.index}", f"{text}: the watchdog is blind there since {since}"
+                    f"{UNSEEN}{gpu.label}", f"{text}: the watchdog is blind there since {since}"
                 )
             elif gpu is not None:
                 self._unseen_since.pop(reading.gpu, None)
-                self._troubles.cleared(f"{UNSEEN}{gpu.index}")
+                self._troubles.cleared(f"{UNSEEN}{gpu.label}")
 
     def _sort(
         self,
