@@ -11,7 +11,7 @@ import pytest
 from gpushared.domain.errors import EngineUnavailable
 from gpushared.engine.facts import facts_of_death, facts_of_inspect, ids_of_list
 from gpushared.engine.probe import engine_facts, runtime_spec_dir
-from gpushared.ports import LABEL_DEVICE, LABEL_OWNER, ContainerStatus, DeviceMechanism
+from gpushared.ports import LABEL_DEVICE, LABEL_OWNER, CgroupDriver, ContainerStatus, DeviceMechanism
 
 VERSION = {"Version": "28.2.2", "ApiVersion": "1.50"}
 UUID = "GPU-8f6d8c1e-2b1a-4f7e-9a53-0c1d2e3f4a5b"
@@ -103,6 +103,16 @@ def test_the_nvidia_runtime_is_the_last_way(no_nvidia_tools: None) -> None:
     found = engine_facts(VERSION, info, simulated_gpus=False)
     assert found.gpu_mechanism is DeviceMechanism.NVIDIA_RUNTIME
     assert found.cgroup_version == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "driver"),
+    [("systemd", CgroupDriver.SYSTEMD), ("cgroupfs", CgroupDriver.CGROUPFS), ("none", CgroupDriver.CGROUPFS)],
+)
+def test_the_engine_says_who_makes_its_cgroups(said: str, driver: CgroupDriver) -> None:
+    """The parent of a cgroup is a slice for the one, a path for the other."""
+    info: dict[str, Any] = {"CgroupDriver": said, "CgroupVersion": "2"}
+    assert engine_facts(VERSION, info, simulated_gpus=True).cgroup_driver is driver
 
 
 def test_simulated_gpus_need_no_mechanism(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from gpushared.domain.lease import ContainerId
 from gpushared.engine.docker import DockerEngine
-from gpushared.engine.processes import ProcessTable, containers_of_cgroup, start_ticks_of_stat
+from gpushared.engine.processes import ProcessTable, containers_of_cgroup, place_of, start_ticks_of_stat
 from tests.engine.world import DockerHands, facts, unique_name
 
 A = ContainerId("3f" * 32)
@@ -59,6 +59,30 @@ def test_a_cgroup_file_names_the_containers_around_a_process(
 ) -> None:
     """In all forms that engines write, outermost first."""
     assert containers_of_cgroup(text) == tuple(containers)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (f"0::/gpushare/l-1/{A}\n", f"/gpushare/l-1/{A}"),
+        (
+            f"9:name=systemd:/docker/{A}\n0::/system.slice/docker-{A}.scope\n",
+            f"/system.slice/docker-{A}.scope",
+        ),
+        (f"9:name=systemd:/docker/{A}\n0::/\n", None),
+        (f"0::/docker/{B}\n", None),
+        ("", None),
+    ],
+    ids=["cgroupfs", "systemd", "v1", "somebody else's by now", "nothing"],
+)
+def test_the_cgroup_of_a_container_is_found_in_the_tree_of_v2(
+    tmp_path: Path, text: str, place: str | None
+) -> None:
+    """Only if it is the container's: a PID may have changed hands."""
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "cgroup").write_text(text)
+    assert place_of(7, A, tmp_path) == place
+    assert place_of(8, A, tmp_path) is None
 
 
 def test_the_start_time_is_found_behind_a_command_with_brackets() -> None:
