@@ -25,8 +25,17 @@ from gpushared.node.loop import Loop
 from gpushared.node.performer import Performer
 from gpushared.node.sampler import Sampler
 from gpushared.node.troubles import Troubles
-from gpushared.ports import Edits, EngineFacts
-from gpushared.testing import FakeCheckpoints, FakeEngine, FakeGpus, FakeSharing, ManualClock, MemoryJournal, fake_gpu
+from gpushared.ports import ContainerStatus, Edits, EngineFacts
+from gpushared.testing import (
+    FakeCheckpoints,
+    FakeEngine,
+    FakeGpus,
+    FakeSharing,
+    ManualClock,
+    MemoryJournal,
+    fake_gpu,
+)
+from tests.sharing.cgroups import process_in, real_root
 
 ALICE = Caller(1000, 1000, "alice")
 QUARTER = Request(compute_permille=250, memory_permille=250)
@@ -80,9 +89,7 @@ class SlowSharing(FakeSharing):
         self.may_open = asyncio.Event()
         self.may_close = asyncio.Event()
 
-    async def open(
-        self, lease: Lease, gpus: Mapping[GpuId, Gpu], engine: EngineFacts | None = None
-    ) -> Edits:
+    async def open(self, lease: Lease, gpus: Mapping[GpuId, Gpu], engine: EngineFacts | None = None) -> Edits:
         self.opening.set()
         await self.may_open.wait()
         return await super().open(lease, gpus, engine)
@@ -122,9 +129,7 @@ async def test_settings_under_way_when_the_lease_ends_are_taken_down_afterwards(
 class SizedSharing(SlowSharing):
     """Its settings tell the size for which they were made."""
 
-    async def open(
-        self, lease: Lease, gpus: Mapping[GpuId, Gpu], engine: EngineFacts | None = None
-    ) -> Edits:
+    async def open(self, lease: Lease, gpus: Mapping[GpuId, Gpu], engine: EngineFacts | None = None) -> Edits:
         edits = await super().open(lease, gpus, engine)
         return replace(edits, env={"SIZE": str(lease.grants[0].compute_permille)})
 
@@ -306,6 +311,33 @@ async def test_rules_that_are_reloaded_during_a_write_hold_afterwards() -> None:
         may_go_on.set()
         await asking
         assert node.loop.state.rules.max_queued == 7
+
+
+async def test_a_running_container_is_held_by_its_own_cgroup() -> None:
+    """Found by its process, and only where there is anything that could be done with it."""
+    async with world() as node:
+        await node.sampler.turn()
+        lease = await node.ask()
+        await node.performer.edits_of(lease.id)
+        container = node.engine.create(lease.id)
+        with process_in(real_root() / container) as pid:
+            node.engine.start(container)
+            node.engine._set(container, status=ContainerStatus.RUNNING, pid=pid)
+            for node.sharing.holding in (False, True):
+                node.performer.perform(m.HoldContainer(lease.id, container))
+                await until_idle(node.performer)
+                assert node.sharing.held == ({lease.id: f"/{container}"} if node.sharing.holding else {})
+
+
+async def test_a_container_that_is_gone_when_it_is_to_be_held_is_no_error() -> None:
+    async with world() as node:
+        await node.sampler.turn()
+        lease = await node.ask()
+        await node.performer.edits_of(lease.id)
+        node.sharing.holding = True
+        node.performer.perform(m.HoldContainer(lease.id, ContainerId("b" * 64)))
+        await until_idle(node.performer)
+        assert node.sharing.held == {}
 
 
 async def test_those_who_wait_are_woken_by_what_they_could_be_shown_and_by_nothing_else() -> None:
