@@ -116,5 +116,10 @@ class FakeDesk:
 
     @property
     def story(self) -> list[object]:
-        """What happened, without the particulars."""
-        return [entry[0] for entry in self.diary]
+        """What happened, without the particulars, and without ends, which a test's own tidying brings."""
+        return [entry[0] for entry in self.diary if entry not in self.ends]
+
+    @property
+    def ends(self) -> list[tuple[object, ...]]:
+        """What was told around ends."""
+        return [entry for entry in self.diary if entry[0] in {"ending", "ended"}]
