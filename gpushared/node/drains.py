@@ -40,13 +40,16 @@ class Drains:
 
 
 def named(name: str, state: NodeState) -> list[GpuId]:
-    """By index (with its MIG instances), by UUID, or ``all``; also one that is drained and not there now."""
+    """By index, with its MIG instances; as ``0:1``, which is one of these; by UUID; or ``all``.
+
+    Also one that is drained and not there now.
+    """
     if not name:
         raise RequestError("no GPU is named", hint="give its index, its UUID or `all`")
     known = [*state.gpus, *(gpu for gpu in state.drained if gpu not in state.gpus)]
     if name == ALL:
         return known
-    by_index = [gpu.id for gpu in state.gpus.values() if str(gpu.index) == name]
+    by_index = [gpu.id for gpu in state.gpus.values() if name in (str(gpu.index), gpu.label)]
     found = by_index or [gpu for gpu in known if gpu == name]
     if not found:
         raise NotFound(f"there is no GPU {shown(name)}", hint="`gpushare gpus -o wide` lists them")

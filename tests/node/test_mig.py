@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.bed import parts
+from tests.bed.fixtures import CdiEngine
 from tests.gpus.fake_nvml import FakeGpu, FakeInstance, FakeMachine, fake_nvml_library
 from tests.node.conftest import NewDaemon
 from tests.node.daemon import GPUSHARE, DaemonProcess, Json, Refused, wait_until
@@ -129,6 +130,30 @@ def test_a_stopped_container_starts_again_on_an_instance(daemon: DaemonProcess) 
     daemon.check("start", container)
     (lease,) = daemon.leases().values()
     assert [grant["gpu_uuid"] for grant in lease["grants"]] == [uuid]
+
+
+def test_an_instance_is_taken_at_the_start_where_the_engine_applies_lease_devices(
+    new_daemon: NewDaemon, cdi_engine: CdiEngine
+) -> None:
+    daemon = new_daemon(engine=cdi_engine.socket, simulate="a100/2x1g.10gb")
+    daemon.start()
+    wish = ("--label", "gpushare.gpu=1", "--label", "gpushare.isolation=mig")
+    container = daemon.create_container(*wish)
+    assert daemon.leases() == {}
+    daemon.check("start", container)
+    (lease,) = daemon.leases().values()
+    environ = Path(f"/proc/{daemon.pid_of(container)}/environ").read_bytes().decode().split("\0")
+    assert f"CUDA_VISIBLE_DEVICES={lease['grants'][0]['gpu_uuid']}" in environ
+    assert "GPUSHARE_MEMORY_WALL=mig" in environ
+
+
+def test_a_drained_instance_is_leased_to_nobody_and_its_neighbour_is(daemon: DaemonProcess) -> None:
+    done = gpushare(daemon, "drain", "0:0", "--reason", "for a demonstration")
+    assert done.returncode == 0, done.stderr
+    assert [gpus(daemon)[label]["mode"] for label in ("0", "0:0", "0:1")] == ["mig", "drained", "free"]
+    assert label_of(ask(daemon, gpu="1")) == "0:1"
+    assert gpushare(daemon, "drain", "0", "--reason", "all of it").returncode == 0
+    assert ask(daemon, gpu="1")["waiting"]["reason"] == "gpu_unhealthy"
 
 
 def test_all_gpus_are_those_that_can_be_had_whole(daemon: DaemonProcess) -> None:
