@@ -154,6 +154,22 @@ def test_gpus_shows_what_is_used_free_and_wrong(gpushare: Gpushare) -> None:
     assert [line[0] for line in lines[3:]] == ["trouble: MPS is down", "trouble: GPU 1: fell off the bus"]
 
 
+def test_gpus_says_which_are_drained_why_since_when_and_by_whom(gpushare: Gpushare, standin: StandIn) -> None:
+    since = time.time() - 250
+    sick = {"reason": "fell off the bus (XID 79)", "since": since, "by": "gpushared", "sick": True}
+    fan = {"reason": "new fan", "since": since, "by": "root"}
+    listed = [
+        {"uuid": "GPU-a", "index": 0, "name": "H100", "mode": "drained", "drained": fan},
+        {"uuid": "GPU-b", "index": 1, "name": "H100", "mode": "unhealthy", "drained": sick},
+    ]
+    standin.answers["Gpus/List"] = ok({"gpus": listed})
+    lines = gpushare("gpus").stdout.splitlines()
+    assert lines[-2:] == [
+        "drained: GPU 0: new fan (root, 4m ago)",
+        "unhealthy: GPU 1 fell off the bus (XID 79) 4m ago; gpushare undrain 1 ends that",
+    ]
+
+
 def test_queue_is_in_order_with_reasons(gpushare: Gpushare) -> None:
     lines = table(gpushare("queue").stdout)
     assert lines[1] == ["POS", "LEASE", "USER", "CLASS", "ASKS", "WAITED", "ETA", "REASON"]

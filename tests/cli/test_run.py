@@ -156,6 +156,33 @@ def test_privileged_runs_with_a_warning(gpushare: Gpushare) -> None:
     assert done.stderr.startswith("gpushare: warning: --privileged")
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--rm",), "conflicting options: --restart-on-fault and --rm"),
+        (("--restart", "on-failure:3"), "conflicting options: --restart-on-fault and --restart"),
+    ],
+)
+def test_restarts_on_a_fault_exclude_docker_s_own(
+    gpushare: Gpushare, standin: StandIn, words: tuple[str, ...], says: str
+) -> None:
+    """Before anybody is asked; none at all excludes nothing."""
+    done = gpushare("run", "--restart-on-fault", "3", *words, "busybox")
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert standin.calls == []
+    gpushare("run", "--restart-on-fault", "0", *words, "busybox")
+    gpushare("run", "--restart-on-fault=3", "--restart", "no", "busybox")
+    assert [asked["restart_on_fault"] for asked in standin.asked("Leases/Request")] == [0, 3]
+
+
+@pytest.mark.parametrize("value", ["many", "-1", "1.5"])
+def test_restarts_that_are_no_number_ask_nobody(gpushare: Gpushare, standin: StandIn, value: str) -> None:
+    done = gpushare("run", "--restart-on-fault", value, "busybox")
+    assert (done.returncode, standin.calls) == (2, [])
+    assert "--restart-on-fault" in done.stderr
+
+
 @pytest.mark.parametrize("value", ["soon", "-1m", "nan", "9" * 5000])
 def test_a_wait_that_is_no_duration_asks_nobody(gpushare: Gpushare, standin: StandIn, value: str) -> None:
     done = gpushare("run", f"--max-wait={value}", "busybox")

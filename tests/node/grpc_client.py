@@ -39,6 +39,8 @@ REQUESTS = {
     "Leases/List": leases_pb2.ListLeasesRequest,
     "Leases/Explain": leases_pb2.LeaseRef,
     "Gpus/List": gpus_pb2.ListGpusRequest,
+    "Gpus/Drain": gpus_pb2.DrainRequest,
+    "Gpus/Undrain": gpus_pb2.UndrainRequest,
     "Node/Status": node_pb2.NodeStatusRequest,
     "Node/Presets": node_pb2.PresetsRequest,
     "Node/Doctor": node_pb2.DoctorRequest,

@@ -12,6 +12,7 @@ import pytest
 
 from tests.node.conftest import NewDaemon
 from tests.node.daemon import GPUSHARE, DaemonProcess, Json, Refused, wait_until
+from tests.node.grpc_client import ask
 
 ALICE = 1001
 MIB = 1024**2
@@ -133,6 +134,15 @@ def test_a_drain_says_what_is_wrong_with_it(
 ) -> None:
     with pytest.raises(Refused, match=says):
         lone_daemon.call(call, message)
+
+
+def test_grpc_drains_and_undrains_too(lone_daemon: DaemonProcess) -> None:
+    calls = [("Gpus/Drain", {"gpu": "1", "reason": "new fan"}), ("Gpus/Undrain", {"gpu": "all"})]
+    drained, undrained = ask(lone_daemon.socket, calls)
+    assert [(gpu["mode"], gpu["drained"]["by"]) for gpu in drained["gpus"]] == [("drained", "root")]
+    assert [gpu["mode"] for gpu in undrained["gpus"]] == ["free", "free"]
+    (refused,) = ask(lone_daemon.socket, calls[:1], uid=ALICE)
+    assert refused["code"] == "permission_denied"
 
 
 def test_simulated_errors_are_provoked_from_the_command_line(lone_daemon: DaemonProcess) -> None:
