@@ -114,7 +114,9 @@ class Supervisor:
 
     @property
     def _wedge(self) -> str | None:
-        complaint = None if self._canary is None else self._canary.complaint
+        if self._canary is None or not self._watch_servers.servers:
+            return None  # the next client gets a new server
+        complaint = self._canary.complaint
         return None if complaint is None else f"new CUDA programs {complaint}"
 
     def _since(self) -> str:
@@ -267,14 +269,15 @@ class Supervisor:
             _log.warning("mps.recycle failed: %s", error)
 
     async def _send_canaries(self) -> None:
-        """While a server is there for leases."""
-        canary, server = self._canary, 0
+        """While a server is there for leases; what was found of one is not held against the next."""
+        canary, known = self._canary, 0
         while canary is not None:
             await asyncio.sleep(canary.pause_seconds)
-            for now in self._watch_servers.servers[:1] if self.leases else ():
-                if now != server:
-                    canary.forget()
-                server = now
+            server = next(iter(self._watch_servers.servers), 0)
+            if server != known:
+                canary.forget()
+            known = server
+            if server and self.leases:
                 await canary.send(server)
 
     def _note_failure(self, error: GpushareError) -> None:

@@ -40,11 +40,14 @@ def daemon(new_daemon: NewDaemon, docker_engine: str, mps: FakeMps) -> DaemonPro
 class Client:
     """A container whose main process is a client of the server."""
 
-    def __init__(self, daemon: DaemonProcess, mps: FakeMps, *command: str) -> None:
+    def __init__(
+        self, daemon: DaemonProcess, mps: FakeMps, *command: str, options: tuple[str, ...] = ()
+    ) -> None:
         out = daemon.directory / "out"
         out.mkdir(exist_ok=True)
         self.asked = out / "asked"
-        lease = daemon.hold("0.25", "-v", f"{out}:/out", command=command or ("sleep", "1000"))
+        volume = ("-v", f"{out}:/out")
+        lease = daemon.hold("0.25", *volume, *options, command=command or ("sleep", "1000"))
         assert lease["memory_wall"] == "mps-client"
         self.lease, self.container = lease["id"], lease["container_id"]
         self.pid = daemon.pid_of(self.container)
@@ -102,10 +105,11 @@ def test_a_program_that_catches_the_signal_keeps_its_server_until_just_before_th
     assert "1 process was taken off MPS before the end" in client.story()
 
 
+@pytest.mark.parametrize("options", [(), ("--init",)], ids=["as the first process", "behind an init"])
 def test_a_program_that_ends_by_itself_in_its_grace_is_never_taken_off(
-    daemon: DaemonProcess, mps: FakeMps
+    daemon: DaemonProcess, mps: FakeMps, options: tuple[str, ...]
 ) -> None:
-    client = Client(daemon, mps, *ENDS_BY_ITSELF)
+    client = Client(daemon, mps, *ENDS_BY_ITSELF, options=options)
     mps.serve(SERVER, client.pid)
     daemon.check("stop", "-t", "30", client.container)
     daemon.wait_lease(client.lease, "ended")

@@ -156,6 +156,8 @@ async def test_a_wedged_server_gets_no_new_leases_and_stays_while_it_has_clients
     mps.serve(OWN)
     await daemons.until(lambda: str(OWN) not in mps.servers())
     assert mps.told("shutdown_server")[0] == f"shutdown_server {OWN}"
+    await until(sharing, lambda status: status.trouble is None)
+    await sharing.open(lease(2), GPUS)
 
 
 async def test_a_canary_that_is_out_counts_as_ours(
