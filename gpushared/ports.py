@@ -56,7 +56,7 @@ class Gpus(Protocol):
     simulated: bool
 
     async def survey(self) -> tuple[Gpu, ...]:
-        """All GPUs, by index. A GPU that is lost is listed with its ``trouble``."""
+        """All GPUs, by index, each before its MIG instances. A lost one is listed with its ``trouble``."""
         ...
 
     async def sample(self) -> tuple[GpuReading, ...]:
@@ -249,6 +249,8 @@ class Checkpoints(Protocol):
 
     with_mps: bool
     """Whether that works for clients of MPS too."""
+    needs_host_memory: bool
+    """Whether what is saved takes the host's memory."""
 
     async def trouble(self) -> str:
         """Why it does not work on this machine; empty where it does."""

@@ -14,8 +14,8 @@ from gpushared.client import Client, Gpu
 def drain(gpu: str, reason: str) -> int:
     """Give no new leases on a GPU; leases that are there run on. Only for root and trusted groups.
 
-    GPU is an index, a UUID, or `all`. It stays drained, over restarts and reboots too, until
-    `gpushare undrain`.
+    GPU is an index, 0:1 for a MIG instance, a UUID, or `all`. It stays drained, over restarts and reboots
+    too, until `gpushare undrain`.
 
     \b
     Examples:

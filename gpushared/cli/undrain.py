@@ -13,7 +13,8 @@ from gpushared.client import Client
 def undrain(gpu: str) -> int:
     """Give leases on a GPU again that was drained or found sick. Only for root and trusted groups.
 
-    GPU is an index, a UUID, or `all`. One that is still lost is refused: reset it or reboot first.
+    GPU is an index, 0:1 for a MIG instance, a UUID, or `all`. One that is still lost is refused: reset it
+    or reboot first.
 
     \b
     Examples:

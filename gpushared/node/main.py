@@ -32,7 +32,7 @@ OPEN_FILES = 65536
 @click.option(
     "--config", type=click.Path(path_type=Path), help="Configuration file instead of the usual one."
 )
-@click.option("--simulate", metavar="MODEL:COUNT", help="Serve simulated GPUs, such as h100:2 or t4.")
+@click.option("--simulate", metavar="MODEL:COUNT", help="Serve simulated GPUs: h100:2,t4 or a100/2x3g.40gb.")
 @click.option("--runtime-dir", help="Where the socket and MPS pipes are [/run/gpushared].")
 @click.option("--state-dir", help="Where the journal is [/var/lib/gpushared].")
 @click.option("--engine", metavar="SOCKET", help="Docker's socket [/var/run/docker.sock].")

@@ -82,10 +82,7 @@ class World:
             case ["gpu", _, "heals"]:
                 self.sample({}, dict(self.state.stray_bytes))
             case ["instance", label, "is", "made" | "destroyed" as what]:
-                index, _, place = label.partition(":")
-                others = [gpu for gpu in self.state.gpus.values() if gpu.label != label]
-                made = [_instance(int(index), int(place), "10g")] if what == "made" else []
-                self.send(m.GpusSurveyed((*others, *made)))
+                self.change_instance(label, made=what == "made")
             case ["gpu", number, "is", "drained" | "undrained" as what]:
                 self.drain(GpuId(f"GPU-{number}"), "new fan" if what == "drained" else None)
             case ["gpu", number, "tells", "of", "xid", xid]:
@@ -103,6 +100,12 @@ class World:
 
     def drain(self, gpu: GpuId, reason: str | None) -> None:
         self.send(m.GpuDrainAsked(gpu, ROOT, reason))
+
+    def change_instance(self, label: str, *, made: bool) -> None:
+        index, _, place = label.partition(":")
+        others = [gpu for gpu in self.state.gpus.values() if gpu.label != label]
+        new = [_instance(int(index), int(place), "10g")] if made else []
+        self.send(m.GpusSurveyed((*others, *new)))
 
     def end(self, lease: LeaseId) -> None:
         self.send(m.StopAsked(lease, ROOT, 0))

@@ -74,7 +74,7 @@ CASES: list[tuple[str, Facts, Status, str, str]] = [
     ("persistence-daemon", host(persistence_daemon=False), W, "off after a boot", "nvidia-persistenced"),
     ("compute-mode", with_gpu(compute_mode=2), F, "PROHIBITED on GPU 0", "nvidia-smi -c DEFAULT -i 0"),
     ("compute-mode", with_gpu(compute_mode=3), W, "EXCLUSIVE_PROCESS", "nvidia-smi -c DEFAULT -i 0"),
-    ("mig-mode", with_gpu(mig=True), W, "MIG is on for GPU 0 without instances", "mig -i 0 -cgi PROFILE -C"),
+    ("mig-mode", with_gpu(mig=True), W, "MIG is on for GPU 0 without instances", "-cgi PROFILE -C"),
     ("pid-namespace", host(init_pid_namespace=False), F, "PID namespace", "--pid=host"),
     ("cgroup-version", host(cgroup_version=1), W, "cgroup v1", "unified_cgroup_hierarchy=1"),
     ("mps-program", mps(program=None), W, "not installed", "nvidia-compute-utils"),
