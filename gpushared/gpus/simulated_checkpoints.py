@@ -12,6 +12,7 @@ class SimulatedCheckpoints:
     """The ``Checkpoints`` port where no CUDA is: it works for every process, and tells no lie about memory."""
 
     with_mps = True
+    needs_host_memory = False
 
     def __init__(self, gpus: SimulatedGpus) -> None:
         self._gpus = gpus

@@ -10,7 +10,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,6 +58,7 @@ from gpushared.ports import (
     Sharing,
 )
 from gpushared.sharing.canary_watch import CanaryTiming
+from gpushared.sharing.checkpoint import CudaCheckpoints
 from gpushared.sharing.driver_wall import DriverWall
 from gpushared.sharing.mps import MpsMode, MpsSharing, MpsTiming
 from gpushared.sharing.no_checkpoints import NoCheckpoints
@@ -126,7 +127,7 @@ def real_parts(config: Config) -> Parts:
             watched=[one for one, policy in watchdog_of(config).items() if policy.action is not Action.WARN],
         ),
         engine=DockerEngine(f"unix://{config.engine.socket}", simulated_gpus=simulated),
-        checkpoints=_checkpoints(config, gpus),
+        checkpoints=_checkpoints(config, gpus, environ),
         journal=SqliteJournal(
             Path(config.node.state_dir) / JOURNAL_NAME, keep_ended=config.node.keep_ended_leases
         ),
@@ -134,12 +135,12 @@ def real_parts(config: Config) -> Parts:
     )
 
 
-def _checkpoints(config: Config, gpus: Gpus) -> Checkpoints:
+def _checkpoints(config: Config, gpus: Gpus, environ: Mapping[str, str]) -> Checkpoints:
     if config.gpus.checkpoints is CheckpointMode.OFF:
         return NoCheckpoints()
     if isinstance(gpus, SimulatedGpus):
         return SimulatedCheckpoints(gpus)
-    return NoCheckpoints("this version of gpushared makes no checkpoints of real GPUs")
+    return CudaCheckpoints(environ)
 
 
 def rules_of(config: Config) -> Rules:

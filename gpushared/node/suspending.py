@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import psutil
 
 from gpushared.domain import messages as m
-from gpushared.domain.errors import GpushareError
+from gpushared.domain.errors import GpushareError, SharingUnavailable
 from gpushared.domain.lease import ContainerId, LeaseId
+from gpushared.domain.units import format_memory
 from gpushared.engine.signals import members
 from gpushared.node.loop import Loop
 from gpushared.ports import Checkpoints, Engine
 
 log = logging.getLogger(__name__)
+
+USABLE_PART = 0.8
+"""Of the host's free memory; the rest is for everybody else."""
 
 
 class Suspender:
@@ -23,10 +30,35 @@ class Suspender:
         self._loop = loop
         self._engine = engine
         self._checkpoints = checkpoints
+        self._under_way: set[LeaseId] = set()
 
     async def suspend(self, lease: LeaseId, container: ContainerId) -> None:
+        """Asked again while it is under way, it goes on."""
+        with self._only_once(lease) as first:
+            if first:
+                await self._suspend(lease, container)
+
+    async def resume(self, lease: LeaseId, container: ContainerId) -> None:
+        """As ``suspend``."""
+        with self._only_once(lease) as first:
+            if first:
+                await self._resume(lease, container)
+
+    @contextmanager
+    def _only_once(self, lease: LeaseId) -> Iterator[bool]:
+        if lease in self._under_way:
+            yield False
+            return
+        self._under_way.add(lease)
+        try:
+            yield True
+        finally:
+            self._under_way.discard(lease)
+
+    async def _suspend(self, lease: LeaseId, container: ContainerId) -> None:
         """The checkpoint comes before the freeze: the driver's own thread in each process does the work."""
         try:
+            self._check_host_memory(lease)
             pids = await self._save(container)
         except GpushareError as error:
             await self._loop.send(m.SuspendFailed(lease, error.message))
@@ -39,6 +71,15 @@ class Suspender:
             await self._loop.send(m.SuspendFailed(lease, error.message))
             return
         await self._loop.send(m.ContainerSuspended(lease))
+
+    def _check_host_memory(self, lease: LeaseId) -> None:
+        """What cannot be held would end it, and others with it, for want of memory."""
+        used = sum(self._loop.state.use.used_bytes.get(lease, {}).values())
+        free = psutil.virtual_memory().available
+        if used > free * USABLE_PART and self._checkpoints.needs_host_memory:
+            raise SharingUnavailable(
+                f"it uses {format_memory(used)} on its GPUs, and the host has {format_memory(free)} free"
+            )
 
     async def _save(self, container: ContainerId) -> frozenset[int]:
         """Once more where processes came meanwhile: they would keep GPU memory."""
@@ -53,7 +94,7 @@ class Suspender:
             saved |= new
         return saved
 
-    async def resume(self, lease: LeaseId, container: ContainerId) -> None:
+    async def _resume(self, lease: LeaseId, container: ContainerId) -> None:
         try:
             await self._engine.thaw(container)
             await self._restore(container)

@@ -13,6 +13,7 @@ class NoCheckpoints:
     """Says why, and refuses."""
 
     with_mps = False
+    needs_host_memory = True
 
     def __init__(self, why: str = SWITCHED_OFF) -> None:
         self._why = why

@@ -11,6 +11,7 @@ class FakeCheckpoints(Failing):
     """A fake ``Checkpoints``: it remembers which processes are off their GPUs."""
 
     with_mps = True
+    needs_host_memory = False
 
     def __init__(self, trouble: str = "") -> None:
         super().__init__()

@@ -1,0 +1,80 @@
+"""The ``Checkpoints`` port over CUDA's own checkpointing, made by a worker program."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+
+from gpushared.domain.errors import SharingUnavailable, TimedOut
+
+PROBE_SECONDS = 20.0
+MOVE_SECONDS = 300.0
+"""80 GiB take under a minute over PCIe; a host that swaps takes longer."""
+_WORDS = (sys.executable, "-I", "-m", "gpushared.sharing.checkpoint_worker")
+
+
+class CudaCheckpoints:
+    """Driver release 580 or later and the package cuda-bindings; as root, for processes of any user.
+
+    Clients of MPS are assumed not to work, as nobody documents that they do. Errors: ``SharingUnavailable``,
+    ``TimedOut``.
+    """
+
+    with_mps = False
+    needs_host_memory = True
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        """``environ``: added for the worker, such as where the CUDA library is found."""
+        self._environ = {"PATH": "/usr/bin:/bin", **(environ or {})}
+
+    async def trouble(self) -> str:
+        return await self._run("probe", (), PROBE_SECONDS)
+
+    async def save(self, pids: Collection[int]) -> None:
+        await self._move("save", pids)
+
+    async def restore(self, pids: Collection[int]) -> None:
+        await self._move("restore", pids)
+
+    async def close(self) -> None:
+        """Nothing is open between calls."""
+
+    async def _move(self, command: str, pids: Collection[int]) -> None:
+        if pids and (trouble := await self._run(command, pids, MOVE_SECONDS)):
+            raise SharingUnavailable(trouble)
+
+    async def _run(self, command: str, pids: Collection[int], timeout_seconds: float) -> str:
+        words = [*_WORDS, command, *map(str, sorted(pids))]
+        try:
+            worker = await asyncio.create_subprocess_exec(
+                *words,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=self._environ,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise SharingUnavailable(f"{words[0]} cannot be run: {error.strerror}") from error
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                output, complaint = await worker.communicate()
+        except TimeoutError:
+            raise TimedOut(f"CUDA did not {command} in {timeout_seconds:.0f} s") from None
+        finally:
+            if worker.returncode is None:
+                with suppress(ProcessLookupError):
+                    worker.kill()
+                await worker.wait()
+        return _trouble(output, complaint)
+
+
+def _trouble(output: bytes, complaint: bytes) -> str:
+    try:
+        return str(json.loads(output)["trouble"])
+    except (ValueError, KeyError, TypeError):
+        last = complaint.decode(errors="replace").strip().splitlines()[-1:]
+        raise SharingUnavailable(f"the checkpoint program failed: {' '.join(last) or 'no word'}") from None

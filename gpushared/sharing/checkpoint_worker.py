@@ -1,0 +1,120 @@
+"""Makes CUDA checkpoints, as a program of its own: the CUDA driver must not live in the daemon.
+
+``python -m gpushared.sharing.checkpoint_worker probe | save PID... | restore PID...`` prints one line of
+JSON: ``{"trouble": "..."}``, empty where all went well. The calls are the driver API's for checkpoints:
+lock waits for the work that was submitted, checkpoint moves the memory to the host's and leaves the GPUs,
+restore and unlock are the way back. Saving is for all processes or for none.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+OLDEST_DRIVER = 13000
+"""CUDA 13.0 came with driver release 580; before it a failed checkpoint left a process in no known state."""
+LOCK_MILLISECONDS = 20_000
+NOT_INSTALLED = "the package cuda-bindings is not installed: `pip install 'gpushared[checkpoint]'`"
+
+
+class Trouble(Exception):
+    """Why it did not work, as a sentence."""
+
+
+class Cuda:
+    """The driver's calls, with errors as ``Trouble``."""
+
+    def __init__(self) -> None:
+        try:
+            from cuda.bindings import driver
+        except ImportError:
+            raise Trouble(NOT_INSTALLED) from None
+        # Any: cuda-bindings has no type hints.
+        self.driver: Any = driver
+        try:
+            self._ask("start", driver.cuInit(0))
+        except RuntimeError as error:
+            raise Trouble(f"the CUDA driver cannot be loaded: {str(error).splitlines()[0]}") from error
+        (version,) = self._ask("tell its version", driver.cuDriverGetVersion())
+        if version < OLDEST_DRIVER:
+            raise Trouble("CUDA checkpoints need driver release 580 or later")
+
+    def state(self, pid: int) -> Any:
+        """The process's state, None for one that uses no CUDA."""
+        error, state = self.driver.cuCheckpointProcessGetState(pid)
+        return state if error == self.driver.CUresult.CUDA_SUCCESS else None
+
+    def lock(self, pid: int) -> None:
+        arguments = self.driver.CUcheckpointLockArgs()
+        arguments.timeoutMs = LOCK_MILLISECONDS
+        self._ask(f"lock process {pid}", self.driver.cuCheckpointProcessLock(pid, arguments))
+
+    def checkpoint(self, pid: int) -> None:
+        arguments = self.driver.CUcheckpointCheckpointArgs()
+        self._ask(f"save process {pid}", self.driver.cuCheckpointProcessCheckpoint(pid, arguments))
+
+    def restore(self, pid: int) -> None:
+        arguments = self.driver.CUcheckpointRestoreArgs()
+        self._ask(f"restore process {pid}", self.driver.cuCheckpointProcessRestore(pid, arguments))
+
+    def unlock(self, pid: int) -> None:
+        arguments = self.driver.CUcheckpointUnlockArgs()
+        self._ask(f"unlock process {pid}", self.driver.cuCheckpointProcessUnlock(pid, arguments))
+
+    def _ask(self, what: str, answer: tuple[Any, ...]) -> tuple[Any, ...]:
+        error, *values = answer
+        if error != self.driver.CUresult.CUDA_SUCCESS:
+            raise Trouble(f"the CUDA driver does not {what}: {error.name}")
+        return tuple(values)
+
+
+def save(cuda: Cuda, pids: Sequence[int]) -> None:
+    """Lock all, then save all; what was done is undone when one fails."""
+    running = cuda.driver.CUprocessState.CU_PROCESS_STATE_RUNNING
+    mine = [pid for pid in pids if cuda.state(pid) == running]
+    try:
+        for pid in mine:
+            cuda.lock(pid)
+        for pid in mine:
+            cuda.checkpoint(pid)
+    except Trouble:
+        restore(cuda, mine)
+        raise
+
+
+def restore(cuda: Cuda, pids: Sequence[int]) -> None:
+    """All that can be; the first failure is told when the others were tried."""
+    failures = []
+    states = cuda.driver.CUprocessState
+    for pid in pids:
+        state = cuda.state(pid)
+        try:
+            if state == states.CU_PROCESS_STATE_CHECKPOINTED:
+                cuda.restore(pid)
+            if state in (states.CU_PROCESS_STATE_CHECKPOINTED, states.CU_PROCESS_STATE_LOCKED):
+                cuda.unlock(pid)
+        except Trouble as trouble:
+            failures.append(trouble)
+    if failures:
+        raise failures[0]
+
+
+def main(words: Sequence[str]) -> None:
+    """One command, one line of answer."""
+    command, *pids = words
+    trouble = ""
+    try:
+        cuda = Cuda()
+        if command == "save":
+            save(cuda, [int(pid) for pid in pids])
+        elif command == "restore":
+            restore(cuda, [int(pid) for pid in pids])
+    except Trouble as error:
+        trouble = str(error)
+    print(json.dumps({"trouble": trouble}))  # noqa: T201 - the answer
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
