@@ -74,27 +74,32 @@ class World:
                 lease = self.asked[int(number)]
                 assert isinstance(lease, str)
                 self.end(lease)
+            case ["ask", number, "is", "gone"]:
+                lease = self.asked[int(number)]
+                assert isinstance(lease, str)
+                assert isinstance(self.state.find(lease).state, Ended)
             case [time, "pass"]:
                 self.now += parse_duration(time)
                 self.send(m.Tick())
+            case _:
+                self.happen_to_gpus(text)
+
+    def happen_to_gpus(self, text: str) -> None:
+        match text.split():
             case ["gpu", number, "breaks"]:
                 self.sample({GpuId(f"GPU-{number}"): "is lost"}, dict(self.state.stray_bytes))
             case ["gpu", _, "heals"]:
                 self.sample({}, dict(self.state.stray_bytes))
-            case ["instance", label, "is", "made" | "destroyed" as what]:
-                self.change_instance(label, made=what == "made")
             case ["gpu", number, "is", "drained" | "undrained" as what]:
                 self.drain(GpuId(f"GPU-{number}"), "new fan" if what == "drained" else None)
             case ["gpu", number, "tells", "of", "xid", xid]:
                 gpu, readable = GpuId(f"GPU-{number}"), frozenset(self.state.gpus)
                 told = {gpu: (int(xid),)}
                 self.send(m.GpusSampled(self.now, frozenset(), {}, readable, xids=told))
-            case ["ask", number, "is", "gone"]:
-                lease = self.asked[int(number)]
-                assert isinstance(lease, str)
-                assert isinstance(self.state.find(lease).state, Ended)
             case ["gpu", _, "is", "left", "alone"]:
                 self.sample({}, {})
+            case ["instance", label, "is", "made" | "destroyed" as what]:
+                self.change_instance(label, made=what == "made")
             case _:
                 raise ValueError(f"no such happening: {text}")
 
