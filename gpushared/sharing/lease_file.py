@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from gpushared.domain.gpu import Gpu, GpuId
-from gpushared.domain.lease import Grant, Lease, Walls
+from gpushared.domain.lease import Grant, Lease, MemoryWall, Walls
 
 SCHEMA = "gpushare.lease/1"
 
@@ -21,7 +21,7 @@ def lease_file(
     content = {
         "schema": SCHEMA,
         "lease": lease.id,
-        "gpus": [_gpu(index, grant, gpus[grant.gpu]) for index, grant in enumerate(grants)],
+        "gpus": [_gpu(index, grant, gpus[grant.gpu], walls) for index, grant in enumerate(grants)],
         "memory_wall": walls.memory_wall,
         "compute_cap": walls.compute_cap,
         "isolation": lease.request.isolation,
@@ -32,13 +32,15 @@ def lease_file(
     return json.dumps(content, indent=1) + "\n"
 
 
-def _gpu(index: int, grant: Grant, gpu: Gpu) -> dict[str, str | int | float]:
+def _gpu(index: int, grant: Grant, gpu: Gpu, walls: Walls) -> dict[str, str | int | float]:
+    """The total is what programs see as such, which the driver's own limit changes."""
+    behind_driver = walls.memory_wall is MemoryWall.DRIVER
     whole, tenths = divmod(grant.compute_permille, 10)
     return {
         "uuid": grant.gpu,
         "index": index,
         "name": gpu.name,
         "memory_bytes": grant.memory_bytes,
-        "memory_total_bytes": gpu.memory_total_bytes,
+        "memory_total_bytes": grant.memory_bytes if behind_driver else gpu.memory_total_bytes,
         "compute_percent": grant.compute_permille / 10 if tenths else whole,
     }

@@ -81,6 +81,14 @@ def test_the_snippet_for_frameworks_gives_up_where_nothing_is_left(
         lease_size["fraction"](0, path, 40)
 
 
+def test_behind_the_drivers_limit_the_lease_is_the_total_that_programs_see() -> None:
+    """Otherwise they would take a quarter of their quarter."""
+    walls = Walls(MemoryWall.DRIVER, ComputeCap.MPS_PERCENTAGE)
+    text = lease_file(lease(1), (grant(FIRST),), GPUS, walls, simulated=False)
+    [gpu] = json.loads(text)["gpus"]
+    assert gpu["memory_total_bytes"] == gpu["memory_bytes"] == grant(FIRST).memory_bytes
+
+
 def test_every_field_of_the_file_is_documented() -> None:
     page = (DOCS / "reference" / "environment.md").read_text()
     content = json.loads(lease_file(lease(1), (grant(FIRST),), GPUS, LIMITED, simulated=False))
