@@ -60,7 +60,7 @@ class FakeGpus(Failing):
 
     def err(self, gpu: GpuId, xid: int) -> None:
         """The driver tells of an error, by NVIDIA's number."""
-        self._xids[gpu].append(xid)
+        self._xids.setdefault(gpu, []).append(xid)
 
     def heal(self, gpu: GpuId) -> None:
         self._gpus[gpu] = replace(self._gpus[gpu], trouble=None)
@@ -76,7 +76,7 @@ class FakeGpus(Failing):
         told = {gpu: tuple(xids) for gpu, xids in self._xids.items()}
         for xids in self._xids.values():
             xids.clear()
-        return tuple(replace(one, xids=told[one.gpu]) for one in readings)
+        return tuple(replace(one, xids=told.get(one.gpu, ())) for one in readings)
 
     async def close(self) -> None:
         self.closed = True

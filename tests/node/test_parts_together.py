@@ -55,6 +55,7 @@ class World:
     sampler: Sampler
     performer: Performer
     desk: NodeDesk
+    clock: ManualClock
 
     async def ask(self, request: Request = QUARTER) -> Lease:
         lease = await self.loop.send(m.RequestSubmitted(request, ALICE))
@@ -69,14 +70,15 @@ class World:
 async def world(gpus: FakeGpus | None = None, sharing: FakeSharing | None = None) -> AsyncIterator[World]:
     journal, engine, troubles = MemoryJournal(), FakeEngine(), Troubles()
     gpus, sharing = gpus or FakeGpus(), sharing or FakeSharing()
-    loop = Loop(NodeState(), journal, ManualClock(), troubles)
+    clock = ManualClock()
+    loop = Loop(NodeState(), journal, clock, troubles)
     follower = Follower(loop, engine, FakeCheckpoints(), troubles, simulated=True)
     sampler = Sampler(loop, gpus, sharing, troubles, 3600.0)
     performer = Performer(loop, sharing, engine, FakeCheckpoints(), follower, sampler)
     loop.perform = performer.perform
     async with asyncio.timeout(20), loop.running():
         desk = NodeDesk(loop, performer, follower, engine, journal, Attendance(loop.now()), 10)
-        yield World(loop, journal, gpus, sharing, engine, troubles, sampler, performer, desk)
+        yield World(loop, journal, gpus, sharing, engine, troubles, sampler, performer, desk, clock)
         await performer.close()
 
 
@@ -206,7 +208,41 @@ async def test_a_gpu_that_was_lost_at_the_start_is_surveyed_again_when_it_answer
         gpus._gpus[GPU.id] = GPU
         await node.sampler.turn()
         assert node.loop.state.gpus[GPU.id] == GPU
+        await node.loop.send(m.GpuDrainAsked(GPU.id, Caller(0, 0, "root", trusted=True), None))
         assert (await node.ask()).grants
+
+
+async def test_a_container_is_started_again_under_its_lease_after_a_fault() -> None:
+    """With its settings in place, and the core told."""
+    async with world(FakeGpus(1)) as node:
+        await node.sampler.turn()
+        victim, other = await node.ask(replace(QUARTER, restart_on_fault=1)), await node.ask()
+        box = node.engine.create(victim.device_name)
+        await until(lambda: victim.device_name in node.engine.devices)
+        node.engine.start(box)
+        await node.loop.send(m.ContainerSeen(box, m.Condition.RUNNING, victim.device_name))
+        await node.loop.send(m.ServerFaulted((GPU.id,), frozenset((victim.id, other.id)), other.id))
+        node.engine.exit(box, 1)
+        await node.loop.send(m.ContainerSeen(box, m.Condition.EXITED, exit_code=1))
+        node.clock.advance(4.0)
+        await node.loop.send(m.Tick())
+        await until(lambda: node.state_of(victim) == "Active")
+        facts = await node.engine.inspect(box)
+        assert facts is not None
+        assert facts.status is ContainerStatus.RUNNING
+
+
+async def test_errors_that_could_not_be_written_are_told_to_the_core_later() -> None:
+    """The driver tells of each only once."""
+    gpus = FakeGpus(1)
+    async with world(gpus) as node:
+        await node.sampler.turn()
+        gpus.err(GPU.id, 79)
+        node.journal.fail_next(JournalUnavailable("the disk is full"))
+        await node.sampler.turn()
+        assert not node.loop.state.drained
+        await node.sampler.turn()
+        assert node.loop.state.drained[GPU.id].reason == "fell off the bus (XID 79)"
 
 
 async def test_a_lease_that_begins_while_all_is_idle_is_watched_at_once() -> None:
