@@ -14,7 +14,8 @@ from gpushared.domain.errors import SharingUnavailable
 from gpushared.domain.gpu import MIB, Gpu, GpuId
 from gpushared.domain.lease import ComputeCap, Grant, Lease, MemoryWall, Reserved, Walls
 from gpushared.domain.request import Isolation
-from gpushared.ports import Edits, Mount
+from gpushared.ports import Edits, Hook, Mount
+from gpushared.sharing.driver_wall import Hold
 from gpushared.sharing.edits import lease_edits
 from gpushared.testing.leases import SOME_TIME
 from tests.sharing.worlds import FIRST, GPUS, SECOND, THIRD, grant, lease
@@ -278,3 +279,26 @@ def test_frameworks_are_never_told_of_more_memory_than_leased(
     # Below a thousandth the smallest fraction that can be told is more than what is leased.
     for part in grants if fraction and fraction != "0.001" else ():
         assert float(fraction or 0) * there[part.gpu].memory_total_bytes <= part.memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("mps", "cap"), [(True, ComputeCap.MPS_PERCENTAGE), (False, ComputeCap.NONE)], ids=["mps", "without"]
+)
+def test_the_drivers_limit_is_the_stronger_wall_and_mps_keeps_what_it_had(mps: bool, cap: ComputeCap) -> None:
+    """Programs see the lease as the GPU's total then, so nothing tells them to take a part of it."""
+    hold = Hold("/gpushare/l-1", (Hook("/bin/sh", ("sh",)),))
+    own = lease(1)
+    made = lease_edits(own, GPUS, directory=DIRECTORY, mps=mps, simulated=False, hold=hold)
+    without = lease_edits(own, GPUS, directory=DIRECTORY, mps=mps, simulated=False)
+    assert made.walls == Walls(MemoryWall.DRIVER, cap)
+    assert (made.cgroup_parent, made.hooks) == (hold.cgroup_parent, hold.hooks)
+    assert {**without.env, "GPUSHARE_MEMORY_WALL": "driver"} == made.env
+    assert made.env_defaults == {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+
+
+def test_whole_gpus_need_no_limit_of_the_drivers() -> None:
+    """Even where one was set for the lease when it was smaller."""
+    whole = lease(1, grant(FIRST, 1000))
+    hold = Hold("/gpushare/l-1", ())
+    made = lease_edits(whole, GPUS, directory=DIRECTORY, mps=True, simulated=False, hold=hold)
+    assert (made.walls, made.cgroup_parent) == (WHOLE, "")
