@@ -132,7 +132,9 @@ class MpsSharing:
         self._gpus.update((gpu.id, gpu) for gpu in gpus.values())
         whole = holds_whole_gpus(lease, gpus)
         mps = not whole and await self._serve(lease, [gpus[grant.gpu] for grant in grants])
-        hold = None if whole else await self._wall.build(lease, grants, engine)
+        # One that grew to a whole GPU must not be kept to its old size.
+        walled = not whole or self._wall.holds(lease.device_name)
+        hold = await self._wall.build(lease, grants, engine) if walled else None
         edits = lease_edits(
             lease,
             gpus,
