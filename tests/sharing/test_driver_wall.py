@@ -215,6 +215,15 @@ async def test_a_whole_gpu_needs_no_such_wall(world: World) -> None:
     assert not sharing.holds(whole)
 
 
+async def test_a_lease_that_grows_to_a_whole_gpu_is_not_kept_to_its_old_size(world: World) -> None:
+    """Its container is still in the cgroup that was limited."""
+    sharing = world.start()
+    part = await sharing.open(lease(1), GPUS, engine())
+    grown = await sharing.open(resized(running(lease(1)), 1000), GPUS, engine())
+    assert grown.walls.memory_wall is MemoryWall.WHOLE_GPU
+    assert world.limits == {(FIRST, part.cgroup_parent): GPUS[FIRST].leasable_bytes}
+
+
 async def test_simulated_gpus_have_no_driver_that_limits_anything(runtime_dir: Path) -> None:
     """Nothing is tried, nothing is given."""
     sharing = MpsSharing(runtime_dir, binary=None, mode=MpsMode.OFF, simulated=True)
