@@ -36,14 +36,15 @@ class Order(StrEnum):
 class Process:
     """What a process makes of signals (the masks of /proc/PID/status), and the same of its children.
 
-    ``first``: it is the first process of its PID namespace, to which signals that it does not catch do
-    nothing but for SIGKILL.
+    ``init``: it is one of the small inits, which hand signals on to their child. ``first``: it is the first
+    process of its PID namespace, to which signals that it does not catch do nothing but for SIGKILL.
     """
 
     caught: int = 0
     blocked: int = 0
     ignored: int = 0
     first: bool = True
+    init: bool = False
     children: tuple[Process, ...] = ()
 
 
@@ -113,9 +114,13 @@ def _ends(process: Process, number: int) -> bool:
 
 
 def _hands_on(process: Process, number: int) -> bool:
-    """As the small inits do: they block signals, wait for them, and send them to their child."""
-    quiet = _has(process.blocked, number) and not _has(process.caught, number)
-    return quiet and bool(process.children)
+    """As the small inits do: they wait for signals and send them to their child.
+
+    While they wait the kernel shows the signals as not blocked, so they are known by their names; others
+    that do the same are recognised when they are not waiting just then.
+    """
+    quiet = process.init or _has(process.blocked, number)
+    return quiet and not _has(process.caught, number) and bool(process.children)
 
 
 def _has(mask: int, number: int) -> bool:

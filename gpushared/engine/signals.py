@@ -8,6 +8,8 @@ from gpushared.domain.lease import ContainerId
 from gpushared.domain.stopping import Process
 from gpushared.engine.processes import ProcessTable
 
+INITS = frozenset({"docker-init", "tini", "tini-static", "dumb-init", "catatonit"})
+"""Programs that containers run first to hand signals on, by the names that ``comm`` has of them."""
 _PROC = Path("/proc")
 _DEPTH = 2
 """An init, and the child that it hands signals on to, which may be another init."""
@@ -30,6 +32,7 @@ def read_process(pid: int, proc: Path = _PROC, depth: int = _DEPTH) -> Process |
             caught=int(fields["SigCgt"], 16),
             blocked=int(fields["SigBlk"], 16),
             ignored=int(fields["SigIgn"], 16),
+            init=fields["Name"].strip() in INITS,
             first=fields["NSpid"].split()[-1] == "1",
             children=tuple(one for child in children if (one := read_process(child, proc, depth - 1))),
         )

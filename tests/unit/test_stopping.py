@@ -34,6 +34,8 @@ IGNORES = Process(ignored=mask(TERM))
 WAITS = Process(blocked=mask(TERM, INT))
 INIT_OF_PLAIN = Process(blocked=mask(TERM, INT), children=(Process(first=False),))
 INIT_OF_CATCHING = Process(blocked=mask(TERM, INT), children=(Process(caught=mask(TERM, INT), first=False),))
+TINI_OF_PLAIN = Process(init=True, children=(Process(first=False),))
+TINI_OF_CATCHING = Process(init=True, children=(Process(caught=mask(TERM, INT), first=False),))
 SHELL_OF_CATCHING = Process(children=(Process(caught=mask(TERM), first=False),))
 IN_HOSTS_NAMESPACE = Process(first=False)
 
@@ -49,6 +51,9 @@ IN_HOSTS_NAMESPACE = Process(first=False)
         pytest.param(Ending(HUP, 10), CATCHES, FIRST, id="a stop by a signal that it does not catch"),
         pytest.param(Ending(TERM, 10), INIT_OF_PLAIN, FIRST, id="a stop through an init"),
         pytest.param(Ending(TERM, 10), INIT_OF_CATCHING, LAST, id="a stop through an init, caught behind it"),
+        pytest.param(Ending(TERM, 10), TINI_OF_PLAIN, FIRST, id="a stop through an init known by name"),
+        pytest.param(Ending(TERM, 10), TINI_OF_CATCHING, LAST, id="the same, caught behind it"),
+        pytest.param(Ending(TERM), TINI_OF_PLAIN, FIRST, id="a signal that ends what is behind such an init"),
         pytest.param(Ending(TERM, 10), SHELL_OF_CATCHING, FIRST, id="a shell hands nothing on"),
         pytest.param(Ending(TERM, 10), WAITS, FIRST, id="a stop of one that blocks it and has no child"),
         pytest.param(Ending(signal.SIGKILL), CATCHES, FIRST, id="a kill"),
