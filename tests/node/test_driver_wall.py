@@ -14,7 +14,7 @@ import pytest
 
 from tests.bed.engine import UnifiedEngine
 from tests.node.conftest import NewDaemon
-from tests.node.daemon import GPUSHARED, DaemonProcess, Json, wait_until
+from tests.node.daemon import GPUSHARED, DaemonProcess, Json, remove_containers, wait_until
 from tests.node.fake_driver import FakeDriver, known_to_engine, make_driver
 from tests.sharing.cgroups import real_root
 
@@ -71,6 +71,10 @@ def node(new_daemon: NewDaemon, unified_engine: UnifiedEngine) -> Iterator[Node]
         )
         daemon.start()
         yield Node(daemon, driver)
+        # The tree of cgroups is the machine's: what is in it has to go while somebody looks after it.
+        left = [real_root() / "gpushare" / lease for lease in daemon.leases()]
+        remove_containers(daemon.engine, unified_engine.check("ps", "--all", "--quiet").split())
+        wait_until(lambda: not any(path.exists() for path in left), f"{left} are gone")
 
 
 def places(lease: Json) -> tuple[str, str]:
