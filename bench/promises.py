@@ -1,0 +1,83 @@
+"""What the queue promises: equal shares over a week, guarantees within the notice, and a pass in time."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+
+from replay import GPU_BYTES, Cluster, Job, new_job, replay
+from schedulers import Core
+
+from gpushared.domain.gpu import Gpu, GpuId
+from gpushared.domain.lease import Grant, Lease, LeaseId, Queued, Reserved
+from gpushared.domain.policy.passes import Candidate, Holder
+from gpushared.domain.policy.plan import plan
+from gpushared.domain.policy.projects import Policy, Project, Quota
+from gpushared.domain.policy.usage import Usage
+from gpushared.domain.request import LeaseClass, Request
+
+HOUR = 3600.0
+WEEK = 7 * 24 * HOUR
+CLUSTER = Cluster.of(3, 8)
+
+
+def main() -> int:
+    _fairness()
+    _guarantee()
+    return 0
+
+
+def _fairness() -> None:
+    """Two projects of equal weight, one with small and short leases, one with large and long ones."""
+    chance = random.Random(42)
+    small = [_job(n, "small", chance.choice((250, 500, 1000)), 1, chance.uniform(0.2, 4)) for n in range(9000)]
+    large = [_job(9000 + n, "large", 1000, chance.choice((1, 2, 4)), chance.uniform(1, 12)) for n in range(900)]
+    core = Core(CLUSTER, Policy())
+    began = time.monotonic()
+    outcome = replay([*small, *large], core, until=WEEK)
+    hours = {name: _gpu_hours(outcome.jobs, name) for name in ("small", "large")}
+    apart = abs(hours["small"] - hours["large"]) / sum(hours.values())
+    waiting = all(any(job.ended is None and not job.grants for job in jobs) for jobs in (small, large))
+    print(f"fairness: {hours['small']:.0f} and {hours['large']:.0f} GPU-hours in a week of 24 GPUs")
+    print(f"  each {100 * apart:.2f} % from equal; work was endless: {waiting}; {time.monotonic() - began:.0f} s")
+
+
+def _job(number: int, group: str, permille: int, gpus: int, hours: float) -> Job:
+    return new_job(number, group, LeaseClass.TRAIN, 0.0, hours * HOUR, gpus, permille)
+
+
+def _gpu_hours(jobs: list[Job], group: str) -> float:
+    served = sum(
+        job.gpus * (job.duration if job.ended is not None else job.served + _present_run(job))
+        for job in jobs
+        if job.group == group
+    )
+    return served / HOUR
+
+
+def _present_run(job: Job) -> float:
+    return WEEK - job.started if job.grants else 0.0
+
+
+def _guarantee() -> None:
+    """A project that is guaranteed 8 GPUs comes and goes while another one's training fills the machine."""
+    chance = random.Random(7)
+    policy = Policy(projects={"paid": Project("paid", quota=Quota(guaranteed=8000))})
+    training = [_job(n, "other", 1000, 1, chance.uniform(2, 10)) for n in range(900)]
+    build, at = [], HOUR
+    for number in range(400):  # one every ten minutes at most 80 minutes long: never more than 8 at a time
+        at += chance.uniform(600, 900)
+        length = chance.uniform(300, 4800)
+        build.append(new_job(900 + number, "paid", LeaseClass.BUILD, at, length, 1, 1000))
+    outcome = replay([*training, *build], Core(CLUSTER, policy), until=4 * 24 * HOUR)
+    waits = [job.started - job.submitted for job in build if job.runs]
+    bound = policy.notice_seconds + policy.grace_seconds
+    print(f"guarantee: {len(waits)} requests below it waited {statistics.mean(waits):.0f} s in the mean,")
+    print(f"  {max(waits):.1f} s at most; notice and grace are {bound:.0f} s; {outcome.preemptions} preempted")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

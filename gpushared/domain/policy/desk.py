@@ -1,0 +1,364 @@
+"""The desk at which one pass is worked: what is booked so far, and what is tried for one request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpushared.domain.gpu import GpuId
+from gpushared.domain.lease import Grant, LeaseId, Reserved
+from gpushared.domain.policy.fixed import FixedPart, book, lift
+from gpushared.domain.policy.ledger import FIXED_CLASS, Ledger, sizes_of
+from gpushared.domain.policy.passes import (
+    NEVER,
+    Candidate,
+    Holder,
+    Preemption,
+    Reservation,
+    Verdict,
+    WaitReason,
+)
+from gpushared.domain.policy.places import NOTHING, Places
+from gpushared.domain.policy.preemption import Court, Found, Right, cheapest, victim
+from gpushared.domain.policy.projects import GivesWay, Policy
+from gpushared.domain.policy.reservation import HostIndex, soonest
+from gpushared.domain.policy.usage import Usage
+from gpushared.domain.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Grants for a request, and who must go first."""
+
+    grants: tuple[Grant, ...]
+    victims: Found | None = None
+    behind: tuple[LeaseId, ...] = ()
+    """For whom the room is kept: the grants are on condition."""
+
+
+class Desk:
+    """Books grants and victims in the places, and remembers why others wait."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        usage: Usage,
+        holders: Sequence[Holder],
+        places: Places,
+        turns: Mapping[str, float],
+        now: float,
+    ) -> None:
+        self.policy = policy
+        self.places = places
+        self.now = now
+        self.ledger = Ledger(policy, usage, holders, places, now)
+        self.index = HostIndex(holders, places, policy.notice_seconds + policy.grace_seconds)
+        self.grants: dict[LeaseId, tuple[Grant, ...]] = {}
+        self.preemptions: list[Preemption] = []
+        self.verdicts: dict[LeaseId, Verdict] = {}
+        self.reservations: list[Reservation] = []
+        self.turns = dict(turns)
+        self.behind: dict[LeaseId, tuple[LeaseId, ...]] = {}
+        self.look_again_at = NEVER
+        self._court = Court(policy, self.ledger, now)
+        self._fixed: dict[str, list[FixedPart]] = {}
+        self._head_waits = False
+        self._leaving: dict[LeaseId, Holder] = {}
+        self._vacating: frozenset[GpuId] = NOTHING
+        self._refused: set[Request] = set()
+
+    # --- what is booked ------------------------------------------------------------------------------------
+
+    def keep_fixed(self, project: str) -> None:
+        """Keep what a project's fixed quotas have left, as it is now."""
+        lift(self._fixed.pop(project, ()), self.places)
+        self.reservations = [one for one in self.reservations if one.lease or one.project != project]
+        parts, owed = book(self.policy.project(project), self.ledger, self.places)
+        self._fixed[project] = parts
+        for request in owed:
+            self._reserve(LeaseId(""), project, request)
+
+    def depart(self, holder: Holder) -> None:
+        """Book a lease out."""
+        self.places.give(holder.lease.id, holder.lease.request, holder.lease.grants)
+        self.ledger.remove(holder)
+        self.index.remove(holder)
+
+    def stay(self, holder: Holder) -> None:
+        """Book a lease in again."""
+        self.places.take(holder.lease.id, holder.lease.request, holder.lease.grants)
+        self.ledger.add(holder, sizes_of(holder.lease.grants, self.places))
+        self.index.add(holder)
+
+    def arrive(self, one: Candidate, grants: tuple[Grant, ...], behind: tuple[LeaseId, ...] = ()) -> None:
+        """Book grants; who has them is safe from the rest of this pass."""
+        limit = one.lease.request.time_limit_seconds
+        expires_at = None if limit is None else self.now + limit
+        lease = replace(one.lease, state=Reserved(grants, self.now, self.now), expires_at=expires_at)
+        self.places.take(lease.id, lease.request, grants)
+        holder = Holder(lease, one.project, one.priority, self.now, behind=behind)
+        if behind:
+            self.behind[one.lease.id] = behind
+        self.ledger.add(holder, sizes_of(grants, self.places))
+        self.index.add(holder)
+
+    def settle(self, one: Candidate, room: Room, *, turn: bool) -> None:
+        """The request has its room, or will have it when the victims have left."""
+        if room.victims is None:
+            self.grants[one.lease.id] = room.grants
+        else:
+            for holder in room.victims.holders:
+                if holder.lease.id not in self._leaving:
+                    self.depart(holder)
+            self._vacate(room.victims.holders)
+            victims = tuple(victim(holder, self.now) for holder in room.victims.holders)
+            preemption = Preemption(one.lease.id, room.grants, victims, room.victims.why)
+            self.preemptions.append(preemption)
+            self.verdicts[one.lease.id] = preempting(preemption)
+        self.release(one.lease.id)
+        self.arrive(one, room.grants, room.behind)
+        if turn:
+            self.turns[one.project] = self.now
+        if self.policy.project(one.project).has_fixed:
+            self.keep_fixed(one.project)
+
+    def finish(self, winner: Candidate, preemption: Preemption, staying: Sequence[Holder]) -> None:
+        """A preemption of a pass before: grant its winner, or keep its place until the last victim has left.
+
+        Where the room was lost meanwhile, the winner is looked at like everybody else.
+        """
+        new = [holder for holder in staying if holder.lease.id not in self._leaving]
+        for holder in new:
+            self.depart(holder)
+        if not self._has(winner, preemption.grants):
+            for holder in new:
+                self.stay(holder)
+            return
+        if staying:
+            self.verdicts[winner.lease.id] = preempting(preemption)
+            self._vacate(staying)
+        else:
+            self.grants[winner.lease.id] = preemption.grants
+        self.arrive(winner, preemption.grants)
+
+    def _has(self, winner: Candidate, grants: tuple[Grant, ...]) -> bool:
+        """Whether there is room for exactly these grants."""
+        gpus = tuple(grant.gpu for grant in grants)
+        try:
+            return bool(self.places.place(replace(winner.lease.request, gpus=gpus)))
+        except KeyError:
+            return False
+
+    def _vacate(self, holders: Iterable[Holder]) -> None:
+        """What leases that give way leave beside the winner's part is nobody's before they have left."""
+        for holder in holders:
+            self._leaving[holder.lease.id] = holder
+            self._vacating |= {grant.gpu for grant in holder.lease.grants}
+
+    def is_done(self, lease: LeaseId) -> bool:
+        """Whether the request needs no more looking at."""
+        return lease in self.grants or lease in self.verdicts
+
+    def wake(self, at: float) -> None:
+        """Time alone may change the answer then."""
+        if self.now < at < self.look_again_at:
+            self.look_again_at = at
+
+    # --- what is tried -------------------------------------------------------------------------------------
+
+    def claim(self, one: Candidate, models: tuple[str, ...]) -> Room | None:
+        """Room for a request within its project's guarantee: free, else taken back, else kept for others."""
+        request = self._on(models, one.lease.request)
+        build = request.lease_class is FIXED_CLASS
+        mine = self._fixed.get(one.project, ()) if build else ()
+        lift(mine, self.places)
+        try:
+            owed = self._closed(one, request, firm_only=True)
+            for closed in dict.fromkeys((self._closed(one, request), owed)):
+                room = self._free(request, closed) or self._taken_back(one, request, closed, claim=True)
+                if room is not None:
+                    return room
+            return None
+        finally:
+            for part in mine:
+                self.places.take(part.id, part.request, part.grants)
+
+    def ordinary(self, one: Candidate, *, turn: bool) -> Room | Verdict:
+        """Room for a request beyond its project's guarantee, or why there is none."""
+        allowed = self._allowed(one)
+        if isinstance(allowed, Verdict):
+            return allowed
+        closed = self._closed(one, allowed)
+        kept = NOTHING
+        if allowed not in self._refused:
+            anywhere = self.places.place(allowed)
+            kept = frozenset(grant.gpu for grant in anywhere) & closed
+            room = self._beside(one, allowed, closed) if kept else Room(anywhere) if anywhere else None
+            if room is not None:
+                return room
+            if not anywhere:
+                self._refused.add(allowed)
+        room = self._taken_back(one, allowed, closed, turn=turn)
+        if room is not None:
+            return room
+        return self._wait(one, allowed, kept, turn=turn)
+
+    def _allowed(self, one: Candidate) -> Request | Verdict:
+        """The request on the models where its project may have it."""
+        request = one.lease.request
+        if self.policy.classes[request.lease_class].gives_way is GivesWay.NEVER:
+            models = self.ledger.claims(one, self.places)
+            if not models:
+                text = (
+                    f"{request.lease_class} never gives way, and project {one.project} is guaranteed no more"
+                )
+                return Verdict(WaitReason.PROJECT_QUOTA, text)
+            return self._on(models, request)
+        models = self.ledger.within_limit(one, self.places)
+        if not models and self.places.models():
+            return Verdict(WaitReason.PROJECT_LIMIT, self.ledger.limit_sentence(one.project))
+        return self._on(models, request)
+
+    def _on(self, models: tuple[str, ...], request: Request) -> Request:
+        """The request on these models only."""
+        return request if len(models) == len(self.places.models()) else replace(request, models=models)
+
+    def _beside(self, one: Candidate, request: Request, closed: frozenset[GpuId]) -> Room | None:
+        """Room that is kept for nobody; else, for those that yield, room that is kept, until it is needed."""
+        room = self._free(request, closed)
+        if room is not None or not one.yields:
+            return room
+        firm = self._closed(one, request, firm_only=True)
+        grants = self.places.place(request, closed=firm)
+        gpus = {grant.gpu for grant in grants}
+        behind = tuple(kept.lease for kept in self.reservations if kept.gpus & gpus)
+        return Room(grants, behind=behind) if grants else None
+
+    def _free(self, request: Request, closed: frozenset[GpuId]) -> Room | None:
+        grants = self.places.place(request, closed=closed)
+        return Room(grants) if grants else None
+
+    def _taken_back(
+        self,
+        one: Candidate,
+        request: Request,
+        closed: frozenset[GpuId],
+        *,
+        claim: bool = False,
+        turn: bool = False,
+    ) -> Room | None:
+        """Room that others give way for."""
+        if not (claim or turn or self._court.may_preempt(one)):
+            return None
+        if claim or turn:
+            room = self._left_beside(request, closed)
+            if room is not None:
+                return room
+        may_go, later = self._court.eligible(one, claim=claim, turn=turn)
+        may_go = {lease: found for lease, found in may_go.items() if not self._new(lease)}
+        found = cheapest(request, may_go, self.index, self.places, closed, self._court) if may_go else None
+        if found is None:
+            self.wake(later)
+            return None
+        return Room(found.grants, found)
+
+    def _left_beside(self, request: Request, closed: frozenset[GpuId]) -> Room | None:
+        """Room that leases leave which give way to somebody else already."""
+        grants = self.places.place(request, closed=closed - self._vacating) if self._leaving else ()
+        gpus = {grant.gpu for grant in grants}
+        leaving = tuple(
+            holder
+            for holder in self._leaving.values()
+            if any(grant.gpu in gpus for grant in holder.lease.grants)
+        )
+        return Room(grants, Found(leaving, grants, frozenset({Right.CLAIM}))) if leaving else None
+
+    def _new(self, lease: LeaseId) -> bool:
+        return lease in self.grants or lease in self.verdicts
+
+    # --- what is kept --------------------------------------------------------------------------------------
+
+    def reserve_turn(self, one: Candidate) -> None:
+        """Keep GPUs for a project's next turn, before anybody else is looked at."""
+        allowed = self._allowed(one)
+        if isinstance(allowed, Request):
+            self._reserve(one.lease.id, one.project, allowed, turn=True)
+
+    def release(self, lease: LeaseId) -> None:
+        """Keep nothing more for a request."""
+        self.reservations = [kept for kept in self.reservations if kept.lease != lease]
+
+    def _reserve(self, lease: LeaseId, project: str, request: Request, *, turn: bool = False) -> bool:
+        if lease:
+            self.release(lease)
+        if sum(bool(kept.lease) for kept in self.reservations) >= self.policy.reservations and lease:
+            return False
+        closed = frozenset(gpu for kept in self.reservations for gpu in kept.gpus)
+        found = soonest(lease, request, self.index, self.places, closed, self.now)
+        if found is None:
+            return False
+        self.reservations.append(Reservation(lease, project, *found, turn=turn))
+        return True
+
+    def _closed(self, one: Candidate, request: Request, *, firm_only: bool = False) -> frozenset[GpuId]:
+        """The GPUs that others leave, or that are kept for others at the time the request would hold them."""
+        limit = request.time_limit_seconds
+        until = NEVER if limit is None else self.now + limit
+        build = request.lease_class is FIXED_CLASS
+        return self._vacating.union(
+            gpu
+            for kept in self.reservations
+            if kept.lease != one.lease.id
+            and not (firm_only and kept.lease)
+            and not (not kept.lease and build and kept.project == one.project)
+            and not until <= kept.start_at < NEVER
+            for gpu in kept.gpus
+        )
+
+    def _wait(self, one: Candidate, request: Request, kept: frozenset[GpuId], *, turn: bool) -> Verdict:
+        """Why the request waits; the first that waits for leases, and turns, have GPUs kept for them."""
+        behind = next((other for other in self.reservations if other.gpus & kept), None)
+        if turn or not self._head_waits:
+            reserved = self._reserve(one.lease.id, one.project, request, turn=turn)
+            self._head_waits = self._head_waits or reserved
+        if behind is not None:
+            return _behind(one, behind)
+        if any(self._fixed.values()) and self._fits_without_fixed(request):
+            owners = ", ".join(sorted(project for project, parts in self._fixed.items() if parts))
+            return Verdict(WaitReason.FIXED_QUOTA, f"the free room is fixed for build work of {owners}")
+        return NO_ROOM
+
+    def _fits_without_fixed(self, request: Request) -> bool:
+        parts = [part for parts in self._fixed.values() for part in parts]
+        lift(parts, self.places)
+        fits = bool(self.places.place(request))
+        for part in parts:
+            self.places.take(part.id, part.request, part.grants)
+        return fits
+
+
+NO_ROOM = Verdict(WaitReason.RESOURCES, "waits for room")
+
+
+def preempting(preemption: Preemption) -> Verdict:
+    """What the winner is told while its victims leave."""
+    names = ", ".join(one.lease for one in preemption.victims)
+    text = f"{names} give way to it, because {preemption.why}"
+    if len(preemption.victims) == 1:
+        text = f"{names} gives way to it, because {preemption.why}"
+    return Verdict(WaitReason.PREEMPTING, text, preemption.victims[0].lease)
+
+
+def _behind(one: Candidate, kept: Reservation) -> Verdict:
+    """Fits, but not on what is kept."""
+    if not kept.lease:
+        text = f"fits, but the room is fixed for build work of {kept.project}"
+        return Verdict(WaitReason.FIXED_QUOTA, text)
+    if kept.turn:
+        text = f"fits, but the room is kept for {kept.lease}, which waits longer"
+        return Verdict(WaitReason.QUEUE_ORDER, text, kept.lease)
+    if kept.project == one.project:
+        text = f"fits, but the room is kept for {kept.lease}, which goes first in project {kept.project}"
+        return Verdict(WaitReason.CLASS_ORDER, text, kept.lease)
+    text = f"fits, but the room is kept for {kept.lease} of project {kept.project}, which used less"
+    return Verdict(WaitReason.FAIR_SHARE, text, kept.lease)

@@ -1,0 +1,230 @@
+"""What every project holds during a pass, what it is still guaranteed, and which leases are over quota."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu
+from gpushared.domain.lease import Grant, LeaseId
+from gpushared.domain.placement import need_on
+from gpushared.domain.policy.passes import Candidate, Holder
+from gpushared.domain.policy.places import Places
+from gpushared.domain.policy.projects import Policy, Quota, gpus
+from gpushared.domain.policy.usage import Interval, Usage
+from gpushared.domain.request import LeaseClass, Request
+
+FIXED_CLASS = LeaseClass.BUILD
+"""The class that fixed quotas are kept for."""
+Sizes = Mapping[str, int]
+"""Permille of a GPU by model."""
+
+
+def size_on(request: Request, gpu: Gpu) -> int:
+    """What a request counts for on GPUs like this one, in permille of a GPU."""
+    return _permille(need_on(request, gpu), gpu) * (len(request.gpus) or request.gpu_count)
+
+
+def sizes_of(grants: Iterable[Grant], places: Places) -> Sizes:
+    """What grants count for. A GPU that is not here any more counts by its compute."""
+    sizes: dict[str, int] = defaultdict(int)
+    for grant in grants:
+        try:
+            gpu = places.gpu(grant.gpu)
+        except KeyError:
+            sizes[""] += grant.compute_permille
+        else:
+            sizes[gpu.name] += _permille(grant, gpu)
+    return sizes
+
+
+def _permille(grant: Grant, gpu: Gpu) -> int:
+    memory = -(-grant.memory_bytes * WHOLE_PERMILLE // max(1, gpu.leasable_bytes))
+    return min(WHOLE_PERMILLE, max(grant.compute_permille, memory))
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """The priority at which a project's guarantee runs out, and by how much, in permille of a GPU."""
+
+    priority: int
+    excess: int
+
+
+class Ledger:
+    """What is held, by project and pool; grows and shrinks within a pass."""
+
+    def __init__(
+        self, policy: Policy, usage: Usage, holders: Sequence[Holder], places: Places, now: float
+    ) -> None:
+        self.policy = policy
+        self._held: dict[tuple[str, str], int] = defaultdict(int)
+        self._fixed: dict[tuple[str, str], int] = defaultdict(int)
+        self._all: dict[str, int] = defaultdict(int)
+        self.version = 0
+        """Grows with every change, for those who remember what they worked out."""
+        self._lowest: dict[str, int] = {}
+        self.holders: dict[str, list[Holder]] = defaultdict(list)
+        self.sizes: dict[LeaseId, Sizes] = {}
+        self._known_edges: dict[str, Mapping[str, Edge]] = {}
+        for holder in holders:
+            self.add(holder, sizes_of(holder.lease.grants, places))
+        running = [
+            Interval(one.project, sum(self.sizes[one.lease.id].values()), one.started_at, now)
+            for one in holders
+        ]
+        self._decayed = usage.decayed(now, running)
+
+    def add(self, holder: Holder, sizes: Sizes) -> None:
+        """Count a holder in."""
+        self.sizes[holder.lease.id] = sizes
+        self.holders[holder.project].append(holder)
+        self._count(holder, sizes, 1)
+
+    def remove(self, holder: Holder) -> None:
+        """Count a holder out."""
+        self.holders[holder.project].remove(holder)
+        self._count(holder, self.sizes.pop(holder.lease.id), -1)
+
+    def _count(self, holder: Holder, sizes: Sizes, sign: int) -> None:
+        project = self.policy.project(holder.project)
+        for model, size in sizes.items():
+            key = (project.name, project.pool(model))
+            self._held[key] += sign * size
+            if holder.lease.request.lease_class is FIXED_CLASS:
+                self._fixed[key] += sign * size
+            self._all[project.name] += sign * size
+        self._known_edges.pop(holder.project, None)
+        self._lowest.pop(holder.project, None)
+        self.version += 1
+
+    def held(self, project: str) -> int:
+        """All that a project holds."""
+        return self._all[project]
+
+    def lowest_priority(self, project: str) -> int:
+        """The lowest priority that a project holds something with; maxsize where that is nothing."""
+        if project not in self._lowest:
+            self._lowest[project] = min((one.priority for one in self.holders[project]), default=sys.maxsize)
+        return self._lowest[project]
+
+    def fair(self, project: str) -> float:
+        """What fair share goes by: decayed GPU-seconds by weight, with what is held now looked ahead."""
+        ahead = self._all[project] / WHOLE_PERMILLE * self.policy.lookahead_seconds
+        return (self._decayed.get(project, 0.0) + ahead) / self.policy.project(project).weight
+
+    def filled(self, project: str) -> float:
+        """How much of its guarantees a project holds; the lowest claims first."""
+        promised = sum(quota.guaranteed + quota.fixed for _, quota in self.policy.project(project).quotas())
+        return self._all[project] / max(1, promised)
+
+    def fixed_left(self, project: str, pool: str) -> int:
+        """What of a fixed quota no build work holds at the moment."""
+        fixed = self.policy.project(project).quota_of(pool).fixed
+        return max(0, fixed - self._fixed[project, pool])
+
+    def entitled(self, project: str, model: str, lease_class: LeaseClass) -> int:
+        """How much more of a model's GPUs the project is guaranteed for such work."""
+        known = self.policy.project(project)
+        pool = known.pool(model)
+        quota = known.quota_of(pool)
+        in_fixed = min(quota.fixed, self._fixed[project, pool])
+        left = max(0, quota.guaranteed - (self._held[project, pool] - in_fixed))
+        return left + (quota.fixed - in_fixed if lease_class is FIXED_CLASS else 0)
+
+    def room_to_limit(self, project: str, model: str) -> int | None:
+        """How much more of a model's GPUs the project may hold; None = no limit."""
+        known = self.policy.project(project)
+        limits = []
+        if known.quota.limit is not None:
+            limits.append(known.quota.limit - self._all[project])
+        own = known.models.get(model)
+        if own is not None and own.limit is not None:
+            limits.append(own.limit - self._held[project, model])
+        return min(limits, default=None)
+
+    def limit_sentence(self, project: str) -> str:
+        """What is held and what the limit is."""
+        known = self.policy.project(project)
+        said = [
+            gpus(quota.limit) + (f" of model {pool}" if pool else "")
+            for pool, quota in known.quotas()
+            if quota.limit is not None
+        ]
+        return f"project {project} holds {gpus(self._all[project])}; its limit is {' and '.join(said)}"
+
+    def over_quota(self, holder: Holder) -> bool:
+        """Whether its project's guarantees, which cover the highest priorities first, do not cover a lease.
+
+        At the priority where a guarantee runs out any lease may go, but not more than ``may_lose`` says.
+        """
+        return any(
+            edge is not None and holder.priority <= edge.priority
+            for edge in map(self._edges(holder.project).get, self._pools(holder))
+        )
+
+    def may_lose(self, victims: Sequence[Holder]) -> bool:
+        """Whether a project keeps what it is guaranteed when these, all its own, go together.
+
+        The last of them may reach below the guarantee, where leases are larger than what is over.
+        """
+        project = victims[0].project
+        for pool, edge in self._edges(project).items():
+            sizes = [self._pools(one).get(pool, 0) for one in victims if one.priority == edge.priority]
+            if sizes and sum(sizes) - max(sizes) >= edge.excess:
+                return False
+        return True
+
+    def _pools(self, holder: Holder) -> Mapping[str, int]:
+        known = self.policy.project(holder.project)
+        pools: dict[str, int] = defaultdict(int)
+        for model, size in self.sizes[holder.lease.id].items():
+            pools[known.pool(model)] += size
+        return pools
+
+    def _edges(self, project: str) -> Mapping[str, Edge]:
+        if project not in self._known_edges:
+            known = self.policy.project(project)
+            found = {pool: self._edge(project, pool, quota) for pool, quota in known.quotas()}
+            self._known_edges[project] = {pool: edge for pool, edge in found.items() if edge is not None}
+        return self._known_edges[project]
+
+    def _edge(self, project: str, pool: str, quota: Quota) -> Edge | None:
+        """Where the guarantees of a pool run out; None where they cover all that is held."""
+        levels: dict[int, list[int]] = defaultdict(lambda: [0, 0])
+        for holder in self.holders[project]:
+            build = holder.lease.request.lease_class is FIXED_CLASS
+            levels[holder.priority][int(build)] += self._pools(holder).get(pool, 0)
+        fixed, left = quota.fixed, quota.guaranteed
+        for priority in sorted(levels, reverse=True):
+            others, builds = levels[priority]
+            in_fixed = min(fixed, builds)
+            fixed -= in_fixed
+            left -= others + builds - in_fixed
+            if left < 0:
+                return Edge(priority, -left)
+        return None
+
+    def claims(self, candidate: Candidate, places: Places) -> tuple[str, ...]:
+        """The models on which a request is within its project's guarantee."""
+        request = candidate.lease.request
+        return tuple(
+            model
+            for model, gpu in places.models().items()
+            if (not request.models or model in request.models)
+            and size_on(request, gpu) <= self.entitled(candidate.project, model, request.lease_class)
+        )
+
+    def within_limit(self, candidate: Candidate, places: Places) -> tuple[str, ...]:
+        """The models on which a request stays within its project's limits."""
+        request = candidate.lease.request
+        found = []
+        for model, gpu in places.models().items():
+            if request.models and model not in request.models:
+                continue
+            room = self.room_to_limit(candidate.project, model)
+            if room is None or size_on(request, gpu) <= room:
+                found.append(model)
+        return tuple(found)

@@ -1,0 +1,47 @@
+"""What the queue asks of the places: one node's rooms today, a pool of hosts tomorrow."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
+
+from gpushared.domain.gpu import Gpu, GpuId
+from gpushared.domain.lease import Grant, Lease, LeaseId
+from gpushared.domain.request import Request
+
+NOTHING: frozenset[GpuId] = frozenset()
+
+
+class Places(Protocol):
+    """Where requests fit. A request is placed as a whole, on the GPUs of one host."""
+
+    def place(
+        self,
+        request: Request,
+        *,
+        gone: Sequence[Lease] = (),
+        closed: Collection[GpuId] = NOTHING,
+        host: str | None = None,
+    ) -> tuple[Grant, ...]:
+        """The grants for a request, empty where it does not fit; nothing is booked.
+
+        Asked as if the leases in ``gone`` had ended, without the GPUs in ``closed``, on ``host`` only.
+        """
+
+    def take(self, lease: LeaseId, request: Request, grants: Sequence[Grant]) -> None:
+        """Book grants."""
+
+    def give(self, lease: LeaseId, request: Request, grants: Sequence[Grant]) -> None:
+        """Undo ``take``; also for leases that were there before."""
+
+    def gpu(self, gpu: GpuId) -> Gpu:
+        """A GPU by its id; KeyError where it is not here."""
+
+    def host_of(self, gpu: GpuId) -> str:
+        """The host of a GPU."""
+
+    def gpus_of(self, host: str) -> Sequence[GpuId]:
+        """The GPUs of a host, in order."""
+
+    def models(self) -> Mapping[str, Gpu]:
+        """One GPU of each model; of GPUs of one name, the one that leases the least memory."""

@@ -1,0 +1,294 @@
+"""Who gives way to whom, and the cheapest set of victims.
+
+A request may take GPUs back by one of these rights:
+
+- *claim*: its project is below its guarantee. From leases over quota in other projects.
+- *priority*: from leases of its own project with a lower priority.
+- *class*: from leases of a class that gives way to all and goes after its own.
+- *kept*: from leases that were granted what was kept for it, on condition that they leave.
+- *turn*: it is its project's turn. From leases over quota of projects that used more, if they held their
+  GPUs for a turn and their class does not go before its own.
+
+Nobody is preempted before the least run time of its class, nor by its own project at the same or a higher
+priority, nor while what it holds is guaranteed to its project, except by *priority* and *class*; a class that
+never gives way never does. And nobody is preempted unless the winner then has a place.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import combinations
+
+from gpushared.domain.gpu import WHOLE_PERMILLE, GpuId
+from gpushared.domain.lease import Grant, Lease, LeaseId
+from gpushared.domain.policy.ledger import Ledger
+from gpushared.domain.policy.passes import NEVER, Candidate, Holder, Ladder, Victim
+from gpushared.domain.policy.places import Places
+from gpushared.domain.policy.projects import GivesWay, Policy
+from gpushared.domain.policy.reservation import HOSTS_LOOKED_AT, HostIndex
+from gpushared.domain.request import Request
+
+PAUSE_SECONDS = 60.0
+"""What pausing and resuming costs, in seconds of the lease's GPUs."""
+NOTIFY_SHARE = 0.5
+"""A lease that is told may save itself; so much of its work is taken as lost."""
+EACH_VICTIM_SECONDS = 60.0
+"""What each victim costs besides: somebody is disturbed."""
+EXACT_UP_TO = 5
+"""So many leases on one GPU are tried in all combinations."""
+
+
+class Right(StrEnum):
+    """By what a request may take GPUs back."""
+
+    CLAIM = "claim"
+    PRIORITY = "priority"
+    CLASS = "class"
+    KEPT = "kept"
+    TURN = "turn"
+
+
+WHY = {
+    Right.CLAIM: "its project is guaranteed the room",
+    Right.PRIORITY: "its priority in the project is higher",
+    Right.CLASS: "its class goes before best effort",
+    Right.KEPT: "the room was kept for it",
+    Right.TURN: "it waited longest in its project and others had their turn",
+}
+
+
+class Court:
+    """What decides who may preempt whom; follows the ledger through a pass."""
+
+    def __init__(self, policy: Policy, ledger: Ledger, now: float) -> None:
+        self.policy = policy
+        self.ledger = ledger
+        self.now = now
+        self._version = -1
+        self._over_quota: list[Holder] = []
+        self._best_effort: list[Holder] = []
+        self._behind: dict[LeaseId, list[Holder]] = {}
+
+    def _look(self) -> None:
+        """Remember those who may have to give way to other projects, as long as nothing changes."""
+        if self._version == self.ledger.version:
+            return
+        self._version = self.ledger.version
+        self._over_quota, self._best_effort, self._behind = [], [], defaultdict(list)
+        for holders in self.ledger.holders.values():
+            for holder in holders:
+                for other in holder.behind:
+                    self._behind[other].append(holder)
+                gives_way = self.policy.classes[holder.lease.request.lease_class].gives_way
+                if gives_way is GivesWay.ALWAYS:
+                    self._best_effort.append(holder)
+                if gives_way is not GivesWay.NEVER and self.ledger.over_quota(holder):
+                    self._over_quota.append(holder)
+
+    def may_preempt(self, winner: Candidate) -> bool:
+        """Whether anybody could have to give way without a claim or a turn."""
+        self._look()
+        if self._best_effort or winner.lease.id in self._behind:
+            return True
+        return self.ledger.lowest_priority(winner.project) < winner.priority
+
+    def eligible(
+        self, winner: Candidate, *, claim: bool, turn: bool
+    ) -> tuple[dict[LeaseId, tuple[Holder, Right]], float]:
+        """The leases that the winner may preempt, by id, and when the next one may be (infinite if none)."""
+        self._look()
+        found: dict[LeaseId, tuple[Holder, Right]] = {}
+        later = NEVER
+        others = self._over_quota if claim or turn else []
+        mine = self.ledger.holders[winner.project]
+        behind = self._behind.get(winner.lease.id, ())
+        for holder in (*mine, *self._best_effort, *behind, *others):
+            right = self.right(winner, holder, claim=claim, turn=turn)
+            if right is None:
+                continue
+            free_from = self.free_from(holder, right)
+            if free_from <= self.now:
+                found[holder.lease.id] = (holder, right)
+            else:
+                later = min(later, free_from)
+        return found, later
+
+    def right(self, winner: Candidate, holder: Holder, *, claim: bool, turn: bool) -> Right | None:
+        """By what right the winner may take this lease's GPUs, the least run time aside."""
+        rules = self.policy.classes[holder.lease.request.lease_class]
+        if holder.leaving or rules.gives_way is GivesWay.NEVER:
+            return None
+        if winner.lease.id in holder.behind:
+            return Right.KEPT
+        if holder.project == winner.project:
+            return Right.PRIORITY if holder.priority < winner.priority else None
+        mine = self.policy.classes[winner.lease.request.lease_class]
+        if rules.gives_way is GivesWay.ALWAYS and mine.order < rules.order:
+            return Right.CLASS
+        if not (claim or turn) or not self.ledger.over_quota(holder):
+            return None
+        if claim:
+            return Right.CLAIM
+        used_more = self.ledger.fair(holder.project) > self.ledger.fair(winner.project)
+        return Right.TURN if used_more and mine.order <= rules.order else None
+
+    def may_go_together(
+        self, victims: Sequence[Holder], rights: Mapping[LeaseId, tuple[Holder, Right]]
+    ) -> bool:
+        """Whether every project keeps what it is guaranteed when all these go."""
+        taken: dict[str, list[Holder]] = defaultdict(list)
+        for one in victims:
+            if rights[one.lease.id][1] in (Right.CLAIM, Right.TURN):
+                taken[one.project].append(one)
+        return all(self.ledger.may_lose(holders) for holders in taken.values())
+
+    def free_from(self, holder: Holder, right: Right) -> float:
+        """From when on the lease may be preempted by that right."""
+        if right is Right.KEPT:
+            return holder.started_at
+        least = self.policy.classes[holder.lease.request.lease_class].min_run_seconds
+        if right is Right.TURN:
+            least = max(least, self.policy.turn_seconds)
+        return holder.started_at + least
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Victims, and the grants that the winner has without them."""
+
+    holders: tuple[Holder, ...]
+    grants: tuple[Grant, ...]
+    rights: frozenset[Right]
+
+    @property
+    def why(self) -> str:
+        """The weakest right that was needed."""
+        return WHY[max(self.rights, key=list(Right).index)]
+
+
+def lost_seconds(holder: Holder, now: float) -> float:
+    """GPU-seconds of work that preempting this lease costs."""
+    gpus = sum(grant.compute_permille for grant in holder.lease.grants) / WHOLE_PERMILLE
+    since = holder.started_at if holder.saved_at is None else holder.saved_at
+    unsaved = max(0.0, now - since)
+    match holder.step:
+        case Ladder.PAUSE:
+            return gpus * PAUSE_SECONDS
+        case Ladder.NOTIFY:
+            return gpus * max(PAUSE_SECONDS, unsaved * NOTIFY_SHARE)
+        case Ladder.REQUEUE:
+            return gpus * max(PAUSE_SECONDS, unsaved)
+
+
+def victim(holder: Holder, now: float) -> Victim:
+    return Victim(holder.lease.id, holder.step, lost_seconds(holder, now))
+
+
+def cheapest(
+    request: Request,
+    may_go: Mapping[LeaseId, tuple[Holder, Right]],
+    index: HostIndex,
+    places: Places,
+    closed: Collection[GpuId],
+    court: Court,
+) -> Found | None:
+    """The cheapest victims after which the request has a place; None where there are none.
+
+    Exact for one GPU with few leases; else each victim is at least needed. Ties go to the leases that
+    started last.
+    """
+    now = court.now
+    by_host: dict[str, list[Holder]] = defaultdict(list)
+    for holder, _ in may_go.values():
+        for host in index.hosts_of(holder):
+            by_host[host].append(holder)
+    best: tuple[tuple[float, float], Found] | None = None
+    for host in _likely(by_host):
+        for victims in _sets_on(host, by_host[host], request, places, closed, now):
+            if not court.may_go_together(victims, may_go):
+                continue
+            gone = [one.lease for one in victims]
+            grants = places.place(request, gone=gone, closed=closed, host=host)
+            price = _price(victims, now)
+            if grants and (best is None or price < best[0]):
+                rights = frozenset(may_go[one.lease.id][1] for one in victims)
+                best = price, Found(tuple(victims), grants, rights)
+    return None if best is None else best[1]
+
+
+def _price(victims: Sequence[Holder], now: float) -> tuple[float, float]:
+    lost = sum(lost_seconds(one, now) + EACH_VICTIM_SECONDS for one in victims)
+    return lost, -sum(one.started_at for one in victims)
+
+
+def _likely(by_host: dict[str, list[Holder]]) -> list[str]:
+    """All of a few hosts; of many those where the most may go."""
+    if len(by_host) <= HOSTS_LOOKED_AT:
+        return list(by_host)
+    sizes = {
+        host: sum(grant.compute_permille for one in holders for grant in one.lease.grants)
+        for host, holders in by_host.items()
+    }
+    return sorted(by_host, key=lambda host: (-sizes[host], host))[:HOSTS_LOOKED_AT]
+
+
+def _sets_on(
+    host: str,
+    holders: list[Holder],
+    request: Request,
+    places: Places,
+    closed: Collection[GpuId],
+    now: float,
+) -> Iterable[list[Holder]]:
+    """Sets of victims on a host that may do: the cheapest GPUs together, and all but who is not needed."""
+
+    def fits(victims: Iterable[Holder]) -> bool:
+        gone = [one.lease for one in victims]
+        return bool(places.place(request, gone=gone, closed=closed, host=host))
+
+    if not fits(holders):
+        return
+    count = len(request.gpus) or request.gpu_count
+    on_each = [
+        found
+        for gpu in (request.gpus or places.gpus_of(host))
+        if gpu not in closed and (found := _on_gpu(gpu, host, holders, request, places, now)) is not None
+    ]
+    on_each.sort(key=lambda victims: _price(victims, now))
+    together = {one.lease.id: one for victims in on_each[:count] for one in victims}
+    if together and fits(together.values()):
+        yield _needed(list(together.values()), fits, now)
+    yield _needed(holders, fits, now)
+
+
+def _on_gpu(
+    gpu: GpuId, host: str, holders: list[Holder], request: Request, places: Places, now: float
+) -> list[Holder] | None:
+    """The cheapest victims on one GPU; None where all of them would not do."""
+    here = [one for one in holders if any(grant.gpu == gpu for grant in one.lease.grants)]
+    pinned = replace(request, gpus=(gpu,), gpu_count=1)
+
+    def fits(victims: Iterable[Holder]) -> bool:
+        gone: list[Lease] = [one.lease for one in victims]
+        return bool(places.place(pinned, gone=gone, host=host))
+
+    if not fits(here):
+        return None
+    if len(here) > EXACT_UP_TO:
+        return _needed(here, fits, now)
+    subsets = [list(some) for size in range(len(here) + 1) for some in combinations(here, size)]
+    subsets.sort(key=lambda some: _price(some, now))
+    return next(some for some in subsets if fits(some))
+
+
+def _needed(holders: list[Holder], fits: Callable[[Iterable[Holder]], bool], now: float) -> list[Holder]:
+    """The holders without those that need not go, the dearest of them spared first."""
+    kept = list(holders)
+    for one in sorted(holders, key=lambda one: _price((one,), now), reverse=True):
+        fewer = [other for other in kept if other is not one]
+        if fits(fewer):
+            kept = fewer
+    return kept

@@ -1,0 +1,215 @@
+"""Projects, their quotas, the rules of each class, and which project a request counts to.
+
+GPUs are counted in permille: 1000 are one GPU. A part of a GPU counts as its share of the memory or of the
+compute, whichever is larger, so that nobody gets a GPU's memory for the price of a little compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from gpushared.domain.errors import PermissionRefused, RequestError
+from gpushared.domain.request import LeaseClass
+from gpushared.domain.units import shown
+
+HOUR = 3600.0
+DAY = 24 * HOUR
+
+
+class GivesWay(StrEnum):
+    """When leases of a class may be taken back."""
+
+    NEVER = "never"
+    """Not at all; so it is granted only what its project is guaranteed."""
+    OVER_QUOTA = "over_quota"
+    """While they are more than their project is guaranteed; inside a project to a higher priority."""
+    ALWAYS = "always"
+    """Besides, to every class that goes before theirs: best effort."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClassRules:
+    """What holds for all leases of a class.
+
+    Attributes:
+        order: The lower goes first where priorities are equal.
+        priority: That of requests that name none; it counts inside a project only.
+        min_run_seconds: A lease runs at least so long before it may be preempted.
+        time_limit_seconds: That of requests that name none; None = unlimited.
+        long_run_gpu_seconds: A lease that has held so much sinks below the others of its project, so that
+            those whose work is short need not wait for it; None = never.
+    """
+
+    order: int
+    priority: int
+    gives_way: GivesWay = GivesWay.OVER_QUOTA
+    min_run_seconds: float = 600.0
+    time_limit_seconds: int | None = None
+    long_run_gpu_seconds: float | None = None
+
+
+DEFAULT_CLASSES: Mapping[LeaseClass, ClassRules] = {
+    LeaseClass.BUILD: ClassRules(order=0, priority=100),
+    LeaseClass.INFER: ClassRules(order=1, priority=80),
+    LeaseClass.TRAIN: ClassRules(order=2, priority=50),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """Of GPUs, in permille.
+
+    Attributes:
+        guaranteed: What the project gets whenever it asks; lent to others meanwhile.
+        limit: What it never exceeds; None = no limit.
+        fixed: Besides, kept free for the project's build work and never lent.
+    """
+
+    guaranteed: int = 0
+    limit: int | None = None
+    fixed: int = 0
+
+
+NO_QUOTA = Quota()
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """A group of users that shares a quota.
+
+    ``quota`` holds for GPUs of all models; ``models`` gives a model a quota of its own, whose guarantee and
+    fixed part take the place of the general ones there. The general limit holds for everything together.
+    """
+
+    name: str
+    weight: float = 1.0
+    users: frozenset[str] = frozenset()
+    quota: Quota = NO_QUOTA
+    models: Mapping[str, Quota] = field(default_factory=dict, hash=False)
+
+    def pool(self, model: str) -> str:
+        """The name of the quota that GPUs of this model count to; empty for the general one."""
+        return model if model in self.models else ""
+
+    def quota_of(self, pool: str) -> Quota:
+        return self.models.get(pool, self.quota)
+
+    @property
+    def has_fixed(self) -> bool:
+        return any(quota.fixed for _, quota in self.quotas())
+
+    @property
+    def is_guaranteed_something(self) -> bool:
+        return any(quota.fixed or quota.guaranteed for _, quota in self.quotas())
+
+    def quotas(self) -> Iterable[tuple[str, Quota]]:
+        """Every quota with the name of its pool."""
+        return (("", self.quota), *self.models.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The figures of the configuration that decide who goes next; times in seconds.
+
+    Attributes:
+        half_life_seconds: So long ago, use counts half.
+        lookahead_seconds: What a project holds now counts as if it had held it so much longer.
+        patience_seconds: A request that waits longer may be its project's next turn; so often there is one.
+        turn_seconds: So long a lease has held its GPUs before a turn may take them.
+        notice_seconds: From the notice of a preemption to the signal that ends the container.
+        grace_seconds: From that signal to its end by force.
+        reservations: So many requests may have GPUs kept for them at a time.
+    """
+
+    projects: Mapping[str, Project] = field(default_factory=dict)
+    classes: Mapping[LeaseClass, ClassRules] = field(default_factory=lambda: dict(DEFAULT_CLASSES))
+    half_life_seconds: float = DAY
+    lookahead_seconds: float = 600.0
+    patience_seconds: float = 2 * HOUR
+    turn_seconds: float = HOUR
+    notice_seconds: float = 30.0
+    grace_seconds: float = 10.0
+    reservations: int = 4
+
+    def project(self, name: str) -> Project:
+        """A project by name; one that is not configured is a user's own, with nothing guaranteed."""
+        return self.projects.get(name) or Project(name)
+
+
+def project_of(user: str, asked: str, policy: Policy) -> str:
+    """The project that a user's request counts to.
+
+    The one that was asked for, else the first one that names the user, else the user's own.
+
+    Raises:
+        RequestError: There is no such project.
+        PermissionRefused: The user is not in it.
+    """
+    mine = [project.name for project in policy.projects.values() if user in project.users]
+    if not asked:
+        return mine[0] if mine else user
+    if asked in mine or (asked == user and asked not in policy.projects):
+        return asked
+    hint = f"{user} is in " + (", ".join(mine) or f"a project of their own, {user}")
+    if asked not in policy.projects:
+        raise RequestError(f"there is no project {shown(asked)}", hint=hint)
+    raise PermissionRefused(f"{user} is not in project {asked}", hint=hint)
+
+
+def problems(policy: Policy, capacity_permille: Mapping[str, int]) -> tuple[str, ...]:
+    """What is wrong with a policy, as sentences; none when it can be kept.
+
+    ``capacity_permille``: the GPUs of each model that there are; empty where that is not known yet.
+    """
+    found = [text for project in policy.projects.values() for text in _project_problems(project)]
+    found += [f"class {name} has no rules" for name in LeaseClass if name not in policy.classes]
+    found += _figure_problems(policy)
+    if capacity_permille:
+        found += _promised_too_much(policy, capacity_permille)
+    return tuple(found)
+
+
+def _project_problems(project: Project) -> Iterable[str]:
+    if not project.weight > 0:
+        yield f"project {project.name} has weight {project.weight:g}; it must be above 0"
+    for pool, quota in project.quotas():
+        where = f"project {project.name}" + (f" on {pool}" if pool else "")
+        if min(quota.guaranteed, quota.fixed, quota.limit or 0) < 0:
+            yield f"{where} has a quota below 0"
+        if quota.limit is not None and quota.guaranteed + quota.fixed > quota.limit:
+            promised = gpus(quota.guaranteed + quota.fixed)
+            yield f"{where} is guaranteed {promised}, more than its limit of {gpus(quota.limit)}"
+
+
+def _figure_problems(policy: Policy) -> Iterable[str]:
+    for name in ("half_life_seconds", "patience_seconds", "reservations"):
+        if not getattr(policy, name) > 0:
+            yield f"{name} must be above 0"
+    for name in ("lookahead_seconds", "turn_seconds", "notice_seconds", "grace_seconds"):
+        if getattr(policy, name) < 0:
+            yield f"{name} must not be below 0"
+
+
+def _promised_too_much(policy: Policy, capacity: Mapping[str, int]) -> Iterable[str]:
+    """Guarantees that could not all be kept at the same time."""
+    promised = dict.fromkeys(capacity, 0)
+    everything = 0
+    for project in policy.projects.values():
+        for pool, quota in project.quotas():
+            everything += quota.guaranteed + quota.fixed
+            if pool:
+                promised[pool] = promised.get(pool, 0) + quota.guaranteed + quota.fixed
+    for model, amount in promised.items():
+        if amount > capacity.get(model, 0):
+            there = gpus(capacity.get(model, 0))
+            yield f"the projects are guaranteed {gpus(amount)} of model {model}, but there are {there}"
+    if everything > sum(capacity.values()):
+        there = gpus(sum(capacity.values()))
+        yield f"the projects are guaranteed {gpus(everything)}, but there are {there}"
+
+
+def gpus(permille: int) -> str:
+    """``1 GPU``, ``2.5 GPUs``."""
+    return f"{permille / 1000:g} GPU" + ("" if permille == 1000 else "s")  # noqa: PLR2004 - one GPU

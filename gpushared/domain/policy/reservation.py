@@ -1,0 +1,163 @@
+"""GPUs kept for a request that waits, so that those behind it never delay it, and the bound that follows.
+
+The first request of the order that waits for leases to end, and each project's next turn that does, have the
+GPUs kept where they will fit soonest: by the time limits of the leases there, and where limits say nothing,
+where least must end. A request behind them is granted on a kept GPU only if its own time limit ends first.
+
+The bound. Let every lease end within T seconds of its start, let a request fit the empty machine beside what
+is fixed for others, and let its project stay below its limit. Once it is its project's turn and its project
+is the one with the least use by weight, nothing but a claim (a project taking what it is guaranteed, which
+may go first) is granted on its GPUs, so it starts within T, and each claim adds at most T. It becomes its
+project's turn at the latest ``patience_seconds`` after it has waited as long and the turn before it began.
+And its project becomes the one with the least use: while it is given nothing, use decays in all projects
+alike, so a project that went ahead and has used more since never goes ahead again before it. With n projects
+and no claims, the oldest request of a project thus starts within patience_seconds + (n + 1) * T * (1 + D),
+where D is what the projects used in excess of each other before, in leases of the largest size. Leases
+without a time limit have no T; a turn takes their GPUs back instead, once they held them for
+``turn_seconds``, if they are over quota.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from operator import itemgetter
+
+from gpushared.domain.gpu import WHOLE_PERMILLE, GpuId
+from gpushared.domain.lease import Lease, LeaseId
+from gpushared.domain.policy.ledger import size_on
+from gpushared.domain.policy.passes import NEVER, Holder
+from gpushared.domain.policy.places import Places
+from gpushared.domain.request import Request
+
+HOSTS_LOOKED_AT = 16
+"""Of many hosts, those are looked at closely where the arithmetic of time limits promises the most."""
+
+
+class HostIndex:
+    """Who holds GPUs on which host."""
+
+    def __init__(self, holders: Iterable[Holder], places: Places, leaves_in_seconds: float) -> None:
+        self._places = places
+        self._leaves_in = leaves_in_seconds
+        self._hosts: dict[str, dict[str, Holder]] = defaultdict(dict)
+        for holder in holders:
+            self.add(holder)
+
+    def add(self, holder: Holder) -> None:
+        for host in self.hosts_of(holder):
+            self._hosts[host][holder.lease.id] = holder
+
+    def remove(self, holder: Holder) -> None:
+        for host in self.hosts_of(holder):
+            self._hosts[host].pop(holder.lease.id, None)
+
+    def hosts_of(self, holder: Holder) -> set[str]:
+        """The hosts where a lease holds something."""
+        found = set()
+        for grant in holder.lease.grants:
+            try:
+                found.add(self._places.host_of(grant.gpu))
+            except KeyError:  # a GPU that is not here any more can be kept for nobody
+                continue
+        return found
+
+    def on(self, host: str) -> list[Holder]:
+        """The holders on a host."""
+        return list(self._hosts[host].values())
+
+    def hosts(self) -> list[str]:
+        """The hosts that somebody holds a part of, in order."""
+        return sorted(host for host, holders in self._hosts.items() if holders)
+
+    def end(self, holder: Holder, now: float) -> float:
+        """When a lease is over at the latest; infinite where nothing tells."""
+        limit = NEVER if holder.lease.expires_at is None else holder.lease.expires_at
+        return max(now, min(limit, now + self._leaves_in) if holder.leaving else limit)
+
+
+def soonest(
+    lease: LeaseId, request: Request, index: HostIndex, places: Places, closed: Collection[GpuId], now: float
+) -> tuple[frozenset[GpuId], float] | None:
+    """The GPUs where a request fits soonest, and when; None where it does not fit even when all have left."""
+    best: tuple[float, int, int] | None = None
+    gpus: frozenset[GpuId] = frozenset()
+    for at, host in enumerate(_promising(request, index, places, now)):
+        found = _soonest_on(host, lease, request, index, places, closed, now)
+        if found is None:
+            continue
+        start, lacking, chosen = found
+        if best is None or (start, lacking, at) < best:
+            best, gpus = (start, lacking, at), chosen
+    return None if best is None else (gpus, best[0])
+
+
+def _soonest_on(
+    host: str,
+    lease: LeaseId,
+    request: Request,
+    index: HostIndex,
+    places: Places,
+    closed: Collection[GpuId],
+    now: float,
+) -> tuple[float, int, frozenset[GpuId]] | None:
+    """When the request fits here, how much (permille) must end before, and where."""
+    leaving = _in_order_of_end(index, host, lease, now)
+    leases = [one for _, one in leaving]
+
+    def fits(count: int) -> bool:
+        return bool(places.place(request, gone=leases[:count], closed=closed, host=host))
+
+    if not fits(len(leases)):
+        return None
+    count = bisect_left(range(len(leases)), x=True, key=fits)
+    grants = places.place(request, gone=leases[:count], closed=closed, host=host)
+    chosen = frozenset(grant.gpu for grant in grants)
+    lacking = sum(
+        grant.compute_permille for one in leases[:count] for grant in one.grants if grant.gpu in chosen
+    )
+    return (leaving[count - 1][0] if count else now), lacking, chosen
+
+
+def _in_order_of_end(index: HostIndex, host: str, lease: LeaseId, now: float) -> list[tuple[float, Lease]]:
+    """The leases of a host as they end; of those without an end first those on the emptiest GPUs."""
+    holders = index.on(host)
+    load: dict[GpuId, int] = defaultdict(int)
+    for holder in holders:
+        for grant in holder.lease.grants:
+            load[grant.gpu] += grant.compute_permille
+    ends = [
+        (
+            now if lease in one.behind else index.end(one, now),
+            max(load[grant.gpu] for grant in one.lease.grants),
+            one.lease.sequence,
+            one,
+        )
+        for one in holders
+    ]
+    return [(end, one.lease) for end, _, _, one in sorted(ends, key=itemgetter(0, 1, 2))]
+
+
+def _promising(request: Request, index: HostIndex, places: Places, now: float) -> Sequence[str]:
+    """The hosts to look at: all of a few; of many those where enough ends first."""
+    hosts = index.hosts()
+    if len(hosts) <= HOSTS_LOOKED_AT:
+        return hosts
+    need = min((size_on(request, gpu) for gpu in places.models().values()), default=0)
+    when = sorted((_enough_at(host, need, index, places, now), at) for at, host in enumerate(hosts))
+    return [hosts[at] for _, at in when[:HOSTS_LOOKED_AT]]
+
+
+def _enough_at(host: str, need: int, index: HostIndex, places: Places, now: float) -> float:
+    """When so much of a host's compute is free; that it fits then is not said."""
+    holders = index.on(host)
+    sizes = [sum(grant.compute_permille for grant in one.lease.grants) for one in holders]
+    free = len(places.gpus_of(host)) * WHOLE_PERMILLE - sum(sizes)
+    if free >= need:
+        return now
+    for end, size in sorted(zip((index.end(one, now) for one in holders), sizes, strict=True)):
+        free += size
+        if free >= need:
+            return end
+    return NEVER

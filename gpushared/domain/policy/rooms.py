@@ -1,0 +1,96 @@
+"""Places made of rooms: a node, or a few hosts, looked through GPU by GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from gpushared.domain.gpu import Gpu, GpuId
+from gpushared.domain.lease import Grant, Lease, LeaseId
+from gpushared.domain.placement import Room, Rooms, is_grant, place
+from gpushared.domain.policy.places import NOTHING
+from gpushared.domain.request import Request
+
+
+class RoomPlaces:
+    """The rooms of each host; the fullest host on which a request fits is taken: whole hosts stay whole."""
+
+    def __init__(self, hosts: Mapping[str, Rooms]) -> None:
+        self._hosts = {host: dict(rooms) for host, rooms in hosts.items()}
+        self._host_of = {gpu: host for host, rooms in hosts.items() for gpu in rooms}
+        self._models = _smallest_of_each_model(hosts)
+
+    def place(
+        self,
+        request: Request,
+        *,
+        gone: Sequence[Lease] = (),
+        closed: Collection[GpuId] = NOTHING,
+        host: str | None = None,
+    ) -> tuple[Grant, ...]:
+        found: list[tuple[int, int, tuple[Grant, ...]]] = []
+        for at, name in enumerate(self._hosts if host is None else (host,)):
+            rooms = self._rooms(name, request, gone, closed)
+            answer = place(request, rooms)
+            if is_grant(answer):
+                grants = tuple(grant for grant in answer if isinstance(grant, Grant))
+                found.append((sum(room.free_permille for room in rooms.values()), at, grants))
+        return min(found, default=(0, 0, ()))[2]
+
+    def _rooms(
+        self, host: str, request: Request, gone: Sequence[Lease], closed: Collection[GpuId]
+    ) -> dict[GpuId, Room]:
+        rooms = {
+            gpu: room
+            for gpu, room in self._hosts[host].items()
+            if gpu not in closed and (not request.models or room.gpu.name in request.models)
+        }
+        for lease in gone:
+            for grant in lease.grants:
+                if grant.gpu in rooms:
+                    rooms[grant.gpu] = _more(rooms[grant.gpu], grant, lease.request)
+        return rooms
+
+    def take(self, lease: LeaseId, request: Request, grants: Sequence[Grant]) -> None:  # noqa: ARG002 - rooms know no leases
+        for grant in grants:
+            rooms = self._hosts[self._host_of[grant.gpu]]
+            rooms[grant.gpu] = rooms[grant.gpu].less(grant, exclusive=request.wants_whole_gpus)
+
+    def give(self, lease: LeaseId, request: Request, grants: Sequence[Grant]) -> None:  # noqa: ARG002 - rooms know no leases
+        for grant in grants:
+            if grant.gpu in self._host_of:
+                rooms = self._hosts[self._host_of[grant.gpu]]
+                rooms[grant.gpu] = _more(rooms[grant.gpu], grant, request)
+
+    def gpu(self, gpu: GpuId) -> Gpu:
+        return self._hosts[self._host_of[gpu]][gpu].gpu
+
+    def host_of(self, gpu: GpuId) -> str:
+        return self._host_of[gpu]
+
+    def gpus_of(self, host: str) -> Sequence[GpuId]:
+        return tuple(self._hosts[host])
+
+    def models(self) -> Mapping[str, Gpu]:
+        return self._models
+
+
+def _smallest_of_each_model(hosts: Mapping[str, Rooms]) -> dict[str, Gpu]:
+    models: dict[str, Gpu] = {}
+    for rooms in hosts.values():
+        for room in rooms.values():
+            known = models.get(room.gpu.name)
+            if known is None or room.gpu.leasable_bytes < known.leasable_bytes:
+                models[room.gpu.name] = room.gpu
+    return models
+
+
+def _more(room: Room, grant: Grant, request: Request) -> Room:
+    """The room without a grant; whoever was there alone leaves nobody who is."""
+    return replace(
+        room,
+        free_bytes=room.free_bytes + grant.memory_bytes,
+        free_permille=room.free_permille + grant.compute_permille,
+        leases=room.leases - 1,
+        exclusive=room.exclusive and not request.wants_whole_gpus,
+    )
