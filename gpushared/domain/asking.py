@@ -64,7 +64,7 @@ def read_request(ask: Ask, presets: Mapping[str, Ask]) -> Request:
         time_limit_seconds=parse_duration(ask.time) if ask.time else None,
         preset=ask.preset or None,
         priority=_priority(ask.priority),
-        after=tuple(dict.fromkeys(name.strip() for name in ask.after.split(",") if name.strip())),
+        after=_leases(ask.after),
         notice_signal=_signal(ask.notice_signal),
         restart_on_fault=_restarts(ask.restart_on_fault),
     )
@@ -158,6 +158,20 @@ def _signal(text: str) -> str:
             f"{shown(text)} is not a signal for a notice", hint="choose one of " + ", ".join(NOTICE_SIGNALS)
         )
     return name
+
+
+MAX_AFTER = 100
+
+
+def _leases(text: str) -> tuple[str, ...]:
+    if len(text) > MAX_AFTER * MAX_TEXT:
+        raise RequestError(
+            f"{len(text)} characters are no list of leases", hint="name them with commas: l-7f3k,l-8g4m"
+        )
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if len(names) > MAX_AFTER:
+        raise RequestError(f"{len(names)} leases are too many to wait for", hint=f"name at most {MAX_AFTER}")
+    return names
 
 
 def _priority(text: str) -> int:

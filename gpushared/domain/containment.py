@@ -24,10 +24,8 @@ from gpushared.domain.lease import (
 )
 from gpushared.domain.lifecycle import drain
 from gpushared.domain.messages import SampleGpus, ServerFaulted, StartContainer
-from gpushared.domain.state import Draft
+from gpushared.domain.state import FAULT_SEEN_SECONDS, Draft
 
-SEEN_SECONDS = 3.0
-"""A server that was not seen in its fault for so long is well again; the GPUs are looked at more often."""
 START_AGAIN_SECONDS = 10.0
 """How soon a start that did not come about is tried again."""
 
@@ -61,7 +59,7 @@ def watch_faults(draft: Draft) -> None:
     """Start again who waits for that; forget the faults that containers outlived."""
     for lease in list(draft.leases.values()):
         match lease.state:
-            case Starting(after_fault=True, deadline=float(deadline)) as state if draft.now >= deadline:
+            case Starting(by_node=True, deadline=float(deadline)) as state if draft.now >= deadline:
                 _try_start(lease, state, draft)
             case Active() | Paused() if _outlived(lease, draft):
                 calm = replace(lease, fault="", faulted_at=None)
@@ -82,7 +80,7 @@ def _outlived(lease: Lease, draft: Draft) -> bool:
 def _met(lease: Lease, text: str, where: str, draft: Draft) -> None:
     """``text`` is empty for the one that caused it."""
     match lease.state:
-        case Starting(after_fault=True):
+        case Starting(by_node=True):
             pass
         case Starting() | Active() | Paused():
             if lease.faulted_at is None or lease.fault != text:
@@ -149,7 +147,7 @@ def _names(gpus: tuple[GpuId, ...], draft: Draft) -> str:
 
 
 def _in_fault(gpus: tuple[GpuId, ...], draft: Draft) -> bool:
-    return any(abs(draft.now - draft.faulted.get(gpu, -math.inf)) < SEEN_SECONDS for gpu in gpus)
+    return any(abs(draft.now - draft.faulted.get(gpu, -math.inf)) < FAULT_SEEN_SECONDS for gpu in gpus)
 
 
 def _try_start(lease: Lease, state: Starting, draft: Draft) -> None:

@@ -31,6 +31,6 @@ def start_again(lease: Lease, why: str, draft: Draft, *, not_before: float) -> N
     """Keep the lease, and have its container started as soon as the fault is over."""
     assert isinstance(lease.state, WithContainer)
     number, limit = lease.restarts + 1, lease.request.restart_on_fault
-    state = Starting(lease.grants, lease.state.container, draft.now, not_before, held=True, after_fault=True)
+    state = Starting(lease.grants, lease.state.container, draft.now, not_before, held=True, by_node=True)
     lease = replace(lease, restarts=number, fault="", faulted_at=None)
     draft.move(lease, state, f"{why}; it is to be started again ({number} of {limit})")

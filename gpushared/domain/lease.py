@@ -171,7 +171,7 @@ class Starting:
     since: float
     deadline: float | None
     held: bool = False
-    after_fault: bool = False
+    by_node: bool = False
     """The node itself starts it again, tries so from ``deadline`` on; it is ``held`` until that is done."""
 
 

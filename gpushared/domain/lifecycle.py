@@ -282,7 +282,7 @@ def watch_deadlines(draft: Draft, *, sample: GpusSampled | None) -> None:
                 draft.do(SampleGpus())
             case Draining() as state if draft.now >= state.retry_at:
                 _stop_again(lease, state, draft)
-            case Starting(deadline=float(deadline), after_fault=False) as state if draft.now >= deadline:
+            case Starting(deadline=float(deadline), by_node=False) as state if draft.now >= deadline:
                 _overdue(lease, state, draft)
             case _:
                 pass

@@ -86,7 +86,7 @@ def restore(
 
 def _without_claims(lease: Lease) -> Lease:
     match lease.state:
-        case Starting(held=True, after_fault=False):
+        case Starting(held=True, by_node=False):
             return replace(lease, state=replace(lease.state, held=False, deadline=None))
         case Reserved(claimed=True):
             return replace(lease, state=replace(lease.state, claimed=False))
@@ -299,7 +299,7 @@ def _(event: m.RestartAsked, draft: Draft) -> None:
 def _(event: m.RestartDone, draft: Draft) -> None:
     lease = draft.find(event.lease)
     if isinstance(lease.state, Starting) and lease.state.held:
-        to = replace(lease.state, held=False, after_fault=False)
+        to = replace(lease.state, held=False, by_node=False)
         draft.move(lease, to, "the restart is done")
         draft.do(m.InspectContainer(lease.state.container))
 

@@ -111,7 +111,7 @@ def start_requeued(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> Non
     """There is room again: the node itself starts its container."""
     state = lease.state
     assert isinstance(state, Requeued)
-    to = Starting(grants, state.container, draft.now, draft.now, held=True, after_fault=True)
+    to = Starting(grants, state.container, draft.now, draft.now, held=True, by_node=True)
     draft.move(lease, to, "there is room for it again")
     draft.do(MakeEdits(lease.id))
 

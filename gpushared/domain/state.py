@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -26,6 +27,9 @@ from gpushared.domain.units import shown
 
 ENDED_KEPT_IN_MEMORY = 256
 """So that a client that asks again right after the end gets its answer; the journal has them all."""
+
+FAULT_SEEN_SECONDS = 3.0
+"""A server that was not seen in its fault for so long is well again; the GPUs are looked at more often."""
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _SCRAMBLE = 0x9E3779B1
@@ -89,11 +93,15 @@ class NodeState:
         return rooms_of(self.judged_gpus(), self.leases.values(), self.stray_bytes)
 
     def judged_gpus(self) -> list[Gpu]:
-        """All GPUs; the trouble of a drained one is its drain."""
-        return [
-            gpu if (drained := self.drain_of(gpu.id)) is None else replace(gpu, trouble=drained.trouble)
-            for gpu in self.gpus.values()
-        ]
+        """All GPUs; the trouble of a drained one is its drain, that of one in a fault its MPS server."""
+        return [self._judged(gpu) for gpu in self.gpus.values()]
+
+    def _judged(self, gpu: Gpu) -> Gpu:
+        if (drained := self.drain_of(gpu.id)) is not None:
+            return replace(gpu, trouble=drained.trouble)
+        if gpu.trouble is None and self.use.at - self.faulted.get(gpu.id, -math.inf) < FAULT_SEEN_SECONDS:
+            return replace(gpu, trouble="waits for its MPS server to get over a fault")
+        return gpu
 
     def drain_of(self, gpu_id: GpuId) -> Drained | None:
         """Why the GPU gets no new leases, where it is drained."""

@@ -150,7 +150,7 @@ def test_a_lease_reads_as_one_would_write_it_by_hand() -> None:
         "since": 2.0,
         "deadline": None,
         "held": False,
-        "after_fault": False,
+        "by_node": False,
     }
     over = json.loads(lease_to_json(fake_lease(1, Ended(NeverClaimed(), at=3.0))))
     assert over["state"] == {"kind": "ended", "outcome": {"kind": "never_claimed"}, "at": 3.0, "grants": []}

@@ -294,7 +294,7 @@ async def test_a_create_that_cannot_be_noted_lets_go_of_its_lease_once_there_is_
         await node.desk.claim(lease.id, ALICE)
         node.journal.fail_next(JournalUnavailable("the disk is full"), times=3)
         with pytest.raises(JournalUnavailable):
-            await node.desk.created(lease.id, ContainerId("b" * 64), "box", "image")
+            await node.desk.created(lease.id, ContainerId("b" * 64), "box", "image", stays=True)
         while node.loop.state.leases[lease.id].state.claimed:  # type: ignore[union-attr]
             await node.loop.changed(10)
         assert (await node.desk.claim(lease.id, ALICE)).lease == lease.id

@@ -69,8 +69,8 @@ def test_an_extension_takes_the_notice_back(daemon: DaemonProcess) -> None:
     daemon.check("exec", container, "test", "-f", "/run/gpushare/notice.json")
     longer = daemon.call("Leases/Extend", {"lease_id": limited["id"], "time": "1h"})
     assert longer.get("notice") is None
-    gone = lambda: daemon.docker("exec", container, "test", "-f", "/run/gpushare/notice.json").returncode  # noqa: E731
-    wait_until(lambda: gone() == 1, "the notice is gone")
+    look = ("exec", container, "test", "-f", "/run/gpushare/notice.json")
+    wait_until(lambda: daemon.docker(*look).returncode == 1, "the notice is gone")
 
 
 def gpushare(daemon: DaemonProcess, *words: str) -> str:

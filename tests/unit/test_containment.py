@@ -175,7 +175,7 @@ def test_a_victim_that_holds_on_is_stopped_and_started_again() -> None:
     assert m.StopContainer(victim, box(victim), 10) in step.instructions
     state = node.lease(victim).state
     assert isinstance(state, Starting)
-    assert state.after_fault
+    assert state.by_node
     node.exit(victim, 137)
     assert starts(node.send(m.Tick(), 11.0))
 
@@ -237,3 +237,13 @@ def test_a_victim_that_its_user_starts_before_it_is_over_keeps_its_lease() -> No
     assert isinstance(node.lease(victim).state, Active)
     node.send(m.StopAsked(victim, ROOT, 0))
     assert isinstance(node.lease(victim).state, Draining)
+
+
+def test_nobody_is_put_on_a_gpu_whose_server_is_broken_until_it_is_well() -> None:
+    node = Node()
+    fault(node, node.run())
+    node.sample()
+    assert node.lease(node.ask(caller=BOB)).grants[0].gpu != ONE.id
+    recover(node)
+    node.sample()
+    assert node.lease(node.ask(caller=BOB)).grants[0].gpu == ONE.id
