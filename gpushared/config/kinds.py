@@ -206,6 +206,33 @@ class Words(Kind):
         return f"[{', '.join(self.item.write(each) for each in value)}]"
 
 
+@dataclass(frozen=True)
+class GpuNames(Kind):
+    """GPUs by index or UUID, or all of them; kept as texts."""
+
+    words: str = 'list of GPU indexes and UUIDs, or `"all"`'
+
+    def read(self, value: object) -> object:
+        if isinstance(value, str):
+            return self.read_word(value)
+        if not isinstance(value, list):
+            raise Wrong(f"must be a {self.words}, not {_described(value)}")
+        return tuple(self._name(each) for each in value)
+
+    def read_word(self, word: str) -> object:
+        return tuple(self._name(part.strip()) for part in word.split(",") if part.strip())
+
+    def write(self, value: object) -> str:
+        assert isinstance(value, tuple)
+        return f"[{', '.join(toml_string(each) for each in value)}]"
+
+    def _name(self, value: object) -> str:
+        name = str(value) if type(value) is int else value
+        if not isinstance(name, str) or re.fullmatch(r"all|[0-9]{1,4}|GPU-[0-9A-Za-z-]{1,60}", name) is None:
+            raise Wrong(f"must be a {self.words}, not {_described(value)}")
+        return name
+
+
 _TOML_ESCAPES = {ord('"'): '\\"', ord("\\"): "\\\\"} | {
     code: f"\\u{code:04x}" for code in (*range(0x20), 0x7F)
 }

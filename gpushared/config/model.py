@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from gpushared.config.kinds import (
     Choice,
     FileMode,
+    GpuNames,
     Kind,
     Number,
     Seconds,
@@ -133,6 +134,13 @@ class GpusConfig:
         Choice(CheckpointMode),
         "`auto` moves the GPU memory of paused and preempted containers to the host where CUDA checkpoints "
         "work; `off` never does.",
+    )
+    exclusive_process: tuple[str, ...] = setting(
+        (),
+        GpuNames(),
+        "GPUs that are in the compute mode EXCLUSIVE_PROCESS while shared leases are on them, so that no "
+        "program without MPS can use them. Needs root and an MPS that serves several users (driver 580); "
+        "leases that need an MPS server of their own (`separate`, parts of several GPUs) are refused there.",
     )
     sample_seconds: float = setting(1.0, Number(0.1, 60.0), "How often each GPU is looked at.")
 

@@ -28,6 +28,7 @@ from gpushared.gate.http import Routes
 from gpushared.gate.site import Policy
 from gpushared.gpus.nvml import NvmlGpus
 from gpushared.gpus.nvml_limits import NvmlMemoryLimits
+from gpushared.gpus.nvml_modes import NvmlComputeModes
 from gpushared.gpus.simulated import SimulatedGpus
 from gpushared.gpus.simulated_checkpoints import SimulatedCheckpoints
 from gpushared.journal.sqlite import SqliteJournal
@@ -59,6 +60,7 @@ from gpushared.ports import (
 )
 from gpushared.sharing.canary_watch import CanaryTiming
 from gpushared.sharing.checkpoint import CudaCheckpoints
+from gpushared.sharing.compute_mode import LEDGER_NAME, ExclusiveModes
 from gpushared.sharing.driver_wall import DriverWall
 from gpushared.sharing.mps import MpsMode, MpsSharing, MpsTiming
 from gpushared.sharing.no_checkpoints import NoCheckpoints
@@ -100,6 +102,8 @@ class Parts:
     clock: Clock
     wall: DriverWall = field(default_factory=lambda: DriverWall(None))
     """The driver's memory limits, which ``sharing`` uses too."""
+    modes: ExclusiveModes | None = None
+    """The compute modes that ``sharing`` sets; None where GPUs have none."""
 
 
 def real_parts(config: Config) -> Parts:
@@ -113,15 +117,22 @@ def real_parts(config: Config) -> Parts:
     found = config.sharing.mps_binary or shutil.which(MPS_BINARY)
     environ = {name: os.environ[name] for name in MPS_ENVIRONMENT if name in os.environ}
     wall = DriverWall(NvmlMemoryLimits(gpus) if isinstance(gpus, NvmlGpus) else None, environ=environ)
+    modes = (
+        ExclusiveModes(NvmlComputeModes(gpus), Path(config.node.state_dir) / LEDGER_NAME)
+        if isinstance(gpus, NvmlGpus)
+        else None
+    )
     return Parts(
         wall=wall,
         gpus=gpus,
+        modes=modes,
         sharing=MpsSharing(
             Path(config.node.runtime_dir),
             binary=Path(found) if found else None,
             mode=MpsMode(config.sharing.mps),
             simulated=simulated,
             wall=wall,
+            modes=modes,
             environ=environ,
             timing=MpsTiming(canary=CanaryTiming(config.sharing.canary_seconds)),
             watched=[one for one, policy in watchdog_of(config).items() if policy.action is not Action.WARN],
@@ -243,7 +254,12 @@ class Daemon:
             simulated=self._parts.gpus.simulated,
         )
         self._sampler = Sampler(
-            loop, self._parts.gpus, self._parts.sharing, self._troubles, self._config.gpus.sample_seconds
+            loop,
+            self._parts.gpus,
+            self._parts.sharing,
+            self._troubles,
+            self._config.gpus.sample_seconds,
+            self._config.gpus.exclusive_process,
         )
         performer = Performer(
             loop,

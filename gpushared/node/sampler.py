@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpushared.domain.errors import GpushareError, JournalUnavailable, Unavailable
-from gpushared.domain.gpu import GpuId
+from gpushared.domain.gpu import Gpu, GpuId
 from gpushared.domain.lease import LeaseId
 from gpushared.domain.messages import GpusSampled, GpusSurveyed
 from gpushared.domain.units import format_memory
@@ -61,7 +61,9 @@ class Sampler:
         sharing: Sharing,
         troubles: Troubles,
         interval_seconds: float,
+        exclusive_process: Collection[str] = (),
     ) -> None:
+        """``exclusive_process``: GPUs that are to have this compute mode while they are shared, by name."""
         self.newest = Sample()
         self._loop = loop
         self._gpus = gpus
@@ -71,6 +73,7 @@ class Sampler:
         self._clients = ClientLeases()
         self._troubles = troubles
         self._interval_seconds = interval_seconds
+        self._exclusive_process = frozenset(exclusive_process)
         self._asked = asyncio.Event()
         self._unseen_since: dict[GpuId, float] = {}
         self._xids: dict[GpuId, tuple[int, ...]] = {}
@@ -128,7 +131,12 @@ class Sampler:
         gpus = await self._gpus.survey()
         if not gpus:
             raise Unavailable("the driver lists no GPU", hint="check `nvidia-smi -L`")
-        await self._loop.send(GpusSurveyed(gpus))
+        await self._loop.send(GpusSurveyed(tuple(map(self._marked, gpus))))
+
+    def _marked(self, gpu: Gpu) -> Gpu:
+        """NVIDIA's compute modes are of GPUs, and none of MIG instances."""
+        named = not self._exclusive_process.isdisjoint({"all", str(gpu.index), gpu.id})
+        return replace(gpu, exclusive_process=named and gpu.parent is None and not gpu.split)
 
     async def _sample(self) -> bool:
         """Whether the core knows these GPUs; one that was lost may have come back as another, or bigger."""

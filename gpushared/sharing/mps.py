@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from gpushared.domain.errors import SharingUnavailable, TimedOut
+from gpushared.domain.errors import GpushareError, SharingUnavailable, TimedOut
 from gpushared.domain.gpu import MIB, Gpu, GpuId
 from gpushared.domain.lease import Lease, LeaseId
 from gpushared.domain.request import Isolation, LeaseClass
 from gpushared.ports import Edits, EngineFacts, Mount, SharingStatus
 from gpushared.sharing.canary_watch import CanaryTiming, CanaryWatch
+from gpushared.sharing.compute_mode import ExclusiveModes
 from gpushared.sharing.control import ControlTiming, DaemonLimits, MpsControl, check_pipe_path
 from gpushared.sharing.driver_wall import DriverWall
 from gpushared.sharing.edits import holds_whole_gpus, lease_edits, ordered_grants, own_limits
@@ -103,6 +105,7 @@ class MpsSharing:
         timing: MpsTiming | None = None,
         environ: Mapping[str, str] | None = None,
         wall: DriverWall | None = None,
+        modes: ExclusiveModes | None = None,
     ) -> None:
         """Raises ConfigError for a runtime directory whose name is too long for sockets.
 
@@ -120,6 +123,7 @@ class MpsSharing:
         self._timing = timing or MpsTiming()
         self._environ = dict(environ or {})
         self._wall = wall or DriverWall(None)
+        self._modes = modes
         self._gpus: dict[GpuId, Gpu] = {}
         self._daemons: dict[str, Supervisor] = {}
         self._stopping: dict[str, asyncio.Task[None]] = {}
@@ -131,7 +135,11 @@ class MpsSharing:
         grants = ordered_grants(lease, gpus)
         self._gpus.update((gpu.id, gpu) for gpu in gpus.values())
         whole = holds_whole_gpus(lease, gpus)
-        mps = not whole and await self._serve(lease, [gpus[grant.gpu] for grant in grants])
+        granted = [gpus[grant.gpu] for grant in grants]
+        if whole and self._modes is not None:
+            for gpu in granted:
+                await self._modes.free(gpu)
+        mps = not whole and await self._serve(lease, granted)
         # One that grew to a whole GPU must not be kept to its old size.
         walled = not whole or self._wall.holds(lease.device_name)
         hold = await self._wall.build(lease, grants, engine) if walled else None
@@ -155,6 +163,7 @@ class MpsSharing:
         del lease  # directories are named after what the container was given
         self._leave_others(device_name, name="")
         self._directories.remove(device_name)
+        await self._leave_modes(device_name)
         await self._wall.close(device_name)
 
     def holds(self, lease: Lease) -> bool:
@@ -206,6 +215,7 @@ class MpsSharing:
         left alone.
         """
         self._directories.remove_others(live)
+        await self._put_modes_right(live)
         await self._wall.sweep(live, tuple(self._gpus))
         if self._binary is None or not self._home.is_dir():
             return
@@ -230,6 +240,9 @@ class MpsSharing:
             await daemon.stop()
         if not keep_running:
             self._directories.remove_others(())
+            await self._put_modes_right(())
+        if self._modes is not None:
+            self._modes.close()
         await asyncio.gather(*self._stopping.values())
 
     # --- serving a lease ---
@@ -240,12 +253,15 @@ class MpsSharing:
             return False
         try:
             daemon = await self._daemon_for(lease, granted)
+            await self._hold_modes(lease, granted)
             await daemon.relimit(_limits_of(lease, granted))
             await daemon.attach(lease.device_name)
         except (SharingUnavailable, TimedOut) as error:
             if self._mode is MpsMode.REQUIRED or not (self._simulated or self._binary is None):
                 self._leave_others(lease.device_name, name="")
+                await self._leave_modes(lease.device_name)
                 raise
+            await self._leave_modes(lease.device_name)
             _log.warning("mps.without_walls lease=%s why=%s", lease.id, error.message)
             return False
         return True
@@ -257,6 +273,11 @@ class MpsSharing:
             )
         gpus = tuple(gpu.id for gpu in granted)
         multiuser = await self._probe.knows_multiuser(gpus)
+        if not multiuser and any(gpu.exclusive_process for gpu in granted):
+            raise SharingUnavailable(
+                "this MPS needs a server for each user, and `exclusive_process` lets a GPU have one only",
+                hint="update the driver (release 580 serves several users at once), or empty the setting",
+            )
         key = (
             _DaemonKey(gpus, device_name=lease.device_name)
             if lease.request.isolation is Isolation.SEPARATE
@@ -310,6 +331,23 @@ class MpsSharing:
             if other != name and device_name in daemon.leases:
                 daemon.detach(device_name)
                 self._linger(other, daemon)
+
+    # --- compute modes ---
+
+    async def _hold_modes(self, lease: Lease, granted: Sequence[Gpu]) -> None:
+        for gpu in granted:
+            if gpu.exclusive_process and self._modes is not None:
+                await self._modes.hold(lease.device_name, gpu)
+
+    async def _leave_modes(self, device_name: str) -> None:
+        if self._modes is not None:
+            with _noted("compute modes"):
+                await self._modes.leave(device_name)
+
+    async def _put_modes_right(self, live: Collection[str]) -> None:
+        if self._modes is not None:
+            with _noted("compute modes"):
+                await self._modes.put_right(live)
 
     # --- the end of a daemon ---
 
@@ -376,6 +414,15 @@ def _looked_at(daemons: Iterable[Supervisor]) -> float | None:
     looks = [daemon.clients_at for daemon in daemons]
     known = [at for at in looks if at is not None]
     return min(known) if known and len(known) == len(looks) else None
+
+
+@contextmanager
+def _noted(what: str) -> Iterator[None]:
+    """Goes on after trouble that must not keep a lease from ending."""
+    try:
+        yield
+    except GpushareError as error:
+        _log.warning("sharing.trouble what=%s why=%s", what, error.message)
 
 
 def _not_installed() -> str:

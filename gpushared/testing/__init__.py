@@ -9,12 +9,14 @@ from gpushared.testing.engine import FAKE_FACTS, FakeEngine
 from gpushared.testing.gpus import GIB, FakeGpus, fake_gpu
 from gpushared.testing.journal import MemoryJournal
 from gpushared.testing.leases import fake_lease
+from gpushared.testing.modes import FakeComputeModes
 from gpushared.testing.sharing import FakeSharing
 
 __all__ = [
     "FAKE_FACTS",
     "GIB",
     "FakeCheckpoints",
+    "FakeComputeModes",
     "FakeEngine",
     "FakeGpus",
     "FakeSharing",

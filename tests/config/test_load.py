@@ -97,6 +97,8 @@ VALUES: list[tuple[str, str, str, object]] = [
     ("node", "socket_mode", '"0660"', 0o660),
     ("node", "name", '"Größe 7"', "Größe 7"),
     ("sharing", "mps", '"required"', MpsMode.REQUIRED),
+    ("gpus", "exclusive_process", '"all"', ("all",)),
+    ("gpus", "exclusive_process", '[0, "1", "GPU-1-2"]', ("0", "1", "GPU-1-2")),
     ("gate", "trusted_groups", "[]", ()),
     ("gate", "mount_prefixes", '["~/data", "/scratch"]', ("~/data", "/scratch")),
 ]
@@ -114,6 +116,7 @@ def test_values_are_read_by_their_kind(
 
 WORDS: list[tuple[str, str, object]] = [
     ("GPUSHARED_QUEUE__CLAIM_SECONDS", "90", 90),
+    ("GPUSHARED_GPUS__EXCLUSIVE_PROCESS", "0, GPU-1-2", ("0", "GPU-1-2")),
     ("GPUSHARED_QUEUE__CLAIM_SECONDS", "90s", 90),
     ("GPUSHARED_GPUS__SAMPLE_SECONDS", "0.5", 0.5),
     ("GPUSHARED_GPUS__MPS_RESERVE", "300m", 300 * MIB),
@@ -190,6 +193,9 @@ WRONG: list[tuple[str, str]] = [
     ("[node]\nstate_dir = 'here'", "node.state_dir must be an absolute path, not 'here'"),
     ("[node]\nname = 1979-05-27", "node.name must be text, not '1979-05-27'"),
     ("[sharing]\nmps = 'yes'", "sharing.mps must be one of auto, required, off, not 'yes'"),
+    ("[gpus]\nexclusive_process = true", "gpus.exclusive_process must be a list of GPU indexes"),
+    ("[gpus]\nexclusive_process = [-1]", "gpus.exclusive_process must be a list of GPU indexes"),
+    ("[gpus]\nexclusive_process = ['first']", "gpus.exclusive_process must be a list of GPU indexes"),
     ("[gate]\ntrusted_groups = 'docker'", "gate.trusted_groups must be a list, not the text 'docker'"),
     ("[gate]\ntrusted_groups = [1]", "gate.trusted_groups must be text, not '1'"),
     ("[gate]\nmount_prefixes = ['data']", "gate.mount_prefixes must be an absolute path, or one below `~`"),

@@ -1,0 +1,212 @@
+"""Keeps programs without MPS off GPUs that are shared, by the compute mode EXCLUSIVE_PROCESS.
+
+In that mode a GPU takes one process, which then is the MPS server, and a program that left MPS finds it taken
+(NVIDIA's MPS documentation). The mode outlives whoever set it, so what was found is written down before
+anything is set, with the leases it is set for, and put back with the last of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+from gpushared.domain.errors import GpusUnavailable, SharingUnavailable, TimedOut
+from gpushared.domain.gpu import Gpu, GpuId
+from gpushared.ports import ComputeModes
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+DEFAULT = 0
+PROHIBITED = 2
+EXCLUSIVE_PROCESS = 3
+LEDGER_NAME = "compute-modes.json"
+_BY_HAND = "`nvidia-smi -c DEFAULT`"
+
+
+@dataclass(frozen=True, slots=True)
+class SetMode:
+    """A GPU whose mode was set: what it was before, and the device names of the leases it is set for."""
+
+    before: int
+    leases: frozenset[str] = field(default=frozenset())
+
+
+Ledger = dict[GpuId, SetMode]
+
+
+class ExclusiveModes:
+    """Sets the mode for the leases that need it. One at a time; ``ledger`` is a file of the node's state."""
+
+    def __init__(self, modes: ComputeModes, ledger: Path) -> None:
+        self._modes = modes
+        self._path = ledger
+        self._lock = asyncio.Lock()
+        self._ledger: Ledger | None = None
+        self._guard: int | None = None
+
+    async def known(self) -> Ledger:
+        """What was set and not put back.
+
+        Raises SharingUnavailable where the ledger cannot be read, or another process has it.
+        """
+        if self._ledger is None:
+            self._ledger = await asyncio.to_thread(self._on_disk, self._take)
+        return dict(self._ledger)
+
+    def close(self) -> None:
+        """Let another process have the ledger."""
+        self._ledger = None
+        if self._guard is not None:
+            os.close(self._guard)
+            self._guard = None
+
+    def _take(self) -> Ledger:
+        if self._guard is None:
+            self._guard = _guarded(self._path)
+        return read_ledger(self._path)
+
+    async def hold(self, device_name: str, gpu: Gpu) -> None:
+        """Have the mode on a GPU for a lease; raises SharingUnavailable where that cannot be."""
+        async with self._lock:
+            try:
+                await self._hold(device_name, gpu)
+            except GpusUnavailable as error:
+                raise SharingUnavailable(
+                    f"GPU {gpu.index} cannot be set to EXCLUSIVE_PROCESS: {error.message}",
+                    hint=error.hint or "take it out of [gpus] exclusive_process",
+                ) from error
+
+    async def leave(self, device_name: str) -> None:
+        """The lease does not need it any more. What cannot be put back is put back by ``put_right``."""
+        async with self._lock:
+            for gpu, entry in (await self.known()).items():
+                if device_name in entry.leases:
+                    await self._settle(gpu, replace(entry, leases=entry.leases - {device_name}))
+
+    async def free(self, gpu: Gpu) -> None:
+        """Have the GPU as it was found, for a lease of all of it; raises SharingUnavailable."""
+        async with self._lock:
+            entry = (await self.known()).get(gpu.id)
+            if entry is not None and not await self._settle(gpu.id, replace(entry, leases=frozenset())):
+                raise SharingUnavailable(
+                    f"GPU {gpu.index} is still in the compute mode EXCLUSIVE_PROCESS", hint=_BY_HAND
+                )
+
+    async def put_right(self, live: Collection[str]) -> None:
+        """Put back what no lease needs any more, given the device names of those that may."""
+        async with self._lock:
+            for gpu, entry in (await self.known()).items():
+                await self._settle(gpu, replace(entry, leases=entry.leases & set(live)))
+
+    async def _hold(self, device_name: str, gpu: Gpu) -> None:
+        mode = await self._modes.compute_mode(gpu.id)
+        if mode is None or mode == PROHIBITED:
+            why = "tells no compute mode" if mode is None else "is in the compute mode PROHIBITED"
+            raise SharingUnavailable(
+                f"GPU {gpu.index} {why}", hint=f"take it out of [gpus] exclusive_process, or {_BY_HAND}"
+            )
+        entry = (await self.known()).get(gpu.id)
+        if entry is None and mode == EXCLUSIVE_PROCESS:
+            return  # set by the admin, and so none of ours to put back
+        entry = entry or SetMode(mode)
+        await self._write(gpu.id, replace(entry, leases=entry.leases | {device_name}))
+        if mode != EXCLUSIVE_PROCESS:
+            await self._modes.set_compute_mode(gpu.id, EXCLUSIVE_PROCESS)
+            _log.info("gpu.exclusive_process gpu=%s", gpu.id)
+
+    async def _settle(self, gpu: GpuId, entry: SetMode) -> bool:
+        """Write down who still needs the mode, or put back what was there; False where that failed."""
+        if entry.leases:
+            await self._write(gpu, entry)
+            return True
+        try:
+            # Somebody else may have set it meanwhile, or a boot.
+            if await self._modes.compute_mode(gpu) == EXCLUSIVE_PROCESS:
+                await self._modes.set_compute_mode(gpu, entry.before)
+        except (GpusUnavailable, TimedOut) as error:
+            _log.warning("gpu.mode_not_restored gpu=%s why=%s", gpu, error.message)
+            await self._write(gpu, entry)
+            return False
+        await self._write(gpu, None)
+        _log.info("gpu.mode_restored gpu=%s mode=%d", gpu, entry.before)
+        return True
+
+    async def _write(self, gpu: GpuId, entry: SetMode | None) -> None:
+        ledger = await self.known()
+        if ledger.get(gpu) == entry:
+            return
+        ledger = {known: one for known, one in ledger.items() if known != gpu}
+        if entry is not None:
+            ledger[gpu] = entry
+        await asyncio.to_thread(self._on_disk, lambda: write_ledger(self._path, ledger))
+        self._ledger = ledger
+
+    def _on_disk(self, work: Callable[[], T]) -> T:
+        try:
+            return work()
+        except BlockingIOError as error:
+            raise SharingUnavailable("another process sees to the compute modes right now") from error
+        except (OSError, ValueError) as error:
+            raise SharingUnavailable(
+                f"which compute modes were set cannot be kept in {self._path}: {error}",
+                hint=f"mend or remove the file; then {_BY_HAND} on every GPU",
+            ) from error
+
+
+def _guarded(path: Path) -> int:
+    """A lock on the ledger, which goes with this process. Raises BlockingIOError where another has it."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    guard = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(guard)
+        raise
+    return guard
+
+
+def read_ledger(path: Path) -> Ledger:
+    """Empty where there is no file. Raises OSError, and ValueError for what was not written here."""
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return {}
+    try:
+        found = json.loads(text)
+        return {
+            GpuId(gpu): SetMode(int(entry["before"]), frozenset(map(str, entry["leases"])))
+            for gpu, entry in found.items()
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"it is not as it was written ({error!r})") from error
+
+
+def write_ledger(path: Path, ledger: Ledger) -> None:
+    """On the disk when this returns, whole or not at all; no file where there is nothing to keep."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if ledger:
+        text = json.dumps(
+            {gpu: {"before": one.before, "leases": sorted(one.leases)} for gpu, one in ledger.items()}
+        )
+        part = path.with_name(f"{path.name}.part")
+        with part.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    else:
+        path.unlink(missing_ok=True)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
