@@ -1,0 +1,172 @@
+"""(f) How much of a fleet's GPUs the placement policies fill, and how long a decision takes.
+
+Reads a folder with ``nodes.csv.gz`` and ``tasks.csv.gz`` in the columns of Alibaba's cluster-trace-gpu-v2023.
+All tasks come in random order, then are drawn again until they ask for 1.3 times the GPUs there are. Each is
+offered once, none leaves, none is tried again. What counts is the share of all GPUs that is placed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from fgd import Fgd
+from traces import Load, read_fleet, read_tasks, sequence, varied
+
+from gpushared.domain.fleet.fleet import Fleet, NoPlace, Placement
+from gpushared.domain.fleet.hosts import Free, Host
+from gpushared.domain.fleet.need import Need
+from gpushared.domain.fleet.policies import PolicyName
+from gpushared.domain.lease import Grant, LeaseId
+from gpushared.domain.request import Request
+
+CHECK_EVERY = 10
+"""Each so-manieth refusal is held against a search of all hosts."""
+
+
+class FirstFit:
+    """The first host in the list."""
+
+    whole_gpus_last = False
+
+    def part(self, before: int, after: int) -> float:  # noqa: ARG002
+        return 0.0
+
+    def host(self, need: Need, free: Free, taken: int) -> float:  # noqa: ARG002
+        return 0.0
+
+
+class Random:
+    """A random place among those that fit."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def place(self, fleet: Fleet, request: Request) -> Placement | NoPlace:
+        need = Need.of(request)
+        hosts = [host.name for host in fleet.hosts if fits(need, fleet.free(host.name))]
+        if not hosts:
+            return NoPlace({})
+        host = self._random.choice(hosts)
+        rooms = [room for room in fleet.free(host).rooms if need.fits(room)]
+        chosen = self._random.sample(rooms, need.count)
+        return Placement(host, tuple(Grant(room.gpu.id, *need.on(room.gpu)) for room in chosen))
+
+
+Placer = Callable[[Fleet, Request], Placement | NoPlace]
+
+
+def by_fleet(fleet: Fleet, request: Request) -> Placement | NoPlace:
+    return fleet.place(request)
+
+
+@dataclass
+class Run:
+    """What one run over one sequence gave."""
+
+    placed_percent: float
+    seconds: list[float] = field(default_factory=list)
+    refused: int = 0
+    checked: int = 0
+    wrong: int = 0
+
+
+def fits(need: Need, free: Free) -> bool:
+    """Brute force: whether this host can take it, without any of the fleet's short cuts."""
+    if need.cpu_milli > free.cpu_milli or need.memory_bytes > free.memory_bytes:
+        return False
+    return sum(need.fits(room) for room in free.rooms) >= need.count
+
+
+def replay(hosts: Sequence[Host], load: Load, policy: str, seed: int) -> Run:
+    """Offer each request of the load once."""
+    fleet, place = prepared(hosts, load, policy, seed)
+    gpus = sum(len(host.gpus) for host in hosts)
+    run, placed = Run(0.0), 0
+    for number, request in enumerate(load):
+        start = time.perf_counter()
+        fleet.see(request)
+        answer = place(fleet, request)
+        if isinstance(answer, Placement):
+            fleet.take(LeaseId(str(number)), request, answer)
+            fleet.commit()
+        run.seconds.append(time.perf_counter() - start)
+        if isinstance(answer, Placement):
+            placed += sum(grant.compute_permille for grant in answer.grants)
+            continue
+        run.refused += 1
+        if run.refused % CHECK_EVERY == 0:
+            need = Need.of(request)
+            run.checked += 1
+            run.wrong += any(fits(need, fleet.free(host.name)) for host in hosts)
+    run.placed_percent = placed / gpus / 10
+    return run
+
+
+def prepared(hosts: Sequence[Host], load: Load, policy: str, seed: int) -> tuple[Fleet, Placer]:
+    match policy:
+        case "random":
+            return Fleet(hosts, PolicyName.PACK), Random(seed).place
+        case "first-fit":
+            return Fleet(hosts, FirstFit()), by_fleet
+        case "fgd":
+            return Fleet(hosts, PolicyName.PACK), Fgd(load, hosts).place
+        case _:
+            return Fleet(hosts, PolicyName(policy)), by_fleet
+
+
+POLICIES = ("random", "spread", "pack", "first-fit", "fgd", "fragmentation")
+HEAD = ("policy", "placed % mean", "min", "max", "ms median", "mean", "p99", "refused", "checked", "wrong")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("traces", type=Path)
+    parser.add_argument("--seeds", default="42-51")
+    parser.add_argument("--policy", action="append", choices=POLICIES)
+    parser.add_argument(
+        "--vary", default="", help="half|again|kinds|sizes|hosts[:SEED]: another list made of this one"
+    )
+    options = parser.parse_args()
+    first, _, last = options.seeds.partition("-")
+    hosts, tasks = varied(read_fleet(options.traces), read_tasks(options.traces), options.vary)
+    print(
+        f"{len(hosts)} hosts, {sum(len(host.gpus) for host in hosts)} GPUs, {len(tasks)} tasks {options.vary}"
+    )
+    print(("{:14}" + "{:>14}" + "{:>10}" * 8).format(*HEAD))
+    wrong = 0
+    for policy in options.policy or POLICIES:
+        runs = [
+            replay(hosts, sequence(tasks, hosts, seed), policy, seed)
+            for seed in range(int(first), int(last or first) + 1)
+        ]
+        show(policy, runs)
+        wrong += sum(run.wrong for run in runs)
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    print(f"CPU {used.ru_utime + used.ru_stime:.0f} s, {used.ru_maxrss / 1024:.0f} MiB")
+    return 1 if wrong else 0
+
+
+def show(policy: str, runs: Sequence[Run]) -> None:
+    placed = [run.placed_percent for run in runs]
+    times = sorted(1000 * second for run in runs for second in run.seconds)
+    print(
+        f"{policy:14}{statistics.mean(placed):14.2f}{min(placed):10.2f}{max(placed):10.2f}"
+        f"{statistics.median(times):10.3f}{statistics.mean(times):10.3f}{times[int(len(times) * 0.99)]:10.3f}"
+        f"{sum(run.refused for run in runs):10}{sum(run.checked for run in runs):10}"
+        f"{sum(run.wrong for run in runs):10}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

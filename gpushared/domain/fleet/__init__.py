@@ -1,0 +1,1 @@
+"""Many hosts as places for requests: which fit, which is best, and taking a decision back."""

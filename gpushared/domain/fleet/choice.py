@@ -1,0 +1,112 @@
+"""Which GPUs of one host a request would get, what that costs, or why the host cannot take it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from enum import StrEnum
+from itertools import groupby
+
+from gpushared.domain.fleet.hosts import Free, memory_level
+from gpushared.domain.fleet.need import Need
+from gpushared.domain.fleet.policies import Policy
+from gpushared.domain.gpu import WHOLE_PERMILLE, GpuId
+from gpushared.domain.instances import best_fit, wants_instances
+
+Score = tuple[float, float, float]
+"""Lower is better: untouched GPUs that are broken into, the cost of the parts, the cost for the host."""
+Rank = tuple[float, float, float, int]
+"""Of one GPU of a host: as a score, then the memory that is left, then its position."""
+
+
+class HostReason(StrEnum):
+    """Why a host cannot take a request; the first that holds, from lasting to passing."""
+
+    OTHER_HOST = "other_host"
+    """The request is bound to GPUs, or to be near leases, of another host."""
+    MODEL = "model"
+    HOST_CPU = "host_cpu"
+    HOST_MEMORY = "host_memory"
+    GPUS = "gpus"
+    """Too few of its GPUs can take their part."""
+
+
+def rate(need: Need, free: Free, policy: Policy, closed: Collection[GpuId] = ()) -> Score | HostReason:
+    """What the best GPUs of this host cost, or why it has none."""
+    if need.cpu_milli > free.cpu_milli:
+        return HostReason.HOST_CPU
+    if need.memory_bytes > free.memory_bytes:
+        return HostReason.HOST_MEMORY
+    if need.count == 0:
+        return 0.0, 0.0, policy.host(need, free, 0)
+    ranks = _ranks(need, free, policy, closed)
+    if len(ranks) < need.count:
+        return _lack(need, free)
+    chosen = (min(ranks),) if need.count == 1 else _together(need, free, ranks)
+    return _score(need, free, policy, chosen)
+
+
+def choose(need: Need, free: Free, policy: Policy, closed: Collection[GpuId] = ()) -> tuple[int, ...]:
+    """The positions of the best GPUs of a host on which ``rate`` found some."""
+    if need.count == 0:
+        return ()
+    chosen = _together(need, free, _ranks(need, free, policy, closed))
+    return tuple(rank[3] for rank in chosen)
+
+
+def _ranks(need: Need, free: Free, policy: Policy, closed: Collection[GpuId]) -> list[Rank]:
+    """Of each GPU that can take its part, what that costs."""
+    if wants_instances(need.request):
+        return _instance_ranks(need, free, closed)
+    ranks = []
+    last = policy.whole_gpus_last and not need.whole
+    for at, room in enumerate(free.rooms):
+        if not need.fits(room) or (closed and room.gpu.id in closed):
+            continue
+        memory, permille = need.on(room.gpu)
+        left = room.free_bytes - memory
+        after = min(room.free_permille - permille, memory_level(left, room.gpu))
+        part = policy.part(free.levels[at], 0 if need.whole else after)
+        untouched = last and room.leases == 0 and permille < WHOLE_PERMILLE
+        ranks.append((float(untouched), part, float(left), at))
+    return ranks
+
+
+def _instance_ranks(need: Need, free: Free, closed: Collection[GpuId]) -> list[Rank]:
+    """MIG instances are leased whole, whatever the policy: the smallest that is enough."""
+    fitting = [at for at, room in enumerate(free.rooms) if need.fits(room) and room.gpu.id not in closed]
+    fitting.sort(key=lambda at: best_fit(free.rooms[at].gpu))
+    return [
+        (0.0, float(free.rooms[at].gpu.leasable_bytes), float(order), at) for order, at in enumerate(fitting)
+    ]
+
+
+def _together(need: Need, free: Free, ranks: Sequence[Rank]) -> tuple[Rank, ...]:
+    """The best that one group of fast links has enough of, the smaller group first; else from few groups."""
+    if need.count == 1 or not free.link_groups:
+        return tuple(sorted(ranks)[: need.count])
+    by_group = sorted(ranks, key=lambda rank: (free.link_groups[rank[3]], rank))
+    groups = [tuple(group) for _, group in groupby(by_group, key=lambda rank: free.link_groups[rank[3]])]
+    enough = [group for group in groups if len(group) >= need.count]
+    if enough:
+        best = min(enough, key=lambda group: (len(group), group[: need.count]))
+        return best[: need.count]
+    groups.sort(key=lambda group: (-len(group), group))
+    return tuple(rank for group in groups for rank in group)[: need.count]
+
+
+def _score(need: Need, free: Free, policy: Policy, chosen: Sequence[Rank]) -> Score:
+    untouched = part = 0.0
+    taken = 0
+    for rank in chosen:
+        untouched += rank[0]
+        part += rank[1]
+        taken += free.levels[rank[3]] if need.whole else need.on(free.rooms[rank[3]].gpu)[1]
+    return untouched, part, policy.host(need, free, min(taken, free.total_permille))
+
+
+def _lack(need: Need, free: Free) -> HostReason:
+    if need.models and not any(room.gpu.name in need.models for room in free.rooms):
+        return HostReason.MODEL
+    if need.pinned and not {room.gpu.id for room in free.rooms}.issuperset(need.pinned):
+        return HostReason.OTHER_HOST
+    return HostReason.GPUS

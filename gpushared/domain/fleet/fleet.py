@@ -1,0 +1,291 @@
+"""The fleet: hosts with GPUs, where a request fits best, and decisions that can be taken back.
+
+One decision changes one host. Each kind of request keeps the hosts in its order and asks again only those
+that have changed since it was last asked about, so a decision does not look through the fleet.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import copy as shallow_copy
+from dataclasses import dataclass, field
+
+from gpushared.domain.fleet.choice import HostReason, Score, choose, rate
+from gpushared.domain.fleet.hosts import Free, Host, changed, free_of, make_of
+from gpushared.domain.fleet.mix import Mix, Size
+from gpushared.domain.fleet.need import Kind, Need, kind_of
+from gpushared.domain.fleet.policies import Policy, PolicyName, policy_for
+from gpushared.domain.fleet.ranking import Ranking
+from gpushared.domain.gpu import WHOLE_PERMILLE, GpuId
+from gpushared.domain.lease import Grant, LeaseId
+from gpushared.domain.placement import Reason, Room, Rooms, refuse, rooms_of
+from gpushared.domain.request import Request
+
+MAX_RANKINGS = 1024
+"""So many kinds keep their order of the hosts; beyond, the one that was not asked for longest is dropped."""
+CHANGES_PER_HOST = 8
+"""When the changes are more than so many per host, those who have not read them start anew."""
+NOTHING: frozenset[GpuId] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a request goes: a host, and parts of its GPUs (none for a request without GPUs)."""
+
+    host: str
+    grants: tuple[Grant, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NoPlace:
+    """No host can take the request: how many refused for which reason."""
+
+    refusals: Mapping[HostReason, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    host: int
+    request: Request
+    grants: tuple[Grant, ...]
+
+
+@dataclass(slots=True)
+class _Log:
+    """Which hosts changed, in order; ``start``: how many older entries were dropped."""
+
+    start: int = 0
+    hosts: list[int] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.hosts)
+
+
+class Fleet:
+    """Hosts, what they have left, and who holds what; ``policy`` decides among the hosts that fit."""
+
+    def __init__(
+        self,
+        hosts: Iterable[Host],
+        policy: PolicyName | Policy = PolicyName.FRAGMENTATION,
+        *,
+        rooms: Rooms | None = None,
+    ) -> None:
+        """``rooms``: what is left of GPUs that are not untouched, where that is known from elsewhere."""
+        self.hosts = tuple(hosts)
+        self.policy = policy
+        self.mix = Mix()
+        self._at = {host.name: at for at, host in enumerate(self.hosts)}
+        self._home = {
+            gpu.id: (at, place) for at, host in enumerate(self.hosts) for place, gpu in enumerate(host.gpus)
+        }
+        makes: dict[tuple[object, ...], int] = {}
+        self._free = [_as_found(host, rooms or {}, makes) for host in self.hosts]
+        self._leases: dict[LeaseId, _Taken] = {}
+        self._undo: list[tuple[int, Free, LeaseId, _Taken | None]] = []
+        self._log = _Log()
+        self._rankings: dict[Kind, Ranking] = {}
+        self._policies = (0, self._made_now())
+
+    def copy(self) -> Fleet:
+        """The same fleet, to try things on. What it learns and decides does not come back here."""
+        twin = shallow_copy(self)
+        twin._detach()  # noqa: SLF001 - of the same class
+        return twin
+
+    def _detach(self) -> None:
+        self.mix = self.mix.copy()
+        self._free, self._leases = list(self._free), dict(self._leases)
+        self._undo, self._log, self._rankings = [], _Log(), {}
+
+    # --- asking ------------------------------------------------------------------------------------------
+
+    def see(self, request: Request) -> None:
+        """Let the policy learn that such a request came. To be called once for each, not at each try."""
+        need = Need.of(request)
+        if need.count == 0:
+            return
+        permille = need.permille
+        gpus = need.count * permille or WHOLE_PERMILLE
+        self.mix.see(
+            Size(
+                need.count,
+                permille,
+                need.cpu_milli * WHOLE_PERMILLE / gpus,
+                need.memory_bytes * WHOLE_PERMILLE / gpus,
+            )
+        )
+
+    def place(
+        self, request: Request, *, closed: Collection[GpuId] = NOTHING, host: str | None = None
+    ) -> Placement | NoPlace:
+        """The best place, or why there is none. Nothing is booked; see ``take``.
+
+        ``closed``: GPUs it must not get. ``host``: the only host that will do.
+        """
+        closed = self._closed_to(request, closed)
+        only = self._only_hosts(request, host)
+        if only is not None:
+            return self._place_on(request, only, closed)
+        ranking = self._ranking(request)
+        touched = {self._home[gpu][0] for gpu in closed if gpu in self._home}
+        best = ranking.best(touched)
+        for at in touched:
+            answer = rate(ranking.need, self._free[at], ranking.policy, closed)
+            if isinstance(answer, tuple) and (best is None or (answer, at) < best):
+                best = answer, at
+        if best is None:
+            return NoPlace({reason: count for reason, count in ranking.refusals.items() if count})
+        return self._placement(ranking.need, best[1], ranking.policy, closed)
+
+    def refusals(self, request: Request) -> Counter[Reason]:
+        """How many GPUs refuse their part, by reason; looks at each GPU, for answers to people."""
+        found = (refuse(request, room) for free in self._free for room in free.rooms)
+        return Counter(refusal.reason for refusal in found if refusal is not None)
+
+    def free(self, host: str) -> Free:
+        """What a host has left."""
+        return self._free[self._at[host]]
+
+    def room(self, gpu: GpuId) -> Room:
+        """What a GPU has left; KeyError where it is not here."""
+        at, place = self._home[gpu]
+        return self._free[at].rooms[place]
+
+    def host_of(self, gpu: GpuId) -> str:
+        """The host of a GPU; KeyError where it is not here."""
+        return self.hosts[self._home[gpu][0]].name
+
+    def holder(self, lease: LeaseId) -> Placement | None:
+        """Where a lease is, or None."""
+        taken = self._leases.get(lease)
+        return None if taken is None else Placement(self.hosts[taken.host].name, taken.grants)
+
+    # --- deciding ----------------------------------------------------------------------------------------
+
+    def take(self, lease: LeaseId, request: Request, placement: Placement) -> None:
+        """Book a placement. It is the caller's duty that it fits: what ``place`` said, or what is a fact."""
+        assert lease not in self._leases, f"{lease} holds something already"
+        at = self._at[placement.host]
+        self._book(lease, None, _Taken(at, request, placement.grants))
+
+    def give(self, lease: LeaseId) -> None:
+        """A lease has ended; KeyError when it holds nothing."""
+        self._book(lease, self._leases[lease], None)
+
+    def mark(self) -> int:
+        """A point to which ``undo`` comes back."""
+        return len(self._undo)
+
+    def undo(self, mark: int) -> None:
+        """Take back all that was taken and given since."""
+        while len(self._undo) > mark:
+            at, free, lease, taken = self._undo.pop()
+            self._set(at, free, lease, taken)
+
+    def commit(self) -> None:
+        """Forget how to take back what was decided so far."""
+        self._undo.clear()
+
+    def _book(self, lease: LeaseId, before: _Taken | None, after: _Taken | None) -> None:
+        taken, sign = (after, 1) if after is not None else (before, -1)
+        assert taken is not None, "either it takes or it gives"
+        request, free = taken.request, self._free[taken.host]
+        grants = [(self._home[grant.gpu][1], grant) for grant in taken.grants]
+        self._undo.append((taken.host, free, lease, before))
+        free = changed(
+            free,
+            grants,
+            request.host_cpu_milli or 0,
+            request.host_memory_bytes or 0,
+            exclusive=request.wants_whole_gpus,
+            sign=sign,
+        )
+        self._set(taken.host, free, lease, after)
+
+    def _set(self, at: int, free: Free, lease: LeaseId, taken: _Taken | None) -> None:
+        self._free[at] = free
+        if taken is None:
+            self._leases.pop(lease, None)
+        else:
+            self._leases[lease] = taken
+        self._log.hosts.append(at)
+        if len(self._log.hosts) > CHANGES_PER_HOST * max(64, len(self.hosts)):
+            self._log = _Log(self._log.end)
+
+    # --- helpers of place --------------------------------------------------------------------------------
+
+    def _closed_to(self, request: Request, closed: Collection[GpuId]) -> Collection[GpuId]:
+        if not request.away_from:
+            return closed
+        others = (self._leases.get(LeaseId(lease)) for lease in request.away_from)
+        return {grant.gpu for taken in others if taken is not None for grant in taken.grants}.union(closed)
+
+    def _only_hosts(self, request: Request, host: str | None) -> set[int] | None:
+        """The only hosts that will do, or None for all. Leases that are over have no say."""
+        only = None if host is None else {self._at[host]}
+        near = {taken.host for lease in request.near if (taken := self._leases.get(LeaseId(lease)))}
+        if near:
+            here = near if len(near) == 1 else set()
+            only = here if only is None else only & here
+        if request.gpus and only is None:
+            only = {self._home[gpu][0] for gpu in request.gpus if gpu in self._home}
+        return only
+
+    def _place_on(
+        self, request: Request, only: Collection[int], closed: Collection[GpuId]
+    ) -> Placement | NoPlace:
+        need, policy = Need.of(request), self._policy()
+        refusals = Counter({HostReason.OTHER_HOST: len(self.hosts) - len(only)})
+        found: list[tuple[Score, int]] = []
+        for at in only:
+            answer = rate(need, self._free[at], policy, closed)
+            if isinstance(answer, tuple):
+                found.append((answer, at))
+            else:
+                refusals[answer] += 1
+        if not found:
+            return NoPlace(+refusals)
+        return self._placement(need, min(found)[1], policy, closed)
+
+    def _placement(self, need: Need, at: int, policy: Policy, closed: Collection[GpuId]) -> Placement:
+        free = self._free[at]
+        grants = []
+        for place in choose(need, free, policy, closed):
+            room = free.rooms[place]
+            memory, permille = need.on(room.gpu)
+            whole = need.whole
+            grants.append(Grant(room.gpu.id, room.free_bytes if whole else memory, permille))
+        return Placement(self.hosts[at].name, tuple(grants))
+
+    def _policy(self) -> Policy:
+        if self._policies[0] != self.mix.lessons:
+            self._policies = (self.mix.lessons, self._made_now())
+        return self._policies[1]
+
+    def _made_now(self) -> Policy:
+        return policy_for(self.policy, self.mix) if isinstance(self.policy, PolicyName) else self.policy
+
+    def _ranking(self, request: Request) -> Ranking:
+        kind = kind_of(request)
+        ranking = self._rankings.pop(kind, None)
+        policy = self._policy()
+        stale = ranking is None or ranking.policy is not policy or ranking.seen < self._log.start
+        if ranking is None or stale:
+            ranking = Ranking(Need.of(request), policy, self._free)
+        elif ranking.seen < self._log.end:
+            fresh = set(self._log.hosts[ranking.seen - self._log.start :])
+            ranking.refresh(fresh, self._free)
+        ranking.seen = self._log.end
+        self._rankings[kind] = ranking
+        if len(self._rankings) > MAX_RANKINGS:
+            del self._rankings[next(iter(self._rankings))]
+        return ranking
+
+
+def _as_found(host: Host, rooms: Rooms, makes: dict[tuple[object, ...], int]) -> Free:
+    empty = rooms_of(host.gpus, (), {})
+    found: Sequence[Room] = [rooms.get(gpu, room) for gpu, room in empty.items()]
+    return free_of(host, found, makes.setdefault(make_of(host, found), len(makes)))

@@ -1,0 +1,118 @@
+"""A host of the fleet: its GPUs, what else it has to give, and what of that is free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu, GpuId
+from gpushared.domain.lease import Grant
+from gpushared.domain.placement import Room
+
+UNLIMITED = 1 << 62
+"""Free CPU or memory of a host that does not tell how much it has; more than any request takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a host has. CPU in thousandths of a core and memory in bytes; None where that is not known.
+
+    ``link_groups``: for each GPU, by which group of fast links (NVLink, else NUMA node) it can be reached;
+    empty where that is not known.
+    """
+
+    name: str
+    gpus: tuple[Gpu, ...]
+    cpu_milli: int | None = None
+    memory_bytes: int | None = None
+    link_groups: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """What a host has left. Values never change: a decision replaces them, and undoing it brings them back.
+
+    ``levels``: for each GPU, how much of it can still be leased in shares, in permille.
+    """
+
+    rooms: tuple[Room, ...]
+    cpu_milli: int
+    memory_bytes: int
+    levels: tuple[int, ...]
+    total_permille: int
+    link_groups: tuple[int, ...]
+    twin: int | None = None
+    """Of a host that nothing has been taken of: a number that all hosts of the same make have in common."""
+
+
+def free_of(host: Host, rooms: Sequence[Room], twin: int | None = None) -> Free:
+    """What a host has left with these rooms, when nothing is taken of its CPU and memory."""
+    levels = tuple(level_of(room) for room in rooms)
+    return Free(
+        tuple(rooms),
+        UNLIMITED if host.cpu_milli is None else host.cpu_milli,
+        UNLIMITED if host.memory_bytes is None else host.memory_bytes,
+        levels,
+        sum(levels),
+        host.link_groups,
+        twin,
+    )
+
+
+def make_of(host: Host, rooms: Sequence[Room]) -> tuple[object, ...]:
+    """What hosts of the same make have in common: all that placement reads but the names."""
+    gpus = tuple(
+        (replace(room.gpu, id=GpuId("")), room.free_bytes, room.free_permille, room.leases, room.exclusive)
+        for room in rooms
+    )
+    return gpus, host.cpu_milli, host.memory_bytes, host.link_groups
+
+
+def level_of(room: Room) -> int:
+    """Permille of the GPU that the largest slice could still have; 0 where nothing more may come."""
+    if room.exclusive or room.gpu.trouble is not None:
+        return 0
+    return max(0, min(room.free_permille, memory_level(room.free_bytes, room.gpu)))
+
+
+def memory_level(free_bytes: int, gpu: Gpu) -> int:
+    """Free memory as permille, upwards: slices are whole MiB, so a rest is no smaller than its share."""
+    return -(-free_bytes * WHOLE_PERMILLE // max(1, gpu.leasable_bytes))
+
+
+def changed(
+    free: Free,
+    grants: Sequence[tuple[int, Grant]],
+    cpu_milli: int,
+    memory_bytes: int,
+    *,
+    exclusive: bool,
+    sign: int,
+) -> Free:
+    """The host after grants at these positions were taken (``sign`` 1) or given back (-1)."""
+    rooms, levels = list(free.rooms), list(free.levels)
+    for at, grant in grants:
+        room = rooms[at]
+        rooms[at] = (
+            room.less(grant, exclusive=exclusive) if sign > 0 else more(room, grant, exclusive=exclusive)
+        )
+        levels[at] = level_of(rooms[at])
+    return Free(
+        tuple(rooms),
+        free.cpu_milli - sign * cpu_milli,
+        free.memory_bytes - sign * memory_bytes,
+        tuple(levels),
+        sum(levels),
+        free.link_groups,
+    )
+
+
+def more(room: Room, grant: Grant, *, exclusive: bool) -> Room:
+    """The room without a grant; whoever was there alone leaves nobody who is."""
+    return replace(
+        room,
+        free_bytes=room.free_bytes + grant.memory_bytes,
+        free_permille=room.free_permille + grant.compute_permille,
+        leases=room.leases - 1,
+        exclusive=room.exclusive and not exclusive,
+    )

@@ -1,0 +1,86 @@
+"""What placement reads of a request: requests that ask for the same are one kind, decided alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu, GpuId
+from gpushared.domain.placement import Room, need_on, needs_own_server, refuse
+from gpushared.domain.request import Isolation, Request
+
+Kind = tuple[object, ...]
+"""Equal for requests that fit on the same hosts and score the same there."""
+
+
+def kind_of(request: Request) -> Kind:
+    """The part of a request that decides where it fits; who asks, how long and near whom are not in it."""
+    return (
+        request.gpu_count,
+        request.compute_permille,
+        request.memory_bytes,
+        request.memory_permille,
+        request.isolation.value,
+        request.gpus,
+        request.models,
+        request.host_cpu_milli,
+        request.host_memory_bytes,
+    )
+
+
+@dataclass(slots=True, eq=False)
+class Need:
+    """One kind of request, with what it takes of a GPU of each size."""
+
+    request: Request
+    count: int
+    cpu_milli: int
+    memory_bytes: int
+    models: frozenset[str]
+    whole: bool
+    plain: bool
+    """Whether it is an ordinary slice, for which a look at two numbers of a GPU is enough."""
+    _sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, request: Request) -> Need:
+        return cls(
+            request,
+            len(request.gpus) or request.gpu_count,
+            request.host_cpu_milli or 0,
+            request.host_memory_bytes or 0,
+            frozenset(request.models),
+            request.wants_whole_gpus,
+            request.isolation is Isolation.SHARED and not request.gpus and not needs_own_server(request),
+        )
+
+    def on(self, gpu: Gpu) -> tuple[int, int]:
+        """Memory bytes and compute permille that it takes of such a GPU."""
+        known = self._sizes.get(gpu.leasable_bytes)
+        if known is None:
+            grant = need_on(self.request, gpu)
+            known = self._sizes[gpu.leasable_bytes] = (grant.memory_bytes, grant.compute_permille)
+        return known
+
+    def fits(self, room: Room) -> bool:
+        """Whether the GPU can take its part; ``placement.refuse`` is the rule, the rest its common case."""
+        gpu = room.gpu
+        if self.models and gpu.name not in self.models:
+            return False
+        if not self.plain or gpu.exclusive_process or gpu.split or gpu.parent is not None:
+            return refuse(self.request, room) is None
+        if room.exclusive or gpu.trouble is not None:
+            return False
+        memory, permille = self.on(gpu)
+        return 0 < memory <= room.free_bytes and permille <= room.free_permille
+
+    @property
+    def permille(self) -> int:
+        """Its size on one GPU, as far as it is the same on all: what the mix of requests counts."""
+        if self.whole:
+            return WHOLE_PERMILLE
+        share = max(self.request.compute_permille or 0, self.request.memory_permille or 0)
+        return share or max((size[1] for size in self._sizes.values()), default=WHOLE_PERMILLE)
+
+    @property
+    def pinned(self) -> tuple[GpuId, ...]:
+        return self.request.gpus

@@ -1,0 +1,85 @@
+"""The hosts of a fleet in the order of one kind of request, kept up to date instead of made anew."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
+
+from gpushared.domain.fleet.choice import HostReason, Score, rate
+from gpushared.domain.fleet.hosts import Free
+from gpushared.domain.fleet.need import Need
+from gpushared.domain.fleet.policies import Policy
+
+Entry = tuple[Score, int]
+
+
+class Ranking:
+    """For one kind: what each host costs, the best first, and how many cannot take it for which reason."""
+
+    def __init__(self, need: Need, policy: Policy, hosts: Sequence[Free]) -> None:
+        self.need = need
+        self.policy = policy
+        self.seen = 0
+        """Up to where the fleet's changes are in here."""
+        self.refusals: Counter[HostReason] = Counter()
+        self._answers = self._rate_all(hosts)
+        self._heap: list[Entry] = []
+        self._rebuild()
+
+    def _rate_all(self, hosts: Sequence[Free]) -> list[Score | HostReason]:
+        """Hosts in the same state answer alike: in a fleet that is mostly empty there are few states."""
+        known: dict[int, Score | HostReason] = {}
+        answers: list[Score | HostReason] = []
+        for free in hosts:
+            answer = None if free.twin is None else known.get(free.twin)
+            if answer is None:
+                answer = rate(self.need, free, self.policy)
+                if free.twin is not None and not self.need.pinned:
+                    known[free.twin] = answer
+            answers.append(answer)
+        return answers
+
+    def _rebuild(self) -> None:
+        self._heap = [(answer, at) for at, answer in enumerate(self._answers) if isinstance(answer, tuple)]
+        heapify(self._heap)
+        self.refusals = Counter(answer for answer in self._answers if isinstance(answer, HostReason))
+
+    def refresh(self, changed: Iterable[int], hosts: Sequence[Free]) -> None:
+        """Ask those hosts again that have changed."""
+        for at in changed:
+            before = self._answers[at]
+            answer = rate(self.need, hosts[at], self.policy)
+            if answer == before:
+                continue
+            self._answers[at] = answer
+            if isinstance(before, HostReason):
+                self.refusals[before] -= 1
+            if isinstance(answer, HostReason):
+                self.refusals[answer] += 1
+            else:
+                heappush(self._heap, (answer, at))
+        if len(self._heap) > 4 * len(hosts):
+            self._rebuild()
+
+    def best(self, skipped: Collection[int] = ()) -> Entry | None:
+        """The host that costs least, without those skipped; the first listed among equals."""
+        for entry in self._in_order(skipped):
+            return entry
+        return None
+
+    def _in_order(self, skipped: Collection[int]) -> Iterator[Entry]:
+        aside = []
+        try:
+            while self._heap:
+                entry = self._heap[0]
+                if self._answers[entry[1]] != entry[0]:
+                    heappop(self._heap)
+                elif entry[1] in skipped:
+                    aside.append(heappop(self._heap))
+                else:
+                    yield entry
+                    return
+        finally:
+            for entry in aside:
+                heappush(self._heap, entry)
