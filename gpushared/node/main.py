@@ -37,13 +37,22 @@ OPEN_FILES = 65536
 @click.option("--state-dir", help="Where the journal is [/var/lib/gpushared].")
 @click.option("--engine", metavar="SOCKET", help="Docker's socket [/var/run/docker.sock].")
 @click.option("--log-level", help="debug, info, warning or error.")
+@click.option(
+    "--restore-compute-mode",
+    is_flag=True,
+    help="Serve nothing: put compute modes back that a daemon set and no running container needs.",
+)
 @click.pass_context
-def main(context: click.Context, /, config: Path | None, **flags: str | None) -> None:
+def main(
+    context: click.Context, /, config: Path | None, *, restore_compute_mode: bool, **flags: str | None
+) -> None:
     """Lease parts of this machine's GPUs to Docker containers.
 
     Without a command the daemon runs in the foreground until it gets SIGTERM; containers run on without it.
     SIGHUP makes it read its configuration again.
     """
+    if restore_compute_mode:
+        sys.exit(restore(config, _settings(flags)))
     if context.invoked_subcommand is None:
         sys.exit(serve(config, _settings(flags)))
 
@@ -91,6 +100,20 @@ def serve(path: Path | None, flags: Mapping[str, str]) -> int:
     except GpushareError as error:
         _complain(error)
         return error.exit_code
+    return 0
+
+
+def restore(path: Path | None, flags: Mapping[str, str]) -> int:
+    """Put compute modes back; the exit code."""
+    from gpushared.node.restore_modes import restore_modes
+
+    try:
+        said = asyncio.run(restore_modes(read_config(path, flags)))
+    except GpushareError as error:
+        _complain(error)
+        return error.exit_code
+    if said is not None:
+        click.echo(f"gpushared: {said}")
     return 0
 
 

@@ -179,7 +179,9 @@ def _world(case: dict[str, Any]) -> World:
         leasable = parse_memory(size)
         key, _, value = rest.partition("=")
         split = key == "mig"
-        gpus.append(Gpu(gpu, index, "H100", leasable, 0 if split else leasable, split=split))
+        exclusive = key == "exclusive_process"
+        made = Gpu(gpu, index, "H100", leasable, 0 if split else leasable, split=split)
+        gpus.append(replace(made, exclusive_process=exclusive))
         if split:
             sizes = [each for each in value.split(",") if each]
             gpus += [_instance(index, place, each) for place, each in enumerate(sizes)]
