@@ -14,6 +14,7 @@ from typing import Protocol
 
 from gpushared.domain.gpu import Drained, Gpu, GpuId
 from gpushared.domain.lease import ContainerId, Grant, Lease, LeaseId, StoryEntry, Walls
+from gpushared.domain.policy.standing import Standing, StandingChange
 from gpushared.domain.request import Isolation
 
 # --- GPUs ----------------------------------------------------------------------------------------------
@@ -24,11 +25,13 @@ class GpuProcess:
     """A process on a GPU; ``pid`` is a host PID, ``memory_bytes`` None where the driver does not tell.
 
     ``mps_client``: whether the driver lists it as a client of an MPS server; None where it does not tell.
+    ``utilization_ratio``: how busy it kept the GPU since the last look, 0-1; None where nobody knows.
     """
 
     pid: int
     memory_bytes: int | None
     mps_client: bool | None = None
+    utilization_ratio: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,6 +411,7 @@ class JournalSnapshot:
     leases: tuple[Lease, ...]
     next_sequence: int
     drained: Mapping[GpuId, Drained] = field(default_factory=dict)
+    standing: Standing = field(default_factory=Standing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,6 +423,8 @@ class JournalWrite:
     next_sequence: int
     drained: Mapping[GpuId, Drained] | None = None
     """All GPUs that are drained from now on; None = as before."""
+    standing: StandingChange | None = None
+    """What is new of the projects; None = nothing."""
 
 
 class Journal(Protocol):

@@ -12,6 +12,7 @@ from gpushared.domain.units import parse_memory, parse_percent, shown
 
 OK = 200
 NONE = "0"
+NO_PERCENT = ("0", "0%")
 MAX_DIGITS = 4
 
 
@@ -24,6 +25,9 @@ MAX_DIGITS = 4
 @click.option("--memory", metavar="SIZE", help="How much it holds: 8g; 0 takes it off the GPU.")
 @click.option("--inside-mps", is_flag=True, help="It is a client of MPS.")
 @click.option("--outside-mps", is_flag=True, help="It is no client of MPS. Without either: nobody tells.")
+@click.option(
+    "--process-utilization", metavar="PERCENT", help="How busy that process keeps it: 80%, 0%."
+)
 @click.option("--utilization", metavar="PERCENT", help="How busy the GPU is: 80%.")
 @click.option("--trouble", metavar="TEXT", help="The GPU is lost, for this reason; an empty text heals it.")
 @click.option("--xid", "xids", type=int, multiple=True, metavar="N", help="The driver tells of this error.")
@@ -35,6 +39,7 @@ def simulate(
     memory: str | None,
     inside_mps: bool,
     outside_mps: bool,
+    process_utilization: str | None,
     utilization: str | None,
     trouble: str | None,
     xids: tuple[int, ...],
@@ -58,11 +63,13 @@ def simulate(
         process: dict[str, object] = {"pid": holder, "memory_bytes": str(_bytes(memory))}
         if inside_mps or outside_mps:
             process["mps_client"] = inside_mps
+        if process_utilization is not None:
+            process["utilization_ratio"] = _ratio(process_utilization)
         change["processes"] = [process]
-    elif inside_mps or outside_mps:
+    elif inside_mps or outside_mps or process_utilization is not None:
         raise RequestError("whose memory it is was not said", hint="add --container NAME --memory 8g")
     if utilization is not None:
-        change["utilization_ratio"] = parse_percent(utilization) / 1000
+        change["utilization_ratio"] = _ratio(utilization)
     if trouble is not None:
         change["trouble"] = trouble
     if xids:
@@ -89,6 +96,10 @@ def _bytes(memory: str | None) -> int:
     if memory is None:
         raise RequestError("how much memory the process holds was not said", hint="add --memory 8g")
     return 0 if memory == NONE else parse_memory(memory)
+
+
+def _ratio(percent: str) -> float:
+    return 0.0 if percent in NO_PERCENT else parse_percent(percent) / 1000
 
 
 def _pid_of(container: str | None, client: Client) -> int:

@@ -15,8 +15,9 @@ from gpushared.gpus.memory import MPS_RESERVE_BYTES, leasable_bytes
 from gpushared.gpus.mig import Instance, MigInstances, no_instances
 from gpushared.gpus.nvml_driver import Handle, Memory, NvmlDriver
 from gpushared.gpus.nvml_errors import DRIVER_AWAY, GPU_AWAY, DriverError, unavailable
+from gpushared.gpus.process_activity import ProcessActivity
 from gpushared.gpus.xids import XidWatch
-from gpushared.ports import DriverFacts, GpuReading, GpuSettings
+from gpushared.ports import DriverFacts, GpuProcess, GpuReading, GpuSettings
 
 T = TypeVar("T")
 
@@ -79,6 +80,7 @@ class NvmlGpus:
         self._driver = NvmlDriver(library)
         self._mig = MigInstances(self._driver)
         self._xids = XidWatch(self._driver)
+        self._activity = ProcessActivity(self._driver)
         self._mps_reserve_bytes = mps_reserve_bytes
         self._retry_seconds = retry_seconds
         self._thread = CallThread("The NVIDIA driver", timeout_seconds=timeout_seconds)
@@ -220,8 +222,12 @@ class NvmlGpus:
             temperature_celsius=driver.temperature_celsius(handle),
             power_watts=driver.power_watts(handle),
             # A GPU lists those of its instances only to some; each is told of once, where it runs.
-            processes=() if device.split else driver.processes(handle),
+            processes=() if device.split else self._processes(device),
         )
+
+    def _processes(self, device: _Device) -> tuple[GpuProcess, ...]:
+        processes = self._driver.processes(device.handle)
+        return self._activity.added_to(device.id, device.handle, processes)
 
     # --- MIG ---
 
@@ -268,6 +274,7 @@ class NvmlGpus:
         if self._devices is None:
             return
         self._devices = None
+        self._activity.forget()
         self._xids.close()
         # A driver that is away refuses this too, and there is nothing left to undo then.
         with contextlib.suppress(DriverError):

@@ -35,6 +35,15 @@ class Memory:
     used_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessUse:
+    """What a process did on a GPU in one of the driver's samples, whose time stamp is in microseconds."""
+
+    pid: int
+    at_us: int
+    ratio: float
+
+
 class NvmlDriver:
     """The NVIDIA driver through its library. Every method may block; all raise ``DriverError``."""
 
@@ -149,6 +158,24 @@ class NvmlDriver:
         rates = _figure(lambda: _ask("nvmlDeviceGetUtilizationRates", handle))
         return None if rates is None else rates.gpu / 100
 
+    def process_use(self, handle: Handle, since_us: int, attempts: int = 3) -> list[ProcessUse] | None:
+        """What processes did in samples after ``since_us``; those that did nothing are not listed.
+
+        None where the GPU does not tell, as for MIG instances.
+        """
+        try:
+            samples = _ask("nvmlDeviceGetProcessUtilization", handle, since_us)
+        except DriverError as error:
+            # The binding takes a call that succeeds without samples for an error.
+            if error.code in (NvmlCode.NOT_FOUND, NvmlCode.SUCCESS):
+                return []
+            if error.code == NvmlCode.INSUFFICIENT_SIZE and attempts > 1:
+                return self.process_use(handle, since_us, attempts - 1)
+            if error.code in DRIVER_AWAY | GPU_AWAY:
+                raise
+            return None
+        return [ProcessUse(one.pid, one.timeStamp, _busiest(one)) for one in samples]
+
     def temperature_celsius(self, handle: Handle) -> int | None:
         sensor = pynvml.NVML_TEMPERATURE_GPU
         return _figure(
@@ -223,6 +250,12 @@ class NvmlDriver:
             GpuProcess(pid, memory_bytes, _is_mps_client(pid, compute, mps))
             for pid, memory_bytes in sorted(found.items())
         )
+
+
+def _busiest(sample: Any) -> float:
+    """The largest of its units' percentages as a ratio; drivers were seen to give nonsense above 100."""
+    percent = max(int(each) for each in (sample.smUtil, sample.memUtil, sample.encUtil, sample.decUtil))
+    return min(100, percent) / 100
 
 
 def _pids(listed: list[Any] | None) -> frozenset[int] | None:

@@ -43,6 +43,7 @@ class _Holder:
     started: int
     memory_bytes: int
     mps_client: bool | None = None
+    utilization_ratio: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +165,22 @@ class SimulatedGpus:
         }
         self._change(replace(gpu, holders=listed))
 
+    def set_process_utilization(
+        self, gpu_index: int, ratios: Mapping[int, float], *, mig_index: int | None = None
+    ) -> None:
+        """How busy each of these processes keeps the GPU, 0-1; of others the driver does not tell it.
+
+        Only for processes that hold memory there. What the GPU shows as a whole is another matter.
+        """
+        gpu = self._gpu(gpu_index, mig_index)
+        for ratio in ratios.values():
+            _check_ratio(ratio)
+        told = {
+            pid: replace(holder, utilization_ratio=ratios.get(pid, holder.utilization_ratio))
+            for pid, holder in gpu.holders.items()
+        }
+        self._change(replace(gpu, holders=told))
+
     def held_by(self, pid: int) -> dict[int, int]:
         """The bytes that a process holds, by the index of the GPU; not on MIG instances."""
         whole = (gpu for gpu in self._gpus if gpu.mig is None)
@@ -171,8 +188,7 @@ class SimulatedGpus:
 
     def set_utilization(self, gpu_index: int, ratio: float) -> None:
         """How busy the GPU is from now on, 0-1; temperature and power go with it."""
-        if not 0 <= ratio <= 1:
-            raise RequestError(f"A utilisation of {ratio:g} does not exist", hint="it is a ratio from 0 to 1")
+        _check_ratio(ratio)
         self._change(replace(self._gpu(gpu_index), utilization_ratio=ratio))
 
     def set_trouble(self, gpu_index: int, trouble: str | None) -> None:
@@ -262,7 +278,15 @@ def _reading(gpu: _SimulatedGpu, gpus: tuple[_SimulatedGpu, ...]) -> GpuReading:
 
 
 def _processes(holders: Mapping[int, _Holder]) -> tuple[GpuProcess, ...]:
-    return tuple(GpuProcess(pid, one.memory_bytes, one.mps_client) for pid, one in holders.items())
+    return tuple(
+        GpuProcess(pid, one.memory_bytes, one.mps_client, one.utilization_ratio)
+        for pid, one in holders.items()
+    )
+
+
+def _check_ratio(ratio: float) -> None:
+    if not 0 <= ratio <= 1:
+        raise RequestError(f"A utilisation of {ratio:g} does not exist", hint="it is a ratio from 0 to 1")
 
 
 def _holder(pid: int, memory_bytes: int) -> _Holder:

@@ -33,6 +33,12 @@ class Simulation:
             self._gpus.set_processes(index, held, mig_index=place)
             clients = {one.pid: one.mps_client for one in message.processes if one.HasField("mps_client")}
             self._gpus.set_mps_clients(index, clients)
+            ratios = {
+                one.pid: one.utilization_ratio
+                for one in message.processes
+                if one.HasField("utilization_ratio")
+            }
+            self._gpus.set_process_utilization(index, ratios, mig_index=place)
         if message.HasField("utilization_ratio"):
             self._gpus.set_utilization(index, message.utilization_ratio)
         if message.HasField("trouble"):

@@ -37,16 +37,27 @@ class FakeGpus(Failing):
         self._processes: dict[GpuId, list[GpuProcess]] = {gpu: [] for gpu in self._gpus}
         self._left_behind: dict[GpuId, int] = dict.fromkeys(self._gpus, 0)
         self._xids: dict[GpuId, list[int]] = {gpu: [] for gpu in self._gpus}
+        self._resting: set[GpuId] = set()
         self.closed = False
 
     # --- the test's hands ------------------------------------------------------------------------------
 
     def run_process(
-        self, gpu: GpuId, pid: int, memory_bytes: int | None = None, *, mps_client: bool | None = None
+        self,
+        gpu: GpuId,
+        pid: int,
+        memory_bytes: int | None = None,
+        *,
+        mps_client: bool | None = None,
+        utilization_ratio: float | None = None,
     ) -> None:
-        """A process uses the GPU; None is a driver that does not tell, neither memory nor MPS clients."""
+        """A process uses the GPU; None is a driver that does not tell, neither memory nor the rest."""
         self.end_process(gpu, pid)
-        self._processes[gpu].append(GpuProcess(pid, memory_bytes, mps_client))
+        self._processes[gpu].append(GpuProcess(pid, memory_bytes, mps_client, utilization_ratio))
+
+    def rest(self, gpu: GpuId, *, rests: bool = True) -> None:
+        """The GPU as a whole shows no work, though processes hold memory there."""
+        (self._resting.add if rests else self._resting.discard)(gpu)
 
     def end_process(self, gpu: GpuId, pid: int) -> None:
         self._processes[gpu] = [process for process in self._processes[gpu] if process.pid != pid]
@@ -89,7 +100,7 @@ class FakeGpus(Failing):
         return GpuReading(
             gpu=gpu.id,
             memory_used_bytes=gpu.memory_total_bytes - gpu.leasable_bytes + self._left_behind[gpu.id] + held,
-            utilization_ratio=1.0 if processes else 0.0,
+            utilization_ratio=1.0 if processes and gpu.id not in self._resting else 0.0,
             temperature_celsius=40,
             power_watts=100.0,
             processes=processes,

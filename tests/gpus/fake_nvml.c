@@ -23,6 +23,9 @@
  *   xid NUMBER                   an error that the driver tells of; those that a program is told of by events are
  *                                the ones behind those that were there when it registered for them
  *   compute|mps|graphics PID BYTES     a process; "-" for bytes that the driver does not tell
+ *   process_utilization WORD     "told": what processes do is told, by the lines below; where there are none,
+ *                                the answer is NOT_FOUND; "silent": it is SUCCESS without any samples
+ *   did PID TIMESTAMP SM         a sample of what a process did: microseconds, percent
  *   instance PLACE GPU_INSTANCE SLICES UUID NAME...   begins a MIG device of that GPU, in that place of its list;
  *                                      memory, processes and errors that follow are the MIG device's
  *
@@ -64,7 +67,7 @@ enum {
     ARGUMENT_VERSION_MISMATCH = 25,
 };
 
-enum { MAX_GPUS = 64, MAX_INSTANCES = 64, MAX_MIG_DEVICES = 7, MAX_PROCESSES = 256, MAX_ERRORS = 32, TEXT = 128 };
+enum { MAX_GPUS = 64, MAX_INSTANCES = 64, MAX_MIG_DEVICES = 7, MAX_PROCESSES = 256, MAX_ERRORS = 32, TEXT = 128, MAX_SAMPLES = 64 };
 enum { MAX_XIDS = 256, XID_EVENTS = 8, TIMEOUT = 10 };
 enum kind { COMPUTE, MPS, GRAPHICS };
 
@@ -75,6 +78,12 @@ struct process {
     enum kind kind;
     unsigned pid;
     unsigned long long bytes;
+};
+
+struct sample {
+    unsigned pid;
+    unsigned long long at;
+    unsigned sm, memory, encoder, decoder;
 };
 
 struct gpu {
@@ -90,6 +99,8 @@ struct gpu {
     unsigned xids[MAX_XIDS];
     int process_count;
     struct process processes[MAX_PROCESSES];
+    int tells_samples, silent_samples, sample_count;
+    struct sample samples[MAX_SAMPLES];
 };
 
 struct error {
@@ -143,6 +154,16 @@ static void read_process(struct gpu *gpu, enum kind kind, const char *rest)
     process->bytes = strcmp(bytes, "-") == 0 ? NOT_AVAILABLE : strtoull(bytes, NULL, 10);
 }
 
+static void read_sample(struct gpu *gpu, const char *rest)
+{
+    if (gpu->sample_count == MAX_SAMPLES)
+        fail("too many samples");
+    struct sample *sample = &gpu->samples[gpu->sample_count++];
+    *sample = (struct sample){0};
+    if (sscanf(rest, "%u %llu %u", &sample->pid, &sample->at, &sample->sm) != 3)
+        fail("bad sample: %s", rest);
+}
+
 static int read_gpu_line(struct gpu *gpu, const char *word, const char *rest)
 {
     if (strcmp(word, "lost") == 0)
@@ -171,6 +192,10 @@ static int read_gpu_line(struct gpu *gpu, const char *word, const char *rest)
         read_process(gpu, MPS, rest);
     else if (strcmp(word, "graphics") == 0)
         read_process(gpu, GRAPHICS, rest);
+    else if (strcmp(word, "process_utilization") == 0)
+        gpu->tells_samples = 1, gpu->silent_samples = strcmp(rest, "silent") == 0;
+    else if (strcmp(word, "did") == 0)
+        read_sample(gpu, rest);
     else
         return 0;
     return 1;
@@ -627,6 +652,27 @@ PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, MPS)
 PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, MPS)
 PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses_v2, GRAPHICS)
 PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, GRAPHICS)
+
+/* Only samples after a time; the count first (INSUFFICIENT_SIZE), then the list. */
+int nvmlDeviceGetProcessUtilization(
+    device_t device, struct sample *samples, unsigned *count, unsigned long long since)
+{
+    unsigned found = 0, room = samples ? *count : 0;
+    ENTER_DEVICE(device, gpu);
+    if (!gpu->tells_samples || gpu->mig || gpu->parent >= 0)
+        return NOT_SUPPORTED;
+    for (int i = 0; i < gpu->sample_count; i++) {
+        if (gpu->samples[i].at <= since)
+            continue;
+        if (found < room)
+            samples[found] = gpu->samples[i];
+        found++;
+    }
+    *count = found;
+    if (found == 0)
+        return gpu->silent_samples ? SUCCESS : NOT_FOUND;
+    return found > room ? INSUFFICIENT_SIZE : SUCCESS;
+}
 
 /* As nvml.h has them since r615. */
 struct set_memory_limits { const char *cgroup; unsigned long long soft, hard; };

@@ -103,6 +103,10 @@ class FakeGpu:
     compute: dict[int, int | None] = field(default_factory=dict)
     mps: dict[int, int | None] = field(default_factory=dict)
     graphics: dict[int, int | None] = field(default_factory=dict)
+    process_utilization: str | None = None
+    """``told`` or ``silent``: how samples of what processes did are given, see the C source."""
+    did: list[tuple[int, int, int]] = field(default_factory=list)
+    """Such samples: PID, microseconds, percent."""
     errors: Errors = field(default_factory=dict)
 
     def lines(self) -> list[str]:
@@ -115,6 +119,7 @@ class FakeGpu:
             "mig": self.mig,
             "persistence": self.persistence,
             "compute_mode": self.compute_mode,
+            "process_utilization": self.process_utilization,
             "capability": None if self.capability is None else " ".join(map(str, self.capability)),
         }
         return [
@@ -125,6 +130,7 @@ class FakeGpu:
             *_process_lines("compute", self.compute),
             *_process_lines("mps", self.mps),
             *_process_lines("graphics", self.graphics),
+            *(f"did {pid} {at_us} {percent}" for pid, at_us, percent in self.did),
             *_error_lines(self.errors),
             *(line for instance in self.instances for line in instance.lines(self.name)),
         ]

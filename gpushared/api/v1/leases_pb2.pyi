@@ -420,6 +420,8 @@ class Lease(_message.Message):
     NOTICE_FIELD_NUMBER: _builtins.int
     PREEMPT_STEP_FIELD_NUMBER: _builtins.int
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    IDLE_SINCE_FIELD_NUMBER: _builtins.int
+    LOWERED_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     state: _builtins.str
     owner_uid: _builtins.int
@@ -458,6 +460,10 @@ class Lease(_message.Message):
     """What happens when it has to give way: suspend, requeue, stop."""
     preemptions: _builtins.int
     """How often it had to."""
+    idle_since: _builtins.float
+    """Since when none of its processes has done anything on its GPUs; 0 while they do, or where nobody knows."""
+    lowered: _builtins.bool
+    """It has been so for so long that it is protected from giving way no more."""
     @_builtins.property
     def grants(self) -> _containers.RepeatedCompositeFieldContainer[Global___Grant]: ...
     @_builtins.property
@@ -503,10 +509,12 @@ class Lease(_message.Message):
         notice: Global___Notice | None = ...,
         preempt_step: _builtins.str = ...,
         preemptions: _builtins.int = ...,
+        idle_since: _builtins.float = ...,
+        lowered: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "memory_used_bytes", b"memory_used_bytes", "notice", b"notice", "outcome", b"outcome", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "after", b"after", "asks", b"asks", "begin_at", b"begin_at", "class", b"class", "compute_cap", b"compute_cap", "container_id", b"container_id", "container_name", b"container_name", "created_at", b"created_at", "deadline", b"deadline", "expires_at", b"expires_at", "fault", b"fault", "grants", b"grants", "held_by", b"held_by", "id", b"id", "image", b"image", "isolation", b"isolation", "memory_used_bytes", b"memory_used_bytes", "memory_wall", b"memory_wall", "notice", b"notice", "outcome", b"outcome", "owner", b"owner", "owner_uid", b"owner_uid", "preempt_step", b"preempt_step", "preemptions", b"preemptions", "preset", b"preset", "priority", b"priority", "restart_on_fault", b"restart_on_fault", "restarts", b"restarts", "simulated", b"simulated", "since", b"since", "state", b"state", "token", b"token", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "after", b"after", "asks", b"asks", "begin_at", b"begin_at", "class", b"class", "compute_cap", b"compute_cap", "container_id", b"container_id", "container_name", b"container_name", "created_at", b"created_at", "deadline", b"deadline", "expires_at", b"expires_at", "fault", b"fault", "grants", b"grants", "held_by", b"held_by", "id", b"id", "idle_since", b"idle_since", "image", b"image", "isolation", b"isolation", "lowered", b"lowered", "memory_used_bytes", b"memory_used_bytes", "memory_wall", b"memory_wall", "notice", b"notice", "outcome", b"outcome", "owner", b"owner", "owner_uid", b"owner_uid", "preempt_step", b"preempt_step", "preemptions", b"preemptions", "preset", b"preset", "priority", b"priority", "restart_on_fault", b"restart_on_fault", "restarts", b"restarts", "simulated", b"simulated", "since", b"since", "state", b"state", "token", b"token", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__memory_used_bytes: _TypeAlias = _typing.Literal["memory_used_bytes"]  # noqa: Y015
     _WhichOneofArgType__memory_used_bytes: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes"]  # noqa: Y015

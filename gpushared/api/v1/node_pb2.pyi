@@ -255,24 +255,33 @@ class SimulatedProcess(_message.Message):
     PID_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     MPS_CLIENT_FIELD_NUMBER: _builtins.int
+    UTILIZATION_RATIO_FIELD_NUMBER: _builtins.int
     pid: _builtins.int
     memory_bytes: _builtins.int
     mps_client: _builtins.bool
     """Whether the driver lists it as a client of an MPS server; unset, it does not tell."""
+    utilization_ratio: _builtins.float
+    """How busy it keeps the GPU, 0-1; unset, the driver does not tell."""
     def __init__(
         self,
         *,
         pid: _builtins.int = ...,
         memory_bytes: _builtins.int = ...,
         mps_client: _builtins.bool | None = ...,
+        utilization_ratio: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_mps_client", b"_mps_client", "mps_client", b"mps_client"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_mps_client", b"_mps_client", "_utilization_ratio", b"_utilization_ratio", "mps_client", b"mps_client", "utilization_ratio", b"utilization_ratio"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_mps_client", b"_mps_client", "memory_bytes", b"memory_bytes", "mps_client", b"mps_client", "pid", b"pid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_mps_client", b"_mps_client", "_utilization_ratio", b"_utilization_ratio", "memory_bytes", b"memory_bytes", "mps_client", b"mps_client", "pid", b"pid", "utilization_ratio", b"utilization_ratio"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__mps_client: _TypeAlias = _typing.Literal["mps_client"]  # noqa: Y015
     _WhichOneofArgType__mps_client: _TypeAlias = _typing.Literal["_mps_client", b"_mps_client"]  # noqa: Y015
+    _WhichOneofReturnType__utilization_ratio: _TypeAlias = _typing.Literal["utilization_ratio"]  # noqa: Y015
+    _WhichOneofArgType__utilization_ratio: _TypeAlias = _typing.Literal["_utilization_ratio", b"_utilization_ratio"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__mps_client) -> _WhichOneofReturnType__mps_client | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__utilization_ratio) -> _WhichOneofReturnType__utilization_ratio | None: ...
 
 Global___SimulatedProcess: _TypeAlias = SimulatedProcess  # noqa: Y015
 

@@ -1,0 +1,59 @@
+"""How busy each process keeps a GPU, as far as the driver tells processes apart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gpushared.domain.gpu import GpuId
+from gpushared.gpus.nvml_driver import Handle, NvmlDriver, ProcessUse
+from gpushared.ports import GpuProcess
+
+
+class ProcessActivity:
+    """Adds what each process did since the last look to the processes of a GPU.
+
+    The driver names only processes that did something (``nvmlDeviceGetProcessUtilization``), so silence means
+    0 for the others. Not so for clients of MPS: a driver may count what they do for their MPS server. Their
+    silence is unknown, until the driver has named a client once.
+
+    Blocking, and for one thread, as ``NvmlDriver``.
+    """
+
+    def __init__(self, driver: NvmlDriver) -> None:
+        self._driver = driver
+        self._seen_us: dict[GpuId, int] = {}
+        self._names_clients = False
+
+    def forget(self) -> None:
+        """The next driver may be another one."""
+        self._seen_us.clear()
+        self._names_clients = False
+
+    def added_to(self, gpu: GpuId, handle: Handle, processes: Sequence[GpuProcess]) -> tuple[GpuProcess, ...]:
+        """The processes with their ``utilization_ratio``."""
+        used = self._driver.process_use(handle, self._since(gpu)) if processes else None
+        if used is None:
+            return tuple(processes)
+        self._seen_us[gpu] = max(self._seen_us.get(gpu, 0), *(one.at_us for one in used), 0)
+        ratios = _largest(used)
+        self._names_clients |= any(one.mps_client and one.pid in ratios for one in processes)
+        return tuple(replace(one, utilization_ratio=self._ratio(one, ratios)) for one in processes)
+
+    def _since(self, gpu: GpuId) -> int:
+        """The newest time stamp seen; after the clock was set back the driver's start anew."""
+        if self._seen_us.get(gpu, 0) > time.time_ns() // 1000:
+            del self._seen_us[gpu]
+        return self._seen_us.get(gpu, 0)
+
+    def _ratio(self, process: GpuProcess, ratios: dict[int, float]) -> float | None:
+        silent = 0.0 if process.mps_client is False or self._names_clients else None
+        return ratios.get(process.pid, silent)
+
+
+def _largest(used: Sequence[ProcessUse]) -> dict[int, float]:
+    ratios: dict[int, float] = {}
+    for one in used:
+        ratios[one.pid] = max(ratios.get(one.pid, 0.0), one.ratio)
+    return ratios
