@@ -37,6 +37,10 @@ class KnownGpu:
     drained: str = ""
     """What its drain says of it: "is drained by root: new fan"; ``sick``: the daemon drained it."""
     sick: bool = False
+    exclusive_process: bool = False
+    """The configuration wants this compute mode while it is shared."""
+    mode_set_for: int | None = None
+    """For how many leases the daemon set that mode, and did not put it back; None where it did not set it."""
 
 
 @dataclass(frozen=True, slots=True)

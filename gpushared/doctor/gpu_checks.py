@@ -61,7 +61,9 @@ def drained_gpus(facts: Facts) -> Finding:
     sick = [index for index, gpu in sorted(drained.items()) if gpu.sick]
     if sick:
         which = sick[0]
-        return failed(told, f"reset it (`nvidia-smi -r -i {which}`) or reboot, then `gpushare undrain {which}`")
+        return failed(
+            told, f"reset it (`nvidia-smi -r -i {which}`) or reboot, then `gpushare undrain {which}`"
+        )
     if drained:
         return warning(told, f"`gpushare undrain {min(drained)}` when it may be leased again")
     return ok("no GPU is drained")
@@ -103,12 +105,22 @@ def compute_mode(facts: Facts) -> Finding:
             f"compute mode PROHIBITED on {_names(closed)}: no program can use it",
             f"`nvidia-smi -c DEFAULT -i {closed[0].index}`",
         )
-    if alone := [gpu for gpu in gpus if gpu.compute_mode == EXCLUSIVE_PROCESS]:
-        return warning(
-            f"compute mode EXCLUSIVE_PROCESS on {_names(alone)}: one process only, or one MPS server and its "
-            "clients; programs outside MPS fail",
-            f"if nothing of yours wants that: `nvidia-smi -c DEFAULT -i {alone[0].index}`",
+    alone = [gpu for gpu in gpus if gpu.compute_mode == EXCLUSIVE_PROCESS]
+    ours = {gpu.index: gpu.mode_set_for for gpu in facts.daemon.gpus if gpu.mode_set_for is not None}
+    if left := [gpu for gpu in alone if ours.get(gpu.index) == 0]:
+        return failed(
+            f"compute mode EXCLUSIVE_PROCESS was left on {_names(left)} by leases that are over: programs "
+            "without MPS fail there",
+            f"restart gpushared, or `nvidia-smi -c DEFAULT -i {left[0].index}`",
         )
+    if foreign := [gpu for gpu in alone if gpu.index not in ours]:
+        return warning(
+            f"compute mode EXCLUSIVE_PROCESS on {_names(foreign)}, which gpushared did not set: one process "
+            "only, or one MPS server and its clients; programs outside MPS fail",
+            f"if nothing of yours wants that: `nvidia-smi -c DEFAULT -i {foreign[0].index}`",
+        )
+    if alone:
+        return ok(f"compute mode EXCLUSIVE_PROCESS on {_names(alone)} while it is shared, as configured")
     return ok("compute mode DEFAULT")
 
 
@@ -194,6 +206,13 @@ def mps_version(facts: Facts) -> Finding:
 
 def mps_users(facts: Facts) -> Finding:
     program = _mps(facts).program
+    closed = [gpu for gpu in facts.daemon.gpus if gpu.exclusive_process]
+    if program is not None and not program.serves_many_users and closed:
+        return failed(
+            "this MPS needs a server for each user, and `exclusive_process` lets a GPU have one only: shared "
+            f"leases are refused on {', '.join(f'GPU {gpu.index}' for gpu in closed)}",
+            "update the driver (release 580 can serve several users), or empty `[gpus] exclusive_process`",
+        )
     if program is not None and not program.serves_many_users:
         return warning(
             "this MPS serves one user at a time: each user gets a server of their own, and the GPU's time is "

@@ -242,7 +242,14 @@ class Daemon:
         ended = await self._parts.journal.ended(ENDED_KEPT_IN_MEMORY)
         log.info("journal loaded leases=%d", len(snapshot.leases))
         state = NodeState(rules=rules_of(self._config))
-        return restore(state, snapshot.leases, first_sequence(snapshot), reversed(ended), snapshot.drained)
+        return restore(
+            state,
+            snapshot.leases,
+            first_sequence(snapshot),
+            reversed(ended),
+            snapshot.drained,
+            snapshot.standing,
+        )
 
     async def _run_parts(self, loop: Loop, stack: AsyncExitStack, listener: socket.socket) -> None:
         self._attendance = Attendance(loop.now())
@@ -362,6 +369,7 @@ class Daemon:
             self._troubles,
             driver=gpus if isinstance(gpus, NvmlGpus) else None,
             wall=self._parts.wall,
+            modes=self._parts.modes,
             socket=self._runtime_dir / SOCKET_NAME,
             config=lambda: self._config,
             reread=self._reread,

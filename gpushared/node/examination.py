@@ -19,6 +19,7 @@ from gpushared.node.sampler import Sampler, Stranger
 from gpushared.node.troubles import Troubles
 from gpushared.node.views import who
 from gpushared.ports import Driver
+from gpushared.sharing.compute_mode import ExclusiveModes
 from gpushared.sharing.driver_wall import DriverWall
 
 
@@ -33,6 +34,7 @@ class Examination:
         *,
         driver: Driver | None,
         wall: DriverWall,
+        modes: ExclusiveModes | None = None,
         socket: Path,
         config: Callable[[], Config],
         reread: Callable[[], Config],
@@ -42,6 +44,7 @@ class Examination:
         self._troubles = troubles
         self._wall = wall
         self._simulated = driver is None
+        self._modes = modes
         self._config = config
         started = config()
         self._doctor = Doctor(
@@ -84,7 +87,13 @@ class Examination:
             processes=len(reading.processes) if reading else 0,
             drained=drained.trouble if drained else "",
             sick=drained is not None and drained.sick,
+            exclusive_process=gpu.exclusive_process,
+            mode_set_for=self._mode_set_for(gpu),
         )
+
+    def _mode_set_for(self, gpu: Gpu) -> int | None:
+        entry = self._modes.last_known.get(gpu.id) if self._modes is not None else None
+        return None if entry is None else len(entry.leases)
 
     def _process(self, one: Stranger) -> UnmanagedProcess:
         gpu = self._loop.state.gpus.get(one.gpu)

@@ -53,6 +53,11 @@ class ExclusiveModes:
         self._ledger: Ledger | None = None
         self._guard: int | None = None
 
+    @property
+    def last_known(self) -> Ledger:
+        """As ``known`` last found it, without asking anybody."""
+        return dict(self._ledger or {})
+
     async def known(self) -> Ledger:
         """What was set and not put back.
 

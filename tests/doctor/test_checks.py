@@ -60,6 +60,18 @@ def program(version: str = "615.71.09", *, serves_many_users: bool = True) -> Fa
 
 SICK, FAN = "fell off the bus (XID 79)", "is drained by root: new fan"
 
+
+def exclusive(*, mode_set_for: int | None) -> Facts:
+    """A GPU in that mode, and for how many leases the daemon set it."""
+    gpus = (KnownGpu(0, "H", exclusive_process=True, mode_set_for=mode_set_for),)
+    return replace(with_gpu(compute_mode=3), daemon=DaemonView(gpus=gpus))
+
+
+def closed_to_all_but_one_user() -> Facts:
+    gpus = (KnownGpu(0, "H", exclusive_process=True),)
+    return replace(program(serves_many_users=False), daemon=DaemonView(gpus=gpus))
+
+
 # (check, machine, status, what the sentence says, what the fix says)
 CASES: list[tuple[str, Facts, Status, str, str]] = [
     ("host", with_part("host", GONE), W, "it is gone", "bring it back"),
@@ -67,13 +79,15 @@ CASES: list[tuple[str, Facts, Status, str, str]] = [
     ("driver", but("driver", gpus=()), F, "lists no GPU", "nvidia-smi -L"),
     ("gpu-health", with_gpu(trouble="fell off the bus"), F, "GPU 0: fell off", "dmesg"),
     ("gpu-health", view(gpus=(KnownGpu(0, "H", trouble="bad Xid 79"),)), F, "GPU 0: bad Xid", "dmesg"),
-    ("drained-gpus", view(gpus=(KnownGpu(1, "H", drained=SICK, sick=True),)), F, "GPU 1 fell off", "undrain 1"),
+    ("drained-gpus", view(gpus=(KnownGpu(1, "H", drained=SICK, sick=True),)), F, "GPU 1 fell", "undrain 1"),
     ("drained-gpus", view(gpus=(KnownGpu(0, "H", drained=FAN),)), W, "GPU 0 is drained by root", "undrain 0"),
     ("device-nodes", host(missing_device_nodes=("/dev/nvidia-uvm",)), W, "/dev/nvidia-uvm", "modprobe"),
     ("persistence-mode", with_gpu(persistence=False), W, "off on GPU 0", "nvidia-persistenced"),
     ("persistence-daemon", host(persistence_daemon=False), W, "off after a boot", "nvidia-persistenced"),
     ("compute-mode", with_gpu(compute_mode=2), F, "PROHIBITED on GPU 0", "nvidia-smi -c DEFAULT -i 0"),
     ("compute-mode", with_gpu(compute_mode=3), W, "EXCLUSIVE_PROCESS", "nvidia-smi -c DEFAULT -i 0"),
+    ("compute-mode", exclusive(mode_set_for=0), F, "left on GPU 0 by leases", "restart gpushared"),
+    ("compute-mode", exclusive(mode_set_for=None), W, "gpushared did not set", "nvidia-smi -c DEFAULT -i 0"),
     ("mig-mode", with_gpu(mig=True), W, "MIG is on for GPU 0 without instances", "-cgi PROFILE -C"),
     ("pid-namespace", host(init_pid_namespace=False), F, "PID namespace", "--pid=host"),
     ("cgroup-version", host(cgroup_version=1), W, "cgroup v1", "unified_cgroup_hierarchy=1"),
@@ -82,6 +96,7 @@ CASES: list[tuple[str, Facts, Status, str, str]] = [
     ("mps-program", with_part("mps", GONE), W, "it is gone", "bring it back"),
     ("mps-version", program(version="580.95.05"), F, "release 580", "driver's own version"),
     ("mps-users", program(serves_many_users=False), W, "one user at a time", "580"),
+    ("mps-users", closed_to_all_but_one_user(), F, "refused on GPU 0", "580"),
     ("mps-architecture", with_gpu(compute_capability=(6, 1)), W, "older than Volta", "--gpu 1"),
     ("mps-default-pipe", mps(default_pipe=True), W, "left over", "rm -r /tmp/nvidia-mps"),
     ("mps-default-pipe", mps(default_pipe=True, default_pipe_answers=True, foreign_pids=(7,)), F,
@@ -175,6 +190,12 @@ def test_one_thing_that_is_wrong_gives_one_line_with_a_fix(
     assert (found.status, lines(facts)) == (status, [check])
     assert says in found.detail
     assert fix in found.fix
+
+
+def test_a_compute_mode_that_leases_need_now_is_as_it_should_be() -> None:
+    results = {one.name: one for one in examine(CHECKS, exclusive(mode_set_for=2))}
+    assert results["compute-mode"].finding.status is Status.OK
+    assert "as configured" in results["compute-mode"].finding.detail
 
 
 def test_every_check_can_find_something() -> None:
