@@ -7,6 +7,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 from replay import GPU_BYTES, Cluster, Job, new_job, replay
 from schedulers import Core
@@ -27,14 +28,19 @@ CLUSTER = Cluster.of(3, 8)
 def main() -> int:
     _fairness()
     _guarantee()
+    _pass_in_time()
     return 0
 
 
 def _fairness() -> None:
     """Two projects of equal weight, one with small and short leases, one with large and long ones."""
     chance = random.Random(42)
-    small = [_job(n, "small", chance.choice((250, 500, 1000)), 1, chance.uniform(0.2, 4)) for n in range(9000)]
-    large = [_job(9000 + n, "large", 1000, chance.choice((1, 2, 4)), chance.uniform(1, 12)) for n in range(900)]
+    small = [
+        _job(n, "small", chance.choice((250, 500, 1000)), 1, chance.uniform(0.2, 4)) for n in range(9000)
+    ]
+    large = [
+        _job(9000 + n, "large", 1000, chance.choice((1, 2, 4)), chance.uniform(1, 12)) for n in range(900)
+    ]
     core = Core(CLUSTER, Policy())
     began = time.monotonic()
     outcome = replay([*small, *large], core, until=WEEK)
@@ -42,7 +48,9 @@ def _fairness() -> None:
     apart = abs(hours["small"] - hours["large"]) / sum(hours.values())
     waiting = all(any(job.ended is None and not job.grants for job in jobs) for jobs in (small, large))
     print(f"fairness: {hours['small']:.0f} and {hours['large']:.0f} GPU-hours in a week of 24 GPUs")
-    print(f"  each {100 * apart:.2f} % from equal; work was endless: {waiting}; {time.monotonic() - began:.0f} s")
+    print(
+        f"  each {100 * apart:.2f} % from equal; work was endless: {waiting}; {time.monotonic() - began:.0f} s"
+    )
 
 
 def _job(number: int, group: str, permille: int, gpus: int, hours: float) -> Job:
@@ -76,7 +84,66 @@ def _guarantee() -> None:
     waits = [job.started - job.submitted for job in build if job.runs]
     bound = policy.notice_seconds + policy.grace_seconds
     print(f"guarantee: {len(waits)} requests below it waited {statistics.mean(waits):.0f} s in the mean,")
-    print(f"  {max(waits):.1f} s at most; notice and grace are {bound:.0f} s; {outcome.preemptions} preempted")
+    print(
+        f"  {max(waits):.1f} s at most; notice and grace are {bound:.0f} s; {outcome.preemptions} preempted"
+    )
+
+
+def _pass_in_time() -> None:
+    """10 000 requests of some hundred kinds wait for 1000 full hosts; then a hundred leases end."""
+    chance = random.Random(1)
+    cluster = Cluster.of(1000, 8)
+    holders = _full(cluster, chance)
+    waiting = _queue(chance)
+    policy = Policy(projects={f"p{n}": Project(f"p{n}", quota=Quota(guaranteed=20_000)) for n in range(20)})
+    usage = Usage(policy.half_life_seconds)
+    freed = chance.sample(holders, 100)
+    for name, held in (("full", holders), ("100 ended", [one for one in holders if one not in freed])):
+        took, kinds = [], {(one.project, one.priority, one.lease.request) for one in waiting}
+        for _ in range(5):
+            places = cluster.places_of([one.lease for one in held])
+            began = time.perf_counter()
+            made = plan(waiting, held, places, usage, policy, 10 * HOUR)
+            took.append(time.perf_counter() - began)
+        print(f"pass, {name}: {len(waiting)} requests of {len(kinds)} kinds, {len(held)} leases, 1000 hosts:")
+        print(f"  {1000 * statistics.median(took):.0f} ms ({1000 * min(took):.0f} at best),", end=" ")
+        print(f"{len(made.grants)} granted, {len(made.preemptions)} preemptions")
+
+
+def _queue(chance: random.Random) -> list[Candidate]:
+    """Requests of 60 projects and 8 sizes."""
+    found = []
+    for number in range(10_000):
+        permille = chance.choice((100, 250, 330, 500, 750, 1000))
+        job = new_job(
+            number,
+            f"p{chance.randrange(60)}",
+            LeaseClass.TRAIN,
+            9.5 * HOUR,
+            HOUR,
+            chance.choice((1, 1, 2, 8)) if permille == 1000 else 1,
+            permille,
+        )
+        found.append(Candidate(job.lease, job.group, 50, 9.5 * HOUR))
+    return found
+
+
+def _full(cluster: Cluster, chance: random.Random) -> list[Holder]:
+    """Two leases of half a GPU each on every GPU."""
+    found = []
+    gpus: Iterator[Gpu] = (gpu for gpus in cluster.hosts.values() for gpu in gpus)
+    for number, gpu in enumerate(gpu for gpu in gpus for _ in range(2)):
+        started = chance.uniform(0, 9 * HOUR)
+        found.append(_half(20_000 + number, gpu.id, f"p{chance.randrange(60)}", started))
+    return found
+
+
+def _half(number: int, gpu: GpuId, project: str, started: float) -> Holder:
+    request = Request(compute_permille=500, memory_permille=500)
+    name = LeaseId(f"l-{number}")
+    state = Reserved((Grant(gpu, GPU_BYTES // 2, 500),), started, started)
+    lease = Lease(name, number, request, 1000, project, started, Queued(started), name)
+    return Holder(replace(lease, state=state, expires_at=started + 24 * HOUR), project, 50, started)
 
 
 if __name__ == "__main__":

@@ -95,7 +95,9 @@ class Cluster:
         return cls({f"h{host}": tuple(_gpu(f"h{host}", at) for at in range(gpus)) for host in range(hosts)})
 
     def places(self, running: Iterable[Job]) -> RoomPlaces:
-        leases = [replace(job.lease, state=Reserved(job.grants, 0.0, 0.0)) for job in running]
+        return self.places_of([replace(job.lease, state=Reserved(job.grants, 0.0, 0.0)) for job in running])
+
+    def places_of(self, leases: Sequence[Lease]) -> RoomPlaces:
         rooms = rooms_of((gpu for gpus in self.hosts.values() for gpu in gpus), leases, {})
         return RoomPlaces(
             {host: {gpu.id: rooms[gpu.id] for gpu in gpus} for host, gpus in self.hosts.items()}

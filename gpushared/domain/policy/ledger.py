@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
 
 from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu
 from gpushared.domain.lease import Grant, LeaseId
 from gpushared.domain.placement import need_on
 from gpushared.domain.policy.passes import Candidate, Holder
 from gpushared.domain.policy.places import Places
-from gpushared.domain.policy.projects import Policy, Quota, gpus
+from gpushared.domain.policy.projects import GivesWay, Policy, Quota, gpus
+from gpushared.domain.policy.sizes import permille_on
 from gpushared.domain.policy.usage import Interval, Usage
 from gpushared.domain.request import LeaseClass, Request
 
@@ -24,25 +28,31 @@ Sizes = Mapping[str, int]
 
 def size_on(request: Request, gpu: Gpu) -> int:
     """What a request counts for on GPUs like this one, in permille of a GPU."""
-    return _permille(need_on(request, gpu), gpu) * (len(request.gpus) or request.gpu_count)
+    return permille_on(need_on(request, gpu), gpu) * (len(request.gpus) or request.gpu_count)
 
 
-def sizes_of(grants: Iterable[Grant], places: Places) -> Sizes:
+def sizes_of(grants: Sequence[Grant], places: Places) -> Sizes:
     """What grants count for. A GPU that is not here any more counts by its compute."""
-    sizes: dict[str, int] = defaultdict(int)
+    sizes: dict[str, int] = {}
+    if len(grants) == 1:
+        with suppress(KeyError):
+            gpu = places.gpu(grants[0].gpu)
+            return _alone(gpu.name, permille_on(grants[0], gpu))
     for grant in grants:
         try:
             gpu = places.gpu(grant.gpu)
         except KeyError:
-            sizes[""] += grant.compute_permille
+            model, size = "", grant.compute_permille
         else:
-            sizes[gpu.name] += _permille(grant, gpu)
+            model, size = gpu.name, permille_on(grant, gpu)
+        sizes[model] = sizes.get(model, 0) + size
     return sizes
 
 
-def _permille(grant: Grant, gpu: Gpu) -> int:
-    memory = -(-grant.memory_bytes * WHOLE_PERMILLE // max(1, gpu.leasable_bytes))
-    return min(WHOLE_PERMILLE, max(grant.compute_permille, memory))
+@lru_cache(maxsize=4096)
+def _alone(model: str, size: int) -> Sizes:
+    """Most leases have one GPU, and most of those one of few sizes."""
+    return MappingProxyType({model: size})
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,37 +75,49 @@ class Ledger:
         self._all: dict[str, int] = defaultdict(int)
         self.version = 0
         """Grows with every change, for those who remember what they worked out."""
+        self.best_effort: dict[LeaseId, Holder] = {}
+        self.behind: dict[LeaseId, dict[LeaseId, Holder]] = defaultdict(dict)
+        """By the lease that waits: those that use what is kept for it."""
+        self._yielding = {name for name, one in policy.classes.items() if one.gives_way is GivesWay.ALWAYS}
         self._lowest: dict[str, int] = {}
         self.holders: dict[str, list[Holder]] = defaultdict(list)
         self.sizes: dict[LeaseId, Sizes] = {}
         self._known_edges: dict[str, Mapping[str, Edge]] = {}
+        running = []
         for holder in holders:
-            self.add(holder, sizes_of(holder.lease.grants, places))
-        running = [
-            Interval(one.project, sum(self.sizes[one.lease.id].values()), one.started_at, now)
-            for one in holders
-        ]
+            sizes = sizes_of(holder.lease.grants, places)
+            self.add(holder, sizes)
+            running.append(Interval(holder.project, sum(sizes.values()), holder.started_at, now))
         self._decayed = usage.decayed(now, running)
 
     def add(self, holder: Holder, sizes: Sizes) -> None:
         """Count a holder in."""
         self.sizes[holder.lease.id] = sizes
         self.holders[holder.project].append(holder)
-        self._count(holder, sizes, 1)
+        if sizes:
+            self._count(holder, sizes, 1)
+        if self._yielding and holder.lease.request.lease_class in self._yielding:
+            self.best_effort[holder.lease.id] = holder
+        for other in holder.behind:
+            self.behind[other][holder.lease.id] = holder
 
     def remove(self, holder: Holder) -> None:
         """Count a holder out."""
         self.holders[holder.project].remove(holder)
         self._count(holder, self.sizes.pop(holder.lease.id), -1)
+        self.best_effort.pop(holder.lease.id, None)
+        for other in holder.behind:
+            self.behind[other].pop(holder.lease.id, None)
 
     def _count(self, holder: Holder, sizes: Sizes, sign: int) -> None:
-        project = self.policy.project(holder.project)
+        name = holder.project
+        project = self.policy.projects.get(name)
         for model, size in sizes.items():
-            key = (project.name, project.pool(model))
+            key = (name, "" if project is None else project.pool(model))
             self._held[key] += sign * size
             if holder.lease.request.lease_class is FIXED_CLASS:
                 self._fixed[key] += sign * size
-            self._all[project.name] += sign * size
+            self._all[name] += sign * size
         self._known_edges.pop(holder.project, None)
         self._lowest.pop(holder.project, None)
         self.version += 1

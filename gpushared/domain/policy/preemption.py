@@ -69,29 +69,24 @@ class Court:
         self.now = now
         self._version = -1
         self._over_quota: list[Holder] = []
-        self._best_effort: list[Holder] = []
-        self._behind: dict[LeaseId, list[Holder]] = {}
 
-    def _look(self) -> None:
-        """Remember those who may have to give way to other projects, as long as nothing changes."""
-        if self._version == self.ledger.version:
-            return
-        self._version = self.ledger.version
-        self._over_quota, self._best_effort, self._behind = [], [], defaultdict(list)
-        for holders in self.ledger.holders.values():
-            for holder in holders:
-                for other in holder.behind:
-                    self._behind[other].append(holder)
-                gives_way = self.policy.classes[holder.lease.request.lease_class].gives_way
-                if gives_way is GivesWay.ALWAYS:
-                    self._best_effort.append(holder)
-                if gives_way is not GivesWay.NEVER and self.ledger.over_quota(holder):
-                    self._over_quota.append(holder)
+    def over_quota(self) -> list[Holder]:
+        """Those that may have to give way to a claim or a turn; remembered as long as nothing changes."""
+        if self._version != self.ledger.version:
+            self._version = self.ledger.version
+            classes = self.policy.classes
+            self._over_quota = [
+                holder
+                for holders in self.ledger.holders.values()
+                for holder in holders
+                if classes[holder.lease.request.lease_class].gives_way is not GivesWay.NEVER
+                and self.ledger.over_quota(holder)
+            ]
+        return self._over_quota
 
     def may_preempt(self, winner: Candidate) -> bool:
         """Whether anybody could have to give way without a claim or a turn."""
-        self._look()
-        if self._best_effort or winner.lease.id in self._behind:
+        if self.ledger.best_effort or self.ledger.behind.get(winner.lease.id):
             return True
         return self.ledger.lowest_priority(winner.project) < winner.priority
 
@@ -99,13 +94,12 @@ class Court:
         self, winner: Candidate, *, claim: bool, turn: bool
     ) -> tuple[dict[LeaseId, tuple[Holder, Right]], float]:
         """The leases that the winner may preempt, by id, and when the next one may be (infinite if none)."""
-        self._look()
         found: dict[LeaseId, tuple[Holder, Right]] = {}
         later = NEVER
-        others = self._over_quota if claim or turn else []
-        mine = self.ledger.holders[winner.project]
-        behind = self._behind.get(winner.lease.id, ())
-        for holder in (*mine, *self._best_effort, *behind, *others):
+        others = self.over_quota() if claim or turn else []
+        behind = self.ledger.behind.get(winner.lease.id, {}).values()
+        best_effort = self.ledger.best_effort.values()
+        for holder in (*self.ledger.holders[winner.project], *best_effort, *behind, *others):
             right = self.right(winner, holder, claim=claim, turn=turn)
             if right is None:
                 continue

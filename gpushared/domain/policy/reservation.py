@@ -31,8 +31,9 @@ from gpushared.domain.policy.passes import NEVER, Holder
 from gpushared.domain.policy.places import Places
 from gpushared.domain.request import Request
 
+HOSTS_RANKED = 64
 HOSTS_LOOKED_AT = 16
-"""Of many hosts, those are looked at closely where the arithmetic of time limits promises the most."""
+"""Of many hosts, the emptiest are ranked by time limits, and the first of those are looked at closely."""
 
 
 class HostIndex:
@@ -42,25 +43,30 @@ class HostIndex:
         self._places = places
         self._leaves_in = leaves_in_seconds
         self._hosts: dict[str, dict[str, Holder]] = defaultdict(dict)
+        self.load: dict[str, int] = defaultdict(int)
+        """Permille of compute that is held, by host."""
         for holder in holders:
             self.add(holder)
 
     def add(self, holder: Holder) -> None:
-        for host in self.hosts_of(holder):
+        for host, size in self.hosts_of(holder).items():
             self._hosts[host][holder.lease.id] = holder
+            self.load[host] += size
 
     def remove(self, holder: Holder) -> None:
-        for host in self.hosts_of(holder):
-            self._hosts[host].pop(holder.lease.id, None)
+        for host, size in self.hosts_of(holder).items():
+            del self._hosts[host][holder.lease.id]
+            self.load[host] -= size
 
-    def hosts_of(self, holder: Holder) -> set[str]:
-        """The hosts where a lease holds something."""
-        found = set()
+    def hosts_of(self, holder: Holder) -> dict[str, int]:
+        """The hosts where a lease holds something, and how much of their compute."""
+        found: dict[str, int] = {}
         for grant in holder.lease.grants:
             try:
-                found.add(self._places.host_of(grant.gpu))
+                host = self._places.host_of(grant.gpu)
             except KeyError:  # a GPU that is not here any more can be kept for nobody
                 continue
+            found[host] = found.get(host, 0) + grant.compute_permille
         return found
 
     def on(self, host: str) -> list[Holder]:
@@ -145,8 +151,9 @@ def _promising(request: Request, index: HostIndex, places: Places, now: float) -
     if len(hosts) <= HOSTS_LOOKED_AT:
         return hosts
     need = min((size_on(request, gpu) for gpu in places.models().values()), default=0)
-    when = sorted((_enough_at(host, need, index, places, now), at) for at, host in enumerate(hosts))
-    return [hosts[at] for _, at in when[:HOSTS_LOOKED_AT]]
+    emptiest = sorted(hosts, key=lambda host: (index.load[host], host))[:HOSTS_RANKED]
+    when = sorted((_enough_at(host, need, index, places, now), at) for at, host in enumerate(emptiest))
+    return [emptiest[at] for _, at in when[:HOSTS_LOOKED_AT]]
 
 
 def _enough_at(host: str, need: int, index: HostIndex, places: Places, now: float) -> float:

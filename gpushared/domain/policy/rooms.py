@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gpushared.domain.gpu import Gpu, GpuId
@@ -19,6 +19,10 @@ class RoomPlaces:
         self._hosts = {host: dict(rooms) for host, rooms in hosts.items()}
         self._host_of = {gpu: host for host, rooms in hosts.items() for gpu in rooms}
         self._models = _smallest_of_each_model(hosts)
+        self._order = {host: at for at, host in enumerate(self._hosts)}
+        self._free: dict[str, tuple[int, int]] = {}
+        for host in self._hosts:
+            self._look(host)
 
     def place(
         self,
@@ -29,13 +33,29 @@ class RoomPlaces:
         host: str | None = None,
     ) -> tuple[Grant, ...]:
         found: list[tuple[int, int, tuple[Grant, ...]]] = []
-        for at, name in enumerate(self._hosts if host is None else (host,)):
+        for name in self._worth_looking(request, gone, host):
             rooms = self._rooms(name, request, gone, closed)
             answer = place(request, rooms)
             if is_grant(answer):
                 grants = tuple(grant for grant in answer if isinstance(grant, Grant))
-                found.append((sum(room.free_permille for room in rooms.values()), at, grants))
+                found.append((sum(room.free_permille for room in rooms.values()), self._order[name], grants))
         return min(found, default=(0, 0, ()))[2]
+
+    def _worth_looking(self, request: Request, gone: Sequence[Lease], host: str | None) -> Iterable[str]:
+        """The hosts on which the request may fit."""
+        if gone:
+            return self._hosts if host is None else (host,)
+        names = self._free if host is None else (host,) if host in self._free else ()
+        return [name for name in names if _may_fit(request, *self._free[name])]
+
+    def _look(self, host: str) -> None:
+        """Note the most free compute on one GPU of a host, and how many GPUs nobody is on."""
+        rooms = self._hosts[host].values()
+        most = max((room.free_permille for room in rooms), default=0)
+        if most > 0:
+            self._free[host] = most, sum(not room.leases for room in rooms)
+        else:
+            self._free.pop(host, None)
 
     def _rooms(
         self, host: str, request: Request, gone: Sequence[Lease], closed: Collection[GpuId]
@@ -53,14 +73,18 @@ class RoomPlaces:
 
     def take(self, lease: LeaseId, request: Request, grants: Sequence[Grant]) -> None:  # noqa: ARG002 - rooms know no leases
         for grant in grants:
-            rooms = self._hosts[self._host_of[grant.gpu]]
+            host = self._host_of[grant.gpu]
+            rooms = self._hosts[host]
             rooms[grant.gpu] = rooms[grant.gpu].less(grant, exclusive=request.wants_whole_gpus)
+            self._look(host)
 
     def give(self, lease: LeaseId, request: Request, grants: Sequence[Grant]) -> None:  # noqa: ARG002 - rooms know no leases
         for grant in grants:
-            if grant.gpu in self._host_of:
-                rooms = self._hosts[self._host_of[grant.gpu]]
+            host = self._host_of.get(grant.gpu)
+            if host is not None:
+                rooms = self._hosts[host]
                 rooms[grant.gpu] = _more(rooms[grant.gpu], grant, request)
+                self._look(host)
 
     def gpu(self, gpu: GpuId) -> Gpu:
         return self._hosts[self._host_of[gpu]][gpu].gpu
@@ -83,6 +107,13 @@ def _smallest_of_each_model(hosts: Mapping[str, Rooms]) -> dict[str, Gpu]:
             if known is None or room.gpu.leasable_bytes < known.leasable_bytes:
                 models[room.gpu.name] = room.gpu
     return models
+
+
+def _may_fit(request: Request, most_free: int, untouched: int) -> bool:
+    """Whether it is worth looking at a host at all."""
+    if request.wants_whole_gpus:
+        return untouched >= (len(request.gpus) or request.gpu_count)
+    return most_free >= (request.compute_permille or 1)
 
 
 def _more(room: Room, grant: Grant, request: Request) -> Room:

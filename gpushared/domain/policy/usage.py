@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-BUCKETS_PER_HALF_LIFE = 24
+BUCKET_MS = 3_600_000
+"""The same for every half-life, so that what is stored outlives a change of it."""
 KEPT_HALF_LIVES = 10
 """What is older counts less than a thousandth and is dropped."""
 PERMILLE_MS_PER_GPU_SECOND = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
+class Interval(NamedTuple):
     """A project held so much of the GPUs from then to then (epoch seconds)."""
 
     project: str
@@ -39,19 +40,19 @@ class Usage:
     books: Books = field(default_factory=dict)
 
     @property
-    def bucket_ms(self) -> int:
-        return max(1, round(self.half_life_seconds * 1000 / BUCKETS_PER_HALF_LIFE))
+    def _half_life_buckets(self) -> float:
+        return max(1e-9, self.half_life_seconds * 1000 / BUCKET_MS)
 
     def record(self, intervals: Iterable[Interval]) -> Usage:
         """The books with these intervals added."""
         books = {project: dict(buckets) for project, buckets in self.books.items()}
         for one in intervals:
-            _add(books.setdefault(one.project, {}), one, self.bucket_ms)
+            _add(books.setdefault(one.project, {}), one)
         return replace(self, books=books)
 
     def prune(self, now: float) -> Usage:
         """The books without what is too old to count."""
-        first = round(now * 1000) // self.bucket_ms - KEPT_HALF_LIVES * BUCKETS_PER_HALF_LIFE
+        first = round(now * 1000) // BUCKET_MS - round(KEPT_HALF_LIVES * self._half_life_buckets)
         kept = {
             project: {at: used for at, used in buckets.items() if at >= first}
             for project, buckets in self.books.items()
@@ -59,10 +60,14 @@ class Usage:
         return replace(self, books={project: buckets for project, buckets in kept.items() if buckets})
 
     def decayed(self, now: float, running: Iterable[Interval] = ()) -> dict[str, float]:
-        """Decayed GPU-seconds of each project at ``now``; ``running``: intervals that have not ended."""
-        at = round(now * 1000) // self.bucket_ms
-        books = self.record(running).books
-        weight = [0.5 ** (age / BUCKETS_PER_HALF_LIFE) for age in range(_oldest(books, at) + 1)]
+        """Decayed GPU-seconds of each project at ``now``; ``running``: intervals not yet ended."""
+        at = round(now * 1000) // BUCKET_MS
+        books = _running_books(running, round(now * 1000))
+        for project, buckets in self.books.items():
+            mine = books.setdefault(project, {})
+            for bucket, used in buckets.items():
+                mine[bucket] = mine.get(bucket, 0) + used
+        weight = [0.5 ** (age / self._half_life_buckets) for age in range(_oldest(books, at) + 1)]
         return {
             project: sum(used * weight[max(0, at - bucket)] for bucket, used in sorted(buckets.items()))
             / PERMILLE_MS_PER_GPU_SECOND
@@ -78,10 +83,39 @@ def _oldest(books: Books, at: int) -> int:
     return max((at - min(buckets) for buckets in books.values() if buckets), default=0)
 
 
-def _add(buckets: dict[int, int], one: Interval, bucket_ms: int) -> None:
+def _running_books(running: Iterable[Interval], now_ms: int) -> dict[str, dict[int, int]]:
+    """What recording the intervals up to now would give, without walking through each one's buckets."""
+    books: dict[str, dict[int, int]] = {}
+    joined: dict[str, dict[int, int]] = {}
+    last = now_ms // BUCKET_MS
+    for one in running:
+        start = round(one.start * 1000)
+        first = start // BUCKET_MS
+        until = min(now_ms, (first + 1) * BUCKET_MS)
+        mine = books.setdefault(one.project, {})
+        if start < until:
+            mine[first] = mine.get(first, 0) + one.permille * (until - start)
+        if first < last:
+            joins = joined.setdefault(one.project, {})
+            joins[first + 1] = joins.get(first + 1, 0) + one.permille
+    for project, joins in joined.items():
+        _carry_on(books[project], joins, now_ms)
+    return books
+
+
+def _carry_on(buckets: dict[int, int], joins: dict[int, int], now_ms: int) -> None:
+    """Add what is held all through each bucket by those that joined at its beginning or before."""
+    held = 0
+    for bucket in range(min(joins), now_ms // BUCKET_MS + 1):
+        held += joins.get(bucket, 0)
+        until = min(now_ms, (bucket + 1) * BUCKET_MS)
+        buckets[bucket] = buckets.get(bucket, 0) + held * (until - bucket * BUCKET_MS)
+
+
+def _add(buckets: dict[int, int], one: Interval) -> None:
     start, end = round(one.start * 1000), round(one.end * 1000)
     while start < end:
-        bucket = start // bucket_ms
-        until = min(end, (bucket + 1) * bucket_ms)
+        bucket = start // BUCKET_MS
+        until = min(end, (bucket + 1) * BUCKET_MS)
         buckets[bucket] = buckets.get(bucket, 0) + one.permille * (until - start)
         start = until
