@@ -1,0 +1,226 @@
+"""Runs the cases of who goes next in this folder; README.md explains their keys."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpushared.domain.gpu import MIB, Gpu, GpuId
+from gpushared.domain.lease import Grant, Lease, LeaseId, Queued, Reserved
+from gpushared.domain.placement import rooms_of
+from gpushared.domain.policy.passes import NEVER, Candidate, Holder, Ladder, Plan, Preemption
+from gpushared.domain.policy.plan import plan
+from gpushared.domain.policy.projects import DEFAULT_CLASSES, GivesWay, Policy, Project, Quota
+from gpushared.domain.policy.rooms import RoomPlaces
+from gpushared.domain.policy.usage import Interval, Usage
+from gpushared.domain.request import Isolation, LeaseClass, Request
+from gpushared.domain.units import parse_duration
+
+HERE = Path(__file__).parent
+NOW = 1_800_000_000.0
+SIZE = 81_920 * MIB
+KEYS = {
+    "name", "hosts", "projects", "classes", "used", "held", "asks", "turns", "gets", "says", "then", "again",
+}  # fmt: skip
+
+
+def _cases() -> list[Any]:
+    return [
+        pytest.param(case, id=f"{path.stem}: {case['name']}")
+        for path in sorted(HERE.glob("*.toml"))
+        for case in tomllib.loads(path.read_text())["case"]
+    ]
+
+
+@dataclass
+class World:
+    """What a case starts with."""
+
+    gpus: dict[str, list[Gpu]]
+    policy: Policy
+    usage: Usage
+    holders: list[Holder]
+    waiting: list[Candidate]
+    turns: dict[str, float]
+
+    def plan(self, under_way: tuple[Preemption, ...] = ()) -> Plan:
+        rooms = rooms_of(
+            [gpu for gpus in self.gpus.values() for gpu in gpus], [one.lease for one in self.holders], {}
+        )
+        places = RoomPlaces(
+            {host: {gpu.id: rooms[gpu.id] for gpu in gpus} for host, gpus in self.gpus.items()}
+        )
+        return plan(
+            self.waiting,
+            self.holders,
+            places,
+            self.usage,
+            self.policy,
+            NOW,
+            under_way=under_way,
+            turns=self.turns,
+        )
+
+
+@pytest.mark.parametrize("case", _cases())
+def test_case(case: dict[str, Any]) -> None:
+    """One pass decides as the case says."""
+    assert case.keys() <= KEYS
+    world = _world(case)
+    made = world.plan()
+    assert [_got(one, made) for one in world.waiting] == case["gets"]
+    if "says" in case:
+        assert made.verdicts[world.waiting[-1].lease.id].text == case["says"]
+    if "again" in case:
+        assert made.look_again_at == NOW + parse_duration(case["again"])
+    if "then" in case:
+        ended, *gets = case["then"]
+        leaving = {victim.lease for one in made.preemptions for victim in one.victims} | set(
+            ended.split()[:-1]
+        )
+        world.holders = [one for one in world.holders if one.lease.id not in leaving]
+        world.waiting = [one for one in world.waiting if one.lease.id not in made.grants]
+        later = world.plan(made.preemptions)
+        assert [_got(one, later) for one in world.waiting] == gets
+
+
+def test_every_case_has_a_name_of_its_own() -> None:
+    """No case hides behind another's sentence, and there are as many as the rules deserve."""
+    names = [param.values[0]["name"] for param in _cases()]
+    assert len(set(names)) == len(names) >= 40
+
+
+def _got(one: Candidate, made: Plan) -> str:
+    lease = one.lease.id
+    if lease in made.grants:
+        text = "on " + ",".join(grant.gpu for grant in made.grants[lease])
+        return f"{text} behind {','.join(made.behind[lease])}" if lease in made.behind else text
+    found = next((preemption for preemption in made.preemptions if preemption.winner == lease), None)
+    if found is not None:
+        return "from " + ",".join(sorted(victim.lease for victim in found.victims))
+    return str(made.verdicts[lease].reason)
+
+
+def _world(case: Mapping[str, Any]) -> World:
+    gpus: dict[str, list[Gpu]] = {}
+    for at, text in enumerate(case["hosts"]):
+        count, _, model = text.partition(" ")
+        first = sum(len(known) for known in gpus.values())
+        gpus[f"host{at}"] = [
+            Gpu(GpuId(str(first + n)), first + n, model or "H100", SIZE, SIZE) for n in range(int(count))
+        ]
+    policy = Policy(projects=_projects(case.get("projects", ())), classes=_classes(case.get("classes", ())))
+    used = [text.split() for text in case.get("used", ())]
+    usage = Usage(policy.half_life_seconds).record(
+        Interval(project, round(float(hours) * 1000), NOW - 3600, NOW) for project, hours in used
+    )
+    held = [_holder(at, text, policy) for at, text in enumerate(case.get("held", ()))]
+    asks = [_candidate(at, text, policy) for at, text in enumerate(case["asks"])]
+    turns = {text.split()[0]: NOW - parse_duration(text.split()[1]) for text in case.get("turns", ())}
+    return World(gpus, policy, usage, held, asks, turns)
+
+
+def _projects(texts: list[str]) -> dict[str, Project]:
+    found: dict[str, Project] = {}
+    for text in texts:
+        name, *words = text.split()
+        said = dict(word.split("=") for word in words)
+        project = found.get(name, Project(name))
+        quota = Quota(
+            _permille(said.get("guaranteed", "0")),
+            _permille(said["limit"]) if "limit" in said else None,
+            _permille(said.get("fixed", "0")),
+        )
+        if "on" in said:
+            found[name] = replace(project, models={**project.models, said["on"]: quota})
+        else:
+            found[name] = replace(project, quota=quota, weight=float(said.get("weight", "1")))
+    return found
+
+
+def _classes(texts: list[str]) -> dict[LeaseClass, Any]:
+    found = dict(DEFAULT_CLASSES)
+    for text in texts:
+        name, what = text.split()
+        rules = found[LeaseClass(name)]
+        if what.startswith("long="):
+            found[LeaseClass(name)] = replace(rules, long_run_gpu_seconds=float(parse_duration(what[5:])))
+        else:
+            found[LeaseClass(name)] = replace(rules, gives_way=GivesWay(what))
+    return found
+
+
+def _permille(text: str) -> int:
+    return round(float(text) * 1000)
+
+
+def _lease(name: str, at: int, words: list[str], said: Mapping[str, str]) -> Lease:
+    _, lease_class, size, *_ = words
+    count, _, share = size.rpartition("x")
+    permille = _permille(share)
+    request = Request(
+        gpu_count=int(count or 1),
+        compute_permille=permille,
+        memory_permille=permille,
+        isolation=Isolation.EXCLUSIVE if permille == 1000 else Isolation.SHARED,
+        lease_class=LeaseClass(lease_class),
+        time_limit_seconds=int(parse_duration(said["time"])) if "time" in said else None,
+        models=(said["model"],) if "model" in said else (),
+    )
+    lease = LeaseId(name)
+    return Lease(lease, at, request, 1000, words[0], NOW, Queued(NOW), lease)
+
+
+def _said(words: list[str]) -> dict[str, str]:
+    pairs = (word.partition("=") for word in words[3:])
+    return {key: value for key, _, value in pairs}
+
+
+def _holder(at: int, text: str, policy: Policy) -> Holder:
+    words = text.split()
+    said = _said(words)
+    lease = _lease(f"h{at}", at, words, said)
+    request = lease.request
+    share = request.compute_permille or 0
+    grants = tuple(Grant(GpuId(gpu), SIZE * share // 1000, share) for gpu in said["on"].split(","))
+    started = NOW - parse_duration(said.get("for", "2h"))
+    limit = request.time_limit_seconds
+    lease = replace(
+        lease, state=Reserved(grants, started, started), expires_at=None if limit is None else started + limit
+    )
+    return Holder(
+        lease,
+        words[0],
+        int(said.get("priority", policy.classes[request.lease_class].priority)),
+        started,
+        saved_at=NOW - parse_duration(said["saved"]) if "saved" in said else None,
+        step=Ladder.PAUSE if "pause" in said else Ladder.REQUEUE,
+        leaving="leaving" in said,
+        behind=tuple(LeaseId(name) for name in said.get("behind", "").split(",") if name),
+    )
+
+
+def _candidate(at: int, text: str, policy: Policy) -> Candidate:
+    words = text.split()
+    said = _said(words)
+    lease = _lease(f"a{at}", 100 + at, words, said)
+    return Candidate(
+        lease,
+        words[0],
+        int(said.get("priority", policy.classes[lease.request.lease_class].priority)),
+        NOW - parse_duration(said.get("waited", "1m")),
+        held="held" in said,
+        begin_at=NOW + parse_duration(said["begin"]) if "begin" in said else None,
+        after=tuple(LeaseId(name) for name in said.get("after", "").split(",") if name),
+        yields="yields" in said,
+    )
+
+
+def test_a_pass_that_waits_for_nothing_but_events_says_so() -> None:
+    """With nobody waiting, no time is named at which to look again."""
+    assert _world({"hosts": ["1"], "asks": []}).plan().look_again_at == NEVER
