@@ -38,10 +38,12 @@ def rate(need: Need, free: Free, policy: Policy, closed: Collection[GpuId] = ())
         return HostReason.HOST_MEMORY
     if need.count == 0:
         return 0.0, 0.0, policy.host(need, free, 0)
+    if free.total_permille == 0 and need.takes_compute:
+        return _lack(need, free)
     ranks = _ranks(need, free, policy, closed)
     if len(ranks) < need.count:
         return _lack(need, free)
-    chosen = (min(ranks),) if need.count == 1 else _together(need, free, ranks)
+    chosen: Sequence[Rank] = (min(ranks),) if need.count == 1 else _together(need, free, ranks)
     return _score(need, free, policy, chosen)
 
 
@@ -57,6 +59,8 @@ def _ranks(need: Need, free: Free, policy: Policy, closed: Collection[GpuId]) ->
     """Of each GPU that can take its part, what that costs."""
     if wants_instances(need.request):
         return _instance_ranks(need, free, closed)
+    if need.plain and free.uniform:
+        return _plain_ranks(need, free, policy, closed)
     ranks = []
     last = policy.whole_gpus_last and not need.whole
     for at, room in enumerate(free.rooms):
@@ -71,6 +75,28 @@ def _ranks(need: Need, free: Free, policy: Policy, closed: Collection[GpuId]) ->
     return ranks
 
 
+def _plain_ranks(need: Need, free: Free, policy: Policy, closed: Collection[GpuId]) -> list[Rank]:
+    """As ``_ranks`` for the common case, which is nearly all of the time that decisions take."""
+    gpu = free.rooms[0].gpu
+    if need.models and gpu.name not in need.models:
+        return []
+    memory, permille = need.on(gpu)
+    last = policy.whole_gpus_last and permille < WHOLE_PERMILLE
+    ranks: list[Rank] = []
+    seen: dict[tuple[int, int, bool], tuple[float, float, float]] = {}
+    for at, room in enumerate(free.rooms):
+        compute, left = room.free_permille - permille, room.free_bytes - memory
+        if compute < 0 or left < 0 or room.exclusive or (closed and room.gpu.id in closed):
+            continue
+        untouched = last and room.leases == 0
+        known = seen.get((compute, left, untouched))
+        if known is None:
+            part = policy.part(free.levels[at], min(compute, memory_level(left, gpu)))
+            known = seen[compute, left, untouched] = (float(untouched), part, float(left))
+        ranks.append((*known, at))
+    return ranks if memory > 0 else []
+
+
 def _instance_ranks(need: Need, free: Free, closed: Collection[GpuId]) -> list[Rank]:
     """MIG instances are leased whole, whatever the policy: the smallest that is enough."""
     fitting = [at for at, room in enumerate(free.rooms) if need.fits(room) and room.gpu.id not in closed]
@@ -81,17 +107,24 @@ def _instance_ranks(need: Need, free: Free, closed: Collection[GpuId]) -> list[R
 
 
 def _together(need: Need, free: Free, ranks: Sequence[Rank]) -> tuple[Rank, ...]:
-    """The best that one group of fast links has enough of, the smaller group first; else from few groups."""
+    """GPUs of one group of fast links, if any has enough; else of few groups.
+
+    Among groups the one wins where the fewest untouched GPUs are broken into, then the smallest: larger
+    ones stay for larger requests.
+    """
     if need.count == 1 or not free.link_groups:
         return tuple(sorted(ranks)[: need.count])
     by_group = sorted(ranks, key=lambda rank: (free.link_groups[rank[3]], rank))
     groups = [tuple(group) for _, group in groupby(by_group, key=lambda rank: free.link_groups[rank[3]])]
-    enough = [group for group in groups if len(group) >= need.count]
+    enough = [group[: need.count] for group in sorted(groups, key=len) if len(group) >= need.count]
     if enough:
-        best = min(enough, key=lambda group: (len(group), group[: need.count]))
-        return best[: need.count]
+        return min(enough, key=_broken_into)
     groups.sort(key=lambda group: (-len(group), group))
     return tuple(rank for group in groups for rank in group)[: need.count]
+
+
+def _broken_into(group: Sequence[Rank]) -> float:
+    return sum(rank[0] for rank in group)
 
 
 def _score(need: Need, free: Free, policy: Policy, chosen: Sequence[Rank]) -> Score:

@@ -132,12 +132,15 @@ class Fleet:
         ranking = self._ranking(request)
         touched = {self._home[gpu][0] for gpu in closed if gpu in self._home}
         best = ranking.best(touched)
+        refusals = Counter(ranking.refusals)
         for at in touched:
             answer = rate(ranking.need, self._free[at], ranking.policy, closed)
-            if isinstance(answer, tuple) and (best is None or (answer, at) < best):
+            if isinstance(answer, HostReason):
+                refusals[answer] += ranking.could_take(at)
+            elif best is None or (answer, at) < best:
                 best = answer, at
         if best is None:
-            return NoPlace({reason: count for reason, count in ranking.refusals.items() if count})
+            return NoPlace(+refusals)
         return self._placement(ranking.need, best[1], ranking.policy, closed)
 
     def refusals(self, request: Request) -> Counter[Reason]:

@@ -41,6 +41,8 @@ class Free:
     levels: tuple[int, ...]
     total_permille: int
     link_groups: tuple[int, ...]
+    uniform: bool
+    """Whether its GPUs are ordinary and alike, so that what is asked of one is asked of all."""
     twin: int | None = None
     """Of a host that nothing has been taken of: a number that all hosts of the same make have in common."""
 
@@ -55,6 +57,7 @@ def free_of(host: Host, rooms: Sequence[Room], twin: int | None = None) -> Free:
         levels,
         sum(levels),
         host.link_groups,
+        _uniform(host.gpus),
         twin,
     )
 
@@ -104,7 +107,16 @@ def changed(
         tuple(levels),
         sum(levels),
         free.link_groups,
+        free.uniform,
     )
+
+
+def _uniform(gpus: Sequence[Gpu]) -> bool:
+    ordinary = all(
+        gpu.trouble is None and gpu.parent is None and not gpu.split and not gpu.exclusive_process
+        for gpu in gpus
+    )
+    return ordinary and len({(gpu.name, gpu.leasable_bytes) for gpu in gpus}) == 1
 
 
 def more(room: Room, grant: Grant, *, exclusive: bool) -> Room:

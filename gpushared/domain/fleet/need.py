@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu, GpuId
-from gpushared.domain.placement import Room, need_on, needs_own_server, refuse
-from gpushared.domain.request import Isolation, Request
+from gpushared.domain.placement import Room, need_on, refuse
+from gpushared.domain.request import Request
 
 Kind = tuple[object, ...]
 """Equal for requests that fit on the same hosts and score the same there."""
@@ -38,11 +38,14 @@ class Need:
     models: frozenset[str]
     whole: bool
     plain: bool
-    """Whether it is an ordinary slice, for which a look at two numbers of a GPU is enough."""
+    """Whether it is a slice of any GPU: of an ordinary one, two numbers tell whether it can take its part."""
+    takes_compute: bool
+    """Whether it is a slice that takes some compute of every GPU, so that a full one need not be asked."""
     _sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, request: Request) -> Need:
+        plain = not request.gpus and not request.wants_whole_gpus
         return cls(
             request,
             len(request.gpus) or request.gpu_count,
@@ -50,7 +53,8 @@ class Need:
             request.host_memory_bytes or 0,
             frozenset(request.models),
             request.wants_whole_gpus,
-            request.isolation is Isolation.SHARED and not request.gpus and not needs_own_server(request),
+            plain,
+            plain and bool(request.compute_permille),
         )
 
     def on(self, gpu: Gpu) -> tuple[int, int]:

@@ -68,6 +68,10 @@ class Ranking:
             return entry
         return None
 
+    def could_take(self, at: int) -> bool:
+        """Whether this host can take the request, as far as only the host is asked."""
+        return isinstance(self._answers[at], tuple)
+
     def _in_order(self, skipped: Collection[int]) -> Iterator[Entry]:
         aside = []
         try:
