@@ -2,7 +2,8 @@
 
 The numbers and NVIDIA's advice are in its catalogue
 (https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html). NVML tells of those that the driver
-calls critical; what is not known here is therefore taken for a sickness.
+calls critical; what is not known here is therefore taken for a sickness. Whatever NVIDIA advises to restart
+the program for is known here: else one user's program could take a GPU from everybody.
 """
 
 from __future__ import annotations
@@ -21,7 +22,18 @@ class Kind(Enum):
     """The GPU must not be used before somebody looked after it."""
 
 
+_COPY_ENGINES = (39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136))
+_MEDIA_ENGINES = (60, 68, 82, 83, 84, 86, 88, 89, *range(96, 106), 139)
+"""Those that code and decode video and images, compare frames, and encrypt."""
+_COMMANDS = (11, 25, 32, 69, 80)
+_NOTED = (37, 38, 44, 66, 67, 93, 121, 141, 157, 160, 161)
+"""What NVIDIA advises to ignore."""
+
 _KNOWN: dict[int, tuple[Kind, str]] = {
+    **dict.fromkeys(_COPY_ENGINES, (Kind.APPLICATION, "a copy of a program's failed")),
+    **dict.fromkeys(_MEDIA_ENGINES, (Kind.APPLICATION, "a program met an error of a media engine")),
+    **dict.fromkeys(_COMMANDS, (Kind.APPLICATION, "a program's commands to the GPU were broken")),
+    **dict.fromkeys(_NOTED, (Kind.RECORD, "the GPU met an error and goes on")),
     8: (Kind.APPLICATION, "a program did not end its work in time"),
     13: (Kind.APPLICATION, "a program made the GPU do what it cannot do"),
     31: (Kind.APPLICATION, "a program used GPU memory that it does not have"),
@@ -32,7 +44,6 @@ _KNOWN: dict[int, tuple[Kind, str]] = {
     62: (Kind.SICKNESS, "has a microcontroller that halted"),
     63: (Kind.RECORD, "the GPU noted a bad part of its memory, to leave it out after the next reset"),
     64: (Kind.SICKNESS, "cannot leave out a bad part of its memory"),
-    68: (Kind.APPLICATION, "a program met an error of the video processor"),
     74: (Kind.SICKNESS, "met an NVLink error"),
     79: (Kind.SICKNESS, "fell off the bus"),
     92: (Kind.RECORD, "the GPU corrects many memory errors"),
@@ -41,6 +52,7 @@ _KNOWN: dict[int, tuple[Kind, str]] = {
     109: (Kind.APPLICATION, "a program could not be switched off the GPU in time"),
     119: (Kind.SICKNESS, "has a system processor (GSP) that does not answer"),
     120: (Kind.SICKNESS, "has a system processor (GSP) that failed"),
+    137: (Kind.APPLICATION, "a program reached over NVLink for memory that it does not have"),
     140: (Kind.SICKNESS, "met a memory error that it did not recover from"),
     143: (Kind.SICKNESS, "could not be initialised"),
     154: (Kind.RECORD, "the driver changed its advice on how to recover the GPU"),

@@ -142,7 +142,9 @@ def test_a_gpu_is_drained_when_it_is_lost_or_has_an_error_that_no_program_made(
     assert node.sample().drained is None, "nothing new is to be written"
 
 
-@pytest.mark.parametrize("xid", [8, 13, 31, 43, 45, 63, 68, 92, 94, 109, 154])
+@pytest.mark.parametrize(
+    "xid", [8, 11, 13, 31, 32, 37, 39, 43, 45, 60, 63, 68, 69, 92, 94, 99, 105, 109, 126, 135, 137, 139, 154]
+)
 def test_an_error_of_a_program_or_one_that_was_mended_does_not_drain(xid: int) -> None:
     node = Node()
     assert node.sample(xids={ONE.id: (xid,)}).drained is None
