@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import TypeVar
@@ -12,6 +12,8 @@ from typing import TypeVar
 from gpushared.domain.errors import NotFound, RequestError
 from gpushared.domain.gpu import WHOLE_PERMILLE
 from gpushared.domain.instances import in_words
+from gpushared.domain.lease import Grant
+from gpushared.domain.ranges import TO, Range, parse_gpu_range, parse_memory_range, parse_percent_range
 from gpushared.domain.request import Isolation, LeaseClass, Request
 from gpushared.domain.units import (
     MAX_TEXT,
@@ -19,9 +21,6 @@ from gpushared.domain.units import (
     format_percent,
     format_share,
     parse_duration,
-    parse_gpu,
-    parse_memory,
-    parse_percent,
     shown,
 )
 
@@ -50,16 +49,18 @@ def read_request(ask: Ask, presets: Mapping[str, Ask]) -> Request:
     ask = _fill_from_preset(ask, presets)
     if not (ask.gpu or ask.gpu_memory or ask.gpu_compute):
         raise RequestError("no GPU was asked for", hint="say --gpu 0.25, --gpu-memory 8g or --preset NAME")
-    size = parse_gpu(ask.gpu) if ask.gpu else None
-    memory = parse_memory(ask.gpu_memory) if ask.gpu_memory else None
-    compute = parse_percent(ask.gpu_compute) if ask.gpu_compute else (size.permille if size else None)
-    whole = size is not None and size.permille == WHOLE_PERMILLE and memory is None and not ask.gpu_compute
+    size = read_size(gpu=ask.gpu, gpu_memory=ask.gpu_memory, gpu_compute=ask.gpu_compute)
+    share = parse_gpu_range(ask.gpu).permille.low if ask.gpu else None
+    counted = share == WHOLE_PERMILLE
+    whole = counted and not (ask.gpu_memory or ask.gpu_compute)
+    isolation = _isolation(ask, whole=whole, parts=(share, size.compute_permille))
+    check_ranges(size, isolation, whole=whole)
     request = Request(
-        gpu_count=size.count if size else 1,
-        compute_permille=compute,
-        memory_bytes=memory,
-        memory_permille=_memory_permille(ask, size.permille if size else None),
-        isolation=_isolation(ask, whole=whole, parts=(size.permille if size else None, compute)),
+        gpu_count=size.gpu_count,
+        compute_permille=size.compute_permille,
+        memory_bytes=size.memory_bytes,
+        memory_permille=size.compute_permille if _is_compute_alone(ask) else size.memory_permille,
+        isolation=isolation,
         lease_class=_word(LeaseClass, ask.lease_class, "class") or LeaseClass.TRAIN,
         time_limit_seconds=parse_duration(ask.time) if ask.time else None,
         preset=ask.preset or None,
@@ -67,9 +68,18 @@ def read_request(ask: Ask, presets: Mapping[str, Ask]) -> Request:
         after=_leases(ask.after),
         notice_signal=_signal(ask.notice_signal),
         restart_on_fault=_restarts(ask.restart_on_fault),
+        max_gpu_count=size.max_gpu_count,
+        max_compute_permille=size.max_compute_permille,
+        max_memory_bytes=size.max_memory_bytes,
+        max_memory_permille=size.max_memory_permille,
+        compute_limit_permille=size.compute_limit_permille,
     )
-    counts = size is not None and size.permille == WHOLE_PERMILLE
-    return _counted(request, ask) if counts and request.isolation is Isolation.MIG else request
+    return _counted(request, ask) if counted and isolation is Isolation.MIG else request
+
+
+def _is_compute_alone(ask: Ask) -> bool:
+    """Then the same share of the memory stands beside it."""
+    return not (ask.gpu or ask.gpu_memory)
 
 
 def _counted(request: Request, ask: Ask) -> Request:
@@ -86,6 +96,11 @@ class NewSize:
     compute_permille: int | None = None
     memory_bytes: int | None = None
     memory_permille: int | None = None
+    max_gpu_count: int | None = None
+    max_compute_permille: int | None = None
+    max_memory_bytes: int | None = None
+    max_memory_permille: int | None = None
+    compute_limit_permille: int | None = None
 
 
 def read_size(*, gpu: str = "", gpu_memory: str = "", gpu_compute: str = "") -> NewSize:
@@ -94,21 +109,49 @@ def read_size(*, gpu: str = "", gpu_memory: str = "", gpu_compute: str = "") -> 
         raise RequestError(
             "no new size was said", hint="say --gpu 0.5, --gpu-memory 12g or --gpu-compute 50%"
         )
-    size = parse_gpu(gpu) if gpu else None
+    size = parse_gpu_range(gpu) if gpu else None
     share = size.permille if size else None
+    memory = parse_memory_range(gpu_memory) if gpu_memory else None
+    burst = parse_percent_range(gpu_compute) if gpu_compute else None
     return NewSize(
-        gpu_count=size.count if size else 1,
-        compute_permille=parse_percent(gpu_compute) if gpu_compute else share,
-        memory_bytes=parse_memory(gpu_memory) if gpu_memory else None,
-        memory_permille=None if gpu_memory else share,
+        gpu_count=size.count.low if size else 1,
+        compute_permille=_low(burst or share),
+        memory_bytes=_low(memory),
+        memory_permille=None if memory else _low(share),
+        max_gpu_count=_most(size.count if size else None),
+        max_compute_permille=None if burst else _most(share),
+        max_memory_bytes=_most(memory),
+        max_memory_permille=None if memory else _most(share),
+        compute_limit_permille=_most(burst),
     )
 
 
-def _memory_permille(ask: Ask, share: int | None) -> int | None:
-    """The memory share that stands beside a compute share, unless the memory is said in bytes."""
-    if ask.gpu_memory:
-        return None
-    return share if share is not None else parse_percent(ask.gpu_compute)
+def _low(said: Range | None) -> int | None:
+    return said.low if said else None
+
+
+def _most(said: Range | None) -> int | None:
+    return said.most if said else None
+
+
+def check_ranges(size: NewSize, isolation: Isolation, *, whole: bool) -> None:
+    """Raises RequestError for ranges that do not go with the rest."""
+    shares = size.max_memory_bytes or size.max_memory_permille or size.max_compute_permille
+    if isolation is Isolation.MIG and (shares or size.max_gpu_count or size.compute_limit_permille):
+        raise RequestError(
+            "MIG instances have the sizes that the admin made, so they take no ranges",
+            hint="ask for the least that will do; the smallest instance that is enough is given",
+        )
+    if isolation is Isolation.EXCLUSIVE and shares:
+        raise RequestError(
+            "exclusive is all of a GPU's memory and compute, which leaves no range",
+            hint="leave --isolation out, or ask for whole GPUs: --gpu 1..4",
+        )
+    if size.max_gpu_count and not (whole and isolation is Isolation.EXCLUSIVE):
+        raise RequestError(
+            "a range of GPUs is one of whole GPUs, which are not shared",
+            hint="ask for --gpu 1..4 by itself, or for a part of each of so many: --gpu 2x0.25..0.5",
+        )
 
 
 def _fill_from_preset(ask: Ask, presets: Mapping[str, Ask]) -> Ask:
@@ -202,19 +245,37 @@ def describe(request: Request) -> str:
         return in_words(request)
     share = request.compute_permille
     if request.memory_bytes is not None and share is None:
-        text = format_memory(request.memory_bytes)
+        text = _memory_words(request)
         return text if request.gpu_count == 1 else f"{request.gpu_count}x{text}"
+    parts = [_memory_words(request)] if request.memory_bytes is not None else []
+    other_compute = request.memory_bytes is None and share not in (None, request.memory_permille)
+    if share is not None and (other_compute or request.compute_limit_permille is not None):
+        parts.append(f"{_to(share, request.compute_limit_permille, format_percent)}% compute")
     size = _size_words(request)
-    if request.memory_bytes is not None:
-        return f"{size} with {format_memory(request.memory_bytes)}"
-    if request.memory_permille != share and share is not None:
-        return f"{size} with {format_percent(share)}% compute"
-    return size
+    return f"{size} with {' and '.join(parts)}" if parts else size
+
+
+def _memory_words(request: Request) -> str:
+    return _to(request.memory_bytes or 0, request.max_memory_bytes, format_memory)
 
 
 def _size_words(request: Request) -> str:
+    by_memory = request.memory_permille is not None
     share = request.memory_permille or request.compute_permille or WHOLE_PERMILLE
+    most = request.max_memory_permille if by_memory else request.max_compute_permille
     if share == WHOLE_PERMILLE:
-        return str(request.gpu_count)
-    words = format_share(share)
+        return _to(request.gpu_count, request.max_gpu_count, str)
+    words = _to(share, most, format_share)
     return words if request.gpu_count == 1 else f"{request.gpu_count}x{words}"
+
+
+def _to(low: int, high: int | None, words: Callable[[int], str]) -> str:
+    return words(low) if high is None else f"{words(low)}{TO}{words(high)}"
+
+
+def size_of(grants: Sequence[Grant]) -> str:
+    """What is granted of each GPU: ``39.4 GiB and 0.5 of the compute``."""
+    memory = " and ".join(dict.fromkeys(format_memory(grant.memory_bytes) for grant in grants))
+    share = format_share(min(grant.compute_permille for grant in grants))
+    each = " on each" if len(grants) > 1 else ""
+    return f"{memory} and {share} of the compute{each}"

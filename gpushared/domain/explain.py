@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpushared.domain.asking import describe
+from gpushared.domain.elastic import is_elastic
 from gpushared.domain.errors import NeverFits, Unavailable
 from gpushared.domain.gpu import MIB, WHOLE_PERMILLE, Gpu, GpuId
 from gpushared.domain.instances import (
@@ -119,12 +120,13 @@ def _needs(request: Request, room: Room) -> str:
     count = len(request.gpus) or request.gpu_count
     if wants_instances(request):
         return in_words(request)
+    at_least = "at least " if is_elastic(request) else ""
     if request.wants_whole_gpus:
-        return f"{count} whole GPU" + ("s" if count > 1 else "")
+        return f"{at_least}{count} whole GPU" + ("s" if count > 1 else "")
     need = need_on(request, room.gpu)
     where = "one GPU" if count == 1 else f"each of {count} GPUs"
     share = format_share(need.compute_permille)
-    return f"{format_memory(need.memory_bytes)} and {share} of the compute on {where}"
+    return f"{at_least}{format_memory(need.memory_bytes)} and {share} of the compute on {where}"
 
 
 def _offer(request: Request, rooms: Sequence[Room], best: Room) -> str:

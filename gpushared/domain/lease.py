@@ -53,6 +53,13 @@ class Grant:
     gpu: GpuId
     memory_bytes: int
     compute_permille: int
+    compute_limit_permille: int = 0
+    """The ceiling of its processes, where that is above its share; 0 where they are the same."""
+
+    @property
+    def ceiling_permille(self) -> int:
+        """So much of the GPU's compute its processes may use, where others leave it."""
+        return max(self.compute_permille, self.compute_limit_permille)
 
 
 # --- how a lease ended ---------------------------------------------------------------------------------

@@ -86,14 +86,16 @@ def rooms_of(gpus: Iterable[Gpu], leases: Iterable[Lease], stray: Mapping[GpuId,
 
 
 def need_on(request: Request, gpu: Gpu) -> Grant:
-    """What the request takes from this GPU if it is chosen."""
+    """What the request takes from this GPU if it is chosen: of an elastic one, the least."""
     if request.wants_whole_gpus:
         return Grant(gpu.id, request.memory_bytes or 0, WHOLE_PERMILLE)
     memory = request.memory_bytes
     if memory is None:
         memory = gpu.memory_of_share(request.memory_permille or WHOLE_PERMILLE)
     share = request.compute_permille
-    return Grant(gpu.id, memory, gpu.share_of_memory(memory) if share is None else share)
+    share = gpu.share_of_memory(memory) if share is None else share
+    limit = request.compute_limit_permille or 0
+    return Grant(gpu.id, memory, share, limit if limit > share else 0)
 
 
 def refuse(request: Request, room: Room) -> Refusal | None:
@@ -148,7 +150,10 @@ def _refuse_slice(need: Grant, room: Room) -> Refusal | None:
 
 
 def place(request: Request, rooms: Rooms) -> tuple[Grant, ...] | tuple[Refusal, ...]:
-    """Grants on as many GPUs as asked for, or one refusal for each GPU that cannot take its part."""
+    """Grants on as many GPUs as asked for, or one refusal for each GPU that cannot take its part.
+
+    An elastic request is placed by its least; ``elastic.largest`` asks for more.
+    """
     refusals = []
     fitting = []
     for room in rooms.values():

@@ -46,8 +46,10 @@ class Request:
     """A request, checked on its own; whether a node can grant it is ``placement``'s question.
 
     Per GPU: the memory is ``memory_bytes`` or else ``memory_permille`` of what the chosen GPU can lease;
-    ``compute_permille`` None follows the memory. ``gpus`` pins the request to exactly these GPUs (a stopped
-    container whose settings already name them). ``time_limit_seconds`` counts from the grant.
+    ``compute_permille`` None follows the memory. Where a ``max_...`` is set, the figure of that name without
+    it is the least that will do, and what is free is given up to the maximum (``elastic``). ``gpus`` pins the
+    request to exactly these GPUs (a stopped container whose settings already name them).
+    ``time_limit_seconds`` counts from the grant.
     """
 
     gpu_count: int = 1
@@ -82,6 +84,13 @@ class Request:
     """Whether its container is started again after it gave way; None: where nobody is attached to it."""
     notice_signal: str = ""
     """Sent to the container when it is told that it will end, such as ``SIGUSR1``; empty for none."""
+    max_gpu_count: int | None = None
+    """Only of whole GPUs."""
+    max_compute_permille: int | None = None
+    max_memory_bytes: int | None = None
+    max_memory_permille: int | None = None
+    compute_limit_permille: int | None = None
+    """What its processes may use where the others leave it: ``compute_permille`` is what is booked."""
 
     @property
     def wants_whole_gpus(self) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 from enum import StrEnum
 
+from gpushared.domain.elastic import as_held
 from gpushared.domain.errors import PermissionRefused, StateConflict
 from gpushared.domain.lease import (
     Active,
@@ -125,21 +126,8 @@ def wanted_request(lease: Lease, state: NodeState) -> Request:
     match lease.state:
         case Suspended(held=held, left_seconds=left):
             limit = None if left is None else int(left)
-            return replace(_as_held(lease.request, held), time_limit_seconds=limit)
+            return replace(as_held(lease.request, held), time_limit_seconds=limit)
         case Requeued(held=held) if not state.means.binds_late:
-            return _as_held(lease.request, lease.baked or held)
+            return as_held(lease.request, lease.baked or held)
         case _:
             return lease.request
-
-
-def _as_held(request: Request, held: tuple[Grant, ...]) -> Request:
-    gpus = tuple(grant.gpu for grant in held)
-    if request.wants_whole_gpus or not held:
-        return replace(request, gpus=gpus)
-    return replace(
-        request,
-        gpus=gpus,
-        compute_permille=held[0].compute_permille,
-        memory_bytes=held[0].memory_bytes,
-        memory_permille=None,
-    )

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 from collections.abc import Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 from typing import Any
 
 from gpushared.domain import messages as m
 from gpushared.domain.asking import Ask, read_request
+from gpushared.domain.elastic import as_held
 from gpushared.domain.errors import (
     EngineUnavailable,
     GpushareError,
@@ -265,15 +265,7 @@ class NodeDesk:
         held = previous.baked or held
         if binds_late(self.engine_facts()) or not held:
             return previous.request
-        if previous.request.wants_whole_gpus:
-            return replace(previous.request, gpus=tuple(grant.gpu for grant in held))
-        return replace(
-            previous.request,
-            gpus=tuple(grant.gpu for grant in held),
-            compute_permille=held[0].compute_permille,
-            memory_bytes=held[0].memory_bytes,
-            memory_permille=None,
-        )
+        return as_held(previous.request, held)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """A caller that is being cancelled cannot await its own good manners."""

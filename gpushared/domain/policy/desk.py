@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gpushared.domain.elastic import is_elastic, largest
 from gpushared.domain.gpu import GpuId
 from gpushared.domain.lease import Grant, LeaseId, Reserved
 from gpushared.domain.policy.fixed import FixedPart, book, lift
@@ -105,6 +106,7 @@ class Desk:
     def settle(self, one: Candidate, room: Room, *, turn: bool) -> None:
         """The request has its room, or will have it when the victims have left."""
         if room.victims is None:
+            room = self._grown(one, room)
             self.grants[one.lease.id] = room.grants
         else:
             for holder in room.victims.holders:
@@ -121,6 +123,19 @@ class Desk:
             self.turns[one.project] = self.now
         if self.policy.project(one.project).has_fixed:
             self.keep_fixed(one.project)
+
+    def _grown(self, one: Candidate, room: Room) -> Room:
+        """As much of an elastic request as is free, kept for nobody, and within its project's quota."""
+        if not is_elastic(one.lease.request):
+            return room
+        grants = largest(one.lease.request, lambda size: self._free_now(one, size))
+        return Room(grants) if grants else room
+
+    def _free_now(self, one: Candidate, size: Request) -> tuple[Grant, ...]:
+        allowed = self._allowed(replace(one, lease=replace(one.lease, request=size)))
+        if isinstance(allowed, Verdict):
+            return ()
+        return self.places.place(allowed, closed=self._closed(one, allowed))
 
     def finish(self, winner: Candidate, preemption: Preemption, staying: Sequence[Holder]) -> None:
         """A preemption of a pass before: grant its winner, or keep its place until the last victim has left.

@@ -1,0 +1,132 @@
+"""Elastic requests: the least that will do, and how much more there is room for.
+
+Everything that decides whether and when a request may start goes by its least: the figures that every
+request has. Only when it starts does it grow, into room that is free and kept for nobody. All GPUs of a lease
+get the same size, because the processes of one program mostly go at the pace of the slowest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from gpushared.domain.gpu import MIB
+from gpushared.domain.lease import Grant
+from gpushared.domain.request import Request
+
+Place = Callable[[Request], tuple[Grant, ...]]
+"""The grants for a request of one size, empty where there is no room for it."""
+
+
+class _Side(NamedTuple):
+    """A figure that may grow: from ``low`` to ``high``, and the request with the figure in it."""
+
+    low: int
+    high: int
+    sized: Callable[[Request, int], Request]
+
+
+def is_elastic(request: Request) -> bool:
+    """Whether there is a choice of sizes."""
+    return any(True for _ in _sides(request))
+
+
+def least(request: Request) -> Request:
+    """The same request for its smallest size, and no other."""
+    request = replace(request, max_memory_bytes=None, max_memory_permille=None)
+    return replace(request, max_gpu_count=None, max_compute_permille=None)
+
+
+def most(request: Request) -> Request:
+    """The same request for its largest size, which no GPU may have."""
+    top = least(request)
+    for side in _sides(request):
+        top = side.sized(top, side.high)
+    return top
+
+
+def largest(request: Request, place: Place) -> tuple[Grant, ...]:
+    """The grants for the largest size that there is room for; empty where there is none for the least.
+
+    ``place`` is asked about a dozen times. What has room for a size must have room for a smaller one. Where
+    memory and compute grow by themselves, memory does first.
+    """
+    chosen = least(request)
+    grants = place(chosen)
+    for side in _sides(request) if grants else ():
+        chosen, grants = _grow(chosen, grants, side, place)
+    return grants
+
+
+def as_held(request: Request, grants: tuple[Grant, ...]) -> Request:
+    """The request for exactly these parts of these GPUs."""
+    gpus = tuple(grant.gpu for grant in grants)
+    request = replace(least(request), gpus=gpus, gpu_count=len(gpus) or request.gpu_count)
+    if request.wants_whole_gpus or not grants:
+        return request
+    return replace(
+        request,
+        compute_permille=grants[0].compute_permille,
+        compute_limit_permille=grants[0].compute_limit_permille or None,
+        memory_bytes=grants[0].memory_bytes,
+        memory_permille=None,
+    )
+
+
+def _grow(
+    chosen: Request, grants: tuple[Grant, ...], side: _Side, place: Place
+) -> tuple[Request, tuple[Grant, ...]]:
+    """Halving the range, the upper end first: often there is room for all of it."""
+    low, high = side.low, side.high
+    tried = high
+    while low < high:
+        larger = side.sized(chosen, tried)
+        found = place(larger)
+        if found:
+            grants, low = found, tried
+        else:
+            high = tried - 1
+        tried = (low + high + 1) // 2
+    return side.sized(chosen, low), grants
+
+
+def _sides(request: Request) -> Iterator[_Side]:
+    if request.max_gpu_count is not None:
+        yield _Side(request.gpu_count, request.max_gpu_count, _with_count)
+    if _is_one_share(request):
+        yield _Side(request.compute_permille or 0, request.max_compute_permille or 0, _with_share)
+        return
+    if request.memory_bytes is not None and request.max_memory_bytes is not None:
+        yield _Side(request.memory_bytes // MIB, request.max_memory_bytes // MIB, _with_mib)
+    if request.memory_permille is not None and request.max_memory_permille is not None:
+        yield _Side(request.memory_permille, request.max_memory_permille, _with_memory_share)
+    if request.compute_permille is not None and request.max_compute_permille is not None:
+        yield _Side(request.compute_permille, request.max_compute_permille, _with_compute)
+
+
+def _is_one_share(request: Request) -> bool:
+    """Whether memory and compute go up together, as in ``0.25..1``."""
+    low, high = request.memory_permille, request.max_memory_permille
+    ranges = low is not None and high is not None
+    return ranges and (low, high) == (request.compute_permille, request.max_compute_permille)
+
+
+def _with_count(request: Request, count: int) -> Request:
+    return replace(request, gpu_count=count)
+
+
+def _with_share(request: Request, permille: int) -> Request:
+    return replace(request, compute_permille=permille, memory_permille=permille)
+
+
+def _with_mib(request: Request, mib: int) -> Request:
+    return replace(request, memory_bytes=mib * MIB)
+
+
+def _with_memory_share(request: Request, permille: int) -> Request:
+    return replace(request, memory_permille=permille)
+
+
+def _with_compute(request: Request, permille: int) -> Request:
+    return replace(request, compute_permille=permille)
