@@ -220,8 +220,8 @@ class Sharing(Protocol):
         """Give it that: its own cgroup exists now, at this path from the top of the tree of cgroup v2."""
         ...
 
-    async def part_clients(self, pids: Collection[int]) -> int:
-        """Take these processes (host PIDs) off their MPS servers, so that their end harms nobody else there.
+    async def part_clients(self, lease: Lease, pids: Collection[int]) -> int:
+        """Take a lease's processes (host PIDs) off their MPS servers, so that their end harms nobody else.
 
         Returns how many were clients; others are no error. Comes back when the servers have let them go, or
         within a few seconds with an error: no reason to let the processes live on.

@@ -71,6 +71,11 @@ class Ending:
     grace_seconds: float | None = None
 
 
+def at_once(asked: AskedEnd) -> bool:
+    """Whether nothing is left to the container, whatever it is like."""
+    return (asked.kill and asked.grace_seconds == 0) or signal_number(asked.signal) == signal.SIGKILL
+
+
 def ending_of(asked: AskedEnd, stop_signal: str, stop_seconds: int) -> Ending:
     """With the container's own signal and grace where nothing else was asked for."""
     number = signal_number(asked.signal or stop_signal) or DEFAULT_SIGNAL

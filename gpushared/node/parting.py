@@ -10,13 +10,19 @@ from contextlib import asynccontextmanager, suppress
 from gpushared.domain.errors import GpushareError
 from gpushared.domain.lease import ContainerId, Lease
 from gpushared.domain.messages import ClientsParted
-from gpushared.domain.stopping import AskedEnd, Order, ending_of, lead_seconds, order_of
+from gpushared.domain.stopping import AskedEnd, Order, at_once, ending_of, lead_seconds, order_of
 from gpushared.engine.signals import members, read_process
 from gpushared.node.leavers import held_by_mps
 from gpushared.node.loop import Loop
 from gpushared.ports import Engine, Sharing
 
 log = logging.getLogger(__name__)
+
+AT_ONCE_SECONDS = 0.5
+"""What has to end at once, such as a container that took too much memory, waits no longer for its servers.
+
+A container can keep their control daemon from answering.
+"""
 
 
 class Parting:
@@ -38,7 +44,7 @@ class Parting:
             yield
             return
         if order is Order.CLIENTS_FIRST:
-            await self._part(lease, container)
+            await self._part(lease, container, AT_ONCE_SECONDS if at_once(asked) else None)
             yield
             return
         timer = asyncio.create_task(self._part_after(lead, lease, container))
@@ -51,6 +57,8 @@ class Parting:
 
     async def _order(self, container: ContainerId, asked: AskedEnd) -> tuple[Order, float]:
         """And how long to wait where the clients come last."""
+        if at_once(asked):
+            return Order.CLIENTS_FIRST, 0.0
         try:
             facts = await self._engine.inspect(container)
         except GpushareError as error:
@@ -66,14 +74,18 @@ class Parting:
         await asyncio.sleep(seconds)
         await self._part(lease, container)
 
-    async def _part(self, lease: Lease, container: ContainerId) -> None:
-        pids = await asyncio.to_thread(members, container)
+    async def _part(self, lease: Lease, container: ContainerId, seconds: float | None = None) -> None:
+        """``seconds`` bounds it, where that is to be sooner than the sharing's own patience ends."""
         clients, trouble = 0, ""
         try:
-            if pids:
-                clients = await self._sharing.part_clients(pids)
+            async with asyncio.timeout(seconds):
+                if pids := await asyncio.to_thread(members, container):
+                    clients = await self._sharing.part_clients(lease, pids)
+        except TimeoutError:
+            trouble = f"MPS did not let go of its clients in {seconds:g} s"
         except GpushareError as error:
             trouble = str(error)
+        if trouble:
             log.warning("clients not parted lease=%s why=%s", lease.id, trouble)
         if clients or trouble:
             with suppress(GpushareError):  # the story is not worth the end

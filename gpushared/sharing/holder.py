@@ -17,7 +17,11 @@ _UCRED = struct.Struct("3i")
 _PIDFD_GETFD = 438
 """pidfd_getfd(2), the same number on every architecture; Linux 5.6."""
 _OWN = "nvidia-cuda-mps"
-"""How the names of MPS's own programs begin: servers keep a line to their daemon."""
+"""How the names of MPS's own programs begin: servers keep a line to their daemon.
+
+Anybody can take such a name, but nobody from a container a place in the daemon's cgroup.
+"""
+_PROC = Path("/proc")
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -28,7 +32,7 @@ def line_holder(daemon: int) -> tuple[int, str] | None:
     Needs the right to trace the daemon, so root; without it the answer is None.
     """
     peers = {peer for peer in _peers(daemon) if peer > 0 and peer not in (daemon, os.getpid())}
-    named = [(peer, name) for peer in sorted(peers) if (name := _name(peer)) and not name.startswith(_OWN)]
+    named = [(peer, name) for peer in sorted(peers) if (name := _name(peer)) and not is_own(peer, daemon)]
     return named[0] if len(named) == 1 else None
 
 
@@ -58,8 +62,18 @@ def _peer(pidfd: int, number: int) -> list[int]:
     return [int(pid)]
 
 
-def _name(pid: int) -> str:
+def is_own(pid: int, daemon: int, proc: Path = _PROC) -> bool:
+    """Whether a process is of MPS itself, and does not just call itself so."""
+    return _name(pid, proc).startswith(_OWN) and _read(pid, "cgroup", proc) == _read(daemon, "cgroup", proc)
+
+
+def _name(pid: int, proc: Path = _PROC) -> str:
+    """Whoever has the line chose it, so it is kept to what a sentence can bear."""
+    return "".join(letter for letter in _read(pid, "comm", proc).strip() if letter.isprintable())
+
+
+def _read(pid: int, file: str, proc: Path) -> str:
     try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
+        return (proc / str(pid) / file).read_text(errors="replace")
     except OSError:
         return ""

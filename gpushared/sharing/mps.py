@@ -173,15 +173,17 @@ class MpsSharing:
         """MPS holds processes, not cgroups; the driver's limit holds the container's own cgroup."""
         await self._wall.hold(lease.device_name, place)
 
-    async def part_clients(self, pids: Collection[int]) -> int:
+    async def part_clients(self, lease: Lease, pids: Collection[int]) -> int:
         """Take clients off their servers; see the port.
 
-        A daemon that does not answer is asked only if it was seen to serve one of them.
+        Only the lease's own daemon is asked, and what was seen to serve one of them: somebody may keep others
+        from answering. One that does not answer is asked only where it was seen to serve one.
         """
         asked = [
             daemon.control
             for daemon in self._daemons.values()
-            if daemon.serving and (daemon.trouble is None or daemon.served & set(pids))
+            if daemon.serving
+            and (daemon.served & set(pids) or (daemon.trouble is None and lease.device_name in daemon.leases))
         ]
         try:
             async with asyncio.timeout(self._timing.part_seconds):

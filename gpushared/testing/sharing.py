@@ -77,8 +77,9 @@ class FakeSharing(Failing):
         self._may_fail()
         self.held[lease.id] = place
 
-    async def part_clients(self, pids: Collection[int]) -> int:
+    async def part_clients(self, lease: Lease, pids: Collection[int]) -> int:
         self._may_fail()
+        del lease
         self.parted.append(frozenset(pids))
         return len({pid for clients in self.clients.values() for pid in clients} & set(pids))
 

@@ -138,7 +138,7 @@ def test_a_control_daemon_that_does_not_answer_keeps_no_container_from_its_end(
         line.connect(str(pipe / "control"))
         daemon.check("stop", "-t", "0", client.container)
         daemon.wait_lease(client.lease, "ended")
-    assert "could not be taken off MPS before the end: MPS did not let go" in client.story()
+    assert "before the end: MPS did not let go of its clients in 0.5 s" in client.story()
 
 
 def test_a_fault_is_told_to_all_whom_it_hit_and_to_nobody_else(daemon: DaemonProcess, mps: FakeMps) -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from gpushared.domain.errors import TimedOut
+from gpushared.domain.request import Isolation
 from gpushared.ports import ServerFault, SharingStatus
 from gpushared.sharing.control import ControlTiming
+from gpushared.sharing.holder import is_own
 from gpushared.sharing.mps import MpsMode, MpsSharing, MpsTiming
 from gpushared.sharing.servers import culprit_of
 from tests.sharing import daemons
@@ -41,10 +43,11 @@ async def share(runtime_dir: Path, mps: FakeMps) -> AsyncIterator[MakeSharing]:
         recycle_seconds: float = NEVER_SECONDS,
         control: ControlTiming | None = None,
         part_seconds: float = 3.0,
+        poll_seconds: float = 0.05,
     ) -> MpsSharing:
         timing = MpsTiming(
             control or ControlTiming(),
-            poll_seconds=0.05,
+            poll_seconds=poll_seconds,
             recycle_seconds=recycle_seconds,
             part_seconds=part_seconds,
         )
@@ -81,17 +84,17 @@ async def test_only_the_named_processes_are_taken_off_their_server(share: MakeSh
     sharing = share()
     await sharing.open(lease(1), GPUS)
     mps.serve(71, 100, 101, 102)
-    assert await sharing.part_clients({100, 102, 999}) == 2
+    assert await sharing.part_clients(lease(1), {100, 102, 999}) == 2
     assert mps.clients(71) == [101]
     assert mps.told("terminate_client") == ["terminate_client 71 100", "terminate_client 71 102"]
 
 
 async def test_processes_that_are_no_clients_are_no_error(share: MakeSharing, mps: FakeMps) -> None:
     sharing = share()
-    assert await sharing.part_clients({100}) == 0
+    assert await sharing.part_clients(lease(1), {100}) == 0
     await sharing.open(lease(1), GPUS)
     mps.serve(71, 101)
-    assert await sharing.part_clients({100}) == 0
+    assert await sharing.part_clients(lease(1), {100}) == 0
     assert mps.told("terminate_client") == []
 
 
@@ -106,10 +109,23 @@ async def test_a_daemon_that_does_not_answer_holds_up_nobody_whom_it_does_not_se
     await looking.until(lambda status: status.clients == (100,))
     with held(runtime_dir):
         await looking.until(lambda status: status.trouble)
-        assert await sharing.part_clients({200}) == 0
+        assert await sharing.part_clients(lease(1), {200}) == 0
         with pytest.raises(TimedOut, match=r"MPS did not let go of its clients in 0\.5 s"):
-            await sharing.part_clients({100})
+            await sharing.part_clients(lease(1), {100})
     assert mps.clients(71) == [100]
+
+
+async def test_a_daemon_that_somebody_keeps_from_answering_holds_up_no_lease_of_another(
+    share: MakeSharing, mps: FakeMps, runtime_dir: Path
+) -> None:
+    """Also before anybody has noticed."""
+    sharing = share(part_seconds=NEVER_SECONDS, poll_seconds=NEVER_SECONDS)
+    await sharing.open(lease(1), GPUS)
+    with held(runtime_dir):
+        await sharing.open(lease(2, isolation=Isolation.SEPARATE), GPUS)
+        mps.serve(71, 200)
+        async with asyncio.timeout(30):
+            assert await sharing.part_clients(lease(2), {200}) == 1
 
 
 # --- faults ----------------------------------------------------------------------------------------------
@@ -220,6 +236,26 @@ async def test_who_holds_the_line_is_named_new_leases_are_refused_and_it_heals_a
         await holder.wait()
     await looking.until(lambda status: status.trouble is None)
     await sharing.open(lease(2), GPUS)
+
+
+@pytest.mark.parametrize(
+    ("name", "cgroup", "own"),
+    [
+        ("nvidia-cuda-mps", "0::/system.slice/gpushared.service\n", True),
+        ("nvidia-cuda-mps", "0::/system.slice/docker-0123.scope\n", False),
+        ("python3", "0::/system.slice/gpushared.service\n", False),
+    ],
+    ids=["a server", "a program in a container that calls itself one", "another program"],
+)
+def test_a_name_alone_makes_nobody_one_of_mps(tmp_path: Path, name: str, cgroup: str, own: bool) -> None:
+    for pid, comm, place in (
+        (1, "nvidia-cuda-mps", "0::/system.slice/gpushared.service\n"),
+        (2, name, cgroup),
+    ):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "comm").write_text(f"{comm}\n")
+        (tmp_path / str(pid) / "cgroup").write_text(place)
+    assert is_own(2, 1, tmp_path) is own
 
 
 def directory(runtime_dir: Path) -> Path:

@@ -12,6 +12,7 @@ from gpushared.domain.stopping import (
     Ending,
     Order,
     Process,
+    at_once,
     ending_of,
     lead_seconds,
     order_of,
@@ -87,6 +88,21 @@ def test_what_is_not_said_is_the_containers_own(
     asked: AskedEnd, stop_signal: str, stop_seconds: int, ending: Ending
 ) -> None:
     assert ending_of(asked, stop_signal, stop_seconds) == ending
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (KILL, True),
+        (AskedEnd("sigkill", 10), True),
+        (AskedEnd(grace_seconds=0), True),
+        (AskedEnd("TERM", kill=False), False),
+        (AskedEnd(grace_seconds=1), False),
+        (AskedEnd(), False),
+    ],
+)
+def test_an_end_without_grace_is_one_at_once(asked: AskedEnd, expected: bool) -> None:
+    assert at_once(asked) is expected
 
 
 @pytest.mark.parametrize(
