@@ -19,7 +19,7 @@ Rank = tuple[float, float, float, int]
 
 
 class HostReason(StrEnum):
-    """Why a host cannot take a request; the first that holds, from lasting to passing."""
+    """Why a host cannot take a request: one reason for each host, also where several hold."""
 
     OTHER_HOST = "other_host"
     """The request is bound to GPUs, or to be near leases, of another host."""
@@ -32,14 +32,14 @@ class HostReason(StrEnum):
 
 def rate(need: Need, free: Free, policy: Policy, closed: Collection[GpuId] = ()) -> Score | HostReason:
     """What the best GPUs of this host cost, or why it has none."""
+    if need.least_permille > free.top_permille:
+        return _lack(need, free)
     if need.cpu_milli > free.cpu_milli:
         return HostReason.HOST_CPU
     if need.memory_bytes > free.memory_bytes:
         return HostReason.HOST_MEMORY
     if need.count == 0:
         return 0.0, 0.0, policy.host(need, free, 0)
-    if free.total_permille == 0 and need.takes_compute:
-        return _lack(need, free)
     ranks = _ranks(need, free, policy, closed)
     if len(ranks) < need.count:
         return _lack(need, free)
@@ -138,6 +138,7 @@ def _score(need: Need, free: Free, policy: Policy, chosen: Sequence[Rank]) -> Sc
 
 
 def _lack(need: Need, free: Free) -> HostReason:
+    """Why too few GPUs can take their part."""
     if need.models and not any(room.gpu.name in need.models for room in free.rooms):
         return HostReason.MODEL
     if need.pinned and not {room.gpu.id for room in free.rooms}.issuperset(need.pinned):

@@ -40,6 +40,8 @@ class Free:
     memory_bytes: int
     levels: tuple[int, ...]
     total_permille: int
+    top_permille: int
+    """The most compute that is free on one of its GPUs."""
     link_groups: tuple[int, ...]
     uniform: bool
     """Whether its GPUs are ordinary and alike, so that what is asked of one is asked of all."""
@@ -56,6 +58,7 @@ def free_of(host: Host, rooms: Sequence[Room], twin: int | None = None) -> Free:
         UNLIMITED if host.memory_bytes is None else host.memory_bytes,
         levels,
         sum(levels),
+        max((room.free_permille for room in rooms), default=0),
         host.link_groups,
         _uniform(host.gpus),
         twin,
@@ -106,6 +109,7 @@ def changed(
         free.memory_bytes - sign * memory_bytes,
         tuple(levels),
         sum(levels),
+        max(room.free_permille for room in rooms) if rooms else 0,
         free.link_groups,
         free.uniform,
     )

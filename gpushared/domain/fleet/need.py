@@ -39,8 +39,8 @@ class Need:
     whole: bool
     plain: bool
     """Whether it is a slice of any GPU: of an ordinary one, two numbers tell whether it can take its part."""
-    takes_compute: bool
-    """Whether it is a slice that takes some compute of every GPU, so that a full one need not be asked."""
+    least_permille: int
+    """No GPU with less free compute than this can take its part."""
     _sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @classmethod
@@ -54,7 +54,7 @@ class Need:
             frozenset(request.models),
             request.wants_whole_gpus,
             plain,
-            plain and bool(request.compute_permille),
+            (request.compute_permille or 0) if plain and request.gpu_count else 0,
         )
 
     def on(self, gpu: Gpu) -> tuple[int, int]:

@@ -23,27 +23,36 @@ class Ranking:
         self.seen = 0
         """Up to where the fleet's changes are in here."""
         self.refusals: Counter[HostReason] = Counter()
-        self._answers = self._rate_all(hosts)
         self._heap: list[Entry] = []
-        self._rebuild()
+        self._answers: list[Score | HostReason] = []
+        self._rate_all(hosts)
 
-    def _rate_all(self, hosts: Sequence[Free]) -> list[Score | HostReason]:
-        """Hosts in the same state answer alike: in a fleet that is mostly empty there are few states."""
+    def _rate_all(self, hosts: Sequence[Free]) -> None:
+        """Hosts in the same state answer alike: in a fleet that is mostly empty there are few states.
+
+        In one that is mostly full, a look at the free compute settles nearly all.
+        """
+        need, policy, answers, heap = self.need, self.policy, self._answers, self._heap
+        least = 0 if need.models else need.least_permille
         known: dict[int, Score | HostReason] = {}
-        answers: list[Score | HostReason] = []
-        for free in hosts:
+        full = 0
+        for at, free in enumerate(hosts):
+            if free.top_permille < least:
+                answers.append(HostReason.GPUS)
+                full += 1
+                continue
             answer = None if free.twin is None else known.get(free.twin)
             if answer is None:
-                answer = rate(self.need, free, self.policy)
-                if free.twin is not None and not self.need.pinned:
+                answer = rate(need, free, policy)
+                if free.twin is not None and not need.pinned:
                     known[free.twin] = answer
             answers.append(answer)
-        return answers
-
-    def _rebuild(self) -> None:
-        self._heap = [(answer, at) for at, answer in enumerate(self._answers) if isinstance(answer, tuple)]
-        heapify(self._heap)
-        self.refusals = Counter(answer for answer in self._answers if isinstance(answer, HostReason))
+            if isinstance(answer, tuple):
+                heap.append((answer, at))
+            else:
+                self.refusals[answer] += 1
+        self.refusals[HostReason.GPUS] += full
+        heapify(heap)
 
     def refresh(self, changed: Iterable[int], hosts: Sequence[Free]) -> None:
         """Ask those hosts again that have changed."""
@@ -60,7 +69,8 @@ class Ranking:
             else:
                 heappush(self._heap, (answer, at))
         if len(self._heap) > 4 * len(hosts):
-            self._rebuild()
+            self._heap = [(one, at) for at, one in enumerate(self._answers) if isinstance(one, tuple)]
+            heapify(self._heap)
 
     def best(self, skipped: Collection[int] = ()) -> Entry | None:
         """The host that costs least, without those skipped; the first listed among equals."""
