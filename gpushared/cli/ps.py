@@ -47,13 +47,14 @@ def state(lease: Lease) -> str:
 
 
 def share(lease: Lease) -> str:
-    """``0.25``, ``2x0.5``; whole GPUs are counted."""
+    """``0.25``, ``2x0.5``; whole GPUs are counted; ``25..100%`` where it may use more than its share."""
     if not lease.grants:
         return ""
     count, one = len(lease.grants), lease.grants[0].compute_permille
     if one == 1000:  # noqa: PLR2004 - permille of a whole GPU
         return str(count)
-    return text.share(one) if count == 1 else f"{count}x{text.share(one)}"
+    words = text.compute(one, lease.grants[0].compute_limit_permille)
+    return words if count == 1 else f"{count}x{words}"
 
 
 def _unmanaged_row(process: UnmanagedProcess) -> Row:

@@ -46,6 +46,13 @@ def share(permille: int) -> str:
     return f"{permille / 1000:g}"
 
 
+def compute(permille: int, limit_permille: int) -> str:
+    """The share, or where a lease may use more of what is free: ``25..100%``."""
+    if limit_permille <= permille:
+        return share(permille)
+    return f"{permille / 10:g}..{limit_permille / 10:g}%"
+
+
 def span(seconds: float | None) -> str:
     """``42s``, ``5m``, ``1h30m``, ``2d4h``; a past moment is ``0s``."""
     if seconds is None:

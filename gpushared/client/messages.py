@@ -89,6 +89,7 @@ class Grant(Message):
     memory_bytes: int = 0
     compute_permille: int = 0
     gpu_label: str = ""
+    compute_limit_permille: int = 0
 
 
 class Waiting(Message):

@@ -57,7 +57,9 @@ def _is_limited_by_mps(lease: Lease) -> bool:
 def _booked(grant: Grant, state: NodeState) -> str:
     index = state.gpus[grant.gpu].index if grant.gpu in state.gpus else grant.gpu
     compute = format_percent(grant.compute_permille)
-    return f"{format_memory(grant.memory_bytes)} and {compute}% of the compute on GPU {index}"
+    more = f" (and up to {format_percent(grant.ceiling_permille)}% where it is free)"
+    burst = more if grant.ceiling_permille > grant.compute_permille else ""
+    return f"{format_memory(grant.memory_bytes)} and {compute}% of the compute{burst} on GPU {index}"
 
 
 def _watchdog(lease: Lease, state: NodeState) -> str:
@@ -85,4 +87,4 @@ def _memory(lease: Lease) -> str:
 
 def _compute(lease: Lease) -> str:
     """A process has one percentage for all its GPUs, the smallest."""
-    return f"{format_percent(min(grant.compute_permille for grant in lease.grants))}%"
+    return f"{format_percent(min(grant.ceiling_permille for grant in lease.grants))}%"

@@ -109,6 +109,7 @@ class Views:
 
     def _add_waiting(self, view: leases_pb2.Lease, lease: Lease) -> None:
         told = self._waiting(lease)
+            compute_limit_permille=grant.compute_limit_permille,
         if told is None:
             return
         view.waiting.position, view.waiting.queue_length = told.position, told.queue_length

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from gpushared.domain.bounds import bounds, count_bounds
 from gpushared.domain.errors import SharingUnavailable
 from gpushared.domain.gpu import MIB, WHOLE_PERMILLE, Gpu, GpuId
 from gpushared.domain.instances import wants_instances
@@ -88,6 +89,7 @@ def lease_edits(
             **_device_env(grants),
             **(_mps_env(grants) if mps else _no_mps_env()),
             **_facts_env(lease, grants, walls, simulated=simulated),
+            **_range_env(lease, [bounds(lease.request, grant, gpus[grant.gpu]) for grant in grants]),
         },
         env_defaults={} if whole else _framework_env(grants, gpus, walls),
         mounts=(Mount(directory, CONTAINER_DIRECTORY), *mounts),
@@ -125,7 +127,7 @@ def _mps_env(grants: Sequence[Grant]) -> dict[str, str]:
     return {
         "CUDA_MPS_PIPE_DIRECTORY": CONTAINER_PIPE_DIRECTORY,
         "CUDA_MPS_LOG_DIRECTORY": CONTAINER_LOG_DIRECTORY,
-        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": _percent(_compute_permille(grants)),
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": _percent(_ceiling_permille(grants)),
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": ",".join(limits),
         # Images may carry these; the gate only sees what the caller wrote.
         "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING": "0",
@@ -143,9 +145,25 @@ def _facts_env(lease: Lease, grants: Sequence[Grant], walls: Walls, *, simulated
         "GPUSHARE_GPU_UUIDS": ",".join(grant.gpu for grant in grants),
         "GPUSHARE_MEMORY_BYTES": str(min(grant.memory_bytes for grant in grants)),
         "GPUSHARE_COMPUTE_PERCENT": _percent(_compute_permille(grants)),
+        "GPUSHARE_COMPUTE_LIMIT_PERCENT": _percent(_ceiling_permille(grants)),
+        "GPUSHARE_GPU_COUNT": str(len(grants)),
         "GPUSHARE_MEMORY_WALL": walls.memory_wall,
         "GPUSHARE_COMPUTE_CAP": walls.compute_cap,
         "GPUSHARE_SIMULATED": "1" if simulated else "0",
+    }
+
+
+def _range_env(lease: Lease, ends: Sequence[tuple[Grant, Grant]]) -> dict[str, str]:
+    """Between what the lease may be at its next start; what it has now is said beside it."""
+    lows, highs = zip(*ends, strict=True)
+    fewest, most = count_bounds(lease.request)
+    return {
+        "GPUSHARE_MEMORY_BYTES_MIN": str(min(grant.memory_bytes for grant in lows)),
+        "GPUSHARE_MEMORY_BYTES_MAX": str(min(grant.memory_bytes for grant in highs)),
+        "GPUSHARE_COMPUTE_PERCENT_MIN": _percent(_compute_permille(lows)),
+        "GPUSHARE_COMPUTE_PERCENT_MAX": _percent(_compute_permille(highs)),
+        "GPUSHARE_GPU_COUNT_MIN": str(fewest),
+        "GPUSHARE_GPU_COUNT_MAX": str(most),
     }
 
 
@@ -160,7 +178,7 @@ def _framework_env(grants: Sequence[Grant], gpus: Mapping[GpuId, Gpu], walls: Wa
 
 def own_limits(grants: Sequence[Grant]) -> DaemonLimits:
     """What a daemon that serves one lease only allows its clients; ``grants`` in the daemon's order."""
-    return DaemonLimits(tuple(map(_whole_mib, grants)), _compute_permille(grants) / 10)
+    return DaemonLimits(tuple(map(_whole_mib, grants)), _ceiling_permille(grants) / 10)
 
 
 def _whole_mib(grant: Grant) -> int:
@@ -171,6 +189,11 @@ def _whole_mib(grant: Grant) -> int:
 def _compute_permille(grants: Sequence[Grant]) -> int:
     """A process has one percentage for all its GPUs."""
     return min(grant.compute_permille for grant in grants)
+
+
+def _ceiling_permille(grants: Sequence[Grant]) -> int:
+    """As much as any of its GPUs may give it, by the same rule."""
+    return min(grant.ceiling_permille for grant in grants)
 
 
 def _percent(permille: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from gpushared.domain.bounds import bounds, count_bounds
 from gpushared.domain.gpu import Gpu, GpuId
 from gpushared.domain.lease import Grant, Lease, MemoryWall, Walls
 
@@ -18,10 +19,13 @@ def lease_file(
     lease: Lease, grants: Sequence[Grant], gpus: Mapping[GpuId, Gpu], walls: Walls, *, simulated: bool
 ) -> str:
     """The file's text. ``grants`` by the order in which the container sees its GPUs."""
+    fewest, most = count_bounds(lease.request)
     content = {
         "schema": SCHEMA,
         "lease": lease.id,
-        "gpus": [_gpu(index, grant, gpus[grant.gpu], walls) for index, grant in enumerate(grants)],
+        "gpus": [_gpu(lease, index, grant, gpus[grant.gpu], walls) for index, grant in enumerate(grants)],
+        "gpu_count_min": fewest,
+        "gpu_count_max": most,
         "memory_wall": walls.memory_wall,
         "compute_cap": walls.compute_cap,
         "isolation": lease.request.isolation,
@@ -32,15 +36,27 @@ def lease_file(
     return json.dumps(content, indent=1) + "\n"
 
 
-def _gpu(index: int, grant: Grant, gpu: Gpu, walls: Walls) -> dict[str, str | int | float]:
+def _gpu(
+    lease: Lease, index: int, grant: Grant, gpu: Gpu, walls: Walls
+) -> dict[str, str | int | float]:
     """The total is what programs see as such, which the driver's own limit changes."""
     behind_driver = walls.memory_wall is MemoryWall.DRIVER
-    whole, tenths = divmod(grant.compute_permille, 10)
+    low, high = bounds(lease.request, grant, gpu)
     return {
         "uuid": grant.gpu,
         "index": index,
         "name": gpu.name,
         "memory_bytes": grant.memory_bytes,
         "memory_total_bytes": grant.memory_bytes if behind_driver else gpu.memory_total_bytes,
-        "compute_percent": grant.compute_permille / 10 if tenths else whole,
+        "compute_percent": _percent(grant.compute_permille),
+        "compute_limit_percent": _percent(grant.ceiling_permille),
+        "memory_min_bytes": low.memory_bytes,
+        "memory_max_bytes": high.memory_bytes,
+        "compute_min_percent": _percent(low.compute_permille),
+        "compute_max_percent": _percent(high.compute_permille),
     }
+
+
+def _percent(permille: int) -> float | int:
+    whole, tenths = divmod(permille, 10)
+    return permille / 10 if tenths else whole

@@ -45,11 +45,13 @@ class LeaseRequest(_message.Message):
     REQUEUE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     gpu: _builtins.str
-    """"0.25", "2", "2x0.5"; empty with only a memory, a compute share or a preset."""
+    """"0.25", "2", "2x0.5"; empty with only a memory, a compute share or a preset. Ranges, of which at least the
+    first figure is granted and what is free up to the second: "0.25..1", "2x0.25..0.5", "1..4".
+    """
     gpu_memory: _builtins.str
-    """"8g", "8GiB", per GPU."""
+    """"8g", "8GiB", "8g..24g", per GPU."""
     gpu_compute: _builtins.str
-    """"30%", per GPU."""
+    """"30%", per GPU; "25%..100%" books 25 % and lets processes use what others leave."""
     preset: _builtins.str
     isolation: _builtins.str
     """"shared", "exclusive"; empty = what fits the size."""
@@ -358,6 +360,7 @@ class Grant(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     COMPUTE_PERMILLE_FIELD_NUMBER: _builtins.int
     GPU_LABEL_FIELD_NUMBER: _builtins.int
+    COMPUTE_LIMIT_PERMILLE_FIELD_NUMBER: _builtins.int
     gpu_uuid: _builtins.str
     gpu_index: _builtins.int
     gpu_name: _builtins.str
@@ -365,6 +368,8 @@ class Grant(_message.Message):
     compute_permille: _builtins.int
     gpu_label: _builtins.str
     """For people: 0, and 0:1 for a MIG instance. Empty where the GPU is not there any more."""
+    compute_limit_permille: _builtins.int
+    """The ceiling of its processes where that is above their share: they may use what others leave. Else 0."""
     def __init__(
         self,
         *,
@@ -374,10 +379,11 @@ class Grant(_message.Message):
         memory_bytes: _builtins.int = ...,
         compute_permille: _builtins.int = ...,
         gpu_label: _builtins.str = ...,
+        compute_limit_permille: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_permille", b"compute_permille", "gpu_index", b"gpu_index", "gpu_label", b"gpu_label", "gpu_name", b"gpu_name", "gpu_uuid", b"gpu_uuid", "memory_bytes", b"memory_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_limit_permille", b"compute_limit_permille", "compute_permille", b"compute_permille", "gpu_index", b"gpu_index", "gpu_label", b"gpu_label", "gpu_name", b"gpu_name", "gpu_uuid", b"gpu_uuid", "memory_bytes", b"memory_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -427,7 +433,7 @@ class Lease(_message.Message):
     owner_uid: _builtins.int
     owner: _builtins.str
     asks: _builtins.str
-    """What was asked, as one would type it: "0.25", "2x0.5", "8GiB"."""
+    """What was asked, as one would type it: "0.25", "2x0.5", "8GiB", "0.25..1"."""
     isolation: _builtins.str
     preset: _builtins.str
     memory_used_bytes: _builtins.int
