@@ -72,11 +72,15 @@ class Fleet:
         policy: PolicyName | Policy = PolicyName.FRAGMENTATION,
         *,
         rooms: Rooms | None = None,
+        mix: Mix | None = None,
     ) -> None:
-        """``rooms``: what is left of GPUs that are not untouched, where that is known from elsewhere."""
+        """``rooms``: what is left of GPUs that are not untouched, where that is known from elsewhere.
+
+        ``mix``: what was learned elsewhere, and goes on learning here.
+        """
         self.hosts = tuple(hosts)
         self.policy = policy
-        self.mix = Mix()
+        self.mix = mix or Mix()
         self._at = {host.name: at for at, host in enumerate(self.hosts)}
         self._home = {
             gpu.id: (at, place) for at, host in enumerate(self.hosts) for place, gpu in enumerate(host.gpus)
@@ -87,7 +91,7 @@ class Fleet:
         self._undo: list[tuple[int, Free, LeaseId, _Taken | None]] = []
         self._log = _Log()
         self._rankings: dict[Kind, Ranking] = {}
-        self._policies = (0, self._made_now())
+        self._policies = (self.mix.lessons, self._made_now())
 
     def copy(self) -> Fleet:
         """The same fleet, to try things on. What it learns and decides does not come back here."""

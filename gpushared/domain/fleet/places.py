@@ -1,0 +1,95 @@
+"""The fleet as the places that the queue's policy asks: of one node today, of a pool with the same code."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from gpushared.domain.fleet.fleet import Fleet, Placement
+from gpushared.domain.fleet.hosts import Host
+from gpushared.domain.fleet.mix import Mix
+from gpushared.domain.fleet.policies import PolicyName
+from gpushared.domain.gpu import Gpu, GpuId
+from gpushared.domain.lease import Grant, Lease, LeaseId
+from gpushared.domain.placement import rooms_of
+from gpushared.domain.request import Request
+
+NOTHING: frozenset[GpuId] = frozenset()
+
+
+def fleet_with(
+    hosts: Iterable[Host],
+    leases: Iterable[Lease],
+    stray_bytes: Mapping[GpuId, int],
+    policy: PolicyName,
+    mix: Mix | None = None,
+) -> Fleet:
+    """A fleet as it stands. ``stray_bytes``: held on each GPU by processes without a lease.
+
+    ``mix``: what was learned before; a fleet that is made anew for each pass would know nothing.
+    """
+    hosts = tuple(hosts)
+    rooms = rooms_of((gpu for host in hosts for gpu in host.gpus), (), stray_bytes)
+    fleet = Fleet(hosts, policy, rooms=rooms, mix=mix)
+    for lease in leases:
+        grants = tuple(grant for grant in lease.grants if grant.gpu in rooms)
+        if grants:
+            host = fleet.host_of(grants[0].gpu)
+            fleet.take(lease.id, lease.request, Placement(host, grants))
+    fleet.commit()
+    return fleet
+
+
+class FleetPlaces:
+    """A fleet behind the narrow questions of the queue."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._models = _smallest_of_each_model(fleet.hosts)
+        self._gpus = {gpu.id: gpu for host in fleet.hosts for gpu in host.gpus}
+
+    def place(
+        self,
+        request: Request,
+        *,
+        gone: Sequence[Lease] = (),
+        closed: Collection[GpuId] = NOTHING,
+        host: str | None = None,
+    ) -> tuple[Grant, ...]:
+        mark = self._fleet.mark()
+        for lease in gone:
+            if self._fleet.holder(lease.id) is not None:
+                self._fleet.give(lease.id)
+        answer = self._fleet.place(request, closed=closed, host=host)
+        self._fleet.undo(mark)
+        return answer.grants if isinstance(answer, Placement) else ()
+
+    def take(self, lease: LeaseId, request: Request, grants: Sequence[Grant]) -> None:
+        self._fleet.take(lease, request, Placement(self.host_of(grants[0].gpu), tuple(grants)))
+        self._fleet.commit()
+
+    def give(self, lease: LeaseId, request: Request, grants: Sequence[Grant]) -> None:  # noqa: ARG002 - known here
+        if self._fleet.holder(lease) is not None:
+            self._fleet.give(lease)
+            self._fleet.commit()
+
+    def gpu(self, gpu: GpuId) -> Gpu:
+        return self._gpus[gpu]
+
+    def host_of(self, gpu: GpuId) -> str:
+        return self._fleet.host_of(gpu)
+
+    def gpus_of(self, host: str) -> Sequence[GpuId]:
+        return tuple(gpu.id for one in self._fleet.hosts if one.name == host for gpu in one.gpus)
+
+    def models(self) -> Mapping[str, Gpu]:
+        return self._models
+
+
+def _smallest_of_each_model(hosts: Iterable[Host]) -> dict[str, Gpu]:
+    models: dict[str, Gpu] = {}
+    for host in hosts:
+        for gpu in host.gpus:
+            known = models.get(gpu.name)
+            if known is None or gpu.leasable_bytes < known.leasable_bytes:
+                models[gpu.name] = gpu
+    return models
