@@ -303,7 +303,15 @@ class Desk:
         """Keep nothing more for a request."""
         self.reservations = [kept for kept in self.reservations if kept.lease != lease]
 
-    def _reserve(self, lease: LeaseId, project: str, request: Request, *, turn: bool = False) -> bool:
+    def _reserve(
+        self,
+        lease: LeaseId,
+        project: str,
+        request: Request,
+        *,
+        turn: bool = False,
+        rank: tuple[int, str] | None = None,
+    ) -> bool:
         if lease:
             self.release(lease)
         if sum(bool(kept.lease) for kept in self.reservations) >= self.policy.reservations and lease:
@@ -312,7 +320,7 @@ class Desk:
         found = soonest(lease, request, self.index, self.places, closed, self.now)
         if found is None:
             return False
-        self.reservations.append(Reservation(lease, project, *found, turn=turn))
+        self.reservations.append(Reservation(lease, project, *found, turn=turn, rank=rank))
         return True
 
     def _closed(self, one: Candidate, request: Request, *, firm_only: bool = False) -> frozenset[GpuId]:
@@ -334,7 +342,8 @@ class Desk:
         """Why the request waits; the first that waits for leases, and turns, have GPUs kept for them."""
         behind = next((other for other in self.reservations if other.gpus & kept), None)
         if turn or not self._head_waits:
-            reserved = self._reserve(one.lease.id, one.project, request, turn=turn)
+            rank = _rank(one)
+            reserved = self._reserve(one.lease.id, one.project, request, turn=turn, rank=rank)
             self._head_waits = self._head_waits or reserved
         if behind is not None:
             return _behind(one, behind)
@@ -364,15 +373,21 @@ def preempting(preemption: Preemption) -> Verdict:
     return Verdict(WaitReason.PREEMPTING, text, preemption.victims[0].lease)
 
 
+def _rank(one: Candidate) -> tuple[int, str]:
+    """What goes before age in a project."""
+    return one.priority, one.lease.request.lease_class
+
+
 def _behind(one: Candidate, kept: Reservation) -> Verdict:
     """Fits, but not on what is kept."""
     if not kept.lease:
         text = f"fits, but the room is fixed for build work of {kept.project}"
         return Verdict(WaitReason.FIXED_QUOTA, text)
-    if kept.turn:
+    same = kept.project == one.project
+    if kept.turn or (same and kept.rank == _rank(one)):
         text = f"fits, but the room is kept for {kept.lease}, which waits longer"
         return Verdict(WaitReason.QUEUE_ORDER, text, kept.lease)
-    if kept.project == one.project:
+    if same:
         text = f"fits, but the room is kept for {kept.lease}, which goes first in project {kept.project}"
         return Verdict(WaitReason.CLASS_ORDER, text, kept.lease)
     text = f"fits, but the room is kept for {kept.lease} of project {kept.project}, which used less"

@@ -122,6 +122,8 @@ class Reservation:
     start_at: float
     turn: bool = False
     """Whether it is its project's turn."""
+    rank: tuple[int, str] | None = None
+    """Priority and class of the request, where it is no turn."""
 
 
 @dataclass(frozen=True, slots=True)

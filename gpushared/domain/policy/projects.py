@@ -7,7 +7,7 @@ compute, whichever is larger, so that nobody gets a GPU's memory for the price o
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from gpushared.domain.errors import PermissionRefused, RequestError
@@ -136,6 +136,13 @@ class Policy:
     def project(self, name: str) -> Project:
         """A project by name; one that is not configured is a user's own, with nothing guaranteed."""
         return self.projects.get(name) or Project(name)
+
+
+def without_preemption(policy: Policy) -> Policy:
+    """The same order, but nobody gives way: a node that nobody has configured must not stop people's work."""
+    never = float("inf")
+    classes = {name: replace(rules, min_run_seconds=never) for name, rules in policy.classes.items()}
+    return replace(policy, classes=classes, turn_seconds=never)
 
 
 def project_of(user: str, asked: str, policy: Policy) -> str:

@@ -4,17 +4,19 @@ The first request of the order that waits for leases to end, and each project's 
 GPUs kept where they will fit soonest: by the time limits of the leases there, and where limits say nothing,
 where least must end. A request behind them is granted on a kept GPU only if its own time limit ends first.
 
-The bound. Let every lease end within T seconds of its start, let a request fit the empty machine beside what
-is fixed for others, and let its project stay below its limit. Once it is its project's turn and its project
-is the one with the least use by weight, nothing but a claim (a project taking what it is guaranteed, which
-may go first) is granted on its GPUs, so it starts within T, and each claim adds at most T. It becomes its
-project's turn at the latest ``patience_seconds`` after it has waited as long and the turn before it began.
-And its project becomes the one with the least use: while it is given nothing, use decays in all projects
-alike, so a project that went ahead and has used more since never goes ahead again before it. With n projects
-and no claims, the oldest request of a project thus starts within patience_seconds + (n + 1) * T * (1 + D),
-where D is what the projects used in excess of each other before, in leases of the largest size. Leases
-without a time limit have no T; a turn takes their GPUs back instead, once they held them for
-``turn_seconds``, if they are over quota.
+The bound. Let every lease end within T seconds, and let a request fit its host beside what is fixed for
+others, in a project that stays below its limit and makes no claim. With k older requests in its project, n
+projects that ask without end, and g GPUs, it starts within
+
+    (k + 1) * (patience_seconds + n * T) + 2 * D / g
+
+seconds, where D is by how many GPU-seconds (decayed, by weight) its project is ahead of the others. For each
+project has a turn once a patience, which goes to its oldest request, so k turns of its own project go
+before; GPUs that are kept for a turn empty within T; turns of the other projects come before it only while
+those used less, and what a project is given while another one waits puts it behind that one for good,
+because use decays in all alike. A claim may go before it, each for at most T: what is guaranteed to one
+cannot be kept from them for another. Leases without a time limit have no T; a turn takes their GPUs back
+instead, once they held them for ``turn_seconds``, if they are over quota and may give way.
 """
 
 from __future__ import annotations

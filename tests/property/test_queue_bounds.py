@@ -1,0 +1,129 @@
+"""The bounds that the queue promises: how long a request waits, and that the books make shares equal."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpushared.domain.policy.ledger import Ledger
+from gpushared.domain.policy.projects import Policy, Project, Quota
+from gpushared.domain.policy.usage import Interval, Usage
+from gpushared.domain.request import LeaseClass
+from tests.property.queue_world import START, QueueWorld, request_of
+
+HALF_LIFE = 86_400.0
+INTERVALS = st.lists(
+    st.builds(
+        lambda start, length, permille: Interval("p", permille, START + start, START + start + length),
+        st.floats(0, 200_000),
+        st.floats(0, 200_000),
+        st.integers(1, 8000),
+    ),
+    max_size=8,
+)
+
+
+def _flood(world: QueueWorld, names: list[str], chance: random.Random, longest: int) -> None:
+    """Every project always has something small waiting, in all classes."""
+    for name in names:
+        waiting = sum(one.project == name for one in world.waiting.values())
+        for _ in range(waiting, 4):
+            size, lease_class = chance.choice((250, 500, 1000)), chance.choice(list(LeaseClass))
+            world.submit(name, request_of(size, 1, lease_class, chance.randint(60, longest)))
+
+
+def _excess(world: QueueWorld, names: list[str]) -> float:
+    """How much more than each other project the first one used, in GPU-seconds that count."""
+    holders = list(world.holders.values())
+    ledger = Ledger(world.policy, world.usage, holders, world.places(()), world.now)
+    return sum(max(0.0, ledger.fair(names[0]) - ledger.fair(name)) for name in names)
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 1_000_000),
+    projects=st.integers(2, 5),
+    gpus=st.integers(1, 4),
+    longest=st.sampled_from((600, 3600, 7200)),
+    patience=st.sampled_from((1800.0, 7200.0)),
+)
+def test_no_request_starves(seed: int, projects: int, gpus: int, longest: int, patience: float) -> None:
+    """A request for the whole machine starts within the bound however many small ones keep coming."""
+    chance = random.Random(seed)
+    world = QueueWorld(Policy(patience_seconds=patience), (gpus,))
+    names = [f"p{number}" for number in range(projects)]
+    world.usage = world.usage.record(
+        Interval(name, chance.randint(0, 4000), START - 3600, START) for name in names
+    )
+    for _ in range(12):
+        _flood(world, names, chance, longest)
+        world.decide()
+        world.advance(chance.randint(1, longest))
+    older = sum(one.project == names[0] for one in world.waiting.values())
+    bound = (older + 1) * (patience + projects * longest) + 2 * _excess(world, names) / gpus
+    large = world.submit(names[0], request_of(1000, gpus, LeaseClass.TRAIN, longest))
+    deadline = world.now + bound
+    while large in world.waiting:
+        assert world.now < deadline
+        _flood(world, names, chance, longest)
+        world.decide()
+        world.advance(chance.randint(1, longest // 3))
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 1_000_000),
+    gpus=st.integers(1, 4),
+    guaranteed=st.sampled_from((500, 1000, 2000)),
+)
+def test_a_guarantee_is_kept_within_the_notice(seed: int, gpus: int, guaranteed: int) -> None:
+    """A project below its guarantee waits no longer than notice and grace while preemptible work runs."""
+    chance = random.Random(seed)
+    guaranteed = min(guaranteed, gpus * 1000)
+    paid = Project("paid", quota=Quota(guaranteed=guaranteed))
+    world = QueueWorld(Policy(projects={"paid": paid}), (gpus,))
+    for number in range(gpus * 6):
+        size = chance.choice((250, 500, 1000))
+        world.submit(f"user{number % 3}", request_of(size, 1, LeaseClass.TRAIN))
+    world.decide()
+    world.advance(chance.randint(600, 90_000))
+    size = min(guaranteed, 1000)
+    for _ in range(guaranteed // size):
+        world.submit("paid", request_of(size, 1, LeaseClass.BUILD))
+    began = world.now
+    world.decide()
+    world.advance(world.policy.notice_seconds + world.policy.grace_seconds)
+    held = [one for one in world.holders.values() if one.project == "paid"]
+    assert len(held) == guaranteed // size
+    assert all(one.started_at - began <= 40.0 for one in held)
+
+
+@given(intervals=INTERVALS, cuts=st.lists(st.floats(0, 1), max_size=4), order=st.randoms())
+def test_books_do_not_depend_on_how_intervals_are_cut(
+    intervals: list[Interval], cuts: list[float], order: random.Random
+) -> None:
+    """In one piece or in many, in any order, the numbers are the same."""
+    pieces = []
+    for one in intervals:
+        at = one.start
+        for cut in sorted(cuts):
+            until = one.start + (one.end - one.start) * cut
+            pieces.append(one._replace(start=at, end=until))
+            at = until
+        pieces.append(one._replace(start=at))
+    order.shuffle(pieces)
+    whole = Usage(HALF_LIFE).record(intervals)
+    in_pieces = Usage(HALF_LIFE)
+    for piece in pieces:
+        in_pieces = in_pieces.record((piece,))
+    assert whole.books == in_pieces.books or not intervals
+
+
+@given(intervals=INTERVALS)
+def test_what_still_runs_counts_as_if_it_ended_now(intervals: list[Interval]) -> None:
+    """Open intervals give what they would give in the books, so a crash changes nothing."""
+    now = START + 400_000.25
+    running = [one._replace(end=now) for one in intervals]
+    assert Usage(HALF_LIFE).decayed(now, running) == Usage(HALF_LIFE).record(running).decayed(now)

@@ -1,0 +1,214 @@
+"""Who goes next under random events: whatever happens, the promises hold after each step."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import replace
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from gpushared.domain.lease import LeaseId
+from gpushared.domain.placement import rooms_of
+from gpushared.domain.policy.fixed import book
+from gpushared.domain.policy.ledger import Ledger
+from gpushared.domain.policy.passes import Holder, Plan, Preemption
+from gpushared.domain.policy.projects import DEFAULT_CLASSES, GivesWay, Policy, Project, Quota
+from gpushared.domain.policy.usage import Interval, Usage
+from gpushared.domain.request import LeaseClass
+from tests.property.queue_world import QueueWorld, request_of
+
+PICK = st.integers(0, 40)
+PROJECTS = ("paid", "lab", "free", "new")
+SIZES = st.sampled_from(((250, 1), (330, 1), (500, 1), (1000, 1), (1000, 2), (500, 2)))
+QUOTAS = st.builds(
+    Quota,
+    st.sampled_from((0, 500, 1000, 2000)),
+    st.sampled_from((None, None, 3000)),
+    st.sampled_from((0, 0, 500, 1000)),
+)
+GIVES_WAY = st.sampled_from((GivesWay.OVER_QUOTA, GivesWay.OVER_QUOTA, GivesWay.ALWAYS, GivesWay.NEVER))
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """Requests come, leases end, time passes, and the daemon is killed; a pass follows each of it."""
+
+    @initialize(
+        hosts=st.sampled_from(((1,), (2,), (2, 2), (1, 3))),
+        quotas=st.tuples(QUOTAS, QUOTAS),
+        gives_way=st.tuples(GIVES_WAY, GIVES_WAY, GIVES_WAY),
+    )
+    def begin(
+        self,
+        hosts: tuple[int, ...],
+        quotas: tuple[Quota, Quota],
+        gives_way: tuple[GivesWay, GivesWay, GivesWay],
+    ) -> None:
+        classes = {
+            name: replace(DEFAULT_CLASSES[name], gives_way=way)
+            for name, way in zip(LeaseClass, gives_way, strict=True)
+        }
+        projects = {
+            name: Project(name, weight=1.0 + at, quota=quota)
+            for at, (name, quota) in enumerate(zip(PROJECTS, quotas, strict=False))
+        }
+        self.world = QueueWorld(Policy(projects=projects, classes=classes), hosts)
+
+    # --- what happens --------------------------------------------------------------------------------------
+
+    @rule(
+        project=st.sampled_from(PROJECTS),
+        size=SIZES,
+        lease_class=st.sampled_from(LeaseClass),
+        limit=st.sampled_from((None, 60, 3600, 20_000)),
+    )
+    def submit(self, project: str, size: tuple[int, int], lease_class: LeaseClass, limit: int | None) -> None:
+        self.world.submit(project, request_of(*size, lease_class, limit))
+        self.decide()
+
+    @precondition(lambda self: self.world.holders)
+    @rule(pick=PICK)
+    def end(self, pick: int) -> None:
+        names = list(self.world.holders)
+        self.world.end(names[pick % len(names)])
+        self.decide()
+
+    @precondition(lambda self: self.world.waiting)
+    @rule(pick=PICK)
+    def cancel(self, pick: int) -> None:
+        names = list(self.world.waiting)
+        self.world.cancel(names[pick % len(names)])
+        self.decide()
+
+    @rule(seconds=st.sampled_from((1, 39, 40, 600, 3600, 7200, 90_000)))
+    def wait(self, seconds: int) -> None:
+        self.world.advance(seconds)
+        self.decide()
+
+    @rule()
+    def crash(self) -> None:
+        """Only what is stored survives: the same pass decides the same, and the books are the same."""
+        world = self.world
+        before = world.pass_()
+        books = {name: dict(buckets) for name, buckets in world.usage.books.items()}
+        world.usage = Usage(world.usage.half_life_seconds).record(reversed(world.ended))
+        assert world.usage.books == books
+        assert world.pass_() == before
+
+    # --- what must hold ------------------------------------------------------------------------------------
+
+    def decide(self) -> None:
+        world = self.world
+        holders, under_way = dict(world.holders), dict(world.under_way)
+        owed = self.owed()
+        made = world.decide()
+        assert self.owed() <= owed, "what is fixed was lent"
+        self.nobody_is_left_without_an_answer(
+            made, set(world.waiting) - {one.winner for one in made.preemptions}
+        )
+        for one in made.preemptions:
+            self.the_winner_has_a_place(one, holders, under_way, made)
+            self.the_victims_had_to_go(one, holders, made)
+
+    def nobody_is_left_without_an_answer(self, made: Plan, waiting: set[LeaseId]) -> None:
+        assert waiting <= made.verdicts.keys()
+        assert not made.grants.keys() & made.verdicts.keys()
+
+    def the_winner_has_a_place(
+        self,
+        one: Preemption,
+        holders: dict[LeaseId, Holder],
+        under_way: dict[LeaseId, Preemption],
+        made: Plan,
+    ) -> None:
+        """When all who leave have left, all that was decided fits on the GPUs together."""
+        world = self.world
+        assert one.winner in world.waiting
+        assert one.victims
+        gone = {
+            victim.lease for other in (*made.preemptions, *under_way.values()) for victim in other.victims
+        }
+        load: Counter[str] = Counter()
+        for lease, holder in world.holders.items():
+            if lease not in gone:
+                load.update({grant.gpu: grant.compute_permille for grant in holder.lease.grants})
+        for other in world.under_way.values():
+            if other.winner in world.waiting:
+                load.update({grant.gpu: grant.compute_permille for grant in other.grants})
+        assert all(load[grant.gpu] <= 1000 for grant in one.grants)
+        assert all(victim.lease in holders for victim in one.victims)
+
+    def the_victims_had_to_go(self, one: Preemption, holders: dict[LeaseId, Holder], made: Plan) -> None:
+        """Nobody goes too early, nor by their own project's equals, nor what is guaranteed to others."""
+        world, policy = self.world, self.world.policy
+        winner = world.waiting[one.winner]
+        lost: dict[str, list[Holder]] = defaultdict(list)
+        for victim in one.victims:
+            holder = holders[victim.lease]
+            if holder.leaving or one.winner in holder.behind:
+                continue
+            rules = policy.classes[holder.lease.request.lease_class]
+            assert rules.gives_way is not GivesWay.NEVER
+            assert world.now - holder.started_at >= rules.min_run_seconds
+            if holder.project == winner.project:
+                assert holder.priority < winner.priority
+            elif rules.gives_way is not GivesWay.ALWAYS:
+                lost[holder.project].append(holder)
+        for project, gone in lost.items():
+            guaranteed = policy.project(project).quota.guaranteed
+            sizes = [_size(holder) for holder in gone]
+            before = sum(_size(holder) for holder in holders.values() if holder.project == project)
+            assert before - sum(sizes) + max(sizes) > guaranteed
+
+    @invariant()
+    def nothing_is_sold_twice(self) -> None:
+        rooms = rooms_of(
+            (gpu for gpus in self.world.gpus().values() for gpu in gpus),
+            (one.lease for one in self.world.holders.values()),
+            {},
+        )
+        for room in rooms.values():
+            assert room.free_permille >= 0
+            assert room.free_bytes >= 0
+            assert not room.exclusive or room.leases == 1
+
+    @invariant()
+    def no_limit_is_exceeded(self) -> None:
+        held: Counter[str] = Counter()
+        for one in self.world.holders.values():
+            held[one.project] += _size(one)
+        for project, size in held.items():
+            limit = self.world.policy.project(project).quota.limit
+            assert limit is None or size <= limit
+
+    @invariant()
+    def the_books_are_exact(self) -> None:
+        """They hold what the intervals add up to, to the millisecond; the open ones count by themselves."""
+        world = self.world
+        added: Counter[str] = Counter()
+        for one in world.ended:
+            added[one.project] += one.permille * (round(one.end * 1000) - round(one.start * 1000))
+        assert {name: sum(buckets.values()) for name, buckets in world.usage.books.items()} == dict(added)
+        running = [
+            Interval(one.project, _size(one), one.started_at, world.now) for one in world.holders.values()
+        ]
+        assert world.usage.decayed(world.now, running) == world.usage.record(running).decayed(world.now)
+
+    def owed(self) -> int:
+        """How much of the fixed quotas would find no room now, in permille."""
+        world = self.world
+        places = world.places(one.lease for one in world.holders.values())
+        ledger = Ledger(world.policy, world.usage, list(world.holders.values()), places, world.now)
+        parts = [
+            part
+            for project in sorted(world.policy.projects.values(), key=lambda one: one.name)
+            for part in book(project, ledger, places)[1]
+        ]
+        return sum(part.compute_permille or 0 for part in parts)
+
+
+def _size(holder: Holder) -> int:
+    return sum(grant.compute_permille for grant in holder.lease.grants)
+
+
+TestQueueMachine = QueueMachine.TestCase
