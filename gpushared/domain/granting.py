@@ -1,43 +1,39 @@
-"""Who is given what now: one pass over the queue, and what a grant means for each kind of waiting lease."""
+"""What a pass over the queue comes to: grants, leases that give way, and why the others wait."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
+from gpushared.domain.asking import size_of
+from gpushared.domain.elastic import is_elastic
 from gpushared.domain.eligible import not_yet
-from gpushared.domain.lease import Grant, Lease, Requeued, Reserved, Suspended
+from gpushared.domain.lease import Grant, Lease, LeaseId, Promised, Requeued, Reserved, Suspended
 from gpushared.domain.messages import MakeEdits
-from gpushared.domain.queue import Decision, decide, granted
-from gpushared.domain.requeue import start_requeued, wanted_request
+from gpushared.domain.placement import Reason, Rooms
+from gpushared.domain.policy.passes import Plan, Preemption, Verdict, WaitReason
+from gpushared.domain.queue import Decision, Reservation, granted, why_no_room
+from gpushared.domain.requeue import preempt, start_requeued, wanted_request
+from gpushared.domain.scheduling import pass_over
 from gpushared.domain.state import Draft, NodeState
 from gpushared.domain.suspension import resume
 
+_NOT_YET = (WaitReason.HELD, WaitReason.BEGIN_TIME, WaitReason.AFTER_LEASE)
+
 
 def grant_what_fits(draft: Draft) -> None:
-    """Give what is free to those whose turn it is."""
-    for decision in decisions(draft.view(), draft.now):
-        if decision.grants:
-            _grant(draft.leases[decision.lease], decision.grants, draft)
-
-
-def decisions(state: NodeState, now: float) -> tuple[Decision, ...]:
-    """What one pass over the queue says now; none when nobody waits."""
-    waiting = state.waiting()
-    kept = {lease.id: why for lease in waiting if (why := not_yet(lease, state.leases, now))}
-    ready = [_as_placed(lease, state) for lease in waiting if lease.id not in kept]
-    decided = decide(ready, state.rooms(), state.holders(), now) if ready else ()
-    by_id = {decision.lease: decision for decision in decided}
-    return tuple(
-        replace(by_id[lease.id], position=position)
-        if lease.id in by_id
-        else Decision(lease.id, position, reason=kept[lease.id][0], text=kept[lease.id][1])
-        for position, lease in enumerate(waiting, start=1)
-    )
-
-
-def _as_placed(lease: Lease, state: NodeState) -> Lease:
-    request = wanted_request(lease, state)
-    return lease if request is lease.request else replace(lease, request=request)
+    """Give what is free to those whose turn it is, and let leases give way to those who are entitled."""
+    state = draft.view()
+    if not state.waiting():
+        return
+    plan = pass_over(state, draft.now)
+    for lease_id, grants in plan.grants.items():
+        lease = draft.leases[lease_id]
+        _grant(replace(lease, promised=None, behind=plan.behind.get(lease_id, ())), grants, draft)
+    _drop_broken_promises(plan, draft)
+    for preemption in plan.preemptions:
+        _make_room(preemption, draft)
+    draft.turns = plan.turns
 
 
 def _grant(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> None:
@@ -49,9 +45,80 @@ def _grant(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> None:
         case _:
             names = ", ".join(f"GPU {draft.gpus[grant.gpu].label}" for grant in grants)
             reserved = Reserved(grants, draft.now, draft.now + draft.rules.claim_seconds)
-            draft.move(_with_limit(lease, grants, draft), reserved, f"granted on {names}")
+            size = f": {size_of(grants)}" if is_elastic(lease.request) else ""
+            draft.move(_with_limit(lease, grants, draft), reserved, f"granted on {names}{size}")
             draft.do(MakeEdits(lease.id))
 
 
 def _with_limit(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> Lease:
     return replace(lease, expires_at=granted(lease, grants, draft.now).expires_at)
+
+
+def _make_room(preemption: Preemption, draft: Draft) -> None:
+    victims = tuple(one.lease for one in preemption.victims)
+    winner = draft.leases[preemption.winner]
+    names = ", ".join(victims)
+    text = f"{names} {'gives' if len(victims) == 1 else 'give'} way to it, because {preemption.why}"
+    promised = Promised(preemption.grants, victims, preemption.why)
+    winner = draft.put(replace(winner, promised=promised).note(draft.now, text))
+    for victim in victims:
+        to = f"{winner.id} of {winner.owner_name}, because {preemption.why}"
+        preempt(draft.leases[victim], to, draft)
+
+
+def _drop_broken_promises(plan: Plan, draft: Draft) -> None:
+    """The room was lost meanwhile, to a GPU that broke for example."""
+    for lease in list(draft.leases.values()):
+        verdict = plan.verdicts.get(lease.id)
+        if lease.promised is not None and verdict and verdict.reason is not WaitReason.PREEMPTING:
+            draft.put(replace(lease, promised=None).note(draft.now, "the room that was made for it is lost"))
+
+
+# --- why the others wait -------------------------------------------------------------------------------
+
+
+def decisions(state: NodeState, now: float) -> tuple[Decision, ...]:
+    """What one pass over the queue says now, who goes first in front; none when nobody waits."""
+    waiting = {lease.id: lease for lease in state.waiting()}
+    if not waiting:
+        return ()
+    plan = pass_over(state, now)
+    rooms = state.rooms()
+    order = _order(plan, waiting)
+    return tuple(
+        _decision(waiting[lease], position, plan, rooms, state, now)
+        for position, lease in enumerate(order, start=1)
+    )
+
+
+def _order(plan: Plan, waiting: Iterable[LeaseId]) -> list[LeaseId]:
+    """Those granted, those in the order in which they were looked at, those that must not start yet."""
+    later = [lease for lease, verdict in plan.verdicts.items() if verdict.reason in _NOT_YET]
+    known = dict.fromkeys((*plan.grants, *(one for one in plan.verdicts if one not in later), *later))
+    return [*known, *(lease for lease in waiting if lease not in known)]
+
+
+def _decision(
+    lease: Lease, position: int, plan: Plan, rooms: Rooms, state: NodeState, now: float
+) -> Decision:
+    if lease.id in plan.grants:
+        return Decision(lease.id, position, plan.grants[lease.id])
+    kept = _reservation(lease.id, plan)
+    verdict = plan.verdicts.get(lease.id)
+    if verdict is None or verdict.reason is WaitReason.RESOURCES:
+        reason, refusals = why_no_room(wanted_request(lease, state), rooms)
+        return Decision(lease.id, position, (), reason, refusals, kept)
+    return Decision(
+        lease.id, position, (), Reason(verdict.reason), (), kept, _text(lease, verdict, state, now)
+    )
+
+
+def _text(lease: Lease, verdict: Verdict, state: NodeState, now: float) -> str:
+    why = not_yet(lease, state.leases, now) if verdict.reason in _NOT_YET else None
+    return verdict.text if why is None else why[1]
+
+
+def _reservation(lease: LeaseId, plan: Plan) -> Reservation | None:
+    """Its own, else the first one that others have."""
+    ordered = sorted(plan.reservations, key=lambda one: one.lease != lease)
+    return next((Reservation(one.lease, one.gpus, one.start_at) for one in ordered), None)

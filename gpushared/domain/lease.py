@@ -122,7 +122,14 @@ class OutsideMps:
     pid: int
 
 
-Outcome = Finished | Stopped | Expired | NeverClaimed | OverLimit | OutsideMps | Preempted | Failed
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """It did nothing on its GPUs for so long that its class's policy ended it."""
+
+    seconds: float
+
+
+Outcome = Finished | Stopped | Expired | NeverClaimed | OverLimit | OutsideMps | Preempted | Idle | Failed
 
 
 # --- what a lease is told before it ends ---------------------------------------------------------------
@@ -138,11 +145,24 @@ class NoticeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What the program in the container is told: it ends at ``until`` (epoch seconds)."""
+    """What the program in the container is told: it ends at ``until`` (epoch seconds).
+
+    Where it is not to end (``ends``) it is only told, and ``until`` is when something else happens to it, or 0.
+    """
 
     kind: NoticeKind
     until: float
     text: str
+    ends: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Promised:
+    """Room that is made for a waiting lease: these leave, and then it has these grants."""
+
+    grants: tuple[Grant, ...]
+    victims: tuple[LeaseId, ...]
+    why: str
 
 
 # --- where a lease is ----------------------------------------------------------------------------------
@@ -383,6 +403,16 @@ class Lease:
     """Who keeps it from starting while it waits; empty when nobody does."""
     held_by_admin: bool = False
     """Then its owner cannot let it go."""
+    project: str = ""
+    """Whose quota it counts against; empty in old journals, where it was its owner's own."""
+    held_since: float | None = None
+    """Since when it holds what it holds; None while it holds nothing."""
+    served_gpu_seconds: float = 0.0
+    """What it held before it last had to give way."""
+    behind: tuple[LeaseId, ...] = ()
+    """The waiting leases for which its GPUs are kept; it gives way when one of them can start."""
+    promised: Promised | None = None
+    """What others give way for, while it waits."""
     requeues: bool = False
     """Whether its container is started again after it had to give way."""
     preemptions: int = 0
@@ -391,6 +421,10 @@ class Lease:
     """Why it could not be taken off its GPUs when that was tried."""
     notice: Notice | None = None
     """What its program was told of its end."""
+    idle_since: float | None = None
+    """Since when it has been idle, once something was said or done about it (see ``idle``)."""
+    lowered: bool = False
+    """It has been idle for so long that it is preemptible, whatever its class and its project's quota."""
     fault: str = ""
     """What broke the lease's GPU or its MPS server under it, where it has not been started again since."""
     faulted_at: float | None = None
@@ -402,6 +436,11 @@ class Lease:
     baked: tuple[Grant, ...] = ()
     """What the container was created with, where a resize changed it since: its own settings still say so."""
     story: tuple[StoryEntry, ...] = field(default=(), compare=False)
+
+    @property
+    def payer(self) -> str:
+        """The project whose quota it counts against."""
+        return self.project or self.owner_name
 
     @property
     def grants(self) -> tuple[Grant, ...]:

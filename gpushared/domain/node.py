@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import singledispatch
 
-from gpushared.domain import containment, health, requeue, suspension
+from gpushared.domain import containment, health, idle, requeue, suspension
 from gpushared.domain import messages as m
 from gpushared.domain.asking import describe
 from gpushared.domain.destroyed import end_on_destroyed
@@ -41,6 +41,8 @@ from gpushared.domain.lease import (
 )
 from gpushared.domain.lifecycle import drain, end_early, seen, surveyed, watch_deadlines
 from gpushared.domain.notice import notify_of_expiry
+from gpushared.domain.policy.projects import project_of
+from gpushared.domain.policy.standing import Standing, usage_of
 from gpushared.domain.resize import resize, take_settings
 from gpushared.domain.state import Draft, NodeState, Step, Use, lease_id
 from gpushared.domain.timing import check_priority, extend, hold, set_priority
@@ -66,6 +68,7 @@ def restore(
     next_sequence: int,
     ended: Iterable[Lease] = (),
     drained: Mapping[GpuId, Drained] | None = None,
+    standing: Standing | None = None,
 ) -> NodeState:
     """The state after a restart: what the journal had; of leases that are over only the newest, oldest first.
 
@@ -74,12 +77,16 @@ def restore(
     """
     known = {lease.id: _without_claims(lease) for lease in sorted(leases, key=lambda lease: lease.sequence)}
     over = {lease.id: lease for lease in ended}
+    standing = standing or Standing()
     return replace(
         state,
         leases=known,
         ended=over,
         next_sequence=next_sequence,
         drained=drained or {},
+        usage=usage_of(standing.usage, state.rules.policy.half_life_seconds),
+        turns=standing.turns,
+        projects=standing.projects,
         engine_surveyed=False,
     )
 
@@ -125,6 +132,7 @@ def _(event: m.RequestSubmitted, draft: Draft) -> None:
         device_name=name,
         request_id=event.request_id,
         held_by=event.caller.name if event.held else "",
+        project=project_of(event.caller.name, event.request.project, draft.view().policy),
     )
     draft.next_sequence += 1
     draft.answer = identity
@@ -383,6 +391,7 @@ def _(event: m.GpusSampled, draft: Draft) -> None:
     health.sampled(event, draft)
     draft.use = Use(event.at, event.readable, event.busy, event.used_bytes, event.lost)
     watch(event, draft)
+    idle.look(event, draft)
     _look_after(draft, event)
 
 
@@ -404,6 +413,11 @@ def _(event: m.ServerFaulted, draft: Draft) -> None:
 @_apply.register
 def _(event: m.GpuDrainAsked, draft: Draft) -> None:
     health.drain_asked(event, draft)
+
+
+@_apply.register
+def _(event: m.QuietTimeChanged, draft: Draft) -> None:
+    draft.quiet = event.quiet
 
 
 @_apply.register

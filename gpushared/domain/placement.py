@@ -33,6 +33,12 @@ class Reason(StrEnum):
     HELD = "held"
     BEGIN_TIME = "begin_time"
     AFTER_LEASE = "after_lease"
+    CLASS_ORDER = "class_order"
+    FAIR_SHARE = "fair_share"
+    FIXED_QUOTA = "fixed_quota"
+    PROJECT_QUOTA = "project_quota"
+    PROJECT_LIMIT = "project_limit"
+    PREEMPTING = "preempting"
 
 
 @dataclass(frozen=True, slots=True)

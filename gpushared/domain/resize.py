@@ -7,9 +7,11 @@ but the compute of a request for memory alone goes on to follow its memory.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gpushared.domain.asking import NewSize, describe
+from gpushared.domain.elastic import is_elastic, largest, least, most
 from gpushared.domain.errors import LimitReached, NeverFits, RequestError, StateConflict, Unavailable
 from gpushared.domain.explain import check_possible
 from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu, GpuId
@@ -30,9 +32,10 @@ from gpushared.domain.lease import (
 )
 from gpushared.domain.messages import MakeEdits, ResizeAsked, SettingsTaken
 from gpushared.domain.placement import need_on
-from gpushared.domain.queue import NEVER, decide
+from gpushared.domain.policy.passes import NEVER, Reservation
 from gpushared.domain.request import Isolation, Request
 from gpushared.domain.rules import Action
+from gpushared.domain.scheduling import pass_over
 from gpushared.domain.state import Draft
 from gpushared.domain.units import format_memory, format_percent
 
@@ -53,14 +56,19 @@ def resize(event: ResizeAsked, draft: Draft) -> None:
             check_possible(draft.view(), request)
             draft.put(_asking(lease, request).note(draft.now, _story(event, lease.request, request)))
         return
-    grants = tuple(_new_grant(grant, request, event.size, draft) for grant in lease.grants)
-    if grants != lease.grants:
+    chosen = _largest(lease, request, event.size, draft)
+    grants = tuple(_new_grant(grant, chosen, event.size, draft) for grant in lease.grants)
+    if grants != lease.grants or _range(request) != _range(lease.request):
         _check_kind(lease, grants, draft)
         _check_room(lease, grants, draft)
         _check_use(lease, grants, draft)
         changed = _holding(_asking(lease, request), grants, draft)
         draft.put(changed.note(draft.now, _story(event, lease.request, request)))
         draft.do(MakeEdits(lease.id))
+
+
+def _range(request: Request) -> tuple[Request, Request] | None:
+    return (least(request), most(request)) if is_elastic(request) else None
 
 
 def _story(event: ResizeAsked, old: Request, new: Request) -> str:
@@ -91,18 +99,50 @@ def _check_state(lease: Lease) -> None:
 
 def _resized(request: Request, size: NewSize) -> Request:
     count = len(request.gpus) or request.gpu_count
-    if size.gpu_count not in (1, count):
+    if size.gpu_count not in (1, count) or size.max_gpu_count:
         raise RequestError(
             f"a lease of {count} GPU{'s' if count > 1 else ''} keeps this number of GPUs",
             hint="write the part of each GPU, such as --gpu 0.5",
         )
-    if size.memory_bytes is not None:
-        request = replace(request, memory_bytes=size.memory_bytes, memory_permille=None)
-    elif size.memory_permille is not None:
-        request = replace(request, memory_bytes=None, memory_permille=size.memory_permille)
+    if size.memory_bytes is not None or size.memory_permille is not None:
+        request = replace(
+            request,
+            memory_bytes=size.memory_bytes,
+            memory_permille=size.memory_permille,
+            max_memory_bytes=size.max_memory_bytes,
+            max_memory_permille=size.max_memory_permille,
+        )
     if size.compute_permille is not None:
-        request = replace(request, compute_permille=size.compute_permille)
+        request = replace(
+            request,
+            compute_permille=size.compute_permille,
+            max_compute_permille=size.max_compute_permille,
+            compute_limit_permille=size.compute_limit_permille,
+        )
     return request
+
+
+def _largest(lease: Lease, request: Request, size: NewSize, draft: Draft) -> Request:
+    """The size that the request comes to: of a range, as much as there is room for on its GPUs now."""
+    if not is_elastic(request):
+        return request
+    chosen = least(request)
+    kept = frozenset(gpu for one in _kept_for_others(lease, draft) for gpu in one.gpus)
+
+    def place(larger: Request) -> tuple[Grant, ...]:
+        nonlocal chosen
+        try:
+            grants = tuple(_new_grant(grant, larger, size, draft) for grant in lease.grants)
+            raised = _check_free(lease, grants, draft)
+        except (LimitReached, NeverFits, Unavailable):
+            return ()
+        if raised & kept:
+            return ()
+        chosen = larger
+        return grants
+
+    largest(request, place)
+    return chosen
 
 
 def _asking(lease: Lease, request: Request) -> Lease:
@@ -119,6 +159,7 @@ def _new_grant(old: Grant, request: Request, size: NewSize, draft: Draft) -> Gra
         old.gpu,
         need.memory_bytes if names_memory else old.memory_bytes,
         need.compute_permille if names_compute else old.compute_permille,
+        need.compute_limit_permille if names_compute else old.compute_limit_permille,
     )
     if new.memory_bytes <= 0:
         raise RequestError(f"GPU {gpu.index} is too small for such a share", hint="ask for more")
@@ -159,6 +200,11 @@ def _is_alone(grants: tuple[Grant, ...], draft: Draft) -> bool:
 
 
 def _check_room(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> None:
+    _check_head(lease, _check_free(lease, grants, draft), draft)
+
+
+def _check_free(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> set[GpuId]:
+    """The GPUs on which the lease is to have more, where that is free."""
     rooms = draft.view().rooms()
     raised = set()
     for old, new in zip(lease.grants, grants, strict=True):
@@ -179,7 +225,7 @@ def _check_room(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> None:
                 f"{format_percent(max(0, room.free_permille))}% of the compute free, {_more(old, new)}",
                 hint="`gpushare ps` shows who holds the rest",
             )
-    _check_head(lease, raised, draft)
+    return raised
 
 
 def _more(old: Grant, new: Grant) -> str:
@@ -191,15 +237,20 @@ def _more(old: Grant, new: Grant) -> str:
 
 def _check_head(lease: Lease, raised: set[GpuId], draft: Draft) -> None:
     """As in backfill: on GPUs kept for the head only what ends before the head can start there."""
-    state = draft.view()
-    decisions = decide(state.waiting(), state.rooms(), state.holders(), draft.now)
-    kept = next((one.reservation for one in decisions if one.reservation is not None), None)
-    if kept is None or not raised & kept.gpus:
-        return
-    if lease.expires_at is None or not lease.expires_at <= kept.start_at < NEVER:
+    kept_for_others = _kept_for_others(lease, draft) if raised else ()
+    kept = next((one for one in kept_for_others if raised & one.gpus), None)
+    if kept is not None:
         raise LimitReached(
-            f"the room is kept for {kept.head}, which waits for it", hint="`gpushare queue` shows what waits"
+            f"the room is kept for {kept.lease or kept.project}, which waits for it",
+            hint="`gpushare queue` shows what waits",
         )
+
+
+def _kept_for_others(lease: Lease, draft: Draft) -> Sequence[Reservation]:
+    """What is kept for requests that may start before the lease is over."""
+    until = NEVER if lease.expires_at is None else lease.expires_at
+    plan = pass_over(draft.view(), draft.now)
+    return [kept for kept in plan.reservations if not until <= kept.start_at < NEVER]
 
 
 # --- lowering ------------------------------------------------------------------------------------------
@@ -257,7 +308,7 @@ def _walls(lease: Lease, old: tuple[Grant, ...], draft: Draft) -> Walls | None:
         acts = draft.rules.watchdog[lease.request.lease_class].action is not Action.WARN
         memory_wall = MemoryWall.WATCHDOG if acts else MemoryWall.NONE
     if compute_cap is ComputeCap.MPS_PERCENTAGE and any(
-        a.compute_permille > b.compute_permille for a, b in pairs
+        a.ceiling_permille > b.ceiling_permille for a, b in pairs
     ):
         compute_cap = ComputeCap.NONE
     return Walls(memory_wall, compute_cap)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gpushared.domain.gpu import MIB
+from gpushared.domain.policy.projects import Policy, without_preemption
 from gpushared.domain.request import LeaseClass
 
 
@@ -27,6 +28,25 @@ class WatchdogPolicy:
     patience_seconds: float = 0.0
 
 
+class IdleAction(StrEnum):
+    """What is done to a lease that stays idle."""
+
+    NONE = "none"
+    SUSPEND = "suspend"
+    """It is taken off its GPUs where that works, else ended."""
+    STOP = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class IdlePolicy:
+    """What idle time leads to, each after so many seconds of it; 0 = never."""
+
+    warn_seconds: float = 1800.0
+    lower_seconds: float = 3600.0
+    action: IdleAction = IdleAction.NONE
+    action_seconds: float = 7200.0
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """The figures of the configuration that the rules need; times in seconds."""
@@ -41,6 +61,8 @@ class Rules:
     """How long before its end a program is told of it."""
     fault_patience_seconds: float = 30.0
     """How long processes may hold on to an MPS server that met a fault."""
+    policy: Policy = field(default_factory=lambda: without_preemption(Policy()))
+    """Who goes next."""
     preempt_notice_seconds: int = 60
     """How long before it is stopped a program is told that it has to give way."""
     suspend_seconds: int = 60
@@ -50,3 +72,8 @@ class Rules:
     watchdog: Mapping[LeaseClass, WatchdogPolicy] = field(
         default_factory=lambda: dict.fromkeys(LeaseClass, WatchdogPolicy())
     )
+    idle: Mapping[LeaseClass, IdlePolicy] = field(
+        default_factory=lambda: dict.fromkeys(LeaseClass, IdlePolicy())
+    )
+    quiet_idle: Mapping[LeaseClass, IdlePolicy] = field(default_factory=dict)
+    """What holds instead in quiet times, at night or at weekends."""

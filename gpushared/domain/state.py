@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpushared.domain.errors import NotFound, PermissionRefused
-from gpushared.domain.gpu import Drained, Gpu, GpuId, drained_among
+from gpushared.domain.gpu import WHOLE_PERMILLE, Drained, Gpu, GpuId, drained_among
 from gpushared.domain.lease import (
     ContainerId,
     Ended,
@@ -21,6 +21,10 @@ from gpushared.domain.lease import (
 )
 from gpushared.domain.messages import Instruction, Means
 from gpushared.domain.placement import Room, rooms_of
+from gpushared.domain.policy.projects import DAY, Policy, Project
+from gpushared.domain.policy.sizes import permille_of
+from gpushared.domain.policy.standing import StandingChange, changed_rows
+from gpushared.domain.policy.usage import Interval, Usage
 from gpushared.domain.request import Caller
 from gpushared.domain.rules import Rules
 from gpushared.domain.units import shown
@@ -74,6 +78,16 @@ class NodeState:
     """GPUs that get no new leases; what is true of a GPU is true of its parts."""
     faulted: Mapping[GpuId, float] = field(default_factory=dict)
     """When an MPS server on a GPU was last seen in a fault."""
+    usage: Usage = field(default_factory=lambda: Usage(DAY))
+    """What each project used before now, of leases that hold nothing any more."""
+    turns: Mapping[str, float] = field(default_factory=dict)
+    """When each project last had its turn (see ``policy.order``)."""
+    projects: Mapping[str, Project] = field(default_factory=dict)
+    """Projects as they were set at run time, which wins over the configuration."""
+    resting: Mapping[LeaseId, float] = field(default_factory=dict)
+    """Since when each lease that runs was seen to do nothing on its GPUs."""
+    quiet: bool = False
+    """It is a quiet time by the configuration's calendar."""
     means: Means = field(default_factory=Means)
     next_sequence: int = 1
     engine_surveyed: bool = True
@@ -107,6 +121,13 @@ class NodeState:
         """Why the GPU gets no new leases, where it is drained."""
         gpu = self.gpus.get(gpu_id)
         return drained_among(self.drained, gpu_id, gpu.parent if gpu else None)
+
+    @property
+    def policy(self) -> Policy:
+        """Who goes next, by the configuration and by what was set since."""
+        if not self.projects:
+            return self.rules.policy
+        return replace(self.rules.policy, projects={**self.rules.policy.projects, **self.projects})
 
     def find(self, lease: LeaseId) -> Lease:
         """A lease, over or not; raises NotFound."""
@@ -148,6 +169,8 @@ class Step:
     entries: tuple[tuple[LeaseId, StoryEntry], ...] = ()
     drained: Mapping[GpuId, Drained] | None = None
     """All drained GPUs, where that changed."""
+    standing: StandingChange | None = None
+    """What is new of the projects' standing."""
     lease: Lease | None = None
     """The lease that the event asked for or about, as it is now."""
 
@@ -165,6 +188,11 @@ class Draft:
         self.drained = dict(state.drained)
         self.faulted = dict(state.faulted)
         self.means = state.means
+        self.resting = dict(state.resting)
+        self.quiet = state.quiet
+        self.usage = state.usage
+        self.turns = state.turns
+        self.projects = state.projects
         self.leases = dict(state.leases)
         self.next_sequence = state.next_sequence
         self.engine_surveyed = state.engine_surveyed
@@ -185,12 +213,18 @@ class Draft:
             drained=self.drained,
             faulted=self.faulted,
             means=self.means,
+            resting=self.resting,
+            quiet=self.quiet,
+            usage=self.usage,
+            turns=self.turns,
+            projects=self.projects,
             next_sequence=self.next_sequence,
             engine_surveyed=self.engine_surveyed,
         )
 
     def put(self, lease: Lease) -> Lease:
         """Store a lease whose fields changed, with the newest line of its story."""
+        lease = self._booked(lease)
         if isinstance(lease.state, Ended):
             self.leases.pop(lease.id, None)
             self._ended[lease.id] = lease
@@ -199,6 +233,20 @@ class Draft:
         self._changed[lease.id] = lease
         self._entries.append((lease.id, lease.story[-1]))
         return lease
+
+    def _booked(self, lease: Lease) -> Lease:
+        """Enter in the books what it held until now, where that changed."""
+        before = self.leases.get(lease.id)
+        held = before.grants if before is not None else ()
+        if lease.grants == held:
+            return lease
+        if before is not None and held:
+            since = before.held_since if before.held_since is not None else _since(before)
+            used = Interval(before.payer, permille_of(held, self.gpus), since, self.now)
+            self.usage = self.usage.record([used])
+            served = before.served_gpu_seconds + used.permille / WHOLE_PERMILLE * max(0.0, self.now - since)
+            lease = replace(lease, served_gpu_seconds=served)
+        return replace(lease, held_since=self.now if lease.grants else None)
 
     def move(self, lease: Lease, to: LeaseState, why: str) -> Lease:
         """Move a lease to its next state."""
@@ -233,8 +281,22 @@ class Draft:
             changed=tuple(self._changed.values()),
             entries=tuple(self._entries),
             drained=None if self.drained == self.base.drained else self.drained,
+            standing=self._standing(),
             lease=lease,
         )
+
+    def _standing(self) -> StandingChange | None:
+        base = self.base
+        change = StandingChange(
+            changed_rows(base.usage, self.usage),
+            None if self.turns == base.turns else self.turns,
+            None if self.projects == base.projects else self.projects,
+        )
+        return None if change.is_empty else change
+
+
+def _since(lease: Lease) -> float:
+    return lease.state.at if isinstance(lease.state, Ended) else lease.state.since
 
 
 def _newest(ended: dict[LeaseId, Lease]) -> dict[LeaseId, Lease]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpushared.domain.errors import LimitReached, PermissionRefused, RequestError, StateConflict
-from gpushared.domain.granting import decisions
-from gpushared.domain.lease import Draining, Ended, Lease, Queued, state_name
+from gpushared.domain.lease import Draining, Ended, Lease, NoticeKind, Queued, state_name
 from gpushared.domain.messages import ExtendAsked, HoldAsked, MakeEdits, PriorityAsked
 from gpushared.domain.notice import withdraw
-from gpushared.domain.queue import NEVER
+from gpushared.domain.policy.passes import NEVER
 from gpushared.domain.request import MAX_PRIORITY
+from gpushared.domain.scheduling import pass_over
 from gpushared.domain.state import Draft
 from gpushared.domain.units import MAX_DURATION_SECONDS, format_duration
 
@@ -92,17 +92,16 @@ def _longer(lease: Lease, seconds: int, by: str, draft: Draft) -> Lease:
     request = replace(lease.request, time_limit_seconds=limit + seconds)
     asked_first = lease.asked_first or lease.request
     longer = replace(lease, request=request, asked_first=asked_first, expires_at=expires_at)
-    longer = withdraw(longer, draft)
+    longer = withdraw(longer, draft, NoticeKind.EXPIRES)
     return longer.note(draft.now, f"{by} extended it by {format_duration(seconds)}")
 
 
 def _check_nobody_counts_on_its_end(lease: Lease, draft: Draft) -> None:
-    decided = decisions(draft.view(), draft.now)
-    kept = next((one.reservation for one in decided if one.reservation is not None), None)
-    if kept is None or kept.start_at == NEVER or kept.head == lease.id:
-        return
-    if any(grant.gpu in kept.gpus for grant in lease.grants):
+    held = {grant.gpu for grant in lease.grants}
+    plan = pass_over(draft.view(), draft.now)
+    kept = next((one for one in plan.reservations if held & one.gpus and one.start_at < NEVER), None)
+    if kept is not None:
         raise LimitReached(
-            f"{kept.head} waits for the GPU and counts on the end of {lease.id}",
+            f"{kept.lease or kept.project} waits for the GPU and counts on the end of {lease.id}",
             hint="let it end and ask again, or ask an administrator to extend it",
         )

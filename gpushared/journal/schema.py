@@ -48,6 +48,17 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
             sick INTEGER NOT NULL
         ) WITHOUT ROWID""",
     ),
+    # 3: what projects used, their turns, and those that were set at run time
+    (
+        """CREATE TABLE usage (
+            project TEXT NOT NULL,
+            bucket INTEGER NOT NULL,
+            amount INTEGER NOT NULL,
+            PRIMARY KEY (project, bucket)
+        ) WITHOUT ROWID""",
+        "CREATE TABLE turn (project TEXT PRIMARY KEY, at REAL NOT NULL) WITHOUT ROWID",
+        "CREATE TABLE project (name TEXT PRIMARY KEY, body TEXT NOT NULL) WITHOUT ROWID",
+    ),
 )
 
 VERSION = len(_MIGRATIONS)

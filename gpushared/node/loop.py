@@ -161,9 +161,11 @@ class Loop:
 
     async def _write(self, steps: Sequence[Step]) -> None:
         writes = [
-            JournalWrite(step.changed, step.entries, step.state.next_sequence, step.drained)
+            JournalWrite(
+                step.changed, step.entries, step.state.next_sequence, step.drained, step.standing
+            )
             for step in steps
-            if step.changed or step.entries or step.drained is not None
+            if step.changed or step.entries or step.drained is not None or step.standing is not None
         ]
         if writes:
             await self._commit(writes)

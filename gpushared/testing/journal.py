@@ -9,6 +9,8 @@ from typing import Self
 from gpushared.domain.errors import JournalUnavailable
 from gpushared.domain.gpu import Drained, GpuId
 from gpushared.domain.lease import STORY_KEPT_IN_MEMORY, Ended, Lease, LeaseId, StoryEntry
+from gpushared.domain.policy.projects import Project
+from gpushared.domain.policy.standing import Standing, StandingChange
 from gpushared.ports import JournalSnapshot, JournalWrite
 from gpushared.testing.failing import Failing
 
@@ -28,6 +30,9 @@ class MemoryJournal(Failing):
         self._stories: dict[LeaseId, list[StoryEntry]] = {}
         self._next_sequence = 1
         self._drained: Mapping[GpuId, Drained] = {}
+        self._usage: dict[tuple[str, int], int] = {}
+        self._turns: dict[str, float] = {}
+        self._projects: Mapping[str, Project] = {}
 
     def snapshot_after(self, commits: int) -> Self:
         """A new journal that holds the first ``commits`` commits; 0 is an empty one."""
@@ -41,7 +46,7 @@ class MemoryJournal(Failing):
         open_leases = [lease for lease in self._leases.values() if not isinstance(lease.state, Ended)]
         by_sequence = sorted(open_leases, key=lambda lease: lease.sequence)
         stories = tuple(map(self._with_story, by_sequence))
-        return JournalSnapshot(stories, self._next_sequence, self._drained)
+        return JournalSnapshot(stories, self._next_sequence, self._drained, self._standing())
 
     async def commit(self, writes: Sequence[JournalWrite]) -> None:
         self._may_fail()
@@ -94,3 +99,15 @@ class MemoryJournal(Failing):
             self._next_sequence = write.next_sequence
             if write.drained is not None:
                 self._drained = dict(write.drained)
+            if write.standing is not None:
+                self._apply_standing(write.standing)
+
+    def _apply_standing(self, change: StandingChange) -> None:
+        self._usage |= {(project, bucket): amount for project, bucket, amount in change.usage}
+        self._turns |= change.turns or {}
+        if change.projects is not None:
+            self._projects = dict(change.projects)
+
+    def _standing(self) -> Standing:
+        rows = tuple((project, bucket, amount) for (project, bucket), amount in sorted(self._usage.items()))
+        return Standing(rows, dict(self._turns), self._projects)

@@ -30,8 +30,7 @@ from gpushared.domain.lease import (
     WithContainer,
 )
 from gpushared.domain.node import handle, restore
-from gpushared.domain.placement import need_on, rooms_of
-from gpushared.domain.queue import reserve, waits_for_leases
+from gpushared.domain.placement import need_on
 from gpushared.domain.request import Caller, Isolation, Request
 from gpushared.domain.rules import Rules
 from gpushared.domain.state import NodeState, Step
@@ -428,7 +427,7 @@ class NodeMachine(RuleBasedStateMachine):
                 assert old.grants == lease.grants, "what was granted changed"
         if isinstance(event, m.ResizeAsked) and step.changed:
             self.check_resize(before, event, step)
-        self.check_order(event, step)
+        self.check_fresh(event, step)
 
     def check_resize(self, before: NodeState, event: m.ResizeAsked, step: Step) -> None:
         """It stays where it is, over what it uses, and off what the head waits for."""
@@ -450,24 +449,13 @@ class NodeMachine(RuleBasedStateMachine):
             if kept is not None and raised & kept.gpus:
                 assert (old.expires_at or kept.start_at + 1) <= kept.start_at < float("inf")
 
-    def check_order(self, event: m.Event, step: Step) -> None:
-        """Whoever was granted something behind the head left the head's GPUs alone, or leaves in time."""
+    def check_fresh(self, event: m.Event, step: Step) -> None:
+        """Nobody is put on a GPU that is in trouble or drained."""
         state = step.state
-        rooms = state.rooms()
-        head = next((one for one in state.waiting() if waits_for_leases(one.request, rooms)), None)
         made = (i.lease for i in step.instructions if isinstance(i, m.MakeEdits))
         fresh = [lease for one in made if not _is_resize_of(event, lease := state.leases[one])]
         assert all(state.gpus[grant.gpu].trouble is None for lease in fresh for grant in lease.grants)
         assert all(state.drain_of(grant.gpu) is None for lease in fresh for grant in lease.grants)
-        passed_by = {lease.id: lease for lease in fresh if head and lease.sequence > head.sequence}
-        if head is None or not passed_by:
-            return
-        others = [lease for lease in state.leases.values() if lease.id not in passed_by]
-        rooms = rooms_of(state.gpus.values(), others, state.stray_bytes)
-        kept = reserve(head, rooms, [lease for lease in others if lease.grants], self.now)
-        for lease in passed_by.values():
-            on_kept = any(grant.gpu in kept.gpus for grant in lease.grants)
-            assert not on_kept or (lease.expires_at or kept.start_at + 1) <= kept.start_at < float("inf")
 
 
 def _step(state: NodeState, event: m.Event, now: float) -> Step | None:

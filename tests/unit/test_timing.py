@@ -85,8 +85,10 @@ def test_a_held_request_does_not_keep_others_waiting(node: Node) -> None:
 
 def test_a_waiting_request_can_be_held_and_keeps_its_place(node: Node) -> None:
     node.run(WHOLE)
-    first, second = node.ask(HALF), node.ask(HALF, BOB)
+    first, second = node.ask(HALF), node.ask(HALF)
     node.send(m.HoldAsked(first.id, ALICE, held=True))
+    assert [one.lease for one in decisions(node.state, node.now)] == [second.id, first.id]
+    node.send(m.HoldAsked(first.id, ALICE, held=False))
     assert [one.lease for one in decisions(node.state, node.now)] == [first.id, second.id]
 
 

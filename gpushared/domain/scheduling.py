@@ -1,0 +1,76 @@
+"""A node's state as the policy sees it: one pass over its queue."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpushared.domain.lease import Draining, Lease, LeaseId, Promised, Requeued, Suspended, Suspending
+from gpushared.domain.policy.passes import Candidate, Holder, Ladder, Plan, Preemption, Victim
+from gpushared.domain.policy.plan import plan
+from gpushared.domain.policy.rooms import RoomPlaces
+from gpushared.domain.requeue import Step, is_leaving, step_of, wanted_request
+from gpushared.domain.state import NodeState
+
+HOST = ""
+"""A node is one host."""
+LOWERED = -1000
+"""Below all priorities that users may ask for."""
+
+_LADDER = {Step.SUSPEND: Ladder.PAUSE, Step.REQUEUE: Ladder.REQUEUE, Step.STOP: Ladder.REQUEUE}
+
+
+def pass_over(state: NodeState, now: float) -> Plan:
+    """What the policy decides now; the state itself is left as it is."""
+    waiting = state.waiting()
+    return plan(
+        [candidate(lease, state) for lease in waiting],
+        [holder(lease, state, now) for lease in state.holders()],
+        RoomPlaces({HOST: state.rooms()}),
+        state.usage,
+        state.policy,
+        now,
+        under_way=[_under_way(lease.id, lease.promised) for lease in waiting if lease.promised],
+        turns=state.turns,
+    )
+
+
+def candidate(lease: Lease, state: NodeState) -> Candidate:
+    """A waiting lease, with the request that it is to be placed by now."""
+    request = wanted_request(lease, state)
+    return Candidate(
+        lease if request is lease.request else replace(lease, request=request),
+        lease.payer,
+        _priority(lease, state),
+        lease.state.since if isinstance(lease.state, Requeued | Suspended) else lease.created_at,
+        held=bool(lease.held_by),
+        begin_at=lease.request.begin_at,
+        after=tuple(LeaseId(name) for name in lease.request.after if LeaseId(name) in state.leases),
+        served=lease.served_gpu_seconds,
+        yields=state.means.no_checkpoint == "",
+    )
+
+
+def holder(lease: Lease, state: NodeState, now: float) -> Holder:
+    """A lease that holds something, and what it would cost to take it back."""
+    step = step_of(lease, state)
+    since = lease.held_since if lease.held_since is not None else now
+    return Holder(
+        lease,
+        lease.payer,
+        _priority(lease, state),
+        since,
+        saved_at=now if step is Step.SUSPEND else None,
+        step=_LADDER[step],
+        leaving=is_leaving(lease) or isinstance(lease.state, Draining | Suspending),
+        served=lease.served_gpu_seconds,
+        behind=lease.behind,
+    )
+
+
+def _priority(lease: Lease, state: NodeState) -> int:
+    return state.policy.classes[lease.request.lease_class].priority + lease.request.priority
+
+
+def _under_way(winner: LeaseId, promised: Promised) -> Preemption:
+    victims = tuple(Victim(lease, Ladder.REQUEUE, 0.0) for lease in promised.victims)
+    return Preemption(winner, promised.grants, victims, promised.why)
