@@ -40,6 +40,7 @@ from gpushared.domain.messages import (
 )
 from gpushared.domain.parked import REMOVED, over, seen_parked
 from gpushared.domain.state import Draft
+from gpushared.domain.waking import awake
 
 _UP = (Condition.RUNNING, Condition.PAUSED, Condition.RESTARTING)
 
@@ -150,7 +151,7 @@ def _seen_starting(lease: Lease, state: Starting, event: ContainerSeen, draft: D
 
 
 def _runs(lease: Lease, event: ContainerSeen, draft: Draft, why: str) -> None:
-    lease = replace(lease, fault="", faulted_at=None)
+    lease = replace(awake(lease, draft), fault="", faulted_at=None)
     lease = draft.move(lease, Active(lease.grants, event.container, draft.now), why)
     draft.do(HoldContainer(lease.id, event.container))
     if event.condition is Condition.PAUSED:

@@ -299,6 +299,10 @@ class GpusSampled:
     """Errors that the driver told of since the last sample."""
     lost: frozenset[GpuId] = frozenset()
     """GPUs on which nothing can go on; ``troubles`` say why."""
+    idle: frozenset[LeaseId] = frozenset()
+    """Leases that run and do nothing on any of their GPUs."""
+    active: frozenset[LeaseId] = frozenset()
+    """Leases that do something, or whose work cannot be told apart from that of others there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +335,13 @@ class GpuDrainAsked:
     gpu: GpuId
     caller: Caller
     reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class QuietTimeChanged:
+    """A time began or ended in which other rules hold for idle leases."""
+
+    quiet: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,6 +382,7 @@ Event = (
     | ServerFaulted
     | ClientsParted
     | GpuDrainAsked
+    | QuietTimeChanged
     | Tick
 )
 

@@ -16,14 +16,15 @@ def notify(lease: Lease, notice: Notice, draft: Draft) -> Lease:
         return lease
     told = replace(lease, notice=notice)
     left = format_duration(max(1, round(notice.until - draft.now)))
-    told = draft.put(told.note(draft.now, f"told that it ends in {left}: {notice.text}"))
+    what = "told" if notice.kind is NoticeKind.IDLE else f"told that it ends in {left}"
+    told = draft.put(told.note(draft.now, f"{what}: {notice.text}"))
     draft.do(NotifyContainer(lease.id))
     return told
 
 
-def withdraw(lease: Lease, draft: Draft) -> Lease:
-    """It does not end then after all."""
-    if lease.notice is None:
+def withdraw(lease: Lease, draft: Draft, only: NoticeKind | None = None) -> Lease:
+    """It does not end then after all, or not for the reason that ``only`` names."""
+    if lease.notice is None or only not in (None, lease.notice.kind):
         return lease
     draft.do(NotifyContainer(lease.id))
     return replace(lease, notice=None)
@@ -33,7 +34,9 @@ def notify_of_expiry(draft: Draft) -> None:
     """Tell those whose time is nearly up."""
     for lease in list(draft.leases.values()):
         ends = lease.expires_at
-        if ends is None or lease.notice is not None or not isinstance(lease.state, Active):
+        if ends is None or not isinstance(lease.state, Active):
+            continue
+        if lease.notice is not None and lease.notice.kind is not NoticeKind.IDLE:
             continue
         notice_seconds = min(draft.rules.notice_seconds, (ends - lease.state.since) / 2)
         if draft.now < ends and ends - draft.now <= notice_seconds:

@@ -27,6 +27,7 @@ def over(lease: Lease, state: Draining, draft: Draft) -> None:
     outcome = state.outcome
     if isinstance(outcome, Preempted) and outcome.requeue and not state.gone:
         lease = replace(lease, notice=None, expires_at=None, fault="", faulted_at=None)
+        lease = replace(lease, idle_since=None, lowered=False)
         to = Requeued(state.container, draft.now, draft.next_sequence, state.grants)
         draft.move(lease, to, "its memory is back; it waits to be started again")
     else:

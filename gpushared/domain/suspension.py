@@ -34,6 +34,7 @@ from gpushared.domain.messages import (
 )
 from gpushared.domain.notice import withdraw
 from gpushared.domain.state import Draft, NodeState
+from gpushared.domain.waking import awake
 
 KEEP_HINT = "`docker pause` freezes it too, but its GPU memory stays taken"
 
@@ -112,7 +113,7 @@ def suspended(event: ContainerSuspended, draft: Draft) -> None:
         return
     left = None if lease.expires_at is None else max(1.0, lease.expires_at - draft.now)
     to = Suspended(state.container, draft.now, draft.next_sequence, state.grants, left, wanted=state.wanted)
-    lease = replace(withdraw(lease, draft), expires_at=None)
+    lease = replace(awake(withdraw(lease, draft), draft), expires_at=None)
     draft.move(lease, to, "its GPU memory is on the host and its processes are frozen")
 
 

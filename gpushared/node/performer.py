@@ -229,13 +229,16 @@ class Performer:
         await self._suspender.resume(lease, container)
 
     async def _notify(self, lease_id: LeaseId) -> None:
-        """The file first, because the signal is what makes a program look for it."""
+        """The file first, because the signal is what makes a program look for it.
+
+        Most programs save and end when it comes, so those that are not to end get none.
+        """
         lease = self._loop.state.leases.get(lease_id)
         if lease is None:
             return
         await self._sharing.tell(lease)
         signal = lease.request.notice_signal
-        if lease.notice is not None and signal and lease.container is not None:
+        if lease.notice is not None and lease.notice.ends and signal and lease.container is not None:
             await self._engine.signal(lease.container, signal)
 
     async def _stop(self, instruction: m.StopContainer) -> None:

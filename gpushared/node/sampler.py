@@ -15,6 +15,7 @@ from gpushared.domain.messages import GpusSampled, GpusSurveyed
 from gpushared.domain.units import format_memory
 from gpushared.domain.watchdog import UNSEEN, overlap
 from gpushared.engine.processes import ProcessTable
+from gpushared.node.activity import activity
 from gpushared.node.faults import ClientLeases, client_pids
 from gpushared.node.leavers import Found, Leavers, Sighting, held_by_mps
 from gpushared.node.loop import Loop
@@ -148,7 +149,9 @@ class Sampler:
         self.newest = sample
         found = self._find_leavers(readings, sample, leases)
         lost = frozenset(reading.gpu for reading in readings if reading.lost)
+        working, resting = activity(readings, leases, self._loop.state.holders())
         event = replace(event, outside_mps=found.outside, xids=self._untold(readings), lost=lost)
+        event = replace(event, active=working, idle=resting)
         for gpu in sorted(found.undecided):
             await self._sharing.look_soon(gpu)
         gpus = self._loop.state.gpus

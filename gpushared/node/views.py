@@ -11,6 +11,7 @@ from gpushared.api.v1 import gpus_pb2, leases_pb2
 from gpushared.domain.asking import describe
 from gpushared.domain.explain import Waiting, nearest_now, waiting
 from gpushared.domain.gpu import WHOLE_PERMILLE, Drained, Gpu, GpuId
+from gpushared.domain.idle import idle_since
 from gpushared.domain.instances import wants_instances
 from gpushared.domain.lease import (
     Active,
@@ -19,6 +20,7 @@ from gpushared.domain.lease import (
     Failed,
     Finished,
     Grant,
+    Idle,
     Lease,
     NeverClaimed,
     Notice,
@@ -40,7 +42,7 @@ from gpushared.domain.placement import Room
 from gpushared.domain.request import Caller
 from gpushared.domain.requeue import step_of
 from gpushared.domain.state import NodeState
-from gpushared.domain.units import format_memory
+from gpushared.domain.units import format_duration, format_memory
 from gpushared.node.loop import Loop
 from gpushared.node.sampler import Sample, Stranger
 
@@ -76,6 +78,8 @@ class Views:
             after=lease.request.after,
             preemptions=lease.preemptions,
             preempt_step=_step(lease, self._loop.state),
+            idle_since=idle_since(lease, self._loop.state) or 0.0,
+            lowered=lease.lowered,
         )
         if lease.notice is not None:
             view.notice.CopyFrom(notice(lease.notice))
@@ -105,11 +109,11 @@ class Views:
             memory_bytes=grant.memory_bytes,
             compute_permille=grant.compute_permille,
             gpu_label=gpu.label if gpu else "",
+            compute_limit_permille=grant.compute_limit_permille,
         )
 
     def _add_waiting(self, view: leases_pb2.Lease, lease: Lease) -> None:
         told = self._waiting(lease)
-            compute_limit_permille=grant.compute_limit_permille,
         if told is None:
             return
         view.waiting.position, view.waiting.queue_length = told.position, told.queue_length
@@ -250,7 +254,7 @@ def _step(lease: Lease, state: NodeState) -> str:
 
 
 def notice(one: Notice) -> leases_pb2.Notice:
-    return leases_pb2.Notice(kind=one.kind, ends_at=one.until, text=one.text)
+    return leases_pb2.Notice(kind=one.kind, ends_at=one.until if one.ends else 0.0, text=one.text)
 
 
 def outcome(one: Outcome, gpus: Mapping[GpuId, Gpu]) -> leases_pb2.Outcome:
@@ -274,6 +278,9 @@ def outcome(one: Outcome, gpus: Mapping[GpuId, Gpu]) -> leases_pb2.Outcome:
             return leases_pb2.Outcome(kind="outside_mps", text=text)
         case Preempted(why):
             return leases_pb2.Outcome(kind="preempted", text=why)
+        case Idle(seconds):
+            text = f"it did nothing on its GPUs for {format_duration(seconds)}"
+            return leases_pb2.Outcome(kind="idle", text=text)
         case Failed(reason, hint):
             return leases_pb2.Outcome(kind="failed", text=f"{reason}; {hint}" if hint else reason)
 

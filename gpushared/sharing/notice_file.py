@@ -14,5 +14,6 @@ SCHEMA = "gpushare.notice/1"
 
 def notice_file(notice: Notice) -> str:
     """The file's text."""
-    content = {"schema": SCHEMA, "kind": notice.kind, "ends_at": notice.until, "text": notice.text}
+    ends_at = notice.until if notice.ends else None
+    content = {"schema": SCHEMA, "kind": notice.kind, "ends_at": ends_at, "text": notice.text}
     return json.dumps(content, indent=1) + "\n"

@@ -136,7 +136,7 @@ def test_the_words_in_the_journal_are_those_of_the_first_version() -> None:
     ]
     assert [kind_of(outcome) for outcome in get_args(Outcome)] == [
         *("finished", "stopped", "expired", "never_claimed", "over_limit", "outside_mps"),
-        *("preempted", "failed"),
+        *("preempted", "idle", "failed"),
     ]
 
 
