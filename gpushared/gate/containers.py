@@ -37,6 +37,8 @@ class Container:
     labels: Mapping[str, str]
     networks: frozenset[str] = frozenset()
     """The names by which it will look for its networks at every start, without ``OWN_NETWORKS``."""
+    terminal: bool = False
+    """Its output is that of a terminal."""
 
     @property
     def host_paths(self) -> list[PathWish]:
@@ -63,7 +65,8 @@ async def find_container(engine: EngineSocket, name: str, caller: Caller) -> Con
     if not owns(caller, labels) or not (caller.trusted or _is_confined(found, caller)):
         raise NotFound(f"No such container: {name}")
     plain = str(found.get("Name", "")).lstrip("/")
-    return Container(ContainerId(found["Id"]), plain, labels, _networks(found))
+    terminal = bool(section(found, "Config").get("Tty"))
+    return Container(ContainerId(found["Id"]), plain, labels, _networks(found), terminal)
 
 
 def _is_confined(found: Body, caller: Caller) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -90,6 +90,13 @@ class Desk(Protocol):
         """Around a request that may end the container: what it shares with others is left in order.
 
         Raises nothing of its own: whoever wants an end gets it.
+        """
+        ...
+
+    def last_words(self, container: str) -> Callable[[], str] | None:
+        """How to learn, when its output is over, why a container's lease was ended; empty if it was not.
+
+        None where no live lease has a container of this name or (beginning of an) id.
         """
         ...
 

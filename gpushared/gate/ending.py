@@ -5,14 +5,11 @@ from __future__ import annotations
 from gpushared.domain.stopping import KILL, AskedEnd
 from gpushared.gate.target import Target
 
-_FALSE = {"", "0", "no", "false", "none"}
-"""The engine's words for false; all others are true."""
-
 
 def asked_end(method: str, target: Target) -> AskedEnd | None:
     """What a stop, restart, kill or removal asks for; None for a removal that ends nothing."""
     if method == "DELETE":
-        return KILL if target.get("force").strip().lower() not in _FALSE else None
+        return KILL if target.flag("force") else None
     if target.path.endswith("/kill"):
         return AskedEnd(target.get("signal") or "KILL", kill=False)
     return asked_stop(target)

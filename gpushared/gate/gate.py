@@ -34,6 +34,7 @@ from gpushared.gate.create import Creator, Order
 from gpushared.gate.desk import Desk
 from gpushared.gate.ending import asked_end, asked_stop
 from gpushared.gate.engine import Answer, EngineSocket
+from gpushared.gate.farewell import as_output
 from gpushared.gate.fields import RESOURCES
 from gpushared.gate.filters import own_only
 from gpushared.gate.http import Exchange
@@ -50,7 +51,7 @@ from gpushared.gate.policy import (
     judge_volume,
     networks_of,
 )
-from gpushared.gate.proxy import forward
+from gpushared.gate.proxy import Farewell, forward, nothing
 from gpushared.gate.routes import Action, Match, Payload, match_route
 from gpushared.gate.site import Policy
 from gpushared.gate.target import Target, parse_target
@@ -83,6 +84,7 @@ class Gate:
             Action.START: self._start,
             Action.RESTART: self._restart,
             Action.END: self._end,
+            Action.ATTACH: self._attach,
             Action.UPDATE: self._update,
             Action.EXEC_CREATE: self._exec_create,
         }
@@ -126,13 +128,21 @@ class Gate:
 
     # --- passing on ---
 
-    async def _pass(self, call: _Call, target: Target | None = None, body: bytes | None = None) -> int:
+    async def _pass(
+        self,
+        call: _Call,
+        target: Target | None = None,
+        body: bytes | None = None,
+        farewell: Farewell = nothing,
+    ) -> int:
         """To the engine; a body that does not belong to the route was found empty and is not sent."""
         route = call.match.route
         if body is None and route.payload is Payload.NONE:
             body = b""
         encoded = (target or call.target).encode()
-        return await forward(self._engine, call.exchange, encoded, body=body, hijack=route.hijack)
+        return await forward(
+            self._engine, call.exchange, encoded, body=body, hijack=route.hijack, farewell=farewell
+        )
 
     async def _pass_judged(self, call: _Call) -> None:
         stream = call.match.route.payload is Payload.STREAM
@@ -239,6 +249,19 @@ class Gate:
             if container.device_name and asked is not None:
                 await stack.enter_async_context(self._desk.ending(container.id, asked))
             await self._pass(call, _renamed(call, container.id))
+
+    async def _attach(self, call: _Call) -> None:
+        """Who watches a container learns at the end why it was ended, where that was not its own doing."""
+        if call.caller.trusted and self._desk.last_words(call.match.name) is None:
+            await self._pass(call)
+            return
+        container = await find_container(self._engine, call.match.name, call.caller)
+        words = self._desk.last_words(container.id)
+        if words is None or not (container.terminal or call.target.flag("stderr")):
+            await self._pass(call, _renamed(call, container.id))
+            return
+        target = _renamed(call, container.id)
+        await self._pass(call, target, farewell=lambda: as_output(words(), terminal=container.terminal))
 
     async def _update(self, call: _Call) -> None:
         body = await _parse(call)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import h11
 
@@ -35,6 +35,13 @@ HOP_BY_HOP = frozenset(
 )
 FRAMING = frozenset({b"content-length", b"content-type", b"content-encoding"})
 
+Farewell = Callable[[], bytes]
+
+
+def nothing() -> bytes:
+    """The farewell of those that need none."""
+    return b""
+
 
 async def forward(
     engine: EngineSocket,
@@ -43,6 +50,7 @@ async def forward(
     *,
     body: bytes | None = None,
     hijack: bool = False,
+    farewell: Farewell = nothing,
 ) -> int:
     """Send the exchange's request to ``target`` and answer it with the engine's response; gives its status.
 
@@ -52,11 +60,12 @@ async def forward(
         target: path and query as they were judged.
         body: replaces the client's body; ``b""`` sends none.
         hijack: whether the connection may leave HTTP.
+        farewell: what to add to the engine's output at the end of a connection that left HTTP.
     """
     connection = await engine.connect()
     upload = asyncio.create_task(_upload(connection, exchange, target, body, hijack=hijack))
     try:
-        return await _download(connection, exchange, upload, hijack=hijack)
+        return await _download(connection, exchange, upload, farewell if hijack else None)
     except EngineUnavailable:
         if upload.done() and not upload.cancelled() and (gone := upload.exception()) is not None:
             raise gone from None
@@ -114,12 +123,13 @@ def _request_headers(exchange: Exchange, body: bytes | None, *, hijack: bool) ->
 
 
 async def _download(
-    connection: EngineConnection, exchange: Exchange, upload: asyncio.Task[None], *, hijack: bool
+    connection: EngineConnection, exchange: Exchange, upload: asyncio.Task[None], farewell: Farewell | None
 ) -> int:
+    """``farewell`` None: the connection may not leave HTTP."""
     head = await connection.response()
-    if hijack and _is_hijacked(head):
+    if farewell is not None and _is_hijacked(head):
         await upload
-        await _splice(await exchange.hijack(_raw_head(head)), connection)
+        await _splice(await exchange.hijack(_raw_head(head)), connection, farewell)
         return head.status_code
     if head.status_code == SWITCHING_PROTOCOLS:
         raise EngineUnavailable("the Docker engine switched protocols where nobody asked for it")
@@ -143,7 +153,7 @@ def _raw_head(head: h11.Response | h11.InformationalResponse) -> bytes:
     return b"\r\n".join([*lines, b"", b""])
 
 
-async def _splice(client: Stream, connection: EngineConnection) -> None:
+async def _splice(client: Stream, connection: EngineConnection, farewell: Farewell) -> None:
     """Bytes both ways until the engine has no more to say, or the client has hung up."""
     client.writer.write(connection.early())
     stdin = asyncio.create_task(_stdin(client, connection))
@@ -156,6 +166,7 @@ async def _splice(client: Stream, connection: EngineConnection) -> None:
             task.cancel()
         await asyncio.wait({stdin, stdout})
     if ended_by_engine:
+        client.writer.write(farewell())
         await linger(client.reader, client.writer)
 
 

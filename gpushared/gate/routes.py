@@ -25,8 +25,9 @@ class Action(StrEnum):
     UPDATE = "update"
     CONTAINER = "container"
     """Only the caller's own containers."""
+    ATTACH = "attach"
     ARCHIVE = "archive"
-    """The same, and only containers without bind mounts: the engine copies as root."""
+    """Only the caller's own containers without bind mounts: the engine copies as root."""
     CONTAINER_LIST = "container-list"
     EXEC_CREATE = "exec-create"
     EXEC = "exec"
@@ -122,7 +123,7 @@ ROUTES: tuple[Route, ...] = (
     _route("POST", "/containers/{name}/rename", _A.CONTAINER, "name"),
     _route("POST", "/containers/{name}/pause", _A.CONTAINER),
     _route("POST", "/containers/{name}/unpause", _A.CONTAINER),
-    _route("POST", "/containers/{name}/attach", _A.CONTAINER, _ATTACH, hijack=True),
+    _route("POST", "/containers/{name}/attach", _A.ATTACH, _ATTACH, hijack=True),
     _route("POST", "/containers/{name}/wait", _A.CONTAINER, "condition"),
     _route("DELETE", "/containers/{name}", _A.END, "v force link"),
     _route("GET HEAD", "/containers/{name}/archive", _A.ARCHIVE, "path"),

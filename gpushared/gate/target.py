@@ -12,6 +12,8 @@ VERSION = re.compile(r"v[0-9]{1,3}(?:\.[0-9]{1,3})?")
 ABSOLUTE = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 HEXLESS_PERCENT = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 MAX_PARAMETERS = 100
+FALSE = frozenset({"", "0", "no", "false", "none"})
+"""The engine's words for false; all others are true."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,10 @@ class Target:
     def get(self, name: str) -> str:
         """The first value of a query parameter (the one that the engine takes), or empty."""
         return next((value for key, value in self.query if key == name), "")
+
+    def flag(self, name: str) -> bool:
+        """A query parameter as the engine reads booleans."""
+        return self.get(name).strip().lower() not in FALSE
 
     def with_query(self, **changes: str) -> Target:
         """The target with these parameters set, in place of any the client had given."""

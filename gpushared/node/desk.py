@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any
 
 from gpushared.domain import messages as m
@@ -23,11 +24,13 @@ from gpushared.domain.lease import (
     ContainerId,
     Draining,
     Ended,
+    Finished,
     Lease,
     LeaseId,
     Queued,
     Requeued,
     Resuming,
+    Stopped,
     Suspended,
     Suspending,
     state_name,
@@ -41,6 +44,7 @@ from gpushared.node.attendance import Attendance
 from gpushared.node.follower import Follower
 from gpushared.node.loop import Loop
 from gpushared.node.performer import Performer
+from gpushared.node.views import outcome
 from gpushared.ports import ContainerFacts, Edits, Engine, EngineFacts, Journal
 
 LOOK_AGAIN_SECONDS = 5.0
@@ -203,6 +207,22 @@ class NodeDesk:
     def ending(self, container: ContainerId, asked: AskedEnd) -> AbstractAsyncContextManager[None]:
         return self._performer.parting.around(container, asked)
 
+    def last_words(self, container: str) -> Callable[[], str] | None:
+        for lease in self._loop.state.leases.values():
+            if lease.container is not None and _goes_by(lease, container):
+                return partial(self._why_ended, lease.id)
+        return None
+
+    def _why_ended(self, lease: LeaseId) -> str:
+        state = self._loop.state
+        found = state.leases.get(lease) or state.ended.get(lease)
+        if found is None or not isinstance(found.state, Draining | Ended):
+            return ""
+        if isinstance(found.state.outcome, Finished | Stopped):
+            return ""
+        told = outcome(found.state.outcome, state.gpus)
+        return f"gpushare: {lease} {told.kind}: {told.text}\n  hint: its story: gpushare why {lease}"
+
     async def lease_env(self, container: ContainerId) -> Mapping[str, str]:
         lease = self._loop.state.of_container(container)
         return {} if lease is None else (await self._edits(lease.id)).env
@@ -272,6 +292,10 @@ class NodeDesk:
         task = asyncio.create_task(_quiet(work))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
+
+
+def _goes_by(lease: Lease, name: str) -> bool:
+    return lease.container_name == name or (bool(name) and str(lease.container).startswith(name))
 
 
 async def _quiet(work: Coroutine[Any, Any, None]) -> None:

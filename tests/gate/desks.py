@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -46,6 +46,7 @@ class FakeDesk:
     waiting: asyncio.Event = field(default_factory=asyncio.Event)
     left: asyncio.Event = field(default_factory=asyncio.Event)
     stays: dict[str, bool] = field(default_factory=dict)
+    words: str | None = None
 
     def __post_init__(self) -> None:
         self.room.set()
@@ -102,6 +103,10 @@ class FakeDesk:
         self._note("ending", asked)
         yield
         self._note("ended")
+
+    def last_words(self, container: str) -> Callable[[], str] | None:
+        del container
+        return None if self.words is None else lambda: self.words or ""
 
     async def lease_env(self, container: ContainerId) -> Mapping[str, str]:
         return self.edits.env

@@ -14,6 +14,7 @@ from fcntl import ioctl
 
 import pytest
 
+from tests.gate.desks import FakeDesk
 from tests.gate.docker import Docker
 from tests.gate.serving import Served, raw_client, request
 
@@ -49,6 +50,37 @@ async def test_standard_input_reaches_the_container_and_its_end_too(docker: Dock
 async def test_output_and_errors_stay_apart(docker: Docker) -> None:
     done = await docker.run(docker.image, "sh", "-c", "echo out; echo err >&2")
     assert (done.out, done.err) == (b"out\n", b"err\n")
+
+
+async def test_who_watches_a_container_reads_at_its_end_why_its_lease_was_ended(
+    docker: Docker, desk: FakeDesk
+) -> None:
+    """After all that the program itself wrote, on standard error, and with its exit code."""
+    desk.words = "gpushare: l-1 over_limit: used 40 GiB"
+    done = await docker.run(docker.image, "sh", "-c", "echo out; echo err >&2; exit 3")
+    assert (done.code, done.out) == (3, b"out\n")
+    assert done.err == b"err\ngpushare: l-1 over_limit: used 40 GiB\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "options"), [("", ()), ("why", ("-a", "stdout"))], ids=["nothing to say", "only output is read"]
+)
+async def test_otherwise_nothing_is_added(
+    docker: Docker, desk: FakeDesk, words: str, options: tuple[str, ...]
+) -> None:
+    desk.words = words
+    done = await docker.run(*options, docker.image, "echo", "out")
+    assert (done.code, done.out, done.err) == (0, b"out\n", b"")
+
+
+async def test_on_a_terminal_the_reason_stands_on_lines_of_its_own(
+    docker: Docker, desk: FakeDesk, on_terminal
+) -> None:
+    desk.words = "gpushare: l-1 expired\n  hint: more"
+    terminal = await on_terminal("run", "--rm", "-it", "--network", "none", docker.image, "printf", "out")
+    await terminal.until(b"out\r\ngpushare: l-1 expired\r\n  hint: more\r\n")
+    async with asyncio.timeout(30):
+        assert await terminal.process.wait() == 0
 
 
 async def test_sixty_interactive_runs_twenty_at_a_time_all_come_out_right(docker: Docker) -> None:
