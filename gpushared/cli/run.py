@@ -39,10 +39,15 @@ run = _RunCommand(
             "gpu",
             "SIZE",
             "0.25 = a quarter of one GPU's memory and compute, 2 = two whole GPUs, "
-            "2x0.5 = half of each of two. Without any size or preset: 1.",
+            "2x0.5 = half of each of two, 0.25..1 or 1..4 = at least the first, more if it is free. "
+            "Without any size or preset: 1.",
         ),
-        _option("gpu-memory", "SIZE", "GPU memory of each GPU by itself: 8g, 512m, 8GiB."),
-        _option("gpu-compute", "PERCENT", "Share of each GPU's compute by itself: 30%."),
+        _option("gpu-memory", "SIZE", "GPU memory of each GPU by itself: 8g, 512m, 8GiB, 8g..24g."),
+        _option(
+            "gpu-compute",
+            "PERCENT",
+            "Share of each GPU's compute by itself: 30%; 25%..100% = 25 %, and what others leave.",
+        ),
         _option("preset", "NAME", "A request that the admin gave a name; see gpushare presets."),
         _option("class", "CLASS", "Kind of work: build, train or infer.  [default: train]"),
         _option("time", "DURATION", "End after this time: 90s, 30m, 2h, 1d.  [default: no limit]"),

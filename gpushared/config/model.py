@@ -262,9 +262,9 @@ class LogConfig:
 class Preset:
     """A named request: `gpushare run --preset NAME`. What a user types besides wins over it."""
 
-    gpu: str = setting("", Text(), "As `--gpu`: `0.25`, `2` or `2x0.5`.")
-    gpu_memory: str = setting("", Text(), "As `--gpu-memory`: `8g`.")
-    gpu_compute: str = setting("", Text(), "As `--gpu-compute`: `30%`.")
+    gpu: str = setting("", Text(), "As `--gpu`: `0.25`, `2`, `2x0.5` or `0.25..1`.")
+    gpu_memory: str = setting("", Text(), "As `--gpu-memory`: `8g` or `8g..24g`.")
+    gpu_compute: str = setting("", Text(), "As `--gpu-compute`: `30%` or `25%..100%`.")
     lease_class: str = setting("", Text(), "As `--class`: `build`, `train` or `infer`.", key="class")
     time: str = setting("", Text(), "As `--time`: `8h`.")
     isolation: str = setting("", Text(), "As `--isolation`: `shared`, `separate`, `exclusive` or `mig`.")

@@ -36,9 +36,7 @@ def lease_file(
     return json.dumps(content, indent=1) + "\n"
 
 
-def _gpu(
-    lease: Lease, index: int, grant: Grant, gpu: Gpu, walls: Walls
-) -> dict[str, str | int | float]:
+def _gpu(lease: Lease, index: int, grant: Grant, gpu: Gpu, walls: Walls) -> dict[str, str | int | float]:
     """The total is what programs see as such, which the driver's own limit changes."""
     behind_driver = walls.memory_wall is MemoryWall.DRIVER
     low, high = bounds(lease.request, grant, gpu)

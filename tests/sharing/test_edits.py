@@ -10,13 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpushared.domain.asking import Ask, read_request
 from gpushared.domain.errors import SharingUnavailable
 from gpushared.domain.gpu import MIB, Gpu, GpuId
 from gpushared.domain.lease import ComputeCap, Grant, Lease, MemoryWall, Reserved, Walls
 from gpushared.domain.request import Isolation
 from gpushared.ports import Edits, Hook, Mount
+from gpushared.sharing.control import DaemonLimits
 from gpushared.sharing.driver_wall import Hold
-from gpushared.sharing.edits import lease_edits
+from gpushared.sharing.edits import lease_edits, own_limits
 from gpushared.testing.leases import SOME_TIME
 from tests.sharing.worlds import FIRST, GPUS, SECOND, THIRD, grant, lease
 
@@ -139,6 +141,32 @@ CASES = [
         absent=("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"),
     ),
     Case(
+        "what may use more than its share is told both, and its processes go up to the ceiling",
+        (Grant(FIRST, GPUS[FIRST].memory_of_share(250), 250, 1000),),
+        LIMITED,
+        {
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "100",
+            "GPUSHARE_COMPUTE_PERCENT": "25",
+            "GPUSHARE_COMPUTE_LIMIT_PERCENT": "100",
+        },
+        defaults={"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.249", "TF_FORCE_GPU_ALLOW_GROWTH": "true"},
+    ),
+    Case(
+        "a plain share is its own ceiling, and its own range",
+        (grant(FIRST, 125), grant(SECOND, 125)),
+        LIMITED,
+        {
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "12.5",
+            "GPUSHARE_COMPUTE_LIMIT_PERCENT": "12.5",
+            "GPUSHARE_COMPUTE_PERCENT_MIN": "12.5",
+            "GPUSHARE_COMPUTE_PERCENT_MAX": "12.5",
+            "GPUSHARE_MEMORY_BYTES_MIN": str(10202 * MIB),
+            "GPUSHARE_MEMORY_BYTES_MAX": str(10202 * MIB),
+            "GPUSHARE_GPU_COUNT": "2",
+        },
+        defaults={"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.124", "TF_FORCE_GPU_ALLOW_GROWTH": "true"},
+    ),
+    Case(
         "without MPS a separate lease has no walls either and says so",
         (grant(FIRST),),
         NOTHING,
@@ -184,6 +212,30 @@ def test_edits_say(case: Case) -> None:
     assert {name: edits.env.get(name) for name in case.env} == case.env
     assert not set(case.absent) & edits.env.keys()
     assert edits.env_defaults == case.defaults
+
+
+def test_an_elastic_lease_is_told_what_it_has_and_between_what_it_may_be() -> None:
+    asked = read_request(Ask(gpu="0.125..0.5"), {})
+    env = edits_of(replace(lease(1, grant(FIRST)), request=asked)).env
+    share = [env[f"GPUSHARE_COMPUTE_PERCENT{end}"] for end in ("_MIN", "", "_MAX")]
+    memory = [int(env[f"GPUSHARE_MEMORY_BYTES{end}"]) // MIB for end in ("_MIN", "", "_MAX")]
+    assert (share, memory) == (["12.5", "25", "50"], [10202, 20405, 40810])
+
+
+def test_a_range_ends_at_what_the_gpu_has() -> None:
+    asked = read_request(Ask(gpu_memory="8g..500g"), {})
+    env = edits_of(replace(lease(1, grant(FIRST)), request=asked)).env
+    assert int(env["GPUSHARE_MEMORY_BYTES_MAX"]) == GPUS[FIRST].leasable_bytes
+
+
+def test_a_range_of_gpus_is_told_beside_their_number() -> None:
+    asked = read_request(Ask(gpu="1..4"), {})
+    env = edits_of(replace(lease(1, grant(FIRST, 1000), grant(SECOND, 1000)), request=asked)).env
+    assert [env[f"GPUSHARE_GPU_COUNT{end}"] for end in ("_MIN", "", "_MAX")] == ["1", "2", "4"]
+
+
+def test_a_server_of_ones_own_allows_what_the_ceiling_says() -> None:
+    assert own_limits([Grant(FIRST, 20405 * MIB, 250, 1000)]) == DaemonLimits((20405,), 100.0)
 
 
 @pytest.mark.parametrize("mps", [True, False], ids=["with MPS", "without"])

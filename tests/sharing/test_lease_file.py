@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gpushared.domain.asking import Ask, read_request
 from gpushared.domain.gpu import MIB
 from gpushared.domain.lease import ComputeCap, MemoryWall, Walls
 from gpushared.sharing.lease_file import lease_file
@@ -33,8 +34,15 @@ def test_the_file_says_which_parts_of_which_gpus_are_leased_how_and_until_when()
                 "memory_bytes": 20405 * MIB,
                 "memory_total_bytes": GPUS[FIRST].memory_total_bytes,
                 "compute_percent": 25,
+                "compute_limit_percent": 25,
+                "memory_min_bytes": 20405 * MIB,
+                "memory_max_bytes": 20405 * MIB,
+                "compute_min_percent": 25,
+                "compute_max_percent": 25,
             }
         ],
+        "gpu_count_min": 1,
+        "gpu_count_max": 1,
         "memory_wall": "mps-client",
         "compute_cap": "mps-percentage",
         "isolation": "shared",
@@ -42,6 +50,23 @@ def test_the_file_says_which_parts_of_which_gpus_are_leased_how_and_until_when()
         "expires_at": SOME_TIME + 3600,
         "simulated": False,
     }
+
+
+def test_an_elastic_lease_reads_what_it_has_and_between_what_it_may_be() -> None:
+    asked = read_request(Ask(gpu="0.1..0.5", gpu_compute="10%..100%"), {})
+    has = replace(grant(FIRST), compute_permille=100, compute_limit_permille=1000)
+    text = lease_file(replace(lease(1), request=asked), (has,), GPUS, LIMITED, simulated=False)
+    [gpu] = json.loads(text)["gpus"]
+    memory = [gpu[f"memory_{end}bytes"] // MIB for end in ("min_", "", "max_")]
+    assert memory == [8162, 20405, 40810]
+    assert [gpu[f"compute_{end}percent"] for end in ("min_", "", "max_", "limit_")] == [10, 10, 10, 100]
+
+
+def test_a_lease_of_a_range_of_gpus_reads_its_ends() -> None:
+    asked = read_request(Ask(gpu="1..4"), {})
+    whole = (grant(FIRST, 1000), grant(SECOND, 1000))
+    content = json.loads(lease_file(replace(lease(1), request=asked), whole, GPUS, LIMITED, simulated=False))
+    assert (content["gpu_count_min"], len(content["gpus"]), content["gpu_count_max"]) == (1, 2, 4)
 
 
 def test_gpus_are_counted_as_the_container_sees_them_and_not_as_the_machine_does() -> None:

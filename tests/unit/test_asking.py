@@ -16,6 +16,7 @@ PRESETS = {
     "dev": Ask(gpu="0.25", gpu_memory="8g", time="8h", lease_class="build"),
     "big": Ask(gpu="2"),
     "whole": Ask(gpu="1", isolation="exclusive"),
+    "grows": Ask(gpu="0.25..0.5"),
 }
 WHOLE = Isolation.EXCLUSIVE
 
@@ -66,6 +67,56 @@ READ = {
         Ask(preset="whole", gpu="0.5", isolation="separate"),
         Request(1, 500, None, 500, Isolation.SEPARATE, preset="whole"),
     ),
+    "a range of shares": (
+        Ask(gpu="0.25..1"),
+        Request(1, 250, None, 250, max_compute_permille=1000, max_memory_permille=1000),
+    ),
+    "a range of shares of several": (
+        Ask(gpu="2x0.25..0.5"),
+        Request(2, 250, None, 250, max_compute_permille=500, max_memory_permille=500),
+    ),
+    "a range of whole GPUs": (Ask(gpu="1..4"), Request(1, 1000, None, 1000, WHOLE, max_gpu_count=4)),
+    "a range of whole GPUs, said twice": (
+        Ask(gpu="2..3", isolation="exclusive"),
+        Request(2, 1000, None, 1000, WHOLE, max_gpu_count=3),
+    ),
+    "a range of memory": (Ask(gpu_memory="8g..24g"), Request(1, None, 8 * GIB, max_memory_bytes=24 * GIB)),
+    "a range of memory beside a share": (
+        Ask(gpu="0.25", gpu_memory="8g .. 24g"),
+        Request(1, 250, 8 * GIB, max_memory_bytes=24 * GIB),
+    ),
+    "ranges of both": (
+        Ask(gpu="0.25..0.5", gpu_memory="8g..24g"),
+        Request(1, 250, 8 * GIB, max_compute_permille=500, max_memory_bytes=24 * GIB),
+    ),
+    "a range of shares with its own memory": (
+        Ask(gpu="0.25..0.5", gpu_memory="8g"),
+        Request(1, 250, 8 * GIB, max_compute_permille=500),
+    ),
+    "compute that others leave": (
+        Ask(gpu="0.25", gpu_compute="25%..100%"),
+        Request(1, 250, None, 250, compute_limit_permille=1000),
+    ),
+    "compute that others leave, alone": (
+        Ask(gpu_compute="10..50"),
+        Request(1, 100, None, 100, compute_limit_permille=500),
+    ),
+    "compute that others leave beside a range": (
+        Ask(gpu="0.25..1", gpu_compute="25%..100%"),
+        Request(1, 250, None, 250, max_memory_permille=1000, compute_limit_permille=1000),
+    ),
+    "a range that leaves no choice": (
+        Ask(gpu="0.5..0.5", gpu_compute="50%..50%"),
+        Request(1, 500, None, 500),
+    ),
+    "a separate range": (
+        Ask(gpu="0.25..1", isolation="separate"),
+        Request(1, 250, None, 250, Isolation.SEPARATE, max_compute_permille=1000, max_memory_permille=1000),
+    ),
+    "a range in a preset": (
+        Ask(preset="grows"),
+        Request(1, 250, None, 250, preset="grows", max_compute_permille=500, max_memory_permille=500),
+    ),
     "what is typed wins over the preset": (
         Ask(preset="dev", gpu="0.5", time="1h"),
         Request(1, 500, 8 * GIB, lease_class=LeaseClass.BUILD, time_limit_seconds=3600, preset="dev"),
@@ -82,6 +133,43 @@ REFUSED = {
     "an exclusive part": (Ask(gpu="0.5", isolation="exclusive"), "exclusive means whole GPUs"),
     "an exclusive part of several": (Ask(gpu="2x0.5", isolation="exclusive"), "exclusive means whole GPUs"),
     "a part of a preset's whole GPU": (Ask(preset="whole", gpu="0.5"), "exclusive means whole GPUs"),
+    "a range of shares that is upside down": (Ask(gpu="1..0.25"), "whole GPUs at the other"),
+    "a range of parts that is upside down": (Ask(gpu="0.5..0.25"), "upside down"),
+    "a range of GPUs that is upside down": (Ask(gpu="4..1"), "upside down"),
+    "a range of memory that is upside down": (Ask(gpu_memory="24g..8g"), "upside down"),
+    "a range of compute that is upside down": (Ask(gpu_compute="100%..25%"), "upside down"),
+    "a range from a part to several GPUs": (Ask(gpu="0.25..2"), "whole GPUs at the other"),
+    "a range from several to a part": (Ask(gpu="2..0.5"), "whole GPUs at the other"),
+    "a range beyond one GPU": (Ask(gpu="0.25..1.5"), "does not end with a part of one GPU"),
+    "parts of several beyond one GPU": (Ask(gpu="2x0.25..2"), "whole GPUs at the other"),
+    "the number of GPUs at the end": (Ask(gpu="2x0.25..3x0.5"), "at its end"),
+    "a number of parts as a range": (Ask(gpu="1..4x0.5"), "at its end"),
+    "a range without an end": (Ask(gpu="0.25.."), "does not end with a part of one GPU"),
+    "a range without a beginning": (Ask(gpu="..1"), "not a part of a GPU"),
+    "a range of three": (Ask(gpu="0.25..0.5..1"), "does not end with a part of one GPU"),
+    "a range of memory without a unit": (Ask(gpu_memory="8..24g"), "not a memory size"),
+    "a range of compute beyond all of it": (Ask(gpu_compute="25%..150%"), "not a compute share"),
+    "an exclusive range of parts": (Ask(gpu="0.25..1", isolation="exclusive"), "exclusive means whole GPUs"),
+    "an exclusive range of memory": (
+        Ask(gpu_memory="8g..24g", isolation="exclusive"),
+        "exclusive is all of a GPU's memory",
+    ),
+    "exclusive compute that others leave": (
+        Ask(gpu="1", gpu_compute="25%..100%", isolation="exclusive"),
+        "exclusive means whole GPUs",
+    ),
+    "a range of MIG instances": (Ask(gpu="1..4", isolation="mig"), "they take no ranges"),
+    "a MIG instance of a range of memory": (
+        Ask(gpu_memory="8g..24g", isolation="mig"),
+        "they take no ranges",
+    ),
+    "a MIG instance with more compute than its own": (
+        Ask(gpu_compute="10%..50%", isolation="mig"),
+        "they take no ranges",
+    ),
+    "a range of GPUs that are shared": (Ask(gpu="1..4", isolation="shared"), "which are not shared"),
+    "a range of GPUs with memory beside it": (Ask(gpu="1..4", gpu_memory="8g"), "which are not shared"),
+    "a range of GPUs with compute beside it": (Ask(gpu="1..4", gpu_compute="50%"), "which are not shared"),
     "a huge class": (Ask(gpu="1", lease_class="x" * 10_000_000), "not a known class"),
     "a class with control characters": (Ask(gpu="1", lease_class="\x1b[2J"), "not a known class"),
 }
@@ -114,7 +202,7 @@ def test_ten_megabytes_in_any_word_are_refused_briefly(name: str) -> None:
 
 def test_an_unknown_preset_names_the_nearest_one() -> None:
     """Or all of them, or that there is none."""
-    for name, hint in (("bgi", "did you mean big?"), ("zzz", "presets: big, dev, whole")):
+    for name, hint in (("bgi", "did you mean big?"), ("zzz", "presets: big, dev, grows, whole")):
         with pytest.raises(NotFound) as caught:
             read_request(Ask(preset=name), PRESETS)
         assert caught.value.hint == hint
@@ -132,6 +220,15 @@ def test_an_unknown_preset_names_the_nearest_one() -> None:
         (Ask(gpu="0.25", gpu_memory="8g"), "0.25 with 8 GiB"),
         (Ask(gpu="0.25", gpu_compute="50%"), "0.25 with 50% compute"),
         (Ask(gpu_compute="30%"), "0.3"),
+        (Ask(gpu="0.25..1"), "0.25..1"),
+        (Ask(gpu="2x0.25..0.5"), "2x0.25..0.5"),
+        (Ask(gpu="1..4"), "1..4"),
+        (Ask(gpu_memory="8g..24g"), "8 GiB..24 GiB"),
+        (Ask(gpu="0.25", gpu_memory="8g..24g"), "0.25 with 8 GiB..24 GiB"),
+        (Ask(gpu="0.25..0.5", gpu_memory="8g..24g"), "0.25..0.5 with 8 GiB..24 GiB"),
+        (Ask(gpu="0.25..1", gpu_compute="50%"), "0.25..1 with 50% compute"),
+        (Ask(gpu="0.25", gpu_compute="25%..100%"), "0.25 with 25..100% compute"),
+        (Ask(gpu_memory="8g", gpu_compute="25%..100%"), "0.25 with 8 GiB and 25..100% compute"),
     ],
 )
 def test_a_request_is_described_as_one_would_type_it(ask: Ask, text: str) -> None:
