@@ -248,7 +248,7 @@ class Sharing(Protocol):
 
 
 class Checkpoints(Protocol):
-    """Moves the GPU memory of processes to the host's and back. Errors: ``SharingUnavailable``, ``TimedOut``."""
+    """Moves GPU memory of processes to the host's and back. Errors: ``SharingUnavailable``, ``TimedOut``."""
 
     with_mps: bool
     """Whether that works for clients of MPS too."""

@@ -9,7 +9,7 @@ from gpushared.gpus.simulated import SimulatedGpus
 
 
 class SimulatedCheckpoints:
-    """The ``Checkpoints`` port where no CUDA is: it works for every process, and tells no lie about memory."""
+    """The ``Checkpoints`` port where no CUDA is: it works for every process and tells the truth of memory."""
 
     with_mps = True
     needs_host_memory = False
