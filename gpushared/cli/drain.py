@@ -23,7 +23,7 @@ def drain(gpu: str, reason: str) -> int:
       gpushare drain all --reason "driver update tonight"
     """  # noqa: D301 - click's mark for lines it must not join
     for one in Client().drain(gpu, reason):
-        click.echo(text.printable(f"GPU {one.index} is {one.mode}{_running(one)}"))
+        click.echo(text.printable(f"GPU {one.label or one.index} is {one.mode}{_running(one)}"))
     return 0
 
 

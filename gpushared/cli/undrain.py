@@ -7,6 +7,8 @@ import click
 from gpushared.cli import text
 from gpushared.client import Client
 
+NO_LEASES = frozenset({"drained", "unhealthy"})
+
 
 @click.command("undrain", short_help="Give leases on a GPU again.")
 @click.argument("gpu")
@@ -21,5 +23,6 @@ def undrain(gpu: str) -> int:
       gpushare undrain 1
     """  # noqa: D301 - click's mark for lines it must not join
     for one in Client().undrain(gpu):
-        click.echo(text.printable(f"GPU {one.index} is {one.mode}"))
+        now = f"is still {one.mode}" if one.mode in NO_LEASES else "gets leases again"
+        click.echo(text.printable(f"GPU {one.label or one.index} {now}"))
     return 0

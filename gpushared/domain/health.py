@@ -104,16 +104,21 @@ def _tell(gpu: GpuId, number: int, event: GpusSampled, draft: Draft) -> None:
 
 
 def _leases_on(gpu: GpuId, draft: Draft) -> Iterator[Lease]:
-    parts = {one.id for one in draft.gpus.values() if one.parent == gpu} | {gpu}
+    parts = _parts(gpu, draft)
     for lease in list(draft.leases.values()):
         if isinstance(lease.state, WithContainer) and any(grant.gpu in parts for grant in lease.grants):
             yield lease
 
 
+def _parts(gpu: GpuId, draft: Draft) -> set[GpuId]:
+    """The GPU and its MIG instances."""
+    return {one.id for one in draft.gpus.values() if one.parent == gpu} | {gpu}
+
+
 def _was_there(lease: Lease, gpu: GpuId, event: GpusSampled, draft: Draft) -> bool:
     """Whether it had processes on the GPU now or at the last look: the error may have ended them."""
-    looks = (event.used_bytes, draft.use.used_bytes)
-    return any(gpu in look.get(lease.id, {}) for look in looks) or isinstance(lease.state, Draining)
+    seen = event.used_bytes.get(lease.id, {}).keys() | draft.use.used_bytes.get(lease.id, {}).keys()
+    return not seen.isdisjoint(_parts(gpu, draft)) or isinstance(lease.state, Draining)
 
 
 def _is_on_mps(lease: Lease) -> bool:

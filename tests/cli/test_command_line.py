@@ -69,10 +69,11 @@ def test_completion_is_not_bypassed_by_the_short_cut(gpushare: Gpushare) -> None
 def test_drain_and_undrain_say_what_has_become_of_the_gpus(gpushare: Gpushare, standin: StandIn) -> None:
     gpus = [{"index": 0, "mode": "drained", "leases": 2}, {"index": 1, "mode": "drained"}]
     standin.answers["Gpus/Drain"] = ok({"gpus": gpus})
-    standin.answers["Gpus/Undrain"] = ok({"gpus": [{"index": 1, "mode": "free"}]})
+    undrained = [{"index": 1, "label": "1:0", "mode": "exclusive"}, {"index": 1, "mode": "unhealthy"}]
+    standin.answers["Gpus/Undrain"] = ok({"gpus": undrained})
     done = gpushare("drain", "all", "--reason", "new fans")
     assert done.stdout == "GPU 0 is drained; 2 leases there run on\nGPU 1 is drained\n"
-    assert gpushare("undrain", "1").stdout == "GPU 1 is free\n"
+    assert gpushare("undrain", "1").stdout == "GPU 1:0 gets leases again\nGPU 1 is still unhealthy\n"
     assert standin.asked("Gpus/Drain") == [{"gpu": "all", "reason": "new fans"}]
     assert standin.asked("Gpus/Undrain") == [{"gpu": "1"}]
     assert gpushare("drain", "1").returncode == 2, "without a reason"

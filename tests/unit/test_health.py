@@ -9,7 +9,7 @@ import pytest
 from gpushared.domain import messages as m
 from gpushared.domain.errors import GpushareError, NotFound, PermissionRefused, RequestError, StateConflict
 from gpushared.domain.explain import waiting
-from gpushared.domain.gpu import MIB, Drained, Gpu, GpuId
+from gpushared.domain.gpu import MIB, Drained, Gpu, GpuId, MigInstance
 from gpushared.domain.granting import decisions
 from gpushared.domain.lease import (
     ComputeCap,
@@ -277,6 +277,17 @@ def test_a_process_that_its_error_ended_was_there_a_moment_ago() -> None:
     lease = node.run()
     node.sample()
     node.sample(xids={ONE.id: (31,)}, used_bytes={}, busy=frozenset())
+    assert told(node.lease(lease))[-1] == SEGFAULT
+
+
+def test_the_error_of_a_program_on_a_mig_instance_is_told_to_the_leases_on_that_gpu() -> None:
+    """The driver tells errors of GPUs, and use of instances."""
+    node = Node()
+    mig = MigInstance(0, "1g.10gb", 125, 142)
+    part = Gpu(GpuId("MIG-1"), 0, "H100 MIG", TOTAL // 8, TOTAL // 8, parent=ONE.id, mig=mig)
+    node.send(m.GpusSurveyed((replace(ONE, split=True), part, TWO)))
+    lease = node.run(Request(isolation=Isolation.MIG))
+    node.sample(xids={ONE.id: (31,)})
     assert told(node.lease(lease))[-1] == SEGFAULT
 
 
