@@ -10,7 +10,9 @@ import pytest
 from gpushared.cli.caller_checks import CALLER_CHECKS
 from gpushared.doctor.checks import CHECKS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "checks.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "checks.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| `([a-z-]+)` \| (.*?) ?\| (.*) \| (.*?) \|$", PAGE[PAGE.index("## ") :], re.MULTILINE)
 AFTER = {name: tuple(re.findall(r"`([a-z-]+)`", after)) for name, after, _, _ in ROWS}
 CHECKS_BY_NAME = {one.name: one.after for one in CALLER_CHECKS} | {one.name: one.after for one in CHECKS}
@@ -18,6 +20,10 @@ CHECKS_BY_NAME = {one.name: one.after for one in CALLER_CHECKS} | {one.name: one
 
 def test_exactly_the_checks_that_exist_are_described_each_once() -> None:
     assert sorted(name for name, *_ in ROWS) == sorted(CHECKS_BY_NAME)
+
+
+def test_the_readme_says_how_many_there_are() -> None:
+    assert f"{len(CHECKS_BY_NAME)} checks" in README
 
 
 @pytest.mark.parametrize("name", CHECKS_BY_NAME)
