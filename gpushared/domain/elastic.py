@@ -65,12 +65,16 @@ def as_held(request: Request, grants: tuple[Grant, ...]) -> Request:
     request = replace(least(request), gpus=gpus, gpu_count=len(gpus) or request.gpu_count)
     if request.wants_whole_gpus or not grants:
         return request
+    memories = {grant.memory_bytes for grant in grants}
+    computes = {grant.compute_permille for grant in grants}
+    by_share = len(memories) > 1 and request.memory_permille == request.compute_permille
     return replace(
         request,
-        compute_permille=grants[0].compute_permille,
+        # Where GPUs of several models gave the same share or the same memory, the other figure differs.
+        compute_permille=max(computes) if len(computes) == 1 else request.compute_permille,
         compute_limit_permille=grants[0].compute_limit_permille or None,
-        memory_bytes=grants[0].memory_bytes,
-        memory_permille=None,
+        memory_bytes=None if by_share else max(memories),
+        memory_permille=max(computes) if by_share else None,
     )
 
 

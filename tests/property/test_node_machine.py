@@ -10,6 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from gpushared.domain import messages as m
 from gpushared.domain.asking import NewSize
+from gpushared.domain.bounds import count_bounds
+from gpushared.domain.elastic import least, most
 from gpushared.domain.errors import GpushareError, InvalidTransition
 from gpushared.domain.gpu import MIB, WHOLE_PERMILLE, Gpu, GpuId
 from gpushared.domain.granting import decisions
@@ -287,12 +289,14 @@ class NodeMachine(RuleBasedStateMachine):
         for lease in self.state.holders():
             request = lease.request
             where = [grant.gpu for grant in lease.grants]
-            assert len(set(where)) == len(where) == (len(request.gpus) or request.gpu_count)
+            fewest, greatest = count_bounds(request)
+            assert fewest <= len(set(where)) == len(where) <= greatest
             assert not request.gpus or set(where) == set(request.gpus)
             for grant in lease.grants:
-                need = need_on(request, known[grant.gpu])
-                assert grant.compute_permille == need.compute_permille
-                assert grant.memory_bytes >= max(1, need.memory_bytes)
+                low, high = (need_on(end(request), known[grant.gpu]) for end in (least, most))
+                assert low.compute_permille <= grant.compute_permille <= high.compute_permille
+                assert max(1, low.memory_bytes) <= grant.memory_bytes
+                assert request.wants_whole_gpus or grant.memory_bytes <= high.memory_bytes
 
     @invariant()
     def nothing_goes_on_where_a_gpu_is_sick(self) -> None:

@@ -94,4 +94,66 @@ INSTANCES = st.builds(
     st.sampled_from((None, None, 125, 250, 500)),
     LIMITS,
 )
-REQUESTS = st.one_of(SLICES, SLICES, MEMORY_ONLY, COMPUTE_BESIDE, WHOLE, PINNED, INSTANCES)
+_ENDS = st.sampled_from(((10, 1000), (100, 333), (250, 500), (500, 1000)))
+SHARE_RANGES = st.builds(
+    lambda count, ends, isolation, limit: Request(
+        count,
+        ends[0],
+        None,
+        ends[0],
+        isolation=isolation,
+        time_limit_seconds=limit,
+        max_compute_permille=ends[1],
+        max_memory_permille=ends[1],
+    ),
+    st.sampled_from((1, 1, 2)),
+    _ENDS,
+    _BESIDE_OTHERS,
+    LIMITS,
+)
+MEMORY_RANGES = st.builds(
+    lambda count, share, ends, limit: Request(
+        count, share, ends[0], time_limit_seconds=limit, max_memory_bytes=ends[1]
+    ),
+    st.sampled_from((1, 1, 2)),
+    st.sampled_from((None, None, 100, 500)),
+    st.sampled_from(((MIB, 2 * GIB), (2 * GIB, 20 * GIB), (7 * GIB, 500 * GIB))),
+    LIMITS,
+)
+RANGES_OF_BOTH = st.builds(
+    lambda shares, limit: Request(
+        1,
+        shares[0],
+        2 * GIB,
+        time_limit_seconds=limit,
+        max_compute_permille=shares[1],
+        max_memory_bytes=20 * GIB,
+    ),
+    _ENDS,
+    LIMITS,
+)
+BURSTS = st.builds(
+    lambda share, limit: Request(
+        1, share, None, share, time_limit_seconds=limit, compute_limit_permille=1000
+    ),
+    _SHARES.filter(lambda share: share < 1000),
+    LIMITS,
+)
+COUNT_RANGES = st.builds(
+    lambda least, more, limit: Request(
+        least,
+        1000,
+        None,
+        1000,
+        isolation=Isolation.EXCLUSIVE,
+        time_limit_seconds=limit,
+        max_gpu_count=least + more,
+    ),
+    st.integers(1, 3),
+    st.integers(1, 5),
+    LIMITS,
+)
+ELASTIC = st.one_of(SHARE_RANGES, SHARE_RANGES, MEMORY_RANGES, RANGES_OF_BOTH, COUNT_RANGES)
+REQUESTS = st.one_of(
+    SLICES, SLICES, MEMORY_ONLY, COMPUTE_BESIDE, WHOLE, PINNED, INSTANCES, BURSTS, ELASTIC, ELASTIC
+)
