@@ -9,7 +9,7 @@ from itertools import groupby
 from gpushared.domain.fleet.hosts import Free, memory_level
 from gpushared.domain.fleet.need import Need
 from gpushared.domain.fleet.policies import Policy
-from gpushared.domain.gpu import WHOLE_PERMILLE, GpuId
+from gpushared.domain.gpu import GpuId
 from gpushared.domain.instances import best_fit, wants_instances
 
 Score = tuple[float, float, float]
@@ -70,7 +70,7 @@ def _ranks(need: Need, free: Free, policy: Policy, closed: Collection[GpuId]) ->
         left = room.free_bytes - memory
         after = min(room.free_permille - permille, memory_level(left, room.gpu))
         part = policy.part(free.levels[at], 0 if need.whole else after)
-        untouched = last and room.leases == 0 and permille < WHOLE_PERMILLE
+        untouched = last and room.leases == 0
         ranks.append((float(untouched), part, float(left), at))
     return ranks
 
@@ -81,7 +81,7 @@ def _plain_ranks(need: Need, free: Free, policy: Policy, closed: Collection[GpuI
     if need.models and gpu.name not in need.models:
         return []
     memory, permille = need.on(gpu)
-    last = policy.whole_gpus_last and permille < WHOLE_PERMILLE
+    last = policy.whole_gpus_last
     ranks: list[Rank] = []
     seen: dict[tuple[int, int, bool], tuple[float, float, float]] = {}
     for at, room in enumerate(free.rooms):
