@@ -28,6 +28,7 @@ def lease_row(lease: Lease, now: float) -> Row:
         "left": text.span(left),
         "image": lease.image,
         "name": lease.container_name,
+        "idle": text.span(now - lease.idle_since if lease.idle_since else None),
         "class": lease.lease_class,
         "asks": lease.asks,
         "isolation": lease.isolation,
@@ -93,7 +94,8 @@ def fetch(client: Client, options: Options) -> Screen:
 LISTING = Listing(
     name="ps",
     summary="Show the leases of this node.",
-    details="""MEMORY is used/granted; WALL is what really holds a lease inside its memory. UNMANAGED rows are
+    details="""MEMORY is used/granted; WALL is what really holds a lease inside its memory; IDLE is for how
+long nothing of it has done anything on its GPUs. UNMANAGED rows are
 GPU processes without a lease: they are left alone, and their memory is counted as taken. Containers and
 images of other users are not shown.
 
@@ -117,6 +119,7 @@ Examples:
         Column("left", right=True),
         Column("image"),
         Column("name"),
+        Column("idle", right=True, wide=True),
         Column("class", wide=True),
         Column("asks", wide=True),
         Column("isolation", wide=True),

@@ -25,9 +25,7 @@ MAX_DIGITS = 4
 @click.option("--memory", metavar="SIZE", help="How much it holds: 8g; 0 takes it off the GPU.")
 @click.option("--inside-mps", is_flag=True, help="It is a client of MPS.")
 @click.option("--outside-mps", is_flag=True, help="It is no client of MPS. Without either: nobody tells.")
-@click.option(
-    "--process-utilization", metavar="PERCENT", help="How busy that process keeps it: 80%, 0%."
-)
+@click.option("--process-utilization", metavar="PERCENT", help="How busy that process keeps it: 80%, 0%.")
 @click.option("--utilization", metavar="PERCENT", help="How busy the GPU is: 80%.")
 @click.option("--trouble", metavar="TEXT", help="The GPU is lost, for this reason; an empty text heals it.")
 @click.option("--xid", "xids", type=int, multiple=True, metavar="N", help="The driver tells of this error.")

@@ -13,6 +13,8 @@ from gpushared.cli.listing import SIMULATED
 from gpushared.cli.ps import share, state
 from gpushared.client import Client, Explanation, Lease
 
+IDLE = "idle"
+
 
 @click.command("why", short_help="Show why a lease waits, and its story.")
 @click.option(
@@ -52,6 +54,7 @@ def _lines(explanation: Explanation, now: float) -> Iterator[str]:
         gpus = "1 GPU" if refusal.gpus == 1 else f"{refusal.gpus} GPUs"
         yield f"  refused  {gpus}: {refusal.text or refusal.reason}"
     yield from _held(lease)
+    yield from _idle(lease, now)
     if lease.outcome is not None:
         yield f"  outcome  {state(lease)}" + (f": {lease.outcome.text}" if lease.outcome.text else "")
     yield "  story"
@@ -82,3 +85,12 @@ def _held(lease: Lease) -> Iterator[str]:
     yield f"  holds    {share(lease)} on {gpus}, {memory}"
     if lease.memory_wall:
         yield f"  walls    memory: {lease.memory_wall}, compute: {lease.compute_cap or text.MISSING}"
+
+
+def _idle(lease: Lease, now: float) -> Iterator[str]:
+    if lease.idle_since is None:
+        return
+    facts = [f"for {text.span(now - lease.idle_since)}"]
+    facts += ["gives way to others first"] if lease.lowered else []
+    facts += [lease.notice.text] if lease.notice is not None and lease.notice.kind == IDLE else []
+    yield f"  idle     {'; '.join(facts)}"

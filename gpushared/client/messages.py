@@ -115,7 +115,7 @@ class Notice(Message):
     """What the program in a container was told of its end; ``kind``: ``expires``, ``preempted``, ``idle``."""
 
     kind: str = ""
-    ends_at: float = 0.0
+    ends_at: Time = None
     text: str = ""
 
 
@@ -157,6 +157,8 @@ class Lease(Message):
     notice: Notice | None = None
     preempt_step: str = ""
     preemptions: int = 0
+    idle_since: Time = None
+    lowered: bool = False
 
 
 class ResizeAnswer(Message):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpushared.config.kinds import Kind, Wrong
-from gpushared.config.model import PRESETS, SECTIONS, Config, Key, Preset, keys_of
+from gpushared.config.model import PRESETS, SECTIONS, Config, Key, Preset, attribute_of, keys_of
 from gpushared.domain.asking import read_request
 from gpushared.domain.errors import ConfigError, NotFound, RequestError
 from gpushared.domain.units import shown
@@ -29,7 +29,7 @@ MAX_PROBLEMS_TOLD = 20
 _PRESET_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,31}")
 _DEPTH_OF_KEY = 2
 _DEPTH_OF_PRESET_KEY = 3
-_SECTION_PATHS = frozenset((section,) for section in (*SECTIONS, PRESETS))
+_SECTION_PATHS = frozenset(tuple(section.split(".")) for section in (*SECTIONS, PRESETS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def _leaves(tree: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tu
     for name, value in tree.items():
         at = (*above, name)
         depth = _DEPTH_OF_PRESET_KEY if at[0] == PRESETS else _DEPTH_OF_KEY
-        if isinstance(value, dict) and value and len(at) < depth:
+        if isinstance(value, dict) and value and (len(at) < depth or at in _SECTION_PATHS):
             yield from _leaves(value, at)
         elif value != {} or at not in _SECTION_PATHS:
             yield at, value
@@ -155,12 +155,12 @@ def _build(draft: _Draft) -> Config:
         key = _find(at, value, draft)
         if key is None:
             continue
-        place = presets.setdefault(at[1], {}) if at[0] == PRESETS else found[at[0]]
+        place = presets.setdefault(at[1], {}) if at[0] == PRESETS else found[_section_of(at)]
         try:
             place[key.attribute] = _read(key.kind, value)
         except Wrong as wrong:
             draft.complain(value.origin, f"{_dotted(at)} {wrong}")
-    sections = {section: cls(**found[section]) for section, cls in SECTIONS.items()}
+    sections = {attribute_of(section): cls(**found[section]) for section, cls in SECTIONS.items()}
     made = {name: Preset(**parts) for name, parts in sorted(presets.items())}
     if not draft.problems:
         _check_presets(made, draft)
@@ -169,16 +169,21 @@ def _build(draft: _Draft) -> Config:
 
 def _find(at: tuple[str, ...], value: _Value, draft: _Draft) -> Key | None:
     """The setting that stands at a path, or None after a complaint."""
-    section, *rest = at
-    if section == PRESETS:
+    if at[0] == PRESETS:
         return _find_in_preset(at, value, draft)
-    if section in SECTIONS and not rest:
+    if at in _SECTION_PATHS:
+        section = ".".join(at)
         draft.complain(value.origin, f"{section} is a section, not a value", f"write [{section}]")
         return None
-    key = keys_of(SECTIONS[section]).get(rest[0]) if section in SECTIONS and len(rest) == 1 else None
+    section = _section_of(at)
+    key = keys_of(SECTIONS[section]).get(at[-1]) if section in SECTIONS else None
     if key is None:
         draft.complain(value.origin, f"{_dotted(at)} is not a setting", _nearest(at))
     return key
+
+
+def _section_of(at: tuple[str, ...]) -> str:
+    return ".".join(at[:-1])
 
 
 def _find_in_preset(at: tuple[str, ...], value: _Value, draft: _Draft) -> Key | None:

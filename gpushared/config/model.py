@@ -11,6 +11,7 @@ from dataclasses import Field, dataclass, field, fields
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from gpushared.config.calendar import is_days, is_hours
 from gpushared.config.kinds import (
     Choice,
     FileMode,
@@ -26,7 +27,8 @@ from gpushared.config.kinds import (
 )
 from gpushared.domain.asking import Ask
 from gpushared.domain.gpu import MIB
-from gpushared.domain.rules import Action
+from gpushared.domain.request import LeaseClass
+from gpushared.domain.rules import Action, IdleAction
 
 T = TypeVar("T")
 
@@ -201,6 +203,67 @@ class WatchdogConfig:
     )
 
 
+_IDLE_SECONDS = Seconds(0, 366 * 24 * HOUR_SECONDS)
+_IDLE_ACTION_SECONDS = Seconds(1, 366 * 24 * HOUR_SECONDS)
+_IDLE_ACTION_OR_EMPTY = Text(
+    "`none`, `suspend`, `stop`, or empty for `action`", lambda text: not text or text in set(IdleAction)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class IdleConfig:
+    """Leases that run and do nothing on their GPUs."""
+
+    warn_seconds: int = setting(
+        1800,
+        _IDLE_SECONDS,
+        "A lease that was idle for so long is told so, with what will follow; 0 is never.",
+    )
+    lower_seconds: int = setting(
+        3600,
+        _IDLE_SECONDS,
+        "One that was idle for so long is not protected from giving way any more; 0 is never.",
+    )
+    action: IdleAction = setting(  # noqa: RUF009 - makes a field
+        IdleAction.NONE,
+        Choice(IdleAction),
+        "`suspend` takes it off its GPUs until somebody resumes it, or ends it where that does not work; "
+        "`stop` ends it.",
+    )
+    build: str = setting("", _IDLE_ACTION_OR_EMPTY, "Another action for the class `build`.")
+    train: str = setting("", _IDLE_ACTION_OR_EMPTY, "Another action for the class `train`.")
+    infer: str = setting("", _IDLE_ACTION_OR_EMPTY, "Another action for the class `infer`.")
+    action_seconds: int = setting(
+        7200,
+        _IDLE_ACTION_SECONDS,
+        "The action comes when it was idle for so long, "
+        "and at least `queue.preempt_notice_seconds` after it was told.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class IdleQuietConfig:
+    """Nights and weekends, in which other times hold for idle leases; by the clock of the machine."""
+
+    hours: str = setting(
+        "", Text("hours like `20:00-07:00`, or empty", is_hours), "Quiet hours of every day; empty is none."
+    )
+    days: str = setting(
+        "", Text("days like `sat,sun`, or empty", is_days), "Days that are quiet from midnight to midnight."
+    )
+    classes: tuple[str, ...] = setting(
+        (LeaseClass.BUILD.value,),
+        Words(Text("`build`, `train` or `infer`", lambda text: text in set(LeaseClass))),
+        "For which classes these times hold instead of those of `[idle]`.",
+    )
+    warn_seconds: int = setting(600, _IDLE_SECONDS, "As in `[idle]`.")
+    lower_seconds: int = setting(900, _IDLE_SECONDS, "As in `[idle]`.")
+    action: IdleAction = setting(  # noqa: RUF009 - makes a field
+        IdleAction.SUSPEND, Choice(IdleAction), "As in `[idle]`."
+    )
+    action_seconds: int = setting(1800, _IDLE_ACTION_SECONDS, "As in `[idle]`.")
+
+
 @dataclass(frozen=True, slots=True)
 class QueueConfig:
     """Waiting for room."""
@@ -294,6 +357,8 @@ class Config:
     gpus: GpusConfig = field(default_factory=GpusConfig)
     sharing: SharingConfig = field(default_factory=SharingConfig)
     watchdog: WatchdogConfig = field(default_factory=WatchdogConfig)
+    idle: IdleConfig = field(default_factory=IdleConfig)
+    idle_quiet: IdleQuietConfig = field(default_factory=IdleQuietConfig)
     queue: QueueConfig = field(default_factory=QueueConfig)
     gate: GateConfig = field(default_factory=GateConfig)
     log: LogConfig = field(default_factory=LogConfig)
@@ -307,10 +372,17 @@ SECTIONS: Mapping[str, type] = {
     "gpus": GpusConfig,
     "sharing": SharingConfig,
     "watchdog": WatchdogConfig,
+    "idle": IdleConfig,
+    "idle.quiet": IdleQuietConfig,
     "queue": QueueConfig,
     "gate": GateConfig,
     "log": LogConfig,
 }
+
+
+def attribute_of(section: str) -> str:
+    """The field of ``Config`` that holds a section."""
+    return section.replace(".", "_")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpushared.config.kinds import toml_string
 from gpushared.config.load import Loaded
-from gpushared.config.model import PRESETS, SECTIONS, Key, Preset, keys_of
+from gpushared.config.model import PRESETS, SECTIONS, Key, Preset, attribute_of, keys_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def reference() -> str:
 
 def _settings(loaded: Loaded) -> Iterator[Setting]:
     for section, cls in SECTIONS.items():
-        values = getattr(loaded.config, section)
+        values = getattr(loaded.config, attribute_of(section))
         for key in keys_of(cls).values():
             yield _setting(loaded, section, key, getattr(values, key.attribute))
     for name, preset in loaded.config.presets.items():

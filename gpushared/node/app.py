@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gpushared.config.model import CheckpointMode, Config
 from gpushared.domain.errors import GpushareError
-from gpushared.domain.messages import DropEdits, RequestAbandoned, Tick
+from gpushared.domain.messages import DropEdits, QuietTimeChanged, RequestAbandoned, Tick
 from gpushared.domain.node import restore
 from gpushared.domain.request import LeaseClass
 from gpushared.domain.rules import Action, Rules, WatchdogPolicy
@@ -40,6 +40,7 @@ from gpushared.node.examination import Examination
 from gpushared.node.follower import Follower
 from gpushared.node.front import Front, listen
 from gpushared.node.identity import Identities
+from gpushared.node.idle_rules import idle_of, is_quiet, quiet_idle_of
 from gpushared.node.jsonapi import JsonApi
 from gpushared.node.loop import Loop
 from gpushared.node.performer import Performer
@@ -164,6 +165,8 @@ def rules_of(config: Config) -> Rules:
         max_queued=config.queue.max_queued,
         max_queued_per_user=config.queue.max_queued_per_user,
         watchdog=watchdog_of(config),
+        idle=idle_of(config),
+        quiet_idle=quiet_idle_of(config),
         fault_patience_seconds=config.sharing.fault_patience_seconds,
     )
 
@@ -241,7 +244,8 @@ class Daemon:
         snapshot = await self._parts.journal.load()
         ended = await self._parts.journal.ended(ENDED_KEPT_IN_MEMORY)
         log.info("journal loaded leases=%d", len(snapshot.leases))
-        state = NodeState(rules=rules_of(self._config))
+        quiet = is_quiet(self._config.idle_quiet, self._parts.clock.now())
+        state = NodeState(rules=rules_of(self._config), quiet=quiet)
         return restore(
             state,
             snapshot.leases,
@@ -412,6 +416,9 @@ class Daemon:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             try:
+                quiet = is_quiet(self._config.idle_quiet, loop.now())
+                if quiet is not loop.state.quiet:
+                    await loop.send(QuietTimeChanged(quiet))
                 await loop.send(Tick())
                 patience = float(self._config.queue.orphan_seconds)
                 for lease in self._attendance.absent(loop.state, loop.now(), patience):

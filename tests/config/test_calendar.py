@@ -1,0 +1,171 @@
+"""Quiet times: how they are written, and when they hold by the clock on the wall."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from gpushared.config import load
+from gpushared.config.calendar import Calendar, read_days, read_hours
+from gpushared.config.model import IdleQuietConfig
+from gpushared.domain.errors import ConfigError
+from gpushared.domain.request import LeaseClass
+from gpushared.domain.rules import IdleAction, IdlePolicy
+from gpushared.node.idle_rules import idle_of, is_quiet, quiet_idle_of
+
+FRIDAY, SATURDAY, SUNDAY, MONDAY = 4, 5, 6, 0
+
+
+def at(clock: str) -> int:
+    hour, minute = clock.split(":")
+    return int(hour) * 60 + int(minute)
+
+
+@pytest.mark.parametrize(
+    ("hours", "days", "weekday", "clock", "quiet"),
+    [
+        ("20:00-07:00", "", FRIDAY, "19:59", False),
+        ("20:00-07:00", "", FRIDAY, "20:00", True),
+        ("20:00-07:00", "", FRIDAY, "23:59", True),
+        ("20:00-07:00", "", SATURDAY, "00:00", True),
+        ("20:00-07:00", "", SATURDAY, "06:59", True),
+        ("20:00-07:00", "", SATURDAY, "07:00", False),
+        ("12:00-13:30", "", MONDAY, "11:59", False),
+        ("12:00-13:30", "", MONDAY, "12:00", True),
+        ("12:00-13:30", "", MONDAY, "13:30", False),
+        ("00:00-24:00", "", MONDAY, "23:59", True),
+        ("", "sat,sun", FRIDAY, "23:59", False),
+        ("", "sat,sun", SATURDAY, "00:00", True),
+        ("", "sat,sun", SUNDAY, "23:59", True),
+        ("", "sat,sun", MONDAY, "00:00", False),
+        ("20:00-07:00", "sat, sun", SUNDAY, "12:00", True),
+        ("", "", SUNDAY, "03:00", False),
+    ],
+)
+def test_a_time_is_quiet_or_not(hours: str, days: str, weekday: int, clock: str, quiet: bool) -> None:
+    assert Calendar(read_hours(hours), read_days(days)).covers(weekday, at(clock)) is quiet
+
+
+@pytest.fixture
+def zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Sets the machine's time zone."""
+
+    def set_zone(name: str) -> None:
+        monkeypatch.setenv("TZ", name)
+        time.tzset()
+
+    yield set_zone
+    monkeypatch.undo()
+    time.tzset()
+
+
+BERLIN = ZoneInfo("Europe/Berlin")
+NIGHT = IdleQuietConfig(hours="20:00-07:00")
+
+
+@pytest.mark.parametrize(
+    ("moment", "quiet"),
+    [
+        (datetime(2026, 1, 15, 19, 59, tzinfo=BERLIN), False),
+        (datetime(2026, 1, 15, 20, 0, tzinfo=BERLIN), True),
+        (datetime(2026, 7, 15, 6, 59, tzinfo=BERLIN), True),
+        (datetime(2026, 7, 15, 7, 0, tzinfo=BERLIN), False),
+        (datetime(2026, 3, 29, 6, 59, tzinfo=BERLIN), True),  # the night that lacks an hour
+        (datetime(2026, 3, 29, 7, 0, tzinfo=BERLIN), False),
+        (datetime(2026, 10, 25, 2, 30, fold=0, tzinfo=BERLIN), True),  # the night that has one twice
+        (datetime(2026, 10, 25, 2, 30, fold=1, tzinfo=BERLIN), True),
+        (datetime(2026, 10, 25, 7, 0, tzinfo=BERLIN), False),
+    ],
+)
+def test_it_goes_by_the_clock_on_the_wall_also_when_that_is_changed(
+    zone: Callable[[str], None], moment: datetime, quiet: bool
+) -> None:
+    zone("Europe/Berlin")
+    assert is_quiet(NIGHT, moment.timestamp()) is quiet
+
+
+def test_the_same_moment_is_quiet_in_one_zone_and_not_in_another(zone: Callable[[str], None]) -> None:
+    moment = datetime(2026, 1, 15, 20, 0, tzinfo=BERLIN).timestamp()
+    zone("Europe/Berlin")
+    assert is_quiet(NIGHT, moment)
+    zone("UTC")
+    assert not is_quiet(NIGHT, moment)
+
+
+# --- in the configuration ------------------------------------------------------------------------------
+
+FILE = """
+[idle]
+warn_seconds = "20m"
+action = "stop"
+build = "suspend"
+
+[idle.quiet]
+hours = "20:00-07:00"
+days = "sat,sun"
+classes = ["build", "infer"]
+action_seconds = "15m"
+"""
+
+
+def test_the_sections_become_rules_by_class(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(FILE)
+    config = load(file).config
+    assert idle_of(config) == {
+        LeaseClass.BUILD: IdlePolicy(1200, 3600, IdleAction.SUSPEND, 7200),
+        LeaseClass.TRAIN: IdlePolicy(1200, 3600, IdleAction.STOP, 7200),
+        LeaseClass.INFER: IdlePolicy(1200, 3600, IdleAction.STOP, 7200),
+    }
+    quiet = IdlePolicy(600, 900, IdleAction.SUSPEND, 900)
+    assert quiet_idle_of(config) == {LeaseClass.BUILD: quiet, LeaseClass.INFER: quiet}
+
+
+def test_by_default_nothing_is_done_and_no_time_is_quiet(tmp_path: Path) -> None:
+    config = load(tmp_path / "none.toml").config
+    assert {policy.action for policy in idle_of(config).values()} == {IdleAction.NONE}
+    assert not is_quiet(config.idle_quiet, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('hours = "20-7"', "idle.quiet.hours must be hours like `20:00-07:00`"),
+        ('hours = "20:00-20:00"', "idle.quiet.hours"),
+        ('hours = "24:00-07:00"', "idle.quiet.hours"),
+        ('hours = "20:00-24:01"', "idle.quiet.hours"),
+        ('hours = "20:60-07:00"', "idle.quiet.hours"),
+        ('days = "saturday"', "idle.quiet.days must be days like `sat,sun`"),
+        ('days = "sat,,sun"', "idle.quiet.days"),
+        ('classes = ["night"]', "idle.quiet.classes must be `build`, `train` or `infer`"),
+        ("action_seconds = 0", "idle.quiet.action_seconds must be 1 to"),
+        ('hour = "20:00-07:00"', "did you mean idle.quiet.hours"),
+        ("[idle.quiet.more]\nx = 1", "idle.quiet.more is not a setting"),
+        ("[idle.quite]\nx = 1", "idle.quite is not a setting"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_path(tmp_path: Path, line: str, says: str) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(f"[idle.quiet]\n{line}\n")
+    with pytest.raises(ConfigError) as wrong:
+        load(file)
+    assert says in f"{wrong.value.message} {wrong.value.hint}"
+
+
+def test_a_value_where_a_section_belongs_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("[idle]\nquiet = true\n")
+    with pytest.raises(ConfigError, match=r"idle\.quiet is a section, not a value"):
+        load(file)
+
+
+def test_the_environment_reaches_into_the_section(tmp_path: Path) -> None:
+    environ = {"GPUSHARED_IDLE__QUIET__HOURS": "22:00-06:00", "GPUSHARED_IDLE__ACTION": "stop"}
+    loaded = load(tmp_path / "none.toml", environ=environ)
+    assert loaded.config.idle_quiet.hours == "22:00-06:00"
+    assert loaded.origin("idle.quiet.hours") == "environment GPUSHARED_IDLE__QUIET__HOURS"
