@@ -19,6 +19,11 @@ from gpushared.domain.units import format_memory
 
 UNSEEN = "unseen-memory-"
 """Begins the names of the troubles that tell of memory which the watchdog does not see, by GPU index."""
+CALM_SECONDS = 10.0
+"""So long all must be well, and for as long as patience lasts, before it counts as well again.
+
+Else a program that lets go for a moment now and again would never be ended, and fill the journal.
+"""
 _DONE = {Action.STOP: "stopped", Action.KILL: "killed"}
 
 
@@ -49,12 +54,17 @@ def _worst(lease: Lease, used: Mapping[GpuId, int], draft: Draft) -> OverLimit |
 
 def _judge(lease: Lease, over: OverLimit | None, draft: Draft) -> None:
     if over is None:
-        if lease.over_since is not None:
-            draft.put(replace(lease, over_since=None).note(draft.now, "is inside its memory again"))
+        if lease.over_since is not None and lease.inside_since is None:
+            draft.put(replace(lease, inside_since=draft.now))
+        elif lease.inside_since is not None and _has_lasted(lease.inside_since, lease, draft):
+            calm = replace(lease, over_since=None, inside_since=None)
+            draft.put(calm.note(draft.now, "is inside its memory again"))
         return
     if lease.over_since is None:
         lease = replace(lease, over_since=draft.now)
         lease = draft.put(lease.note(draft.now, describe(over, draft)))
+    elif lease.inside_since is not None:
+        lease = draft.put(replace(lease, inside_since=None))
     assert lease.over_since is not None
     _act(lease, over, "of its memory", lease.over_since, draft)
 
@@ -63,17 +73,30 @@ def _judge_place(lease: Lease, sample: GpusSampled, draft: Draft) -> None:
     """Who leaves MPS is named after one sample, and may be ended from the next one on."""
     outside = sample.outside_mps.get(lease.id)
     if outside is None:
-        seen = all(grant.gpu in sample.readable for grant in lease.grants)
-        if lease.outside_since is not None and seen:
-            back = "none of its processes uses a GPU without MPS any more"
-            draft.put(replace(lease, outside_since=None).note(draft.now, back))
+        if all(grant.gpu in sample.readable for grant in lease.grants):
+            _come_back(lease, draft)
         return
     gpu, pid = outside
+    if lease.back_since is not None:
+        lease = draft.put(replace(lease, back_since=None))
     if lease.outside_since is None:
         why = f"its process {pid} uses {_where(gpu, draft)} without MPS, where nothing holds it to its part"
         draft.put(replace(lease, outside_since=draft.now).note(draft.now, why))
         return
     _act(lease, OutsideMps(gpu, pid), f"its process {pid} left MPS", lease.outside_since, draft)
+
+
+def _come_back(lease: Lease, draft: Draft) -> None:
+    if lease.outside_since is not None and lease.back_since is None:
+        draft.put(replace(lease, back_since=draft.now))
+    elif lease.back_since is not None and _has_lasted(lease.back_since, lease, draft):
+        back = "none of its processes uses a GPU without MPS any more"
+        draft.put(replace(lease, outside_since=None, back_since=None).note(draft.now, back))
+
+
+def _has_lasted(since: float, lease: Lease, draft: Draft) -> bool:
+    policy = draft.rules.watchdog[lease.request.lease_class]
+    return draft.now - since >= max(CALM_SECONDS, policy.patience_seconds)
 
 
 def _act(lease: Lease, outcome: OverLimit | OutsideMps, why: str, since: float, draft: Draft) -> None:

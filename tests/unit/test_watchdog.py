@@ -124,8 +124,8 @@ def test_the_exit_code_does_not_hide_why_the_lease_ended() -> None:
 def test_a_warning_is_given_once_and_taken_back_once() -> None:
     node = Node(WatchdogPolicy(Action.WARN))
     before = len(node.lease.story)
-    for used in (TOTAL, TOTAL, LIMIT, LIMIT, TOTAL):
-        assert stops(node.use(used)) == []
+    for used, after in ((TOTAL, 1), (TOTAL, 1), (LIMIT, 1), (TOTAL, 1), (LIMIT, 1), (LIMIT, 10), (TOTAL, 1)):
+        assert stops(node.use(used, after=after)) == []
     assert [entry.text for entry in node.lease.story[before:]] == [
         "uses 80 GiB of its 40 GiB on GPU 0",
         "is inside its memory again",
@@ -134,13 +134,25 @@ def test_a_warning_is_given_once_and_taken_back_once() -> None:
     assert state_name(node.lease.state) == "active"
 
 
-def test_patience_waits_for_the_whole_time_and_begins_anew_after_a_good_moment() -> None:
+def test_patience_waits_for_the_whole_time_and_begins_anew_after_a_good_while() -> None:
     node = Node(WatchdogPolicy(Action.KILL, patience_seconds=5.0))
     assert stops(node.use(TOTAL)) == []
     assert stops(node.use(TOTAL, after=4.0)) == []
     assert stops(node.use(LIMIT, after=0.5)) == []
+    assert stops(node.use(LIMIT, after=10.0)) == []
     assert stops(node.use(TOTAL)) == []
     assert stops(node.use(TOTAL, after=5.0)) == [0]
+
+
+@pytest.mark.parametrize("patience", [5.0, 60.0])
+def test_who_lets_go_for_a_moment_now_and_again_does_not_buy_time(patience: float) -> None:
+    node = Node(WatchdogPolicy(Action.KILL, patience_seconds=patience))
+    began, before = node.now, len(node.lease.story)
+    while not stops(node.use(TOTAL)):
+        assert node.now - began < patience + 3
+        assert stops(node.use(LIMIT)) == []
+    assert node.now - began >= patience
+    assert len(node.lease.story) == before + 2, "one line for the overuse, one for the end"
 
 
 def test_each_gpu_of_a_lease_has_its_own_limit() -> None:
@@ -184,15 +196,17 @@ def test_who_leaves_mps_is_named_after_one_sample_and_ended_after_the_next(
 def test_where_the_watchdog_only_warns_who_left_mps_is_told_once_and_taken_back_once() -> None:
     node = Node(WatchdogPolicy(Action.WARN))
     before = len(node.lease.story)
-    for left in (True, True, True, False, False, True):
-        assert stops(node.leave(left=left)) == []
+    steps = ((True, 1), (True, 1), (False, 1), (True, 1), (False, 1), (False, 10), (True, 1))
+    for left, after in steps:
+        assert stops(node.leave(left=left, after=after)) == []
     assert [entry.text for entry in node.lease.story[before:]] == [LEFT, BACK, LEFT]
 
 
-def test_patience_holds_for_who_left_mps_too_and_begins_anew_after_a_return() -> None:
+def test_patience_holds_for_who_left_mps_too_and_begins_anew_after_a_good_while() -> None:
     node = Node(WatchdogPolicy(Action.KILL, patience_seconds=5.0))
-    for left, after in ((True, 0.25), (True, 4.0), (False, 0.25), (True, 0.25), (True, 4.0)):
+    for left, after in ((True, 0.25), (True, 4.0), (False, 0.25), (False, 10.0), (True, 0.25), (True, 4.0)):
         assert stops(node.leave(left=left, after=after)) == []
+    assert stops(node.leave(left=False, after=0.25)) == [], "a moment is no return"
     assert stops(node.leave(after=1.0)) == [0]
 
 
