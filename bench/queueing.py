@@ -1,4 +1,4 @@
-"""Who waits how long: a real trace of leases replayed on 24 GPUs, under the project's core and under others."""
+"""Who waits how long: a real trace of leases replayed on 24 GPUs, under the project's core and others."""
 
 from __future__ import annotations
 

@@ -210,7 +210,7 @@ def new_job(
 
 
 def read_leases(path: Path, squeeze: float = 1.0) -> list[Job]:
-    """The leases of a trace in the order of their submission; ``squeeze``: they come so many times as fast."""
+    """The leases of a trace in the order of their submission; they come ``squeeze`` times as fast."""
     with gzip.open(path, "rt") as lines:
         rows = sorted(csv.DictReader(lines), key=lambda row: float(row["submit_s"]))
     return [

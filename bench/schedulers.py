@@ -20,7 +20,7 @@ Key = Callable[[Job, float], tuple[float, ...]]
 
 
 class InOrder:
-    """Starts what fits in the order of a key, nothing is preempted; ``blocking``: nobody passes one that waits."""
+    """Starts what fits in the order of a key; ``blocking``: nobody passes one that waits."""
 
     def __init__(self, cluster: Cluster, key: Key, *, blocking: bool = False) -> None:
         self._cluster = cluster

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
@@ -35,9 +34,11 @@ def sizes_of(grants: Sequence[Grant], places: Places) -> Sizes:
     """What grants count for. A GPU that is not here any more counts by its compute."""
     sizes: dict[str, int] = {}
     if len(grants) == 1:
-        with suppress(KeyError):
+        try:
             gpu = places.gpu(grants[0].gpu)
-            return _alone(gpu.name, permille_on(grants[0], gpu))
+        except KeyError:
+            return _alone("", grants[0].compute_permille)
+        return _alone(gpu.name, permille_on(grants[0], gpu))
     for grant in grants:
         try:
             gpu = places.gpu(grant.gpu)
@@ -94,12 +95,13 @@ class Ledger:
         """Count a holder in."""
         self.sizes[holder.lease.id] = sizes
         self.holders[holder.project].append(holder)
-        if sizes:
-            self._count(holder, sizes, 1)
+        self._count(holder, sizes, 1)
         if self._yielding and holder.lease.request.lease_class in self._yielding:
             self.best_effort[holder.lease.id] = holder
-        for other in holder.behind:
-            self.behind[other][holder.lease.id] = holder
+        if holder.behind:
+            for other in holder.behind:
+                self.behind[other][holder.lease.id] = holder
+        self._forget(holder.project)
 
     def remove(self, holder: Holder) -> None:
         """Count a holder out."""
@@ -108,19 +110,26 @@ class Ledger:
         self.best_effort.pop(holder.lease.id, None)
         for other in holder.behind:
             self.behind[other].pop(holder.lease.id, None)
+        self._forget(holder.project)
 
     def _count(self, holder: Holder, sizes: Sizes, sign: int) -> None:
         name = holder.project
         project = self.policy.projects.get(name)
         for model, size in sizes.items():
-            key = (name, "" if project is None else project.pool(model))
-            self._held[key] += sign * size
-            if holder.lease.request.lease_class is FIXED_CLASS:
-                self._fixed[key] += sign * size
             self._all[name] += sign * size
-        self._known_edges.pop(holder.project, None)
-        self._lowest.pop(holder.project, None)
+            if project is not None:  # only of configured projects more is asked than how much they hold
+                key = (name, project.pool(model))
+                self._held[key] += sign * size
+                if holder.lease.request.lease_class is FIXED_CLASS:
+                    self._fixed[key] += sign * size
+
+    def _forget(self, project: str) -> None:
+        """What was worked out about a project holds no more."""
         self.version += 1
+        if self._known_edges:
+            self._known_edges.pop(project, None)
+        if self._lowest:
+            self._lowest.pop(project, None)
 
     def held(self, project: str) -> int:
         """All that a project holds."""
