@@ -91,6 +91,15 @@ def test_ps_shows_leases_and_processes_without_one(gpushare: Gpushare) -> None:
     ]
 
 
+def test_ps_shows_compute_that_others_leave(gpushare: Gpushare, standin: StandIn) -> None:
+    burst = {**GRANT, "compute_permille": 125, "compute_limit_permille": 1000}
+    leases = [lease(grants=[burst]), lease(grants=[burst, burst])]
+    standin.answers["Leases/List"] = ok({"leases": leases})
+    assert gpushare("ps", "--no-headers", "-o", "columns=share").stdout.split() == [
+        *("12.5..100%", "2x12.5..100%")
+    ]
+
+
 def test_numbers_stand_to_the_right(gpushare: Gpushare) -> None:
     rows = gpushare("ps", "-o", "columns=memory,lease").stdout.splitlines()[1:]
     assert [row[:8] for row in rows[:3]] == ["  MEMORY", "3/20 GiB", "-/40 GiB"]

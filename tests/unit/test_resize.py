@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from gpushared.domain import messages as m
-from gpushared.domain.asking import NewSize, read_size
+from gpushared.domain.asking import Ask, NewSize, describe, read_request, read_size
+from gpushared.domain.elastic import is_elastic
 from gpushared.domain.errors import (
     GpushareError,
     LimitReached,
@@ -373,3 +374,89 @@ def test_every_gpu_of_a_lease_gets_the_new_size() -> None:
 def test_a_new_size_is_read_as_a_request_s() -> None:
     assert read_size(gpu="2x0.5", gpu_compute="30%") == NewSize(2, 300, None, 500)
     assert read_size(gpu_memory="8g") == NewSize(1, None, 8 * GIB, None)
+
+
+# --- ranges --------------------------------------------------------------------------------------------
+
+
+def grown(node: Node, lease: LeaseId, **size: str) -> Grant:
+    """What it has after a resize as one types it."""
+    node.resize(lease, **size)
+    (grant,) = node.of(lease).grants
+    return grant
+
+
+def test_a_range_is_as_much_as_is_free_now() -> None:
+    node = Node()
+    lease = node.run(part(250))
+    node.ask(part(300))
+    grant = grown(node, lease, gpu="0.25..1")
+    assert (grant.compute_permille, grant.memory_bytes) == (700, ONE.memory_of_share(700))
+
+
+def test_a_range_of_memory_leaves_the_compute_as_it_is() -> None:
+    node = Node()
+    lease = node.run(part(250))
+    node.ask(part(300))
+    grant = grown(node, lease, gpu_memory="8g..500g")
+    assert (grant.compute_permille, grant.memory_bytes) == (250, TOTAL - ONE.memory_of_share(300))
+
+
+def test_a_range_below_the_size_shrinks_to_its_end() -> None:
+    node = Node()
+    assert grown(node, node.run(part(500)), gpu="0.1..0.2").compute_permille == 200
+
+
+def test_a_range_whose_least_is_not_free_is_refused() -> None:
+    node = Node()
+    lease = node.run(part(250))
+    node.ask(part(700))
+    with pytest.raises(LimitReached):
+        grown(node, lease, gpu="0.5..1")
+
+
+def test_a_range_does_not_grow_where_the_room_is_kept_for_the_head() -> None:
+    node = Node()
+    lease = node.run(part(250))
+    node.ask(part(250))
+    node.ask(part(750))
+    assert grown(node, lease, gpu="0.1..1").compute_permille == 250
+
+
+def test_a_plain_size_ends_a_range() -> None:
+    node = Node()
+    lease = node.run(read_request(Ask(gpu="0.25..0.5"), {}))
+    assert grown(node, lease, gpu="0.75").compute_permille == 750
+    assert not is_elastic(node.of(lease).request)
+
+
+def test_a_range_that_gives_the_size_that_it_has_counts_from_the_next_start_on() -> None:
+    node = Node()
+    lease = node.run(part(500))
+    node.ask(part(500))
+    assert grown(node, lease, gpu="0.25..0.75").compute_permille == 500
+    assert describe(node.of(lease).request) == "0.25..0.75"
+
+
+def test_compute_that_others_leave_can_be_had_and_given_up() -> None:
+    node = Node()
+    lease = node.run(part(250))
+    assert grown(node, lease, gpu_compute="25%..100%").ceiling_permille == 1000
+    assert grown(node, lease, gpu_memory="8g").ceiling_permille == 1000
+    assert grown(node, lease, gpu_compute="25%").ceiling_permille == 250
+
+
+def test_what_runs_under_a_lower_ceiling_than_before_is_capped_by_nothing() -> None:
+    """It keeps the one that it began with."""
+    node = Node()
+    lease = node.run(read_request(Ask(gpu="0.25", gpu_compute="25%..100%"), {}))
+    grown(node, lease, gpu_compute="50%..80%")
+    walls = node.of(lease).walls
+    assert walls is not None
+    assert walls.compute_cap is ComputeCap.NONE
+
+
+def test_a_number_of_gpus_is_no_size_of_a_lease() -> None:
+    node = Node(2)
+    with pytest.raises(RequestError, match="keeps this number of GPUs"):
+        grown(node, node.run(part(250)), gpu="1..2")
