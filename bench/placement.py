@@ -1,4 +1,4 @@
-"""(f) How much of a fleet's GPUs the placement policies fill, and how long a decision takes.
+"""How much of a fleet's GPUs the placement policies fill, and how long a decision takes.
 
 Reads a folder with ``nodes.csv.gz`` and ``tasks.csv.gz`` in the columns of Alibaba's cluster-trace-gpu-v2023.
 All tasks come in random order, then are drawn again until they ask for 1.3 times the GPUs there are. Each is

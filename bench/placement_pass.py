@@ -1,4 +1,4 @@
-"""(i) One pass over a long queue: 10 000 requests of some hundred kinds against 1000 hosts of 8 GPUs.
+"""One pass over a long queue: 10 000 requests of some hundred kinds against 1000 hosts of 8 GPUs.
 
 The fleet is filled until it refuses most, as a fleet with a queue is. Then everybody who waits is asked
 about: by a fleet that was not asked before, again when nothing has changed, and when some leases have ended.
