@@ -19,7 +19,7 @@ from gpushared.domain.policy.projects import DEFAULT_CLASSES, GivesWay, Policy, 
 from gpushared.domain.policy.rooms import RoomPlaces
 from gpushared.domain.policy.usage import Interval, Usage
 from gpushared.domain.request import Isolation, LeaseClass, Request
-from gpushared.domain.units import parse_duration
+from gpushared.domain.units import format_share, parse_duration
 
 HERE = Path(__file__).parent
 NOW = 1_800_000_000.0
@@ -99,6 +99,8 @@ def _got(one: Candidate, made: Plan) -> str:
     lease = one.lease.id
     if lease in made.grants:
         text = "on " + ",".join(grant.gpu for grant in made.grants[lease])
+        if one.lease.request.max_compute_permille is not None:
+            text += f" with {format_share(made.grants[lease][0].compute_permille)}"
         return f"{text} behind {','.join(made.behind[lease])}" if lease in made.behind else text
     found = next((preemption for preemption in made.preemptions if preemption.winner == lease), None)
     if found is not None:
@@ -161,13 +163,19 @@ def _permille(text: str) -> int:
 
 def _lease(name: str, at: int, words: list[str], said: Mapping[str, str]) -> Lease:
     _, lease_class, size, *_ = words
+    size, _, most = size.partition("..")
     count, _, share = size.rpartition("x")
     permille = _permille(share)
+    whole = permille == 1000
+    most_permille = _permille(most) if most and not whole else None
     request = Request(
         gpu_count=int(count or 1),
         compute_permille=permille,
         memory_permille=permille,
-        isolation=Isolation.EXCLUSIVE if permille == 1000 else Isolation.SHARED,
+        max_gpu_count=int(most) if most and whole else None,
+        max_compute_permille=most_permille,
+        max_memory_permille=most_permille,
+        isolation=Isolation.EXCLUSIVE if whole else Isolation.SHARED,
         lease_class=LeaseClass(lease_class),
         time_limit_seconds=int(parse_duration(said["time"])) if "time" in said else None,
         models=(said["model"],) if "model" in said else (),
@@ -193,6 +201,7 @@ def _holder(at: int, text: str, policy: Policy) -> Holder:
     lease = replace(
         lease, state=Reserved(grants, started, started), expires_at=None if limit is None else started + limit
     )
+    lease = replace(lease, lowered="lowered" in said)
     return Holder(
         lease,
         words[0],
