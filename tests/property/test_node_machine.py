@@ -26,8 +26,11 @@ from gpushared.domain.lease import (
     LeaseId,
     MemoryWall,
     Paused,
+    Queued,
     Reserved,
+    Resuming,
     Starting,
+    Suspended,
     Walls,
     WithContainer,
 )
@@ -50,6 +53,9 @@ SIZES = st.builds(
 )
 WALLS = Walls(MemoryWall.MPS_CLIENT, ComputeCap.MPS_PERCENTAGE)
 ROOT = CALLERS[0]
+
+GivingWay = type[m.PauseAsked | m.ResumeAsked | m.PreemptAsked]
+GIVING_WAY: tuple[GivingWay, ...] = (m.PauseAsked, m.ResumeAsked, m.PreemptAsked)
 
 
 class NodeMachine(RuleBasedStateMachine):
@@ -110,6 +116,36 @@ class NodeMachine(RuleBasedStateMachine):
             self.sample(self.now, frozenset({lease.id} if greed else ()), {}, 0, greed)
             self.send(m.ResizeAsked(lease.id, ROOT, size))
 
+    @rule(pick=PICK, caller=CALLER, what=st.sampled_from(GIVING_WAY))
+    def it_is_paused_resumed_or_preempted(self, pick: int, caller: Caller, what: GivingWay) -> None:
+        self.send(what(self.lease(pick), caller))
+
+    @rule(pick=PICK, what=st.sampled_from((m.ContainerSuspended, m.ContainerResumed)))
+    def it_has_left_its_gpus_or_is_back(
+        self, pick: int, what: type[m.ContainerSuspended | m.ContainerResumed]
+    ) -> None:
+        self.send(what(self.lease(pick)))
+
+    @rule(pick=PICK, what=st.sampled_from((m.SuspendFailed, m.ResumeFailed)))
+    def it_could_not(self, pick: int, what: type[m.SuspendFailed | m.ResumeFailed]) -> None:
+        self.send(what(self.lease(pick), "the driver says no"))
+
+    @rule(able=st.booleans(), late=st.booleans())
+    def the_nodes_means_are_known(self, able: bool, late: bool) -> None:
+        self.send(m.MeansKnown(m.Means("" if able else "no", checkpoint_with_mps=True, binds_late=late)))
+
+    @rule(pick=PICK, caller=CALLER, held=st.booleans())
+    def it_is_held_or_let_go(self, pick: int, caller: Caller, held: bool) -> None:
+        self.send(m.HoldAsked(self.lease(pick), caller, held))
+
+    @rule(pick=PICK, caller=CALLER, seconds=st.sampled_from((60, 10**9)))
+    def it_is_extended(self, pick: int, caller: Caller, seconds: int) -> None:
+        self.send(m.ExtendAsked(self.lease(pick), caller, seconds))
+
+    @rule(pick=PICK, caller=CALLER, priority=st.integers(-101, 101))
+    def it_gets_a_priority(self, pick: int, caller: Caller, priority: int) -> None:
+        self.send(m.PriorityAsked(self.lease(pick), caller, priority))
+
     @rule(pick=PICK, caller=CALLER)
     def it_is_claimed(self, pick: int, caller: Caller) -> None:
         self.send(m.ClaimAsked(self.lease(pick), caller))
@@ -118,9 +154,10 @@ class NodeMachine(RuleBasedStateMachine):
     def the_claim_is_dropped(self, pick: int) -> None:
         self.send(m.ClaimDropped(self.lease(pick)))
 
-    @rule(pick=PICK, container=st.integers(0, 2))
-    def a_container_is_created(self, pick: int, container: int) -> None:
-        self.send(m.ContainerCreated(self.lease(pick), ContainerId(f"box-{container}"), "box", "image"))
+    @rule(pick=PICK, container=st.integers(0, 2), stays=st.booleans())
+    def a_container_is_created(self, pick: int, container: int, stays: bool) -> None:
+        box = ContainerId(f"box-{container}")
+        self.send(m.ContainerCreated(self.lease(pick), box, "box", "image", stays))
 
     @rule(pick=PICK)
     def a_start_is_asked_for(self, pick: int) -> None:
@@ -212,7 +249,9 @@ class NodeMachine(RuleBasedStateMachine):
             case Reserved(claimed=False) if lease:
                 self.send(m.ClaimAsked(lease.id, Caller(lease.owner_uid, 0, lease.owner_name)))
             case Reserved() if lease:
-                self.send(m.ContainerCreated(lease.id, ContainerId(f"box-of-{lease.id}"), "box", "image"))
+                self.send(
+                    m.ContainerCreated(lease.id, ContainerId(f"box-of-{lease.id}"), "box", "image", True)
+                )
             case Starting() | Active() | Paused() | Draining(exited=False) if lease:
                 up = isinstance(lease.state, Starting)
                 condition = m.Condition.RUNNING if up else m.Condition.EXITED
@@ -329,7 +368,7 @@ class NodeMachine(RuleBasedStateMachine):
     @invariant()
     def every_waiting_lease_has_a_reason(self) -> None:
         decided = decisions(self.state, self.now)
-        assert [one.lease for one in decided] == [lease.id for lease in self.state.waiting()]
+        assert sorted(one.lease for one in decided) == sorted(lease.id for lease in self.state.waiting())
         assert all(one.reason is not None for one in decided if not one.grants)
 
     def teardown(self) -> None:
@@ -341,6 +380,10 @@ class NodeMachine(RuleBasedStateMachine):
         for gpu in self.gpus:
             self.send(m.GpuDrainAsked(gpu.id, ROOT, None))
         self.sample(self.now, frozenset(), {}, 0)
+        for lease in self.state.leases.values():
+            self.send(m.HoldAsked(lease.id, ROOT, held=False))
+            if isinstance(lease.state, Suspended):
+                self.send(m.ResumeAsked(lease.id, ROOT))
         for _ in range(2 * len(self.state.leases) + 2):
             for lease in self.state.holders():
                 self.send(m.StopAsked(lease.id, ROOT, 0))
@@ -431,7 +474,7 @@ class NodeMachine(RuleBasedStateMachine):
                 assert old.grants == lease.grants, "what was granted changed"
         if isinstance(event, m.ResizeAsked) and step.changed:
             self.check_resize(before, event, step)
-        self.check_fresh(event, step)
+        self.check_fresh(before, step)
 
     def check_resize(self, before: NodeState, event: m.ResizeAsked, step: Step) -> None:
         """It stays where it is, over what it uses, and off what the head waits for."""
@@ -453,11 +496,12 @@ class NodeMachine(RuleBasedStateMachine):
             if kept is not None and raised & kept.gpus:
                 assert (old.expires_at or kept.start_at + 1) <= kept.start_at < float("inf")
 
-    def check_fresh(self, event: m.Event, step: Step) -> None:
+    def check_fresh(self, before: NodeState, step: Step) -> None:
         """Nobody is put on a GPU that is in trouble or drained."""
         state = step.state
+        held = {lease.id for lease in before.holders()}
         made = (i.lease for i in step.instructions if isinstance(i, m.MakeEdits))
-        fresh = [lease for one in made if not _is_resize_of(event, lease := state.leases[one])]
+        fresh = [state.leases[one] for one in made if one not in held]
         assert all(state.gpus[grant.gpu].trouble is None for lease in fresh for grant in lease.grants)
         assert all(state.drain_of(grant.gpu) is None for lease in fresh for grant in lease.grants)
 
@@ -499,12 +543,15 @@ def _check_edits(before: NodeState, event: m.Event, step: Step) -> None:
         one.id for one in step.changed if one.id in held and before.leases[one.id].grants != one.grants
     }
     remade = {one for one in changed & hold if _is_resize_of(event, step.state.leases[one])}
+    if isinstance(event, m.ExtendAsked) and event.lease in held:
+        remade.add(event.lease)
     assert sorted(made) == sorted((hold - held) | remade)
-    assert sorted(dropped) == sorted(held - hold)
-    assert all(isinstance(step.state.leases[one].state, Reserved) for one in set(made) - remade)
-    queued = {lease.id for lease in before.waiting()}
-    over = [lease for lease in step.changed if isinstance(lease.state, Ended) and lease.id not in queued]
-    assert sorted(lease.id for lease in over) == sorted(dropped)
+    assert all(
+        isinstance(step.state.leases[one].state, Reserved | Resuming | Starting) for one in set(made) - remade
+    )
+    ended = [lease.id for lease in step.changed if isinstance(lease.state, Ended)]
+    queued = {lease.id for lease in before.waiting() if isinstance(lease.state, Queued)}
+    assert sorted(dropped) == sorted(one for one in ended if one in before.leases and one not in queued)
 
 
 def _box(lease: Lease) -> ContainerId:
