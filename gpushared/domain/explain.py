@@ -20,7 +20,7 @@ from gpushared.domain.instances import (
     wrong_kind,
 )
 from gpushared.domain.lease import LeaseId
-from gpushared.domain.placement import Reason, Room, is_grant, need_on, place, refuse, rooms_of
+from gpushared.domain.placement import Reason, Refusal, Room, is_grant, need_on, place, refuse, rooms_of
 from gpushared.domain.queue import NEVER, Decision
 from gpushared.domain.request import Isolation, Request
 from gpushared.domain.state import NodeState
@@ -106,14 +106,29 @@ def refusal_sentence(request: Request, decision: Decision, state: NodeState, now
     if decision.reason is Reason.GPU_UNHEALTHY:
         one = "MIG instance" if wants_instances(request) else "GPU"
         few = f"no healthy {one} has" if request.gpu_count == 1 else f"too few healthy {one}s have"
-        troubles = sorted({r.text for r in decision.refusals if r.reason is Reason.GPU_UNHEALTHY})
-        return f"{few} room: {'; '.join(troubles)}"
+        return f"{few} room: {'; '.join(_troubles(decision.refusals, state))}"
     if not possible:
         what = "any MIG instance" if wants_instances(request) else "any GPU"
         what = "the GPU that this is bound to" if rooms and request.gpus else what
         return f"this node does not see {what} at the moment"
     best = max(possible, key=lambda room: (room.gpu.trouble is None, not room.exclusive, room.free_bytes))
     return f"needs {_needs(request, best)}; {_offer(request, possible, best)}{_held(state, best, now)}"
+
+
+def _troubles(refusals: Iterable[Refusal], state: NodeState) -> list[str]:
+    """What is wrong with which GPUs, each trouble once."""
+    labels: dict[str, list[str]] = {}
+    for refusal in refusals:
+        if refusal.reason is Reason.GPU_UNHEALTHY and refusal.gpu in state.gpus:
+            labels.setdefault(refusal.text, []).append(state.gpus[refusal.gpu].label)
+    return [_trouble(text, sorted(found)) for text, found in sorted(labels.items())]
+
+
+def _trouble(text: str, labels: list[str]) -> str:
+    """Some are whole sentences, others say what the GPU is or did."""
+    if text[:1].isupper():
+        return text
+    return f"GPU {labels[0]} {text}" if len(labels) == 1 else f"GPU {', '.join(labels)}: {text}"
 
 
 def _needs(request: Request, room: Room) -> str:
