@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpushared.domain.lease import Draining, Lease, LeaseId, Promised, Requeued, Suspended, Suspending
-from gpushared.domain.policy.passes import Candidate, Holder, Ladder, Plan, Preemption, Victim
+from gpushared.domain.policy.passes import NEVER, Candidate, Holder, Ladder, Plan, Preemption, Victim
 from gpushared.domain.policy.plan import plan
 from gpushared.domain.policy.rooms import RoomPlaces
+from gpushared.domain.request import Isolation
 from gpushared.domain.requeue import Step, is_leaving, step_of, wanted_request
 from gpushared.domain.state import NodeState
 
@@ -46,7 +47,7 @@ def candidate(lease: Lease, state: NodeState) -> Candidate:
         begin_at=lease.request.begin_at,
         after=tuple(LeaseId(name) for name in lease.request.after if LeaseId(name) in state.leases),
         served=lease.served_gpu_seconds,
-        yields=state.means.no_checkpoint == "",
+        yields=_yields(lease, state),
     )
 
 
@@ -69,6 +70,15 @@ def holder(lease: Lease, state: NodeState, now: float) -> Holder:
 
 def _priority(lease: Lease, state: NodeState) -> int:
     return state.policy.classes[lease.request.lease_class].priority + lease.request.priority
+
+
+def _yields(lease: Lease, state: NodeState) -> bool:
+    """Whether it would be suspended rather than stopped, on a node where anybody gives way at all."""
+    means, rules = state.means, state.policy.classes[lease.request.lease_class]
+    able = not means.no_checkpoint and (
+        means.checkpoint_with_mps or lease.request.isolation is Isolation.EXCLUSIVE
+    )
+    return able and rules.min_run_seconds < NEVER
 
 
 def _under_way(winner: LeaseId, promised: Promised) -> Preemption:
