@@ -248,7 +248,10 @@ def test_who_waits_is_told_of_sick_gpus_and_gets_another() -> None:
     assert [grant.gpu for grant in elsewhere.grants] == [TWO.id]
     node.lose(ONE, TWO)
     waits = node.ask()
-    assert node.why_waits(waits) == ("gpu_unhealthy", "no healthy GPU has room: GPU 0, 1: is lost: it does not answer")
+    assert node.why_waits(waits) == (
+        "gpu_unhealthy",
+        "no healthy GPU has room: GPU 0, 1: is lost: it does not answer",
+    )
     node.sample()
     for gpu in (ONE, TWO):
         node.drain(gpu, None)
@@ -315,7 +318,10 @@ def test_a_drained_gpu_gets_no_new_leases_and_those_there_run_on() -> None:
     assert [grant.gpu for grant in node.lease(node.ask()).grants] == [TWO.id]
     node.drain(TWO)
     waits = node.ask()
-    assert node.why_waits(waits) == ("gpu_unhealthy", "no healthy GPU has room: GPU 0, 1: is drained by root: new fan")
+    assert node.why_waits(waits) == (
+        "gpu_unhealthy",
+        "no healthy GPU has room: GPU 0, 1: is drained by root: new fan",
+    )
     node.drain(TWO, None)
     assert [grant.gpu for grant in node.lease(waits).grants] == [TWO.id]
 
