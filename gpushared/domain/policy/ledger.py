@@ -96,7 +96,7 @@ class Ledger:
         self.sizes[holder.lease.id] = sizes
         self.holders[holder.project].append(holder)
         self._count(holder, sizes, 1)
-        if self._yielding and holder.lease.request.lease_class in self._yielding:
+        if holder.lease.lowered or holder.lease.request.lease_class in self._yielding:
             self.best_effort[holder.lease.id] = holder
         if holder.behind:
             for other in holder.behind:

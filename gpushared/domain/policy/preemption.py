@@ -2,6 +2,7 @@
 
 A request may take GPUs back by one of these rights:
 
+- *idle*: from leases that were lowered because they do nothing on their GPUs.
 - *claim*: its project is below its guarantee. From leases over quota in other projects.
 - *priority*: from leases of its own project with a lower priority.
 - *class*: from leases of a class that gives way to all and goes after its own.
@@ -9,9 +10,10 @@ A request may take GPUs back by one of these rights:
 - *turn*: it is its project's turn. From leases over quota of projects that used more, if they held their
   GPUs for a turn and their class does not go before its own.
 
-Nobody is preempted before the least run time of its class, nor by its own project at the same or a higher
-priority, nor while what it holds is guaranteed to its project, except by *priority* and *class*; a class that
-never gives way never does. And nobody is preempted unless the winner then has a place.
+Nobody is preempted before the least run time of its class. Unless it is idle, nobody is by its own project
+at the same or a higher priority, nor while what it holds is guaranteed to its project, except by *priority*
+and *class*; and a class that never gives way never does. And nobody is preempted unless the winner then has a
+place.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ EXACT_UP_TO = 5
 class Right(StrEnum):
     """By what a request may take GPUs back."""
 
+    IDLE = "idle"
     CLAIM = "claim"
     PRIORITY = "priority"
     CLASS = "class"
@@ -52,6 +55,7 @@ class Right(StrEnum):
 
 
 WHY = {
+    Right.IDLE: "nothing has been done there for long",
     Right.CLAIM: "its project is guaranteed the room",
     Right.PRIORITY: "its priority in the project is higher",
     Right.CLASS: "its class goes before best effort",
@@ -113,10 +117,12 @@ class Court:
     def right(self, winner: Candidate, holder: Holder, *, claim: bool, turn: bool) -> Right | None:
         """By what right the winner may take this lease's GPUs, the least run time aside."""
         rules = self.policy.classes[holder.lease.request.lease_class]
-        if holder.leaving or rules.gives_way is GivesWay.NEVER:
+        if holder.leaving or (rules.gives_way is GivesWay.NEVER and not holder.lease.lowered):
             return None
         if winner.lease.id in holder.behind:
             return Right.KEPT
+        if holder.lease.lowered:
+            return Right.IDLE
         if holder.project == winner.project:
             return Right.PRIORITY if holder.priority < winner.priority else None
         mine = self.policy.classes[winner.lease.request.lease_class]
@@ -166,6 +172,8 @@ class Found:
 def lost_seconds(holder: Holder, now: float) -> float:
     """GPU-seconds of work that preempting this lease costs."""
     gpus = sum(grant.compute_permille for grant in holder.lease.grants) / WHOLE_PERMILLE
+    if holder.lease.lowered:
+        return gpus * PAUSE_SECONDS  # no work is under way
     since = holder.started_at if holder.saved_at is None else holder.saved_at
     unsaved = max(0.0, now - since)
     match holder.step:
