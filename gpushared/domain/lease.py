@@ -397,8 +397,6 @@ class Lease:
     image: str = ""
     over_since: float | None = None
     """Since when its processes use more GPU memory than it holds, now and again; None while they do not."""
-    inside_since: float | None = None
-    """Since when they do not any more, where that has not lasted yet."""
     asked_first: Request | None = None
     """The request as it came, where a resize changed it since."""
     held_by: str = ""
@@ -435,8 +433,6 @@ class Lease:
     """How often its container was started again after such a fault."""
     outside_since: float | None = None
     """Since when a process of it uses a GPU beside MPS, now and again; None while none does."""
-    back_since: float | None = None
-    """Since when none does any more, where that has not lasted yet."""
     baked: tuple[Grant, ...] = ()
     """What the container was created with, where a resize changed it since: its own settings still say so."""
     story: tuple[StoryEntry, ...] = field(default=(), compare=False)

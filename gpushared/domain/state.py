@@ -78,6 +78,8 @@ class NodeState:
     """GPUs that get no new leases; what is true of a GPU is true of its parts."""
     faulted: Mapping[GpuId, float] = field(default_factory=dict)
     """When an MPS server on a GPU was last seen in a fault."""
+    calm: Mapping[tuple[LeaseId, str], float] = field(default_factory=dict)
+    """Since when what the watchdog has against a lease is not so any more, where that has not lasted yet."""
     usage: Usage = field(default_factory=lambda: Usage(DAY))
     """What each project used before now, of leases that hold nothing any more."""
     turns: Mapping[str, float] = field(default_factory=dict)
@@ -187,6 +189,7 @@ class Draft:
         self.use = state.use
         self.drained = dict(state.drained)
         self.faulted = dict(state.faulted)
+        self.calm = dict(state.calm)
         self.means = state.means
         self.resting = dict(state.resting)
         self.quiet = state.quiet
@@ -212,6 +215,7 @@ class Draft:
             use=self.use,
             drained=self.drained,
             faulted=self.faulted,
+            calm=self.calm,
             means=self.means,
             resting=self.resting,
             quiet=self.quiet,

@@ -29,6 +29,7 @@ _DONE = {Action.STOP: "stopped", Action.KILL: "killed"}
 
 def watch(sample: GpusSampled, draft: Draft) -> None:
     """Look at what the processes of every slice do; note, stop or kill as the policy of its class says."""
+    draft.calm = {of: since for of, since in draft.calm.items() if of[0] in draft.leases}
     for lease in draft.view().holders():
         if _is_watched(lease):
             used = sample.used_bytes.get(lease.id, {})
@@ -54,17 +55,13 @@ def _worst(lease: Lease, used: Mapping[GpuId, int], draft: Draft) -> OverLimit |
 
 def _judge(lease: Lease, over: OverLimit | None, draft: Draft) -> None:
     if over is None:
-        if lease.over_since is not None and lease.inside_since is None:
-            draft.put(replace(lease, inside_since=draft.now))
-        elif lease.inside_since is not None and _has_lasted(lease.inside_since, lease, draft):
-            calm = replace(lease, over_since=None, inside_since=None)
-            draft.put(calm.note(draft.now, "is inside its memory again"))
+        if lease.over_since is not None and _is_calm(lease, "memory", draft):
+            draft.put(replace(lease, over_since=None).note(draft.now, "is inside its memory again"))
         return
+    draft.calm.pop((lease.id, "memory"), None)
     if lease.over_since is None:
         lease = replace(lease, over_since=draft.now)
         lease = draft.put(lease.note(draft.now, describe(over, draft)))
-    elif lease.inside_since is not None:
-        lease = draft.put(replace(lease, inside_since=None))
     assert lease.over_since is not None
     _act(lease, over, "of its memory", lease.over_since, draft)
 
@@ -73,12 +70,13 @@ def _judge_place(lease: Lease, sample: GpusSampled, draft: Draft) -> None:
     """Who leaves MPS is named after one sample, and may be ended from the next one on."""
     outside = sample.outside_mps.get(lease.id)
     if outside is None:
-        if all(grant.gpu in sample.readable for grant in lease.grants):
-            _come_back(lease, draft)
+        seen = all(grant.gpu in sample.readable for grant in lease.grants)
+        if lease.outside_since is not None and seen and _is_calm(lease, "mps", draft):
+            back = "none of its processes uses a GPU without MPS any more"
+            draft.put(replace(lease, outside_since=None).note(draft.now, back))
         return
+    draft.calm.pop((lease.id, "mps"), None)
     gpu, pid = outside
-    if lease.back_since is not None:
-        lease = draft.put(replace(lease, back_since=None))
     if lease.outside_since is None:
         why = f"its process {pid} uses {_where(gpu, draft)} without MPS, where nothing holds it to its part"
         draft.put(replace(lease, outside_since=draft.now).note(draft.now, why))
@@ -86,16 +84,10 @@ def _judge_place(lease: Lease, sample: GpusSampled, draft: Draft) -> None:
     _act(lease, OutsideMps(gpu, pid), f"its process {pid} left MPS", lease.outside_since, draft)
 
 
-def _come_back(lease: Lease, draft: Draft) -> None:
-    if lease.outside_since is not None and lease.back_since is None:
-        draft.put(replace(lease, back_since=draft.now))
-    elif lease.back_since is not None and _has_lasted(lease.back_since, lease, draft):
-        back = "none of its processes uses a GPU without MPS any more"
-        draft.put(replace(lease, outside_since=None, back_since=None).note(draft.now, back))
-
-
-def _has_lasted(since: float, lease: Lease, draft: Draft) -> bool:
+def _is_calm(lease: Lease, about: str, draft: Draft) -> bool:
+    """Whether all has been well for long enough since it first was."""
     policy = draft.rules.watchdog[lease.request.lease_class]
+    since = draft.calm.setdefault((lease.id, about), draft.now)
     return draft.now - since >= max(CALM_SECONDS, policy.patience_seconds)
 
 
