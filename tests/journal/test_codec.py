@@ -145,7 +145,9 @@ def test_a_lease_reads_as_one_would_write_it_by_hand() -> None:
     lease = fake_lease(1, Starting((grant,), ContainerId("c1"), since=2.0, deadline=None))
     assert json.loads(lease_to_json(lease))["state"] == {
         "kind": "starting",
-        "grants": [{"gpu": "GPU-1", "memory_bytes": 1024, "compute_permille": 250}],
+        "grants": [
+            {"gpu": "GPU-1", "memory_bytes": 1024, "compute_permille": 250, "compute_limit_permille": 0}
+        ],
         "container": "c1",
         "since": 2.0,
         "deadline": None,

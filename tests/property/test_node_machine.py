@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gpushared.domain import messages as m
-from gpushared.domain.asking import NewSize
+from gpushared.domain.asking import NewSize, read_size
 from gpushared.domain.bounds import count_bounds
-from gpushared.domain.elastic import least, most
+from gpushared.domain.elastic import is_elastic, least, most
 from gpushared.domain.errors import GpushareError, InvalidTransition
 from gpushared.domain.gpu import MIB, WHOLE_PERMILLE, Gpu, GpuId
 from gpushared.domain.granting import decisions
@@ -44,13 +44,23 @@ from tests.property.worlds import CALLERS, GIB, REQUESTS, gpu_sets
 PICK = st.integers(0, 40)
 CALLER = st.sampled_from(CALLERS)
 CONDITION = st.sampled_from(tuple(m.Condition))
-SIZES = st.builds(
+PLAIN_SIZES = st.builds(
     NewSize,
     st.just(1),
     st.sampled_from((None, 10, 100, 250, 500, 1000)),
     st.sampled_from((None, None, MIB, 2 * GIB, 7 * GIB, 20 * GIB)),
     st.sampled_from((None, 10, 250, 500, 1000)),
 )
+SIZE_RANGES = st.sampled_from(
+    (
+        read_size(gpu="0.01..0.1"),
+        read_size(gpu="0.25..1"),
+        read_size(gpu_memory="1m..500g"),
+        read_size(gpu="0.1..0.5", gpu_memory="2g..7g"),
+        read_size(gpu_compute="10%..100%"),
+    )
+)
+SIZES = st.one_of(PLAIN_SIZES, SIZE_RANGES)
 WALLS = Walls(MemoryWall.MPS_CLIENT, ComputeCap.MPS_PERCENTAGE)
 ROOT = CALLERS[0]
 
@@ -534,13 +544,19 @@ def _is_resize_of(event: m.Event, lease: Lease) -> bool:
     return isinstance(event, m.ResizeAsked) and event.lease == lease.id
 
 
+def _told(lease: Lease) -> tuple[object, ...]:
+    """What a container is told of its size."""
+    request = lease.request
+    return lease.grants, (least(request), most(request)) if is_elastic(request) else None
+
+
 def _check_edits(before: NodeState, event: m.Event, step: Step) -> None:
     made = [one.lease for one in step.instructions if isinstance(one, m.MakeEdits)]
     dropped = [one.lease for one in step.instructions if isinstance(one, m.DropEdits)]
     held = {lease.id for lease in before.holders()}
     hold = {lease.id for lease in step.state.holders()}
     changed = {
-        one.id for one in step.changed if one.id in held and before.leases[one.id].grants != one.grants
+        one.id for one in step.changed if one.id in held and _told(before.leases[one.id]) != _told(one)
     }
     remade = {one for one in changed & hold if _is_resize_of(event, step.state.leases[one])}
     if isinstance(event, m.ExtendAsked) and event.lease in held:
