@@ -75,10 +75,15 @@ def clock(moment: float, now: float) -> str:
 
 
 def start(start_from: float | None, start_to: float | None, now: float) -> str:
-    """``about 14:05 (12-25 min)``, ``by 14:30 (25 min)`` where only the latest is known, else ``unknown``."""
-    last = None if start_to is None else max(0, round((start_to - now) / 60))
-    if start_from is None:
+    """``about 14:05 (12-25 min)``, ``by 14:30 (25 min)``, ``not before 14:05 (12 min)``, or ``unknown``."""
+    first, last = _minutes(start_from, now), _minutes(start_to, now)
+    if start_from is None or first is None:
         return "unknown" if start_to is None else f"by {clock(start_to, now)} ({last} min)"
-    first = max(0, round((start_from - now) / 60))
-    minutes = f"{first} min" if last is None or last <= first else f"{first}-{last} min"
+    if last is None:
+        return f"not before {clock(start_from, now)} ({first} min)"
+    minutes = f"{first} min" if last <= first else f"{first}-{last} min"
     return f"about {clock(start_from, now)} ({minutes})"
+
+
+def _minutes(moment: float | None, now: float) -> int | None:
+    return None if moment is None else max(0, round((moment - now) / 60))

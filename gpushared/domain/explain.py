@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from gpushared.domain.asking import describe
 from gpushared.domain.elastic import is_elastic
 from gpushared.domain.errors import NeverFits, Unavailable
+from gpushared.domain.forecast import POSITIONS
 from gpushared.domain.gpu import MIB, WHOLE_PERMILLE, Gpu, GpuId
 from gpushared.domain.instances import (
     could_do,
@@ -26,6 +27,9 @@ from gpushared.domain.request import Isolation, Request
 from gpushared.domain.state import NodeState
 from gpushared.domain.units import SMALLEST_PERMILLE, format_duration, format_memory, format_share
 
+_NOT_FOR_LEASES = (Reason.GPU_UNHEALTHY, Reason.UNMANAGED_USE, Reason.OTHER_GPU)
+"""The end of leases is not what it waits for, so their time limits tell nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
@@ -35,6 +39,8 @@ class Waiting:
     queue_length: int
     reason: Reason
     text: str
+    start_from: float | None
+    """It does not start before; None = it may at any moment."""
     start_to: float | None
     refusals: tuple[tuple[Reason, int, str], ...]
 
@@ -55,8 +61,15 @@ def waiting(
     text = refusal_sentence(request, decision, state, now=now)
     if start is None and (starts is not None or _is_head(decision)):
         text += _why_unknown(decision, state)
+    begin_at = request.begin_at if request.begin_at is not None and now < request.begin_at else None
     return Waiting(
-        decision.position, queue_length, decision.reason or Reason.RESOURCES, text, start, _counted(decision)
+        decision.position,
+        queue_length,
+        decision.reason or Reason.RESOURCES,
+        text,
+        begin_at,
+        start,
+        _counted(decision),
     )
 
 
@@ -74,11 +87,17 @@ def _start(decision: Decision, now: float, starts: Mapping[LeaseId, float] | Non
 
 
 def _why_unknown(decision: Decision, state: NodeState) -> str:
-    """Whose missing time limits leave the start unknown: leases that hold something or wait further ahead."""
-    if decision.reason not in (Reason.RESOURCES, Reason.SHARING_MODE, Reason.QUEUE_ORDER):
+    """What leaves the start unknown, first of all leases without a time limit that hold or wait ahead."""
+    if decision.reason is Reason.HELD:
+        return "; start unknown: somebody has to let it go"
+    if decision.reason in _NOT_FOR_LEASES:
         return ""
-    ahead = [*state.holders(), *state.waiting()[: decision.position - 1]]
-    count = sum(lease.request.time_limit_seconds is None for lease in ahead)
+    if decision.position > POSITIONS:
+        return f"; start unknown: more than {POSITIONS} wait before it"
+    ahead = {lease.id: lease for lease in (*state.holders(), *state.waiting()[: decision.position - 1])}
+    awaited = state.leases[decision.lease].request.after
+    ahead |= {LeaseId(name): state.leases[LeaseId(name)] for name in awaited if LeaseId(name) in state.leases}
+    count = sum(lease.request.time_limit_seconds is None for lease in ahead.values())
     if not count:
         return ""
     return f"; start unknown: {count} " + ("lease has" if count == 1 else "leases have") + " no time limit"

@@ -1,71 +1,125 @@
 """When those who wait may start, from time limits alone: the queue played forward.
 
-Asked for on demand, never while deciding. The times are estimates: leases may end sooner, and whoever asks
-later may be placed first.
+Played by the rules themselves, in drafts that are thrown away: every lease uses its whole time limit, and
+who gives way uses its whole notice and grace, and then waits again. Asked for on demand, never while
+deciding. The times are estimates: leases may end sooner, and whoever asks later may be placed first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
-from gpushared.domain.lease import Lease, LeaseId
-from gpushared.domain.policy.passes import Plan
-from gpushared.domain.queue import granted
-from gpushared.domain.requeue import wanted_request
-from gpushared.domain.scheduling import pass_over
-from gpushared.domain.state import NodeState
+from gpushared.domain.granting import grant_what_fits
+from gpushared.domain.lease import (
+    Active,
+    ContainerId,
+    Draining,
+    Ended,
+    Expired,
+    Lease,
+    LeaseId,
+    LeaseState,
+    NoticeKind,
+    Preempted,
+    Requeued,
+    Reserved,
+    Resuming,
+    Starting,
+    Suspended,
+    Suspending,
+)
+from gpushared.domain.requeue import is_leaving
+from gpushared.domain.rules import Rules
+from gpushared.domain.state import Draft, NodeState
 
 POSITIONS = 32
 """Further back, an estimate says nothing."""
 STEPS = 64
+_NO_CONTAINER = ContainerId("")
 
 
 def starts(state: NodeState, now: float) -> Mapping[LeaseId, float]:
     """When each waiting lease starts if every lease uses its whole time limit; those unknown are left out."""
-    beyond = {lease.id for lease in state.waiting()[POSITIONS:]}
-    state = _with(state, {lease: _due(one, now) for lease, one in state.leases.items() if lease not in beyond})
+    waiting = [lease.id for lease in state.waiting()]
+    sought, beyond = set(waiting[:POSITIONS]), set(waiting[POSITIONS:])
+    known = {lease: _due(one, state.rules, now) for lease, one in state.leases.items() if lease not in beyond}
+    state = replace(state, leases=known)
     found: dict[LeaseId, float] = {}
     at = now
     for _ in range(STEPS):
-        plan = pass_over(state, at)
-        for lease in (*plan.grants, *(one.winner for one in plan.preemptions)):
-            found.setdefault(lease, at)
-        state = _after(state, plan, at)
-        ahead = [*_ends(state.leases.values()), plan.look_again_at]
+        draft = Draft(state, at)
+        _leave(draft)
+        look_again_at = grant_what_fits(draft)
+        for lease in list(draft.leases.values()):
+            if lease.grants:
+                found.setdefault(lease.id, at)
+                draft.leases[lease.id] = _running(lease, at)
+        state = draft.finish().state
+        ahead = [look_again_at, *(_leaves_at(one, state.rules) for one in state.holders())]
         later = [moment for moment in ahead if at < moment < float("inf")]
-        if not state.waiting() or not later:
+        if not later or sought <= found.keys():
             break
         at = min(later)
-        state = _with(state, {lease: one for lease, one in state.leases.items() if not _is_over(one, at)})
-    return found
+    return {lease: start for lease, start in found.items() if lease in sought}
 
 
-def _after(state: NodeState, plan: Plan, at: float) -> NodeState:
-    """With the plan's grants, and without those who give way for good."""
-    leases = dict(state.leases)
-    for preemption in plan.preemptions:
-        for victim in preemption.victims:
-            leases.pop(victim.lease, None)
-    winners = {one.winner: one.grants for one in plan.preemptions}
-    for lease, grants in (*plan.grants.items(), *winners.items()):
-        asked = replace(leases[lease], request=wanted_request(leases[lease], state))
-        leases[lease] = granted(asked, grants, at)
-    return _with(state, leases)
+def leaves_by(lease: Lease, rules: Rules) -> float:
+    """When a lease that gives way or ends is off its GPUs at the latest."""
+    match lease.state:
+        case Suspending(deadline=deadline):
+            return deadline
+        case Draining(since=since):
+            return since + rules.stop_grace_seconds
+        case _:
+            assert lease.notice is not None, "only of leases that leave"
+            return lease.notice.until + rules.stop_grace_seconds
 
 
-def _due(lease: Lease, now: float) -> Lease:
-    """One that should be over already: nobody knows when it will be."""
-    return replace(lease, expires_at=None) if _is_over(lease, now) else lease
+def _leaves_at(lease: Lease, rules: Rules) -> float:
+    """When it is off its GPUs, if it uses its whole time; infinite where nothing tells."""
+    limit = float("inf") if lease.expires_at is None else lease.expires_at
+    return min(limit, leaves_by(lease, rules)) if is_leaving(lease) else limit
 
 
-def _with(state: NodeState, leases: Mapping[LeaseId, Lease]) -> NodeState:
-    return replace(state, leases=leases)
+def _due(lease: Lease, rules: Rules, now: float) -> Lease:
+    """One that should be off its GPUs already: nobody knows when it will be."""
+    if not lease.grants or _leaves_at(lease, rules) > now:
+        return lease
+    never, container = float("inf"), lease.container or _NO_CONTAINER
+    late = Draining(lease.grants, container, never, Expired(), exited=False, retry_at=never)
+    return replace(lease, state=late, expires_at=None)
 
 
-def _ends(leases: Iterable[Lease]) -> list[float]:
-    return [lease.expires_at for lease in leases if lease.grants and lease.expires_at is not None]
+def _running(lease: Lease, now: float) -> Lease:
+    """It runs as soon as it is granted."""
+    if isinstance(lease.state, Reserved | Starting | Resuming):
+        return replace(lease, state=Active(lease.grants, lease.container or _NO_CONTAINER, now))
+    return lease
 
 
-def _is_over(lease: Lease, at: float) -> bool:
-    return bool(lease.grants) and lease.expires_at is not None and lease.expires_at <= at
+def _leave(draft: Draft) -> None:
+    """Those whose time is over are off their GPUs now."""
+    for lease in list(draft.leases.values()):
+        if lease.grants and _leaves_at(lease, draft.rules) <= draft.now:
+            gone = replace(lease, state=_afterwards(lease, draft), notice=None, expires_at=None)
+            draft.put(gone.note(draft.now, "off its GPUs"))
+
+
+def _afterwards(lease: Lease, draft: Draft) -> LeaseState:
+    """Where it is then: over, or in the queue again."""
+    place = draft.next_sequence
+    if lease.expires_at is not None and lease.expires_at <= draft.now:
+        return Ended(Expired(), draft.now)
+    match lease.state:
+        case Suspending(grants, container, wanted=wanted):
+            left = None if lease.expires_at is None else lease.expires_at - draft.now
+            return Suspended(container, draft.now, place, grants, left, wanted=wanted)
+        case Draining(grants, container, outcome=Preempted(requeue=True), gone=False):
+            return Requeued(container, draft.now, place, grants)
+        case Draining(outcome=outcome):
+            return Ended(outcome, draft.now)
+        case _ if lease.requeues and lease.notice is not None and lease.notice.kind is NoticeKind.PREEMPTED:
+            return Requeued(lease.container or _NO_CONTAINER, draft.now, place, lease.grants)
+        case _:
+            return Ended(Preempted(""), draft.now)

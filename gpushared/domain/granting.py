@@ -11,7 +11,7 @@ from gpushared.domain.eligible import not_yet
 from gpushared.domain.lease import Grant, Lease, LeaseId, Promised, Requeued, Reserved, Suspended
 from gpushared.domain.messages import MakeEdits
 from gpushared.domain.placement import Reason, Rooms
-from gpushared.domain.policy.passes import Plan, Preemption, Verdict, WaitReason
+from gpushared.domain.policy.passes import NEVER, Plan, Preemption, Verdict, WaitReason
 from gpushared.domain.queue import Decision, Reservation, granted, why_no_room
 from gpushared.domain.requeue import preempt, start_requeued, wanted_request
 from gpushared.domain.scheduling import pass_over
@@ -21,11 +21,14 @@ from gpushared.domain.suspension import resume
 _NOT_YET = (WaitReason.HELD, WaitReason.BEGIN_TIME, WaitReason.AFTER_LEASE)
 
 
-def grant_what_fits(draft: Draft) -> None:
-    """Give what is free to those whose turn it is, and let leases give way to those who are entitled."""
+def grant_what_fits(draft: Draft) -> float:
+    """Give what is free to those whose turn it is, and let leases give way to those who are entitled.
+
+    Comes back with when time alone may change the answer; infinite where only an event can.
+    """
     state = draft.view()
     if not state.waiting():
-        return
+        return NEVER
     plan = pass_over(state, draft.now)
     for lease_id, grants in plan.grants.items():
         lease = draft.leases[lease_id]
@@ -34,6 +37,7 @@ def grant_what_fits(draft: Draft) -> None:
     for preemption in plan.preemptions:
         _make_room(preemption, draft)
     draft.turns = plan.turns
+    return plan.look_again_at
 
 
 def _grant(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> None:

@@ -118,6 +118,7 @@ class Views:
             return
         view.waiting.position, view.waiting.queue_length = told.position, told.queue_length
         view.waiting.reason, view.waiting.text = told.reason, told.text
+        view.waiting.start_from = told.start_from or 0.0
         view.waiting.start_to = told.start_to or 0.0
 
     def _waiting(self, lease: Lease) -> Waiting | None:

@@ -48,11 +48,11 @@ def test_memory_is_in_its_largest_unit(size: int | None, shown: str) -> None:
     [
         (None, None, "unknown"),
         (NOON + 720, NOON + 1500, "about 12:12 (12-25 min)"),
-        (NOON + 720, None, "about 12:12 (12 min)"),
+        (NOON + 720, None, "not before 12:12 (12 min)"),
         (NOON + 720, NOON + 730, "about 12:12 (12 min)"),
         (None, NOON + 1500, "by 12:25 (25 min)"),
         (NOON - 60, NOON - 30, "about 11:59 (0 min)"),
-        (NOON + 86400, None, "about Fri 12:00 (1440 min)"),
+        (NOON + 86400, None, "not before Fri 12:00 (1440 min)"),
     ],
 )
 def test_a_start_is_a_clock_and_a_range(start_from: float | None, start_to: float | None, shown: str) -> None:
