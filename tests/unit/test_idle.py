@@ -22,7 +22,8 @@ from gpushared.domain.lease import (
     state_name,
 )
 from gpushared.domain.node import handle, restore
-from gpushared.domain.request import Caller, LeaseClass, Request
+from gpushared.domain.policy.projects import Policy, Project
+from gpushared.domain.request import Caller, Isolation, LeaseClass, Request
 from gpushared.domain.rules import IdleAction, IdlePolicy, Rules
 from gpushared.domain.state import NodeState, Step
 
@@ -352,6 +353,29 @@ def test_idle_time_is_shown_from_the_first_look_on() -> None:
     assert idle_since(node.lease, node.state) == node.now
     node.passes(5, WORK)
     assert idle_since(node.lease, node.state) is None
+
+
+# --- giving way ----------------------------------------------------------------------------------------
+
+WHOLE = Request(1, 1000, None, 1000, isolation=Isolation.EXCLUSIVE)
+
+
+@pytest.mark.parametrize(
+    ("policy", "state"),
+    [(Policy(projects={"paid": Project("paid")}), "suspending"), (Rules().policy, "active")],
+)
+def test_a_lowered_lease_gives_way_to_whoever_waits_where_leases_give_way_at_all(
+    policy: Policy, state: str
+) -> None:
+    node = Node()
+    node.state = replace(node.state, rules=replace(node.state.rules, policy=policy))
+    node.look()
+    node.passes(3599)
+    node.send(m.RequestSubmitted(WHOLE, Caller(1001, 1001, "bob")))
+    assert state_name(node.lease.state) == "active"
+    node.passes(1)
+    assert node.lease.lowered
+    assert state_name(node.lease.state) == state
 
 
 # --- over restarts, reloads and quiet times ------------------------------------------------------------
