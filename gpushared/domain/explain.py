@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpushared.domain.asking import describe
 from gpushared.domain.elastic import is_elastic
 from gpushared.domain.errors import NeverFits, Unavailable
-from gpushared.domain.forecast import POSITIONS
-from gpushared.domain.gpu import MIB, WHOLE_PERMILLE, Gpu, GpuId
+from gpushared.domain.forecast import POSITIONS, Start
+from gpushared.domain.gpu import MIB, WHOLE_PERMILLE, Gpu
 from gpushared.domain.instances import (
     could_do,
     in_words,
@@ -50,7 +50,7 @@ def waiting(
     state: NodeState,
     queue_length: int,
     now: float,
-    starts: Mapping[LeaseId, float] | None = None,
+    starts: Mapping[LeaseId, Start] | None = None,
 ) -> Waiting:
     """The explanation of one decision that granted nothing.
 
@@ -77,10 +77,10 @@ def _is_head(decision: Decision) -> bool:
     return decision.reservation is not None and decision.reservation.head == decision.lease
 
 
-def _start(decision: Decision, now: float, starts: Mapping[LeaseId, float] | None) -> float | None:
+def _start(decision: Decision, now: float, starts: Mapping[LeaseId, Start] | None) -> float | None:
     start = NEVER
     if starts is not None:
-        start = starts.get(decision.lease, NEVER)
+        start = starts[decision.lease].at if decision.lease in starts else NEVER
     elif decision.reservation is not None and _is_head(decision):
         start = decision.reservation.start_at
     return start if now < start < NEVER else None
@@ -246,24 +246,19 @@ def nearest_size(request: Request, gpus: Iterable[Gpu]) -> str:
     return f"{describe(request)} is more than a GPU's {format_memory(largest)}"
 
 
-def nearest_now(state: NodeState, kept: Collection[GpuId] = ()) -> str:
-    """The largest slice of one GPU that has room at the moment, as a hint, or an empty text.
+def nearest_permille(state: NodeState) -> int:
+    """The largest slice of one GPU that has room at the moment, in permille; 0 where none is worth naming.
 
-    ``kept``: the GPUs reserved for the head of the queue (``Decision.reservation``).
+    Whether it would be granted is the policy's matter (see ``offer``).
     """
     rooms = [
         room
         for room in state.rooms().values()
-        if room.gpu.trouble is None and not room.exclusive and room.gpu.id not in kept
-        if wrong_kind(Request(), room.gpu) is None
+        if room.gpu.trouble is None and not room.exclusive and wrong_kind(Request(), room.gpu) is None
     ]
-    if not rooms:
-        return ""
-    best = max(rooms, key=lambda room: min(room.free_permille, _permille_of(room)))
-    share = min(best.free_permille, _permille_of(best)) // SMALLEST_PERMILLE * SMALLEST_PERMILLE
-    if not SMALLEST_PERMILLE <= share < WHOLE_PERMILLE:
-        return ""
-    return f"--gpu {format_share(share)} would fit on GPU {best.gpu.index} now"
+    share = max((min(room.free_permille, _permille_of(room)) for room in rooms), default=0)
+    share = share // SMALLEST_PERMILLE * SMALLEST_PERMILLE
+    return share if SMALLEST_PERMILLE <= share < WHOLE_PERMILLE else 0
 
 
 def _permille_of(room: Room) -> int:

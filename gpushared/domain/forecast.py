@@ -7,8 +7,8 @@ deciding. The times are estimates: leases may end sooner, and whoever asks later
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 from gpushared.domain.granting import grant_what_fits
 from gpushared.domain.lease import (
@@ -17,6 +17,7 @@ from gpushared.domain.lease import (
     Draining,
     Ended,
     Expired,
+    Grant,
     Lease,
     LeaseId,
     LeaseState,
@@ -39,29 +40,44 @@ STEPS = 64
 _NO_CONTAINER = ContainerId("")
 
 
-def starts(state: NodeState, now: float) -> Mapping[LeaseId, float]:
-    """When each waiting lease starts if every lease uses its whole time limit; those unknown are left out."""
+@dataclass(frozen=True, slots=True)
+class Start:
+    """When a waiting lease starts, and on what."""
+
+    at: float
+    grants: tuple[Grant, ...]
+
+
+def starts(state: NodeState, now: float) -> Mapping[LeaseId, Start]:
+    """How each waiting lease starts if every lease uses its whole time limit; those unknown are left out."""
     waiting = [lease.id for lease in state.waiting()]
     sought, beyond = set(waiting[:POSITIONS]), set(waiting[POSITIONS:])
     known = {lease: _due(one, state.rules, now) for lease, one in state.leases.items() if lease not in beyond}
     state = replace(state, leases=known)
-    found: dict[LeaseId, float] = {}
+    found: dict[LeaseId, Start] = {}
     at = now
     for _ in range(STEPS):
         draft = Draft(state, at)
         _leave(draft)
         look_again_at = grant_what_fits(draft)
-        for lease in list(draft.leases.values()):
-            if lease.grants:
-                found.setdefault(lease.id, at)
-                draft.leases[lease.id] = _running(lease, at)
+        _start(draft, sought, found)
         state = draft.finish().state
         ahead = [look_again_at, *(_leaves_at(one, state.rules) for one in state.holders())]
         later = [moment for moment in ahead if at < moment < float("inf")]
         if not later or sought <= found.keys():
             break
         at = min(later)
-    return {lease: start for lease, start in found.items() if lease in sought}
+    return found
+
+
+def _start(draft: Draft, sought: Collection[LeaseId], found: dict[LeaseId, Start]) -> None:
+    """What was granted runs at once."""
+    for lease in list(draft.leases.values()):
+        if lease.grants and lease.id in sought:
+            found.setdefault(lease.id, Start(draft.now, lease.grants))
+        if isinstance(lease.state, Reserved | Starting | Resuming):
+            active = Active(lease.grants, lease.container or _NO_CONTAINER, draft.now)
+            draft.leases[lease.id] = replace(lease, state=active)
 
 
 def leaves_by(lease: Lease, rules: Rules) -> float:
@@ -89,13 +105,6 @@ def _due(lease: Lease, rules: Rules, now: float) -> Lease:
     never, container = float("inf"), lease.container or _NO_CONTAINER
     late = Draining(lease.grants, container, never, Expired(), exited=False, retry_at=never)
     return replace(lease, state=late, expires_at=None)
-
-
-def _running(lease: Lease, now: float) -> Lease:
-    """It runs as soon as it is granted."""
-    if isinstance(lease.state, Reserved | Starting | Resuming):
-        return replace(lease, state=Active(lease.grants, lease.container or _NO_CONTAINER, now))
-    return lease
 
 
 def _leave(draft: Draft) -> None:

@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpushared.domain import messages as m
 from gpushared.domain.errors import (
@@ -22,7 +22,7 @@ from gpushared.domain.errors import (
     TimedOut,
     Unavailable,
 )
-from gpushared.domain.forecast import starts
+from gpushared.domain.forecast import Start, starts
 from gpushared.domain.granting import decisions
 from gpushared.domain.lease import Lease, LeaseId
 from gpushared.domain.node import handle
@@ -43,7 +43,7 @@ class Outlook:
     """What the newest pass over the queue says of each waiting lease, and when each may start."""
 
     decisions: Mapping[LeaseId, Decision]
-    starts: Mapping[LeaseId, float]
+    starts: Mapping[LeaseId, Start]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Loop:
 
     def take_rules(self, rules: Rules) -> None:
         """New figures of the configuration; they hold from the next event on."""
-        self.state = replace(self.state, rules=rules)
+        self.state = self.state.with_rules(rules)
 
     def now(self) -> float:
         return self._clock.now()
@@ -161,9 +161,7 @@ class Loop:
 
     async def _write(self, steps: Sequence[Step]) -> None:
         writes = [
-            JournalWrite(
-                step.changed, step.entries, step.state.next_sequence, step.drained, step.standing
-            )
+            JournalWrite(step.changed, step.entries, step.state.next_sequence, step.drained, step.standing)
             for step in steps
             if step.changed or step.entries or step.drained is not None or step.standing is not None
         ]
@@ -187,7 +185,7 @@ class Loop:
     def _publish(self, state: NodeState) -> None:
         """Make it true. Those who wait are woken only by what they could be shown."""
         before, rules = self.state, self.state.rules
-        self.state = state if state.rules is rules else replace(state, rules=rules)
+        self.state = state if state.rules is rules else state.with_rules(rules)
         if _shown(before) != _shown(self.state):
             self._changed.set()
             self._changed = asyncio.Event()
@@ -202,7 +200,7 @@ class Loop:
 
 
 def _shown(state: NodeState) -> tuple[object, ...]:
-    return state.leases, state.gpus, state.stray_bytes, state.drained
+    return state.leases, state.gpus, state.stray_bytes, state.drained, state.projects
 
 
 def _nothing_yet(instruction: m.Instruction) -> None:

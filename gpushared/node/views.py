@@ -9,10 +9,9 @@ import psutil
 
 from gpushared.api.v1 import gpus_pb2, leases_pb2
 from gpushared.domain.asking import describe
-from gpushared.domain.explain import Waiting, nearest_now, waiting
+from gpushared.domain.explain import Waiting, waiting
 from gpushared.domain.gpu import WHOLE_PERMILLE, Drained, Gpu, GpuId
 from gpushared.domain.idle import idle_since
-from gpushared.domain.instances import wants_instances
 from gpushared.domain.lease import (
     Active,
     Ended,
@@ -38,6 +37,7 @@ from gpushared.domain.lease import (
     Suspended,
     state_name,
 )
+from gpushared.domain.offer import fits_instead
 from gpushared.domain.placement import Room
 from gpushared.domain.request import Caller
 from gpushared.domain.requeue import step_of
@@ -77,6 +77,7 @@ class Views:
             begin_at=lease.request.begin_at or 0.0,
             after=lease.request.after,
             preemptions=lease.preemptions,
+            project=lease.payer,
             preempt_step=_step(lease, self._loop.state),
             idle_since=idle_since(lease, self._loop.state) or 0.0,
             lowered=lease.lowered,
@@ -131,11 +132,9 @@ class Views:
 
     def nearest(self, lease: Lease) -> str:
         """What would be granted at once instead, or an empty text."""
-        if wants_instances(lease.request):
+        if not isinstance(lease.state, Queued):
             return ""
-        decision = self._loop.outlook().decisions.get(lease.id)
-        kept = decision.reservation.gpus if decision is not None and decision.reservation else ()
-        return nearest_now(self._loop.state, kept)
+        return fits_instead(self._loop.state, lease, self._loop.now())
 
     def refusals(self, lease: Lease) -> list[leases_pb2.Refusal]:
         """How often each reason refused a GPU, for a lease that waits."""

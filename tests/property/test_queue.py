@@ -118,7 +118,7 @@ def test_a_forecast_comes_true_when_every_lease_uses_its_whole_time(gpus: int, a
         of_mig = request.isolation is Isolation.MIG
         if not of_mig and request.gpu_count <= gpus and all(one in world.state.gpus for one in request.gpus):
             world.ask(request)
-    foretold = dict(forecast.starts(world.state, world.now))
+    foretold = {lease: start.at for lease, start in forecast.starts(world.state, world.now).items()}
     assert foretold.keys() <= {lease.id for lease in world.state.waiting()}
     for at in sorted({lease.expires_at or 0.0 for lease in world.state.holders()} | set(foretold.values())):
         world.expire(max(at, world.now))
@@ -134,4 +134,4 @@ def test_a_forecast_of_a_long_queue_is_bounded() -> None:
         world.ask(small(1000, 60))
     foretold = forecast.starts(world.state, world.now)
     assert len(foretold) == forecast.POSITIONS
-    assert max(foretold.values()) == world.now + 60 * forecast.POSITIONS
+    assert max(start.at for start in foretold.values()) == world.now + 60 * forecast.POSITIONS

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from gpushared.domain import forecast
 from gpushared.domain import messages as m
 from gpushared.domain.asking import Ask, read_request
-from gpushared.domain.explain import Waiting, nearest_now, waiting
+from gpushared.domain.explain import Waiting, waiting
 from gpushared.domain.gpu import MIB, Gpu, GpuId
 from gpushared.domain.granting import decisions
 from gpushared.domain.node import handle
@@ -96,32 +94,6 @@ def test_refusals_are_counted_by_reason() -> None:
         (Reason.SHARING_MODE, 2, "is leased as a whole"),
         (Reason.GPU_UNHEALTHY, 1, "is lost"),
     )
-
-
-@pytest.mark.parametrize(
-    ("gpus", "asks", "hint"),
-    [
-        (("ok",), ("0.25",), "--gpu 0.75 would fit on GPU 0 now"),
-        (("ok", "ok"), ("0.25", "1"), "--gpu 0.75 would fit on GPU 0 now"),
-        (("ok",), ("0.995",), ""),
-        (("ok",), ("1",), ""),
-        (("is lost",), (), ""),
-        (("ok",), (), ""),
-    ],
-)
-def test_the_largest_slice_that_would_fit_now_is_named(
-    gpus: tuple[str, ...], asks: tuple[str, ...], hint: str
-) -> None:
-    """Nothing where nothing fits, and nothing where a whole GPU is free."""
-    assert nearest_now(ask(node(*gpus), *asks)) == hint
-
-
-def test_room_that_is_kept_for_the_head_is_not_offered() -> None:
-    """It would not be granted either."""
-    state = ask(node("ok", "ok"), "0.25", "0.5", "0.5", "0.5", "0.9")
-    reservation = decisions(state, NOW)[0].reservation
-    assert reservation is not None
-    assert nearest_now(state, reservation.gpus) != nearest_now(state)
 
 
 def test_a_node_that_lost_sight_of_its_gpus_says_so() -> None:
