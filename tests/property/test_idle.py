@@ -31,11 +31,14 @@ SECONDS = st.sampled_from((0.0, 100.0, 1000.0))
 POLICIES = st.builds(
     IdlePolicy, SECONDS, SECONDS, st.sampled_from(IdleAction), st.sampled_from((50.0, 500.0))
 )
-RULES = st.builds(
-    lambda by_day, quiet: Rules(idle=dict.fromkeys(LeaseClass, by_day), quiet_idle={LeaseClass.TRAIN: quiet}),
-    POLICIES,
-    POLICIES,
-)
+
+
+def rules(by_day: IdlePolicy, quiet: IdlePolicy) -> Rules:
+    idle = {lease_class: by_day for lease_class in LeaseClass}  # noqa: C420 - mypy reads fromkeys as Any | None
+    return Rules(idle=idle, quiet_idle={LeaseClass.TRAIN: quiet})
+
+
+RULES = st.builds(rules, POLICIES, POLICIES)
 
 
 class IdleMachine(RuleBasedStateMachine):
