@@ -11,10 +11,11 @@ from gpushared.domain.errors import SharingUnavailable
 from gpushared.domain.gpu import Gpu, GpuId
 from gpushared.domain.lease import ComputeCap, Grant, Lease, LeaseId, Reserved
 from gpushared.domain.request import Request
+from gpushared.domain.rules import MpsMode
 from gpushared.gpus.memory import MPS_RESERVE_BYTES, leasable_bytes
 from gpushared.ports import Edits
 from gpushared.sharing.edits import CONTAINER_DIRECTORY, CONTAINER_PIPE_DIRECTORY
-from gpushared.sharing.mps import MpsMode, MpsSharing
+from gpushared.sharing.mps import MpsSharing
 
 MIB = 1024 * 1024
 FOREVER = 4e9

@@ -7,16 +7,15 @@ A field's key is its name, unless the field carries a unit that the written valu
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeVar
 
 from gpushared.config.calendar import is_days, is_hours
+from gpushared.config.fields import HOUR_SECONDS, setting
 from gpushared.config.kinds import (
     Choice,
     FileMode,
     GpuNames,
-    Kind,
     Number,
     Seconds,
     Size,
@@ -25,22 +24,17 @@ from gpushared.config.kinds import (
     Words,
     is_absolute,
 )
+from gpushared.config.quotas import (
+    PROJECTS,
+    BuildConfig,
+    InferConfig,
+    ProjectConfig,
+    TrainConfig,
+)
 from gpushared.domain.asking import Ask
 from gpushared.domain.gpu import MIB
 from gpushared.domain.request import LeaseClass
-from gpushared.domain.rules import Action, IdleAction
-
-T = TypeVar("T")
-
-HOUR_SECONDS = 3600
-
-
-def setting(default: T, kind: Kind, doc: str, *, key: str = "") -> T:
-    """A dataclass field that is a setting. Annotated as its value, as ``dataclasses.field`` is."""
-    made: Any = field(default=default, metadata={"kind": kind, "doc": doc, "key": key})
-    value: T = made
-    return value
-
+from gpushared.domain.rules import Action, IdleAction, MpsMode, Preemption
 
 _PATH = Text("an absolute path", is_absolute)
 _PATH_OR_EMPTY = Text("an absolute path, or empty", lambda text: not text or is_absolute(text))
@@ -49,14 +43,6 @@ _PREFIX = Text(
     lambda text: is_absolute(text) or text == "~" or text.startswith("~/"),
 )
 _GROUP = Text("the name of a group", lambda text: bool(text) and not set(text) & set(" \t\n:,/"))
-
-
-class MpsMode(StrEnum):
-    """What is wanted of MPS."""
-
-    AUTO = "auto"
-    REQUIRED = "required"
-    OFF = "off"
 
 
 class CheckpointMode(StrEnum):
@@ -288,6 +274,31 @@ class QueueConfig:
         Seconds(0, HOUR_SECONDS),
         "How long before it is stopped a program is told that it has to give way to others.",
     )
+    preemption: Preemption = setting(  # noqa: RUF009 - makes a field
+        Preemption.AUTO,
+        Choice(Preemption),
+        "`on` lets leases give way to others where projects, classes and fair share say so, `off` never does; "
+        "`auto` is on where there are projects, here or set by `gpushare project set`.",
+    )
+    half_life_seconds: int = setting(
+        24 * HOUR_SECONDS,
+        Seconds(60, 366 * 24 * HOUR_SECONDS),
+        "What a project used so long ago counts half for its fair share.",
+    )
+    patience_seconds: int = setting(
+        2 * HOUR_SECONDS,
+        Seconds(1, 366 * 24 * HOUR_SECONDS),
+        "A request that waits longer may be its project's next turn, whatever its priority; so often there "
+        "is one.",
+    )
+    turn_seconds: int = setting(
+        HOUR_SECONDS,
+        Seconds(0, 366 * 24 * HOUR_SECONDS),
+        "So long a lease has held its GPUs before such a turn may take them.",
+    )
+    reservations: int = setting(
+        4, Whole(1, 1000), "For so many requests that wait for room GPUs may be kept at a time."
+    )
     max_queued: int = setting(1000, Whole(0, 100_000), "How many requests may wait; 0 lets nobody wait.")
     max_queued_per_user: int = setting(100, Whole(0, 100_000), "How many requests of one user may wait.")
 
@@ -331,6 +342,8 @@ class Preset:
     lease_class: str = setting("", Text(), "As `--class`: `build`, `train` or `infer`.", key="class")
     time: str = setting("", Text(), "As `--time`: `8h`.")
     isolation: str = setting("", Text(), "As `--isolation`: `shared`, `separate`, `exclusive` or `mig`.")
+    priority: str = setting("", Text(), "As `--priority`: `10`.")
+    project: str = setting("", Text(), "As `--project`; whoever is not in it cannot use the preset.")
     restart_on_fault: str = setting("", Text(), "As `--restart-on-fault`: `3`.")
     description: str = setting("", Text(), "One line for whoever has to choose.")
 
@@ -344,6 +357,8 @@ class Preset:
             isolation=self.isolation,
             lease_class=self.lease_class,
             time=self.time,
+            priority=self.priority,
+            project=self.project,
             restart_on_fault=self.restart_on_fault,
         )
 
@@ -360,12 +375,18 @@ class Config:
     idle: IdleConfig = field(default_factory=IdleConfig)
     idle_quiet: IdleQuietConfig = field(default_factory=IdleQuietConfig)
     queue: QueueConfig = field(default_factory=QueueConfig)
+    classes_build: BuildConfig = field(default_factory=BuildConfig)
+    classes_train: TrainConfig = field(default_factory=TrainConfig)
+    classes_infer: InferConfig = field(default_factory=InferConfig)
     gate: GateConfig = field(default_factory=GateConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    projects: Mapping[str, ProjectConfig] = field(default_factory=dict)
     presets: Mapping[str, Preset] = field(default_factory=dict)
 
 
 PRESETS = "presets"
+TABLES: Mapping[str, type] = {PROJECTS: ProjectConfig, PRESETS: Preset}
+"""Sections of which there are as many as somebody names: ``[presets.small]``."""
 SECTIONS: Mapping[str, type] = {
     "node": NodeConfig,
     "engine": EngineConfig,
@@ -375,6 +396,9 @@ SECTIONS: Mapping[str, type] = {
     "idle": IdleConfig,
     "idle.quiet": IdleQuietConfig,
     "queue": QueueConfig,
+    "classes.build": BuildConfig,
+    "classes.train": TrainConfig,
+    "classes.infer": InferConfig,
     "gate": GateConfig,
     "log": LogConfig,
 }
@@ -383,24 +407,3 @@ SECTIONS: Mapping[str, type] = {
 def attribute_of(section: str) -> str:
     """The field of ``Config`` that holds a section."""
     return section.replace(".", "_")
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """One setting of a section: ``name`` in the file, ``attribute`` in the program."""
-
-    name: str
-    attribute: str
-    kind: Kind
-    doc: str
-    default: object
-
-
-def keys_of(section: type) -> dict[str, Key]:
-    """The settings of a section (or of ``Preset``) by name, in the order in which they are documented."""
-    return {key.name: key for key in map(_key, fields(section))}
-
-
-def _key(made: Field[Any]) -> Key:
-    about = made.metadata
-    return Key(about["key"] or made.name, made.name, about["kind"], about["doc"], made.default)

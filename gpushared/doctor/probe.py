@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from gpushared.config.model import Config, MpsMode
+from gpushared.config.model import Config
 from gpushared.doctor.checks import CHECKS
 from gpushared.doctor.facts import ConfigState, DaemonView, Directory, Facts, MpsReport, Unread
 from gpushared.doctor.read_gpu_stack import read_engine, read_mps, read_toolkit
@@ -17,6 +17,7 @@ from gpushared.doctor.read_host import read_directory, read_groups, read_host, r
 from gpushared.doctor.readers import Readers
 from gpushared.domain.checkup import Result, examine
 from gpushared.domain.errors import ConfigError, GpushareError
+from gpushared.domain.rules import MpsMode
 from gpushared.ports import Driver, DriverFacts
 
 FRESH_SECONDS = 1.0

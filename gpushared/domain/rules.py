@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from gpushared.domain.fleet.policies import PolicyName
 from gpushared.domain.gpu import MIB
-from gpushared.domain.policy.projects import Policy, without_preemption
+from gpushared.domain.policy.projects import Policy, Project, without_preemption
 from gpushared.domain.request import LeaseClass
+
+
+class MpsMode(StrEnum):
+    """What is wanted of MPS.
+
+    ``auto``: used where its program is installed; then on a real GPU a daemon that does not work refuses new
+    shared leases, and on a simulated one they go without walls. ``required``: no shared lease without it.
+    ``off``: nothing but the watchdog holds parts of GPUs.
+    """
+
+    AUTO = "auto"
+    REQUIRED = "required"
+    OFF = "off"
 
 
 class Action(StrEnum):
@@ -47,6 +61,15 @@ class IdlePolicy:
     action_seconds: float = 7200.0
 
 
+class Preemption(StrEnum):
+    """Whether leases give way to others."""
+
+    AUTO = "auto"
+    """Where there are projects: a node that nobody has configured must not stop people's work."""
+    ON = "on"
+    OFF = "off"
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """The figures of the configuration that the rules need; times in seconds."""
@@ -61,8 +84,11 @@ class Rules:
     """How long before its end a program is told of it."""
     fault_patience_seconds: float = 30.0
     """How long processes may hold on to an MPS server that met a fault."""
-    policy: Policy = field(default_factory=lambda: without_preemption(Policy()))
-    """Who goes next."""
+    policy: Policy = field(default_factory=Policy)
+    """Who goes next, by the configuration alone; what holds is ``policy_with``."""
+    preemption: Preemption = Preemption.AUTO
+    placement: PolicyName = PolicyName.PACK
+    """Which of the GPUs that fit is taken."""
     preempt_notice_seconds: int = 60
     """How long before it is stopped a program is told that it has to give way."""
     suspend_seconds: int = 60
@@ -77,3 +103,12 @@ class Rules:
     )
     quiet_idle: Mapping[LeaseClass, IdlePolicy] = field(default_factory=dict)
     """What holds instead in quiet times, at night or at weekends."""
+
+    def policy_with(self, projects: Mapping[str, Project]) -> Policy:
+        """Who goes next, where these projects were set at run time, which wins over the configuration."""
+        policy = self.policy
+        if projects:
+            policy = replace(policy, projects={**policy.projects, **projects})
+        if self.preemption is Preemption.ON or (self.preemption is Preemption.AUTO and policy.projects):
+            return policy
+        return without_preemption(policy)

@@ -20,7 +20,7 @@ from gpushared.domain.errors import GpushareError
 from gpushared.domain.messages import DropEdits, QuietTimeChanged, RequestAbandoned, Tick
 from gpushared.domain.node import restore
 from gpushared.domain.request import LeaseClass
-from gpushared.domain.rules import Action, Rules, WatchdogPolicy
+from gpushared.domain.rules import Action, MpsMode, Rules, WatchdogPolicy
 from gpushared.domain.state import ENDED_KEPT_IN_MEMORY, NodeState
 from gpushared.engine.docker import DockerEngine
 from gpushared.gate.gate import Gate
@@ -44,6 +44,7 @@ from gpushared.node.idle_rules import idle_of, is_quiet, quiet_idle_of
 from gpushared.node.jsonapi import JsonApi
 from gpushared.node.loop import Loop
 from gpushared.node.performer import Performer
+from gpushared.node.queue_rules import queue_policy_of
 from gpushared.node.sampler import Sampler
 from gpushared.node.selftest import check_identity
 from gpushared.node.simulation import Simulation
@@ -62,8 +63,9 @@ from gpushared.ports import (
 from gpushared.sharing.canary_watch import CanaryTiming
 from gpushared.sharing.checkpoint import CudaCheckpoints
 from gpushared.sharing.compute_mode import LEDGER_NAME, ExclusiveModes
+from gpushared.sharing.daemon_pool import MpsTiming
 from gpushared.sharing.driver_wall import DriverWall
-from gpushared.sharing.mps import MpsMode, MpsSharing, MpsTiming
+from gpushared.sharing.mps import MpsSharing
 from gpushared.sharing.no_checkpoints import NoCheckpoints
 
 log = logging.getLogger(__name__)
@@ -168,6 +170,8 @@ def rules_of(config: Config) -> Rules:
         idle=idle_of(config),
         quiet_idle=quiet_idle_of(config),
         fault_patience_seconds=config.sharing.fault_patience_seconds,
+        policy=queue_policy_of(config),
+        preemption=config.queue.preemption,
     )
 
 

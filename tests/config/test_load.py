@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from gpushared.config import Config, Loaded, load
-from gpushared.config.model import LogLevel, MpsMode
+from gpushared.config.model import LogLevel
 from gpushared.domain.asking import Ask
 from gpushared.domain.errors import ConfigError
 from gpushared.domain.gpu import MIB
+from gpushared.domain.rules import MpsMode
 
 Files = Callable[..., Path]
 

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from gpushared.domain.lease import ContainerId, Lease, MemoryWall
+from gpushared.domain.rules import MpsMode
 from gpushared.engine.docker import DockerEngine
 from gpushared.engine.processes import place_of
 from gpushared.gpus.nvml import NvmlGpus
@@ -22,7 +23,7 @@ from gpushared.gpus.nvml_limits import NvmlMemoryLimits
 from gpushared.ports import CgroupDriver, Edits, Hook, Mount
 from gpushared.sharing.cgroups import LeaseCgroups
 from gpushared.sharing.driver_wall import DriverWall
-from gpushared.sharing.mps import MpsMode, MpsSharing
+from gpushared.sharing.mps import MpsSharing
 from tests.bed.engine import UnifiedEngine
 from tests.bed.parts import BUSYBOX_IMAGE
 from tests.engine.world import unique_name

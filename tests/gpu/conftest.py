@@ -16,10 +16,12 @@ from bench.gpu.lab import BuildFailed, Lab, build_probe, inherited
 from bench.gpu.leases import inside
 from bench.gpu.machine import Machine, Need, look
 from gpushared.domain.gpu import Gpu, GpuId
+from gpushared.domain.rules import MpsMode
 from gpushared.gpus.nvml import NvmlGpus
 from gpushared.ports import Edits
 from gpushared.sharing.control import ControlTiming
-from gpushared.sharing.mps import MpsMode, MpsSharing, MpsTiming
+from gpushared.sharing.daemon_pool import MpsTiming
+from gpushared.sharing.mps import MpsSharing
 
 HERE = Path(__file__).resolve().parent
 CGROUP = Path("/sys/fs/cgroup")

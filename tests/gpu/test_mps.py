@@ -103,7 +103,7 @@ async def test_a_lease_is_served_again_after_its_daemon_was_killed(
     of = lease_of(gpu, 1, QUARTER, memory_bytes=LEASED_MIB * MIB)
     edits = await sharing.open(of, {gpu.id: gpu})
     assert (await (await contained.start(edits, "alive")).finish(30)).values()["alive"]["result"] == SUCCESS
-    (supervisor,) = sharing._daemons.values()
+    (supervisor,) = sharing._pool.all()
     assert supervisor.control.pid is not None
     os.kill(supervisor.control.pid, signal.SIGKILL)
     assert await supervisor.control.exits_within(10)

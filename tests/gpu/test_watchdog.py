@@ -12,12 +12,13 @@ from bench.gpu.leases import lease_of
 from gpushared.domain.gpu import MIB, Gpu
 from gpushared.domain.lease import Active, ContainerId, Draining, Grant, Lease, OverLimit
 from gpushared.domain.messages import Instruction, StopContainer
+from gpushared.domain.rules import MpsMode
 from gpushared.domain.state import NodeState
 from gpushared.gpus.nvml import NvmlGpus
 from gpushared.node.loop import Loop
 from gpushared.node.sampler import Sampler
 from gpushared.node.troubles import Troubles
-from gpushared.sharing.mps import MpsMode, MpsSharing
+from gpushared.sharing.mps import MpsSharing
 from gpushared.testing import ManualClock, MemoryJournal
 from tests.gpu.conftest import Contained
 

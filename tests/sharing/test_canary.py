@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from gpushared.domain.errors import SharingUnavailable
+from gpushared.domain.rules import MpsMode
 from gpushared.ports import SharingStatus
 from gpushared.sharing.canary_watch import CanaryTiming, CanaryWatch
-from gpushared.sharing.mps import MpsMode, MpsSharing, MpsTiming
+from gpushared.sharing.daemon_pool import MpsTiming
+from gpushared.sharing.mps import MpsSharing
 from tests.sharing import daemons
 from tests.sharing.fake_mps import FakeMps
 from tests.sharing.worlds import GPUS, lease

@@ -16,7 +16,8 @@ from gpushared.domain.gpu import MIB
 from gpushared.domain.lease import Grant, Lease
 from gpushared.domain.request import Isolation
 from gpushared.ports import Edits
-from gpushared.sharing.mps import MpsSharing, MpsTiming
+from gpushared.sharing.daemon_pool import MpsTiming
+from gpushared.sharing.mps import MpsSharing
 from tests.sharing import daemons
 from tests.sharing.worlds import FIRST, GPUS, grant, leasable_gib, lease
 

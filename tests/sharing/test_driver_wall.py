@@ -12,12 +12,13 @@ import pytest
 from gpushared.domain.errors import SharingUnavailable
 from gpushared.domain.lease import Active, ComputeCap, ContainerId, Lease, MemoryWall, Reserved, Walls
 from gpushared.domain.request import Request
+from gpushared.domain.rules import MpsMode
 from gpushared.gpus.nvml import NvmlGpus
 from gpushared.gpus.nvml_limits import NvmlMemoryLimits
 from gpushared.ports import CgroupDriver, DeviceMechanism, Edits, EngineFacts
 from gpushared.sharing.cgroups import LeaseCgroups
 from gpushared.sharing.driver_wall import DriverWall
-from gpushared.sharing.mps import MpsMode, MpsSharing
+from gpushared.sharing.mps import MpsSharing
 from tests.gpus.fake_nvml import NO_MEMORY_LIMITS, STATE_VARIABLE, FakeGpu, FakeMachine, fake_nvml_library
 from tests.gpus.worlds import close_and_join
 from tests.sharing import cgroups

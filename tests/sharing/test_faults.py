@@ -12,10 +12,12 @@ import pytest
 
 from gpushared.domain.errors import TimedOut
 from gpushared.domain.request import Isolation
+from gpushared.domain.rules import MpsMode
 from gpushared.ports import ServerFault, SharingStatus
 from gpushared.sharing.control import ControlTiming
+from gpushared.sharing.daemon_pool import MpsTiming
 from gpushared.sharing.holder import is_own
-from gpushared.sharing.mps import MpsMode, MpsSharing, MpsTiming
+from gpushared.sharing.mps import MpsSharing
 from gpushared.sharing.servers import culprit_of
 from tests.sharing import daemons
 from tests.sharing.fake_mps import FakeMps

@@ -14,9 +14,11 @@ import pytest
 from gpushared.domain.errors import ConfigError, SharingUnavailable, TimedOut
 from gpushared.domain.lease import ComputeCap, Grant, MemoryWall, Walls
 from gpushared.domain.request import Isolation
+from gpushared.domain.rules import MpsMode
 from gpushared.ports import Sharing, SharingStatus
 from gpushared.sharing.control import ControlTiming
-from gpushared.sharing.mps import MpsMode, MpsSharing, MpsTiming
+from gpushared.sharing.daemon_pool import MpsTiming
+from gpushared.sharing.mps import MpsSharing
 from tests.sharing import daemons
 from tests.sharing.worlds import FIRST, GPUS, SECOND, grant, leasable_gib, lease, program
 

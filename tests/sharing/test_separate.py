@@ -14,8 +14,10 @@ import pytest
 from gpushared.domain.gpu import MIB
 from gpushared.domain.lease import Active, ComputeCap, ContainerId, Grant, Lease, MemoryWall, Walls
 from gpushared.domain.request import Isolation, LeaseClass
+from gpushared.domain.rules import MpsMode
 from gpushared.sharing.control import DaemonLimits
-from gpushared.sharing.mps import MpsMode, MpsSharing, MpsTiming
+from gpushared.sharing.daemon_pool import MpsTiming
+from gpushared.sharing.mps import MpsSharing
 from gpushared.testing.leases import SOME_TIME
 from tests.sharing import daemons
 from tests.sharing.worlds import FIRST, GPUS, SECOND, leasable_gib, lease
