@@ -49,6 +49,8 @@ class Gpu:
     """While it is shared it takes one MPS server and nothing else, as the configuration wants it."""
     split: bool = False
     """MIG is on: programs find its instances, which are listed after it, and never the GPU itself."""
+    link_group: int | None = None
+    """GPUs of one group reach each other fast: by NVLink, else on one NUMA node. None where nobody tells."""
 
     @property
     def label(self) -> str:

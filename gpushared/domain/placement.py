@@ -29,6 +29,9 @@ class Reason(StrEnum):
     GPU_UNHEALTHY = "gpu_unhealthy"
     UNMANAGED_USE = "unmanaged_use"
     OTHER_GPU = "other_gpu"
+    OTHER_MODEL = "other_model"
+    AWAY_FROM = "away_from"
+    HOST_RESOURCES = "host_resources"
     NEVER_FITS = "never_fits"
     HELD = "held"
     BEGIN_TIME = "begin_time"
@@ -51,6 +54,8 @@ class Room:
     leases: int = 0
     exclusive: bool = False
     stray_bytes: int = 0
+    apart_from: str = ""
+    """The lease on it that the request keeps away from; known only where a request is explained."""
 
     def less(self, grant: Grant, *, exclusive: bool) -> Room:
         """The room after one more grant."""
@@ -61,6 +66,7 @@ class Room:
             self.leases + 1,
             self.exclusive or exclusive,
             self.stray_bytes,
+            self.apart_from,
         )
 
 
@@ -109,12 +115,16 @@ def refuse(request: Request, room: Room) -> Refusal | None:
     gpu = room.gpu
     if request.gpus and gpu.id not in request.gpus:
         return Refusal(gpu.id, Reason.OTHER_GPU, "is not the GPU this container is bound to")
+    if request.models and gpu.name not in request.models:
+        return Refusal(gpu.id, Reason.OTHER_MODEL, f"is a {gpu.name}")
     if wrong := instances.wrong_kind(request, gpu):
         return Refusal(gpu.id, Reason.SHARING_MODE, wrong)
     if gpu.trouble is not None:
         return Refusal(gpu.id, Reason.GPU_UNHEALTHY, gpu.trouble)
     if instances.wants_instances(request) and instances.too_small(request, gpu):
         return Refusal(gpu.id, Reason.RESOURCES, "is too small a MIG instance")
+    if room.apart_from:
+        return Refusal(gpu.id, Reason.AWAY_FROM, f"holds {room.apart_from}, from which it keeps away")
     if room.exclusive:
         return Refusal(gpu.id, Reason.SHARING_MODE, "is leased as a whole")
     if request.wants_whole_gpus:
@@ -175,7 +185,7 @@ def place(request: Request, rooms: Rooms) -> tuple[Grant, ...] | tuple[Refusal, 
         fitting.sort(key=lambda room: instances.best_fit(room.gpu))
     else:
         fitting.sort(key=lambda room: _packing_order(request, room))
-    return tuple(_grant(request, room) for room in fitting[:count])
+    return tuple(grant_on(request, room) for room in fitting[:count])
 
 
 def _packing_order(request: Request, room: Room) -> tuple[bool, int, int, int]:
@@ -188,7 +198,8 @@ def _packing_order(request: Request, room: Room) -> tuple[bool, int, int, int]:
     )
 
 
-def _grant(request: Request, room: Room) -> Grant:
+def grant_on(request: Request, room: Room) -> Grant:
+    """What the request gets of a GPU that was chosen for it."""
     if request.wants_whole_gpus:
         return Grant(room.gpu.id, room.free_bytes, WHOLE_PERMILLE)
     return need_on(request, room.gpu)

@@ -46,15 +46,18 @@ def granted(lease: Lease, grants: tuple[Grant, ...], now: float) -> Lease:
 _LEASES_FIRST = (
     Reason.RESOURCES,
     Reason.SHARING_MODE,
+    Reason.AWAY_FROM,
     Reason.UNMANAGED_USE,
     Reason.GPU_UNHEALTHY,
     Reason.OTHER_GPU,
+    Reason.OTHER_MODEL,
 )
 _LEASES_LAST = (
     Reason.UNMANAGED_USE,
     Reason.GPU_UNHEALTHY,
     Reason.RESOURCES,
     Reason.OTHER_GPU,
+    Reason.OTHER_MODEL,
     Reason.SHARING_MODE,
 )
 

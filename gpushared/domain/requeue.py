@@ -126,7 +126,8 @@ def wanted_request(lease: Lease, state: NodeState) -> Request:
     match lease.state:
         case Suspended(held=held, left_seconds=left):
             limit = None if left is None else int(left)
-            return replace(as_held(lease.request, held), time_limit_seconds=limit)
+            # Its memory on the host it never gave back.
+            return replace(as_held(lease.request, held), time_limit_seconds=limit, host_memory_bytes=None)
         case Requeued(held=held) if not state.means.binds_late:
             return as_held(lease.request, lease.baked or held)
         case _:

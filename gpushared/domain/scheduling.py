@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gpushared.domain.fleet.hosts import Host, link_groups
+from gpushared.domain.fleet.places import FleetPlaces, fleet_with
 from gpushared.domain.lease import Draining, Lease, LeaseId, Promised, Requeued, Suspended, Suspending
 from gpushared.domain.policy.passes import NEVER, Candidate, Holder, Ladder, Plan, Preemption, Victim
 from gpushared.domain.policy.plan import plan
-from gpushared.domain.policy.rooms import RoomPlaces
+from gpushared.domain.policy.projects import Policy
 from gpushared.domain.request import Isolation
 from gpushared.domain.requeue import Step, is_leaving, step_of, wanted_request
 from gpushared.domain.state import NodeState
+from gpushared.domain.surroundings import size_of_host
 
 HOST = ""
 """A node is one host."""
@@ -22,43 +25,51 @@ _LADDER = {Step.SUSPEND: Ladder.PAUSE, Step.REQUEUE: Ladder.REQUEUE, Step.STOP: 
 
 def pass_over(state: NodeState, now: float) -> Plan:
     """What the policy decides now; the state itself is left as it is."""
-    waiting = state.waiting()
+    waiting, policy = state.waiting(), state.policy
     return plan(
-        [candidate(lease, state) for lease in waiting],
-        [holder(lease, state, now) for lease in state.holders()],
-        RoomPlaces({HOST: state.rooms()}),
+        [candidate(lease, state, policy) for lease in waiting],
+        [holder(lease, state, policy, now) for lease in state.holders()],
+        places_of(state),
         state.usage,
-        state.policy,
+        policy,
         now,
         under_way=[_under_way(lease.id, lease.promised) for lease in waiting if lease.promised],
         turns=state.turns,
     )
 
 
-def candidate(lease: Lease, state: NodeState) -> Candidate:
+def places_of(state: NodeState) -> FleetPlaces:
+    """The node as a fleet of one host."""
+    gpus, size = tuple(state.judged_gpus()), size_of_host(state)
+    host = Host(HOST, gpus, size.cpu_milli, size.memory_bytes, link_groups(gpus))
+    policy = state.rules.placement
+    return FleetPlaces(fleet_with([host], state.leases.values(), state.stray_bytes, policy, state.mix))
+
+
+def candidate(lease: Lease, state: NodeState, policy: Policy) -> Candidate:
     """A waiting lease, with the request that it is to be placed by now."""
     request = wanted_request(lease, state)
     return Candidate(
         lease if request is lease.request else replace(lease, request=request),
         lease.payer,
-        _priority(lease, state),
+        _priority(lease, policy),
         lease.state.since if isinstance(lease.state, Requeued | Suspended) else lease.created_at,
         held=bool(lease.held_by),
         begin_at=lease.request.begin_at,
         after=tuple(LeaseId(name) for name in lease.request.after if LeaseId(name) in state.leases),
         served=lease.served_gpu_seconds,
-        yields=_yields(lease, state),
+        yields=_yields(lease, state, policy),
     )
 
 
-def holder(lease: Lease, state: NodeState, now: float) -> Holder:
+def holder(lease: Lease, state: NodeState, policy: Policy, now: float) -> Holder:
     """A lease that holds something, and what it would cost to take it back."""
     step = step_of(lease, state)
     since = lease.held_since if lease.held_since is not None else now
     return Holder(
         lease,
         lease.payer,
-        _priority(lease, state),
+        _priority(lease, policy),
         since,
         saved_at=now if step is Step.SUSPEND else None,
         step=_LADDER[step],
@@ -68,13 +79,13 @@ def holder(lease: Lease, state: NodeState, now: float) -> Holder:
     )
 
 
-def _priority(lease: Lease, state: NodeState) -> int:
-    return state.policy.classes[lease.request.lease_class].priority + lease.request.priority
+def _priority(lease: Lease, policy: Policy) -> int:
+    return policy.classes[lease.request.lease_class].priority + lease.request.priority
 
 
-def _yields(lease: Lease, state: NodeState) -> bool:
+def _yields(lease: Lease, state: NodeState, policy: Policy) -> bool:
     """Whether it would be suspended rather than stopped, on a node where anybody gives way at all."""
-    means, rules = state.means, state.policy.classes[lease.request.lease_class]
+    means, rules = state.means, policy.classes[lease.request.lease_class]
     able = not means.no_checkpoint and (
         means.checkpoint_with_mps or lease.request.isolation is Isolation.EXCLUSIVE
     )

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpushared.domain.errors import NotFound, PermissionRefused
+from gpushared.domain.fleet.mix import Mix
 from gpushared.domain.gpu import WHOLE_PERMILLE, Drained, Gpu, GpuId, drained_among
+from gpushared.domain.host import HostSize
 from gpushared.domain.lease import (
     ContainerId,
     Ended,
@@ -91,6 +93,9 @@ class NodeState:
     quiet: bool = False
     """It is a quiet time by the configuration's calendar."""
     means: Means = field(default_factory=Means)
+    host: HostSize = field(default_factory=HostSize)
+    mix: Mix = field(default_factory=Mix)
+    """What was asked for so far, as placement learns from it; a value, never changed in its place."""
     next_sequence: int = 1
     engine_surveyed: bool = True
     """False from a restart until the engine's first survey: a container may exist that nobody noted."""
@@ -127,9 +132,12 @@ class NodeState:
     @property
     def policy(self) -> Policy:
         """Who goes next, by the configuration and by what was set since."""
-        if not self.projects:
-            return self.rules.policy
-        return replace(self.rules.policy, projects={**self.rules.policy.projects, **self.projects})
+        return self.rules.policy_with(self.projects)
+
+    def with_rules(self, rules: Rules) -> NodeState:
+        """The state under other rules; what was used stays, and decays as they say."""
+        usage = replace(self.usage, half_life_seconds=rules.policy.half_life_seconds)
+        return replace(self, rules=rules, usage=usage)
 
     def find(self, lease: LeaseId) -> Lease:
         """A lease, over or not; raises NotFound."""
@@ -191,6 +199,7 @@ class Draft:
         self.faulted = dict(state.faulted)
         self.calm = dict(state.calm)
         self.means = state.means
+        self.mix = state.mix
         self.resting = dict(state.resting)
         self.quiet = state.quiet
         self.usage = state.usage
@@ -217,6 +226,7 @@ class Draft:
             faulted=self.faulted,
             calm=self.calm,
             means=self.means,
+            mix=self.mix,
             resting=self.resting,
             quiet=self.quiet,
             usage=self.usage,

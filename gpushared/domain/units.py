@@ -23,6 +23,7 @@ _MEMORY = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)\s?([kmgt])(?:i?b)?", re.ASCII | 
 _SHARE = re.compile(r"0*\.\d+", re.ASCII)
 _SLICES = re.compile(r"(\d{1,4})x(\d*\.?\d+)", re.ASCII | re.IGNORECASE)
 _WHOLE = re.compile(r"(\d{1,9})(?:\.0+)?", re.ASCII)
+_GPUS = re.compile(r"\d{1,4}(?:\.\d{1,3}0*)?|\.\d{1,3}", re.ASCII)
 _NUMBER = re.compile(r"\d+\.\d+", re.ASCII)
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d)?)\s?%?", re.ASCII)
 _DURATION = re.compile(
@@ -76,6 +77,15 @@ def parse_gpu(text: str) -> GpuSize:
     raise RequestError(
         f"{shown(text)} is not a part of a GPU", hint="write 0.25, 2 or 2x0.5 (half of each of two)"
     )
+
+
+def parse_gpus(text: str) -> int:
+    """An amount of GPUs, whole and parts together, in permille: ``2``, ``1.5``, ``0``."""
+    text = text.strip()
+    permille = Decimal(text) * WHOLE_PERMILLE if _GPUS.fullmatch(text) and len(text) <= MAX_TEXT else None
+    if permille is None or permille > MAX_GPUS * WHOLE_PERMILLE:
+        raise RequestError(f"{shown(text)} is not an amount of GPUs", hint="write 2, 1.5 or 0.25")
+    return int(permille)
 
 
 def _count(text: str) -> int:
@@ -133,6 +143,11 @@ def format_share(permille: int) -> str:
 def format_percent(permille: int) -> str:
     """``25`` or ``12.5``, without the sign."""
     return f"{Decimal(permille) / 10:f}"
+
+
+def format_cores(milli: int) -> str:
+    """``2``, ``1.5``: CPUs as docker's ``--cpus`` counts them."""
+    return f"{(Decimal(milli) / 1000).normalize():f}"
 
 
 def format_duration(seconds: float) -> str:

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 
 from gpushared.domain.fleet.choice import HostReason, Score, choose, rate
 from gpushared.domain.fleet.hosts import Free, Host, changed, free_of, make_of
-from gpushared.domain.fleet.mix import Mix, Size
-from gpushared.domain.fleet.need import Kind, Need, kind_of
+from gpushared.domain.fleet.mix import Mix
+from gpushared.domain.fleet.need import Kind, Need, kind_of, size_of
 from gpushared.domain.fleet.policies import Policy, PolicyName, policy_for
 from gpushared.domain.fleet.ranking import Ranking
-from gpushared.domain.gpu import WHOLE_PERMILLE, GpuId
+from gpushared.domain.gpu import GpuId
 from gpushared.domain.lease import Grant, LeaseId
-from gpushared.domain.placement import Reason, Room, Rooms, refuse, rooms_of
+from gpushared.domain.placement import Reason, Room, Rooms, grant_on, refuse, rooms_of
 from gpushared.domain.request import Request
 
 MAX_RANKINGS = 1024
@@ -108,19 +108,9 @@ class Fleet:
 
     def see(self, request: Request) -> None:
         """Let the policy learn that such a request came. To be called once for each, not at each try."""
-        need = Need.of(request)
-        if need.count == 0:
-            return
-        permille = need.permille
-        gpus = need.count * permille or WHOLE_PERMILLE
-        self.mix.see(
-            Size(
-                need.count,
-                permille,
-                need.cpu_milli * WHOLE_PERMILLE / gpus,
-                need.memory_bytes * WHOLE_PERMILLE / gpus,
-            )
-        )
+        size = size_of(request)
+        if size is not None:
+            self.mix.see(size)
 
     def place(
         self, request: Request, *, closed: Collection[GpuId] = NOTHING, host: str | None = None
@@ -178,9 +168,32 @@ class Fleet:
         at = self._at[placement.host]
         self._book(lease, None, _Taken(at, request, placement.grants))
 
+    def find(self, leases: Iterable[tuple[LeaseId, Request, tuple[Grant, ...]]]) -> None:
+        """Book many leases that are there already, each on one host; that is not to be undone."""
+        by_host: dict[int, list[_Taken]] = {}
+        for lease, request, grants in leases:
+            at = self._home[grants[0].gpu][0]
+            self._leases[lease] = _Taken(at, request, grants)
+            by_host.setdefault(at, []).append(self._leases[lease])
+        for at, taken in by_host.items():
+            self._free[at] = self._changed(at, taken, 1)
+            self._log.hosts.append(at)
+
     def give(self, lease: LeaseId) -> None:
         """A lease has ended; KeyError when it holds nothing."""
         self._book(lease, self._leases[lease], None)
+
+    def give_all(self, leases: Iterable[LeaseId]) -> None:
+        """As ``give``, for those of these leases that hold something, at the price of one."""
+        by_host: dict[int, dict[LeaseId, _Taken]] = {}
+        for lease in leases:
+            if (taken := self._leases.get(lease)) is not None:
+                by_host.setdefault(taken.host, {})[lease] = taken
+        for at, given in by_host.items():
+            before, after = self._free[at], self._changed(at, given.values(), -1)
+            for lease, taken in given.items():
+                self._undo.append((at, before, lease, taken))
+                self._set(at, after, lease, None)
 
     def mark(self) -> int:
         """A point to which ``undo`` comes back."""
@@ -199,18 +212,18 @@ class Fleet:
     def _book(self, lease: LeaseId, before: _Taken | None, after: _Taken | None) -> None:
         taken, sign = (after, 1) if after is not None else (before, -1)
         assert taken is not None, "either it takes or it gives"
-        request, free = taken.request, self._free[taken.host]
-        grants = [(self._home[grant.gpu][1], grant) for grant in taken.grants]
-        self._undo.append((taken.host, free, lease, before))
-        free = changed(
-            free,
-            grants,
-            request.host_cpu_milli or 0,
-            request.host_memory_bytes or 0,
-            exclusive=request.wants_whole_gpus,
-            sign=sign,
-        )
-        self._set(taken.host, free, lease, after)
+        self._undo.append((taken.host, self._free[taken.host], lease, before))
+        self._set(taken.host, self._changed(taken.host, (taken,), sign), lease, after)
+
+    def _changed(self, at: int, taken: Collection[_Taken], sign: int) -> Free:
+        grants = [
+            (self._home[grant.gpu][1], grant, one.request.wants_whole_gpus)
+            for one in taken
+            for grant in one.grants
+        ]
+        cpu = sum(one.request.host_cpu_milli or 0 for one in taken)
+        memory = sum(one.request.host_memory_bytes or 0 for one in taken)
+        return changed(self._free[at], grants, cpu, memory, sign)
 
     def _set(self, at: int, free: Free, lease: LeaseId, taken: _Taken | None) -> None:
         self._free[at] = free
@@ -261,10 +274,7 @@ class Fleet:
         free = self._free[at]
         grants = []
         for place in choose(need, free, policy, closed):
-            room = free.rooms[place]
-            memory, permille = need.on(room.gpu)
-            whole = need.whole
-            grants.append(Grant(room.gpu.id, room.free_bytes if whole else memory, permille))
+            grants.append(grant_on(need.request, free.rooms[place]))
         return Placement(self.hosts[at].name, tuple(grants))
 
     def _policy(self) -> Policy:

@@ -28,6 +28,13 @@ class Host:
     link_groups: tuple[int, ...] = ()
 
 
+def link_groups(gpus: Sequence[Gpu]) -> tuple[int, ...]:
+    """For each GPU its group; one that does not tell is a group of its own. Empty where none tells."""
+    if all(gpu.link_group is None for gpu in gpus):
+        return ()
+    return tuple(-1 - at if gpu.link_group is None else gpu.link_group for at, gpu in enumerate(gpus))
+
+
 @dataclass(frozen=True, slots=True)
 class Free:
     """What a host has left. Values never change: a decision replaces them, and undoing it brings them back.
@@ -87,21 +94,17 @@ def memory_level(free_bytes: int, gpu: Gpu) -> int:
 
 
 def changed(
-    free: Free,
-    grants: Sequence[tuple[int, Grant]],
-    cpu_milli: int,
-    memory_bytes: int,
-    *,
-    exclusive: bool,
-    sign: int,
+    free: Free, grants: Sequence[tuple[int, Grant, bool]], cpu_milli: int, memory_bytes: int, sign: int
 ) -> Free:
-    """The host after grants at these positions were taken (``sign`` 1) or given back (-1)."""
+    """The host after grants were taken (``sign`` 1) or given back (-1).
+
+    Of each grant its position, and whether nobody else may be on that GPU.
+    """
     rooms, levels = list(free.rooms), list(free.levels)
-    for at, grant in grants:
-        room = rooms[at]
-        rooms[at] = (
-            room.less(grant, exclusive=exclusive) if sign > 0 else more(room, grant, exclusive=exclusive)
-        )
+    for at, grant, exclusive in grants:
+        change = Room.less if sign > 0 else more
+        rooms[at] = change(rooms[at], grant, exclusive=exclusive)
+    for at in {at for at, _, _ in grants}:
         levels[at] = level_of(rooms[at])
     return Free(
         tuple(rooms),
@@ -125,10 +128,12 @@ def _uniform(gpus: Sequence[Gpu]) -> bool:
 
 def more(room: Room, grant: Grant, *, exclusive: bool) -> Room:
     """The room without a grant; whoever was there alone leaves nobody who is."""
-    return replace(
-        room,
-        free_bytes=room.free_bytes + grant.memory_bytes,
-        free_permille=room.free_permille + grant.compute_permille,
-        leases=room.leases - 1,
-        exclusive=room.exclusive and not exclusive,
+    return Room(
+        room.gpu,
+        room.free_bytes + grant.memory_bytes,
+        room.free_permille + grant.compute_permille,
+        room.leases - 1,
+        room.exclusive and not exclusive,
+        room.stray_bytes,
+        room.apart_from,
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from gpushared.domain.fleet.mix import Size
 from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu, GpuId
 from gpushared.domain.placement import Room, need_on, refuse
 from gpushared.domain.request import Request
@@ -88,3 +90,20 @@ class Need:
     @property
     def pinned(self) -> tuple[GpuId, ...]:
         return self.request.gpus
+
+
+def size_of(request: Request, gpus: Iterable[Gpu] = ()) -> Size | None:
+    """What the mix is to learn of such a request; None of one without GPUs.
+
+    ``gpus``: a size in bytes is a share of the smallest of these.
+    """
+    need = Need.of(request)
+    if need.count == 0:
+        return None
+    for gpu in gpus:
+        if gpu.leasable_bytes > 0:
+            need.on(gpu)
+    permille = min(need.permille, WHOLE_PERMILLE)
+    parts = need.count * permille or WHOLE_PERMILLE
+    cpu, memory = need.cpu_milli * WHOLE_PERMILLE, need.memory_bytes * WHOLE_PERMILLE
+    return Size(need.count, permille, cpu / parts, memory / parts)

@@ -30,12 +30,8 @@ def fleet_with(
     hosts = tuple(hosts)
     rooms = rooms_of((gpu for host in hosts for gpu in host.gpus), (), stray_bytes)
     fleet = Fleet(hosts, policy, rooms=rooms, mix=mix)
-    for lease in leases:
-        grants = tuple(grant for grant in lease.grants if grant.gpu in rooms)
-        if grants:
-            host = fleet.host_of(grants[0].gpu)
-            fleet.take(lease.id, lease.request, Placement(host, grants))
-    fleet.commit()
+    here = ((lease, [grant for grant in lease.grants if grant.gpu in rooms]) for lease in leases)
+    fleet.find([(lease.id, lease.request, tuple(grants)) for lease, grants in here if grants])
     return fleet
 
 
@@ -56,9 +52,7 @@ class FleetPlaces:
         host: str | None = None,
     ) -> tuple[Grant, ...]:
         mark = self._fleet.mark()
-        for lease in gone:
-            if self._fleet.holder(lease.id) is not None:
-                self._fleet.give(lease.id)
+        self._fleet.give_all(lease.id for lease in gone)
         answer = self._fleet.place(request, closed=closed, host=host)
         self._fleet.undo(mark)
         return answer.grants if isinstance(answer, Placement) else ()
