@@ -154,7 +154,7 @@ def _try_start(lease: Lease, state: Starting, draft: Draft) -> None:
     """Not while the server is broken: the container would only meet the same fault again."""
     rules = draft.rules
     if abs(draft.now - state.since) >= 2 * (rules.fault_patience_seconds + rules.start_seconds):
-        why = "its container could not be started again after a fault"
+        why = "its container could not be started again"
         drain(lease, Failed(why, "see the log of gpushared and `docker logs`"), why, draft, grace_seconds=0)
     elif _in_fault(tuple(grant.gpu for grant in lease.grants), draft):
         draft.do(SampleGpus())
