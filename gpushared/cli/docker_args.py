@@ -25,6 +25,7 @@ OUR_VALUES = frozenset(
         "begin",
         "after",
         "priority",
+        "project",
         "notice-signal",
         "restart-on-fault",
         "max-wait",

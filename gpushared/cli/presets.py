@@ -15,6 +15,8 @@ def _row(preset: Preset) -> Row:
         "compute": preset.gpu_compute,
         "class": preset.lease_class,
         "time": preset.time,
+        "priority": preset.priority,
+        "project": preset.project,
         "description": preset.description,
     }
 
@@ -48,6 +50,8 @@ Examples:
         Column("class"),
         Column("time", right=True),
         Column("description"),
+        Column("priority", right=True, wide=True),
+        Column("project", wide=True),
     ),
     fetch=fetch,
 )

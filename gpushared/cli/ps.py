@@ -34,6 +34,7 @@ def lease_row(lease: Lease, now: float) -> Row:
         "isolation": lease.isolation,
         "cap": lease.compute_cap,
         "preset": lease.preset,
+        "project": lease.project,
         "gpu-uuid": ",".join(grant.gpu_uuid for grant in lease.grants),
         "container": lease.container_id[:12],
     }
@@ -125,6 +126,7 @@ Examples:
         Column("isolation", wide=True),
         Column("cap", wide=True),
         Column("preset", wide=True),
+        Column("project", wide=True),
         Column("container", wide=True),
         Column("gpu-uuid", wide=True),
     ),

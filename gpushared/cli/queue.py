@@ -23,6 +23,7 @@ def _row(lease: Lease, waiting: Waiting, now: float) -> Row:
         "code": waiting.reason,
         "isolation": lease.isolation,
         "preset": lease.preset,
+        "project": lease.project,
         "priority": str(lease.priority),
     }
 
@@ -64,6 +65,7 @@ Examples:
         Column("code", wide=True),
         Column("isolation", wide=True),
         Column("preset", wide=True),
+        Column("project", wide=True),
         Column("priority", wide=True, right=True),
     ),
     fetch=fetch,

@@ -50,7 +50,7 @@ run = _RunCommand(
         ),
         _option("preset", "NAME", "A request that the admin gave a name; see gpushare presets."),
         _option("class", "CLASS", "Kind of work: build, train or infer.  [default: train]"),
-        _option("time", "DURATION", "End after this time: 90s, 30m, 2h, 1d.  [default: no limit]"),
+        _option("time", "DURATION", "End after this time: 90s, 30m, 2h, 1d.  [default: that of the class]"),
         _option(
             "isolation",
             "KIND",
@@ -59,7 +59,8 @@ run = _RunCommand(
         _option("begin", "TIME", "Start no earlier: 22:00, +2h, 2026-11-22 or 2026-11-22T08:00."),
         _option("after", "LEASE,...", "Start when these leases are over, however they end."),
         _option("hold", None, "Wait until gpushare unhold lets it go."),
-        _option("priority", "NUMBER", "-100 to 100: higher goes first among your own.  [default: 0]"),
+        _option("priority", "NUMBER", "-100 to 100: higher goes first in its project.  [default: 0]"),
+        _option("project", "NAME", "Whose quota it counts against.  [default: the first that you are in]"),
         _option(
             "restart-on-fault",
             "N",

@@ -89,6 +89,7 @@ def _asked(words: RunWords) -> dict[str, object]:
         "begin_at": _begin_at(ours.get("begin", "")),
         "after": [name.strip() for name in ours.get("after", "").split(",") if name.strip()],
         "priority": _priority(ours.get("priority", "0")),
+        "project": ours.get("project", ""),
         "notice_signal": ours.get("notice-signal", ""),
         "restart_on_fault": _restarts(words),
         "held": bool(ours.get("hold")),

@@ -9,7 +9,7 @@ import click
 
 from gpushared import __version__
 from gpushared.cli.faults import UsageError
-from gpushared.cli.listing import Listing, Options, show
+from gpushared.cli.listing_command import listing_command
 
 COMMANDS = (
     "run",
@@ -30,6 +30,7 @@ COMMANDS = (
     "preempt",
     "logs",
     "presets",
+    "project",
     "config",
     "doctor",
     "version",
@@ -50,7 +51,7 @@ class _Lazy(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = import_module(f"gpushared.cli.{cmd_name}")
-        command: click.Command = getattr(module, cmd_name, None) or _listing_command(module.LISTING)
+        command: click.Command = getattr(module, cmd_name, None) or listing_command(module.LISTING)
         return command
 
     def resolve_command(
@@ -101,38 +102,3 @@ def invoke(words: Sequence[str]) -> int:
     except click.exceptions.Exit as error:
         return error.exit_code
     return code if isinstance(code, int) else 0
-
-
-def _listing_command(listing: Listing) -> click.Command:
-    def callback(
-        *, output: str = "table", quiet: bool = False, no_headers: bool = False, ended: bool = False
-    ) -> int:
-        chosen = "ids" if quiet else output
-        return show(listing, Options(output=chosen, headers=not no_headers, ended=ended))
-
-    params: list[click.Parameter] = [
-        click.Option(
-            ["-o", "--output"],
-            default="table",
-            metavar="FORMAT",
-            help="table, wide, json, jsonl, ids or columns=NAME,...  [default: table]",
-        ),
-        click.Option(["-q", "--quiet"], is_flag=True, help="Only ids, as -o ids."),
-        click.Option(
-            ["--no-headers"], is_flag=True, help="Tables without titles and without lines around them."
-        ),
-    ]
-    if listing.has_ended:
-        params.insert(
-            0, click.Option(["-a", "--all", "ended"], is_flag=True, help="Also leases that are over.")
-        )
-    columns = "\b\nColumns: " + ", ".join(c.key for c in listing.columns if not c.wide)
-    wide = ", ".join(c.key for c in listing.columns if c.wide)
-    return click.Command(
-        listing.name,
-        params=params,
-        callback=callback,
-        help=f"{listing.summary}\n\n{listing.details}\n\n{columns}" + (f"\nand wide: {wide}" if wide else ""),
-        short_help=listing.summary,
-        context_settings=HELP_OPTIONS,
-    )

@@ -17,8 +17,11 @@ from gpushared.client.messages import (
     Lease,
     LeaseList,
     NodeStatus,
+    OfferAnswer,
     Preset,
     PresetList,
+    Project,
+    ProjectList,
     ResizeAnswer,
 )
 from gpushared.domain.errors import ConfigError, NeverFits, StateConflict
@@ -77,6 +80,7 @@ class Client:
         begin_at: float = 0.0,
         after: Sequence[str] = (),
         priority: int = 0,
+        project: str = "",
         notice_signal: str = "",
         restart_on_fault: int = 0,
         held: bool = False,
@@ -97,6 +101,7 @@ class Client:
             "begin_at": begin_at,
             "after": list(after),
             "priority": priority,
+            "project": project,
             "notice_signal": notice_signal,
             "restart_on_fault": restart_on_fault,
             "held": held,
@@ -167,6 +172,48 @@ class Client:
     def explain(self, lease_id: str) -> Explanation:
         """Why a lease waits, and its story."""
         return Explanation(self._call("Leases/Explain", {"lease_id": lease_id}))
+
+    def offer(self, **asked: object) -> OfferAnswer:
+        """What would become of a request, without asking for it; the words are those of ``request``."""
+        if "lease_class" in asked:
+            asked["class"] = asked.pop("lease_class")
+        try:
+            return OfferAnswer(self._call("Leases/Offer", asked))
+        except StateConflict as error:  # as in ``request``
+            raise NeverFits(error.message, hint=error.hint) from error
+
+    # --- projects
+
+    def projects(self) -> ProjectList:
+        """The projects, and the users who are in none and hold, wait or used something."""
+        return ProjectList(self._call("Projects/List", {}))
+
+    def set_project(
+        self,
+        name: str,
+        *,
+        weight: float | None = None,
+        users: Sequence[str] | None = None,
+        model: str = "",
+        guaranteed: str = "",
+        limit: str = "",
+        fixed: str = "",
+        unset: bool = False,
+    ) -> Project:
+        """Changes or makes a project; what is not said stays. GPUs are written ``2`` or ``1.5``."""
+        asked: dict[str, object] = {
+            "name": name,
+            "model": model,
+            "guaranteed": guaranteed,
+            "limit": limit,
+            "fixed": fixed,
+            "unset": unset,
+        }
+        if weight is not None:
+            asked["weight"] = weight
+        if users is not None:
+            asked["users"] = {"names": list(users)}
+        return Project(self._call("Projects/Set", asked))
 
     # --- the node
 

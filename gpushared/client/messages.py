@@ -157,6 +157,7 @@ class Lease(Message):
     notice: Notice | None = None
     preempt_step: str = ""
     preemptions: int = 0
+    project: str = ""
     idle_since: Time = None
     lowered: bool = False
 
@@ -203,12 +204,51 @@ class Refusal(Message):
     text: str = ""
 
 
+class Kept(Message):
+    """GPUs that are kept for a waiting lease, and when it starts at the latest."""
+
+    lease_id: str = ""
+    gpu_labels: tuple[str, ...] = ()
+    start_to: Time = None
+
+
 class Explanation(Message):
     """The answer of ``Leases.Explain``."""
 
     lease: Lease = Lease({})
     story: tuple[StoryEntry, ...] = ()
     refusals: tuple[Refusal, ...] = ()
+    fits_now: str = ""
+    kept: Kept | None = None
+    gives_way: str = ""
+
+
+class GivesWay(Message):
+    """A lease that would give way; ``step``: ``suspend``, ``requeue`` or ``stop``."""
+
+    lease_id: str = ""
+    owner: str = ""
+    asks: str = ""
+    project: str = ""
+    step: str = ""
+
+
+class OfferAnswer(Message):
+    """What would become of a request: the answer of ``Leases.Offer``."""
+
+    WIRE_NAMES: ClassVar[Mapping[str, str]] = {"lease_class": "class"}
+
+    asks: str = ""
+    lease_class: str = ""
+    project: str = ""
+    starts_now: bool = False
+    grants: tuple[Grant, ...] = ()
+    start_to: Time = None
+    gives_way: tuple[GivesWay, ...] = ()
+    why: str = ""
+    waiting: Waiting | None = None
+    fits_now: str = ""
+    simulated: bool = False
 
 
 class Drained(Message):
@@ -244,6 +284,38 @@ class Gpu(Message):
     parent_uuid: str = ""
     mig_profile: str = ""
     label: str = ""
+
+
+class Quota(Message):
+    """Of GPUs, in permille; ``model`` is empty for the quota of all that have none of their own."""
+
+    model: str = ""
+    guaranteed_permille: int = 0
+    limit_permille: int | None = None
+    fixed_permille: int = 0
+    held_permille: int = 0
+
+
+class Project(Message):
+    """Who shares a quota, what they hold and what they used. ``origin``: ``config``, ``set`` or ``user``."""
+
+    name: str = ""
+    users: tuple[str, ...] = ()
+    weight: float = 1.0
+    quotas: tuple[Quota, ...] = ()
+    held_permille: int = 0
+    decayed_gpu_seconds: float = 0.0
+    use_ratio: float = 0.0
+    origin: str = ""
+    holding: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+
+
+class ProjectList(Message):
+    """The answer of ``Projects.List``."""
+
+    projects: tuple[Project, ...] = ()
+    simulated: bool = False
 
 
 class DrainAnswer(Message):
@@ -324,6 +396,8 @@ class Preset(Message):
     lease_class: str = ""
     time: str = ""
     description: str = ""
+    priority: str = ""
+    project: str = ""
 
 
 class PresetList(Message):

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gpushared.domain.errors import RequestError
-from gpushared.domain.gpu import MIB
-from gpushared.domain.units import format_memory, parse_duration, parse_memory, shown
+from gpushared.domain.gpu import MIB, WHOLE_PERMILLE
+from gpushared.domain.units import format_memory, parse_duration, parse_gpus, parse_memory, shown
 
 
 class Wrong(Exception):
@@ -231,6 +231,39 @@ class GpuNames(Kind):
         if not isinstance(name, str) or re.fullmatch(r"all|[0-9]{1,4}|GPU-[0-9A-Za-z-]{1,60}", name) is None:
             raise Wrong(f"must be a {self.words}, not {_described(value)}")
         return name
+
+
+NO_LIMIT = "none"
+
+
+@dataclass(frozen=True)
+class GpuAmount(Kind):
+    """GPUs and parts of them, such as ``2`` or ``1.5``; kept in permille, 1000 are one GPU.
+
+    ``optional``: ``none`` may be said too.
+    """
+
+    optional: bool = False
+
+    @property
+    def words(self) -> str:
+        return "GPUs like `2` or `1.5`" + (f", or `{toml_string(NO_LIMIT)}`" if self.optional else "")
+
+    def read(self, value: object) -> object:
+        if self.optional and value == NO_LIMIT:
+            return None
+        if type(value) in (int, float):
+            value = repr(value)
+        try:
+            return parse_gpus(_text(value, self.words))
+        except RequestError as error:
+            raise Wrong(f"must be {self.words}: {error.message}") from None
+
+    def write(self, value: object) -> str:
+        if value is None:
+            return toml_string(NO_LIMIT)
+        assert isinstance(value, int)
+        return f"{value / WHOLE_PERMILLE:g}"
 
 
 _TOML_ESCAPES = {ord('"'): '\\"', ord("\\"): "\\\\"} | {

@@ -14,10 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpushared.config.fields import Key, keys_of
 from gpushared.config.kinds import Kind, Wrong
-from gpushared.config.model import PRESETS, SECTIONS, Config, Key, Preset, attribute_of, keys_of
+from gpushared.config.model import PRESETS, SECTIONS, TABLES, Config, Preset, attribute_of
+from gpushared.config.quotas import MODEL_NAME, MODELS, PROJECTS, ProjectConfig, QuotaConfig
 from gpushared.domain.asking import read_request
 from gpushared.domain.errors import ConfigError, NotFound, RequestError
+from gpushared.domain.policy.projects import Policy, problems
+from gpushared.domain.quotas import PROJECT_NAME_HINT, is_project_name
 from gpushared.domain.units import shown
 
 DEFAULT_PATH = Path("/etc/gpushared/config.toml")
@@ -28,8 +32,9 @@ MAX_PROBLEMS_TOLD = 20
 
 _PRESET_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,31}")
 _DEPTH_OF_KEY = 2
-_DEPTH_OF_PRESET_KEY = 3
-_SECTION_PATHS = frozenset(tuple(section.split(".")) for section in (*SECTIONS, PRESETS))
+_DEPTH_OF_NAMED_KEY = 3
+_DEPTH_OF_MODEL_KEY = 5
+_SECTION_PATHS = frozenset(tuple(section.split(".")) for section in (*SECTIONS, *TABLES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +134,22 @@ def _leaves(tree: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tu
     """The values with their paths. A table where no section can be is a value, and a wrong one."""
     for name, value in tree.items():
         at = (*above, name)
-        depth = _DEPTH_OF_PRESET_KEY if at[0] == PRESETS else _DEPTH_OF_KEY
-        if isinstance(value, dict) and value and (len(at) < depth or at in _SECTION_PATHS):
+        if isinstance(value, dict) and value and (len(at) < _depth(at) or at in _SECTION_PATHS):
             yield from _leaves(value, at)
         elif value != {} or at not in _SECTION_PATHS:
             yield at, value
+
+
+def _depth(at: tuple[str, ...]) -> int:
+    """How many names lead to a value there."""
+    if _is_of_model(at):
+        return _DEPTH_OF_MODEL_KEY
+    return _DEPTH_OF_NAMED_KEY if at[0] in TABLES else _DEPTH_OF_KEY
+
+
+def _is_of_model(at: tuple[str, ...]) -> bool:
+    """``[projects.NAME.models.MODEL]``."""
+    return at[0] == PROJECTS and at[2:3] == (MODELS,)
 
 
 def _read_environment(environ: Mapping[str, str], draft: _Draft) -> None:
@@ -149,28 +165,54 @@ def _read_environment(environ: Mapping[str, str], draft: _Draft) -> None:
 
 
 def _build(draft: _Draft) -> Config:
-    found: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
-    presets: dict[str, dict[str, Any]] = {}
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
     for at, value in draft.values.items():
         key = _find(at, value, draft)
         if key is None:
             continue
-        place = presets.setdefault(at[1], {}) if at[0] == PRESETS else found[_section_of(at)]
+        place = found.setdefault(at[:-1], {})
         try:
             place[key.attribute] = _read(key.kind, value)
         except Wrong as wrong:
             draft.complain(value.origin, f"{_dotted(at)} {wrong}")
-    sections = {attribute_of(section): cls(**found[section]) for section, cls in SECTIONS.items()}
-    made = {name: Preset(**parts) for name, parts in sorted(presets.items())}
+    sections = {
+        attribute_of(section): cls(**found.get(tuple(section.split(".")), {}))
+        for section, cls in SECTIONS.items()
+    }
+    presets = {name: Preset(**parts) for name, parts in sorted(_named(PRESETS, found).items())}
+    projects = _projects(found)
     if not draft.problems:
-        _check_presets(made, draft)
-    return Config(**sections, presets=made)
+        _check_presets(presets, draft)
+        _check_projects(projects, draft)
+    return Config(**sections, presets=presets, projects=projects)
+
+
+_Found = Mapping[tuple[str, ...], Mapping[str, Any]]
+
+
+def _named(table: str, found: _Found) -> dict[str, Mapping[str, Any]]:
+    depth = _DEPTH_OF_NAMED_KEY - 1
+    return {at[1]: parts for at, parts in found.items() if at[0] == table and len(at) == depth}
+
+
+def _projects(found: _Found) -> dict[str, ProjectConfig]:
+    of_models: dict[str, dict[str, QuotaConfig]] = {}
+    for at, parts in sorted(found.items()):
+        if _is_of_model(at):
+            of_models.setdefault(at[1], {})[at[3]] = QuotaConfig(**parts)
+    own = _named(PROJECTS, found)
+    return {
+        name: ProjectConfig(**own.get(name, {}), models=of_models.get(name, {}))
+        for name in sorted({*own, *of_models})
+    }
 
 
 def _find(at: tuple[str, ...], value: _Value, draft: _Draft) -> Key | None:
     """The setting that stands at a path, or None after a complaint."""
     if at[0] == PRESETS:
         return _find_in_preset(at, value, draft)
+    if at[0] == PROJECTS:
+        return _find_in_project(at, value, draft)
     if at in _SECTION_PATHS:
         section = ".".join(at)
         draft.complain(value.origin, f"{section} is a section, not a value", f"write [{section}]")
@@ -188,17 +230,35 @@ def _section_of(at: tuple[str, ...]) -> str:
 
 def _find_in_preset(at: tuple[str, ...], value: _Value, draft: _Draft) -> Key | None:
     hint = f'write [{PRESETS}.small] and below it gpu = "0.25"'
-    if len(at) != _DEPTH_OF_PRESET_KEY:
+    if len(at) != _DEPTH_OF_NAMED_KEY:
         draft.complain(value.origin, f"{_dotted(at)} is not a preset with settings", hint)
         return None
     if _PRESET_NAME.fullmatch(at[1]) is None:
-        draft.complain(
-            value.origin,
-            f"{shown(at[1])} cannot be a preset's name",
-            "use up to 32 small letters, digits and _ . -",
-        )
+        hint = "use up to 32 small letters, digits and _ . -"
+        draft.complain(value.origin, f"{shown(at[1])} cannot be a preset's name", hint)
         return None
-    key = keys_of(Preset).get(at[2])
+    return _key_of(Preset, at, value, draft)
+
+
+def _find_in_project(at: tuple[str, ...], value: _Value, draft: _Draft) -> Key | None:
+    if len(at) != _depth(at):
+        hint = f"write [{PROJECTS}.vision] and below it guaranteed = 2"
+        draft.complain(value.origin, f"{_dotted(at)} is not a project with settings", hint)
+        return None
+    if not is_project_name(at[1]):
+        draft.complain(value.origin, f"{shown(at[1])} cannot be a project's name", PROJECT_NAME_HINT)
+        return None
+    if not _is_of_model(at):
+        return _key_of(ProjectConfig, at, value, draft)
+    if MODEL_NAME.fullmatch(at[3]) is None:
+        hint = "`gpushare gpus` shows the models' names"
+        draft.complain(value.origin, f"{shown(at[3])} cannot be a GPU model's name", hint)
+        return None
+    return _key_of(QuotaConfig, at, value, draft)
+
+
+def _key_of(section: type, at: tuple[str, ...], value: _Value, draft: _Draft) -> Key | None:
+    key = keys_of(section).get(at[-1])
     if key is None:
         draft.complain(value.origin, f"{_dotted(at)} is not a setting", _nearest(at))
     return key
@@ -220,20 +280,30 @@ def _check_presets(presets: Mapping[str, Preset], draft: _Draft) -> None:
             draft.complain(origins[-1], f"{PRESETS}.{name}: {error.message}", error.hint)
 
 
+def _check_projects(projects: Mapping[str, ProjectConfig], draft: _Draft) -> None:
+    """What no node could keep; how many GPUs there are is not known here."""
+    for name, project in projects.items():
+        origins = [value.origin for at, value in draft.values.items() if at[:2] == (PROJECTS, name)]
+        for problem in problems(Policy(projects={name: project.project(name)}), {}):
+            draft.complain(origins[-1], problem)
+
+
 # --- complaints ----------------------------------------------------------------------------------------
 
 
 def _nearest(at: tuple[str, ...]) -> str:
     """A hint with the setting that was meant, by its whole path or by its last name alone."""
-    if at[0] == PRESETS and len(at) == _DEPTH_OF_PRESET_KEY:
-        known = {name: f"{PRESETS}.{_printable(at[1])}.{name}" for name in keys_of(Preset)}
+    if at[0] in TABLES and len(at) == _depth(at):
+        section = QuotaConfig if _is_of_model(at) else TABLES[at[0]]
+        known = {name: f"{_dotted(at[:-1])}.{name}" for name in keys_of(section)}
     else:
         known = {f"{section}.{name}": f"{section}.{name}" for section, name in _all_names()}
         known |= {name: f"{section}.{name}" for section, name in reversed(_all_names())}
     for wanted in (_dotted(at), _printable(at[-1])):
         if near := difflib.get_close_matches(wanted, known, n=1, cutoff=0.7):
             return f"did you mean {known[near[0]]}?"
-    return f"sections: {', '.join((*SECTIONS, PRESETS))}" if at[0] not in SECTIONS else ""
+    names = ", ".join((*SECTIONS, *TABLES))
+    return "" if at[0] in SECTIONS else f"sections: {names}"
 
 
 def _all_names() -> list[tuple[str, str]]:

@@ -277,7 +277,7 @@ class QueueConfig:
     preemption: Preemption = setting(  # noqa: RUF009 - makes a field
         Preemption.AUTO,
         Choice(Preemption),
-        "`on` lets leases give way to others where projects, classes and fair share say so, `off` never does; "
+        "`on` lets leases give way where projects, classes and fair share say so, `off` never does; "
         "`auto` is on where there are projects, here or set by `gpushare project set`.",
     )
     half_life_seconds: int = setting(

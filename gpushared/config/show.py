@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from gpushared.config.fields import Key, keys_of
 from gpushared.config.kinds import toml_string
 from gpushared.config.load import Loaded
-from gpushared.config.model import PRESETS, SECTIONS, Key, Preset, attribute_of, keys_of
+from gpushared.config.model import PRESETS, SECTIONS, Preset, attribute_of
+from gpushared.config.quotas import MODELS, PROJECTS, ProjectConfig, QuotaConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting as it holds now; ``value`` is TOML."""
+    """One setting as it holds now; ``value`` is TOML, ``table`` the section in its parts."""
 
-    section: str
+    table: tuple[str, ...]
     name: str
     value: str
     origin: str
+
+    @property
+    def section(self) -> str:
+        return ".".join(self.table)
 
     @property
     def path(self) -> str:
@@ -25,18 +32,18 @@ class Setting:
 
 
 def settings(loaded: Loaded) -> tuple[Setting, ...]:
-    """Every setting, in the order of the reference; of presets only what they set."""
+    """Every setting, in the order of the reference; of projects and presets only what they set."""
     return tuple(_settings(loaded))
 
 
 def to_toml(loaded: Loaded, *, origins: bool = False) -> str:
     """The whole configuration as a file that would give it again; with ``origins`` as comments if asked."""
     parts: list[str] = []
-    section = ""
+    table: tuple[str, ...] = ()
     for one in settings(loaded):
-        if one.section != section:
-            section = one.section
-            parts.append(f"{'' if not parts else chr(10)}[{_header(section)}]")
+        if one.table != table:
+            table = one.table
+            parts.append(f"{'' if not parts else chr(10)}[{_header(table)}]")
         comment = f"  # {_on_one_line(one.origin)}" if origins else ""
         parts.append(f"{one.name} = {one.value}{comment}")
     return "\n".join(parts) + "\n"
@@ -45,7 +52,12 @@ def to_toml(loaded: Loaded, *, origins: bool = False) -> str:
 def reference() -> str:
     """The tables of the reference page, in Markdown."""
     parts = []
-    for title, cls in (*SECTIONS.items(), (f"{PRESETS}.NAME", Preset)):
+    named = {
+        f"{PROJECTS}.NAME": ProjectConfig,
+        f'{PROJECTS}.NAME.{MODELS}."MODEL"': QuotaConfig,
+        f"{PRESETS}.NAME": Preset,
+    }
+    for title, cls in (*SECTIONS.items(), *named.items()):
         parts.append(f"## `[{title}]`\n\n{_first_line(cls)}\n")
         parts.append("| key | value | default | meaning |\n|---|---|---|---|")
         parts.extend(_row(key) for key in keys_of(cls).values())
@@ -57,21 +69,30 @@ def _settings(loaded: Loaded) -> Iterator[Setting]:
     for section, cls in SECTIONS.items():
         values = getattr(loaded.config, attribute_of(section))
         for key in keys_of(cls).values():
-            yield _setting(loaded, section, key, getattr(values, key.attribute))
+            yield _setting(loaded, tuple(section.split(".")), key, getattr(values, key.attribute))
+    for name, project in loaded.config.projects.items():
+        yield from _set(loaded, (PROJECTS, name), project)
+        for model, quota in project.models.items():
+            yield from _set(loaded, (PROJECTS, name, MODELS, model), quota)
     for name, preset in loaded.config.presets.items():
-        for key in keys_of(Preset).values():
-            if value := getattr(preset, key.attribute):
-                yield _setting(loaded, f"{PRESETS}.{name}", key, value)
+        yield from _set(loaded, (PRESETS, name), preset)
 
 
-def _setting(loaded: Loaded, section: str, key: Key, value: object) -> Setting:
-    return Setting(section, key.name, key.kind.write(value), loaded.origin(f"{section}.{key.name}"))
+def _set(loaded: Loaded, table: tuple[str, ...], values: object) -> Iterator[Setting]:
+    """Of a section that somebody named, what was said."""
+    for key in keys_of(type(values)).values():
+        if ".".join((*table, key.name)) in loaded.origins:
+            yield _setting(loaded, table, key, getattr(values, key.attribute))
 
 
-def _header(section: str) -> str:
-    first, _, rest = section.partition(".")
-    # A preset's name may hold dots, which would be read as sections within sections.
-    return f"{first}.{toml_string(rest)}" if "." in rest else section
+def _setting(loaded: Loaded, table: tuple[str, ...], key: Key, value: object) -> Setting:
+    origin = loaded.origin(".".join((*table, key.name)))
+    return Setting(table, key.name, key.kind.write(value), origin)
+
+
+def _header(table: tuple[str, ...]) -> str:
+    """Names that hold dots or spaces are quoted, so that they are not read as sections within sections."""
+    return ".".join(part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else toml_string(part) for part in table)
 
 
 def _on_one_line(text: str) -> str:

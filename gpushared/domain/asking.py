@@ -40,6 +40,7 @@ class Ask:
     time: str = ""
     after: str = ""
     priority: str = ""
+    project: str = ""
     notice_signal: str = ""
     restart_on_fault: str = ""
 
@@ -65,6 +66,7 @@ def read_request(ask: Ask, presets: Mapping[str, Ask]) -> Request:
         time_limit_seconds=parse_duration(ask.time) if ask.time else None,
         preset=ask.preset or None,
         priority=_priority(ask.priority),
+        project=ask.project,
         after=_leases(ask.after),
         notice_signal=_signal(ask.notice_signal),
         restart_on_fault=_restarts(ask.restart_on_fault),

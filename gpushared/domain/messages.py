@@ -338,6 +338,26 @@ class GpuDrainAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class ProjectSet:
+    """An administrator sets a project; what is None stays as it is. GPUs are in permille.
+
+    ``model``: the quota is one for the GPUs of this model; empty for the general one. ``unset``: the project
+    is as the configuration has it again, or where a model is named, has no quota of its own there.
+    """
+
+    project: str
+    caller: Caller
+    weight: float | None = None
+    users: tuple[str, ...] | None = None
+    model: str = ""
+    guaranteed: int | None = None
+    limit: int | None = None
+    no_limit: bool = False
+    fixed: int | None = None
+    unset: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class QuietTimeChanged:
     """A time began or ended in which other rules hold for idle leases."""
 
@@ -382,6 +402,7 @@ Event = (
     | ServerFaulted
     | ClientsParted
     | GpuDrainAsked
+    | ProjectSet
     | QuietTimeChanged
     | Tick
 )

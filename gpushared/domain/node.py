@@ -41,12 +41,14 @@ from gpushared.domain.lease import (
 )
 from gpushared.domain.lifecycle import drain, end_early, seen, surveyed, watch_deadlines
 from gpushared.domain.notice import notify_of_expiry
-from gpushared.domain.policy.projects import project_of
+from gpushared.domain.policy.projects import Policy, project_of
 from gpushared.domain.policy.standing import Standing, usage_of
+from gpushared.domain.quotas import set_project
+from gpushared.domain.request import Request
 from gpushared.domain.resize import resize, take_settings
 from gpushared.domain.state import Draft, NodeState, Step, Use, lease_id
 from gpushared.domain.timing import check_priority, extend, hold, set_priority
-from gpushared.domain.units import shown
+from gpushared.domain.units import format_duration, shown
 from gpushared.domain.watchdog import watch
 
 MAX_REQUEST_ID = 128
@@ -116,7 +118,10 @@ def _(event: m.RequestSubmitted, draft: Draft) -> None:
         draft.answer = known.id
         return
     _check_terms(event, draft)
-    check_possible(draft.view(), event.request)
+    policy = draft.view().policy
+    project = project_of(event.caller.name, event.request.project, policy)
+    request, told = _with_time_limit(event.request, policy)
+    check_possible(draft.view(), request)
     identity = lease_id(draft.next_sequence)
     name = event.device_name or str(identity)
     if event.device_name and draft.view().of_device(name) is not None:
@@ -124,19 +129,29 @@ def _(event: m.RequestSubmitted, draft: Draft) -> None:
     lease = Lease(
         id=identity,
         sequence=draft.next_sequence,
-        request=event.request,
+        request=request,
         owner_uid=event.caller.uid,
         owner_name=event.caller.name,
         created_at=draft.now,
         state=Queued(since=draft.now),
         device_name=name,
         request_id=event.request_id,
+        asked_first=None if request is event.request else event.request,
         held_by=event.caller.name if event.held else "",
-        project=project_of(event.caller.name, event.request.project, draft.view().policy),
+        project=project,
     )
     draft.next_sequence += 1
     draft.answer = identity
-    draft.put(lease.note(draft.now, f"{event.caller.name} asked for {describe(event.request)}"))
+    draft.put(lease.note(draft.now, f"{event.caller.name} asked for {describe(request)}{told}"))
+
+
+def _with_time_limit(request: Request, policy: Policy) -> tuple[Request, str]:
+    """The request with its class's time limit where it names none, and what the story says of it."""
+    limit = policy.classes[request.lease_class].time_limit_seconds
+    if request.time_limit_seconds is not None or limit is None:
+        return request, ""
+    told = f"; it may run for {format_duration(limit)}, as class {request.lease_class} says"
+    return replace(request, time_limit_seconds=limit), told
 
 
 def _check_terms(event: m.RequestSubmitted, draft: Draft) -> None:
@@ -231,6 +246,11 @@ def _(event: m.ResumeAsked, draft: Draft) -> None:
 @_apply.register
 def _(event: m.PreemptAsked, draft: Draft) -> None:
     requeue.preempt_asked(event, draft)
+
+
+@_apply.register
+def _(event: m.ProjectSet, draft: Draft) -> None:
+    set_project(event, draft)
 
 
 @_apply.register

@@ -29,6 +29,7 @@ WISH_LABELS = {
     "gpushare.time": "time",
     "gpushare.after": "after",
     "gpushare.priority": "priority",
+    "gpushare.project": "project",
     "gpushare.notice-signal": "notice_signal",
     "gpushare.restart-on-fault": "restart_on_fault",
 }

@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 from google.protobuf.message import Message
 
 import gpushared
-from gpushared.api.v1 import gpus_pb2, leases_pb2, node_pb2
+from gpushared.api.v1 import gpus_pb2, leases_pb2, node_pb2, projects_pb2
 from gpushared.domain import messages as m
 from gpushared.domain.asking import Ask, read_request, read_size
 from gpushared.domain.errors import NotFound, RequestError
-from gpushared.domain.lease import Lease, LeaseId, Queued
-from gpushared.domain.request import Caller
+from gpushared.domain.lease import Lease, LeaseId
+from gpushared.domain.offer import offer
+from gpushared.domain.prospects import when_others_need_it
+from gpushared.domain.request import Caller, Request
 from gpushared.domain.state import NodeState
 from gpushared.domain.units import parse_duration, shown
 from gpushared.node import views
@@ -24,6 +26,7 @@ from gpushared.node.effects import resize_effects
 from gpushared.node.examination import Examination
 from gpushared.node.follower import Follower
 from gpushared.node.loop import Loop
+from gpushared.node.projects import Projects
 from gpushared.node.sampler import Sampler
 from gpushared.node.troubles import Troubles
 from gpushared.ports import Journal
@@ -79,6 +82,7 @@ class Api:
         self._started_at = loop.now()
         self._views = views.Views(loop, simulated=simulated)
         self.drains = Drains(loop, sampler, self._views)
+        self.projects = Projects(loop, simulated=simulated)
 
     def calls(self) -> dict[str, Unary]:
         """All unary calls by their full name."""
@@ -97,9 +101,12 @@ class Api:
             "gpushare.v1.Leases/Get": Unary(leases_pb2.LeaseRef, self.get),
             "gpushare.v1.Leases/List": Unary(leases_pb2.ListLeasesRequest, self.list_leases),
             "gpushare.v1.Leases/Explain": Unary(leases_pb2.LeaseRef, self.explain),
+            "gpushare.v1.Leases/Offer": Unary(leases_pb2.LeaseRequest, self.offer),
             "gpushare.v1.Gpus/List": Unary(gpus_pb2.ListGpusRequest, self.list_gpus),
             "gpushare.v1.Gpus/Drain": Unary(gpus_pb2.DrainRequest, self.drains.drain),
             "gpushare.v1.Gpus/Undrain": Unary(gpus_pb2.UndrainRequest, self.drains.undrain),
+            "gpushare.v1.Projects/List": Unary(projects_pb2.ListProjectsRequest, self.projects.list_projects),
+            "gpushare.v1.Projects/Set": Unary(projects_pb2.SetProjectRequest, self.projects.set_project),
             "gpushare.v1.Node/Status": Unary(node_pb2.NodeStatusRequest, self.status),
             "gpushare.v1.Node/Presets": Unary(node_pb2.PresetsRequest, self.list_presets),
             "gpushare.v1.Node/Doctor": Unary(node_pb2.DoctorRequest, self.doctor),
@@ -114,11 +121,7 @@ class Api:
                 f"the request id has {len(message.request_id)} characters",
                 hint=f"use at most {MAX_REQUEST_ID}, a UUID for example",
             )
-        request = read_request(_ask(message), self.presets)
-        if message.begin_at:
-            request = replace(request, begin_at=_moment(message.begin_at))
-        if message.HasField("requeue"):
-            request = replace(request, requeue=message.requeue)
+        request = self._read(message)
         event = m.RequestSubmitted(
             request, caller, message.request_id, immediate=message.immediate, held=message.held
         )
@@ -126,6 +129,17 @@ class Api:
         assert lease is not None, "a request is answered with its lease"
         self._attendance.seen(lease.id, self._loop.now())
         return self._view(lease, caller)
+
+    def _read(self, message: leases_pb2.LeaseRequest) -> Request:
+        request = read_request(_ask(message), self.presets)
+        if message.begin_at:
+            request = replace(request, begin_at=_moment(message.begin_at))
+        return replace(request, requeue=message.requeue) if message.HasField("requeue") else request
+
+    async def offer(self, message: leases_pb2.LeaseRequest, caller: Caller) -> leases_pb2.OfferAnswer:
+        """What would become of a request; nothing is booked."""
+        request = self._read(message)
+        return self._views.offer(request, offer(self._loop.state, request, caller, self._loop.now()))
 
     async def wait(self, message: leases_pb2.WaitRequest, caller: Caller) -> leases_pb2.Lease:
         """Come back when the lease no longer looks as in the token."""
@@ -207,15 +221,17 @@ class Api:
         )
 
     async def explain(self, message: leases_pb2.LeaseRef, caller: Caller) -> leases_pb2.Explanation:
-        """Why it waits, what would fit now, and its story; the story is for the owner and the trusted."""
+        """Why it waits, what becomes of it, and its story; the story is for the owner and the trusted."""
         lease = await self._find(message.lease_id, caller)
         own = caller.trusted or caller.uid == lease.owner_uid
         entries = await self._journal.story(lease.id) if own else ()
-        view = self._view(lease, caller)
-        if isinstance(lease.state, Queued) and (nearest := self._views.nearest(lease)):
-            view.waiting.text += f"; {nearest}"
         return leases_pb2.Explanation(
-            lease=view, story=views.story(entries), refusals=self._views.refusals(lease)
+            lease=self._view(lease, caller),
+            story=views.story(entries),
+            refusals=self._views.refusals(lease),
+            fits_now=self._views.nearest(lease),
+            kept=self._views.kept(lease),
+            gives_way=when_others_need_it(lease, self._loop.state, self._loop.now()),
         )
 
     def _view(self, lease: Lease, caller: Caller) -> leases_pb2.Lease:
@@ -294,6 +310,8 @@ class Api:
             gpu_compute=ask.gpu_compute,
             time=ask.time,
             description=self.preset_texts.get(name, ""),
+            priority=ask.priority,
+            project=ask.project,
         )
         setattr(preset, "class", ask.lease_class)
         return preset
@@ -315,6 +333,7 @@ def _ask(message: leases_pb2.LeaseRequest) -> Ask:
         time=message.time,
         after=",".join(message.after),
         priority=str(message.priority or ""),
+        project=message.project,
         notice_signal=message.notice_signal,
         restart_on_fault=str(message.restart_on_fault or ""),
     )

@@ -18,6 +18,8 @@ from gpushared.api.v1 import (
     leases_pb2_grpc,
     node_pb2,
     node_pb2_grpc,
+    projects_pb2,
+    projects_pb2_grpc,
 )
 from gpushared.domain.errors import Code, GpushareError, PermissionRefused
 from gpushared.domain.request import Caller
@@ -171,6 +173,11 @@ class Leases(leases_pb2_grpc.LeasesServicer):
     ) -> leases_pb2.Explanation:
         return await self._doors.unary(self._api.explain, request, context)
 
+    async def Offer(
+        self, request: leases_pb2.LeaseRequest, context: Context[Any, Any]
+    ) -> leases_pb2.OfferAnswer:
+        return await self._doors.unary(self._api.offer, request, context)
+
 
 class Gpus(gpus_pb2_grpc.GpusServicer):
     def __init__(self, api: Api, doors: Doors) -> None:
@@ -189,6 +196,22 @@ class Gpus(gpus_pb2_grpc.GpusServicer):
         self, request: gpus_pb2.UndrainRequest, context: Context[Any, Any]
     ) -> gpus_pb2.DrainAnswer:
         return await self._doors.unary(self._api.drains.undrain, request, context)
+
+
+class Projects(projects_pb2_grpc.ProjectsServicer):
+    def __init__(self, api: Api, doors: Doors) -> None:
+        self._api = api
+        self._doors = doors
+
+    async def List(
+        self, request: projects_pb2.ListProjectsRequest, context: Context[Any, Any]
+    ) -> projects_pb2.ListProjectsResponse:
+        return await self._doors.unary(self._api.projects.list_projects, request, context)
+
+    async def Set(
+        self, request: projects_pb2.SetProjectRequest, context: Context[Any, Any]
+    ) -> projects_pb2.Project:
+        return await self._doors.unary(self._api.projects.set_project, request, context)
 
 
 class Node(node_pb2_grpc.NodeServicer):
@@ -218,9 +241,10 @@ async def serving(api: Api, doors: Doors, socket_path: str) -> AsyncIterator[Non
     server = grpc.aio.server(options=OPTIONS)
     leases_pb2_grpc.add_LeasesServicer_to_server(Leases(api, doors), server)
     gpus_pb2_grpc.add_GpusServicer_to_server(Gpus(api, doors), server)
+    projects_pb2_grpc.add_ProjectsServicer_to_server(Projects(api, doors), server)
     node_pb2_grpc.add_NodeServicer_to_server(Node(api, doors), server)
     names = [
-        *(f"gpushare.v1.{service}" for service in ("Leases", "Gpus", "Node")),
+        *(f"gpushare.v1.{service}" for service in ("Leases", "Gpus", "Projects", "Node")),
         health.SERVICE_NAME,
         reflection.SERVICE_NAME,
     ]

@@ -43,6 +43,7 @@ class LeaseRequest(_message.Message):
     NOTICE_SIGNAL_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     REQUEUE_FIELD_NUMBER: _builtins.int
+    PROJECT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     gpu: _builtins.str
     """"0.25", "2", "2x0.5"; empty with only a memory, a compute share or a preset. Ranges, of which at least the
@@ -71,6 +72,8 @@ class LeaseRequest(_message.Message):
     """It waits until it is let go."""
     requeue: _builtins.bool
     """Whether its container is started again after it gave way; unset = where nobody is attached to it."""
+    project: _builtins.str
+    """Whose quota it counts against; empty = the first project that names its owner, else the owner's own."""
     @_builtins.property
     def after(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Leases that must be over first, however they end."""
@@ -93,10 +96,11 @@ class LeaseRequest(_message.Message):
         notice_signal: _builtins.str = ...,
         held: _builtins.bool = ...,
         requeue: _builtins.bool | None = ...,
+        project: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_requeue", b"_requeue", "requeue", b"requeue"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_requeue", b"_requeue", "after", b"after", "begin_at", b"begin_at", "class", b"class", "gpu", b"gpu", "gpu_compute", b"gpu_compute", "gpu_memory", b"gpu_memory", "held", b"held", "immediate", b"immediate", "isolation", b"isolation", "notice_signal", b"notice_signal", "preset", b"preset", "priority", b"priority", "request_id", b"request_id", "requeue", b"requeue", "restart_on_fault", b"restart_on_fault", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_requeue", b"_requeue", "after", b"after", "begin_at", b"begin_at", "class", b"class", "gpu", b"gpu", "gpu_compute", b"gpu_compute", "gpu_memory", b"gpu_memory", "held", b"held", "immediate", b"immediate", "isolation", b"isolation", "notice_signal", b"notice_signal", "preset", b"preset", "priority", b"priority", "project", b"project", "request_id", b"request_id", "requeue", b"requeue", "restart_on_fault", b"restart_on_fault", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__requeue: _TypeAlias = _typing.Literal["requeue"]  # noqa: Y015
     _WhichOneofArgType__requeue: _TypeAlias = _typing.Literal["_requeue", b"_requeue"]  # noqa: Y015
@@ -426,6 +430,7 @@ class Lease(_message.Message):
     NOTICE_FIELD_NUMBER: _builtins.int
     PREEMPT_STEP_FIELD_NUMBER: _builtins.int
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    PROJECT_FIELD_NUMBER: _builtins.int
     IDLE_SINCE_FIELD_NUMBER: _builtins.int
     LOWERED_FIELD_NUMBER: _builtins.int
     id: _builtins.str
@@ -466,6 +471,8 @@ class Lease(_message.Message):
     """What happens when it has to give way: suspend, requeue, stop."""
     preemptions: _builtins.int
     """How often it had to."""
+    project: _builtins.str
+    """Whose quota it counts against; a user's name where that is in no project."""
     idle_since: _builtins.float
     """Since when none of its processes has done anything on its GPUs; 0 while they do, or where nobody knows."""
     lowered: _builtins.bool
@@ -515,12 +522,13 @@ class Lease(_message.Message):
         notice: Global___Notice | None = ...,
         preempt_step: _builtins.str = ...,
         preemptions: _builtins.int = ...,
+        project: _builtins.str = ...,
         idle_since: _builtins.float = ...,
         lowered: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "memory_used_bytes", b"memory_used_bytes", "notice", b"notice", "outcome", b"outcome", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "after", b"after", "asks", b"asks", "begin_at", b"begin_at", "class", b"class", "compute_cap", b"compute_cap", "container_id", b"container_id", "container_name", b"container_name", "created_at", b"created_at", "deadline", b"deadline", "expires_at", b"expires_at", "fault", b"fault", "grants", b"grants", "held_by", b"held_by", "id", b"id", "idle_since", b"idle_since", "image", b"image", "isolation", b"isolation", "lowered", b"lowered", "memory_used_bytes", b"memory_used_bytes", "memory_wall", b"memory_wall", "notice", b"notice", "outcome", b"outcome", "owner", b"owner", "owner_uid", b"owner_uid", "preempt_step", b"preempt_step", "preemptions", b"preemptions", "preset", b"preset", "priority", b"priority", "restart_on_fault", b"restart_on_fault", "restarts", b"restarts", "simulated", b"simulated", "since", b"since", "state", b"state", "token", b"token", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "after", b"after", "asks", b"asks", "begin_at", b"begin_at", "class", b"class", "compute_cap", b"compute_cap", "container_id", b"container_id", "container_name", b"container_name", "created_at", b"created_at", "deadline", b"deadline", "expires_at", b"expires_at", "fault", b"fault", "grants", b"grants", "held_by", b"held_by", "id", b"id", "idle_since", b"idle_since", "image", b"image", "isolation", b"isolation", "lowered", b"lowered", "memory_used_bytes", b"memory_used_bytes", "memory_wall", b"memory_wall", "notice", b"notice", "outcome", b"outcome", "owner", b"owner", "owner_uid", b"owner_uid", "preempt_step", b"preempt_step", "preemptions", b"preemptions", "preset", b"preset", "priority", b"priority", "project", b"project", "restart_on_fault", b"restart_on_fault", "restarts", b"restarts", "simulated", b"simulated", "since", b"since", "state", b"state", "token", b"token", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__memory_used_bytes: _TypeAlias = _typing.Literal["memory_used_bytes"]  # noqa: Y015
     _WhichOneofArgType__memory_used_bytes: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes"]  # noqa: Y015
@@ -689,6 +697,13 @@ class Explanation(_message.Message):
     LEASE_FIELD_NUMBER: _builtins.int
     STORY_FIELD_NUMBER: _builtins.int
     REFUSALS_FIELD_NUMBER: _builtins.int
+    FITS_NOW_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
+    GIVES_WAY_FIELD_NUMBER: _builtins.int
+    fits_now: _builtins.str
+    """What would be granted at once in its place, a sentence; empty for nothing."""
+    gives_way: _builtins.str
+    """What becomes of it when others need its GPUs, or to whom it gave way and why, a sentence."""
     @_builtins.property
     def lease(self) -> Global___Lease: ...
     @_builtins.property
@@ -697,20 +712,148 @@ class Explanation(_message.Message):
     def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___Refusal]:
         """How often each reason refused a GPU in the newest decision, largest first."""
 
+    @_builtins.property
+    def kept(self) -> Global___Kept:
+        """GPUs that are kept: for this lease where it names it, else for the one that it waits behind."""
+
     def __init__(
         self,
         *,
         lease: Global___Lease | None = ...,
         story: _abc.Iterable[Global___StoryEntry] | None = ...,
         refusals: _abc.Iterable[Global___Refusal] | None = ...,
+        fits_now: _builtins.str = ...,
+        kept: Global___Kept | None = ...,
+        gives_way: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "lease", b"lease"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "refusals", b"refusals", "story", b"story"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fits_now", b"fits_now", "gives_way", b"gives_way", "kept", b"kept", "lease", b"lease", "refusals", b"refusals", "story", b"story"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Explanation: _TypeAlias = Explanation  # noqa: Y015
+
+@_typing.final
+class Kept(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    GPU_LABELS_FIELD_NUMBER: _builtins.int
+    START_TO_FIELD_NUMBER: _builtins.int
+    lease_id: _builtins.str
+    start_to: _builtins.float
+    """When the lease for which they are kept starts at the latest; 0 = unknown."""
+    @_builtins.property
+    def gpu_labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """For people: 0, 0:1."""
+
+    def __init__(
+        self,
+        *,
+        lease_id: _builtins.str = ...,
+        gpu_labels: _abc.Iterable[_builtins.str] | None = ...,
+        start_to: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu_labels", b"gpu_labels", "lease_id", b"lease_id", "start_to", b"start_to"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Kept: _TypeAlias = Kept  # noqa: Y015
+
+@_typing.final
+class OfferAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ASKS_FIELD_NUMBER: _builtins.int
+    CLASS_FIELD_NUMBER: _builtins.int
+    PROJECT_FIELD_NUMBER: _builtins.int
+    STARTS_NOW_FIELD_NUMBER: _builtins.int
+    GRANTS_FIELD_NUMBER: _builtins.int
+    START_TO_FIELD_NUMBER: _builtins.int
+    GIVES_WAY_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    FITS_NOW_FIELD_NUMBER: _builtins.int
+    SIMULATED_FIELD_NUMBER: _builtins.int
+    asks: _builtins.str
+    """What was asked, as one would type it."""
+    project: _builtins.str
+    starts_now: _builtins.bool
+    """It would be granted at once, on `grants`."""
+    start_to: _builtins.float
+    """When it would start at the latest, if every lease uses its whole time limit; 0 = unknown."""
+    why: _builtins.str
+    fits_now: _builtins.str
+    """What would be granted at once instead, a sentence; empty for nothing."""
+    simulated: _builtins.bool
+    @_builtins.property
+    def grants(self) -> _containers.RepeatedCompositeFieldContainer[Global___Grant]:
+        """Where it would start; empty where nobody knows."""
+
+    @_builtins.property
+    def gives_way(self) -> _containers.RepeatedCompositeFieldContainer[Global___GivesWay]:
+        """Who would give way to it, and by what right."""
+
+    @_builtins.property
+    def waiting(self) -> Global___Waiting:
+        """Why it would wait; unset where it starts at once."""
+
+    def __init__(
+        self,
+        *,
+        asks: _builtins.str = ...,
+        project: _builtins.str = ...,
+        starts_now: _builtins.bool = ...,
+        grants: _abc.Iterable[Global___Grant] | None = ...,
+        start_to: _builtins.float = ...,
+        gives_way: _abc.Iterable[Global___GivesWay] | None = ...,
+        why: _builtins.str = ...,
+        waiting: Global___Waiting | None = ...,
+        fits_now: _builtins.str = ...,
+        simulated: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["waiting", b"waiting"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks", b"asks", "class", b"class", "fits_now", b"fits_now", "gives_way", b"gives_way", "grants", b"grants", "project", b"project", "simulated", b"simulated", "start_to", b"start_to", "starts_now", b"starts_now", "waiting", b"waiting", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OfferAnswer: _TypeAlias = OfferAnswer  # noqa: Y015
+
+@_typing.final
+class GivesWay(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    ASKS_FIELD_NUMBER: _builtins.int
+    PROJECT_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    lease_id: _builtins.str
+    owner: _builtins.str
+    asks: _builtins.str
+    project: _builtins.str
+    step: _builtins.str
+    """suspend, requeue, stop"""
+    def __init__(
+        self,
+        *,
+        lease_id: _builtins.str = ...,
+        owner: _builtins.str = ...,
+        asks: _builtins.str = ...,
+        project: _builtins.str = ...,
+        step: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks", b"asks", "lease_id", b"lease_id", "owner", b"owner", "project", b"project", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GivesWay: _TypeAlias = GivesWay  # noqa: Y015
 
 @_typing.final
 class Refusal(_message.Message):

@@ -109,6 +109,11 @@ class LeasesStub:
                 request_serializer=gpushare_dot_v1_dot_leases__pb2.LeaseRef.SerializeToString,
                 response_deserializer=gpushare_dot_v1_dot_leases__pb2.Explanation.FromString,
                 _registered_method=True)
+        self.Offer = channel.unary_unary(
+                '/gpushare.v1.Leases/Offer',
+                request_serializer=gpushare_dot_v1_dot_leases__pb2.LeaseRequest.SerializeToString,
+                response_deserializer=gpushare_dot_v1_dot_leases__pb2.OfferAnswer.FromString,
+                _registered_method=True)
 
 
 class LeasesServicer:
@@ -212,7 +217,15 @@ class LeasesServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Explain(self, request, context):
-        """Why it waits, and its story.
+        """Why it waits, what becomes of it, and its story.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Offer(self, request, context):
+        """When and where a request would start, and who would give way to it. Nothing is booked; `request_id`,
+        `immediate` and `held` do not count.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -295,6 +308,11 @@ def add_LeasesServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=gpushare_dot_v1_dot_leases__pb2.LeaseRef.FromString,
                     response_serializer=gpushare_dot_v1_dot_leases__pb2.Explanation.SerializeToString,
+            ),
+            'Offer': grpc.unary_unary_rpc_method_handler(
+                    servicer.Offer,
+                    request_deserializer=gpushare_dot_v1_dot_leases__pb2.LeaseRequest.FromString,
+                    response_serializer=gpushare_dot_v1_dot_leases__pb2.OfferAnswer.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -702,6 +720,33 @@ class Leases:
             '/gpushare.v1.Leases/Explain',
             gpushare_dot_v1_dot_leases__pb2.LeaseRef.SerializeToString,
             gpushare_dot_v1_dot_leases__pb2.Explanation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Offer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gpushare.v1.Leases/Offer',
+            gpushare_dot_v1_dot_leases__pb2.LeaseRequest.SerializeToString,
+            gpushare_dot_v1_dot_leases__pb2.OfferAnswer.FromString,
             options,
             channel_credentials,
             insecure,

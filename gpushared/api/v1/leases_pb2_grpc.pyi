@@ -65,7 +65,11 @@ class LeasesStub:
     Get: _grpc.UnaryUnaryMultiCallable[_leases_pb2.LeaseRef, _leases_pb2.Lease]
     List: _grpc.UnaryUnaryMultiCallable[_leases_pb2.ListLeasesRequest, _leases_pb2.ListLeasesResponse]
     Explain: _grpc.UnaryUnaryMultiCallable[_leases_pb2.LeaseRef, _leases_pb2.Explanation]
-    """Why it waits, and its story."""
+    """Why it waits, what becomes of it, and its story."""
+    Offer: _grpc.UnaryUnaryMultiCallable[_leases_pb2.LeaseRequest, _leases_pb2.OfferAnswer]
+    """When and where a request would start, and who would give way to it. Nothing is booked; `request_id`,
+    `immediate` and `held` do not count.
+    """
 
 @_typing.type_check_only
 class LeasesAsyncStub(LeasesStub):
@@ -99,7 +103,11 @@ class LeasesAsyncStub(LeasesStub):
     Get: _aio.UnaryUnaryMultiCallable[_leases_pb2.LeaseRef, _leases_pb2.Lease]  # type: ignore[assignment]
     List: _aio.UnaryUnaryMultiCallable[_leases_pb2.ListLeasesRequest, _leases_pb2.ListLeasesResponse]  # type: ignore[assignment]
     Explain: _aio.UnaryUnaryMultiCallable[_leases_pb2.LeaseRef, _leases_pb2.Explanation]  # type: ignore[assignment]
-    """Why it waits, and its story."""
+    """Why it waits, what becomes of it, and its story."""
+    Offer: _aio.UnaryUnaryMultiCallable[_leases_pb2.LeaseRequest, _leases_pb2.OfferAnswer]  # type: ignore[assignment]
+    """When and where a request would start, and who would give way to it. Nothing is booked; `request_id`,
+    `immediate` and `held` do not count.
+    """
 
 class LeasesServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -220,6 +228,16 @@ class LeasesServicer(metaclass=_abc_1.ABCMeta):
         request: _leases_pb2.LeaseRef,
         context: _ServicerContext,
     ) -> _typing.Union[_leases_pb2.Explanation, _abc.Awaitable[_leases_pb2.Explanation]]:
-        """Why it waits, and its story."""
+        """Why it waits, what becomes of it, and its story."""
+
+    @_abc_1.abstractmethod
+    def Offer(
+        self,
+        request: _leases_pb2.LeaseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_leases_pb2.OfferAnswer, _abc.Awaitable[_leases_pb2.OfferAnswer]]:
+        """When and where a request would start, and who would give way to it. Nothing is booked; `request_id`,
+        `immediate` and `held` do not count.
+        """
 
 def add_LeasesServicer_to_server(servicer: LeasesServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -157,7 +157,7 @@ def project_of(user: str, asked: str, policy: Policy) -> str:
     mine = [project.name for project in policy.projects.values() if user in project.users]
     if not asked:
         return mine[0] if mine else user
-    if asked in mine or (asked == user and asked not in policy.projects):
+    if asked in mine or (asked == user and (not mine or asked not in policy.projects)):
         return asked
     hint = f"{user} is in " + (", ".join(mine) or f"a project of their own, {user}")
     if asked not in policy.projects:

@@ -1,0 +1,44 @@
+"""A listing as a command of click's: its options, help and completion."""
+
+from __future__ import annotations
+
+import click
+
+from gpushared.cli.listing import Listing, Options, show
+
+HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
+
+
+def listing_command(listing: Listing) -> click.Command:
+    def callback(
+        *, output: str = "table", quiet: bool = False, no_headers: bool = False, ended: bool = False
+    ) -> int:
+        chosen = "ids" if quiet else output
+        return show(listing, Options(output=chosen, headers=not no_headers, ended=ended))
+
+    params: list[click.Parameter] = [
+        click.Option(
+            ["-o", "--output"],
+            default="table",
+            metavar="FORMAT",
+            help="table, wide, json, jsonl, ids or columns=NAME,...  [default: table]",
+        ),
+        click.Option(["-q", "--quiet"], is_flag=True, help="Only ids, as -o ids."),
+        click.Option(
+            ["--no-headers"], is_flag=True, help="Tables without titles and without lines around them."
+        ),
+    ]
+    if listing.has_ended:
+        params.insert(
+            0, click.Option(["-a", "--all", "ended"], is_flag=True, help="Also leases that are over.")
+        )
+    columns = "\b\nColumns: " + ", ".join(c.key for c in listing.columns if not c.wide)
+    wide = ", ".join(c.key for c in listing.columns if c.wide)
+    return click.Command(
+        listing.name,
+        params=params,
+        callback=callback,
+        help=f"{listing.summary}\n\n{listing.details}\n\n{columns}" + (f"\nand wide: {wide}" if wide else ""),
+        short_help=listing.summary,
+        context_settings=HELP_OPTIONS,
+    )

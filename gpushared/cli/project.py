@@ -1,0 +1,234 @@
+"""``gpushare project``: who shares which quota, what they hold and used, and setting it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import click
+
+from gpushared.cli import text
+from gpushared.cli.faults import UsageError
+from gpushared.cli.listing import SIMULATED, Listing, Options, Screen
+from gpushared.cli.listing_command import listing_command
+from gpushared.cli.ps import share
+from gpushared.cli.table import Column, Row
+from gpushared.client import Client, Lease, Project, Quota
+from gpushared.domain.errors import NotFound
+from gpushared.domain.units import shown
+
+_HELP = {"help_option_names": ["-h", "--help"]}
+NO_LIMIT = "none"
+HOUR_SECONDS = 3600
+
+
+@click.group("project", context_settings=_HELP, short_help="Show or set projects and their quotas.")
+def project() -> None:
+    """Show or set projects: who shares which quota, what they hold, and what they used lately.
+
+    Who is in no project is one of their own, with nothing guaranteed.
+
+    \b
+    Examples:
+      gpushare project ls
+      gpushare project show vision
+      gpushare project set vision --guaranteed 2 --limit 4 --user alice --user bob
+    """  # noqa: D301 - click's mark for lines it must not join
+
+
+# --- ls ------------------------------------------------------------------------------------------------
+
+
+def _rows(one: Project) -> Iterator[Row]:
+    """One for the project, and one for each model with a quota of its own."""
+    general, *models = one.quotas or (Quota({}),)
+    yield {
+        "project": one.name,
+        "members": ",".join(one.users),
+        "weight": f"{one.weight:g}",
+        **_quota_cells(general),
+        "holds": text.share(one.held_permille),
+        "used": f"{one.decayed_gpu_seconds / HOUR_SECONDS:.1f}",
+        "share": f"{one.use_ratio:.0%}",
+        "waits": str(len(one.waiting)),
+        "origin": one.origin,
+    }
+    for quota in models:
+        name = f"  on {quota.model}"
+        yield {"project": name, **_quota_cells(quota), "holds": text.share(quota.held_permille)}
+
+
+def _quota_cells(quota: Quota) -> Row:
+    limit = quota.limit_permille
+    return {
+        "guaranteed": text.share(quota.guaranteed_permille),
+        "limit": "" if limit is None else text.share(limit),
+        "fixed": text.share(quota.fixed_permille),
+    }
+
+
+def fetch(client: Client, options: Options) -> Screen:  # noqa: ARG001 - a listing's signature
+    answer = client.projects()
+    return Screen(
+        rows=[row for one in answer.projects for row in _rows(one)],
+        items=[one.to_json() for one in answer.projects],
+        ids=[one.name for one in answer.projects],
+        simulated=answer.simulated,
+    )
+
+
+LISTING = Listing(
+    name="ls",
+    summary="Show the projects, what they hold and what they used.",
+    details="""GPUs: GUARANTEED whenever it asks, LIMIT never exceeded, FIXED kept free for its build work.
+USED are GPU-hours, older ones counting less; SHARE is its part of all that was used. A user in no project
+is listed while they hold, wait or have used something.
+
+\b
+Examples:
+  gpushare project ls
+  gpushare project ls -o json
+""",
+    schema="gpushare.projects/1",
+    columns=(
+        Column("project"),
+        Column("members"),
+        Column("weight", right=True),
+        Column("guaranteed", right=True),
+        Column("limit", right=True),
+        Column("fixed", right=True),
+        Column("holds", right=True),
+        Column("used", right=True),
+        Column("share", right=True),
+        Column("waits", right=True, wide=True),
+        Column("origin", wide=True),
+    ),
+    fetch=fetch,
+)
+project.add_command(listing_command(LISTING))
+
+
+# --- show ----------------------------------------------------------------------------------------------
+
+
+@project.command("show", context_settings=_HELP, short_help="Show one project, its leases and what waits.")
+@click.option(
+    "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Form.", show_default=True
+)
+@click.argument("name")
+def show(name: str, output: str) -> int:
+    """Show one project: its quotas, who of it holds what, and what waits and why.
+
+    \b
+    Examples:
+      gpushare project show vision
+      gpushare project show vision -o json
+    """  # noqa: D301 - click's mark for lines it must not join
+    client = Client()
+    answer = client.projects()
+    found = next((one for one in answer.projects if one.name == name), None)
+    if found is None:
+        raise NotFound(f"there is no project {shown(name)}", hint="`gpushare project ls` lists them")
+    leases = [lease for lease in client.leases().leases if lease.project == name]
+    if output == "json":
+        item = {**found.to_json(), "leases": [lease.to_json() for lease in leases]}
+        envelope = {"schema": "gpushare.project/1", "simulated": answer.simulated, "items": [item]}
+        click.echo(json.dumps(envelope, indent=2))
+        return 0
+    lines = [SIMULATED] if answer.simulated else []
+    lines += [*_facts(found), *_leases(leases)]
+    click.echo("\n".join(text.printable(line) for line in lines))
+    return 0
+
+
+_ORIGINS = {
+    "set": "set at run time",
+    "config": "as configured",
+    "user": "a user's own, with nothing guaranteed",
+}
+
+
+def _facts(one: Project) -> Iterator[str]:
+    yield f"{one.name}: {_ORIGINS.get(one.origin, one.origin)}"
+    yield f"  members  {', '.join(one.users) or text.MISSING}"
+    yield f"  weight   {one.weight:g}"
+    for quota in one.quotas:
+        where = f" on {quota.model}" if quota.model else ""
+        yield f"  quota    {quota_words(quota)}{where}; holds {text.share(quota.held_permille)}"
+    used = one.decayed_gpu_seconds / HOUR_SECONDS
+    yield f"  used     {used:.1f} GPU-hours lately, {one.use_ratio:.0%} of all"
+
+
+def quota_words(quota: Quota) -> str:
+    """``guaranteed 2, limit 4, fixed 1``."""
+    words = [f"guaranteed {text.share(quota.guaranteed_permille)}"]
+    limit = quota.limit_permille
+    words.append("no limit" if limit is None else f"limit {text.share(limit)}")
+    words += [f"fixed {text.share(quota.fixed_permille)}"] if quota.fixed_permille else []
+    return ", ".join(words)
+
+
+def _leases(leases: list[Lease]) -> Iterator[str]:
+    for lease in leases:
+        if lease.grants:
+            gpus = ",".join(grant.gpu_label or str(grant.gpu_index) for grant in lease.grants)
+            yield f"  holds    {lease.id} of {lease.owner}: {share(lease)} on GPU {gpus}, {lease.lease_class}"
+    for lease in leases:
+        if (waits := lease.waiting) is not None:
+            why = waits.text or waits.reason
+            yield f"  waits    {lease.id} of {lease.owner}: {lease.asks}, {lease.lease_class}: {why}"
+
+
+# --- set -----------------------------------------------------------------------------------------------
+
+
+@project.command("set", context_settings=_HELP, short_help="Set a project's quota, weight or members.")
+@click.option("--guaranteed", metavar="GPUS", default="", help="What it gets whenever it asks: 2, 1.5.")
+@click.option("--limit", metavar="GPUS", default="", help="What it never exceeds, or none.")
+@click.option("--fixed", metavar="GPUS", default="", help="Kept free for its build work, besides.")
+@click.option("--weight", type=float, metavar="NUMBER", help="Its part of the rest, beside the others'.")
+@click.option("--user", "users", multiple=True, metavar="NAME", help="Its members, instead of those before.")
+@click.option("--no-users", is_flag=True, help="It has no members.")
+@click.option("--model", metavar="MODEL", default="", help="The quota is for the GPUs of this model alone.")
+@click.option("--unset", is_flag=True, help="As configured again; with --model, no quota of its own there.")
+@click.argument("name")
+def set_(
+    name: str,
+    guaranteed: str,
+    limit: str,
+    fixed: str,
+    weight: float | None,
+    users: tuple[str, ...],
+    no_users: bool,
+    model: str,
+    unset: bool,
+) -> int:
+    """Set a project's quota, weight or members. Only for root and trusted groups.
+
+    What is not said stays as it is. It holds from now on, over restarts, and wins over the configuration.
+    What could not be kept is refused. Leases that run go on, and give way where they are over quota.
+
+    \b
+    Examples:
+      gpushare project set vision --guaranteed 2 --limit 4 --user alice --user bob
+      gpushare project set vision --model "NVIDIA H100 80GB HBM3" --fixed 1
+      gpushare project set vision --limit none
+      gpushare project set vision --unset
+    """  # noqa: D301 - click's mark for lines it must not join
+    quota = {"guaranteed": guaranteed, "limit": limit, "fixed": fixed}
+    said = bool(any(quota.values()) or weight is not None or users or no_users)
+    _check_words(said=said, unset=unset, both=no_users and bool(users))
+    named = () if no_users else users or None
+    done = Client().set_project(name, weight=weight, users=named, model=model, unset=unset, **quota)
+    for line in _facts(done):
+        click.echo(text.printable(line))
+    return 0
+
+
+def _check_words(*, said: bool, unset: bool, both: bool) -> None:
+    if both:
+        raise UsageError("--user and --no-users exclude each other")
+    if unset and said:
+        raise UsageError("--unset takes back, and goes with nothing but --model")
+    if not (said or unset):
+        raise UsageError("nothing to set was said", hint="gpushare project set NAME --guaranteed 2")

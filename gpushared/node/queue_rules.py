@@ -1,0 +1,26 @@
+"""Who goes next, from the configuration."""
+
+from __future__ import annotations
+
+from gpushared.config.model import Config
+from gpushared.domain.policy.projects import Policy
+from gpushared.domain.request import LeaseClass
+
+
+def queue_policy_of(config: Config) -> Policy:
+    """The configuration's projects, classes and figures, as the policy reads them."""
+    queue = config.queue
+    return Policy(
+        projects={name: one.project(name) for name, one in config.projects.items()},
+        classes={
+            LeaseClass.BUILD: config.classes_build.rules,
+            LeaseClass.TRAIN: config.classes_train.rules,
+            LeaseClass.INFER: config.classes_infer.rules,
+        },
+        half_life_seconds=float(queue.half_life_seconds),
+        patience_seconds=float(queue.patience_seconds),
+        turn_seconds=float(queue.turn_seconds),
+        notice_seconds=float(queue.preempt_notice_seconds),
+        grace_seconds=float(config.engine.stop_grace_seconds),
+        reservations=queue.reservations,
+    )
