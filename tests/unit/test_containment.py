@@ -145,7 +145,7 @@ def test_a_start_that_does_not_come_about_is_tried_again_and_given_up_in_the_end
     assert starts(node.send(m.Tick(), 1.0))
     assert starts(node.send(m.Tick(), 200.0)) == []
     assert node.outcome(victim) == Failed(
-        "its container could not be started again after a fault", "see the log of gpushared and `docker logs`"
+        "its container could not be started again", "see the log of gpushared and `docker logs`"
     )
 
 
