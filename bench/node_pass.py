@@ -19,8 +19,8 @@ from gpushared.domain.state import NodeState, lease_id
 
 GPU_BYTES = 80_000 * MIB
 GPUS = {
-    id: Gpu(id, index, "H100", GPU_BYTES, GPU_BYTES)
-    for index, id in enumerate(GpuId(f"GPU-{number}") for number in range(8))
+    GpuId(f"GPU-{index}"): Gpu(GpuId(f"GPU-{index}"), index, "H100", GPU_BYTES, GPU_BYTES)
+    for index in range(8)
 }
 KINDS = [
     Request(1, share, None, share, time_limit_seconds=limit)

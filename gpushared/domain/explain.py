@@ -25,6 +25,7 @@ from gpushared.domain.placement import Reason, Refusal, Room, is_grant, need_on,
 from gpushared.domain.queue import NEVER, Decision
 from gpushared.domain.request import Isolation, Request
 from gpushared.domain.state import NodeState
+from gpushared.domain.surroundings import check_host, rooms_for
 from gpushared.domain.units import SMALLEST_PERMILLE, format_duration, format_memory, format_share
 
 _NOT_FOR_LEASES = (Reason.GPU_UNHEALTHY, Reason.UNMANAGED_USE, Reason.OTHER_GPU)
@@ -114,24 +115,32 @@ def refusal_sentence(request: Request, decision: Decision, state: NodeState, now
     """One sentence: what it needs, what is there, who holds the rest."""
     if decision.text:
         return decision.text
-    rooms = state.rooms()
+    rooms = rooms_for(request, state.rooms(), state)
     if decision.reason is Reason.QUEUE_ORDER and decision.reservation is not None:
         return f"fits, but the room is kept for {decision.reservation.head}, which waits longer"
     possible = [
         room
         for room in rooms.values()
         if (not request.gpus or room.gpu.id in request.gpus) and could_do(request, room.gpu)
+        if (not request.models or room.gpu.name in request.models) and not room.apart_from
     ]
+    if decision.reason is Reason.AWAY_FROM:
+        others = sorted({room.apart_from for room in rooms.values() if room.apart_from})
+        return f"keeps away from {', '.join(others)}, and no other GPU will do"
     if decision.reason is Reason.GPU_UNHEALTHY:
         one = "MIG instance" if wants_instances(request) else "GPU"
         few = f"no healthy {one} has" if request.gpu_count == 1 else f"too few healthy {one}s have"
         return f"{few} room: {'; '.join(_troubles(decision.refusals, state))}"
     if not possible:
         what = "any MIG instance" if wants_instances(request) else "any GPU"
+        what += f" that is a {' or '.join(request.models)}" if request.models else ""
         what = "the GPU that this is bound to" if rooms and request.gpus else what
         return f"this node does not see {what} at the moment"
     best = max(possible, key=lambda room: (room.gpu.trouble is None, not room.exclusive, room.free_bytes))
-    return f"needs {_needs(request, best)}; {_offer(request, possible, best)}{_held(state, best, now)}"
+    models = f" ({' or '.join(request.models)})" if request.models else ""
+    return (
+        f"needs {_needs(request, best)}{models}; {_offer(request, possible, best)}{_held(state, best, now)}"
+    )
 
 
 def _troubles(refusals: Iterable[Refusal], state: NodeState) -> list[str]:
@@ -201,6 +210,7 @@ def check_possible(state: NodeState, request: Request) -> None:
     """Raises NeverFits when even an empty node could not grant this, Unavailable when no GPU is known."""
     if not state.gpus:
         raise Unavailable("this node knows no GPU at the moment", hint="`gpushare gpus` says why")
+    check_host(request, state.host)
     healthy = [replace(gpu, trouble=None) for gpu in state.gpus.values()]
     if not is_grant(place(request, rooms_of(healthy, (), {}))):
         _check_servers(request, healthy)
@@ -225,18 +235,21 @@ def _check_servers(request: Request, gpus: Iterable[Gpu]) -> None:
 def nearest_size(request: Request, gpus: Iterable[Gpu]) -> str:
     """The nearest thing that this node could grant when it is empty, as a hint."""
     gpus = list(gpus)
-    known = sorted(of_kind(request, gpus), key=lambda gpu: (-gpu.leasable_bytes, gpu.index))
+    alike = [gpu for gpu in gpus if not request.models or gpu.name in request.models]
+    known = sorted(of_kind(request, alike), key=lambda gpu: (-gpu.leasable_bytes, gpu.index))
     if not {gpu.id for gpu in gpus}.issuperset(request.gpus):
         return "the GPU that this is bound to is not there"
     if wants_instances(request):
-        return never_fits_hint(request, gpus)
+        return never_fits_hint(request, alike)
     if not known and gpus:
-        return "every GPU here is split by MIG; add --isolation mig to get an instance"
+        such = "such " if request.models else ""
+        return f"every {such}GPU here is split by MIG; add --isolation mig to get an instance"
     if not known:
         return "this node has no GPU"
     largest = known[0].leasable_bytes
     if request.gpu_count > len(known):
-        return f"this node has {len(known)} GPU" + ("s" if len(known) != 1 else "")
+        one = f"{' or '.join(request.models)}" if request.models else "GPU"
+        return f"this node has {len(known)} {one}" + ("s" if len(known) != 1 and not request.models else "")
     if (
         request.memory_bytes is not None
         and request.memory_bytes > known[request.gpu_count - 1].leasable_bytes

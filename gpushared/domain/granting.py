@@ -10,12 +10,14 @@ from gpushared.domain.elastic import is_elastic
 from gpushared.domain.eligible import not_yet
 from gpushared.domain.lease import Grant, Lease, LeaseId, Promised, Requeued, Reserved, Suspended
 from gpushared.domain.messages import MakeEdits
-from gpushared.domain.placement import Reason, Rooms
+from gpushared.domain.placement import Reason, Refusal, Rooms
 from gpushared.domain.policy.passes import NEVER, Plan, Preemption, Verdict, WaitReason
 from gpushared.domain.queue import Decision, Reservation, granted, why_no_room
+from gpushared.domain.request import Request
 from gpushared.domain.requeue import preempt, start_requeued, wanted_request
 from gpushared.domain.scheduling import pass_over
 from gpushared.domain.state import Draft, NodeState
+from gpushared.domain.surroundings import lack_of_host, rooms_for
 from gpushared.domain.suspension import resume
 
 _NOT_YET = (WaitReason.HELD, WaitReason.BEGIN_TIME, WaitReason.AFTER_LEASE)
@@ -110,11 +112,18 @@ def _decision(
     kept = _reservation(lease.id, plan)
     verdict = plan.verdicts.get(lease.id)
     if verdict is None or verdict.reason is WaitReason.RESOURCES:
-        reason, refusals = why_no_room(wanted_request(lease, state), rooms)
-        return Decision(lease.id, position, (), reason, refusals, kept)
+        reason, refusals, lack = _no_room(wanted_request(lease, state), rooms, state)
+        return Decision(lease.id, position, (), reason, refusals, kept, lack)
     return Decision(
         lease.id, position, (), Reason(verdict.reason), (), kept, _text(lease, verdict, state, now)
     )
+
+
+def _no_room(request: Request, rooms: Rooms, state: NodeState) -> tuple[Reason, tuple[Refusal, ...], str]:
+    """As ``why_no_room``, and a sentence where it is the host that has too little."""
+    reason, refusals = why_no_room(request, rooms_for(request, rooms, state))
+    lack = lack_of_host(request, state) if reason is Reason.QUEUE_ORDER else ""
+    return Reason.HOST_RESOURCES if lack else reason, refusals, lack
 
 
 def _text(lease: Lease, verdict: Verdict, state: NodeState, now: float) -> str:

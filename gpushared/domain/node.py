@@ -29,7 +29,6 @@ from gpushared.domain.lease import (
     Expired,
     Failed,
     Lease,
-    LeaseId,
     NeverClaimed,
     Paused,
     Queued,
@@ -47,7 +46,8 @@ from gpushared.domain.quotas import set_project
 from gpushared.domain.request import Request
 from gpushared.domain.resize import resize, take_settings
 from gpushared.domain.state import Draft, NodeState, Step, Use, lease_id
-from gpushared.domain.timing import check_priority, extend, hold, set_priority
+from gpushared.domain.terms import check_terms, learned, mix_of, with_models
+from gpushared.domain.timing import extend, hold, set_priority
 from gpushared.domain.units import format_duration, shown
 from gpushared.domain.watchdog import watch
 
@@ -89,6 +89,7 @@ def restore(
         usage=usage_of(standing.usage, state.rules.policy.half_life_seconds),
         turns=standing.turns,
         projects=standing.projects,
+        mix=mix_of((*over.values(), *known.values())),
         engine_surveyed=False,
     )
 
@@ -117,10 +118,11 @@ def _(event: m.RequestSubmitted, draft: Draft) -> None:
     if known is not None:
         draft.answer = known.id
         return
-    _check_terms(event, draft)
+    check_terms(event.request, draft)
     policy = draft.view().policy
     project = project_of(event.caller.name, event.request.project, policy)
     request, told = _with_time_limit(event.request, policy)
+    request = with_models(request, draft.gpus.values())
     check_possible(draft.view(), request)
     identity = lease_id(draft.next_sequence)
     name = event.device_name or str(identity)
@@ -142,6 +144,7 @@ def _(event: m.RequestSubmitted, draft: Draft) -> None:
     )
     draft.next_sequence += 1
     draft.answer = identity
+    draft.mix = learned(draft.mix, request, draft.gpus.values())
     draft.put(lease.note(draft.now, f"{event.caller.name} asked for {describe(request)}{told}"))
 
 
@@ -152,12 +155,6 @@ def _with_time_limit(request: Request, policy: Policy) -> tuple[Request, str]:
         return request, ""
     told = f"; it may run for {format_duration(limit)}, as class {request.lease_class} says"
     return replace(request, time_limit_seconds=limit), told
-
-
-def _check_terms(event: m.RequestSubmitted, draft: Draft) -> None:
-    check_priority(event.request.priority)
-    for name in event.request.after:
-        draft.find(LeaseId(name))
 
 
 def _asked_before(event: m.RequestSubmitted, draft: Draft) -> Lease | None:

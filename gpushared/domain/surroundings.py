@@ -1,4 +1,4 @@
-"""What a request needs besides room on a GPU: CPU and memory of the host, and its distance from other leases."""
+"""What a request needs besides room on a GPU: CPU and memory of the host, a model, distance from others."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from gpushared.domain.errors import NeverFits
-from gpushared.domain.gpu import Gpu, GpuId
+from gpushared.domain.gpu import Gpu
 from gpushared.domain.host import HostSize
 from gpushared.domain.lease import LeaseId, Suspended
-from gpushared.domain.placement import Room
+from gpushared.domain.placement import Rooms
 from gpushared.domain.request import Request
 from gpushared.domain.state import NodeState
 from gpushared.domain.units import format_cores, format_memory, shown
@@ -73,9 +73,11 @@ def check_host(request: Request, size: HostSize) -> None:
 # --- other leases --------------------------------------------------------------------------------------
 
 
-def rooms_for(request: Request, state: NodeState) -> dict[GpuId, Room]:
+def rooms_for(request: Request, rooms: Rooms, state: NodeState) -> Rooms:
     """The rooms as this request finds them: those where leases are that it keeps away from tell which."""
-    rooms = state.rooms()
+    if not request.away_from:
+        return rooms
+    rooms = dict(rooms)
     for name in request.away_from:
         lease = state.leases.get(LeaseId(name))
         for grant in lease.grants if lease is not None else ():
@@ -90,7 +92,7 @@ def rooms_for(request: Request, state: NodeState) -> dict[GpuId, Room]:
 def models_named(words: Collection[str], gpus: Iterable[Gpu]) -> tuple[str, ...]:
     """The names of the GPUs that people call so: by any part of the name, in small or capital letters.
 
-    Raises NeverFits for a word that is in no name.
+    A whole name is no other's part. Raises NeverFits for a word that is in no name.
     """
     names = tuple(dict.fromkeys(gpu.name for gpu in gpus))
     for word in words:
@@ -98,7 +100,11 @@ def models_named(words: Collection[str], gpus: Iterable[Gpu]) -> tuple[str, ...]
             raise NeverFits(
                 f"no GPU of this node is a {shown(word)}", hint=f"its models: {', '.join(names) or 'none'}"
             )
-    return tuple(name for name in names if any(is_called(name, word) for word in words))
+    return tuple(name for name in names if any(_means(word, name, names) for word in words))
+
+
+def _means(word: str, name: str, names: Collection[str]) -> bool:
+    return word == name if word in names else is_called(name, word)
 
 
 def is_called(name: str, word: str) -> bool:

@@ -272,10 +272,9 @@ class Fleet:
 
     def _placement(self, need: Need, at: int, policy: Policy, closed: Collection[GpuId]) -> Placement:
         free = self._free[at]
-        grants = []
-        for place in choose(need, free, policy, closed):
-            grants.append(grant_on(need.request, free.rooms[place]))
-        return Placement(self.hosts[at].name, tuple(grants))
+        chosen = choose(need, free, policy, closed)
+        grants = tuple(grant_on(need.request, free.rooms[place]) for place in chosen)
+        return Placement(self.hosts[at].name, grants)
 
     def _policy(self) -> Policy:
         if self._policies[0] != self.mix.lessons:

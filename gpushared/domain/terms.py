@@ -1,0 +1,59 @@
+"""What is checked and filled in of a request as it comes, and what placement learns of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+from gpushared.domain.fleet.mix import Mix
+from gpushared.domain.fleet.need import size_of
+from gpushared.domain.gpu import Gpu
+from gpushared.domain.lease import Ended, Lease, LeaseId
+from gpushared.domain.request import Request
+from gpushared.domain.state import Draft
+from gpushared.domain.surroundings import models_named
+from gpushared.domain.timing import check_priority
+
+
+def check_terms(request: Request, draft: Draft) -> None:
+    """Raises RequestError, or NotFound for a lease that it names and nobody knows."""
+    check_priority(request.priority)
+    for name in (*request.after, *request.near, *request.away_from):
+        draft.find(LeaseId(name))
+
+
+def with_models(request: Request, gpus: Collection[Gpu]) -> Request:
+    """The request with its models by their full names; raises NeverFits where there is none."""
+    if not request.models or not gpus:
+        return request
+    models = models_named(request.models, gpus)
+    return request if models == request.models else replace(request, models=models)
+
+
+def learned(mix: Mix, request: Request, gpus: Iterable[Gpu]) -> Mix:
+    """The mix with one more request."""
+    size = size_of(request, gpus)
+    if size is None:
+        return mix
+    mix = mix.copy()
+    mix.see(size)
+    return mix
+
+
+def mix_of(leases: Iterable[Lease]) -> Mix:
+    """What was asked for, the oldest first, as leases tell that are known after a restart."""
+    mix = Mix()
+    for lease in leases:
+        size = size_of(_by_share(lease))
+        if size is not None:
+            mix.see(size)
+    return mix
+
+
+def _by_share(lease: Lease) -> Request:
+    """What is so many bytes was granted beside a share, which is known without its GPU."""
+    request = lease.request
+    grants = lease.state.grants if isinstance(lease.state, Ended) else lease.grants
+    if request.compute_permille is not None or request.memory_permille is not None or not grants:
+        return request
+    return replace(request, compute_permille=grants[0].compute_permille)
