@@ -18,18 +18,32 @@ from gpushared.domain.lease import (
     Failed,
     Finished,
     Grant,
+    Idle,
     Lease,
+    LeaseId,
     LeaseState,
     MemoryWall,
     NeverClaimed,
+    Notice,
+    NoticeKind,
     Outcome,
+    OutsideMps,
+    OverLimit,
     Paused,
+    Preempted,
+    Promised,
     Queued,
+    Requeued,
     Reserved,
+    Resuming,
     Starting,
     Stopped,
+    Suspended,
+    Suspending,
     Walls,
 )
+from gpushared.domain.policy.projects import Project, Quota
+from gpushared.domain.policy.standing import Standing, StandingChange
 from gpushared.domain.request import Isolation, LeaseClass, Request
 from gpushared.journal import SqliteJournal
 from gpushared.ports import JournalWrite
@@ -38,6 +52,25 @@ from gpushared.testing import fake_lease
 GRANTS = (Grant(GpuId("GPU-aaaa"), 20_000 * MIB, 250), Grant(GpuId("GPU-bbbb"), 20_000 * MIB, 250))
 CONTAINER = ContainerId("0123456789ab" * 5 + "0123")
 OUTCOMES: tuple[Outcome, ...] = (Finished(137), Stopped("alice"), Expired(), NeverClaimed(), Failed("no MPS"))
+NEWER_OUTCOMES: tuple[Outcome, ...] = (
+    OverLimit(GpuId("GPU-aaaa"), 21_000 * MIB, 20_000 * MIB),
+    OutsideMps(GpuId("GPU-bbbb"), 4711),
+    Preempted("l-2 of bob, because it is guaranteed", requeue=True),
+    Idle(7200.5),
+)
+STANDING = Standing(
+    usage=(("bob", 472_224, 1), ("vision", 472_222, 3_600_000_000), ("vision", 472_223, 9_000_000_000_000)),
+    turns={"bob": 1.25, "vision": 1_700_000_000.5},
+    projects={
+        "vision": Project(
+            "vision",
+            2.5,
+            frozenset({"alice", "bob"}),
+            Quota(2000, 4500, 500),
+            {"NVIDIA H100 80GB HBM3": Quota(1000, None, 250)},
+        )
+    },
+)
 DRAINED = {
     GpuId("GPU-aaaa"): Drained("fell off the bus (XID 79)", 16.5, "gpushared", sick=True),
     GpuId("GPU-bbbb"): Drained("ein neuer Lüfter", 17.0, "root"),
@@ -51,6 +84,14 @@ STATES: tuple[LeaseState, ...] = (
     Draining(GRANTS, CONTAINER, since=15.0, outcome=Stopped("bob"), exited=False, retry_at=20.0),
     *(Ended(outcome, at=100.0 + number, grants=GRANTS) for number, outcome in enumerate(OUTCOMES)),
 )
+NEWER_STATES: tuple[LeaseState, ...] = (
+    Suspending(GRANTS, CONTAINER, since=16.0, deadline=76.0, wanted=True),
+    Suspended(CONTAINER, since=17.0, place=3, held=GRANTS, left_seconds=59.5, wanted=True),
+    Resuming(GRANTS, CONTAINER, since=18.0, deadline=78.0),
+    Requeued(CONTAINER, since=19.0, place=4, held=GRANTS),
+    *(Ended(outcome, at=200.0 + number, grants=GRANTS) for number, outcome in enumerate(NEWER_OUTCOMES)),
+)
+"""Those that version 3 came with, behind the others, so that numbers stay what they were."""
 
 
 def full_lease(sequence: int, state: LeaseState) -> Lease:
@@ -63,6 +104,12 @@ def full_lease(sequence: int, state: LeaseState) -> Lease:
         lease_class=LeaseClass.INFER,
         time_limit_seconds=3600,
         preset="small",
+        project="vision",
+        priority=-7,
+        after=("l-1",),
+        notice_signal="SIGUSR1",
+        requeue=True,
+        max_memory_bytes=30_000 * MIB,
         gpus=(GpuId("GPU-aaaa"), GpuId("GPU-bbbb")),
     )
     bare = fake_lease(
@@ -81,15 +128,29 @@ def full_lease(sequence: int, state: LeaseState) -> Lease:
         walls=Walls(MemoryWall.MPS_CLIENT, ComputeCap.MPS_PERCENTAGE),
         container_name="trainer",
         image="registry/image:tag",
+        held_by="root",
+        held_by_admin=True,
+        project="vision",
+        held_since=12.25,
+        served_gpu_seconds=3600.5,
+        behind=(LeaseId("l-1"),),
+        promised=Promised(GRANTS, (LeaseId("l-4"),), "it is guaranteed"),
+        requeues=True,
+        preemptions=2,
+        notice=Notice(NoticeKind.PREEMPTED, 60.0, "it gives way"),
+        idle_since=8.0,
+        lowered=True,
     )
 
 
 async def make(path: Path) -> None:
     """One lease in each state and with each outcome, numbered from 1."""
-    leases = tuple(full_lease(number, state) for number, state in enumerate(STATES, start=1))
+    states = (*STATES, *NEWER_STATES)
+    leases = tuple(full_lease(number, state) for number, state in enumerate(states, start=1))
     entries = tuple((lease.id, entry) for lease in leases for entry in lease.story)
     journal = SqliteJournal(path)
-    await journal.commit([JournalWrite(leases, entries, next_sequence=50, drained=DRAINED)])
+    change = StandingChange(STANDING.usage, STANDING.turns, STANDING.projects)
+    await journal.commit([JournalWrite(leases, entries, next_sequence=50, drained=DRAINED, standing=change)])
     await journal.close()
 
 

@@ -13,16 +13,23 @@ from gpushared.domain.lease import (
     Finished,
     LeaseId,
     MemoryWall,
+    Requeued,
     Starting,
     Stopped,
+    Suspended,
     state_name,
 )
+from gpushared.domain.policy.standing import Standing
 from gpushared.domain.request import LeaseClass
 from gpushared.journal import SqliteJournal, schema
-from tests.journal.make_journal import DRAINED
+from tests.journal.make_journal import DRAINED, GRANTS, NEWER_STATES, STANDING, full_lease
 
 JOURNALS = Path(__file__).with_name("journals")
 VERSIONS = range(1, schema.VERSION + 1)
+
+
+DRAINING, GIVING_WAY = 2, 3
+"""The versions with which these came."""
 
 
 @pytest.fixture(params=VERSIONS)
@@ -32,11 +39,16 @@ def old(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return Path(shutil.copy(JOURNALS / f"v{request.param}.db", tmp_path / "journal.db"))
 
 
+def version_of(old: Path) -> int:
+    return int(old.with_name("version").read_text())
+
+
 async def test_the_open_leases_are_all_there(old: Path) -> None:
     journal = SqliteJournal(old)
     snapshot = await journal.load()
     assert [state_name(lease.state) for lease in snapshot.leases] == [
-        *("queued", "reserved", "starting", "active", "paused", "draining")
+        *("queued", "reserved", "starting", "active", "paused", "draining"),
+        *(("suspending", "suspended", "resuming", "requeued") if version_of(old) >= GIVING_WAY else ()),
     ]
     assert snapshot.next_sequence == 50
     await journal.close()
@@ -44,7 +56,7 @@ async def test_the_open_leases_are_all_there(old: Path) -> None:
 
 async def test_each_field_means_what_it_meant(old: Path) -> None:
     journal = SqliteJournal(old)
-    _, _, starting, _, _, draining = (await journal.load()).leases
+    _, _, starting, _, _, draining, *_ = (await journal.load()).leases
     await journal.close()
     assert isinstance(starting.state, Starting)
     assert (starting.state.deadline, starting.state.held) == (None, True)
@@ -68,7 +80,35 @@ async def test_gpus_are_drained_as_they_were(old: Path) -> None:
     journal = SqliteJournal(old)
     snapshot = await journal.load()
     await journal.close()
-    assert snapshot.drained == ({} if old.with_name("version").read_text() == "1" else DRAINED)
+    assert snapshot.drained == (DRAINED if version_of(old) >= DRAINING else {})
+
+
+async def test_leases_that_gave_way_are_as_they_were(old: Path) -> None:
+    """Before version 3 none did."""
+    if version_of(old) < GIVING_WAY:
+        pytest.skip("of an older version")
+    journal = SqliteJournal(old)
+    suspending, suspended, _, requeued = (await journal.load()).leases[-4:]
+    await journal.close()
+    assert suspending == full_lease(suspending.sequence, NEWER_STATES[0])
+    assert isinstance(suspended.state, Suspended)
+    assert (suspended.state.held, suspended.state.left_seconds, suspended.state.wanted) == (
+        GRANTS,
+        59.5,
+        True,
+    )
+    assert isinstance(requeued.state, Requeued)
+    assert (requeued.state.place, requeued.project, requeued.preemptions) == (4, "vision", 2)
+    assert requeued.promised is not None
+    assert requeued.promised.victims == ("l-4",)
+
+
+async def test_projects_stand_as_they_did(old: Path) -> None:
+    """What they used, their turns, and those that were set; before version 3 there were none."""
+    journal = SqliteJournal(old)
+    standing = (await journal.load()).standing
+    await journal.close()
+    assert standing == (STANDING if version_of(old) >= GIVING_WAY else Standing())
 
 
 async def test_the_history_and_the_stories_are_there(old: Path) -> None:
@@ -77,7 +117,8 @@ async def test_the_history_and_the_stories_are_there(old: Path) -> None:
     story = await journal.story(LeaseId("l-1"))
     await journal.close()
     assert [type(lease.state.outcome).__name__ for lease in over if isinstance(lease.state, Ended)] == [
-        *("Failed", "NeverClaimed", "Expired", "Stopped", "Finished")
+        *(("Idle", "Preempted", "OutsideMps", "OverLimit") if version_of(old) >= GIVING_WAY else ()),
+        *("Failed", "NeverClaimed", "Expired", "Stopped", "Finished"),
     ]
     assert isinstance(over[-1].state, Ended)
     assert over[-1].state.outcome == Finished(137)
