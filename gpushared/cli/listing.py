@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from gpushared.cli import table
+from gpushared.cli import table, text
 from gpushared.cli.faults import UsageError
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client
@@ -24,12 +24,14 @@ class Options(NamedTuple):
     output: str = "table"
     headers: bool = True
     ended: bool = False
+    explain: bool = False
 
 
 class Screen(NamedTuple):
     """What there is to show: cells for people, items for programs.
 
-    ``notes`` are lines under the table; ``extra`` are fields of the JSON envelope beside the items.
+    ``notes`` are lines under the table, ``told`` are lines in its place; ``extra`` are fields of the JSON
+    envelope beside the items.
     """
 
     rows: Sequence[Row]
@@ -38,6 +40,7 @@ class Screen(NamedTuple):
     simulated: bool = False
     notes: Sequence[str] = ()
     extra: dict[str, Any] | None = None
+    told: Sequence[str] | None = None
     exit_code: int = 0
 
 
@@ -51,6 +54,7 @@ class Listing(NamedTuple):
     columns: Sequence[Column]
     fetch: Callable[[Client, Options], Screen]
     has_ended: bool = False
+    explains: bool = False
 
 
 def read_plain(words: Sequence[str], *, has_ended: bool) -> Options | None:
@@ -86,12 +90,12 @@ def write(listing: Listing, options: Options, fetch: Callable[[], Screen]) -> in
     columns = _columns(listing, options.output)
     screen = fetch()
     if options.output == "ids":
-        text = "".join(f"{word}\n" for word in screen.ids)
+        shown = "".join(f"{word}\n" for word in screen.ids)
     elif columns is None:
-        text = _json(listing, screen, by_line=options.output == "jsonl")
+        shown = _json(listing, screen, by_line=options.output == "jsonl")
     else:
-        text = _table(columns, screen, options)
-    sys.stdout.write(text)
+        shown = _table(columns, screen, options)
+    sys.stdout.write(shown)
     return screen.exit_code
 
 
@@ -135,7 +139,10 @@ def _json(listing: Listing, screen: Screen, *, by_line: bool) -> str:
 
 def _table(columns: Sequence[Column], screen: Screen, options: Options) -> str:
     colour = table.wants_colour(sys.stdout)
-    written = table.lines(columns, screen.rows, headers=options.headers, colour=colour)
+    if screen.told is None:
+        written = table.lines(columns, screen.rows, headers=options.headers, colour=colour)
+    else:
+        written = [text.printable(line) for line in screen.told]
     if options.headers:
         above = [table.paint(SIMULATED, "33" if colour else None)] if screen.simulated else []
         notes = [table.paint(note, "31" if colour else None) for note in screen.notes]

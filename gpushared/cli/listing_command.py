@@ -11,10 +11,16 @@ HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
 def listing_command(listing: Listing) -> click.Command:
     def callback(
-        *, output: str = "table", quiet: bool = False, no_headers: bool = False, ended: bool = False
+        *,
+        output: str = "table",
+        quiet: bool = False,
+        no_headers: bool = False,
+        ended: bool = False,
+        explain: bool = False,
     ) -> int:
         chosen = "ids" if quiet else output
-        return show(listing, Options(output=chosen, headers=not no_headers, ended=ended))
+        options = Options(output=chosen, headers=not no_headers, ended=ended, explain=explain)
+        return show(listing, options)
 
     params: list[click.Parameter] = [
         click.Option(
@@ -32,6 +38,8 @@ def listing_command(listing: Listing) -> click.Command:
         params.insert(
             0, click.Option(["-a", "--all", "ended"], is_flag=True, help="Also leases that are over.")
         )
+    if listing.explains:
+        params.insert(0, click.Option(["--explain"], is_flag=True, help="Say for each in full why."))
     columns = "\b\nColumns: " + ", ".join(c.key for c in listing.columns if not c.wide)
     wide = ", ".join(c.key for c in listing.columns if c.wide)
     return click.Command(

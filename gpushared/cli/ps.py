@@ -7,7 +7,7 @@ import time
 from gpushared.cli import text
 from gpushared.cli.listing import Listing, Options, Screen
 from gpushared.cli.table import Column, Row
-from gpushared.client import Client, Lease, UnmanagedProcess
+from gpushared.client import Client, Lease, OfferAnswer, UnmanagedProcess
 
 IMAGE_SHOWN = 40
 
@@ -48,7 +48,7 @@ def state(lease: Lease) -> str:
     return lease.outcome.kind if code is None else f"{lease.outcome.kind}({code})"
 
 
-def share(lease: Lease) -> str:
+def share(lease: Lease | OfferAnswer) -> str:
     """``0.25``, ``2x0.5``; whole GPUs are counted; ``25..100%`` where it may use more than its share."""
     if not lease.grants:
         return ""
@@ -57,6 +57,13 @@ def share(lease: Lease) -> str:
         return str(count)
     words = text.compute(one, lease.grants[0].compute_limit_permille)
     return words if count == 1 else f"{count}x{words}"
+
+
+def holding(lease: Lease | OfferAnswer) -> str:
+    """``0.25 on GPU 0 (NVIDIA H100), 19.7 GiB``."""
+    gpus = ", ".join(f"GPU {grant.gpu_label or grant.gpu_index} ({grant.gpu_name})" for grant in lease.grants)
+    memory = text.memory(sum(grant.memory_bytes for grant in lease.grants))
+    return f"{share(lease)} on {gpus}, {memory}"
 
 
 def _unmanaged_row(process: UnmanagedProcess) -> Row:

@@ -28,16 +28,26 @@ def _row(lease: Lease, waiting: Waiting, now: float) -> Row:
     }
 
 
-def fetch(client: Client, options: Options) -> Screen:  # noqa: ARG001 - a listing's signature
+def fetch(client: Client, options: Options) -> Screen:
     answer = client.leases()
     queued = [(lease, lease.waiting) for lease in answer.leases if lease.waiting is not None]
     queued.sort(key=lambda pair: pair[1].position)
     now = time.time()
-    return Screen(
+    screen = Screen(
         rows=[_row(lease, waiting, now) for lease, waiting in queued],
         items=[lease.to_json() for lease, _ in queued],
         ids=[lease.id for lease, _ in queued],
         simulated=answer.simulated,
+    )
+    if not options.explain or options.output == "ids":
+        return screen
+    from gpushared.cli.queue_told import explained, in_words
+
+    told = explained(client, screen.ids)
+    return screen._replace(
+        items=[one.to_json() for one in told],
+        ids=[one.explanation.lease.id for one in told],
+        told=[line for one in told for line in in_words(one, now)],
     )
 
 
@@ -50,6 +60,7 @@ no time limit. `gpushare why LEASE` tells more about one of them.
 \b
 Examples:
   gpushare queue
+  gpushare queue --explain
   gpushare queue -o json
 """,
     schema="gpushare.queue/1",
@@ -69,4 +80,5 @@ Examples:
         Column("priority", wide=True, right=True),
     ),
     fetch=fetch,
+    explains=True,
 )

@@ -19,6 +19,7 @@ COMMANDS = (
     "undrain",
     "queue",
     "why",
+    "offer",
     "stop",
     "resize",
     "extend",

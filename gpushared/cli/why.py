@@ -10,7 +10,7 @@ import click
 
 from gpushared.cli import text
 from gpushared.cli.listing import SIMULATED
-from gpushared.cli.ps import share, state
+from gpushared.cli.ps import holding, state
 from gpushared.client import Client, Explanation, Lease
 
 IDLE = "idle"
@@ -23,6 +23,8 @@ IDLE = "idle"
 @click.argument("lease")
 def why(lease: str, output: str) -> int:
     """Show why a lease waits, what holds it once it runs, and all that happened to it, with times.
+
+    For one that runs it says what happens when others need its GPUs.
 
     LEASE is a lease id, a container's name, or the beginning of a container's id.
 
@@ -53,7 +55,10 @@ def _lines(explanation: Explanation, now: float) -> Iterator[str]:
     for refusal in explanation.refusals:
         gpus = "1 GPU" if refusal.gpus == 1 else f"{refusal.gpus} GPUs"
         yield f"  refused  {gpus}: {refusal.text or refusal.reason}"
+    yield from aside(explanation, now)
     yield from _held(lease)
+    if explanation.gives_way:
+        yield f"  others   {explanation.gives_way}"
     yield from _idle(lease, now)
     if lease.outcome is not None:
         yield f"  outcome  {state(lease)}" + (f": {lease.outcome.text}" if lease.outcome.text else "")
@@ -77,12 +82,22 @@ def _waiting(lease: Lease, now: float) -> Iterator[str]:
     yield f"  start    {text.start(waiting.start_from, waiting.start_to, now)}"
 
 
+def aside(explanation: Explanation, now: float) -> Iterator[str]:
+    """What is kept for whom, and what would fit now."""
+    kept = explanation.kept
+    if kept is not None and kept.gpu_labels:
+        gpus = ", ".join(kept.gpu_labels)
+        mine = kept.lease_id == explanation.lease.id
+        start = "" if mine else f", start {text.start(None, kept.start_to, now)}"
+        yield f"  kept     GPU {gpus} for {'it' if mine else kept.lease_id}{start}"
+    if explanation.fits_now:
+        yield f"  instead  {explanation.fits_now}"
+
+
 def _held(lease: Lease) -> Iterator[str]:
     if not lease.grants:
         return
-    gpus = ", ".join(f"GPU {grant.gpu_label or grant.gpu_index} ({grant.gpu_name})" for grant in lease.grants)
-    memory = text.memory(sum(grant.memory_bytes for grant in lease.grants))
-    yield f"  holds    {share(lease)} on {gpus}, {memory}"
+    yield f"  holds    {holding(lease)}"
     if lease.memory_wall:
         yield f"  walls    memory: {lease.memory_wall}, compute: {lease.compute_cap or text.MISSING}"
 

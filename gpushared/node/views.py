@@ -37,9 +37,9 @@ from gpushared.domain.lease import (
     Suspended,
     state_name,
 )
-from gpushared.domain.offer import fits_instead
+from gpushared.domain.offer import GivesWay, Offer, fits_instead
 from gpushared.domain.placement import Room
-from gpushared.domain.request import Caller
+from gpushared.domain.request import Caller, Request
 from gpushared.domain.requeue import step_of
 from gpushared.domain.state import NodeState
 from gpushared.domain.units import format_duration, format_memory
@@ -115,12 +115,39 @@ class Views:
 
     def _add_waiting(self, view: leases_pb2.Lease, lease: Lease) -> None:
         told = self._waiting(lease)
-        if told is None:
-            return
-        view.waiting.position, view.waiting.queue_length = told.position, told.queue_length
-        view.waiting.reason, view.waiting.text = told.reason, told.text
-        view.waiting.start_from = told.start_from or 0.0
-        view.waiting.start_to = told.start_to or 0.0
+        if told is not None:
+            view.waiting.CopyFrom(_waiting_view(told))
+
+    def offer(self, request: Request, one: Offer) -> leases_pb2.OfferAnswer:
+        """What would become of a request."""
+        view = leases_pb2.OfferAnswer(
+            asks=describe(request),
+            project=one.project,
+            starts_now=one.starts_now,
+            grants=[self._grant(grant) for grant in one.grants],
+            start_to=one.start_to or 0.0,
+            gives_way=[_gives_way(other) for other in one.gives_way],
+            why=one.why,
+            waiting=_waiting_view(one.waiting) if one.waiting else None,
+            fits_now=one.fits_now,
+            simulated=self._simulated,
+        )
+        setattr(view, "class", request.lease_class)
+        return view
+
+    def kept(self, lease: Lease) -> leases_pb2.Kept | None:
+        """The GPUs that are kept for a waiting lease, or for whom it waits behind."""
+        outlook = self._loop.outlook()
+        decision = outlook.decisions.get(lease.id)
+        if decision is None or decision.reservation is None or not decision.reservation.head:
+            return None
+        head, known = decision.reservation.head, self._loop.state.gpus
+        start = outlook.starts.get(head)
+        return leases_pb2.Kept(
+            lease_id=head,
+            gpu_labels=sorted(known[gpu].label for gpu in decision.reservation.gpus if gpu in known),
+            start_to=start.at if start else 0.0,
+        )
 
     def _waiting(self, lease: Lease) -> Waiting | None:
         outlook = self._loop.outlook()
@@ -190,6 +217,28 @@ class Views:
             user=user,
             command=command,
         )
+
+
+def _waiting_view(told: Waiting) -> leases_pb2.Waiting:
+    return leases_pb2.Waiting(
+        position=told.position,
+        queue_length=told.queue_length,
+        reason=told.reason,
+        text=told.text,
+        start_from=told.start_from or 0.0,
+        start_to=told.start_to or 0.0,
+    )
+
+
+def _gives_way(one: GivesWay) -> leases_pb2.GivesWay:
+    lease = one.lease
+    return leases_pb2.GivesWay(
+        lease_id=lease.id,
+        owner=lease.owner_name,
+        asks=describe(lease.request),
+        project=lease.payer,
+        step=one.step,
+    )
 
 
 def _grants(lease: Lease) -> Iterable[Grant]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from gpushared.cli import gpus, ps, tree
+from gpushared.cli import gpus, listing_command, ps
 from gpushared.cli.listing import Listing, Options, read_plain
 
 WORDS = [
@@ -46,8 +46,8 @@ def read_by_click(listing: Listing, words: list[str], monkeypatch: pytest.Monkey
         seen.append(options)
         return 0
 
-    monkeypatch.setattr(tree, "show", keep)
-    command = tree._listing_command(listing)
+    monkeypatch.setattr(listing_command, "show", keep)
+    command = listing_command.listing_command(listing)
     try:
         command.main(list(words), standalone_mode=False, prog_name=listing.name)
     except click.ClickException:

@@ -1,0 +1,74 @@
+"""What ``gpushare queue --explain`` tells of each request that waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from gpushared.cli import text
+from gpushared.cli.why import aside
+from gpushared.client import Client, Explanation, Project, Quota
+from gpushared.domain.errors import NotFound
+
+HOUR_SECONDS = 3600
+
+
+class Told(NamedTuple):
+    """A waiting lease, explained, and how its project stands."""
+
+    explanation: Explanation
+    project: Project | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The lease, with what explains its wait beside it."""
+        said = self.explanation.to_json()
+        standing = self.project.to_json() if self.project is not None else None
+        beside = {name: said[name] for name in ("refusals", "kept", "fits_now")}
+        return {**said["lease"], **beside, "standing": standing}
+
+
+def explained(client: Client, ids: Sequence[str]) -> list[Told]:
+    """Those that still wait, in order."""
+    projects = {one.name: one for one in client.projects().projects}
+    found = []
+    for lease in ids:
+        with suppress(NotFound):
+            explanation = client.explain(lease)
+            if explanation.lease.waiting is not None:
+                found.append(Told(explanation, projects.get(explanation.lease.project)))
+    return sorted(found, key=_position)
+
+
+def _position(one: Told) -> int:
+    waiting = one.explanation.lease.waiting
+    return waiting.position if waiting is not None else 0
+
+
+def in_words(one: Told, now: float) -> Iterator[str]:
+    lease = one.explanation.lease
+    waiting = lease.waiting
+    if waiting is None:
+        return
+    waited = text.span(now - lease.created_at)
+    start = text.start(waiting.start_from, waiting.start_to, now)
+    facts = f"asks {lease.asks}, {lease.lease_class}, of {lease.owner}, waits for {waited}, start {start}"
+    yield f"{waiting.position} of {waiting.queue_length}: {lease.id}, {facts}"
+    yield f"  why      {waiting.text or waiting.reason} ({waiting.reason})"
+    yield from aside(one.explanation, now)
+    if one.project is not None:
+        yield f"  project  {_standing(one.project)}"
+
+
+def _standing(project: Project) -> str:
+    quotas = "; ".join(filter(None, map(_quota, project.quotas)))
+    used = f"used {project.decayed_gpu_seconds / HOUR_SECONDS:.1f} GPU hours lately ({project.use_ratio:.0%})"
+    holds = f"{project.name} holds {text.share(project.held_permille)} GPUs"
+    return ", ".join(filter(None, (holds, quotas, used)))
+
+
+def _quota(quota: Quota) -> str:
+    words = [f"guaranteed {text.share(quota.guaranteed_permille)}"]
+    words += [f"fixed {text.share(quota.fixed_permille)}"] if quota.fixed_permille else []
+    words += [f"at most {text.share(quota.limit_permille)}"] if quota.limit_permille is not None else []
+    return " and ".join(words) + (f" on {quota.model}" if quota.model else "")

@@ -1,0 +1,79 @@
+"""What becomes of a running lease when others need its GPUs."""
+
+from __future__ import annotations
+
+from gpushared.domain.lease import Lease, LeaseId, Requeued, Suspended
+from gpushared.domain.policy.ledger import Ledger
+from gpushared.domain.policy.passes import NEVER, Holder
+from gpushared.domain.policy.projects import GivesWay, Policy
+from gpushared.domain.policy.rooms import RoomPlaces
+from gpushared.domain.requeue import Step, is_leaving, step_of
+from gpushared.domain.scheduling import HOST, holder
+from gpushared.domain.state import NodeState
+from gpushared.domain.units import format_duration
+
+
+def when_others_need_it(lease: Lease, state: NodeState, now: float) -> str:
+    """What happens to a lease when others need its GPUs, or why it had to leave them; empty where nothing."""
+    winner = _made_way_for(lease.id, state)
+    if winner is not None and winner.promised is not None:
+        return f"gives way to {winner.id} of {winner.owner_name}, because {winner.promised.why}"
+    if is_leaving(lease):
+        return lease.notice.text if lease.notice is not None else ""
+    if isinstance(lease.state, Suspended | Requeued):
+        return _why_it_left(lease)
+    if not lease.grants:
+        return ""
+    return (
+        f"{_when(holder(lease, state, state.policy, now), state, now)}; then it {_HOW[step_of(lease, state)]}"
+    )
+
+
+_HOW = {
+    Step.SUSPEND: "is taken off its GPUs with all its state, and goes on when there is room",
+    Step.REQUEUE: "is told, stopped, and started again when there is room",
+    Step.STOP: "is told and stopped, and not started again",
+}
+
+
+def _made_way_for(lease: LeaseId, state: NodeState) -> Lease | None:
+    """Who gets the room that it leaves."""
+    return next((one for one in state.waiting() if one.promised and lease in one.promised.victims), None)
+
+
+def _why_it_left(lease: Lease) -> str:
+    return next((entry.text for entry in reversed(lease.story) if entry.text.startswith("gives way to")), "")
+
+
+def _when(one: Holder, state: NodeState, now: float) -> str:
+    """Who may take its GPUs, and from when on."""
+    policy = state.policy
+    rules = policy.classes[one.lease.request.lease_class]
+    if one.behind:
+        return f"holds what is kept for {', '.join(one.behind)}, and leaves when one of them can start"
+    if rules.min_run_seconds == NEVER:
+        return "gives way to nobody but administrators"
+    if one.lease.lowered:
+        return "is idle, and gives way to whoever waits" + _protected(one, policy, now)
+    if rules.gives_way is GivesWay.NEVER:
+        return f"is of class {one.lease.request.lease_class}, which gives way to administrators only"
+    project = one.project
+    if rules.gives_way is GivesWay.ALWAYS:
+        return "is best effort, and gives way to the classes before it" + _protected(one, policy, now)
+    if _is_over_quota(one, state, now):
+        text = f"is more than project {project} is guaranteed, and gives way to those who are below theirs"
+    else:
+        text = f"is guaranteed to project {project}, and gives way to a higher priority in it only"
+    return text + _protected(one, policy, now)
+
+
+def _is_over_quota(one: Holder, state: NodeState, now: float) -> bool:
+    holders = [holder(lease, state, state.policy, now) for lease in state.holders()]
+    ledger = Ledger(state.policy, state.usage, holders, RoomPlaces({HOST: state.rooms()}), now)
+    return ledger.over_quota(one)
+
+
+def _protected(one: Holder, policy: Policy, now: float) -> str:
+    """The part of the least run time that is left."""
+    left = one.started_at + policy.classes[one.lease.request.lease_class].min_run_seconds - now
+    return f", not in the next {format_duration(max(1, round(left)))}" if left > 0 else ""
