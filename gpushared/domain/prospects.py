@@ -17,7 +17,7 @@ def when_others_need_it(lease: Lease, state: NodeState, now: float) -> str:
     """What happens to a lease when others need its GPUs, or why it had to leave them; empty where nothing."""
     winner = _made_way_for(lease.id, state)
     if winner is not None and winner.promised is not None:
-        return f"gives way to {winner.id} of {winner.owner_name}, because {winner.promised.why}"
+        return f"{_GIVES_WAY}{winner.id} of {winner.owner_name}, because {winner.promised.why}"
     if is_leaving(lease):
         return lease.notice.text if lease.notice is not None else ""
     if isinstance(lease.state, Suspended | Requeued):
@@ -29,6 +29,7 @@ def when_others_need_it(lease: Lease, state: NodeState, now: float) -> str:
     )
 
 
+_GIVES_WAY = "gives way to "
 _HOW = {
     Step.SUSPEND: "is taken off its GPUs with all its state, and goes on when there is room",
     Step.REQUEUE: "is told, stopped, and started again when there is room",
@@ -42,7 +43,9 @@ def _made_way_for(lease: LeaseId, state: NodeState) -> Lease | None:
 
 
 def _why_it_left(lease: Lease) -> str:
-    return next((entry.text for entry in reversed(lease.story) if entry.text.startswith("gives way to")), "")
+    """As its story has it."""
+    told = (entry.text.partition(_GIVES_WAY) for entry in reversed(lease.story))
+    return next((found + to_whom for _, found, to_whom in told if found), "")
 
 
 def _when(one: Holder, state: NodeState, now: float) -> str:
