@@ -196,14 +196,15 @@ def _named(table: str, found: _Found) -> dict[str, Mapping[str, Any]]:
 
 
 def _projects(found: _Found) -> dict[str, ProjectConfig]:
+    """In the order in which they stand there: who is in several counts to the first."""
     of_models: dict[str, dict[str, QuotaConfig]] = {}
-    for at, parts in sorted(found.items()):
+    for at, parts in found.items():
         if _is_of_model(at):
             of_models.setdefault(at[1], {})[at[3]] = QuotaConfig(**parts)
     own = _named(PROJECTS, found)
     return {
         name: ProjectConfig(**own.get(name, {}), models=of_models.get(name, {}))
-        for name in sorted({*own, *of_models})
+        for name in dict.fromkeys(at[1] for at in found if at[0] == PROJECTS)
     }
 
 

@@ -61,7 +61,7 @@ def set_project(event: ProjectSet, draft: Draft) -> None:
     if known is None and len(policy.projects) >= MAX_PROJECTS:
         raise RequestError(f"there are {MAX_PROJECTS} projects already", hint="unset one that is not used")
     _check(project, known, policy, draft)
-    draft.projects = {**draft.projects, event.project: project}
+    draft.projects = dict(sorted({**draft.projects, event.project: project}.items()))
 
 
 def _unset(name: str, draft: Draft) -> None:

@@ -154,7 +154,7 @@ NEAREST: list[tuple[str, str, str]] = [
     (
         "[zzz]",
         "zzz is not a setting",
-        "sections: node, engine, gpus, sharing, watchdog, idle, idle.quiet, queue, gate, log, presets",
+        "sections: node, engine, gpus, sharing, watchdog, idle, idle.quiet, queue, classes.build",
     ),
     ("queue = 3", "queue is a section, not a value", "write [queue]"),
     ("[presets.small]\ngpus = '1'", "presets.small.gpus is not a setting", "did you mean presets.small.gpu?"),
