@@ -28,6 +28,9 @@ OUR_VALUES = frozenset(
         "project",
         "notice-signal",
         "restart-on-fault",
+        "model",
+        "near",
+        "away-from",
         "max-wait",
         "result-file",
     }
@@ -53,7 +56,7 @@ DOCKER_SWITCHES = frozenset(
     }
 )
 DOCKER_SHORT_SWITCHES = {"d": "detach", "i": "interactive", "P": "publish-all", "q": "quiet", "t": "tty"}
-_SHORT_NAMES = {"e": "env", "l": "label"}
+_SHORT_NAMES = {"e": "env", "l": "label", "m": "memory"}
 MAX_OUR_VALUE = 4096
 """The longest path; sizes are judged by the daemon, and are far shorter."""
 _SHOWN = 40

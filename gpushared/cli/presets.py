@@ -17,6 +17,7 @@ def _row(preset: Preset) -> Row:
         "time": preset.time,
         "priority": preset.priority,
         "project": preset.project,
+        "model": preset.model,
         "description": preset.description,
     }
 
@@ -52,6 +53,7 @@ Examples:
         Column("description"),
         Column("priority", right=True, wide=True),
         Column("project", wide=True),
+        Column("model", wide=True),
     ),
     fetch=fetch,
 )

@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from gpushared.cli import docker
+from gpushared.cli import docker, host_words
 from gpushared.cli.docker_args import RunWords, refuse_ways_around, split, warnings
 from gpushared.cli.faults import UsageError, say
 from gpushared.cli.progress import Progress
@@ -87,7 +87,7 @@ def _asked(words: RunWords) -> dict[str, object]:
         "lease_class": ours.get("class", ""),
         "time": ours.get("time", ""),
         "begin_at": _begin_at(ours.get("begin", "")),
-        "after": [name.strip() for name in ours.get("after", "").split(",") if name.strip()],
+        "after": _names(ours.get("after", "")),
         "priority": _priority(ours.get("priority", "0")),
         "project": ours.get("project", ""),
         "notice_signal": ours.get("notice-signal", ""),
@@ -95,7 +95,16 @@ def _asked(words: RunWords) -> dict[str, object]:
         "held": bool(ours.get("hold")),
         "requeue": _requeue(words),
         "immediate": bool(ours.get("immediate")),
+        "models": _names(ours.get("model", "")),
+        "near": _names(ours.get("near", "")),
+        "away_from": _names(ours.get("away-from", "")),
+        "host_cpu_milli": host_words.cpu_milli(words),
+        "host_memory_bytes": host_words.memory_bytes(words),
     }
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _requeue(words: RunWords) -> bool | None:

@@ -56,6 +56,7 @@ def _lines(explanation: Explanation, now: float) -> Iterator[str]:
         gpus = "1 GPU" if refusal.gpus == 1 else f"{refusal.gpus} GPUs"
         yield f"  refused  {gpus}: {refusal.text or refusal.reason}"
     yield from aside(explanation, now)
+    yield from _wanted(lease)
     yield from _held(lease)
     if explanation.gives_way:
         yield f"  others   {explanation.gives_way}"
@@ -92,6 +93,17 @@ def aside(explanation: Explanation, now: float) -> Iterator[str]:
         yield f"  kept     GPU {gpus} for {'it' if mine else kept.lease_id}{start}"
     if explanation.fits_now:
         yield f"  instead  {explanation.fits_now}"
+
+
+def _wanted(lease: Lease) -> Iterator[str]:
+    """What it asked for besides parts of GPUs."""
+    facts = [" or ".join(lease.models)] if lease.models else []
+    facts += [f"near {', '.join(lease.near)}"] if lease.near else []
+    facts += [f"away from {', '.join(lease.away_from)}"] if lease.away_from else []
+    facts += [f"{lease.host_cpu_milli / 1000:g} CPUs"] if lease.host_cpu_milli else []
+    facts += [f"{text.memory(lease.host_memory_bytes)} of host memory"] if lease.host_memory_bytes else []
+    if facts:
+        yield f"  wants    {'; '.join(facts)}"
 
 
 def _held(lease: Lease) -> Iterator[str]:

@@ -85,6 +85,11 @@ class Client:
         restart_on_fault: int = 0,
         held: bool = False,
         requeue: bool | None = None,
+        models: Sequence[str] = (),
+        near: Sequence[str] = (),
+        away_from: Sequence[str] = (),
+        host_cpu_milli: int = 0,
+        host_memory_bytes: int = 0,
         answer_seconds: float = ANSWER_SECONDS,
     ) -> Lease:
         """A lease, queued or reserved; asking twice with one ``request_id`` gives the same lease."""
@@ -105,6 +110,11 @@ class Client:
             "notice_signal": notice_signal,
             "restart_on_fault": restart_on_fault,
             "held": held,
+            "models": list(models),
+            "near": list(near),
+            "away_from": list(away_from),
+            "host_cpu_milli": host_cpu_milli,
+            "host_memory_bytes": host_memory_bytes,
         }
         if requeue is not None:
             asked["requeue"] = requeue

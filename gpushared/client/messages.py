@@ -160,6 +160,11 @@ class Lease(Message):
     project: str = ""
     idle_since: Time = None
     lowered: bool = False
+    models: tuple[str, ...] = ()
+    near: tuple[str, ...] = ()
+    away_from: tuple[str, ...] = ()
+    host_cpu_milli: int = 0
+    host_memory_bytes: int = 0
 
 
 class ResizeAnswer(Message):
@@ -398,6 +403,7 @@ class Preset(Message):
     description: str = ""
     priority: str = ""
     project: str = ""
+    model: str = ""
 
 
 class PresetList(Message):

@@ -32,6 +32,7 @@ from gpushared.config.quotas import (
     TrainConfig,
 )
 from gpushared.domain.asking import Ask
+from gpushared.domain.fleet.policies import PolicyName
 from gpushared.domain.gpu import MIB
 from gpushared.domain.request import LeaseClass
 from gpushared.domain.rules import Action, IdleAction, MpsMode, Preemption
@@ -303,6 +304,31 @@ class QueueConfig:
     max_queued_per_user: int = setting(100, Whole(0, 100_000), "How many requests of one user may wait.")
 
 
+class HostMode(StrEnum):
+    """Whether the CPU and memory of the machine are counted."""
+
+    AUTO = "auto"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementConfig:
+    """Which GPU a lease gets among those that have room."""
+
+    policy: PolicyName = setting(  # noqa: RUF009 - makes a field
+        PolicyName.PACK,
+        Choice(PolicyName),
+        "`pack` fills GPUs in use first and keeps whole GPUs whole; `spread` gives each lease as few "
+        "neighbours as possible; `fragmentation` leaves the rests that fit what is asked for on this node.",
+    )
+    host: HostMode = setting(  # noqa: RUF009 - makes a field
+        HostMode.AUTO,
+        Choice(HostMode),
+        "`auto` counts docker's `--cpus` and `--memory` of containers with leases, and lets no more be "
+        "granted than the machine has; `off` does not count them.",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class GateConfig:
     """What the Docker endpoint allows to callers who are not trusted."""
@@ -345,6 +371,7 @@ class Preset:
     priority: str = setting("", Text(), "As `--priority`: `10`.")
     project: str = setting("", Text(), "As `--project`; whoever is not in it cannot use the preset.")
     restart_on_fault: str = setting("", Text(), "As `--restart-on-fault`: `3`.")
+    model: str = setting("", Text(), "As `--model`: `h100` or `h100,a100`.")
     description: str = setting("", Text(), "One line for whoever has to choose.")
 
     @property
@@ -360,6 +387,7 @@ class Preset:
             priority=self.priority,
             project=self.project,
             restart_on_fault=self.restart_on_fault,
+            models=self.model,
         )
 
 
@@ -378,6 +406,7 @@ class Config:
     classes_build: BuildConfig = field(default_factory=BuildConfig)
     classes_train: TrainConfig = field(default_factory=TrainConfig)
     classes_infer: InferConfig = field(default_factory=InferConfig)
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
     gate: GateConfig = field(default_factory=GateConfig)
     log: LogConfig = field(default_factory=LogConfig)
     projects: Mapping[str, ProjectConfig] = field(default_factory=dict)
@@ -399,6 +428,7 @@ SECTIONS: Mapping[str, type] = {
     "classes.build": BuildConfig,
     "classes.train": TrainConfig,
     "classes.infer": InferConfig,
+    "placement": PlacementConfig,
     "gate": GateConfig,
     "log": LogConfig,
 }

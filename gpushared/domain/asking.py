@@ -16,6 +16,7 @@ from gpushared.domain.lease import Grant
 from gpushared.domain.ranges import TO, Range, parse_gpu_range, parse_memory_range, parse_percent_range
 from gpushared.domain.request import Isolation, LeaseClass, Request
 from gpushared.domain.units import (
+    MAX_MEMORY_BYTES,
     MAX_TEXT,
     format_memory,
     format_percent,
@@ -43,6 +44,12 @@ class Ask:
     project: str = ""
     notice_signal: str = ""
     restart_on_fault: str = ""
+    models: str = ""
+    """GPU models with commas, by any part of their names."""
+    near: str = ""
+    away_from: str = ""
+    host_cpu_milli: str = ""
+    host_memory_bytes: str = ""
 
 
 def read_request(ask: Ask, presets: Mapping[str, Ask]) -> Request:
@@ -70,6 +77,11 @@ def read_request(ask: Ask, presets: Mapping[str, Ask]) -> Request:
         after=_leases(ask.after),
         notice_signal=_signal(ask.notice_signal),
         restart_on_fault=_restarts(ask.restart_on_fault),
+        models=_models(ask.models),
+        near=_leases(ask.near),
+        away_from=_leases(ask.away_from),
+        host_cpu_milli=_host(ask.host_cpu_milli, MAX_HOST_CPU_MILLI, "thousandths of a CPU"),
+        host_memory_bytes=_host(ask.host_memory_bytes, MAX_MEMORY_BYTES, "bytes of memory"),
         max_gpu_count=size.max_gpu_count,
         max_compute_permille=size.max_compute_permille,
         max_memory_bytes=size.max_memory_bytes,
@@ -215,8 +227,36 @@ def _leases(text: str) -> tuple[str, ...]:
         )
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if len(names) > MAX_AFTER:
-        raise RequestError(f"{len(names)} leases are too many to wait for", hint=f"name at most {MAX_AFTER}")
+        raise RequestError(f"{len(names)} leases are too many to name", hint=f"name at most {MAX_AFTER}")
     return names
+
+
+MAX_MODELS = 16
+MAX_MODEL_LENGTH = 100
+
+
+def _models(text: str) -> tuple[str, ...]:
+    if len(text) > MAX_MODELS * MAX_MODEL_LENGTH:
+        raise RequestError(
+            f"{len(text)} characters are no list of GPU models", hint="name them with commas: h100,a100"
+        )
+    words = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    for word in words:
+        if not any(c.isalnum() for c in word):
+            raise RequestError(f"{shown(word)} is no GPU model", hint="`gpushare gpus` shows their names")
+    return words
+
+
+MAX_HOST_CPU_MILLI = 10**9
+
+
+def _host(text: str, most: int, what: str) -> int | None:
+    """What a container may take of the host; nothing that is a number in docker's own words can be wrong."""
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(most)) and 0 < int(text) <= most):
+        raise RequestError(f"{shown(text)} {what} of the host cannot be had", hint=f"give 1 to {most}")
+    return int(text)
 
 
 def _priority(text: str) -> int:

@@ -25,7 +25,7 @@ from gpushared.domain.placement import Reason, Refusal, Room, is_grant, need_on,
 from gpushared.domain.queue import NEVER, Decision
 from gpushared.domain.request import Isolation, Request
 from gpushared.domain.state import NodeState
-from gpushared.domain.surroundings import check_host, rooms_for
+from gpushared.domain.surroundings import check_host, rooms_for, total_of_host
 from gpushared.domain.units import SMALLEST_PERMILLE, format_duration, format_memory, format_share
 
 _NOT_FOR_LEASES = (Reason.GPU_UNHEALTHY, Reason.UNMANAGED_USE, Reason.OTHER_GPU)
@@ -210,7 +210,7 @@ def check_possible(state: NodeState, request: Request) -> None:
     """Raises NeverFits when even an empty node could not grant this, Unavailable when no GPU is known."""
     if not state.gpus:
         raise Unavailable("this node knows no GPU at the moment", hint="`gpushare gpus` says why")
-    check_host(request, state.host)
+    check_host(request, total_of_host(state))
     healthy = [replace(gpu, trouble=None) for gpu in state.gpus.values()]
     if not is_grant(place(request, rooms_of(healthy, (), {}))):
         _check_servers(request, healthy)

@@ -89,6 +89,8 @@ class Rules:
     preemption: Preemption = Preemption.AUTO
     placement: PolicyName = PolicyName.PACK
     """Which of the GPUs that fit is taken."""
+    counts_host: bool = True
+    """Whether the host's CPU and memory may run out."""
     preempt_notice_seconds: int = 60
     """How long before it is stopped a program is told that it has to give way."""
     suspend_seconds: int = 60

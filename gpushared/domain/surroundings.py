@@ -15,12 +15,17 @@ from gpushared.domain.state import NodeState
 from gpushared.domain.units import format_cores, format_memory, shown
 
 
+def total_of_host(state: NodeState) -> HostSize:
+    """What the machine has, as far as that is known and counted."""
+    return state.host if state.rules.counts_host else HostSize()
+
+
 def size_of_host(state: NodeState) -> HostSize:
     """What is there for leases that hold GPUs.
 
     The memory of a suspended container stays where it is, with that of its GPUs beside it.
     """
-    host = state.host
+    host = total_of_host(state)
     if host.memory_bytes is None:
         return host
     kept = (one.request for one in state.leases.values() if isinstance(one.state, Suspended))
@@ -40,7 +45,7 @@ def free_of_host(state: NodeState) -> HostSize:
 
 def lack_of_host(request: Request, state: NodeState) -> str:
     """Which of the host's CPU and memory is too little at the moment, in a sentence; empty if none is."""
-    free, size = free_of_host(state), state.host
+    free, size = free_of_host(state), total_of_host(state)
     cpu, memory = request.host_cpu_milli or 0, request.host_memory_bytes or 0
     if free.cpu_milli is not None and cpu > free.cpu_milli:
         left, all_of_it = format_cores(max(0, free.cpu_milli)), format_cores(size.cpu_milli or 0)

@@ -17,6 +17,7 @@ from gpushared.domain.errors import RequestError
 from gpushared.domain.lease import LeaseId
 from gpushared.gate.body import Body, check_keys, objects, section, strings, text
 from gpushared.gate.fields import DEVICE, DEVICE_REQUEST
+from gpushared.gate.host_needs import host_needs
 from gpushared.ports import LABEL_DEVICE, LABEL_LEASE, LABEL_OWNER
 
 WISH_LABELS = {
@@ -32,6 +33,11 @@ WISH_LABELS = {
     "gpushare.project": "project",
     "gpushare.notice-signal": "notice_signal",
     "gpushare.restart-on-fault": "restart_on_fault",
+    "gpushare.model": "models",
+    "gpushare.near": "near",
+    "gpushare.away-from": "away_from",
+    "gpushare.host-cpu-milli": "host_cpu_milli",
+    "gpushare.host-memory-bytes": "host_memory_bytes",
 }
 SIZE_FIELDS = ("gpu", "gpu_memory", "gpu_compute", "preset")
 """One of them makes a wish; a class or a time alone does not."""
@@ -72,7 +78,7 @@ def take_wish(body: Body) -> Wish | None:
     _take_runtime(host, wish)
     if wish is None:
         _check_env(body)
-    return wish
+    return replace(wish, **host_needs(host)) if isinstance(wish, Ask) else wish
 
 
 def wish_of(labels: Mapping[str, str]) -> Ask | None:

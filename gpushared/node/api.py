@@ -312,6 +312,7 @@ class Api:
             description=self.preset_texts.get(name, ""),
             priority=ask.priority,
             project=ask.project,
+            model=ask.models,
         )
         setattr(preset, "class", ask.lease_class)
         return preset
@@ -336,6 +337,11 @@ def _ask(message: leases_pb2.LeaseRequest) -> Ask:
         project=message.project,
         notice_signal=message.notice_signal,
         restart_on_fault=str(message.restart_on_fault or ""),
+        models=",".join(message.models),
+        near=",".join(message.near),
+        away_from=",".join(message.away_from),
+        host_cpu_milli=str(message.host_cpu_milli or ""),
+        host_memory_bytes=str(message.host_memory_bytes or ""),
     )
 
 

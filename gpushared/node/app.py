@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpushared.config.model import CheckpointMode, Config
+from gpushared.config.model import CheckpointMode, Config, HostMode
 from gpushared.domain.errors import GpushareError
 from gpushared.domain.messages import DropEdits, QuietTimeChanged, RequestAbandoned, Tick
 from gpushared.domain.node import restore
@@ -39,6 +39,7 @@ from gpushared.node.desk import NodeDesk
 from gpushared.node.examination import Examination
 from gpushared.node.follower import Follower
 from gpushared.node.front import Front, listen
+from gpushared.node.host import host_size
 from gpushared.node.identity import Identities
 from gpushared.node.idle_rules import idle_of, is_quiet, quiet_idle_of
 from gpushared.node.jsonapi import JsonApi
@@ -172,6 +173,8 @@ def rules_of(config: Config) -> Rules:
         fault_patience_seconds=config.sharing.fault_patience_seconds,
         policy=queue_policy_of(config),
         preemption=config.queue.preemption,
+        placement=config.placement.policy,
+        counts_host=config.placement.host is HostMode.AUTO,
     )
 
 
@@ -249,7 +252,7 @@ class Daemon:
         ended = await self._parts.journal.ended(ENDED_KEPT_IN_MEMORY)
         log.info("journal loaded leases=%d", len(snapshot.leases))
         quiet = is_quiet(self._config.idle_quiet, self._parts.clock.now())
-        state = NodeState(rules=rules_of(self._config), quiet=quiet)
+        state = NodeState(rules=rules_of(self._config), quiet=quiet, host=host_size())
         return restore(
             state,
             snapshot.leases,

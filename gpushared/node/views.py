@@ -81,6 +81,11 @@ class Views:
             preempt_step=_step(lease, self._loop.state),
             idle_since=idle_since(lease, self._loop.state) or 0.0,
             lowered=lease.lowered,
+            models=lease.request.models,
+            near=lease.request.near,
+            away_from=lease.request.away_from,
+            host_cpu_milli=lease.request.host_cpu_milli or 0,
+            host_memory_bytes=lease.request.host_memory_bytes or 0,
         )
         if lease.notice is not None:
             view.notice.CopyFrom(notice(lease.notice))

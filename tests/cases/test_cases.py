@@ -13,17 +13,20 @@ from gpushared.domain import messages as m
 from gpushared.domain.asking import Ask, read_request
 from gpushared.domain.errors import GpushareError
 from gpushared.domain.explain import waiting
+from gpushared.domain.fleet.policies import PolicyName
 from gpushared.domain.gpu import MIB, Gpu, GpuId, MigInstance
 from gpushared.domain.granting import decisions
+from gpushared.domain.host import HostSize
 from gpushared.domain.lease import ContainerId, Ended, LeaseId
 from gpushared.domain.node import handle
 from gpushared.domain.request import Caller, Request
+from gpushared.domain.rules import Rules
 from gpushared.domain.state import NodeState, Step
 from gpushared.domain.units import format_share, parse_duration, parse_memory
 
 HERE = Path(__file__).parent
 ROOT = Caller(0, 0, "root", trusted=True)
-KEYS = {"name", "gpus", "held", "asks", "gets", "says", "hints", "then", "finally"}
+KEYS = {"name", "host", "policy", "gpus", "held", "asks", "gets", "says", "hints", "then", "finally"}
 
 
 def _cases() -> list[Any]:
@@ -49,7 +52,7 @@ class World:
         return step
 
     def ask(self, text: str) -> LeaseId:
-        request, owner = _request(text)
+        request, owner = _request(text, self.held)
         step = self.send(m.RequestSubmitted(request, Caller(1000, 1000, owner)))
         assert step.lease is not None
         return step.lease.id
@@ -90,6 +93,9 @@ class World:
                 self.sample({GpuId(f"GPU-{number}"): "is lost"}, dict(self.state.stray_bytes))
             case ["gpu", _, "heals"]:
                 self.sample({}, dict(self.state.stray_bytes))
+            case ["gpu", number, "is", "removed"]:
+                left = [gpu for gpu in self.state.gpus.values() if gpu.id != f"GPU-{number}"]
+                self.send(m.GpusSurveyed(tuple(left)))
             case ["gpu", number, "is", "drained" | "undrained" as what]:
                 self.drain(GpuId(f"GPU-{number}"), "new fan" if what == "drained" else None)
             case ["gpu", number, "tells", "of", "xid", xid]:
@@ -171,7 +177,7 @@ def test_every_case_has_a_name_of_its_own() -> None:
 
 
 def _world(case: dict[str, Any]) -> World:
-    world = World()
+    world = World(_node(case.get("host", ""), PolicyName(case.get("policy", "pack"))))
     gpus, troubles, stray, drains = [], {}, {}, {}
     for index, text in enumerate(case["gpus"]):
         size, _, rest = text.partition(" ")
@@ -181,6 +187,8 @@ def _world(case: dict[str, Any]) -> World:
         split = key == "mig"
         exclusive = key == "exclusive_process"
         made = Gpu(gpu, index, "H100", leasable, 0 if split else leasable, split=split)
+        made = replace(made, name=value if key == "name" else made.name)
+        made = replace(made, link_group=int(value) if key == "link" else None)
         gpus.append(replace(made, exclusive_process=exclusive))
         if split:
             sizes = [each for each in value.split(",") if each]
@@ -198,6 +206,14 @@ def _world(case: dict[str, Any]) -> World:
     for gpu, reason in drains.items():
         world.drain(gpu, reason)
     return world
+
+
+def _node(host: str, policy: PolicyName) -> NodeState:
+    """``host``: ``8 cpus 64g``, and ``uncounted`` where the configuration says so."""
+    words = host.split()
+    rules = Rules(placement=policy, counts_host="uncounted" not in words)
+    size = HostSize(int(words[0]) * 1000, parse_memory(words[2])) if words else HostSize()
+    return NodeState(rules=rules, host=size)
 
 
 COMPUTE_SLICES = {"10g": 1, "20g": 2, "40g": 3, "80g": 7}
@@ -220,13 +236,20 @@ def _instance(index: int, place: int, size: str) -> Gpu:
     )
 
 
-def _request(text: str) -> tuple[Request, str]:
-    said = {"gpu": "", "by": "user", "on": ""}
-    names = {"memory": "gpu_memory", "compute": "gpu_compute"}
+def _request(text: str, held: list[LeaseId]) -> tuple[Request, str]:
+    said = {"gpu": "", "by": "user", "on": "", "cpus": "", "host": ""}
+    names = {"memory": "gpu_memory", "compute": "gpu_compute", "model": "models", "away": "away_from"}
     for word in text.split():
         key, _, value = word.rpartition("=")
         said[names.get(key, key) or "gpu"] = value
     owner, where = said.pop("by"), said.pop("on")
+    if cpus := said.pop("cpus"):
+        said["host_cpu_milli"] = str(round(float(cpus) * 1000))
+    if memory := said.pop("host"):
+        said["host_memory_bytes"] = str(parse_memory(memory))
+    for key in ("near", "away_from"):
+        if said.get(key, "").isdigit():
+            said[key] = held[int(said[key])]
     request = read_request(Ask(**said), {})
     gpus = tuple(GpuId(f"GPU-{index}") for index in where.split(",") if index)
     return replace(request, gpus=gpus), owner

@@ -44,6 +44,11 @@ class LeaseRequest(_message.Message):
     HELD_FIELD_NUMBER: _builtins.int
     REQUEUE_FIELD_NUMBER: _builtins.int
     PROJECT_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
+    NEAR_FIELD_NUMBER: _builtins.int
+    AWAY_FROM_FIELD_NUMBER: _builtins.int
+    HOST_CPU_MILLI_FIELD_NUMBER: _builtins.int
+    HOST_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     gpu: _builtins.str
     """"0.25", "2", "2x0.5"; empty with only a memory, a compute share or a preset. Ranges, of which at least the
@@ -74,10 +79,23 @@ class LeaseRequest(_message.Message):
     """Whether its container is started again after it gave way; unset = where nobody is attached to it."""
     project: _builtins.str
     """Whose quota it counts against; empty = the first project that names its owner, else the owner's own."""
+    host_cpu_milli: _builtins.int
+    """What the container may take of the machine's CPU (thousandths of a core) and memory; 0 = not said."""
+    host_memory_bytes: _builtins.int
     @_builtins.property
     def after(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Leases that must be over first, however they end."""
 
+    @_builtins.property
+    def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The GPU models that will do, by any part of their names: "h100"; empty = all."""
+
+    @_builtins.property
+    def near(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Leases on whose machine it is to be, and leases on whose GPUs it is not to be."""
+
+    @_builtins.property
+    def away_from(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -97,10 +115,15 @@ class LeaseRequest(_message.Message):
         held: _builtins.bool = ...,
         requeue: _builtins.bool | None = ...,
         project: _builtins.str = ...,
+        models: _abc.Iterable[_builtins.str] | None = ...,
+        near: _abc.Iterable[_builtins.str] | None = ...,
+        away_from: _abc.Iterable[_builtins.str] | None = ...,
+        host_cpu_milli: _builtins.int = ...,
+        host_memory_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_requeue", b"_requeue", "requeue", b"requeue"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_requeue", b"_requeue", "after", b"after", "begin_at", b"begin_at", "class", b"class", "gpu", b"gpu", "gpu_compute", b"gpu_compute", "gpu_memory", b"gpu_memory", "held", b"held", "immediate", b"immediate", "isolation", b"isolation", "notice_signal", b"notice_signal", "preset", b"preset", "priority", b"priority", "project", b"project", "request_id", b"request_id", "requeue", b"requeue", "restart_on_fault", b"restart_on_fault", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_requeue", b"_requeue", "after", b"after", "away_from", b"away_from", "begin_at", b"begin_at", "class", b"class", "gpu", b"gpu", "gpu_compute", b"gpu_compute", "gpu_memory", b"gpu_memory", "held", b"held", "host_cpu_milli", b"host_cpu_milli", "host_memory_bytes", b"host_memory_bytes", "immediate", b"immediate", "isolation", b"isolation", "models", b"models", "near", b"near", "notice_signal", b"notice_signal", "preset", b"preset", "priority", b"priority", "project", b"project", "request_id", b"request_id", "requeue", b"requeue", "restart_on_fault", b"restart_on_fault", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__requeue: _TypeAlias = _typing.Literal["requeue"]  # noqa: Y015
     _WhichOneofArgType__requeue: _TypeAlias = _typing.Literal["_requeue", b"_requeue"]  # noqa: Y015
@@ -433,6 +456,11 @@ class Lease(_message.Message):
     PROJECT_FIELD_NUMBER: _builtins.int
     IDLE_SINCE_FIELD_NUMBER: _builtins.int
     LOWERED_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
+    NEAR_FIELD_NUMBER: _builtins.int
+    AWAY_FROM_FIELD_NUMBER: _builtins.int
+    HOST_CPU_MILLI_FIELD_NUMBER: _builtins.int
+    HOST_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     state: _builtins.str
     owner_uid: _builtins.int
@@ -477,6 +505,8 @@ class Lease(_message.Message):
     """Since when none of its processes has done anything on its GPUs; 0 while they do, or where nobody knows."""
     lowered: _builtins.bool
     """It has been so for so long that it is protected from giving way no more."""
+    host_cpu_milli: _builtins.int
+    host_memory_bytes: _builtins.int
     @_builtins.property
     def grants(self) -> _containers.RepeatedCompositeFieldContainer[Global___Grant]: ...
     @_builtins.property
@@ -487,6 +517,14 @@ class Lease(_message.Message):
     def after(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def notice(self) -> Global___Notice: ...
+    @_builtins.property
+    def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """As in LeaseRequest; models by their full names."""
+
+    @_builtins.property
+    def near(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def away_from(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -525,10 +563,15 @@ class Lease(_message.Message):
         project: _builtins.str = ...,
         idle_since: _builtins.float = ...,
         lowered: _builtins.bool = ...,
+        models: _abc.Iterable[_builtins.str] | None = ...,
+        near: _abc.Iterable[_builtins.str] | None = ...,
+        away_from: _abc.Iterable[_builtins.str] | None = ...,
+        host_cpu_milli: _builtins.int = ...,
+        host_memory_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "memory_used_bytes", b"memory_used_bytes", "notice", b"notice", "outcome", b"outcome", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "after", b"after", "asks", b"asks", "begin_at", b"begin_at", "class", b"class", "compute_cap", b"compute_cap", "container_id", b"container_id", "container_name", b"container_name", "created_at", b"created_at", "deadline", b"deadline", "expires_at", b"expires_at", "fault", b"fault", "grants", b"grants", "held_by", b"held_by", "id", b"id", "idle_since", b"idle_since", "image", b"image", "isolation", b"isolation", "lowered", b"lowered", "memory_used_bytes", b"memory_used_bytes", "memory_wall", b"memory_wall", "notice", b"notice", "outcome", b"outcome", "owner", b"owner", "owner_uid", b"owner_uid", "preempt_step", b"preempt_step", "preemptions", b"preemptions", "preset", b"preset", "priority", b"priority", "project", b"project", "restart_on_fault", b"restart_on_fault", "restarts", b"restarts", "simulated", b"simulated", "since", b"since", "state", b"state", "token", b"token", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "after", b"after", "asks", b"asks", "away_from", b"away_from", "begin_at", b"begin_at", "class", b"class", "compute_cap", b"compute_cap", "container_id", b"container_id", "container_name", b"container_name", "created_at", b"created_at", "deadline", b"deadline", "expires_at", b"expires_at", "fault", b"fault", "grants", b"grants", "held_by", b"held_by", "host_cpu_milli", b"host_cpu_milli", "host_memory_bytes", b"host_memory_bytes", "id", b"id", "idle_since", b"idle_since", "image", b"image", "isolation", b"isolation", "lowered", b"lowered", "memory_used_bytes", b"memory_used_bytes", "memory_wall", b"memory_wall", "models", b"models", "near", b"near", "notice", b"notice", "outcome", b"outcome", "owner", b"owner", "owner_uid", b"owner_uid", "preempt_step", b"preempt_step", "preemptions", b"preemptions", "preset", b"preset", "priority", b"priority", "project", b"project", "restart_on_fault", b"restart_on_fault", "restarts", b"restarts", "simulated", b"simulated", "since", b"since", "state", b"state", "token", b"token", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__memory_used_bytes: _TypeAlias = _typing.Literal["memory_used_bytes"]  # noqa: Y015
     _WhichOneofArgType__memory_used_bytes: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes"]  # noqa: Y015

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16gpushare/v1/node.proto\x12\x0bgpushare.v1\"\x13\n\x11NodeStatusRequest\"\xbb\x01\n\nNodeStatus\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x11\n\tsimulated\x18\x03 \x01(\x08\x12)\n\x06\x65ngine\x18\x04 \x01(\x0b\x32\x19.gpushare.v1.EngineStatus\x12\x10\n\x08troubles\x18\x05 \x03(\t\x12\x12\n\nstarted_at\x18\x06 \x01(\x01\x12\x12\n\ncaller_uid\x18\x08 \x01(\x03\x12\x16\n\x0e\x63\x61ller_trusted\x18\x07 \x01(\x08\"\x8b\x01\n\x0c\x45ngineStatus\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x13\n\x0b\x61pi_version\x18\x02 \x01(\t\x12\x15\n\rgpu_mechanism\x18\x03 \x01(\t\x12\x15\n\rlease_devices\x18\x04 \x01(\x08\x12\x16\n\x0e\x63group_version\x18\x05 \x01(\x05\x12\x0f\n\x07trouble\x18\x06 \x01(\t\"\x10\n\x0ePresetsRequest\"7\n\x0fPresetsResponse\x12$\n\x07presets\x18\x01 \x03(\x0b\x32\x13.gpushare.v1.Preset\"\xa1\x01\n\x06Preset\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03gpu\x18\x02 \x01(\t\x12\x12\n\ngpu_memory\x18\x03 \x01(\t\x12\x13\n\x0bgpu_compute\x18\x04 \x01(\t\x12\r\n\x05\x63lass\x18\x05 \x01(\t\x12\x0c\n\x04time\x18\x06 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x07 \x01(\t\x12\x10\n\x08priority\x18\x08 \x01(\t\x12\x0f\n\x07project\x18\t \x01(\t\"\xa4\x02\n\x10SimulationChange\x12\x11\n\tgpu_index\x18\x01 \x01(\x05\x12\x30\n\tprocesses\x18\x02 \x03(\x0b\x32\x1d.gpushare.v1.SimulatedProcess\x12\x1e\n\x11utilization_ratio\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07trouble\x18\x04 \x01(\tH\x01\x88\x01\x01\x12\x19\n\x0chang_seconds\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x13\n\x0bunannounced\x18\x06 \x01(\x08\x12\x16\n\tmig_index\x18\x07 \x01(\x05H\x03\x88\x01\x01\x12\x0c\n\x04xids\x18\x08 \x03(\x05\x42\x14\n\x12_utilization_ratioB\n\n\x08_troubleB\x0f\n\r_hang_secondsB\x0c\n\n_mig_index\"\x93\x01\n\x10SimulatedProcess\x12\x0b\n\x03pid\x18\x01 \x01(\x05\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x03\x12\x17\n\nmps_client\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x1e\n\x11utilization_ratio\x18\x04 \x01(\x01H\x01\x88\x01\x01\x42\r\n\x0b_mps_clientB\x14\n\x12_utilization_ratio\"\x13\n\x11SimulationChanged\"\x0f\n\rDoctorRequest\"\x88\x01\n\x0c\x44octorReport\x12(\n\x06\x63hecks\x18\x01 \x03(\x0b\x32\x18.gpushare.v1.CheckResult\x12\x11\n\tsimulated\x18\x02 \x01(\x08\x12\x13\n\x0b\x65xamined_at\x18\x03 \x01(\x01\x12&\n\x08settings\x18\x04 \x03(\x0b\x32\x14.gpushare.v1.Setting\"\\\n\x0b\x43heckResult\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06status\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x0b\n\x03\x66ix\x18\x04 \x01(\t\x12\x12\n\nblocked_by\x18\x05 \x01(\t\"7\n\x07Setting\x12\x0f\n\x07section\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\t2\xd0\x01\n\x04Node\x12\x41\n\x06Status\x12\x1e.gpushare.v1.NodeStatusRequest\x1a\x17.gpushare.v1.NodeStatus\x12\x44\n\x07Presets\x12\x1b.gpushare.v1.PresetsRequest\x1a\x1c.gpushare.v1.PresetsResponse\x12?\n\x06\x44octor\x12\x1a.gpushare.v1.DoctorRequest\x1a\x19.gpushare.v1.DoctorReport2U\n\nSimulation\x12G\n\x06\x43hange\x12\x1d.gpushare.v1.SimulationChange\x1a\x1e.gpushare.v1.SimulationChangedb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16gpushare/v1/node.proto\x12\x0bgpushare.v1\"\x13\n\x11NodeStatusRequest\"\xbb\x01\n\nNodeStatus\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x11\n\tsimulated\x18\x03 \x01(\x08\x12)\n\x06\x65ngine\x18\x04 \x01(\x0b\x32\x19.gpushare.v1.EngineStatus\x12\x10\n\x08troubles\x18\x05 \x03(\t\x12\x12\n\nstarted_at\x18\x06 \x01(\x01\x12\x12\n\ncaller_uid\x18\x08 \x01(\x03\x12\x16\n\x0e\x63\x61ller_trusted\x18\x07 \x01(\x08\"\x8b\x01\n\x0c\x45ngineStatus\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x13\n\x0b\x61pi_version\x18\x02 \x01(\t\x12\x15\n\rgpu_mechanism\x18\x03 \x01(\t\x12\x15\n\rlease_devices\x18\x04 \x01(\x08\x12\x16\n\x0e\x63group_version\x18\x05 \x01(\x05\x12\x0f\n\x07trouble\x18\x06 \x01(\t\"\x10\n\x0ePresetsRequest\"7\n\x0fPresetsResponse\x12$\n\x07presets\x18\x01 \x03(\x0b\x32\x13.gpushare.v1.Preset\"\xb0\x01\n\x06Preset\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03gpu\x18\x02 \x01(\t\x12\x12\n\ngpu_memory\x18\x03 \x01(\t\x12\x13\n\x0bgpu_compute\x18\x04 \x01(\t\x12\r\n\x05\x63lass\x18\x05 \x01(\t\x12\x0c\n\x04time\x18\x06 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x07 \x01(\t\x12\x10\n\x08priority\x18\x08 \x01(\t\x12\x0f\n\x07project\x18\t \x01(\t\x12\r\n\x05model\x18\n \x01(\t\"\xa4\x02\n\x10SimulationChange\x12\x11\n\tgpu_index\x18\x01 \x01(\x05\x12\x30\n\tprocesses\x18\x02 \x03(\x0b\x32\x1d.gpushare.v1.SimulatedProcess\x12\x1e\n\x11utilization_ratio\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07trouble\x18\x04 \x01(\tH\x01\x88\x01\x01\x12\x19\n\x0chang_seconds\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x13\n\x0bunannounced\x18\x06 \x01(\x08\x12\x16\n\tmig_index\x18\x07 \x01(\x05H\x03\x88\x01\x01\x12\x0c\n\x04xids\x18\x08 \x03(\x05\x42\x14\n\x12_utilization_ratioB\n\n\x08_troubleB\x0f\n\r_hang_secondsB\x0c\n\n_mig_index\"\x93\x01\n\x10SimulatedProcess\x12\x0b\n\x03pid\x18\x01 \x01(\x05\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x03\x12\x17\n\nmps_client\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x1e\n\x11utilization_ratio\x18\x04 \x01(\x01H\x01\x88\x01\x01\x42\r\n\x0b_mps_clientB\x14\n\x12_utilization_ratio\"\x13\n\x11SimulationChanged\"\x0f\n\rDoctorRequest\"\x88\x01\n\x0c\x44octorReport\x12(\n\x06\x63hecks\x18\x01 \x03(\x0b\x32\x18.gpushare.v1.CheckResult\x12\x11\n\tsimulated\x18\x02 \x01(\x08\x12\x13\n\x0b\x65xamined_at\x18\x03 \x01(\x01\x12&\n\x08settings\x18\x04 \x03(\x0b\x32\x14.gpushare.v1.Setting\"\\\n\x0b\x43heckResult\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06status\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x0b\n\x03\x66ix\x18\x04 \x01(\t\x12\x12\n\nblocked_by\x18\x05 \x01(\t\"7\n\x07Setting\x12\x0f\n\x07section\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\t2\xd0\x01\n\x04Node\x12\x41\n\x06Status\x12\x1e.gpushare.v1.NodeStatusRequest\x1a\x17.gpushare.v1.NodeStatus\x12\x44\n\x07Presets\x12\x1b.gpushare.v1.PresetsRequest\x1a\x1c.gpushare.v1.PresetsResponse\x12?\n\x06\x44octor\x12\x1a.gpushare.v1.DoctorRequest\x1a\x19.gpushare.v1.DoctorReport2U\n\nSimulation\x12G\n\x06\x43hange\x12\x1d.gpushare.v1.SimulationChange\x1a\x1e.gpushare.v1.SimulationChangedb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,23 +42,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PRESETSRESPONSE']._serialized_start=410
   _globals['_PRESETSRESPONSE']._serialized_end=465
   _globals['_PRESET']._serialized_start=468
-  _globals['_PRESET']._serialized_end=629
-  _globals['_SIMULATIONCHANGE']._serialized_start=632
-  _globals['_SIMULATIONCHANGE']._serialized_end=924
-  _globals['_SIMULATEDPROCESS']._serialized_start=927
-  _globals['_SIMULATEDPROCESS']._serialized_end=1074
-  _globals['_SIMULATIONCHANGED']._serialized_start=1076
-  _globals['_SIMULATIONCHANGED']._serialized_end=1095
-  _globals['_DOCTORREQUEST']._serialized_start=1097
-  _globals['_DOCTORREQUEST']._serialized_end=1112
-  _globals['_DOCTORREPORT']._serialized_start=1115
-  _globals['_DOCTORREPORT']._serialized_end=1251
-  _globals['_CHECKRESULT']._serialized_start=1253
-  _globals['_CHECKRESULT']._serialized_end=1345
-  _globals['_SETTING']._serialized_start=1347
-  _globals['_SETTING']._serialized_end=1402
-  _globals['_NODE']._serialized_start=1405
-  _globals['_NODE']._serialized_end=1613
-  _globals['_SIMULATION']._serialized_start=1615
-  _globals['_SIMULATION']._serialized_end=1700
+  _globals['_PRESET']._serialized_end=644
+  _globals['_SIMULATIONCHANGE']._serialized_start=647
+  _globals['_SIMULATIONCHANGE']._serialized_end=939
+  _globals['_SIMULATEDPROCESS']._serialized_start=942
+  _globals['_SIMULATEDPROCESS']._serialized_end=1089
+  _globals['_SIMULATIONCHANGED']._serialized_start=1091
+  _globals['_SIMULATIONCHANGED']._serialized_end=1110
+  _globals['_DOCTORREQUEST']._serialized_start=1112
+  _globals['_DOCTORREQUEST']._serialized_end=1127
+  _globals['_DOCTORREPORT']._serialized_start=1130
+  _globals['_DOCTORREPORT']._serialized_end=1266
+  _globals['_CHECKRESULT']._serialized_start=1268
+  _globals['_CHECKRESULT']._serialized_end=1360
+  _globals['_SETTING']._serialized_start=1362
+  _globals['_SETTING']._serialized_end=1417
+  _globals['_NODE']._serialized_start=1420
+  _globals['_NODE']._serialized_end=1628
+  _globals['_SIMULATION']._serialized_start=1630
+  _globals['_SIMULATION']._serialized_end=1715
 # @@protoc_insertion_point(module_scope)

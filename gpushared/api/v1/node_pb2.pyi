@@ -161,6 +161,7 @@ class Preset(_message.Message):
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     PROJECT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     gpu: _builtins.str
     gpu_memory: _builtins.str
@@ -169,6 +170,7 @@ class Preset(_message.Message):
     description: _builtins.str
     priority: _builtins.str
     project: _builtins.str
+    model: _builtins.str
     def __init__(
         self,
         *,
@@ -180,10 +182,11 @@ class Preset(_message.Message):
         description: _builtins.str = ...,
         priority: _builtins.str = ...,
         project: _builtins.str = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["class", b"class", "description", b"description", "gpu", b"gpu", "gpu_compute", b"gpu_compute", "gpu_memory", b"gpu_memory", "name", b"name", "priority", b"priority", "project", b"project", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["class", b"class", "description", b"description", "gpu", b"gpu", "gpu_compute", b"gpu_compute", "gpu_memory", b"gpu_memory", "model", b"model", "name", b"name", "priority", b"priority", "project", b"project", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

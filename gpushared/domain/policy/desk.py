@@ -221,6 +221,8 @@ class Desk:
     def _allowed(self, one: Candidate) -> Request | Verdict:
         """The request on the models where its project may have it."""
         request = one.lease.request
+        if request.models and self.places.models().keys().isdisjoint(request.models):
+            return request  # its models have gone, which no quota is the reason for
         if self.policy.classes[request.lease_class].gives_way is GivesWay.NEVER:
             models = self.ledger.claims(one, self.places)
             if not models:

@@ -1,0 +1,28 @@
+"""What a create body lets its container take of the host's CPU and memory."""
+
+from __future__ import annotations
+
+from gpushared.gate.body import Body
+
+NANO_PER_MILLI = 1_000_000
+DEFAULT_PERIOD = 100_000
+"""The engine's, in microseconds, where the body gives none."""
+
+
+def host_needs(host: Body) -> dict[str, str]:
+    """The fields of an ``Ask``, without those of which the body says nothing."""
+    needs = {"host_cpu_milli": _cpu_milli(host), "host_memory_bytes": _whole(host, "Memory")}
+    return {name: str(value) for name, value in needs.items() if value > 0}
+
+
+def _cpu_milli(host: Body) -> int:
+    nano = _whole(host, "NanoCpus")
+    if nano > 0:
+        return -(-nano // NANO_PER_MILLI)
+    period = _whole(host, "CpuPeriod") or DEFAULT_PERIOD
+    return -(-_whole(host, "CpuQuota") * 1000 // period) if period > 0 else 0
+
+
+def _whole(host: Body, key: str) -> int:
+    value = host.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
