@@ -69,6 +69,7 @@ def test_other_docker_endpoints_of_the_user_do_not_win_over_the_gate(
         (["--preset", "small", "--class", "build"], {"preset": "small", "class": "build"}),
         (["--time", "2h", "--isolation", "exclusive"], {"gpu": "1", "time": "2h", "isolation": "exclusive"}),
         (["--immediate"], {"gpu": "1", "immediate": True}),
+        (["--project", "vision", "--priority=-5"], {"gpu": "1", "project": "vision", "priority": -5}),
     ],
 )
 def test_the_request_is_what_was_typed(

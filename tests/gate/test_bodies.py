@@ -208,6 +208,11 @@ WISHES: list[tuple[dict[str, Any], object]] = [
         {"Labels": {"gpushare.time": "2h"}, "HostConfig": {"DeviceRequests": [GPUS]}},
         Ask(gpu="2", time="2h"),
     ),
+    (
+        {"Labels": {"gpushare.gpu": "1", "gpushare.project": "vision", "gpushare.priority": "5"}},
+        Ask(gpu="1", project="vision", priority="5"),
+    ),
+    ({"Labels": {"gpushare.project": "vision"}}, None),
     ({"Env": ["NVIDIA_VISIBLE_DEVICES=void"]}, None),
     ({"Env": ["NVIDIA_VISIBLE_DEVICES"]}, None),
 ]
