@@ -45,6 +45,7 @@ from gpushared.node.idle_rules import idle_of, is_quiet, quiet_idle_of
 from gpushared.node.jsonapi import JsonApi
 from gpushared.node.loop import Loop
 from gpushared.node.performer import Performer
+from gpushared.node.promises import Promises
 from gpushared.node.queue_rules import queue_policy_of
 from gpushared.node.sampler import Sampler
 from gpushared.node.selftest import check_identity
@@ -227,6 +228,7 @@ class Daemon:
         self._notifier = notifier
         self._stop = asyncio.Event()
         self._troubles = Troubles()
+        self._promises = Promises(self._troubles)
         self._identities = Identities(config.gate.trusted_groups)
         self._runtime_dir = Path(config.node.runtime_dir)
         self._gate: Gate | None = None
@@ -432,6 +434,7 @@ class Daemon:
                     await loop.send(RequestAbandoned(lease))
             except GpushareError as error:
                 log.debug("tick refused: %s", error)
+            self._promises.judge(loop.state)
             self._tell_status(loop)
 
     def _tell_status(self, loop: Loop) -> None:
