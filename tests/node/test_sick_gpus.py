@@ -74,7 +74,7 @@ def test_a_gpu_that_falls_off_the_bus_ends_what_is_on_it_and_the_neighbour_runs_
     waits = daemon.request("1")
     assert waits["state"] == "queued"
     undrained = gpushare(daemon, "undrain", str(index))
-    assert (undrained.returncode, undrained.stdout) == (0, f"GPU {index} is exclusive\n")
+    assert (undrained.returncode, undrained.stdout) == (0, f"GPU {index} gets leases again\n")
     assert daemon.wait_lease(waits["id"], "reserved")["grants"][0]["gpu_index"] == index
 
 
