@@ -73,7 +73,7 @@ def read_request(ask: Ask, presets: Mapping[str, Ask]) -> Request:
         time_limit_seconds=parse_duration(ask.time) if ask.time else None,
         preset=ask.preset or None,
         priority=_priority(ask.priority),
-        project=ask.project,
+        project=_project(ask.project),
         after=_leases(ask.after),
         notice_signal=_signal(ask.notice_signal),
         restart_on_fault=_restarts(ask.restart_on_fault),
@@ -257,6 +257,16 @@ def _host(text: str, most: int, what: str) -> int | None:
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(most)) and 0 < int(text) <= most):
         raise RequestError(f"{shown(text)} {what} of the host cannot be had", hint=f"give 1 to {most}")
     return int(text)
+
+
+MAX_PROJECT = 64
+"""As long as users' names may be, because each user is a project of their own."""
+
+
+def _project(text: str) -> str:
+    if len(text) > MAX_PROJECT:
+        raise RequestError(f"{shown(text)} is no project", hint="`gpushare project ls` lists them")
+    return text
 
 
 def _priority(text: str) -> int:

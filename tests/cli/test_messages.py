@@ -26,7 +26,7 @@ CLASSES = sorted(
 
 def descriptor(kind: type[Message]) -> dict[str, FieldDescriptor]:
     name = PROTO_NAMES.get(kind.__name__, kind.__name__)
-    for module in ("leases", "gpus", "node"):
+    for module in ("leases", "gpus", "projects", "node"):
         pb2 = importlib.import_module(f"gpushared.api.v1.{module}_pb2")
         if hasattr(pb2, name):
             return dict(getattr(pb2, name).DESCRIPTOR.fields_by_name)

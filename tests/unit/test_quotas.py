@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -51,8 +52,8 @@ class Node:
         assert lease is not None
         return self.state.find(lease.id)
 
-    def set(self, name: str = "vision", **said: object) -> Step:
-        event = replace(m.ProjectSet(name, ROOT), **said)  # type: ignore[arg-type]  # the cases name fields
+    def set(self, name: str = "vision", **said: Any) -> Step:
+        event = replace(m.ProjectSet(name, ROOT), **said)
         return self.send(event)
 
     def project(self, name: str = "vision") -> Project:
@@ -116,7 +117,7 @@ def test_a_model_may_have_a_quota_of_its_own_and_lose_it() -> None:
     assert node.project() == CONFIGURED
 
 
-REFUSED: tuple[tuple[str, dict[str, object], type[GpushareError], str], ...] = (
+REFUSED: tuple[tuple[str, dict[str, Any], type[GpushareError], str], ...] = (
     (
         "more than there is",
         {"guaranteed": 3500, "no_limit": True},
@@ -143,7 +144,7 @@ REFUSED: tuple[tuple[str, dict[str, object], type[GpushareError], str], ...] = (
     ("said", "error", "sentence"), [case[1:] for case in REFUSED], ids=[c[0] for c in REFUSED]
 )
 def test_what_cannot_be_kept_is_refused_and_changes_nothing(
-    said: dict[str, object], error: type[GpushareError], sentence: str
+    said: dict[str, Any], error: type[GpushareError], sentence: str
 ) -> None:
     node = configured()
     with pytest.raises(error, match=sentence):
