@@ -17,6 +17,7 @@ PROTO_NAMES = {
     "LeaseList": "ListLeasesResponse",
     "GpuList": "ListGpusResponse",
     "PresetList": "PresetsResponse",
+    "ProjectList": "ListProjectsResponse",
 }
 CLASSES = sorted(
     (value for value in vars(messages).values() if isinstance(value, type) and issubclass(value, Message)),
