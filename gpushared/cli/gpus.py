@@ -33,6 +33,7 @@ def _row(gpu: Gpu, node: str, now: float) -> Row:
         "unmanaged": text.memory(gpu.memory_unmanaged_bytes),
         "sharing": gpu.sharing,
         "sampled": text.span(now - gpu.sampled_at) if gpu.sampled_at else "",
+        "linked": "" if gpu.link_group is None else str(gpu.link_group),
         "uuid": gpu.uuid,
     }
 
@@ -66,6 +67,7 @@ LISTING = Listing(
     summary="Show the GPUs of this node, what is used and what is free.",
     details="""MEMORY is used/total; FREE is what a new lease can get: a share of the compute, and memory.
 A GPU in mode mig is split by MIG: the lines after it are its instances, which --isolation mig asks for.
+GPUs with the same figure in LINKED (-o wide) reach each other by NVLink, or else share a NUMA node.
 MODE is unhealthy for a sick GPU and drained for one that an admin drained. Lines under the table say
 what is wrong, if anything is.
 
@@ -91,6 +93,7 @@ Examples:
         Column("unmanaged", right=True, wide=True),
         Column("sharing", wide=True),
         Column("sampled", right=True, wide=True),
+        Column("linked", right=True, wide=True),
         Column("uuid", wide=True),
     ),
     fetch=fetch,

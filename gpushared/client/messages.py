@@ -289,6 +289,7 @@ class Gpu(Message):
     parent_uuid: str = ""
     mig_profile: str = ""
     label: str = ""
+    link_group: int | None = None
 
 
 class Quota(Message):

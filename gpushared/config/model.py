@@ -110,7 +110,8 @@ class GpusConfig:
         "",
         Text(),
         "Serve simulated GPUs instead of real ones, such as `h100:2` or `a100,t4:4`; "
-        "`a100/4x1g.10gb+3g.40gb` is one that MIG splits; empty is real.",
+        "`a100/4x1g.10gb+3g.40gb` is one that MIG splits, `h100:8@4` joins each four by NVLink; empty is "
+        "real.",
     )
     mps_reserve_bytes: int = setting(
         300 * MIB,

@@ -16,6 +16,7 @@ from gpushared.gpus.mig import Instance, MigInstances, no_instances
 from gpushared.gpus.nvml_driver import Handle, Memory, NvmlDriver
 from gpushared.gpus.nvml_errors import DRIVER_AWAY, GPU_AWAY, DriverError, unavailable
 from gpushared.gpus.process_activity import ProcessActivity
+from gpushared.gpus.topology import link_groups
 from gpushared.gpus.xids import XidWatch
 from gpushared.ports import DriverFacts, GpuProcess, GpuReading, GpuSettings
 
@@ -47,6 +48,7 @@ class _Device:
     split: bool = False
     lost: bool = False
     """It is off the bus or needs a reset, or the driver does not list it any more."""
+    link_group: int | None = None
 
 
 class NvmlGpus:
@@ -193,6 +195,7 @@ class NvmlGpus:
             parent=device.parent,
             mig=device.mig,
             split=device.split,
+            link_group=device.link_group,
         )
 
     def _settings(self, device: _Device) -> GpuSettings:
@@ -282,7 +285,7 @@ class NvmlGpus:
 
     def _list_devices(self) -> tuple[_Device, ...]:
         """What NVML lists, then what it listed earlier and does not now."""
-        listed = [self._identify(index) for index in range(self._driver.count())]
+        listed = self._with_links([self._identify(index) for index in range(self._driver.count())])
         readable = {device.id: device for device in listed if device.handle is not None}
         missing = {gpu_id: old for gpu_id, old in self._seen.items() if gpu_id not in readable}
         self._seen |= {gpu_id: replace(device, handle=None) for gpu_id, device in readable.items()}
@@ -291,6 +294,11 @@ class NvmlGpus:
         devices = (*recognised, *gone)
         self._any_lost = len(readable) < len(devices)
         return devices
+
+    def _with_links(self, devices: list[_Device]) -> list[_Device]:
+        handles = {device.index: device.handle for device in devices if device.handle is not None}
+        groups = link_groups(self._driver, handles)
+        return [replace(device, link_group=groups.get(device.index)) for device in devices]
 
     def _identify(self, index: int) -> _Device:
         try:

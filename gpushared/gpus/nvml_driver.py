@@ -114,6 +114,17 @@ class NvmlDriver:
         modes = _figure(lambda: _ask("nvmlDeviceGetMigMode", handle))
         return None if modes is None else modes[0] != 0
 
+    def nvlinked(self, handle: Handle, other: Handle) -> bool | None:
+        """Whether NVLink joins two GPUs, through a switch or not; None where the driver does not tell."""
+        index = pynvml.NVML_P2P_CAPS_INDEX_NVLINK
+        status = _figure(lambda: int(_ask("nvmlDeviceGetP2PStatus", handle, other, index)))
+        return None if status is None else status == pynvml.NVML_P2P_STATUS_OK
+
+    def same_numa_node(self, handle: Handle, other: Handle) -> bool | None:
+        """Whether a path between two GPUs stays within one NUMA node; None where the driver does not tell."""
+        level = _figure(lambda: int(_ask("nvmlDeviceGetTopologyCommonAncestor", handle, other)))
+        return None if level is None else level <= pynvml.NVML_TOPOLOGY_NODE
+
     def max_mig_devices(self, handle: Handle) -> int:
         """How many MIG devices the GPU can have at most: 7, or 4 on smaller ones; 0 where it has no MIG."""
         return _figure(lambda: int(_ask("nvmlDeviceGetMaxMigDeviceCount", handle))) or 0

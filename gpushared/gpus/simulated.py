@@ -57,6 +57,7 @@ class _SimulatedGpu:
     parent: GpuId | None = None
     mig: MigInstance | None = None
     split: bool = False
+    link_group: int | None = None
 
     @property
     def usable_bytes(self) -> int:
@@ -256,6 +257,7 @@ class SimulatedGpus:
             parent=gpu.parent,
             mig=gpu.mig,
             split=gpu.split,
+            link_group=gpu.link_group,
         )
 
 
@@ -326,7 +328,9 @@ def _make_gpus(models: tuple[SimulatedModel, ...]) -> tuple[_SimulatedGpu, ...]:
     for index, one in enumerate(models):
         gpu_id = GpuId(f"GPU-{uuid.uuid5(_UUID_SPACE, f'{one.model}:{made[one.model]}')}")
         made[one.model] += 1
-        gpu = _SimulatedGpu(gpu_id, index, MODELS[one.model], split=one.instances is not None)
+        gpu = _SimulatedGpu(
+            gpu_id, index, MODELS[one.model], split=one.instances is not None, link_group=one.link_group
+        )
         gpus += [gpu, *(_instance(gpu, place, name) for place, name in enumerate(one.instances or ()))]
     return tuple(gpus)
 

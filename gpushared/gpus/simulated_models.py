@@ -20,6 +20,7 @@ MEMORY_SLICES = 8
 _MAX_SPEC_LENGTH = 1000
 _SPEC_PART = re.compile(
     r"(?P<model>[a-z][a-z0-9-]{0,31})(?P<mig>/(?P<instances>[0-9a-z.+]{1,200}))?(?::(?P<count>[0-9]{1,4}))?"
+    r"(?:@(?P<linked>[0-9]{1,4}))?"
 )
 _INSTANCES = re.compile(r"(?:(?P<count>[0-9]{1,2})x)?(?P<profile>[0-9]g\.[0-9]{1,3}gb)")
 
@@ -76,22 +77,29 @@ class SimulatedModel:
 
     model: str
     instances: tuple[str, ...] | None = None
+    link_group: int | None = None
+    """GPUs of one group are joined by NVLink; None for one that tells of none."""
 
 
 def parse_models(spec: str) -> tuple[SimulatedModel, ...]:
-    """``MODEL[/[Nx]PROFILE+...][:COUNT],...``, such as ``h100:2,a100/4x1g.10gb+3g.40gb``.
+    """``MODEL[/[Nx]PROFILE+...][:COUNT][@LINKED],...``, such as ``h100:8@4,a100/4x1g.10gb+3g.40gb``.
+
+    ``@4``: each four of these are joined by NVLink.
 
     Errors: ``RequestError``.
     """
     if len(spec) > _MAX_SPEC_LENGTH:
         raise _bad_spec(f"The list of simulated GPUs is {len(spec)} characters long")
-    models = tuple(model for part in spec.lower().split(",") for model in _parse_part(part.strip()))
+    models: tuple[SimulatedModel, ...] = ()
+    for part in spec.lower().split(","):
+        models += _parse_part(part.strip(), len(models))
     if len(models) > MAX_GPUS:
         raise _bad_spec(f"{len(models)} simulated GPUs are too many")
     return models
 
 
-def _parse_part(part: str) -> tuple[SimulatedModel, ...]:
+def _parse_part(part: str, first: int) -> tuple[SimulatedModel, ...]:
+    """``first``: the index of its first GPU, by which its groups are called."""
     match = _SPEC_PART.fullmatch(part)
     if match is None:
         raise _bad_spec(f"{part[:40]!r} does not name simulated GPUs")
@@ -105,7 +113,11 @@ def _parse_part(part: str) -> tuple[SimulatedModel, ...]:
     if not 1 <= count <= MAX_GPUS:
         raise _bad_spec(f"{part!r} asks for {count} simulated GPUs")
     instances = _parse_instances(model, match["instances"]) if match["mig"] else None
-    return (SimulatedModel(model, instances),) * count
+    linked = int(match["linked"] or 0)
+    if match["linked"] and not 1 <= linked <= MAX_GPUS:
+        raise _bad_spec(f"{part!r} links {linked} GPUs with each other")
+    groups = [first + place // linked * linked if linked else None for place in range(count)]
+    return tuple(SimulatedModel(model, instances, group) for group in groups)
 
 
 def _parse_instances(model: str, text: str) -> tuple[str, ...]:

@@ -199,6 +199,7 @@ class Views:
             parent_uuid=gpu.parent or "",
             mig_profile=gpu.mig.profile if gpu.mig else "",
             label=gpu.label,
+            link_group=gpu.link_group,
         )
         _add_reading(view, gpu.id, sample)
         sharing = sample.sharing.get(gpu.id)

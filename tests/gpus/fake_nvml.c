@@ -20,6 +20,8 @@
  *   persistence MODE
  *   compute_mode MODE
  *   capability MAJOR MINOR
+ *   nvlink GROUP                 NVLink joins the GPUs that say the same group
+ *   numa NODE                    where it is; GPUs that do not say both tell nothing of how far they are apart
  *   xid NUMBER                   an error that the driver tells of; those that a program is told of by events are
  *                                the ones behind those that were there when it registered for them
  *   compute|mps|graphics PID BYTES     a process; "-" for bytes that the driver does not tell
@@ -89,7 +91,8 @@ struct sample {
 struct gpu {
     char uuid[TEXT], name[TEXT];
     int lost, has_memory, has_utilization, has_temperature, has_power, has_mig;
-    int has_persistence, has_compute_mode, has_capability;
+    int has_persistence, has_compute_mode, has_capability, has_nvlink, has_numa;
+    unsigned nvlink, numa;
     unsigned long long total, reserved;
     unsigned utilization, temperature, power, mig, persistence, compute_mode;
     int major, minor;
@@ -186,6 +189,10 @@ static int read_gpu_line(struct gpu *gpu, const char *word, const char *rest)
         gpu->has_compute_mode = sscanf(rest, "%u", &gpu->compute_mode) == 1;
     else if (strcmp(word, "capability") == 0)
         gpu->has_capability = sscanf(rest, "%d %d", &gpu->major, &gpu->minor) == 2;
+    else if (strcmp(word, "nvlink") == 0)
+        gpu->has_nvlink = sscanf(rest, "%u", &gpu->nvlink) == 1;
+    else if (strcmp(word, "numa") == 0)
+        gpu->has_numa = sscanf(rest, "%u", &gpu->numa) == 1;
     else if (strcmp(word, "compute") == 0)
         read_process(gpu, COMPUTE, rest);
     else if (strcmp(word, "mps") == 0)
@@ -500,6 +507,39 @@ int nvmlDeviceGetPowerUsage(device_t device, unsigned *milliwatts)
     if (!gpu->has_power)
         return NOT_SUPPORTED;
     *milliwatts = gpu->power;
+    return SUCCESS;
+}
+
+enum { P2P_NVLINK = 2, P2P_OK = 0, P2P_NOT_SUPPORTED = 5, TOPOLOGY_NODE = 40, TOPOLOGY_SYSTEM = 50 };
+
+/* The other GPU of a question about two; NULL where it is not one. */
+static struct gpu *other_gpu(device_t device)
+{
+    int place, index = gpu_of(device, &place);
+    return index < 0 || place >= 0 ? NULL : &state.gpus[index];
+}
+
+int nvmlDeviceGetP2PStatus(device_t device, device_t other, int capability, int *status)
+{
+    ENTER_DEVICE(device, gpu);
+    struct gpu *peer = other_gpu(other);
+    if (peer == NULL || capability != P2P_NVLINK)
+        return INVALID_ARGUMENT;
+    if (!gpu->has_nvlink && !peer->has_nvlink && !gpu->has_numa)
+        return NOT_SUPPORTED;
+    *status = gpu->has_nvlink && peer->has_nvlink && gpu->nvlink == peer->nvlink ? P2P_OK : P2P_NOT_SUPPORTED;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetTopologyCommonAncestor(device_t device, device_t other, int *level)
+{
+    ENTER_DEVICE(device, gpu);
+    struct gpu *peer = other_gpu(other);
+    if (peer == NULL)
+        return INVALID_ARGUMENT;
+    if (!gpu->has_numa || !peer->has_numa)
+        return NOT_SUPPORTED;
+    *level = gpu->numa == peer->numa ? TOPOLOGY_NODE : TOPOLOGY_SYSTEM;
     return SUCCESS;
 }
 

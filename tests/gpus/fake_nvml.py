@@ -98,6 +98,8 @@ class FakeGpu:
     persistence: int | None = None
     compute_mode: int | None = None
     capability: tuple[int, int] | None = None
+    nvlink: int | None = None
+    numa: int | None = None
     lost: bool = False
     xids: list[int] = field(default_factory=list)
     compute: dict[int, int | None] = field(default_factory=dict)
@@ -119,6 +121,8 @@ class FakeGpu:
             "mig": self.mig,
             "persistence": self.persistence,
             "compute_mode": self.compute_mode,
+            "nvlink": self.nvlink,
+            "numa": self.numa,
             "process_utilization": self.process_utilization,
             "capability": None if self.capability is None else " ".join(map(str, self.capability)),
         }

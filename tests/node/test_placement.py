@@ -122,6 +122,17 @@ def test_the_policy_of_the_configuration_decides_among_the_gpus(
     assert [lease["grants"][0]["gpu_index"] for lease in leases] == gpus
 
 
+def test_two_gpus_that_nvlink_joins_go_together_and_the_listing_shows_them(new_daemon: NewDaemon) -> None:
+    daemon = new_daemon(simulate="h100:4@2")
+    daemon.start()
+    one = daemon.request("1")
+    pair = daemon.request("2")
+    assert [grant["gpu_index"] for grant in (*one["grants"], *pair["grants"])] == [0, 2, 3]
+    table = story_of(daemon, "gpus", "-o", "columns=gpu,linked")
+    rows = [line.split() for line in table.splitlines() if line[:1].isspace() or line[:1].isdigit()]
+    assert [row for row in rows if row[0].isdigit()] == [["0", "0"], ["1", "0"], ["2", "2"], ["3", "2"]]
+
+
 def test_the_machine_is_not_counted_where_the_configuration_says_so(new_daemon: NewDaemon) -> None:
     daemon = new_daemon(environment={"GPUSHARED_PLACEMENT__HOST": "off"})
     daemon.start()

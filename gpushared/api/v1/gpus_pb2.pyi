@@ -188,6 +188,7 @@ class Gpu(_message.Message):
     PARENT_UUID_FIELD_NUMBER: _builtins.int
     MIG_PROFILE_FIELD_NUMBER: _builtins.int
     LABEL_FIELD_NUMBER: _builtins.int
+    LINK_GROUP_FIELD_NUMBER: _builtins.int
     uuid: _builtins.str
     index: _builtins.int
     name: _builtins.str
@@ -216,6 +217,10 @@ class Gpu(_message.Message):
     mig_profile: _builtins.str
     label: _builtins.str
     """For people: 0, and 0:1 for a MIG instance."""
+    link_group: _builtins.int
+    """GPUs of one group reach each other fast, by NVLink or else on one NUMA node: the lowest index among them. Unset where
+    the driver does not tell.
+    """
     @_builtins.property
     def drained(self) -> Global___Drained:
         """Unset where it is not drained."""
@@ -244,11 +249,14 @@ class Gpu(_message.Message):
         parent_uuid: _builtins.str = ...,
         mig_profile: _builtins.str = ...,
         label: _builtins.str = ...,
+        link_group: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "_power_watts", b"_power_watts", "_temperature_celsius", b"_temperature_celsius", "_utilization_ratio", b"_utilization_ratio", "drained", b"drained", "memory_used_bytes", b"memory_used_bytes", "power_watts", b"power_watts", "temperature_celsius", b"temperature_celsius", "utilization_ratio", b"utilization_ratio"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_link_group", b"_link_group", "_memory_used_bytes", b"_memory_used_bytes", "_power_watts", b"_power_watts", "_temperature_celsius", b"_temperature_celsius", "_utilization_ratio", b"_utilization_ratio", "drained", b"drained", "link_group", b"link_group", "memory_used_bytes", b"memory_used_bytes", "power_watts", b"power_watts", "temperature_celsius", b"temperature_celsius", "utilization_ratio", b"utilization_ratio"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "_power_watts", b"_power_watts", "_temperature_celsius", b"_temperature_celsius", "_utilization_ratio", b"_utilization_ratio", "compute_free_permille", b"compute_free_permille", "drained", b"drained", "index", b"index", "label", b"label", "leases", b"leases", "memory_free_bytes", b"memory_free_bytes", "memory_leasable_bytes", b"memory_leasable_bytes", "memory_total_bytes", b"memory_total_bytes", "memory_unmanaged_bytes", b"memory_unmanaged_bytes", "memory_used_bytes", b"memory_used_bytes", "mig_profile", b"mig_profile", "mode", b"mode", "name", b"name", "parent_uuid", b"parent_uuid", "power_watts", b"power_watts", "sampled_at", b"sampled_at", "sharing", b"sharing", "temperature_celsius", b"temperature_celsius", "trouble", b"trouble", "utilization_ratio", b"utilization_ratio", "uuid", b"uuid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_link_group", b"_link_group", "_memory_used_bytes", b"_memory_used_bytes", "_power_watts", b"_power_watts", "_temperature_celsius", b"_temperature_celsius", "_utilization_ratio", b"_utilization_ratio", "compute_free_permille", b"compute_free_permille", "drained", b"drained", "index", b"index", "label", b"label", "leases", b"leases", "link_group", b"link_group", "memory_free_bytes", b"memory_free_bytes", "memory_leasable_bytes", b"memory_leasable_bytes", "memory_total_bytes", b"memory_total_bytes", "memory_unmanaged_bytes", b"memory_unmanaged_bytes", "memory_used_bytes", b"memory_used_bytes", "mig_profile", b"mig_profile", "mode", b"mode", "name", b"name", "parent_uuid", b"parent_uuid", "power_watts", b"power_watts", "sampled_at", b"sampled_at", "sharing", b"sharing", "temperature_celsius", b"temperature_celsius", "trouble", b"trouble", "utilization_ratio", b"utilization_ratio", "uuid", b"uuid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__link_group: _TypeAlias = _typing.Literal["link_group"]  # noqa: Y015
+    _WhichOneofArgType__link_group: _TypeAlias = _typing.Literal["_link_group", b"_link_group"]  # noqa: Y015
     _WhichOneofReturnType__memory_used_bytes: _TypeAlias = _typing.Literal["memory_used_bytes"]  # noqa: Y015
     _WhichOneofArgType__memory_used_bytes: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes"]  # noqa: Y015
     _WhichOneofReturnType__power_watts: _TypeAlias = _typing.Literal["power_watts"]  # noqa: Y015
@@ -257,6 +265,8 @@ class Gpu(_message.Message):
     _WhichOneofArgType__temperature_celsius: _TypeAlias = _typing.Literal["_temperature_celsius", b"_temperature_celsius"]  # noqa: Y015
     _WhichOneofReturnType__utilization_ratio: _TypeAlias = _typing.Literal["utilization_ratio"]  # noqa: Y015
     _WhichOneofArgType__utilization_ratio: _TypeAlias = _typing.Literal["_utilization_ratio", b"_utilization_ratio"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__link_group) -> _WhichOneofReturnType__link_group | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__memory_used_bytes) -> _WhichOneofReturnType__memory_used_bytes | None: ...
     @_typing.overload

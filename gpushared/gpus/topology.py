@@ -1,0 +1,52 @@
+"""Which GPUs reach each other fast, as the driver tells: by NVLink, else on one NUMA node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from gpushared.gpus.nvml_driver import Handle, NvmlDriver
+from gpushared.gpus.nvml_errors import GPU_AWAY, DriverError
+
+Joined = Callable[[Handle, Handle], bool | None]
+
+
+def link_groups(driver: NvmlDriver, handles: Mapping[int, Handle]) -> dict[int, int]:
+    """For each GPU (by index) the lowest index of its group; without those of which nothing is told.
+
+    GPUs without an NVLink to another are grouped by their NUMA nodes. Asked once for each session with NVML:
+    neither changes while a machine is up.
+    """
+    linked = _groups(handles, driver.nvlinked)
+    alone = {at: handle for at, handle in handles.items() if linked.get(at) is None or _is_alone(at, linked)}
+    near = _groups(alone, driver.same_numa_node)
+    return {**linked, **near}
+
+
+def _groups(handles: Mapping[int, Handle], joined: Joined) -> dict[int, int]:
+    """The GPUs of which anything is told, each with the first that it is joined to, through others or not."""
+    groups: dict[int, int] = {}
+    for at, handle in handles.items():
+        for other in [one for one in handles if one < at]:
+            answer = _asked(joined, handle, handles[other])
+            if answer is None:
+                continue
+            groups.setdefault(other, other)
+            groups.setdefault(at, at)
+            if answer and groups[at] != groups[other]:
+                first, second = sorted((groups[at], groups[other]))
+                groups = {one: first if group == second else group for one, group in groups.items()}
+    return groups
+
+
+def _asked(joined: Joined, handle: Handle, other: Handle) -> bool | None:
+    """A GPU that has gone meanwhile is nobody's neighbour; whatever is asked of it next says so."""
+    try:
+        return joined(handle, other)
+    except DriverError as error:
+        if error.code in GPU_AWAY:
+            return None
+        raise
+
+
+def _is_alone(at: int, groups: Mapping[int, int]) -> bool:
+    return sum(group == groups[at] for group in groups.values()) == 1
