@@ -33,6 +33,7 @@ STEPS = {
 @click.option("--isolation", default="", metavar="KIND", help="shared, separate, exclusive or mig.")
 @click.option("--priority", type=int, default=0, metavar="NUMBER", help="-100 to 100.")
 @click.option("--project", default="", metavar="NAME", help="Whose quota it would count against.")
+@click.option("--model", default="", metavar="MODEL,...", help="Only on GPUs of these models: h100.")
 @click.option("--begin", default="", metavar="MOMENT", help="Not before: 22:00, 2h.")
 @click.option(
     "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Form.", show_default=True
@@ -48,6 +49,7 @@ def offer(
     isolation: str,
     priority: int,
     project: str,
+    model: str,
     begin: str,
     output: str,
 ) -> int:
@@ -70,6 +72,7 @@ def offer(
         isolation=isolation,
         priority=priority,
         project=project,
+        models=[name.strip() for name in model.split(",") if name.strip()],
         begin_at=read_moment(begin, datetime.now().astimezone()) if begin else 0.0,
     )
     if output == "json":

@@ -37,6 +37,7 @@ from gpushared.domain.state import Draft, NodeState
 POSITIONS = 32
 """Further back, an estimate says nothing."""
 STEPS = 64
+PASSES = 3
 _NO_CONTAINER = ContainerId("")
 
 
@@ -57,11 +58,7 @@ def starts(state: NodeState, now: float) -> Mapping[LeaseId, Start]:
     found: dict[LeaseId, Start] = {}
     at = now
     for _ in range(STEPS):
-        draft = Draft(state, at)
-        _leave(draft)
-        look_again_at = grant_what_fits(draft)
-        _start(draft, sought, found)
-        state = draft.finish().state
+        state, look_again_at = _passed(state, at, sought, found)
         ahead = [look_again_at, *(_leaves_at(one, state.rules) for one in state.holders())]
         later = [moment for moment in ahead if at < moment < float("inf")]
         if not later or sought <= found.keys():
@@ -70,11 +67,33 @@ def starts(state: NodeState, now: float) -> Mapping[LeaseId, Start]:
     return found
 
 
+def _passed(
+    state: NodeState, at: float, sought: Collection[LeaseId], found: dict[LeaseId, Start]
+) -> tuple[NodeState, float]:
+    """The state after one moment, and when time alone may change it.
+
+    What one pass grants the next one may take back, where leases give way, so that it is passed over again.
+    """
+    gives_way = any(rules.min_run_seconds < float("inf") for rules in state.policy.classes.values())
+    for _ in range(PASSES if gives_way else 1):
+        draft = Draft(state, at)
+        _leave(draft)
+        look_again_at = grant_what_fits(draft)
+        _start(draft, sought, found)
+        step = draft.finish()
+        state = step.state
+        if not step.changed:
+            break
+    return state, look_again_at
+
+
 def _start(draft: Draft, sought: Collection[LeaseId], found: dict[LeaseId, Start]) -> None:
-    """What was granted runs at once."""
+    """What was granted runs at once, and waits again where it has to give way, as most do."""
     for lease in list(draft.leases.values()):
         if lease.grants and lease.id in sought:
             found.setdefault(lease.id, Start(draft.now, lease.grants))
+        if isinstance(lease.state, Reserved):
+            lease = replace(lease, requeues=lease.request.requeue is not False)  # noqa: PLW2901 - the same lease
         if isinstance(lease.state, Reserved | Starting | Resuming):
             active = Active(lease.grants, lease.container or _NO_CONTAINER, draft.now)
             draft.leases[lease.id] = replace(lease, state=active)
