@@ -266,7 +266,8 @@ def _reading(gpu: _SimulatedGpu, gpus: tuple[_SimulatedGpu, ...]) -> GpuReading:
     if gpu.trouble is not None:
         return GpuReading(gpu.id, trouble=gpu.trouble, lost=True)
     holders, model, busy = gpu.living(), gpu.model, gpu.utilization_ratio
-    used = sum(one.held_bytes for one in gpus if gpu.id in (one.id, one.parent))
+    used = sum(holder.memory_bytes for holder in holders.values())
+    used += sum(one.held_bytes for one in gpus if one.parent == gpu.id)
     if gpu.mig is not None:
         return GpuReading(gpu.id, used, processes=_processes(holders))
     return GpuReading(
