@@ -377,3 +377,81 @@ def test_resize_shows_a_refusal_and_its_hint(gpushare: Gpushare, standin: StandI
     done = gpushare("resize", "l-1", "--gpu", "0.5")
     assert (done.returncode, done.stdout) == (125, "")
     assert done.stderr == "gpushare: the room is kept\n  hint: see the queue\n"
+
+
+def test_an_offer_tells_when_where_who_gives_way_and_what_would_fit(
+    gpushare: Gpushare, standin: StandIn
+) -> None:
+    standin.answers["Leases/Offer"] = ok(
+        {
+            "asks": "0.5",
+            "class": "build",
+            "project": "product",
+            "grants": [GRANT],
+            "gives_way": [
+                {"lease_id": "l-7f3k", "owner": "bob", "asks": "1", "project": "red", "step": "requeue"}
+            ],
+            "why": "its project is guaranteed the room",
+            "waiting": {"position": 1, "queue_length": 2, "reason": "preempting", "text": "l-7f3k gives way"},
+            "fits_now": "--gpu 0.25 would fit on GPU 1 now",
+        }
+    )
+    done = gpushare("offer", "--gpu", "0.5", "--time", "2h", "--class", "build", "--model", "h100,a100")
+    assert done.stdout.splitlines() == [
+        "0.5, build, of project product: waits, position 1 of 2, start unknown",
+        "  where      0.25 on GPU 0 (H100), 20 GiB",
+        "  gives way  l-7f3k of bob (1, project red): is told, stopped, and started again later",
+        "  because    its project is guaranteed the room",
+        "  why        l-7f3k gives way (preempting)",
+        "  instead    --gpu 0.25 would fit on GPU 1 now",
+    ]
+    (call,) = (one for one in standin.calls if one.target.endswith("/Offer"))
+    assert (call.body["gpu"], call.body["time"], call.body["class"]) == ("0.5", "2h", "build")
+    assert call.body["models"] == ["h100", "a100"]
+    data = json.loads(gpushare("offer", "-o", "json").stdout)
+    assert (data["schema"], data["items"][0]["gives_way"][0]["step"]) == ("gpushare.offer/1", "requeue")
+
+
+def test_an_offer_of_what_starts_now_says_so(gpushare: Gpushare, standin: StandIn) -> None:
+    standin.answers["Leases/Offer"] = ok(
+        {"asks": "1", "class": "train", "project": "bob", "starts_now": True, "grants": [GRANT]}
+    )
+    assert gpushare("offer").stdout.splitlines()[0] == "1, train, of project bob: starts now"
+
+
+def test_queue_explains_each_request_in_full(gpushare: Gpushare, standin: StandIn) -> None:
+    """Those that left the queue meanwhile are left out."""
+    waits = {**QUEUED, "project": "red"}
+    standin.answers["Leases/List"] = ok({"leases": [waits]})
+    standin.answers["Projects/List"] = ok(
+        {
+            "projects": [
+                {
+                    "name": "red",
+                    "held_permille": 500,
+                    "quotas": [{"guaranteed_permille": 1000, "limit_permille": 2000}],
+                    "decayed_gpu_seconds": 5400,
+                    "use_ratio": 0.25,
+                }
+            ]
+        }
+    )
+    standin.answers["Leases/Explain"] = ok(
+        {
+            "lease": waits,
+            "kept": {"lease_id": "l-9999", "gpu_labels": ["0", "1"]},
+            "fits_now": "--gpu 0.25 would fit on GPU 1 now",
+        }
+    )
+    lines = gpushare("queue", "--explain").stdout.splitlines()
+    assert lines[0].startswith("3 of 5: l-7f3k, asks 0.25, train, of alice, waits for ")
+    assert lines[1:] == [
+        "  why      needs 24 GiB on one GPU; best is GPU 1 with 11 GiB free (resources)",
+        "  kept     GPU 0, 1 for l-9999, start unknown",
+        "  instead  --gpu 0.25 would fit on GPU 1 now",
+        "  project  red holds 0.5 GPUs, guaranteed 1 and at most 2, used 1.5 GPU hours lately (25%)",
+    ]
+    (item,) = json.loads(gpushare("queue", "--explain", "-o", "json").stdout)["items"]
+    assert (item["id"], item["standing"]["name"], item["kept"]["lease_id"]) == ("l-7f3k", "red", "l-9999")
+    standin.answers["Leases/Explain"] = ok({"lease": lease(state="active")})
+    assert gpushare("queue", "--explain").stdout == ""

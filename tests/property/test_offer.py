@@ -150,6 +150,7 @@ def node(count: int, by: Rules, *, checkpoints: bool = False) -> Node:
     return world
 
 
+@settings(max_examples=100)
 @given(
     st.integers(1, 3),
     WORLDS,

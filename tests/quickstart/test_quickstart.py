@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -146,6 +147,51 @@ def test_who_takes_twice_the_lease_is_stopped_and_told_why_and_the_neighbours_ru
     (explained,) = quickstart.listed("why", greedy["id"])
     seconds = next(entry["at"] for entry in explained["story"] if entry["state"] == "draining") - took_at
     print(f"\nended after {seconds:.2f} s; doctor: exit {examined.returncode}")  # noqa: T201 - for who asks: -s
+
+
+GIVING_WAY = (ROOT / "docs/tutorial/giving-way.md").read_text(encoding="utf-8")
+
+
+def told_in_the_tutorial(beginning: str) -> list[str]:
+    """The words of the one command there that begins so."""
+    (words,) = {
+        line.removeprefix("$ ")
+        for line in GIVING_WAY.splitlines()
+        if line.startswith(f"$ gpushare {beginning}")
+    }
+    return shlex.split(words.removeprefix("gpushare "))
+
+
+def test_a_project_takes_back_what_it_is_guaranteed_and_those_who_gave_way_come_back(
+    quickstart: Quickstart,
+) -> None:
+    """The tutorial's own commands, and what it says of them."""
+    assert quickstart.run().returncode == 0
+    before = {lease["id"] for lease in quickstart.listed("ps") if lease["state"] == "active"}
+    assert quickstart.gpushare(*told_in_the_tutorial("project set")).returncode == 0
+    (offer,) = quickstart.listed(*told_in_the_tutorial("offer"))
+    victims = {one["lease_id"] for one in offer["gives_way"]}
+    assert len(victims) == 2
+    assert victims < before
+    assert offer["why"] == "its project is guaranteed the room"
+
+    image = str(quickstart.listed("ps")[0]["image"])  # one of its own where busybox cannot be pulled
+    words = [image if word == "busybox" else word for word in told_in_the_tutorial("run")]
+    started = quickstart.gpushare(*words)
+    assert started.returncode == 0, started.stderr
+    leases = {lease["id"]: lease for lease in quickstart.listed("ps")}
+    (build,) = (one for one in leases.values() if one["class"] == "build")
+    assert build["state"] == "active"
+    assert {one for one in before if leases[one]["state"] != "active"} == victims
+    explained = quickstart.gpushare(*told_in_the_tutorial("queue")).stdout
+    assert all(one in explained for one in victims)
+    for one in victims:
+        assert f"gives way to {build['id']}" in quickstart.gpushare("why", one).stdout
+
+    assert quickstart.gpushare(*told_in_the_tutorial("stop")).returncode == 0
+    ended_at = time.time()
+    while {lease["id"] for lease in quickstart.listed("ps") if lease["state"] == "active"} != before:
+        assert time.time() - ended_at < PATIENCE_SECONDS  # each look is a command of its own
 
 
 def test_stop_clears_up_after_a_daemon_that_was_killed(quickstart: Quickstart) -> None:
