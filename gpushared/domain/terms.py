@@ -22,6 +22,15 @@ def check_terms(request: Request, draft: Draft) -> None:
         draft.find(LeaseId(name))
 
 
+def still_meant(request: Request, leases: Collection[LeaseId]) -> Request:
+    """The request as it may be asked again much later, without leases that are over: they have no say."""
+    known = {name: tuple(one for one in getattr(request, name) if one in leases) for name in _NAMING}
+    return replace(request, after=known["after"], near=known["near"], away_from=known["away_from"])
+
+
+_NAMING = ("after", "near", "away_from")
+
+
 def with_models(request: Request, gpus: Collection[Gpu]) -> Request:
     """The request with its models by their full names; raises NeverFits where there is none."""
     if not request.models or not gpus:

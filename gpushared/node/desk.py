@@ -37,6 +37,7 @@ from gpushared.domain.lease import (
 )
 from gpushared.domain.request import Caller, Request
 from gpushared.domain.stopping import AskedEnd
+from gpushared.domain.terms import still_meant
 from gpushared.gate.desk import Claim
 from gpushared.gate.inject import binds_late
 from gpushared.gate.wish import wish_of
@@ -273,7 +274,7 @@ class NodeDesk:
             uid = caller.uid if facts.owner_uid is None else facts.owner_uid
             return request, caller if uid == caller.uid else Caller(uid, uid, str(uid))
         owner = Caller(previous.owner_uid, previous.owner_uid, previous.owner_name)
-        return self._as_baked(previous), owner
+        return still_meant(self._as_baked(previous), self._loop.state.leases), owner
 
     async def _previous(self, device_name: str) -> Lease | None:
         lease = LeaseId(device_name)

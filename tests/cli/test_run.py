@@ -177,6 +177,14 @@ def test_restarts_on_a_fault_exclude_docker_s_own(
     assert [asked["restart_on_fault"] for asked in standin.asked("Leases/Request")] == [0, 3]
 
 
+def test_run_sends_its_terms_of_placement_with_the_request(gpushare: Gpushare, standin: StandIn) -> None:
+    words = ["--model", "h100, a100", "--near", "l-1", "--away-from", "l-2,l-3", "--cpus", "2", "-m", "8g"]
+    gpushare("run", *words, "busybox")
+    (asked,) = standin.asked("Leases/Request")
+    assert (asked["models"], asked["near"], asked["away_from"]) == (["h100", "a100"], ["l-1"], ["l-2", "l-3"])
+    assert (asked["host_cpu_milli"], asked["host_memory_bytes"]) == (2000, 8 * 1024**3)
+
+
 @pytest.mark.parametrize("value", ["many", "-1", "1.5"])
 def test_restarts_that_are_no_number_ask_nobody(gpushare: Gpushare, standin: StandIn, value: str) -> None:
     done = gpushare("run", "--restart-on-fault", value, "busybox")

@@ -213,6 +213,22 @@ WISHES: list[tuple[dict[str, Any], object]] = [
         Ask(gpu="1", project="vision", priority="5"),
     ),
     ({"Labels": {"gpushare.project": "vision"}}, None),
+    (
+        {"Labels": {"gpushare.gpu": "1", "gpushare.model": "h100,t4", "gpushare.away-from": "l-1"}},
+        Ask(gpu="1", models="h100,t4", away_from="l-1"),
+    ),
+    (
+        {"Labels": {"gpushare.gpu": "1"}, "HostConfig": {"NanoCpus": 1_500_000_001, "Memory": 4096}},
+        Ask(gpu="1", host_cpu_milli="1501", host_memory_bytes="4096"),
+    ),
+    (
+        {"Labels": {"gpushare.gpu": "1"}, "HostConfig": {"CpuQuota": 50_000, "CpuPeriod": 25_000}},
+        Ask(gpu="1", host_cpu_milli="2000"),
+    ),
+    (
+        {"Labels": {"gpushare.gpu": "1"}, "HostConfig": {"NanoCpus": 0, "CpuQuota": -1, "Memory": 0}},
+        Ask(gpu="1"),
+    ),
     ({"Env": ["NVIDIA_VISIBLE_DEVICES=void"]}, None),
     ({"Env": ["NVIDIA_VISIBLE_DEVICES"]}, None),
 ]

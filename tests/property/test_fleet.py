@@ -162,6 +162,27 @@ class FleetMachine(RuleBasedStateMachine):
         self.fleet.undo(mark)
         assert self._picture(self.fleet) == before
 
+    @rule(data=st.data(), request=requests())
+    def many_at_once_are_as_one_by_one(self, data, request):
+        """Leases that were there, and leases that end together."""
+        before, mark = self._picture(self.fleet), self.fleet.mark()
+        twin = Fleet(self.fleet.hosts, self.fleet.policy, mix=self.fleet.mix.copy())
+        held = {one: placed for one in self.requests if (placed := self.fleet.holder(one))}
+        twin.find([(one, self.requests[one], placed.grants) for one, placed in held.items() if placed.grants])
+        ending = [one for one in held if data.draw(st.booleans())]
+        self.fleet.give_all([*ending, LeaseId("nobody")])
+        for one in ending:
+            if held[one].grants:
+                twin.give(one)
+        hosts_with_gpus = [host.name for host in self.fleet.hosts if host.gpus]
+        if all(placed.grants for placed in held.values()):
+            for host in hosts_with_gpus:
+                assert self.fleet.free(host).rooms == twin.free(host).rooms
+                assert self.fleet.free(host).cpu_milli == twin.free(host).cpu_milli
+            assert self.fleet.place(request) == twin.place(request)
+        self.fleet.undo(mark)
+        assert self._picture(self.fleet) == before
+
     @rule(asked=st.lists(requests(), max_size=4))
     def try_on_a_copy(self, asked):
         before = self._picture(self.fleet)
