@@ -38,6 +38,7 @@ REQUESTS = {
     "Leases/Get": leases_pb2.LeaseRef,
     "Leases/List": leases_pb2.ListLeasesRequest,
     "Leases/Explain": leases_pb2.LeaseRef,
+    "Leases/Offer": leases_pb2.LeaseRequest,
     "Gpus/List": gpus_pb2.ListGpusRequest,
     "Gpus/Drain": gpus_pb2.DrainRequest,
     "Gpus/Undrain": gpus_pb2.UndrainRequest,

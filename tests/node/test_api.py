@@ -48,6 +48,7 @@ def test_json_and_grpc_give_the_same_answers(lone_daemon: DaemonProcess) -> None
         ("Leases/Wait", {"lease_id": held["id"], "token": "older", "timeout_seconds": 5}),
         ("Leases/Stop", {"lease_id": held["id"], "grace_seconds": -1}),
         ("Leases/Explain", {"lease_id": queued["id"]}),
+        ("Leases/Offer", {"gpu": "0.5", "time": "1h"}),
         ("Leases/List", {"ended": True}),
         ("Node/Presets", {}),
     ]
