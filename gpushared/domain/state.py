@@ -257,7 +257,7 @@ class Draft:
         if before is not None and held:
             since = before.held_since if before.held_since is not None else _since(before)
             used = Interval(before.payer, permille_of(held, self.gpus), since, self.now)
-            self.usage = self.usage.record([used])
+            self.usage = self.usage.record([used]).prune(self.now)
             served = before.served_gpu_seconds + used.permille / WHOLE_PERMILLE * max(0.0, self.now - since)
             lease = replace(lease, served_gpu_seconds=served)
         return replace(lease, held_since=self.now if lease.grants else None)
