@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import replace
+from itertools import permutations
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -143,9 +145,12 @@ class QueueMachine(RuleBasedStateMachine):
         world, policy = self.world, self.world.policy
         winner = world.waiting[one.winner]
         lost: dict[str, list[Holder]] = defaultdict(list)
+        # Whoever goes for an earlier winner may leave room for a later one too.
+        earlier = made.preemptions[: made.preemptions.index(one)]
+        going = {victim.lease for other in earlier for victim in other.victims}
         for victim in one.victims:
             holder = holders[victim.lease]
-            if holder.leaving or one.winner in holder.behind:
+            if holder.leaving or one.winner in holder.behind or victim.lease in going:
                 continue
             rules = policy.classes[holder.lease.request.lease_class]
             assert rules.gives_way is not GivesWay.NEVER
@@ -195,15 +200,14 @@ class QueueMachine(RuleBasedStateMachine):
         assert world.usage.decayed(world.now, running) == world.usage.record(running).decayed(world.now)
 
     def owed(self) -> int:
-        """How much of the fixed quotas would find no room now, in permille."""
+        """How much of the fixed quotas would find no room now, in permille, however it is packed."""
+        return min(self.owed_in(order) for order in permutations(self.world.policy.projects.values()))
+
+    def owed_in(self, order: Iterable[Project]) -> int:
         world = self.world
         places = world.places(one.lease for one in world.holders.values())
         ledger = Ledger(world.policy, world.usage, list(world.holders.values()), places, world.now)
-        parts = [
-            part
-            for project in sorted(world.policy.projects.values(), key=lambda one: one.name)
-            for part in book(project, ledger, places)[1]
-        ]
+        parts = [part for project in order for part in book(project, ledger, places)[1]]
         return sum(part.compute_permille or 0 for part in parts)
 
 

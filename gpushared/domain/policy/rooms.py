@@ -13,7 +13,7 @@ from gpushared.domain.request import Request
 
 
 class RoomPlaces:
-    """The rooms of each host; the fullest host on which a request fits is taken: whole hosts stay whole."""
+    """The rooms of each host; of those where whole GPUs stay whole, the fullest on which a request fits."""
 
     def __init__(self, hosts: Mapping[str, Rooms]) -> None:
         self._hosts = {host: dict(rooms) for host, rooms in hosts.items()}
@@ -32,14 +32,16 @@ class RoomPlaces:
         closed: Collection[GpuId] = NOTHING,
         host: str | None = None,
     ) -> tuple[Grant, ...]:
-        found: list[tuple[int, int, tuple[Grant, ...]]] = []
+        found: list[tuple[int, int, int, tuple[Grant, ...]]] = []
         for name in self._worth_looking(request, gone, host):
             rooms = self._rooms(name, request, gone, closed)
             answer = place(request, rooms)
             if is_grant(answer):
                 grants = tuple(grant for grant in answer if isinstance(grant, Grant))
-                found.append((sum(room.free_permille for room in rooms.values()), self._order[name], grants))
-        return min(found, default=(0, 0, ()))[2]
+                untouched = sum(not rooms[grant.gpu].leases for grant in grants)
+                free = sum(room.free_permille for room in rooms.values())
+                found.append((untouched, free, self._order[name], grants))
+        return min(found, default=(0, 0, 0, ()))[3]
 
     def _worth_looking(self, request: Request, gone: Sequence[Lease], host: str | None) -> Iterable[str]:
         """The hosts on which the request may fit."""

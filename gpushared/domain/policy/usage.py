@@ -80,7 +80,8 @@ class Usage:
 
 
 def _oldest(books: Books, at: int) -> int:
-    return max((at - min(buckets) for buckets in books.values() if buckets), default=0)
+    """In buckets; a clock that was set back makes nothing younger than now."""
+    return max([0, *(at - min(buckets) for buckets in books.values() if buckets)])
 
 
 def _running_books(running: Iterable[Interval], now_ms: int) -> dict[str, dict[int, int]]:
