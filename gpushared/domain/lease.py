@@ -147,7 +147,7 @@ class NoticeKind(StrEnum):
 class Notice:
     """What the program in the container is told: it ends at ``until`` (epoch seconds).
 
-    Where it is not to end (``ends``) it is only told, and ``until`` is when something else happens to it, or 0.
+    Where it is not to end (``ends``) it is only told; ``until`` is then when something else is done, or 0.
     """
 
     kind: NoticeKind

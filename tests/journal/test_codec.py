@@ -92,7 +92,9 @@ def edited(lease: Lease, **changes: Any) -> str:
 
 def test_fields_of_a_newer_version_are_ignored() -> None:
     state = {"kind": "queued", "since": 1.0, "mood": "hopeful"}
-    assert lease_from_json(edited(fake_lease(1), moon_phase="full", state=state)) == fake_lease(1, Queued(1.0))
+    assert lease_from_json(edited(fake_lease(1), moon_phase="full", state=state)) == fake_lease(
+        1, Queued(1.0)
+    )
 
 
 def test_fields_that_an_older_version_did_not_have_take_their_default() -> None:
