@@ -12,6 +12,7 @@ from gpushared.client import Client, Explanation, Project, Quota
 from gpushared.domain.errors import NotFound
 
 HOUR_SECONDS = 3600
+ONE_GPU = 1000
 
 
 class Told(NamedTuple):
@@ -63,7 +64,8 @@ def in_words(one: Told, now: float) -> Iterator[str]:
 def _standing(project: Project) -> str:
     quotas = "; ".join(filter(None, map(_quota, project.quotas)))
     used = f"used {project.decayed_gpu_seconds / HOUR_SECONDS:.1f} GPU hours lately ({project.use_ratio:.0%})"
-    holds = f"{project.name} holds {text.share(project.held_permille)} GPUs"
+    unit = "GPU" if project.held_permille == ONE_GPU else "GPUs"
+    holds = f"{project.name} holds {text.share(project.held_permille)} {unit}"
     return ", ".join(filter(None, (holds, quotas, used)))
 
 
