@@ -14,6 +14,7 @@ from gpushared.domain.lease import LeaseId
 from gpushared.domain.messages import GpusSampled, GpusSurveyed
 from gpushared.domain.units import format_memory
 from gpushared.domain.watchdog import UNSEEN, overlap
+from gpushared.engine.process_handles import ProcessHandles
 from gpushared.engine.processes import ProcessTable
 from gpushared.node.activity import activity
 from gpushared.node.faults import ClientLeases, client_pids
@@ -69,7 +70,7 @@ class Sampler:
         self._loop = loop
         self._gpus = gpus
         self._sharing = sharing
-        self._processes = ProcessTable()
+        self._processes = ProcessTable(handles=ProcessHandles())
         self._leavers = Leavers()
         self._clients = ClientLeases()
         self._troubles = troubles

@@ -11,6 +11,7 @@ import pytest
 
 from gpushared.domain.lease import ContainerId
 from gpushared.engine.docker import DockerEngine
+from gpushared.engine.process_handles import ProcessHandles
 from gpushared.engine.processes import ProcessTable, containers_of_cgroup, place_of, start_ticks_of_stat
 from tests.engine.world import DockerHands, facts, unique_name
 
@@ -115,6 +116,7 @@ def test_a_pid_that_changed_hands_is_looked_up_anew(tmp_path: Path) -> None:
 REUSE = """
 import os, sys, time
 from pathlib import Path
+from gpushared.engine.process_handles import ProcessHandles
 from gpushared.engine.processes import ProcessTable
 
 def spawn(pid):
@@ -124,7 +126,7 @@ def spawn(pid):
         os.read(int(sys.argv[1]), 1)  # nobody writes
     return child
 
-table = ProcessTable()
+table = ProcessTable(handles=ProcessHandles() if sys.argv[2] == "True" else None)
 first = table.look_up([spawn(777)])[777]
 os.kill(777, 9)
 os.waitpid(777, 0)
@@ -137,12 +139,26 @@ os.kill(777, 9)
 """
 
 
+APART = ("unshare", "--pid", "--fork", "--mount-proc")
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root chooses PIDs")
-def test_a_real_pid_that_changed_hands_is_another_process() -> None:
+@pytest.mark.parametrize("handles", [True, False])
+def test_a_real_pid_that_changed_hands_is_another_process(handles: bool) -> None:
     """The kernel is made to give the same PID again, in a PID namespace of its own."""
     nobody, held = os.pipe()
     done = subprocess.run(
-        ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", REUSE, str(nobody)],
+        [
+            "unshare",
+            "--pid",
+            "--fork",
+            "--mount-proc",
+            sys.executable,
+            "-c",
+            REUSE,
+            str(nobody),
+            str(handles),
+        ],
         pass_fds=[nobody],
         capture_output=True,
         text=True,
@@ -183,14 +199,46 @@ def test_a_process_of_the_host_has_no_container() -> None:
     assert process.container_among({A}) is None
 
 
+def test_a_process_with_a_handle_is_not_read_again_until_it_ends() -> None:
+    """And its handle goes with it, or when nobody asks for it any more."""
+    handles = ProcessHandles()
+    table = ProcessTable(handles=handles)
+    open_before = len(list(Path("/proc/self/fd").iterdir()))
+    children = [subprocess.Popen(["sleep", "100"]) for _ in range(2)]
+    first, second = (child.pid for child in children)
+    found = table.look_up([first, second])
+    assert table.look_up([first, second])[first] is found[first]
+    children[0].kill()
+    children[0].wait()
+    assert list(table.look_up([first, second])) == [second]
+    assert first not in handles
+    table.look_up([])
+    assert len(list(Path("/proc/self/fd").iterdir())) == open_before
+    children[1].kill()
+    children[1].wait()
+
+
+def test_not_more_handles_are_taken_than_a_service_can_spare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those beyond are read each time."""
+    monkeypatch.setattr("gpushared.engine.process_handles.MAX_HANDLES", 1)
+    handles = ProcessHandles()
+    table = ProcessTable(handles=handles)
+    pids = [os.getpid(), os.getppid()]
+    assert set(table.look_up(pids)) == set(pids)
+    assert [pid in handles for pid in pids] == [True, False]
+    assert set(table.look_up(pids)) == set(pids)
+    table.look_up([])
+
+
+@pytest.mark.parametrize("handles", [True, False])
 async def test_processes_of_a_real_container_are_found_until_they_end(
-    engine: DockerEngine, hands: DockerHands
+    engine: DockerEngine, hands: DockerHands, handles: bool
 ) -> None:
     """The main process by its host PID; gone with the container; PIDs that never were are not told."""
     container = hands.create(unique_name())
     hands.start(container)
     pid = (await facts(engine, container)).pid
-    table = ProcessTable()
+    table = ProcessTable(handles=ProcessHandles() if handles else None)
     found = table.look_up([pid, 2**22 + 1])
     assert list(found) == [pid]
     assert found[pid].container_among({container}) == container
