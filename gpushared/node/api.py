@@ -180,29 +180,29 @@ class Api:
 
     async def hold(self, message: leases_pb2.HoldRequest, caller: Caller) -> leases_pb2.Lease:
         lease = await self._find(message.lease_id, caller)
-        return self._view(await self._loop.send(m.HoldAsked(lease.id, caller, message.held)) or lease, caller)
+        return await self._told(m.HoldAsked(lease.id, caller, message.held), lease, caller)
 
     async def extend(self, message: leases_pb2.ExtendRequest, caller: Caller) -> leases_pb2.Lease:
         lease = await self._find(message.lease_id, caller)
         event = m.ExtendAsked(lease.id, caller, parse_duration(message.time))
-        return self._view(await self._loop.send(event) or lease, caller)
+        return await self._told(event, lease, caller)
 
     async def set_priority(self, message: leases_pb2.PriorityRequest, caller: Caller) -> leases_pb2.Lease:
         lease = await self._find(message.lease_id, caller)
         event = m.PriorityAsked(lease.id, caller, message.priority)
-        return self._view(await self._loop.send(event) or lease, caller)
+        return await self._told(event, lease, caller)
 
     async def pause(self, message: leases_pb2.LeaseRef, caller: Caller) -> leases_pb2.Lease:
         lease = await self._find(message.lease_id, caller)
-        return self._view(await self._loop.send(m.PauseAsked(lease.id, caller)) or lease, caller)
+        return await self._told(m.PauseAsked(lease.id, caller), lease, caller)
 
     async def resume(self, message: leases_pb2.LeaseRef, caller: Caller) -> leases_pb2.Lease:
         lease = await self._find(message.lease_id, caller)
-        return self._view(await self._loop.send(m.ResumeAsked(lease.id, caller)) or lease, caller)
+        return await self._told(m.ResumeAsked(lease.id, caller), lease, caller)
 
     async def preempt(self, message: leases_pb2.LeaseRef, caller: Caller) -> leases_pb2.Lease:
         lease = await self._find(message.lease_id, caller)
-        return self._view(await self._loop.send(m.PreemptAsked(lease.id, caller)) or lease, caller)
+        return await self._told(m.PreemptAsked(lease.id, caller), lease, caller)
 
     async def get(self, message: leases_pb2.LeaseRef, caller: Caller) -> leases_pb2.Lease:
         return self._view(await self._find(message.lease_id, caller), caller)
@@ -233,6 +233,10 @@ class Api:
             kept=self._views.kept(lease),
             gives_way=when_others_need_it(lease, self._loop.state, self._loop.now()),
         )
+
+    async def _told(self, event: m.Event, lease: Lease, caller: Caller) -> leases_pb2.Lease:
+        """The lease as it is after the event."""
+        return self._view(await self._loop.send(event) or lease, caller)
 
     def _view(self, lease: Lease, caller: Caller) -> leases_pb2.Lease:
         return self._views.lease(lease, caller, self._sampler.newest)
