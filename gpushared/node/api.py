@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
-
-from google.protobuf.message import Message
+from collections.abc import Mapping
+from dataclasses import replace
 
 import gpushared
 from gpushared.api.v1 import gpus_pb2, leases_pb2, node_pb2, projects_pb2
@@ -28,8 +26,9 @@ from gpushared.node.follower import Follower
 from gpushared.node.loop import Loop
 from gpushared.node.projects import Projects
 from gpushared.node.sampler import Sampler
-from gpushared.node.troubles import Troubles
 from gpushared.ports import Journal
+from gpushared.serving.jsonapi import Unary
+from gpushared.serving.troubles import Troubles
 
 MAX_WAIT_SECONDS = 60.0
 MAX_LISTED = 1000
@@ -38,16 +37,6 @@ SHORTEST_CONTAINER_ID = 4
 MAX_REQUEST_ID = 128
 LATEST_SECONDS = 2.0**40
 """Far beyond any calendar; what is later is a mistake."""
-
-Call = Callable[..., Awaitable[Message]]
-
-
-@dataclass(frozen=True, slots=True)
-class Unary:
-    """One call: how its request is read, and what answers it."""
-
-    request: type[Message]
-    call: Call
 
 
 class Api:

@@ -33,16 +33,13 @@ from gpushared.gpus.simulated import SimulatedGpus
 from gpushared.gpus.simulated_checkpoints import SimulatedCheckpoints
 from gpushared.journal.sqlite import SqliteJournal
 from gpushared.node import grpcapi
-from gpushared.node.api import Api, Unary
+from gpushared.node.api import Api
 from gpushared.node.attendance import Attendance
 from gpushared.node.desk import NodeDesk
 from gpushared.node.examination import Examination
 from gpushared.node.follower import Follower
-from gpushared.node.front import Front, listen
 from gpushared.node.host import host_size
-from gpushared.node.identity import Identities
-from gpushared.node.idle_rules import idle_of, is_quiet, quiet_idle_of
-from gpushared.node.jsonapi import JsonApi
+from gpushared.node.idle_rules import idle_of, is_quiet, project_idle_of, quiet_idle_of
 from gpushared.node.loop import Loop
 from gpushared.node.performer import Performer
 from gpushared.node.promises import Promises
@@ -50,8 +47,6 @@ from gpushared.node.queue_rules import queue_policy_of
 from gpushared.node.sampler import Sampler
 from gpushared.node.selftest import check_identity
 from gpushared.node.simulation import Simulation
-from gpushared.node.systemd import Notifier, feed_watchdog, is_socket_activated, passed_socket
-from gpushared.node.troubles import Troubles
 from gpushared.ports import (
     Checkpoints,
     Clock,
@@ -62,6 +57,12 @@ from gpushared.ports import (
     JournalSnapshot,
     Sharing,
 )
+from gpushared.serving.doors import Doors
+from gpushared.serving.front import Front, listen
+from gpushared.serving.identity import Identities
+from gpushared.serving.jsonapi import JsonApi, Unary
+from gpushared.serving.systemd import Notifier, feed_watchdog, is_socket_activated, passed_socket
+from gpushared.serving.troubles import Troubles
 from gpushared.sharing.canary_watch import CanaryTiming
 from gpushared.sharing.checkpoint import CudaCheckpoints
 from gpushared.sharing.compute_mode import LEDGER_NAME, ExclusiveModes
@@ -171,6 +172,7 @@ def rules_of(config: Config) -> Rules:
         watchdog=watchdog_of(config),
         idle=idle_of(config),
         quiet_idle=quiet_idle_of(config),
+        project_idle=project_idle_of(config),
         fault_patience_seconds=config.sharing.fault_patience_seconds,
         policy=queue_policy_of(config),
         preemption=config.queue.preemption,
@@ -354,7 +356,7 @@ class Daemon:
         inner.parent.chmod(0o700)
         routes = Routes(json=JsonApi(self._calls()).answer, docker=gate.handle)
         front = Front(inner, self._identities, routes)
-        doors = grpcapi.Doors(self._identities, front.secret)
+        doors = Doors(self._identities, front.secret)
         await stack.enter_async_context(grpcapi.serving(self._api, doors, str(inner)))
         await stack.enter_async_context(front.serving(listener))
         await check_identity(listener.getsockname())

@@ -16,9 +16,9 @@ from gpushared.domain.gpu import Gpu
 from gpushared.domain.request import Caller
 from gpushared.node.loop import Loop
 from gpushared.node.sampler import Sampler, Stranger
-from gpushared.node.troubles import Troubles
 from gpushared.node.views import who
 from gpushared.ports import Driver
+from gpushared.serving.troubles import Troubles
 from gpushared.sharing.compute_mode import ExclusiveModes
 from gpushared.sharing.driver_wall import DriverWall
 

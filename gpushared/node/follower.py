@@ -10,8 +10,8 @@ from gpushared.domain.lease import ContainerId
 from gpushared.domain.messages import Condition, ContainerSeen, EngineSurveyed, Means, MeansKnown
 from gpushared.gate.inject import binds_late, is_unnamed
 from gpushared.node.loop import Loop
-from gpushared.node.troubles import Troubles
 from gpushared.ports import Checkpoints, ContainerFacts, ContainerStatus, DeviceMechanism, Engine, EngineFacts
+from gpushared.serving.troubles import Troubles
 
 log = logging.getLogger(__name__)
 

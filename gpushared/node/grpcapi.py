@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -21,85 +20,9 @@ from gpushared.api.v1 import (
     projects_pb2,
     projects_pb2_grpc,
 )
-from gpushared.domain.errors import Code, GpushareError, PermissionRefused
-from gpushared.domain.request import Caller
+from gpushared.domain.errors import GpushareError
 from gpushared.node.api import Api, is_over
-from gpushared.node.identity import Identities, Peer
-
-HINT_METADATA = "gpushare-hint-bin"
-"""Trailing metadata with the error's hint; binary, because hints may hold any character."""
-
-MAX_MESSAGE_BYTES = 4 << 20
-MAX_CALLS_PER_CONNECTION = 256
-"""Those beyond wait in the client; a connection of one user's must not hold the memory of all."""
-
-OPTIONS = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_concurrent_streams", MAX_CALLS_PER_CONNECTION),
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    # Servers refuse pings more often than every 300 s unless told otherwise; clients would see
-    # too_many_pings (grpc core, doc/keepalive.md).
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-    ("grpc.so_reuseport", 0),
-]
-
-_PEER = re.compile(r"unix-abstract:gpushared/[0-9a-f]+/\d+/(\d+)/(\d+)/(\d+)")
-
-STATUS = {
-    Code.INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
-    Code.FAILED_PRECONDITION: grpc.StatusCode.FAILED_PRECONDITION,
-    Code.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
-    Code.PERMISSION_DENIED: grpc.StatusCode.PERMISSION_DENIED,
-    Code.RESOURCE_EXHAUSTED: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Code.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
-    Code.DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
-    Code.UNIMPLEMENTED: grpc.StatusCode.UNIMPLEMENTED,
-    Code.INTERNAL: grpc.StatusCode.INTERNAL,
-}
-
-Context = grpc.aio.ServicerContext
-_Asked = TypeVar("_Asked")
-_Answered = TypeVar("_Answered")
-
-
-def peer_name(secret: str, number: int, peer: Peer) -> str:
-    """The abstract socket name by which the front tells gRPC who is calling; see ``caller_of``."""
-    return f"gpushared/{secret}/{number}/{peer.uid}/{peer.gid}/{peer.pid}"
-
-
-class Doors:
-    """What each gRPC call passes: who is it, and errors of the tree as gRPC status."""
-
-    def __init__(self, identities: Identities, secret: str) -> None:
-        self._identities = identities
-        self._secret = secret
-
-    async def caller_of(self, context: Context[Any, Any]) -> Caller:
-        """The caller that the front wrote into its socket's name; grpcio reports that name as the peer."""
-        match = _PEER.fullmatch(context.peer())
-        if match is None or f"/{self._secret}/" not in context.peer():
-            raise PermissionRefused("this connection did not come through the front")
-        uid, gid, pid = (int(part) for part in match.groups())
-        return await self._identities.caller(Peer(pid, uid, gid))
-
-    async def unary(
-        self,
-        call: Callable[[_Asked, Caller], Awaitable[_Answered]],
-        message: _Asked,
-        context: Context[Any, Any],
-    ) -> _Answered:
-        try:
-            return await call(message, await self.caller_of(context))
-        except GpushareError as error:
-            await abort(context, error)
-
-
-async def abort(context: Context[Any, Any], error: GpushareError) -> NoReturn:
-    """End the call with the error's status, its sentence, and its hint in the trailing metadata."""
-    metadata = ((HINT_METADATA, error.hint.encode()),) if error.hint else ()
-    await context.abort(STATUS[error.code], error.message, metadata)
+from gpushared.serving.doors import OPTIONS, Context, Doors, abort
 
 
 class Leases(leases_pb2_grpc.LeasesServicer):

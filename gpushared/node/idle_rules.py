@@ -5,14 +5,34 @@ from __future__ import annotations
 import time
 
 from gpushared.config.calendar import Calendar, read_days, read_hours
-from gpushared.config.model import Config, IdleQuietConfig
+from gpushared.config.idle import IdleConfig, IdleQuietConfig, QuietTimesConfig
+from gpushared.config.model import Config
 from gpushared.domain.request import LeaseClass
-from gpushared.domain.rules import IdleAction, IdlePolicy
+from gpushared.domain.rules import IdleAction, IdlePolicy, IdleRules
 
 
 def idle_of(config: Config) -> dict[LeaseClass, IdlePolicy]:
     """What idle time leads to, by class."""
-    idle = config.idle
+    return _by_class(config.idle)
+
+
+def quiet_idle_of(config: Config) -> dict[LeaseClass, IdlePolicy]:
+    """The same for quiet times, for the classes for which it differs then."""
+    return _when_quiet(config.idle_quiet, config)
+
+
+def project_idle_of(config: Config) -> dict[str, IdleRules]:
+    """Both for the projects that have rules of their own."""
+    return {
+        name: IdleRules(
+            _by_class(one.idle or config.idle), _when_quiet(one.quiet or config.idle_quiet, config)
+        )
+        for name, one in config.projects.items()
+        if one.idle is not None or one.quiet is not None
+    }
+
+
+def _by_class(idle: IdleConfig) -> dict[LeaseClass, IdlePolicy]:
     own = {LeaseClass.BUILD: idle.build, LeaseClass.TRAIN: idle.train, LeaseClass.INFER: idle.infer}
     return {
         lease_class: IdlePolicy(
@@ -22,9 +42,10 @@ def idle_of(config: Config) -> dict[LeaseClass, IdlePolicy]:
     }
 
 
-def quiet_idle_of(config: Config) -> dict[LeaseClass, IdlePolicy]:
-    """The same for quiet times, for the classes for which it differs then."""
-    quiet = config.idle_quiet
+def _when_quiet(quiet: QuietTimesConfig, config: Config) -> dict[LeaseClass, IdlePolicy]:
+    """Nothing where no time is quiet."""
+    if not (config.idle_quiet.hours or config.idle_quiet.days):
+        return {}
     policy = IdlePolicy(quiet.warn_seconds, quiet.lower_seconds, quiet.action, quiet.action_seconds)
     return {LeaseClass(name): policy for name in quiet.classes}
 

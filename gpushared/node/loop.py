@@ -29,8 +29,8 @@ from gpushared.domain.node import handle
 from gpushared.domain.queue import Decision
 from gpushared.domain.rules import Rules
 from gpushared.domain.state import NodeState, Step
-from gpushared.node.troubles import Troubles
 from gpushared.ports import Clock, Journal, JournalWrite
+from gpushared.serving.troubles import Troubles
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from gpushared.config.load import DEFAULT_PATH, load
 from gpushared.config.model import Config
 from gpushared.domain.errors import GpushareError
 from gpushared.node.app import Daemon, real_parts
-from gpushared.node.logs import set_up_logging
-from gpushared.node.systemd import Notifier
+from gpushared.serving.logs import set_up_logging
+from gpushared.serving.systemd import Notifier
 
 log = logging.getLogger("gpushared")
 

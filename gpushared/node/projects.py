@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from gpushared.api.v1 import projects_pb2
@@ -14,7 +14,8 @@ from gpushared.domain.messages import ProjectSet
 from gpushared.domain.policy.projects import Project
 from gpushared.domain.policy.sizes import permille_of
 from gpushared.domain.policy.usage import Interval
-from gpushared.domain.request import Caller
+from gpushared.domain.request import Caller, LeaseClass
+from gpushared.domain.rules import IdlePolicy
 from gpushared.domain.state import NodeState
 from gpushared.domain.units import parse_gpus
 from gpushared.node.loop import Loop
@@ -97,7 +98,7 @@ def _view(
     used: float,
     everything: float,
 ) -> projects_pb2.Project:
-    held = _held(project, leases, state)
+    held, idle = _held(project, leases, state), state.rules.idle_of(project.name)
     return projects_pb2.Project(
         name=project.name,
         users=sorted(project.users),
@@ -109,7 +110,24 @@ def _view(
         origin=_origin(project.name, state),
         holding=[lease.id for lease in leases if lease.grants],
         waiting=[lease.id for lease in leases if lease.id in waiting],
+        idle=_idle(idle.usual),
+        quiet_idle=_idle(idle.quiet),
     )
+
+
+def _idle(rules: Mapping[LeaseClass, IdlePolicy]) -> list[projects_pb2.IdlePolicy]:
+    views = []
+    for lease_class in sorted(rules):
+        one = rules[lease_class]
+        view = projects_pb2.IdlePolicy(
+            warn_seconds=one.warn_seconds,
+            lower_seconds=one.lower_seconds,
+            action=one.action,
+            action_seconds=one.action_seconds,
+        )
+        setattr(view, "class", lease_class)
+        views.append(view)
+    return views
 
 
 def _origin(name: str, state: NodeState) -> str:

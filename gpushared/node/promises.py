@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpushared.domain.policy.projects import problems
 from gpushared.domain.quotas import capacity_of
 from gpushared.domain.state import NodeState
-from gpushared.node.troubles import Troubles
+from gpushared.serving.troubles import Troubles
 
 PART = "quotas"
 

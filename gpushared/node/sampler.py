@@ -20,8 +20,8 @@ from gpushared.node.activity import activity
 from gpushared.node.faults import ClientLeases, client_pids
 from gpushared.node.leavers import Found, Leavers, Sighting, held_by_mps
 from gpushared.node.loop import Loop
-from gpushared.node.troubles import Troubles
 from gpushared.ports import GpuReading, Gpus, Sharing, SharingStatus
+from gpushared.serving.troubles import Troubles
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from gpushared.api.v1 import node_pb2
 from gpushared.domain.errors import PermissionRefused
 from gpushared.domain.request import Caller
 from gpushared.gpus.simulated import SimulatedGpus
-from gpushared.node.api import Unary
 from gpushared.node.sampler import Sampler
+from gpushared.serving.jsonapi import Unary
 
 
 class Simulation:

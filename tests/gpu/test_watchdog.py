@@ -17,7 +17,7 @@ from gpushared.domain.state import NodeState
 from gpushared.gpus.nvml import NvmlGpus
 from gpushared.node.loop import Loop
 from gpushared.node.sampler import Sampler
-from gpushared.node.troubles import Troubles
+from gpushared.serving.troubles import Troubles
 from gpushared.sharing.mps import MpsSharing
 from gpushared.testing import ManualClock, MemoryJournal
 from tests.gpu.conftest import Contained

@@ -18,10 +18,10 @@ import click
 
 from gpushared.domain.lease import Lease, LeaseId, StoryEntry
 from gpushared.node.app import Daemon, real_parts
-from gpushared.node.logs import set_up_logging
 from gpushared.node.main import read_config
-from gpushared.node.systemd import Notifier
 from gpushared.ports import Journal, JournalSnapshot, JournalWrite
+from gpushared.serving.logs import set_up_logging
+from gpushared.serving.systemd import Notifier
 
 
 class DyingJournal:

@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from gpushared.api.v1 import gpus_pb2, gpus_pb2_grpc, leases_pb2, leases_pb2_grpc, node_pb2, node_pb2_grpc
-from gpushared.node.grpcapi import HINT_METADATA
+from gpushared.serving.doors import HINT_METADATA
 from tests.bed import parts
 
 SECONDS = 30

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from gpushared.node.front import MAX_CONNECTIONS_PER_USER
+from gpushared.serving.front import MAX_CONNECTIONS_PER_USER
 from tests.node.conftest import NewDaemon
 from tests.node.daemon import GPUSHARED, DaemonProcess, Json, Refused, acting_as, connected, wait_until
 from tests.node.grpc_client import ask

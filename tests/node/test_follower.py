@@ -9,8 +9,8 @@ import pytest
 from gpushared.domain.state import NodeState
 from gpushared.node.follower import Follower
 from gpushared.node.loop import Loop
-from gpushared.node.troubles import Troubles
 from gpushared.ports import DeviceMechanism
+from gpushared.serving.troubles import Troubles
 from gpushared.testing import FAKE_FACTS, FakeCheckpoints, FakeEngine, ManualClock, MemoryJournal
 
 

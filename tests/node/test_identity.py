@@ -11,8 +11,8 @@ import pytest
 from gpushared.domain.errors import TimedOut
 from gpushared.gate import accounts
 from gpushared.gate.accounts import ask_names
-from gpushared.node import identity
-from gpushared.node.identity import Identities, Peer
+from gpushared.serving import identity
+from gpushared.serving.identity import Identities, Peer
 
 NOBODYS_UID = 3_999_999_999
 LOOKUPS = 8

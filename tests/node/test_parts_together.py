@@ -24,8 +24,8 @@ from gpushared.node.follower import Follower
 from gpushared.node.loop import Loop
 from gpushared.node.performer import Performer
 from gpushared.node.sampler import Sampler
-from gpushared.node.troubles import Troubles
 from gpushared.ports import ContainerStatus, Edits, EngineFacts
+from gpushared.serving.troubles import Troubles
 from gpushared.testing import (
     FakeCheckpoints,
     FakeEngine,

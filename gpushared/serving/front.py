@@ -22,8 +22,8 @@ from pathlib import Path
 
 from gpushared.domain.errors import ConfigError
 from gpushared.gate.http import Routes, linger, serve_http
-from gpushared.node.grpcapi import peer_name
-from gpushared.node.identity import Identities, Peer, peer_of
+from gpushared.serving.doors import peer_name
+from gpushared.serving.identity import Identities, Peer, peer_of
 
 log = logging.getLogger(__name__)
 

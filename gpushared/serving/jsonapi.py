@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from gpushared.domain.errors import Code, GpushareError, RequestError
 from gpushared.gate.http import WebReply, WebRequest
-from gpushared.node.api import Unary
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,17 @@ HTTP_STATUS = {
     Code.INTERNAL: 500,
 }
 """Connect's table of codes (https://connectrpc.com/docs/protocol#error-codes)."""
+
+
+Call = Callable[..., Awaitable[Message]]
+
+
+@dataclass(frozen=True, slots=True)
+class Unary:
+    """One call: how its request is read, and what answers it."""
+
+    request: type[Message]
+    call: Call
 
 
 class JsonApi:
