@@ -1,0 +1,78 @@
+"""A member of the pool: a node as its coordinator knows it, and since when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from gpushared.domain.gpu import Gpu, GpuId
+from gpushared.domain.jobs.model import AttemptKey, NodeName
+from gpushared.domain.lease import Grant, LeaseId
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What a node has and can. ``address``: where containers of a gang reach each other."""
+
+    gpus: tuple[Gpu, ...]
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    address: str = ""
+    version: str = ""
+    simulated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A lease on a node, of an attempt or of a local user: what it holds counts wherever it came from."""
+
+    lease: LeaseId
+    grants: tuple[Grant, ...]
+    owner: str
+    project: str
+    exclusive: bool = False
+    attempt: AttemptKey | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """What a node says of its GPUs with a beat. ``waiting``: requests in its own queue."""
+
+    holdings: tuple[Holding, ...] = ()
+    stray_bytes: tuple[tuple[GpuId, int], ...] = ()
+    troubles: tuple[tuple[GpuId, str], ...] = ()
+    waiting: int = 0
+
+
+class Presence(StrEnum):
+    """What the coordinator knows of a node. Only words for people: nothing is decided by silence."""
+
+    NEVER = "never-seen"
+    """Enrolled, but not heard of since this coordinator started."""
+    READY = "ready"
+    SUSPECT = "suspect"
+    UNKNOWN = "unknown"
+    DRAINED = "drained"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """``heard_at``: the last word of it in this coordinator's life, None = none yet.
+
+    ``realms``: whose users it may vouch for; its own name always. ``connected``: its stream is open.
+    ``forgotten_at``: an admin gave their word that it is off.
+    """
+
+    name: NodeName
+    enrolled_at: float
+    realms: tuple[str, ...] = ()
+    drained_by: str = ""
+    drain_reason: str = ""
+    inventory: Inventory | None = None
+    free: Free = field(default_factory=Free)
+    connected: bool = False
+    heard_at: float | None = None
+    silent_since: float | None = None
+    refusals: int = 0
+    """How many places it refused one after the other."""
+    forgotten_at: float | None = None

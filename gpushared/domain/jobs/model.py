@@ -1,0 +1,296 @@
+"""A job: a container that is to run once, and what became of each attempt to run it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import NewType
+
+from gpushared.domain.lease import LeaseId
+from gpushared.domain.request import Request
+
+JobId = NewType("JobId", str)
+"""Ten characters, or those of an array and ``_7`` for its seventh job."""
+NodeName = NewType("NodeName", str)
+HERE = NodeName("")
+"""The node itself, in its own book of jobs."""
+
+STORY_KEPT = 50
+"""So many newest entries are kept of a job's story."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class AttemptKey:
+    """One attempt to run a job; on one node there is at most one part of it. Never used twice."""
+
+    job: JobId
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.job}/{self.number}"
+
+
+class Pull(StrEnum):
+    """When the executing node pulls the image; docker's words."""
+
+    MISSING = "missing"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+class AfterKind(StrEnum):
+    """How a job must have ended before another may start."""
+
+    ANY = "any"
+    OK = "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class After:
+    job: JobId
+    kind: AfterKind = AfterKind.ANY
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who a job runs for. ``principal``: ``ada@lab``, the name in the realm that vouches for it.
+
+    ``person``: who that is in the pool, for quotas and for ownership. ``admin``: may see and end all jobs.
+    """
+
+    principal: str
+    person: str
+    admin: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.principal.partition("@")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What is to run. Immutable: what is decided about it later stands in the job.
+
+    ``body``: the JSON body of a captured ``POST /containers/create``; empty for an ``interactive`` job, whose
+    container is created through the gate of the node by whoever asked. ``platform`` is docker's.
+    """
+
+    request: Request
+    owner: Owner
+    image: str = ""
+    body: str = ""
+    platform: str = ""
+    name: str = ""
+    pull: Pull = Pull.MISSING
+    interactive: bool = False
+    immediate: bool = False
+    """Refuse rather than wait."""
+    target: NodeName = HERE
+    """Only this node will do; empty for any."""
+    nodes: int = 1
+    """So many nodes at once, each with ``request``: a gang."""
+    span: bool = False
+    """The GPUs of ``request`` may be spread over several nodes, as few as possible."""
+    retries: int = 0
+    """How often it is run again after it failed by itself."""
+    requeue: bool = True
+    """Whether it is run again after its node was lost, or it had to give way."""
+    stop_after_seconds: int | None = None
+    """Its node stops it when it has not heard from the coordinator for so long; None = it is kept."""
+    after: tuple[After, ...] = ()
+    array: JobId | None = None
+    index: int | None = None
+    origin: NodeName = HERE
+    """The node through which it came in and which keeps it until it is over; empty for none."""
+    request_id: str = ""
+
+
+# --- how it ended --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    """Its containers' main processes ended with 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFailed:
+    """It failed, and no attempt is left. ``exit_code`` None where there was none."""
+
+    reason: str
+    exit_code: int | None = None
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    by: str
+
+
+JobOutcome = Succeeded | JobFailed | Cancelled
+
+
+# --- an attempt's parts, as the coordinator knows them -------------------------------------------------
+
+
+class AttemptState(StrEnum):
+    """What a node says of its part of an attempt. ``ENDED`` and ``REFUSED`` are final."""
+
+    PREPARING = "preparing"
+    """The image is being pulled; nothing is leased yet."""
+    WAITING = "waiting"
+    """It is in the node's own queue (only where a place was asked for with ``wait``)."""
+    RESERVED = "reserved"
+    """It has its lease, and no container yet."""
+    RUNNING = "running"
+    PAUSED = "paused"
+    """Its container exists but does not run: paused, suspended, or stopped for others and to come back."""
+    ENDED = "ended"
+    REFUSED = "refused"
+
+    @property
+    def is_final(self) -> bool:
+        return self in {AttemptState.ENDED, AttemptState.REFUSED}
+
+
+class EndKind(StrEnum):
+    """How an attempt ended, as far as it matters to what becomes of the job."""
+
+    EXITED = "exited"
+    """By itself; the exit code says how."""
+    CANCELLED = "cancelled"
+    """Because the coordinator said so."""
+    STOPPED = "stopped"
+    """Somebody stopped it on the node."""
+    EXPIRED = "expired"
+    PREEMPTED = "preempted"
+    """It gave way, and its node does not bring it back."""
+    FENCED = "fenced"
+    """Its node had not heard from the coordinator for too long."""
+    LOST = "lost"
+    """Its node went down, or lost its container."""
+    FAILED = "failed"
+    """It could not be started, or broke a rule; ``reason`` says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an attempt ended on a node. ``refused`` attempts have one too: a reason without an exit code."""
+
+    kind: EndKind
+    reason: str = ""
+    exit_code: int | None = None
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One node's part of an attempt, as the coordinator knows it. ``state`` None: not answered yet.
+
+    ``rank`` is its number in the gang. ``revision`` is that of the newest report, so that older ones that
+    come late are known.
+    """
+
+    node: NodeName
+    request: Request
+    rank: int = 0
+    state: AttemptState | None = None
+    lease: LeaseId | None = None
+    ending: Ending | None = None
+    revision: int = 0
+    address: str = ""
+    """Where the others of a gang reach it."""
+
+
+# --- states --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """It waits. ``not_before``: after a failure it is not tried again at once."""
+
+    since: float
+    not_before: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """An attempt is under way, and not all of its parts are there. ``committed``: a gang's may start."""
+
+    attempt: int
+    parts: tuple[Part, ...]
+    since: float
+    committed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    attempt: int
+    parts: tuple[Part, ...]
+    since: float
+
+
+class Then(StrEnum):
+    """What becomes of a job whose attempt is being taken down."""
+
+    CANCEL = "cancel"
+    REQUEUE = "requeue"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelling:
+    """The attempt is being taken down on all its nodes; when the last has confirmed it, ``then`` holds."""
+
+    attempt: int
+    parts: tuple[Part, ...]
+    since: float
+    then: Then
+    by: str = ""
+    ending: Ending | None = None
+    """What made the rest be taken down, where one part of a gang failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    at: float
+    outcome: JobOutcome
+    parts: tuple[Part, ...] = ()
+    """Of the last attempt, so that its logs are found."""
+
+
+JobState = Queued | Placing | Running | Cancelling | Ended
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of a job's story."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as its coordinator keeps it. ``attempts``: how many were begun; ``failures`` count as retries."""
+
+    id: JobId
+    sequence: int
+    spec: JobSpec
+    submitted_at: float
+    state: JobState
+    project: str = ""
+    attempts: int = 0
+    failures: int = 0
+    held_by: str = ""
+    priority: int = 0
+    story: tuple[Entry, ...] = field(default=())
+
+    def note(self, at: float, text: str) -> Job:
+        """The job with one more line in its story."""
+        return replace(self, story=(*self.story, Entry(at, text))[-STORY_KEPT:])
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts of the attempt that is under way or was the last."""
+        return () if isinstance(self.state, Queued) else self.state.parts

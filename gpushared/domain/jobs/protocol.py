@@ -1,0 +1,99 @@
+"""What a coordinator says to a node (orders), and what a node says to it (reports).
+
+Any of it may be lost, doubled, delayed or reordered. An order carries the coordinator's ``epoch``; a node
+that has seen a higher one takes no orders of a lower one, but does answer its queries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpushared.domain.jobs.model import AttemptKey, AttemptState, Ending, JobSpec
+from gpushared.domain.lease import LeaseId
+from gpushared.domain.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Run this part of an attempt. Asked again until it is answered; the answer is always the same.
+
+    ``request`` is this node's part of what the job asks. ``wait``: let it wait in the node's own queue.
+    ``gang``: only reserve, until ``Commit`` says that all the others have done so too, at most
+    ``reserve_seconds``.
+    """
+
+    key: AttemptKey
+    epoch: int
+    spec: JobSpec
+    request: Request
+    wait: bool = False
+    gang: bool = False
+    reserve_seconds: int = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What became of it? A node that never saw it refuses it for ever, and says so."""
+
+    key: AttemptKey
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelPart:
+    """End it, or never begin it."""
+
+    key: AttemptKey
+    epoch: int
+    grace_seconds: int = 10
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """What each member of a gang is told of the others; ``hosts`` by rank."""
+
+    hosts: tuple[str, ...]
+    rank: int
+    port: int
+    gpus: tuple[int, ...]
+    """GPUs of each, by rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """All of the gang have their reservations: start."""
+
+    key: AttemptKey
+    epoch: int
+    gang: Gang
+
+
+Order = Place | Query | CancelPart | Commit
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How a part of an attempt stands on its node. ``revision`` rises with each change of it.
+
+    ``spec`` and ``request`` come with the reports of a node's hello, so that a coordinator that lost its
+    memory can make its own again. ``commits``: the gang was told to start.
+    """
+
+    key: AttemptKey
+    state: AttemptState
+    revision: int
+    lease: LeaseId | None = None
+    ending: Ending | None = None
+    spec: JobSpec | None = None
+    request: Request | None = None
+    started_at: float | None = None
+    committed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StaleEpoch:
+    """The order was not taken: the node has seen this higher epoch."""
+
+    key: AttemptKey
+    epoch: int
