@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import click
 
@@ -13,7 +13,7 @@ from gpushared.cli.listing import SIMULATED, Listing, Options, Screen
 from gpushared.cli.listing_command import listing_command
 from gpushared.cli.ps import share
 from gpushared.cli.table import Column, Row
-from gpushared.client import Client, Lease, Project, Quota
+from gpushared.client import Client, IdlePolicy, Lease, Project, Quota
 from gpushared.domain.errors import NotFound
 from gpushared.domain.units import shown
 
@@ -119,6 +119,8 @@ project.add_command(listing_command(LISTING))
 def show(name: str, output: str) -> int:
     """Show one project: its quotas, who of it holds what, and what waits and why.
 
+    IDLE is what becomes of its leases that do nothing on their GPUs, QUIET the same in quiet times.
+
     \b
     Examples:
       gpushare project show vision
@@ -136,7 +138,8 @@ def show(name: str, output: str) -> int:
         click.echo(json.dumps(envelope, indent=2))
         return 0
     lines = [SIMULATED] if answer.simulated else []
-    lines += [*_facts(found), *_leases(leases)]
+    idle = [*_idle("idle", found.idle), *_idle("quiet", found.quiet_idle)]
+    lines += [*_facts(found), *idle, *_leases(leases)]
     click.echo("\n".join(text.printable(line) for line in lines))
     return 0
 
@@ -166,6 +169,27 @@ def quota_words(quota: Quota) -> str:
     words.append("no limit" if limit is None else f"limit {text.share(limit)}")
     words += [f"fixed {text.share(quota.fixed_permille)}"] if quota.fixed_permille else []
     return ", ".join(words)
+
+
+_ENDS = {"suspend": "suspended", "stop": "stopped"}
+
+
+def _idle(word: str, policies: Iterable[IdlePolicy]) -> Iterator[str]:
+    """What idle time leads to, with the classes of which the same is true on one line."""
+    classes: dict[str, list[str]] = {}
+    for one in policies:
+        classes.setdefault(_idle_words(one), []).append(one.lease_class)
+    for words, names in classes.items():
+        yield f"  {word:7}  {', '.join(names)}: {words}"
+
+
+def _idle_words(one: IdlePolicy) -> str:
+    """``told after 30m, lowered after 1h, suspended after 2h``."""
+    words = [f"told after {text.span(one.warn_seconds)}"] if one.warn_seconds else []
+    words += [f"lowered after {text.span(one.lower_seconds)}"] if one.lower_seconds else []
+    ends = _ENDS.get(one.action)
+    words += [f"{ends} after {text.span(one.action_seconds)}"] if ends else []
+    return ", ".join(words) or "nothing is done"
 
 
 def _leases(leases: list[Lease]) -> Iterator[str]:

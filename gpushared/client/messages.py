@@ -302,6 +302,18 @@ class Quota(Message):
     held_permille: int = 0
 
 
+class IdlePolicy(Message):
+    """What becomes of idle leases of a class, each after so many seconds; 0 = never."""
+
+    WIRE_NAMES: ClassVar[Mapping[str, str]] = {"lease_class": "class"}
+
+    lease_class: str = ""
+    warn_seconds: float = 0.0
+    lower_seconds: float = 0.0
+    action: str = ""
+    action_seconds: float = 0.0
+
+
 class Project(Message):
     """Who shares a quota, what they hold and what they used. ``origin``: ``config``, ``set`` or ``user``."""
 
@@ -315,6 +327,8 @@ class Project(Message):
     origin: str = ""
     holding: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
+    idle: tuple[IdlePolicy, ...] = ()
+    quiet_idle: tuple[IdlePolicy, ...] = ()
 
 
 class ProjectList(Message):

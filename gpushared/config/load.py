@@ -10,11 +10,20 @@ import difflib
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from gpushared.config.fields import Key, keys_of
+from gpushared.config.idle import (
+    IDLE,
+    QUIET,
+    IdleConfig,
+    IdleQuietConfig,
+    QuietTimesConfig,
+    idle_with,
+    quiet_with,
+)
 from gpushared.config.kinds import Kind, Wrong
 from gpushared.config.model import PRESETS, SECTIONS, TABLES, Config, Preset, attribute_of
 from gpushared.config.quotas import MODEL_NAME, MODELS, PROJECTS, ProjectConfig, QuotaConfig
@@ -33,7 +42,6 @@ MAX_PROBLEMS_TOLD = 20
 _PRESET_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,31}")
 _DEPTH_OF_KEY = 2
 _DEPTH_OF_NAMED_KEY = 3
-_DEPTH_OF_MODEL_KEY = 5
 _SECTION_PATHS = frozenset(tuple(section.split(".")) for section in (*SECTIONS, *TABLES))
 
 
@@ -142,14 +150,22 @@ def _leaves(tree: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tu
 
 def _depth(at: tuple[str, ...]) -> int:
     """How many names lead to a value there."""
-    if _is_of_model(at):
-        return _DEPTH_OF_MODEL_KEY
+    if at[0] == PROJECTS:
+        return _DEPTH_OF_NAMED_KEY + _part_of_project(at)[1]
     return _DEPTH_OF_NAMED_KEY if at[0] in TABLES else _DEPTH_OF_KEY
 
 
-def _is_of_model(at: tuple[str, ...]) -> bool:
-    """``[projects.NAME.models.MODEL]``."""
-    return at[0] == PROJECTS and at[2:3] == (MODELS,)
+def _part_of_project(at: tuple[str, ...]) -> tuple[type, int]:
+    """To which table of a project a path leads, and by how many names that is below the project's own."""
+    match at[2:4]:
+        case (word, _) | (word,) if word == MODELS:
+            return QuotaConfig, 2
+        case (word, below) if (word, below) == (IDLE, QUIET):
+            return QuietTimesConfig, 2
+        case (word, _) | (word,) if word == IDLE:
+            return IdleConfig, 1
+        case _:
+            return ProjectConfig, 0
 
 
 def _read_environment(environ: Mapping[str, str], draft: _Draft) -> None:
@@ -180,7 +196,7 @@ def _build(draft: _Draft) -> Config:
         for section, cls in SECTIONS.items()
     }
     presets = {name: Preset(**parts) for name, parts in sorted(_named(PRESETS, found).items())}
-    projects = _projects(found)
+    projects = _projects(found, sections["idle"], sections["idle_quiet"])
     if not draft.problems:
         _check_presets(presets, draft)
         _check_projects(projects, draft)
@@ -195,17 +211,31 @@ def _named(table: str, found: _Found) -> dict[str, Mapping[str, Any]]:
     return {at[1]: parts for at, parts in found.items() if at[0] == table and len(at) == depth}
 
 
-def _projects(found: _Found) -> dict[str, ProjectConfig]:
+def _projects(found: _Found, idle: IdleConfig, quiet: IdleQuietConfig) -> dict[str, ProjectConfig]:
     """In the order in which they stand there: who is in several counts to the first."""
-    of_models: dict[str, dict[str, QuotaConfig]] = {}
+    projects = {at[1]: ProjectConfig() for at in found if at[0] == PROJECTS}
     for at, parts in found.items():
-        if _is_of_model(at):
-            of_models.setdefault(at[1], {})[at[3]] = QuotaConfig(**parts)
-    own = _named(PROJECTS, found)
-    return {
-        name: ProjectConfig(**own.get(name, {}), models=of_models.get(name, {}))
-        for name in dict.fromkeys(at[1] for at in found if at[0] == PROJECTS)
-    }
+        if at[0] == PROJECTS:
+            projects[at[1]] = _with_part(projects[at[1]], at, parts, idle, quiet)
+    return projects
+
+
+def _with_part(
+    project: ProjectConfig,
+    at: tuple[str, ...],
+    parts: Mapping[str, Any],
+    idle: IdleConfig,
+    quiet: IdleQuietConfig,
+) -> ProjectConfig:
+    """The project with what one of its tables says."""
+    table, _ = _part_of_project(at)
+    if table is QuotaConfig:
+        return replace(project, models={**project.models, at[3]: QuotaConfig(**parts)})
+    if table is IdleConfig:
+        return replace(project, idle=idle_with(idle, parts))
+    if table is QuietTimesConfig:
+        return replace(project, quiet=quiet_with(quiet, parts))
+    return replace(project, **parts)
 
 
 def _find(at: tuple[str, ...], value: _Value, draft: _Draft) -> Key | None:
@@ -249,13 +279,12 @@ def _find_in_project(at: tuple[str, ...], value: _Value, draft: _Draft) -> Key |
     if not is_project_name(at[1]):
         draft.complain(value.origin, f"{shown(at[1])} cannot be a project's name", PROJECT_NAME_HINT)
         return None
-    if not _is_of_model(at):
-        return _key_of(ProjectConfig, at, value, draft)
-    if MODEL_NAME.fullmatch(at[3]) is None:
+    table, _ = _part_of_project(at)
+    if table is QuotaConfig and MODEL_NAME.fullmatch(at[3]) is None:
         hint = "`gpushare gpus` shows the models' names"
         draft.complain(value.origin, f"{shown(at[3])} cannot be a GPU model's name", hint)
         return None
-    return _key_of(QuotaConfig, at, value, draft)
+    return _key_of(table, at, value, draft)
 
 
 def _key_of(section: type, at: tuple[str, ...], value: _Value, draft: _Draft) -> Key | None:
@@ -295,7 +324,7 @@ def _check_projects(projects: Mapping[str, ProjectConfig], draft: _Draft) -> Non
 def _nearest(at: tuple[str, ...]) -> str:
     """A hint with the setting that was meant, by its whole path or by its last name alone."""
     if at[0] in TABLES and len(at) == _depth(at):
-        section = QuotaConfig if _is_of_model(at) else TABLES[at[0]]
+        section = _part_of_project(at)[0] if at[0] == PROJECTS else TABLES[at[0]]
         known = {name: f"{_dotted(at[:-1])}.{name}" for name in keys_of(section)}
     else:
         known = {f"{section}.{name}": f"{section}.{name}" for section, name in _all_names()}

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from gpushared.config.calendar import is_days, is_hours
 from gpushared.config.fields import HOUR_SECONDS, setting
+from gpushared.config.idle import IdleConfig, IdleQuietConfig
 from gpushared.config.kinds import (
     Choice,
     FileMode,
@@ -34,8 +34,7 @@ from gpushared.config.quotas import (
 from gpushared.domain.asking import Ask
 from gpushared.domain.fleet.policies import PolicyName
 from gpushared.domain.gpu import MIB
-from gpushared.domain.request import LeaseClass
-from gpushared.domain.rules import Action, IdleAction, MpsMode, Preemption
+from gpushared.domain.rules import Action, MpsMode, Preemption
 
 _PATH = Text("an absolute path", is_absolute)
 _PATH_OR_EMPTY = Text("an absolute path, or empty", lambda text: not text or is_absolute(text))
@@ -189,67 +188,6 @@ class WatchdogConfig:
     patience_seconds: float = setting(
         0.0, Number(0.0, 3600.0), "How long it may last before something is done."
     )
-
-
-_IDLE_SECONDS = Seconds(0, 366 * 24 * HOUR_SECONDS)
-_IDLE_ACTION_SECONDS = Seconds(1, 366 * 24 * HOUR_SECONDS)
-_IDLE_ACTION_OR_EMPTY = Text(
-    "`none`, `suspend`, `stop`, or empty for `action`", lambda text: not text or text in set(IdleAction)
-)
-
-
-@dataclass(frozen=True, slots=True)
-class IdleConfig:
-    """Leases that run and do nothing on their GPUs."""
-
-    warn_seconds: int = setting(
-        1800,
-        _IDLE_SECONDS,
-        "A lease that was idle for so long is told so, with what will follow; 0 is never.",
-    )
-    lower_seconds: int = setting(
-        3600,
-        _IDLE_SECONDS,
-        "One that was idle for so long is not protected from giving way any more; 0 is never.",
-    )
-    action: IdleAction = setting(  # noqa: RUF009 - makes a field
-        IdleAction.NONE,
-        Choice(IdleAction),
-        "`suspend` takes it off its GPUs until somebody resumes it, or ends it where that does not work; "
-        "`stop` ends it.",
-    )
-    build: str = setting("", _IDLE_ACTION_OR_EMPTY, "Another action for the class `build`.")
-    train: str = setting("", _IDLE_ACTION_OR_EMPTY, "Another action for the class `train`.")
-    infer: str = setting("", _IDLE_ACTION_OR_EMPTY, "Another action for the class `infer`.")
-    action_seconds: int = setting(
-        7200,
-        _IDLE_ACTION_SECONDS,
-        "The action comes when it was idle for so long, "
-        "and at least `queue.preempt_notice_seconds` after it was told.",
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class IdleQuietConfig:
-    """Nights and weekends, in which other times hold for idle leases; by the clock of the machine."""
-
-    hours: str = setting(
-        "", Text("hours like `20:00-07:00`, or empty", is_hours), "Quiet hours of every day; empty is none."
-    )
-    days: str = setting(
-        "", Text("days like `sat,sun`, or empty", is_days), "Days that are quiet from midnight to midnight."
-    )
-    classes: tuple[str, ...] = setting(
-        (LeaseClass.BUILD.value,),
-        Words(Text("`build`, `train` or `infer`", lambda text: text in set(LeaseClass))),
-        "For which classes these times hold instead of those of `[idle]`.",
-    )
-    warn_seconds: int = setting(600, _IDLE_SECONDS, "As in `[idle]`.")
-    lower_seconds: int = setting(900, _IDLE_SECONDS, "As in `[idle]`.")
-    action: IdleAction = setting(  # noqa: RUF009 - makes a field
-        IdleAction.SUSPEND, Choice(IdleAction), "As in `[idle]`."
-    )
-    action_seconds: int = setting(1800, _IDLE_ACTION_SECONDS, "As in `[idle]`.")
 
 
 @dataclass(frozen=True, slots=True)

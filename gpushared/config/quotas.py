@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpushared.config.fields import HOUR_SECONDS, setting
+from gpushared.config.idle import IdleConfig, QuietTimesConfig
 from gpushared.config.kinds import Choice, GpuAmount, Number, Seconds, Text, Whole, Words
 from gpushared.domain.policy.projects import ClassRules, GivesWay, Project, Quota
 from gpushared.domain.quotas import MAX_WEIGHT, MIN_WEIGHT, is_user_name
@@ -55,6 +56,10 @@ class ProjectConfig:
         0, GpuAmount(), "So many GPUs are kept free for its `build` work, besides, and never lent."
     )
     models: Mapping[str, QuotaConfig] = field(default_factory=dict)
+    idle: IdleConfig | None = None
+    """What holds for its idle leases, with what it does not say as ``[idle]`` has it; None: as that."""
+    quiet: QuietTimesConfig | None = None
+    """The same in quiet times."""
 
     def project(self, name: str) -> Project:
         """As the policy reads it."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpushared.config.fields import Key, keys_of
+from gpushared.config.idle import IDLE, QUIET
 from gpushared.config.kinds import toml_string
 from gpushared.config.load import Loaded
 from gpushared.config.model import PRESETS, SECTIONS, Preset, attribute_of
@@ -62,7 +63,18 @@ def reference() -> str:
         parts.append("| key | value | default | meaning |\n|---|---|---|---|")
         parts.extend(_row(key) for key in keys_of(cls).values())
         parts.append("")
+        if cls is ProjectConfig:
+            parts.append(_IDLE_OF_PROJECTS)
     return "\n".join(parts)
+
+
+_IDLE_OF_PROJECTS = """\
+## `[projects.NAME.idle]` and `[projects.NAME.idle.quiet]`
+
+Idle leases of one project: the keys of `[idle]`, and those of `[idle.quiet]` but `hours` and `days`,
+which are the same for everybody. What is not said here is as it is there. An `action` here holds for
+all classes that are not named beside it.
+"""
 
 
 def _settings(loaded: Loaded) -> Iterator[Setting]:
@@ -74,6 +86,10 @@ def _settings(loaded: Loaded) -> Iterator[Setting]:
         yield from _set(loaded, (PROJECTS, name), project)
         for model, quota in project.models.items():
             yield from _set(loaded, (PROJECTS, name, MODELS, model), quota)
+        if project.idle is not None:
+            yield from _set(loaded, (PROJECTS, name, IDLE), project.idle)
+        if project.quiet is not None:
+            yield from _set(loaded, (PROJECTS, name, IDLE, QUIET), project.quiet)
     for name, preset in loaded.config.presets.items():
         yield from _set(loaded, (PRESETS, name), preset)
 

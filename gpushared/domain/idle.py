@@ -71,10 +71,10 @@ def _rests(lease: Lease, draft: Draft) -> None:
 
 
 def _policy(lease: Lease, draft: Draft) -> IdlePolicy:
-    lease_class, rules = lease.request.lease_class, draft.rules
-    if draft.quiet and lease_class in rules.quiet_idle:
-        return rules.quiet_idle[lease_class]
-    return rules.idle.get(lease_class, OFF)
+    lease_class, rules = lease.request.lease_class, draft.rules.idle_of(lease.payer)
+    if draft.quiet and lease_class in rules.quiet:
+        return rules.quiet[lease_class]
+    return rules.usual.get(lease_class, OFF)
 
 
 def _told_after(policy: IdlePolicy) -> float:

@@ -61,6 +61,14 @@ class IdlePolicy:
     action_seconds: float = 7200.0
 
 
+@dataclass(frozen=True, slots=True)
+class IdleRules:
+    """What idle time leads to, by class; ``quiet``: for the classes for which it differs in quiet times."""
+
+    usual: Mapping[LeaseClass, IdlePolicy]
+    quiet: Mapping[LeaseClass, IdlePolicy] = field(default_factory=dict)
+
+
 class Preemption(StrEnum):
     """Whether leases give way to others."""
 
@@ -105,6 +113,12 @@ class Rules:
     )
     quiet_idle: Mapping[LeaseClass, IdlePolicy] = field(default_factory=dict)
     """What holds instead in quiet times, at night or at weekends."""
+    project_idle: Mapping[str, IdleRules] = field(default_factory=dict)
+    """What holds instead of both for leases of projects that have their own."""
+
+    def idle_of(self, project: str) -> IdleRules:
+        """What idle time leads to for leases of a project."""
+        return self.project_idle.get(project) or IdleRules(self.idle, self.quiet_idle)
 
     def policy_with(self, projects: Mapping[str, Project]) -> Policy:
         """Who goes next, where these projects were set at run time, which wins over the configuration."""

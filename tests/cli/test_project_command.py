@@ -24,6 +24,14 @@ VISION = {
     "origin": "set",
     "holding": ["l-7f3k"],
     "waiting": ["l-9999"],
+    "idle": [
+        {"class": "build", "warn_seconds": 600, "lower_seconds": 0, "action": "stop", "action_seconds": 1800},
+        {"class": "infer", "warn_seconds": 0, "lower_seconds": 0, "action": "none", "action_seconds": 7200},
+        {"class": "train", "warn_seconds": 600, "lower_seconds": 0, "action": "stop", "action_seconds": 1800},
+    ],
+    "quiet_idle": [
+        {"class": "build", "lower_seconds": 900, "action": "suspend", "action_seconds": 900},
+    ],
 }
 CAROL = {"name": "carol\x1b[31m", "weight": 1, "quotas": [{}], "origin": "user"}
 
@@ -70,6 +78,9 @@ def test_show_names_the_leases_of_the_project_alone(gpushare: Gpushare) -> None:
         "  quota    guaranteed 1.5, limit 4; holds 0.5",
         "  quota    guaranteed 0, no limit, fixed 0.25 on NVIDIA L4; holds 0.25",
         "  used     1.5 GPU-hours lately, 25% of all",
+        "  idle     build, train: told after 10m, stopped after 30m",
+        "  idle     infer: nothing is done",
+        "  quiet    build: lowered after 15m, suspended after 15m",
         "  holds    l-7f3k of alice: 0.25 on GPU 0, train",
         "  waits    l-7f3k of alice: 0.25, train: holds all",
     ]

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
 
-from gpushared.config import load
+from gpushared.config import load, to_toml
 from gpushared.config.calendar import Calendar, read_days, read_hours
-from gpushared.config.model import IdleQuietConfig
+from gpushared.config.idle import IdleQuietConfig
 from gpushared.domain.errors import ConfigError
 from gpushared.domain.request import LeaseClass
-from gpushared.domain.rules import IdleAction, IdlePolicy
-from gpushared.node.idle_rules import idle_of, is_quiet, quiet_idle_of
+from gpushared.domain.rules import IdleAction, IdlePolicy, IdleRules
+from gpushared.node.idle_rules import idle_of, is_quiet, project_idle_of, quiet_idle_of
 
 FRIDAY, SATURDAY, SUNDAY, MONDAY = 4, 5, 6, 0
 
@@ -124,6 +125,82 @@ def test_the_sections_become_rules_by_class(tmp_path: Path) -> None:
     }
     quiet = IdlePolicy(600, 900, IdleAction.SUSPEND, 900)
     assert quiet_idle_of(config) == {LeaseClass.BUILD: quiet, LeaseClass.INFER: quiet}
+
+
+PROJECTS = """
+[projects.vision]
+users = ["alice"]
+[projects.vision.idle]
+action = "none"
+train = "stop"
+action_seconds = "1h"
+[projects.sound.idle.quiet]
+classes = ["train"]
+warn_seconds = "5m"
+[projects.plain]
+weight = 2
+"""
+BY_DAY = {
+    LeaseClass.BUILD: IdlePolicy(1200, 3600, IdleAction.SUSPEND, 7200),
+    LeaseClass.TRAIN: IdlePolicy(1200, 3600, IdleAction.STOP, 7200),
+    LeaseClass.INFER: IdlePolicy(1200, 3600, IdleAction.STOP, 7200),
+}
+OF_VISION = {
+    LeaseClass.BUILD: IdlePolicy(1200, 3600, IdleAction.NONE, 3600),
+    LeaseClass.TRAIN: IdlePolicy(1200, 3600, IdleAction.STOP, 3600),
+    LeaseClass.INFER: IdlePolicy(1200, 3600, IdleAction.NONE, 3600),
+}
+AT_NIGHT = IdlePolicy(600, 900, IdleAction.SUSPEND, 900)
+
+
+def test_a_project_s_tables_win_setting_by_setting_and_the_rest_is_as_for_all(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(FILE + PROJECTS)
+    config = load(file).config
+    night = {LeaseClass.BUILD: AT_NIGHT, LeaseClass.INFER: AT_NIGHT}
+    assert project_idle_of(config) == {
+        "vision": IdleRules(OF_VISION, night),
+        "sound": IdleRules(BY_DAY, {LeaseClass.TRAIN: replace(AT_NIGHT, warn_seconds=300)}),
+    }
+    assert config.projects["vision"].users == ("alice",)
+
+
+def test_a_project_has_no_quiet_time_where_none_is_quiet(tmp_path: Path) -> None:
+    config = load(
+        tmp_path / "none.toml", environ={"GPUSHARED_PROJECTS__VISION__IDLE__QUIET__ACTION": "stop"}
+    ).config
+    assert config.projects["vision"].quiet is not None
+    assert project_idle_of(config)["vision"].quiet == {}
+
+
+def test_the_tables_of_projects_are_shown_as_they_were_written(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.toml", tmp_path / "second.toml"
+    first.write_text(FILE + PROJECTS)
+    shown = to_toml(load(first), origins=True)
+    second.write_text(shown)
+    assert load(second).config == load(first).config
+    assert "[projects.sound.idle.quiet]\nclasses" in shown
+    assert "[projects.sound.idle]" not in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('[projects.ml.idle]\naktion = "stop"', "projects.ml.idle.aktion is not a setting (did you mean"),
+        ('[projects.ml.idle]\naction = "halt"', "projects.ml.idle.action must be one of none, suspend, stop"),
+        ("[projects.ml.idle]\nwarn_seconds = -1", "projects.ml.idle.warn_seconds must be 0 to"),
+        ('[projects.ml.idle.quiet]\nhours = "20:00-07:00"', "projects.ml.idle.quiet.hours is not a setting"),
+        ('[projects.ml.idle.quiet]\nclasses = ["play"]', "projects.ml.idle.quiet.classes must be"),
+        ('[projects.ml]\nidle = "stop"', "projects.ml.idle is not a project with settings"),
+        ('[projects.ml.idle]\nquiet = "stop"', "projects.ml.idle.quiet is not a project with settings"),
+    ],
+)
+def test_what_is_wrong_in_a_project_s_tables_is_told(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as refusal:
+        load(file)
+    assert says in f"{refusal.value.message} ({refusal.value.hint})"
 
 
 def test_by_default_nothing_is_done_and_no_time_is_quiet(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from tests.node.conftest import NewDaemon
 from tests.node.daemon import GPUSHARE, DaemonProcess, Json, wait_until
 
 GIB = 1024**3
+NOBODY = 65534
 SOON = {
     "GPUSHARED_IDLE__WARN_SECONDS": "1",
     "GPUSHARED_IDLE__LOWER_SECONDS": "2",
@@ -193,6 +194,32 @@ def test_in_quiet_times_build_leases_have_rules_of_their_own_until_the_day_comes
     (daemon.directory / "config.toml").write_text(QUIET_NOW.replace("00:00-24:00", ""))
     daemon.signal(signal.SIGHUP)
     wait_until(lambda: notice(daemon, build) is None, "the quiet time is over")
+
+
+OF_PROJECTS = """
+[projects.vision]
+users = ["root"]
+[projects.vision.idle]
+action = "stop"
+warn_seconds = "1s"
+lower_seconds = 0
+action_seconds = "2s"
+"""
+
+
+def test_a_project_s_idle_leases_end_by_its_own_rules_and_others_stay(
+    new_daemon: NewDaemon, docker_engine: str
+) -> None:
+    daemon = started(new_daemon, docker_engine, {"GPUSHARED_QUEUE__PREEMPT_NOTICE_SECONDS": "1"}, OF_PROJECTS)
+    other = hold(daemon, uid=NOBODY)
+    mine = hold(daemon)
+    assert (mine["project"], other["project"]) == ("vision", "nobody")
+    shown = gpushare(daemon, "project", "show", "vision").splitlines()
+    assert "  idle     build, infer, train: told after 1s, stopped after 2s" in shown
+    assert not any(line.startswith("  quiet") for line in shown)
+    assert daemon.wait_lease(mine["id"], "ended")["outcome"]["kind"] == "idle"
+    assert (daemon.lease(other["id"])["state"], notice(daemon, other)) == ("active", None)
+    assert "told after 30m, lowered after 1h" in gpushare(daemon, "project", "show", "nobody")
 
 
 def test_what_it_was_told_outlives_the_daemon(new_daemon: NewDaemon, docker_engine: str) -> None:

@@ -24,7 +24,7 @@ from gpushared.domain.lease import (
 from gpushared.domain.node import handle, restore
 from gpushared.domain.policy.projects import Policy, Project
 from gpushared.domain.request import Caller, Isolation, LeaseClass, Request
-from gpushared.domain.rules import IdleAction, IdlePolicy, Rules
+from gpushared.domain.rules import IdleAction, IdlePolicy, IdleRules, Rules
 from gpushared.domain.state import NodeState, Step
 
 ALICE = Caller(1000, 1000, "alice")
@@ -47,10 +47,13 @@ class Node:
         quiet: Mapping[LeaseClass, IdlePolicy] | None = None,
         request: Request = HALF,
         means: m.Means = CHECKPOINTS,
+        rules: Rules | None = None,
     ) -> None:
         self.now = 1_000_000.0
-        rules = Rules() if policy is None else Rules(idle=dict.fromkeys(LeaseClass, policy))
-        self.state = NodeState(rules=replace(rules, quiet_idle=quiet or {}))
+        if rules is None:
+            rules = Rules() if policy is None else Rules(idle=dict.fromkeys(LeaseClass, policy))
+            rules = replace(rules, quiet_idle=quiet or {})
+        self.state = NodeState(rules=rules)
         self.send(m.GpusSurveyed((GPU,)))
         self.send(m.MeansKnown(means))
         self.id = self.run(request)
@@ -453,6 +456,43 @@ def test_in_quiet_times_other_rules_hold_for_the_classes_named() -> None:
         node.passes(300)
     assert state_name(build.lease.state) == "suspending"
     assert (state_name(train.lease.state), train.told) == ("active", None)
+
+
+SOONER = dict.fromkeys(LeaseClass, replace(STOP, warn_seconds=600, action_seconds=900))
+OWN = {"paid": IdleRules(SOONER, QUIET), "calm": IdleRules({})}
+
+
+@pytest.mark.parametrize(
+    ("project", "quiet", "after", "state", "told"),
+    [
+        pytest.param("paid", False, 900, "draining", True, id="its own times and action hold"),
+        pytest.param("paid", True, 900, "suspending", True, id="in quiet times its own for those"),
+        pytest.param("calm", False, 24 * HOUR, "active", False, id="nothing is done where it says nothing"),
+        pytest.param("calm", True, 24 * HOUR, "active", False, id="nor in times that are quiet for others"),
+        pytest.param("other", False, 900, "active", False, id="other projects are as all"),
+        pytest.param("", True, 900, "suspending", True, id="a user in no project is as all"),
+    ],
+)
+def test_a_project_s_own_rules_hold_for_its_leases(
+    project: str, quiet: bool, after: float, state: str, told: bool
+) -> None:
+    policy = Policy(projects={name: Project(name, users=frozenset({"alice"})) for name in (*OWN, "other")})
+    node = Node(
+        request=replace(HALF, project=project or "alice"),
+        rules=Rules(policy=policy if project else Policy(), project_idle=OWN, quiet_idle=QUIET),
+    )
+    node.send(m.QuietTimeChanged(quiet=quiet))
+    node.look()
+    node.passes(after - 60)
+    node.passes(60)
+    assert (state_name(node.lease.state), node.lease.notice is not None) == (state, told)
+
+
+def test_a_user_s_own_project_may_have_rules_too() -> None:
+    node = Node(rules=Rules(project_idle={"alice": IdleRules(SOONER)}))
+    node.look()
+    node.passes(600)
+    assert node.told == (300, True)
 
 
 def test_one_that_was_idle_when_the_quiet_time_began_is_told_first() -> None:

@@ -99,6 +99,38 @@ class Quota(_message.Message):
 Global___Quota: _TypeAlias = Quota  # noqa: Y015
 
 @_typing.final
+class IdlePolicy(_message.Message):
+    """What becomes of leases that do nothing on their GPUs, after so many seconds of it; 0 = never."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLASS_FIELD_NUMBER: _builtins.int
+    WARN_SECONDS_FIELD_NUMBER: _builtins.int
+    LOWER_SECONDS_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    ACTION_SECONDS_FIELD_NUMBER: _builtins.int
+    warn_seconds: _builtins.float
+    lower_seconds: _builtins.float
+    action: _builtins.str
+    """"none", "suspend" or "stop"."""
+    action_seconds: _builtins.float
+    def __init__(
+        self,
+        *,
+        warn_seconds: _builtins.float = ...,
+        lower_seconds: _builtins.float = ...,
+        action: _builtins.str = ...,
+        action_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "action_seconds", b"action_seconds", "class", b"class", "lower_seconds", b"lower_seconds", "warn_seconds", b"warn_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IdlePolicy: _TypeAlias = IdlePolicy  # noqa: Y015
+
+@_typing.final
 class Project(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -112,6 +144,8 @@ class Project(_message.Message):
     ORIGIN_FIELD_NUMBER: _builtins.int
     HOLDING_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
+    IDLE_FIELD_NUMBER: _builtins.int
+    QUIET_IDLE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     weight: _builtins.float
     held_permille: _builtins.int
@@ -134,6 +168,14 @@ class Project(_message.Message):
 
     @_builtins.property
     def waiting(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def idle(self) -> _containers.RepeatedCompositeFieldContainer[Global___IdlePolicy]:
+        """For leases of each class, by the configuration."""
+
+    @_builtins.property
+    def quiet_idle(self) -> _containers.RepeatedCompositeFieldContainer[Global___IdlePolicy]:
+        """What holds instead in quiet times, for the classes for which it differs then; empty where there are none."""
+
     def __init__(
         self,
         *,
@@ -147,10 +189,12 @@ class Project(_message.Message):
         origin: _builtins.str = ...,
         holding: _abc.Iterable[_builtins.str] | None = ...,
         waiting: _abc.Iterable[_builtins.str] | None = ...,
+        idle: _abc.Iterable[Global___IdlePolicy] | None = ...,
+        quiet_idle: _abc.Iterable[Global___IdlePolicy] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decayed_gpu_seconds", b"decayed_gpu_seconds", "held_permille", b"held_permille", "holding", b"holding", "name", b"name", "origin", b"origin", "quotas", b"quotas", "use_ratio", b"use_ratio", "users", b"users", "waiting", b"waiting", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decayed_gpu_seconds", b"decayed_gpu_seconds", "held_permille", b"held_permille", "holding", b"holding", "idle", b"idle", "name", b"name", "origin", b"origin", "quiet_idle", b"quiet_idle", "quotas", b"quotas", "use_ratio", b"use_ratio", "users", b"users", "waiting", b"waiting", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
