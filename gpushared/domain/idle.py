@@ -38,11 +38,9 @@ def look(sample: GpusSampled, draft: Draft) -> None:
             continue
         if lease.id in before:
             draft.resting[lease.id] = before[lease.id]
-        if isinstance(lease.state, Suspending):
-            continue
         if lease.id in sample.active:
             _works(lease, draft)
-        elif lease.id in sample.idle:
+        elif lease.id in sample.idle and not isinstance(lease.state, Suspending):
             _rests(lease, draft)
 
 

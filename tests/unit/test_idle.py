@@ -339,6 +339,20 @@ def test_a_suspended_one_comes_back_on_demand_as_new() -> None:
     assert (state_name(node.lease.state), node.told) == ("active", None)
 
 
+def test_one_that_worked_while_it_was_to_be_suspended_begins_anew_where_that_failed() -> None:
+    node = Node(SUSPEND)
+    node.look()
+    node.passes(1800)
+    node.passes(5400)
+    node.passes(1, WORK)
+    assert state_name(node.lease.state) == "suspending"
+    node.send(m.SuspendFailed(node.id, "no memory"))
+    assert (node.lease.notice, node.lease.lowered, node.lease.idle_since) == (None, False, None)
+    node.look()
+    node.passes(1799)
+    assert node.told is None
+
+
 def test_a_paused_container_rests_too_and_can_only_be_ended() -> None:
     node = Node(SUSPEND)
     node.send(m.ContainerSeen(ContainerId(f"box-{node.id}"), m.Condition.PAUSED))
