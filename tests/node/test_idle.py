@@ -211,7 +211,7 @@ def test_a_project_s_idle_leases_end_by_its_own_rules_and_others_stay(
     new_daemon: NewDaemon, docker_engine: str
 ) -> None:
     daemon = started(new_daemon, docker_engine, {"GPUSHARED_QUEUE__PREEMPT_NOTICE_SECONDS": "1"}, OF_PROJECTS)
-    other = hold(daemon, uid=NOBODY)
+    other = daemon.hold("0.5", uid=NOBODY)
     mine = hold(daemon)
     assert (mine["project"], other["project"]) == ("vision", "nobody")
     shown = gpushare(daemon, "project", "show", "vision").splitlines()
