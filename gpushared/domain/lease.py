@@ -435,7 +435,7 @@ class Lease:
     """Since when a process of it uses a GPU beside MPS, now and again; None while none does."""
     baked: tuple[Grant, ...] = ()
     """What the container was created with, where a resize changed it since: its own settings still say so."""
-    story: tuple[StoryEntry, ...] = field(default=(), compare=False)
+    story: tuple[StoryEntry, ...] = field(default=(), compare=False, metadata={"recorded": False})
 
     @property
     def payer(self) -> str:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gpushared.domain.errors import JournalUnavailable
-from gpushared.journal.codec import CodecError
+from gpushared.records import RecordError
 
 PRIMARY_CODE_MASK = 0xFF
 
@@ -59,7 +59,7 @@ def translated(path: Path) -> Iterator[None]:
             f"the journal {path} cannot be opened: {error.strerror}",
             hint="the daemon needs write access to its folder, and space there",
         ) from error
-    except CodecError as error:
+    except RecordError as error:
         raise JournalUnavailable(
             f"the journal {path} holds a lease that this version cannot read: {error}",
             hint="install the version that wrote it",

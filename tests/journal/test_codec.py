@@ -26,7 +26,8 @@ from gpushared.domain.lease import (
     Starting,
     Walls,
 )
-from gpushared.journal.codec import CodecError, kind_of, lease_from_json, lease_to_json
+from gpushared.journal.codec import lease_from_json, lease_to_json
+from gpushared.records import RecordError, kind_of
 from gpushared.testing import fake_lease
 
 PLAIN: dict[type, st.SearchStrategy[Any]] = {
@@ -74,7 +75,7 @@ def test_damage_anywhere_is_told_as_such_or_does_not_matter(lease: Lease, data: 
     tree = json.loads(lease_to_json(lease))
     key = data.draw(st.sampled_from(sorted(tree)))
     tree[key] = data.draw(json_values)
-    with contextlib.suppress(CodecError):
+    with contextlib.suppress(RecordError):
         lease_from_json(json.dumps(tree))
 
 
@@ -82,7 +83,7 @@ def test_damage_anywhere_is_told_as_such_or_does_not_matter(lease: Lease, data: 
     "text", ["", "{", "[]", "null", "{}", '"lease"', "[" * 100_000, '{"sequence": 1e999}']
 )
 def test_what_is_no_lease_is_refused(text: str) -> None:
-    with pytest.raises(CodecError):
+    with pytest.raises(RecordError):
         lease_from_json(text)
 
 
@@ -112,17 +113,17 @@ def test_fields_that_an_older_version_did_not_have_take_their_default() -> None:
     ids=["unknown", "without a kind", "odd kind", "none", "lacking a field"],
 )
 def test_a_state_that_is_not_understood_is_refused_rather_than_guessed(state: object) -> None:
-    with pytest.raises(CodecError):
+    with pytest.raises(RecordError):
         lease_from_json(edited(fake_lease(1), state=state))
 
 
 def test_a_true_is_no_number() -> None:
-    with pytest.raises(CodecError):
+    with pytest.raises(RecordError):
         lease_from_json(edited(fake_lease(1), sequence=True))
 
 
 def test_a_time_that_is_no_number_is_not_written() -> None:
-    with pytest.raises(CodecError):
+    with pytest.raises(RecordError):
         lease_to_json(fake_lease(1, Queued(float("nan"))))
 
 

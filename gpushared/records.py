@@ -1,0 +1,251 @@
+"""Frozen dataclasses as JSON and back, read off the classes themselves: for journals, stores and wires.
+
+An object is its fields by name. A member of a union of dataclasses also carries ``"kind"``: its class name
+in snake_case. Fields that a newer version added are ignored, fields that an older one did not have take
+their default, so a field may come or go without a migration; a class may not be renamed without one.
+A field with ``metadata={"recorded": False}`` is left out: it is kept elsewhere.
+
+Types of fields: str, int, float, bool, StrEnum, NewTypes of these, dataclasses, unions of dataclasses, one
+of all these or None, tuples of one type, tuples of several types, and mappings from words to any of these.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from enum import StrEnum
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, NewType, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints, overload
+
+T = TypeVar("T")
+
+KIND = "kind"
+
+# Any: one codec serves every field type; each closure below narrows it by the type it was made for.
+_Convert = Callable[[Any], Any]
+
+_dump = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+class RecordError(ValueError):
+    """The text is no such record as this version knows it, or the value cannot be one."""
+
+
+def to_json(kind: object, value: object) -> str:
+    """The value as ASCII. ``kind``: its dataclass, or a union of such. Raises RecordError for NaN."""
+    try:
+        return _dump(_encoder(kind)(value))
+    except ValueError as error:
+        raise RecordError(f"{type(value).__name__}: {error}") from error
+
+
+@overload
+def from_json(kind: type[T], text: str | bytes) -> T: ...
+@overload
+def from_json(kind: object, text: str | bytes) -> Any: ...
+def from_json(kind: object, text: str | bytes) -> Any:
+    """What ``to_json`` made the text of, with the same ``kind``. Raises RecordError."""
+    try:
+        return _decoder(kind)(json.loads(text, parse_constant=_no_number))
+    except RecordError:
+        raise
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise RecordError(f"not JSON of ours: {error}") from error
+
+
+def kind_of(cls: type) -> str:
+    """The word that stands for a class in a record: ``NeverClaimed`` is ``never_claimed``."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+
+
+def _no_number(text: str) -> NoReturn:
+    raise RecordError(f"{text} is no number")
+
+
+# --- to JSON -------------------------------------------------------------------------------------------
+
+
+@cache
+def _encoder(kind: Any) -> _Convert:
+    if isinstance(kind, NewType):
+        return _encoder(kind.__supertype__)
+    if is_dataclass(kind):
+        return _object_encoder(kind)
+    if get_origin(kind) is tuple:
+        return _tuple_encoder(get_args(kind))
+    if get_origin(kind) is Mapping:
+        item = _encoder(_value_type(kind))
+        return lambda value: {str(key): item(each) for key, each in value.items()}
+    if members := _union_members(kind):
+        return _union_encoder(members)
+    if issubclass(kind, StrEnum):
+        return str
+    _check_plain(kind)
+    return lambda value: value
+
+
+def _tuple_encoder(kinds: tuple[Any, ...]) -> _Convert:
+    if kinds[1:] == (Ellipsis,):
+        item = _encoder(kinds[0])
+        return lambda value: [item(each) for each in value]
+    items = [_encoder(kind) for kind in kinds]
+    return lambda value: [encode(each) for encode, each in zip(items, value, strict=True)]
+
+
+def _object_encoder(cls: Any) -> _Convert:
+    parts = [(name, _encoder(kind)) for name, kind, _ in _fields(cls)]
+    return lambda value: {name: encode(getattr(value, name)) for name, encode in parts}
+
+
+def _union_encoder(members: tuple[Any, ...]) -> _Convert:
+    if len(members) == 1:
+        (encode,) = map(_encoder, members)
+        return lambda value: None if value is None else encode(value)
+    for cls in members:
+        assert KIND not in cls.__dataclass_fields__, f"a field of {cls} would hide which class it is"
+    by_class = {cls: (kind_of(cls), _encoder(cls)) for cls in members}
+
+    def convert(value: Any) -> Any:
+        if value is None:
+            return None
+        kind, encode = by_class[type(value)]
+        return {KIND: kind, **encode(value)}
+
+    return convert
+
+
+# --- from JSON -----------------------------------------------------------------------------------------
+
+
+@cache
+def _decoder(kind: Any) -> _Convert:
+    if isinstance(kind, NewType):
+        return _decoder(kind.__supertype__)
+    if is_dataclass(kind):
+        return _object_decoder(kind)
+    if get_origin(kind) is tuple:
+        return _tuple_decoder(get_args(kind))
+    if get_origin(kind) is Mapping:
+        return _mapping_decoder(get_args(kind)[0], _decoder(_value_type(kind)))
+    if members := _union_members(kind):
+        return _union_decoder(members, may_be_none=NoneType in get_args(kind))
+    if issubclass(kind, StrEnum):
+        return _enum_decoder(kind)
+    _check_plain(kind)
+    return _plain_decoder(kind)
+
+
+def _object_decoder(cls: Any) -> _Convert:
+    parts = [(name, _decoder(kind), field) for name, kind, field in _fields(cls)]
+    required = {name for name, _, field in parts if field.default is MISSING is field.default_factory}
+
+    def convert(data: Any) -> Any:
+        if not isinstance(data, dict):
+            raise RecordError(f"{cls.__name__} is {data!r}")
+        if missing := required - data.keys():
+            raise RecordError(f"{cls.__name__} lacks {', '.join(sorted(missing))}")
+        return cls(**{name: decode(data[name]) for name, decode, _ in parts if name in data})
+
+    return convert
+
+
+def _tuple_decoder(kinds: tuple[Any, ...]) -> _Convert:
+    if kinds[1:] == (Ellipsis,):
+        item = _decoder(kinds[0])
+        return lambda data: tuple(item(each) for each in _listed(data))
+    items = [_decoder(kind) for kind in kinds]
+
+    def convert(data: Any) -> Any:
+        if len(_listed(data)) != len(items):
+            raise RecordError(f"{data!r} has not {len(items)} items")
+        return tuple(decode(each) for decode, each in zip(items, data, strict=True))
+
+    return convert
+
+
+def _listed(data: Any) -> list[Any]:
+    if not isinstance(data, list):
+        raise RecordError(f"a list is {data!r}")
+    return data
+
+
+def _mapping_decoder(key: Any, item: _Convert) -> _Convert:
+    key_of = _decoder(key)
+
+    def convert(data: Any) -> Any:
+        if not isinstance(data, dict):
+            raise RecordError(f"a mapping is {data!r}")
+        return {key_of(name): item(each) for name, each in data.items()}
+
+    return convert
+
+
+def _union_decoder(members: tuple[Any, ...], *, may_be_none: bool) -> _Convert:
+    by_kind = {kind_of(cls): _decoder(cls) for cls in members}
+    only = _decoder(members[0]) if len(members) == 1 else None
+
+    def convert(data: Any) -> Any:
+        if data is None and may_be_none:
+            return None
+        if only is not None:
+            return only(data)
+        kind = data.get(KIND) if isinstance(data, dict) else None
+        if not isinstance(kind, str) or kind not in by_kind:
+            raise RecordError(f"{kind!r} is none of {', '.join(by_kind)}")
+        return by_kind[kind](data)
+
+    return convert
+
+
+def _enum_decoder(words: type[StrEnum]) -> _Convert:
+    def convert(data: Any) -> StrEnum:
+        try:
+            return words(data)
+        except ValueError as error:
+            raise RecordError(str(error)) from None
+
+    return convert
+
+
+def _plain_decoder(kind: type) -> _Convert:
+    accepted = (int, float) if kind is float else (kind,)
+
+    def convert(data: Any) -> Any:
+        # type(), because True is an int to isinstance().
+        if type(data) not in accepted:
+            raise RecordError(f"{data!r} is no {kind.__name__}")
+        if kind is float and not math.isfinite(data):
+            raise RecordError(f"{data!r} is no number")
+        return kind(data)
+
+    return convert
+
+
+# --- types ---------------------------------------------------------------------------------------------
+
+
+def _fields(cls: Any) -> list[tuple[str, Any, Field[Any]]]:
+    hints = get_type_hints(cls)
+    return [(f.name, hints[f.name], f) for f in fields(cls) if f.metadata.get("recorded", True)]
+
+
+def _union_members(kind: Any) -> tuple[Any, ...]:
+    """The members less None; empty for what is no union."""
+    if get_origin(kind) not in (UnionType, Union):
+        return ()
+    return tuple(member for member in get_args(kind) if member is not NoneType)
+
+
+def _value_type(kind: Any) -> Any:
+    key, value = get_args(kind)
+    key = getattr(key, "__supertype__", key)
+    assert issubclass(key, str), f"the keys of {kind} are no words"
+    return value
+
+
+def _check_plain(kind: Any) -> None:
+    assert kind in (str, int, float, bool), f"no record can hold {kind}"
