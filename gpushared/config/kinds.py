@@ -207,6 +207,35 @@ class Words(Kind):
 
 
 @dataclass(frozen=True)
+class Table(Kind):
+    """Texts by name, kept as pairs; in one word ``name=text``, separated by commas.
+
+    A later file's replaces an earlier one's whole.
+    """
+
+    name: Text
+    item: Text
+
+    @property
+    def words(self) -> str:
+        return f"table, each name {self.name.words} and each value {self.item.words}"
+
+    def read(self, value: object) -> object:
+        if not isinstance(value, dict):
+            raise Wrong(f"must be a table, not {_described(value)}")
+        return tuple((self.name.read(name), self.item.read(text)) for name, text in value.items())
+
+    def read_word(self, word: str) -> object:
+        pairs = [part.partition("=") for part in word.split(",") if part.strip()]
+        return self.read({name.strip(): text.strip() for name, _, text in pairs})
+
+    def write(self, value: object) -> str:
+        assert isinstance(value, tuple)
+        pairs = [f"{toml_string(name)} = {toml_string(text)}" for name, text in value]
+        return f"{{ {', '.join(pairs)} }}" if pairs else "{}"
+
+
+@dataclass(frozen=True)
 class GpuNames(Kind):
     """GPUs by index or UUID, or all of them; kept as texts."""
 

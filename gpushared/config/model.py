@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from gpushared.config.fields import HOUR_SECONDS, setting
 from gpushared.config.idle import IdleConfig, IdleQuietConfig
+from gpushared.config.jobs import JobsConfig, PoolConfig
 from gpushared.config.kinds import (
     Choice,
     FileMode,
@@ -347,6 +348,8 @@ class Config:
     classes_infer: InferConfig = field(default_factory=InferConfig)
     placement: PlacementConfig = field(default_factory=PlacementConfig)
     gate: GateConfig = field(default_factory=GateConfig)
+    jobs: JobsConfig = field(default_factory=JobsConfig)
+    pool: PoolConfig = field(default_factory=PoolConfig)
     log: LogConfig = field(default_factory=LogConfig)
     projects: Mapping[str, ProjectConfig] = field(default_factory=dict)
     presets: Mapping[str, Preset] = field(default_factory=dict)
@@ -369,6 +372,8 @@ SECTIONS: Mapping[str, type] = {
     "classes.infer": InferConfig,
     "placement": PlacementConfig,
     "gate": GateConfig,
+    "jobs": JobsConfig,
+    "pool": PoolConfig,
     "log": LogConfig,
 }
 

@@ -19,6 +19,14 @@ mps_reserve = "1537MiB"
 sample_seconds = 0.5
 [gate]
 mount_prefixes = ["~", "/data,with comma"]
+[jobs]
+keep_containers = "2h"
+[pool]
+coordinator = "pool.lab:7443"
+trusted_realms = ["lab"]
+[pool.accounts]
+"ada@ws3" = "adal"
+bob = "bob"
 [presets."v1.5"]
 gpu_memory = "8g"
 class = "infer"
@@ -64,5 +72,5 @@ def test_every_default_lies_within_its_own_bounds() -> None:
     for cls in (*SECTIONS.values(), Preset):
         for key in keys_of(cls).values():
             written = key.kind.write(key.default)
-            word = written.strip('"[]').replace('"', "")
+            word = written.strip('"[]{}').replace('"', "")
             assert key.kind.read_word(word) == key.default, key.name
