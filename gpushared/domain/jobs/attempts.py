@@ -1,0 +1,256 @@
+"""What a node answers to its coordinator's orders: out of its book of attempts, which is written first.
+
+An answer is the record, so that an order that comes twice, or late, is answered as it was before. What was
+asked about or cancelled before it was seen is refused for ever: a *tombstone*. An order of an epoch below
+the highest that was seen is not taken, because whoever gave it does not lead any more; its question is
+answered, which harms nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from gpushared.domain.jobs.attempt import Attempt
+from gpushared.domain.jobs.model import AttemptKey, AttemptState, Ending, EndKind
+from gpushared.domain.jobs.protocol import CancelPart, Commit, Order, Place, Query, Report, StaleEpoch
+from gpushared.domain.lease import LeaseId
+from gpushared.domain.request import Caller
+from gpushared.domain.shelf import Shelf
+
+FINAL_KEPT_SECONDS = 30 * 24 * 3600.0
+"""So long is a final record kept at least; longer than an order may be under way."""
+NEVER_SEEN = Ending(EndKind.LOST, "the node never saw the order to run it")
+CANCELLED_UNSEEN = Ending(EndKind.CANCELLED, "it was cancelled before the node saw it")
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """A node's book. ``epoch``: the highest that was seen; ``next_revision``: that of the next change."""
+
+    records: Shelf[AttemptKey, Attempt] = field(default_factory=Shelf)
+    live: Mapping[AttemptKey, Attempt] = field(default_factory=dict)
+    """Those of ``records`` that are not final."""
+    epoch: int = 0
+    next_revision: int = 1
+
+    def get(self, key: AttemptKey) -> Attempt | None:
+        return self.records.get(key)
+
+
+class Todo(StrEnum):
+    """What the node has to do about an order, in the same transaction as its record."""
+
+    NOTHING = "nothing"
+    PREPARE = "prepare"
+    """Make the image ready, then ask for the lease."""
+    START = "start"
+    """The gang is complete: make the container in the reserved lease."""
+    END = "end"
+    """End its lease; where the record has none and is final now, what was being prepared is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The book after an order, what to answer, and what to do. ``attempt`` is the record as it is now."""
+
+    book: Attempts
+    report: Report | StaleEpoch
+    todo: Todo = Todo.NOTHING
+    attempt: Attempt | None = None
+
+
+def restored(records: Iterable[Attempt], epoch: int = 0) -> Attempts:
+    """The book that these records were in. ``epoch``: the highest that was seen."""
+    known = {record.key: record for record in records}
+    return Attempts(
+        Shelf(known),
+        {key: record for key, record in known.items() if not record.state.is_final},
+        epoch,
+        1 + max((record.revision for record in known.values()), default=0),
+    )
+
+
+def take(book: Attempts, order: Order, account: Caller | None, refusal: Ending | None, now: float) -> Taken:
+    """What becomes of an order.
+
+    ``account``: as whom a ``Place`` would run here. ``refusal``: why this node does not take it whatever is
+    free, such as an owner who has no account here.
+    """
+    if order.epoch < book.epoch and not isinstance(order, Query):
+        return Taken(book, StaleEpoch(order.key, book.epoch), attempt=book.get(order.key))
+    book = heard(book, order.epoch)
+    match order:
+        case Place():
+            return _place(book, order, account, refusal, now)
+        case Query():
+            return _answer(book, book.get(order.key) or _tombstone(order, NEVER_SEEN, now))
+        case CancelPart():
+            return _cancel(book, order, now)
+        case Commit():
+            return _commit(book, order, now)
+
+
+def heard(book: Attempts, epoch: int) -> Attempts:
+    """The book after a coordinator said its epoch: orders of a lower one are not taken any more."""
+    return replace(book, epoch=epoch) if epoch > book.epoch else book
+
+
+def changed(
+    book: Attempts,
+    key: AttemptKey,
+    state: AttemptState,
+    *,
+    lease: LeaseId | None = None,
+    ending: Ending | None = None,
+    started_at: float | None = None,
+    now: float,
+) -> Attempts:
+    """The book after a lease, a container or a preparation changed; final records stay as they are.
+
+    What is not said stays as it was. The end of what the coordinator cancelled is by its word.
+    """
+    record = book.records[key]
+    if record.state.is_final:
+        return book
+    if ending is not None and ending.kind is EndKind.STOPPED and record.cancelled_by:
+        ending = replace(ending, kind=EndKind.CANCELLED)
+    new = replace(
+        record,
+        state=state,
+        lease=lease or record.lease,
+        ending=ending or record.ending,
+        started_at=record.started_at if started_at is None else started_at,
+    )
+    return book if new == record else _written(book, replace(new, at=now))
+
+
+def report_of(attempt: Attempt, *, with_spec: bool = False) -> Report:
+    """What is told of a record; ``with_spec`` all that a coordinator without memory needs."""
+    return Report(
+        key=attempt.key,
+        state=attempt.state,
+        revision=attempt.revision,
+        lease=attempt.lease,
+        ending=attempt.ending,
+        spec=attempt.spec if with_spec else None,
+        request=attempt.request if with_spec else None,
+        started_at=attempt.started_at,
+        committed=attempt.facts is not None,
+    )
+
+
+def reports(book: Attempts) -> tuple[Report, ...]:
+    """What a node says of its attempts when it meets a coordinator: of all, the oldest change first."""
+    records = sorted(book.records.values(), key=lambda record: record.revision)
+    return tuple(report_of(record, with_spec=True) for record in records)
+
+
+def to_fence(book: Attempts, contact_at: float, now: float) -> tuple[AttemptKey, ...]:
+    """The attempts that must be ended, because the coordinator may soon take them for dead.
+
+    ``contact_at``: when the newest beat that the coordinator acknowledged was *sent*. Any later time would
+    be wrong: the coordinator counts from when it last heard of this node, not from when it last spoke.
+    """
+    return tuple(sorted(key for key, at in _fences(book, contact_at) if at <= now))
+
+
+def fence_at(book: Attempts, contact_at: float) -> float:
+    """When ``to_fence`` will next name one; infinite where none may be taken for dead."""
+    return min((at for _, at in _fences(book, contact_at)), default=float("inf"))
+
+
+def pruned(book: Attempts, now: float) -> Attempts:
+    """The book without final records that nothing can come late for any more."""
+    old = [
+        key
+        for key, record in book.records.items()
+        if record.state.is_final and record.at < now - FINAL_KEPT_SECONDS
+    ]
+    records = book.records
+    for key in old:
+        records = records.drop(key)
+    return replace(book, records=records)
+
+
+# --- one order each ------------------------------------------------------------------------------------
+
+
+def _place(book: Attempts, order: Place, account: Caller | None, refusal: Ending | None, now: float) -> Taken:
+    known = book.get(order.key)
+    if known is not None:
+        return Taken(book, report_of(known), attempt=known)
+    record = Attempt(
+        key=order.key,
+        state=AttemptState.PREPARING if refusal is None else AttemptState.REFUSED,
+        revision=book.next_revision,
+        at=now,
+        spec=order.spec,
+        request=order.request,
+        account=account,
+        ending=refusal,
+        wait=order.wait,
+        gang=order.gang,
+        reserve_seconds=order.reserve_seconds,
+    )
+    return _answer(book, record, Todo.PREPARE if refusal is None else Todo.NOTHING)
+
+
+def _cancel(book: Attempts, order: CancelPart, now: float) -> Taken:
+    known = book.get(order.key)
+    if known is None:
+        return _answer(book, _tombstone(order, CANCELLED_UNSEEN, now))
+    if known.state.is_final:
+        return Taken(book, report_of(known), attempt=known)
+    by = order.by or "the coordinator"
+    if known.lease is None:
+        gone = Ending(EndKind.CANCELLED, f"cancelled by {by}")
+        return _answer(
+            book, replace(known, state=AttemptState.ENDED, ending=gone, cancelled_by=by, at=now), Todo.END
+        )
+    if known.cancelled_by:
+        return Taken(book, report_of(known), Todo.END, known)
+    return _answer(book, replace(known, cancelled_by=by, at=now), Todo.END)
+
+
+def _commit(book: Attempts, order: Commit, now: float) -> Taken:
+    known = book.get(order.key)
+    if known is None:
+        return _answer(book, _tombstone(order, NEVER_SEEN, now))
+    if known.state is not AttemptState.RESERVED or not known.gang or known.facts or known.cancelled_by:
+        return Taken(book, report_of(known), attempt=known)
+    return _answer(book, replace(known, facts=order.gang, at=now), Todo.START)
+
+
+def _tombstone(order: Order, ending: Ending, now: float) -> Attempt:
+    return Attempt(order.key, AttemptState.REFUSED, 0, now, ending=ending)
+
+
+def _answer(book: Attempts, record: Attempt, todo: Todo = Todo.NOTHING) -> Taken:
+    """Answer with the record, written where it is new."""
+    if book.get(record.key) is not record:
+        book = _written(book, record)
+    record = book.records[record.key]
+    return Taken(book, report_of(record), todo, record)
+
+
+def _written(book: Attempts, record: Attempt) -> Attempts:
+    record = replace(record, revision=book.next_revision)
+    live = {key: one for key, one in book.live.items() if key != record.key}
+    if not record.state.is_final:
+        live[record.key] = record
+    return replace(
+        book,
+        records=book.records.put(record.key, record),
+        live=live,
+        next_revision=book.next_revision + 1,
+    )
+
+
+def _fences(book: Attempts, contact_at: float) -> Iterable[tuple[AttemptKey, float]]:
+    return (
+        (key, contact_at + record.spec.stop_after_seconds)
+        for key, record in book.live.items()
+        if record.spec is not None and record.spec.stop_after_seconds is not None
+    )

@@ -1,0 +1,72 @@
+"""A mapping that is never changed: each change makes a new one that shares nearly everything with the old.
+
+Entries lie in chunks by their hash. A change copies one chunk and the list of chunks, so that with a hundred
+thousand entries it costs a few microseconds, where a copied dict would cost a millisecond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+CHUNKS = 256
+"""A power of two: the place of a key is its hash's last bits."""
+_EMPTY: list[dict[object, object]] = [{}] * CHUNKS
+
+
+class Shelf(Mapping[K, V]):
+    """In no order: whoever decides by it must sort."""
+
+    __slots__ = ("_chunks", "_size")
+
+    def __init__(self, entries: Mapping[K, V] | Iterable[tuple[K, V]] = ()) -> None:
+        pairs = entries.items() if isinstance(entries, Mapping) else entries
+        found: dict[int, dict[K, V]] = {}
+        for key, value in pairs:
+            found.setdefault(hash(key) & (CHUNKS - 1), {})[key] = value
+        self._chunks: list[dict[K, V]] = [found.get(at, {}) for at in range(CHUNKS)] if found else _none()
+        self._size = sum(map(len, found.values()))
+
+    def __getitem__(self, key: K) -> V:
+        return self._chunks[hash(key) & (CHUNKS - 1)][key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._chunks[hash(key) & (CHUNKS - 1)]
+
+    def __iter__(self) -> Iterator[K]:
+        for chunk in self._chunks:
+            yield from chunk
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __repr__(self) -> str:
+        return f"Shelf({dict(self)!r})"
+
+    def put(self, key: K, value: V) -> Shelf[K, V]:
+        """The mapping with this entry."""
+        at = hash(key) & (CHUNKS - 1)
+        return self._with(at, {**self._chunks[at], key: value})
+
+    def drop(self, key: K) -> Shelf[K, V]:
+        """The mapping without this entry, where there is one."""
+        at = hash(key) & (CHUNKS - 1)
+        if key not in self._chunks[at]:
+            return self
+        chunk = dict(self._chunks[at])
+        del chunk[key]
+        return self._with(at, chunk)
+
+    def _with(self, at: int, chunk: dict[K, V]) -> Shelf[K, V]:
+        made: Shelf[K, V] = Shelf.__new__(Shelf)
+        made._chunks = self._chunks.copy()
+        made._chunks[at] = chunk
+        made._size = self._size + len(chunk) - len(self._chunks[at])
+        return made
+
+
+def _none() -> list[dict[K, V]]:
+    return _EMPTY  # type: ignore[return-value]  # nobody changes it, so that it is empty for all types
