@@ -13,8 +13,9 @@ import resource
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -25,7 +26,8 @@ from traces import Load, read_fleet, read_tasks, sequence, varied
 from gpushared.domain.fleet.fleet import Fleet, NoPlace, Placement
 from gpushared.domain.fleet.hosts import Free, Host
 from gpushared.domain.fleet.need import Need
-from gpushared.domain.fleet.policies import PolicyName
+from gpushared.domain.fleet.policies import PolicyName, Together
+from gpushared.domain.gpu import GpuId
 from gpushared.domain.lease import Grant, LeaseId
 from gpushared.domain.request import Request
 
@@ -37,6 +39,7 @@ class FirstFit:
     """The first host in the list."""
 
     whole_gpus_last = False
+    kin_worth = 0.0
 
     def part(self, before: int, after: int) -> float:  # noqa: ARG002
         return 0.0
@@ -78,6 +81,8 @@ class Run:
     refused: int = 0
     checked: int = 0
     wrong: int = 0
+    beside_percent: float = 0.0
+    """Of the slices of GPUs, those that share their GPU with another one of their project."""
 
 
 def fits(need: Need, free: Free) -> bool:
@@ -89,11 +94,12 @@ def fits(need: Need, free: Free) -> bool:
     return sum(need.fits(room) for room in free.rooms) >= need.count
 
 
-def replay(hosts: Sequence[Host], load: Load, policy: str, seed: int) -> Run:
+def replay(hosts: Sequence[Host], load: Load, policy: str, seed: int, together: Together) -> Run:
     """Offer each request of the load once."""
-    fleet, place = prepared(hosts, load, policy, seed)
+    fleet, place = prepared(hosts, load, policy, seed, together)
     gpus = sum(len(host.gpus) for host in hosts)
     run, placed = Run(0.0), 0
+    slices: Counter[tuple[str, GpuId]] = Counter()
     for number, request in enumerate(load):
         start = time.process_time()
         fleet.see(request)
@@ -104,6 +110,8 @@ def replay(hosts: Sequence[Host], load: Load, policy: str, seed: int) -> Run:
         run.seconds.append(time.process_time() - start)
         if isinstance(answer, Placement):
             placed += sum(grant.compute_permille for grant in answer.grants)
+            if not request.wants_whole_gpus:
+                slices.update((request.project, grant.gpu) for grant in answer.grants)
             continue
         run.refused += 1
         if run.refused % CHECK_EVERY == 0:
@@ -111,10 +119,20 @@ def replay(hosts: Sequence[Host], load: Load, policy: str, seed: int) -> Run:
             run.checked += 1
             run.wrong += any(fits(need, fleet.free(host.name)) for host in hosts)
     run.placed_percent = placed / gpus / 10
+    alone = sum(count == 1 for count in slices.values())
+    run.beside_percent = 100 * (1 - alone / max(1, slices.total()))
     return run
 
 
-def prepared(hosts: Sequence[Host], load: Load, policy: str, seed: int) -> tuple[Fleet, Placer]:
+def owned(load: Load, projects: int, seed: int) -> Load:
+    """The requests as those of so many projects, each of which asks for as much; 0 leaves them alone."""
+    chance = random.Random(seed)
+    return [replace(one, project=f"p{chance.randrange(projects)}") if projects else one for one in load]
+
+
+def prepared(
+    hosts: Sequence[Host], load: Load, policy: str, seed: int, together: Together
+) -> tuple[Fleet, Placer]:
     match policy:
         case "random":
             return Fleet(hosts, PolicyName.PACK), Random(seed).place
@@ -123,11 +141,14 @@ def prepared(hosts: Sequence[Host], load: Load, policy: str, seed: int) -> tuple
         case "fgd":
             return Fleet(hosts, PolicyName.PACK), Fgd(load, hosts).place
         case _:
-            return Fleet(hosts, PolicyName(policy)), by_fleet
+            return Fleet(hosts, PolicyName(policy), together=together), by_fleet
 
 
 POLICIES = ("random", "spread", "pack", "first-fit", "fgd", "fragmentation")
-HEAD = ("policy", "placed % mean", "min", "max", "ms median", "mean", "p99", "refused", "checked", "wrong")
+HEAD = (
+    *("policy", "placed % mean", "min", "max", "ms median", "mean", "p99"),
+    *("refused", "checked", "wrong", "beside %"),
+)
 
 
 def main() -> int:
@@ -138,17 +159,25 @@ def main() -> int:
     parser.add_argument(
         "--vary", default="", help="half|again|kinds|sizes|hosts[:SEED]: another list made of this one"
     )
+    parser.add_argument("--projects", type=int, default=0, help="the tasks are those of so many projects")
+    parser.add_argument("--together", type=Together, choices=list(Together), default=Together.OFF)
     options = parser.parse_args()
     first, _, last = options.seeds.partition("-")
     hosts, tasks = varied(read_fleet(options.traces), read_tasks(options.traces), options.vary)
     print(
         f"{len(hosts)} hosts, {sum(len(host.gpus) for host in hosts)} GPUs, {len(tasks)} tasks {options.vary}"
     )
-    print(("{:14}" + "{:>14}" + "{:>10}" * 8).format(*HEAD))
+    print(("{:14}" + "{:>14}" + "{:>10}" * 9).format(*HEAD))
     wrong = 0
     for policy in options.policy or POLICIES:
         runs = [
-            replay(hosts, sequence(tasks, hosts, seed), policy, seed)
+            replay(
+                hosts,
+                owned(sequence(tasks, hosts, seed), options.projects, seed),
+                policy,
+                seed,
+                options.together,
+            )
             for seed in range(int(first), int(last or first) + 1)
         ]
         show(policy, runs)
@@ -165,7 +194,7 @@ def show(policy: str, runs: Sequence[Run]) -> None:
         f"{policy:14}{statistics.mean(placed):14.2f}{min(placed):10.2f}{max(placed):10.2f}"
         f"{statistics.median(times):10.3f}{statistics.mean(times):10.3f}{times[int(len(times) * 0.99)]:10.3f}"
         f"{sum(run.refused for run in runs):10}{sum(run.checked for run in runs):10}"
-        f"{sum(run.wrong for run in runs):10}",
+        f"{sum(run.wrong for run in runs):10}{statistics.mean(run.beside_percent for run in runs):10.1f}",
         flush=True,
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from gpushared.domain.fleet.policies import PolicyName
+from gpushared.domain.fleet.policies import PolicyName, Together
 from gpushared.domain.gpu import MIB
 from gpushared.domain.policy.projects import Policy, Project, without_preemption
 from gpushared.domain.request import LeaseClass
@@ -97,6 +97,8 @@ class Rules:
     preemption: Preemption = Preemption.AUTO
     placement: PolicyName = PolicyName.PACK
     """Which of the GPUs that fit is taken."""
+    together: Together = Together.OFF
+    """Whose leases are put together, of GPUs that are worth about the same."""
     counts_host: bool = True
     """Whether the host's CPU and memory may run out."""
     preempt_notice_seconds: int = 60

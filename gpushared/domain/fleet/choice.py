@@ -30,8 +30,10 @@ class HostReason(StrEnum):
     """Too few of its GPUs can take their part."""
 
 
-def rate(need: Need, free: Free, policy: Policy, closed: Collection[GpuId] = ()) -> Score | HostReason:
-    """What the best GPUs of this host cost, or why it has none."""
+def rate(
+    need: Need, free: Free, policy: Policy, closed: Collection[GpuId] = (), kin: Collection[GpuId] = ()
+) -> Score | HostReason:
+    """What the best GPUs of this host cost, or why it has none. ``kin``: those that it would rather have."""
     if need.least_permille > free.top_permille:
         return _lack(need, free)
     if need.cpu_milli > free.cpu_milli:
@@ -40,27 +42,43 @@ def rate(need: Need, free: Free, policy: Policy, closed: Collection[GpuId] = ())
         return HostReason.HOST_MEMORY
     if need.count == 0:
         return 0.0, 0.0, policy.host(need, free, 0)
-    ranks = _ranks(need, free, policy, closed)
+    ranks = _ranks(need, free, policy, closed, kin)
     if len(ranks) < need.count:
         return _lack(need, free)
     chosen: Sequence[Rank] = (min(ranks),) if need.count == 1 else _together(need, free, ranks)
     return _score(need, free, policy, chosen)
 
 
-def choose(need: Need, free: Free, policy: Policy, closed: Collection[GpuId] = ()) -> tuple[int, ...]:
+def choose(
+    need: Need, free: Free, policy: Policy, closed: Collection[GpuId] = (), kin: Collection[GpuId] = ()
+) -> tuple[int, ...]:
     """The positions of the best GPUs of a host on which ``rate`` found some."""
     if need.count == 0:
         return ()
-    chosen = _together(need, free, _ranks(need, free, policy, closed))
+    chosen = _together(need, free, _ranks(need, free, policy, closed, kin))
     return tuple(rank[3] for rank in chosen)
 
 
-def _ranks(need: Need, free: Free, policy: Policy, closed: Collection[GpuId]) -> list[Rank]:
+def _ranks(
+    need: Need, free: Free, policy: Policy, closed: Collection[GpuId], kin: Collection[GpuId]
+) -> list[Rank]:
     """Of each GPU that can take its part, what that costs."""
     if wants_instances(need.request):
         return _instance_ranks(need, free, closed)
-    if need.plain and free.uniform:
-        return _plain_ranks(need, free, policy, closed)
+    plain = need.plain and free.uniform
+    ranks = (_plain_ranks if plain else _ordinary_ranks)(need, free, policy, closed)
+    return _drawn_to(kin, ranks, free, policy) if kin else ranks
+
+
+def _drawn_to(kin: Collection[GpuId], ranks: Sequence[Rank], free: Free, policy: Policy) -> list[Rank]:
+    """The ranks with a lower cost on the GPUs that are preferred; what is broken into counts before that."""
+    return [
+        (rank[0], rank[1] - policy.kin_worth, *rank[2:]) if free.rooms[rank[3]].gpu.id in kin else rank
+        for rank in ranks
+    ]
+
+
+def _ordinary_ranks(need: Need, free: Free, policy: Policy, closed: Collection[GpuId]) -> list[Rank]:
     ranks = []
     last = policy.whole_gpus_last and not need.whole
     for at, room in enumerate(free.rooms):
@@ -76,7 +94,7 @@ def _ranks(need: Need, free: Free, policy: Policy, closed: Collection[GpuId]) ->
 
 
 def _plain_ranks(need: Need, free: Free, policy: Policy, closed: Collection[GpuId]) -> list[Rank]:
-    """As ``_ranks`` for the common case, which is nearly all of the time that decisions take."""
+    """As ``_ordinary_ranks`` for the common case, which is nearly all of the time that decisions take."""
     gpu = free.rooms[0].gpu
     if need.models and gpu.name not in need.models:
         return []

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 
 from gpushared.domain.fleet.choice import HostReason, Score, choose, rate
 from gpushared.domain.fleet.hosts import Free, Host, changed, free_of, make_of
+from gpushared.domain.fleet.kin import Kin, worth_rating
 from gpushared.domain.fleet.mix import Mix
 from gpushared.domain.fleet.need import Kind, Need, kind_of, size_of
-from gpushared.domain.fleet.policies import Policy, PolicyName, policy_for
-from gpushared.domain.fleet.ranking import Ranking
+from gpushared.domain.fleet.policies import Policy, PolicyName, Together, policy_for
+from gpushared.domain.fleet.ranking import Entry, Ranking
 from gpushared.domain.gpu import GpuId
 from gpushared.domain.lease import Grant, LeaseId
 from gpushared.domain.placement import Reason, Room, Rooms, grant_on, refuse, rooms_of
@@ -73,10 +74,12 @@ class Fleet:
         *,
         rooms: Rooms | None = None,
         mix: Mix | None = None,
+        together: Together = Together.OFF,
     ) -> None:
         """``rooms``: what is left of GPUs that are not untouched, where that is known from elsewhere.
 
-        ``mix``: what was learned elsewhere, and goes on learning here.
+        ``mix``: what was learned elsewhere, and goes on learning here. ``together``: a request goes where
+        leases with the same ``project`` are, if that costs little.
         """
         self.hosts = tuple(hosts)
         self.policy = policy
@@ -88,6 +91,7 @@ class Fleet:
         makes: dict[tuple[object, ...], int] = {}
         self._free = [_as_found(host, rooms or {}, makes) for host in self.hosts]
         self._leases: dict[LeaseId, _Taken] = {}
+        self._kin = Kin() if together is Together.PROJECT else None
         self._undo: list[tuple[int, Free, LeaseId, _Taken | None]] = []
         self._log = _Log()
         self._rankings: dict[Kind, Ranking] = {}
@@ -102,6 +106,7 @@ class Fleet:
     def _detach(self) -> None:
         self.mix = self.mix.copy()
         self._free, self._leases = list(self._free), dict(self._leases)
+        self._kin = None if self._kin is None else self._kin.copy()
         self._undo, self._log, self._rankings = [], _Log(), {}
 
     # --- asking ------------------------------------------------------------------------------------------
@@ -135,7 +140,9 @@ class Fleet:
                 best = answer, at
         if best is None:
             return NoPlace(+refusals)
-        return self._placement(ranking.need, best[1], ranking.policy, closed)
+        kin = self._kin_of(request)
+        at = self._nearest_kin(ranking, best, closed, kin) if kin else best[1]
+        return self._placement(ranking.need, at, ranking.policy, closed, kin)
 
     def refusals(self, request: Request) -> Counter[Reason]:
         """How many GPUs refuse their part, by reason; looks at each GPU, for answers to people."""
@@ -174,6 +181,8 @@ class Fleet:
         for lease, request, grants in leases:
             at = self._home[grants[0].gpu][0]
             self._leases[lease] = _Taken(at, request, grants)
+            if self._kin is not None:
+                self._kin.change(None, self._leases[lease])
             by_host.setdefault(at, []).append(self._leases[lease])
         for at, taken in by_host.items():
             self._free[at] = self._changed(at, taken, 1)
@@ -227,10 +236,11 @@ class Fleet:
 
     def _set(self, at: int, free: Free, lease: LeaseId, taken: _Taken | None) -> None:
         self._free[at] = free
-        if taken is None:
-            self._leases.pop(lease, None)
-        else:
+        before = self._leases.pop(lease, None)
+        if taken is not None:
             self._leases[lease] = taken
+        if self._kin is not None:
+            self._kin.change(before, taken)
         self._log.hosts.append(at)
         if len(self._log.hosts) > CHANGES_PER_HOST * max(64, len(self.hosts)):
             self._log = _Log(self._log.end)
@@ -257,22 +267,41 @@ class Fleet:
     def _place_on(
         self, request: Request, only: Collection[int], closed: Collection[GpuId]
     ) -> Placement | NoPlace:
-        need, policy = Need.of(request), self._policy()
+        need, policy, kin = Need.of(request), self._policy(), self._kin_of(request)
         refusals = Counter({HostReason.OTHER_HOST: len(self.hosts) - len(only)})
         found: list[tuple[Score, int]] = []
         for at in only:
-            answer = rate(need, self._free[at], policy, closed)
+            answer = rate(need, self._free[at], policy, closed, kin)
             if isinstance(answer, tuple):
                 found.append((answer, at))
             else:
                 refusals[answer] += 1
         if not found:
             return NoPlace(+refusals)
-        return self._placement(need, min(found)[1], policy, closed)
+        return self._placement(need, min(found)[1], policy, closed, kin)
 
-    def _placement(self, need: Need, at: int, policy: Policy, closed: Collection[GpuId]) -> Placement:
+    def _kin_of(self, request: Request) -> Collection[GpuId]:
+        return NOTHING if self._kin is None else self._kin.gpus(request.project)
+
+    def _nearest_kin(
+        self, ranking: Ranking, best: Entry, closed: Collection[GpuId], kin: Collection[GpuId]
+    ) -> int:
+        """The host of the best place when it is worth something to be with one's project."""
+        need, policy = ranking.need, ranking.policy
+        hosts = {self._home[gpu][0] for gpu in kin}
+        costs = {at: cost for at in hosts if (cost := ranking.cost(at)) is not None}
+        found = [(best[0], best[1] not in hosts, best[1])]
+        for at in worth_rating(costs, best[0], need.count * policy.kin_worth):
+            answer = rate(need, self._free[at], policy, closed, kin)
+            if isinstance(answer, tuple):
+                found.append((answer, False, at))
+        return min(found)[2]
+
+    def _placement(
+        self, need: Need, at: int, policy: Policy, closed: Collection[GpuId], kin: Collection[GpuId]
+    ) -> Placement:
         free = self._free[at]
-        chosen = choose(need, free, policy, closed)
+        chosen = choose(need, free, policy, closed, kin)
         grants = tuple(grant_on(need.request, free.rooms[place]) for place in chosen)
         return Placement(self.hosts[at].name, grants)
 

@@ -14,12 +14,15 @@ from typing import Protocol
 from gpushared.domain.fleet.hosts import UNLIMITED, Free
 from gpushared.domain.fleet.mix import Mix
 from gpushared.domain.fleet.need import Need
+from gpushared.domain.gpu import WHOLE_PERMILLE
 
 FREE_GPU_WEIGHT = 0.02
 """A free GPU on the host counts as much as a fiftieth of a GPU stranded there: enough to break ties."""
 MEMORY_WEIGHT = 0.3
 """Host memory counts less than CPU: what a process asks for of it, it seldom uses."""
 
+KIN_PERMILLE = 300.0
+"""A little more than a quarter of a GPU, a usual size: worth a slice's best fit, never a whole GPU."""
 
 Stranded = Callable[[int, int], float]
 
@@ -32,11 +35,20 @@ class PolicyName(StrEnum):
     FRAGMENTATION = "fragmentation"
 
 
+class Together(StrEnum):
+    """Whose leases are put together where that costs little."""
+
+    OFF = "off"
+    PROJECT = "project"
+
+
 class Policy(Protocol):
     """What a place costs."""
 
     whole_gpus_last: bool
     """Whether a GPU that nobody uses is left alone while a slice fits elsewhere."""
+    kin_worth: float
+    """What it is worth for a slice to be on a GPU with others of its project, in the unit of ``part``."""
 
     def part(self, before: int, after: int) -> float:
         """The cost of leaving ``after`` permille of a GPU that had ``before``."""
@@ -49,6 +61,7 @@ class Pack:
     """Best fit: the GPU, then the host, that is left with the least."""
 
     whole_gpus_last = True
+    kin_worth = KIN_PERMILLE
 
     def part(self, before: int, after: int) -> float:  # noqa: ARG002 - what was there does not matter
         return float(after)
@@ -61,6 +74,7 @@ class Spread:
     """Worst fit: neighbours as few as possible."""
 
     whole_gpus_last = False
+    kin_worth = KIN_PERMILLE
 
     def part(self, before: int, after: int) -> float:  # noqa: ARG002 - what was there does not matter
         return -float(after)
@@ -77,6 +91,7 @@ class Fragmentation:
     """
 
     whole_gpus_last = True
+    kin_worth = FREE_GPU_WEIGHT * WHOLE_PERMILLE
 
     def __init__(self, mix: Mix) -> None:
         self._leftover = mix.leftover

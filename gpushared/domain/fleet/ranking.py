@@ -82,6 +82,11 @@ class Ranking:
         """Whether this host can take the request, as far as only the host is asked."""
         return isinstance(self._answers[at], tuple)
 
+    def cost(self, at: int) -> Score | None:
+        """What this host costs, or None where it cannot take the request."""
+        answer = self._answers[at]
+        return answer if isinstance(answer, tuple) else None
+
     def _in_order(self, skipped: Collection[int]) -> Iterator[Entry]:
         aside = []
         try:

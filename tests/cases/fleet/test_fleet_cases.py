@@ -13,14 +13,14 @@ from gpushared.domain.asking import Ask, read_request
 from gpushared.domain.fleet.fleet import Fleet, NoPlace, Placement
 from gpushared.domain.fleet.hosts import Host
 from gpushared.domain.fleet.need import Need
-from gpushared.domain.fleet.policies import PolicyName
+from gpushared.domain.fleet.policies import PolicyName, Together
 from gpushared.domain.gpu import Gpu, GpuId
 from gpushared.domain.lease import Grant, LeaseId
 from gpushared.domain.request import Request
 from gpushared.domain.units import parse_memory
 
 HERE = Path(__file__).parent
-KEYS = {"name", "policy", "hosts", "seen", "held", "asks", "gets", "then", "finally"}
+KEYS = {"name", "policy", "together", "hosts", "seen", "held", "asks", "gets", "then", "finally"}
 
 
 def _cases() -> list[Any]:
@@ -101,6 +101,7 @@ def _read(text: str, held: list[LeaseId]) -> tuple[Request, str]:
     return (
         replace(
             request,
+            project=said.get("project", ""),
             gpus=tuple(GpuId(gpu) for gpu in said.get("on", "").split(",") if gpu),
             models=tuple(model for model in said.get("models", "").split(",") if model),
             host_cpu_milli=int(said["cpu"]) * 1000 if "cpu" in said else None,
@@ -120,7 +121,13 @@ def _shown(placement: Placement) -> str:
 @pytest.mark.parametrize("case", _cases())
 def test_case(case: dict[str, Any]) -> None:
     assert case.keys() <= KEYS, "README.md has all keys"
-    world = World(Fleet(map(_host, case["hosts"]), PolicyName(case.get("policy", "pack"))))
+    world = World(
+        Fleet(
+            map(_host, case["hosts"]),
+            PolicyName(case.get("policy", "pack")),
+            together=Together(case.get("together", "off")),
+        )
+    )
     for text in case.get("seen", []):
         times, _, what = text.partition(" of ")
         for _ in range(int(times)):
