@@ -33,7 +33,7 @@ from gpushared.config.quotas import (
     TrainConfig,
 )
 from gpushared.domain.asking import Ask
-from gpushared.domain.fleet.policies import PolicyName
+from gpushared.domain.fleet.policies import PolicyName, Together
 from gpushared.domain.gpu import MIB
 from gpushared.domain.rules import Action, MpsMode, Preemption
 
@@ -260,6 +260,12 @@ class PlacementConfig:
         Choice(PolicyName),
         "`pack` fills GPUs in use first and keeps whole GPUs whole; `spread` gives each lease as few "
         "neighbours as possible; `fragmentation` leaves the rests that fit what is asked for on this node.",
+    )
+    together: Together = setting(  # noqa: RUF009 - makes a field
+        Together.OFF,
+        Choice(Together),
+        "`project` puts leases of one project on the same GPUs and hosts where that costs little; `off` "
+        "places each for itself.",
     )
     host: HostMode = setting(  # noqa: RUF009 - makes a field
         HostMode.AUTO,

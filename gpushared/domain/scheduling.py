@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from gpushared.domain.fleet.hosts import Host, link_groups
 from gpushared.domain.fleet.places import FleetPlaces, fleet_with
+from gpushared.domain.fleet.policies import Together
 from gpushared.domain.lease import Draining, Lease, LeaseId, Promised, Requeued, Suspended, Suspending
 from gpushared.domain.policy.passes import NEVER, Candidate, Holder, Ladder, Plan, Preemption, Victim
 from gpushared.domain.policy.plan import plan
@@ -42,15 +43,23 @@ def places_of(state: NodeState) -> FleetPlaces:
     """The node as a fleet of one host."""
     gpus, size = tuple(state.judged_gpus()), size_of_host(state)
     host = Host(HOST, gpus, size.cpu_milli, size.memory_bytes, link_groups(gpus))
-    policy = state.rules.placement
-    return FleetPlaces(fleet_with([host], state.leases.values(), state.stray_bytes, policy, state.mix))
+    rules, leases = state.rules, [_of_project(lease, state) for lease in state.leases.values()]
+    fleet = fleet_with([host], leases, state.stray_bytes, rules.placement, state.mix, rules.together)
+    return FleetPlaces(fleet)
+
+
+def _of_project(lease: Lease, state: NodeState) -> Lease:
+    """With the project in its request, by which placement knows who belongs together."""
+    if state.rules.together is Together.OFF:
+        return lease
+    return replace(lease, request=replace(lease.request, project=lease.payer))
 
 
 def candidate(lease: Lease, state: NodeState, policy: Policy) -> Candidate:
     """A waiting lease, with the request that it is to be placed by now."""
     request = wanted_request(lease, state)
     return Candidate(
-        lease if request is lease.request else replace(lease, request=request),
+        _of_project(lease if request is lease.request else replace(lease, request=request), state),
         lease.payer,
         _priority(lease, policy),
         lease.state.since if isinstance(lease.state, Requeued | Suspended) else lease.created_at,
@@ -67,7 +76,7 @@ def holder(lease: Lease, state: NodeState, policy: Policy, now: float) -> Holder
     step = step_of(lease, state)
     since = lease.held_since if lease.held_since is not None else now
     return Holder(
-        lease,
+        _of_project(lease, state),
         lease.payer,
         _priority(lease, policy),
         since,

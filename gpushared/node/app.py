@@ -177,6 +177,7 @@ def rules_of(config: Config) -> Rules:
         policy=queue_policy_of(config),
         preemption=config.queue.preemption,
         placement=config.placement.policy,
+        together=config.placement.together,
         counts_host=config.placement.host is HostMode.AUTO,
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from gpushared.domain.fleet.fleet import Fleet, Placement
 from gpushared.domain.fleet.hosts import Host
 from gpushared.domain.fleet.mix import Mix
-from gpushared.domain.fleet.policies import PolicyName
+from gpushared.domain.fleet.policies import PolicyName, Together
 from gpushared.domain.gpu import Gpu, GpuId
 from gpushared.domain.lease import Grant, Lease, LeaseId
 from gpushared.domain.placement import rooms_of
@@ -22,14 +22,16 @@ def fleet_with(
     stray_bytes: Mapping[GpuId, int],
     policy: PolicyName,
     mix: Mix | None = None,
+    together: Together = Together.OFF,
 ) -> Fleet:
     """A fleet as it stands. ``stray_bytes``: held on each GPU by processes without a lease.
 
     ``mix``: what was learned before; a fleet that is made anew for each pass would know nothing.
+    ``together``: as of the fleet; the leases' requests name their projects then.
     """
     hosts = tuple(hosts)
     rooms = rooms_of((gpu for host in hosts for gpu in host.gpus), (), stray_bytes)
-    fleet = Fleet(hosts, policy, rooms=rooms, mix=mix)
+    fleet = Fleet(hosts, policy, rooms=rooms, mix=mix, together=together)
     here = ((lease, [grant for grant in lease.grants if grant.gpu in rooms]) for lease in leases)
     fleet.find([(lease.id, lease.request, tuple(grants)) for lease, grants in here if grants])
     return fleet
