@@ -202,7 +202,9 @@ class Api:
         """Live leases in the order they were asked for; with ``ended`` those that are over, newest first."""
         leases = list(self._loop.state.leases.values())
         if message.ended:
-            leases += await self._journal.ended(min(message.limit or LISTED, MAX_LISTED))
+            over = await self._journal.ended(min(message.limit or LISTED, MAX_LISTED))
+            ended_since = {lease.id for lease in over}
+            leases = [*(lease for lease in leases if lease.id not in ended_since), *over]
         return leases_pb2.ListLeasesResponse(
             leases=[self._view(lease, caller) for lease in leases],
             unmanaged=self._views.strangers(self._sampler.newest),

@@ -209,6 +209,22 @@ def test_asking_again_by_the_same_request_id_is_the_same_lease_also_after_a_cras
     assert (ended["id"], ended["state"]) == (over["id"], "ended")
 
 
+def test_a_lease_that_ends_while_it_is_listed_is_listed_once(lone_daemon: DaemonProcess) -> None:
+    """The live ones come from memory, those that are over from the disk."""
+
+    def come_and_go() -> None:
+        for _ in range(60):
+            lease = lone_daemon.request("0.25")
+            lone_daemon.call("Leases/Release", {"lease_id": lease["id"]})
+
+    with ThreadPoolExecutor(1) as pool:
+        going = pool.submit(come_and_go)
+        while not going.done():
+            listed = [one["id"] for one in lone_daemon.call("Leases/List", {"ended": True})["leases"]]
+            assert len(set(listed)) == len(listed)
+        going.result()
+
+
 def test_a_wait_comes_back_when_what_is_shown_changes_and_not_before(lone_daemon: DaemonProcess) -> None:
     holder = lone_daemon.request("2")
     waiting = lone_daemon.request("1")
