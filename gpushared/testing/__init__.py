@@ -11,6 +11,7 @@ from gpushared.testing.journal import MemoryJournal
 from gpushared.testing.leases import fake_lease
 from gpushared.testing.modes import FakeComputeModes
 from gpushared.testing.sharing import FakeSharing
+from gpushared.testing.store import MemoryStore, StoreWorld
 
 __all__ = [
     "FAKE_FACTS",
@@ -22,6 +23,8 @@ __all__ = [
     "FakeSharing",
     "ManualClock",
     "MemoryJournal",
+    "MemoryStore",
+    "StoreWorld",
     "fake_gpu",
     "fake_lease",
 ]

@@ -1,0 +1,51 @@
+"""What waits to be sent over a link, so that a slow other side holds up nobody and fills no memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+_Message = TypeVar("_Message")
+
+
+class Mailbox(Generic[_Message]):
+    """Of each subject only the newest word, in the order in which the subjects came up.
+
+    A word is made to a message only when it is its turn, so that the message says how things are then.
+    """
+
+    def __init__(self, max_subjects: int) -> None:
+        self._max = max_subjects
+        self._words: OrderedDict[Hashable, Callable[[], _Message | None]] = OrderedDict()
+        self._filled = asyncio.Event()
+        self._taken = asyncio.Event()
+
+    def put(self, subject: Hashable, word: Callable[[], _Message | None]) -> bool:
+        """Have it sent. A word that makes None is not; False where there is no room for one more subject."""
+        if subject not in self._words and len(self._words) >= self._max:
+            return False
+        self._words[subject] = word
+        self._filled.set()
+        return True
+
+    async def take(self) -> _Message:
+        """The next message; waits for it."""
+        while True:
+            while self._words:
+                _, word = self._words.popitem(last=False)
+                self._taken.set()
+                if (message := word()) is not None:
+                    return message
+            self._filled.clear()
+            await self._filled.wait()
+
+    async def room(self, subjects: int) -> None:
+        """Wait until fewer than so many subjects wait."""
+        while len(self._words) >= subjects:
+            self._taken.clear()
+            await self._taken.wait()
+
+    def __len__(self) -> int:
+        return len(self._words)

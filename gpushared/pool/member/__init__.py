@@ -1,0 +1,1 @@
+"""A node's side of its pool: joining it, the link to its coordinator, and what comes over it."""

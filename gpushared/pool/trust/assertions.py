@@ -1,0 +1,217 @@
+"""A node's signed word for one of its users: who asks, for exactly this request, within a minute.
+
+The coordinator knows nodes by their certificates, and users only by what nodes say of them. A node may speak
+for the users of its own realms only, so a machine whose root is somebody else's can pass for its own users,
+and for nobody beyond.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from google.protobuf.message import Message
+
+from gpushared.domain.errors import LimitReached, PermissionRefused, RequestError
+from gpushared.domain.jobs.model import NodeName
+from gpushared.domain.units import shown
+from gpushared.pool.trust.certificates import NodeCertificate
+from gpushared.pool.trust.clocks import TOLERANCE_SECONDS, offset_words
+from gpushared.pool.trust.names import split_principal
+
+ASSERTION_METADATA = "gpushare-assertion-bin"
+VALID_SECONDS = 60
+MAX_BYTES = 8192
+MAX_GROUPS = 64
+SIGNATURE_BYTES = 64
+NONCE_BYTES = 16
+NONCES_PER_NODE = 60_000
+NONCES = 300_000
+_CONTEXT = b"gpushare assertion 1\0"
+"""Stands before what is signed, so that nothing else signed with the key can be taken for an assertion."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assertion:
+    """``audience``: the pool. ``digest``: of the request (``request_digest``). Times are epoch seconds."""
+
+    principal: str
+    groups: tuple[str, ...]
+    audience: str
+    digest: str
+    issued_at: float
+    expires_at: float
+    nonce: str
+
+
+def request_digest(message: Message) -> str:
+    """Of a request as protobuf: its type and its fields, in hexadecimal digits.
+
+    Written anew in the order of field numbers, so that fields which only the other side knows count too.
+    """
+    return bytes_digest(message.DESCRIPTOR.full_name, message.SerializeToString(deterministic=True))
+
+
+def bytes_digest(kind: str, *parts: bytes) -> str:
+    """Of anything else: its kind, and its parts with their lengths."""
+    digest = hashlib.sha256(kind.encode() + b"\0")
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.hexdigest()
+
+
+class Asserter:
+    """Speaks for the users of this node."""
+
+    def __init__(self, key: Ed25519PrivateKey, pool: str) -> None:
+        self._key = key
+        self._pool = pool
+
+    def sign(self, principal: str, groups: Sequence[str], digest: str, now: float) -> bytes:
+        """The assertion as it travels: the signature, and the JSON that it is of. Used once."""
+        assertion = {
+            "principal": principal,
+            "groups": list(groups)[:MAX_GROUPS],
+            "audience": self._pool,
+            "digest": digest,
+            "issued_at": now,
+            "expires_at": now + VALID_SECONDS,
+            "nonce": secrets.token_hex(NONCE_BYTES),
+        }
+        text = json.dumps(assertion, separators=(",", ":")).encode()
+        return self._key.sign(_CONTEXT + text) + text
+
+
+class AssertionCheck:
+    """Believes each assertion once. One a coordinator."""
+
+    def __init__(self, pool: str) -> None:
+        self._pool = pool
+        self._nonces = Nonces()
+
+    def believe(self, signed: bytes, node: NodeCertificate, digest: str, now: float) -> Assertion:
+        """The assertion, if the node may make it, for this request, now, and has not made it before.
+
+        Raises PermissionRefused, and LimitReached where a node makes too many to remember them all.
+        """
+        assertion = _read(_verified(signed, node), node)
+        if assertion.audience != self._pool:
+            raise _refused(node, f"it is for the pool {shown(assertion.audience)}, and this is {self._pool}")
+        _check_times(assertion, node, now)
+        if assertion.digest != digest:
+            raise _refused(node, "it is for another request")
+        _check_realm(assertion.principal, node)
+        self._nonces.use(node.node, assertion.nonce, assertion.expires_at + TOLERANCE_SECONDS, now)
+        return assertion
+
+
+def _verified(signed: bytes, node: NodeCertificate) -> bytes:
+    signature, text = signed[:SIGNATURE_BYTES], signed[SIGNATURE_BYTES:]
+    if len(signed) > MAX_BYTES:
+        raise _refused(node, f"it is longer than {MAX_BYTES} bytes")
+    try:
+        Ed25519PublicKey.from_public_bytes(node.assertion_key).verify(signature, _CONTEXT + text)
+    except (InvalidSignature, ValueError) as error:
+        raise _refused(node, "its signature is not that of the node's key") from error
+    return text
+
+
+def _read(text: bytes, node: NodeCertificate) -> Assertion:
+    try:
+        data = json.loads(text)
+        return Assertion(
+            principal=str(data["principal"]),
+            groups=tuple(str(group) for group in data["groups"]),
+            audience=str(data["audience"]),
+            digest=str(data["digest"]),
+            issued_at=float(data["issued_at"]),
+            expires_at=float(data["expires_at"]),
+            nonce=str(data["nonce"]),
+        )
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise _refused(node, f"it cannot be read: {type(error).__name__}") from error
+
+
+def _check_times(assertion: Assertion, node: NodeCertificate, now: float) -> None:
+    """Written so that NaN is outside too."""
+    issued, expires = assertion.issued_at, assertion.expires_at
+    lives = 0 < expires - issued <= VALID_SECONDS
+    if not (lives and issued - TOLERANCE_SECONDS <= now < expires + TOLERANCE_SECONDS):
+        ahead = offset_words(issued - now)
+        raise PermissionRefused(
+            f"the word of node {node.node} for its user is not valid now: it was given at a time that is "
+            f"{ahead} the coordinator's",
+            hint=f"it is valid for {VALID_SECONDS} s; set the clock of {node.node} (`timedatectl`), and ask "
+            "again",
+        )
+
+
+def _check_realm(principal: str, node: NodeCertificate) -> None:
+    try:
+        _, realm = split_principal(principal)
+    except RequestError as error:
+        raise _refused(node, error.message) from error
+    if not node.may_assert(realm):
+        own = ", ".join(sorted({node.node, *node.realms}))
+        raise PermissionRefused(
+            f"node {node.node} may not speak for {shown(principal)}: its realms are {own}",
+            hint="a realm is given to a node with its join token: gpushare pool token --node "
+            f"{node.node} --realm {realm}",
+        )
+
+
+def _refused(node: NodeCertificate, why: str) -> PermissionRefused:
+    return PermissionRefused(
+        f"the word of node {node.node} for its user is refused: {why}",
+        hint=f"do gpushared on {node.node} and the coordinator have the same version (`gpushare version`)?",
+    )
+
+
+class Nonces:
+    """Those of assertions that could still be used again. Bounded: beyond, nothing more is believed."""
+
+    def __init__(self, per_node: int = NONCES_PER_NODE, in_all: int = NONCES) -> None:
+        self._per_node = per_node
+        self._in_all = in_all
+        self._until: dict[NodeName, dict[str, float]] = defaultdict(dict)
+        self._count = 0
+        self._swept_at = 0.0
+
+    def use(self, node: NodeName, nonce: str, until: float, now: float) -> None:
+        """Raises PermissionRefused where it was used before, LimitReached where there are too many."""
+        if len(nonce) != 2 * NONCE_BYTES:
+            raise PermissionRefused(
+                f"the word of node {node} for its user is refused: its nonce is none", hint="ask again"
+            )
+        known = self._until[node]
+        if len(known) >= self._per_node or self._count >= self._in_all:
+            self._sweep(now)
+            known = self._until[node]
+        if nonce in known:
+            raise PermissionRefused(
+                f"the word of node {node} for its user was used before", hint="each is good for one request"
+            )
+        if len(known) >= self._per_node or self._count >= self._in_all:
+            raise LimitReached(
+                f"node {node} speaks for its users too often", hint="ask again in a minute or two"
+            )
+        known[nonce] = until
+        self._count += 1
+
+    def _sweep(self, now: float) -> None:
+        """At most once a second: it looks at all of them."""
+        if abs(now - self._swept_at) < 1:
+            return
+        self._swept_at = now
+        for node in list(self._until):
+            kept = {nonce: until for nonce, until in self._until[node].items() if until > now}
+            self._until[node] = kept
+            if not kept:
+                del self._until[node]
+        self._count = sum(map(len, self._until.values()))

@@ -1,0 +1,107 @@
+"""What a node's certificate says, and how it is read."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import re
+from dataclasses import dataclass
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+
+from gpushared.domain.errors import PermissionRefused
+from gpushared.domain.jobs.model import NodeName
+from gpushared.pool.trust.names import SCHEME
+
+ASSERTION_KEY_OID = x509.ObjectIdentifier("2.25.3128955938680712431273847370430093104")
+"""An extension of ours: the node's Ed25519 public key, 32 bytes. 2.25 is the arc of UUIDs (X.667)."""
+ASSERTION_KEY_BYTES = 32
+REMEMBERED = 4096
+_URI = re.compile(rf"{SCHEME}://([^/]+)/(node|realm)/([^/]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCertificate:
+    """Who a node is, as the pool's authority signed it. Times are seconds since the epoch.
+
+    ``realms``: for whose users it may speak, besides those of the realm of its own name.
+    ``authority``: the key identifier of the anchor that signed it.
+    """
+
+    pool: str
+    node: NodeName
+    serial: int
+    issued_at: float
+    expires_at: float
+    realms: frozenset[str]
+    assertion_key: bytes
+    authority: str
+
+    def may_assert(self, realm: str) -> bool:
+        """Whether the node may speak for users of this realm."""
+        return realm == self.node or realm in self.realms
+
+
+@functools.lru_cache(maxsize=REMEMBERED)
+def read_node_certificate(pem: bytes) -> NodeCertificate:
+    """Reads a certificate whose signature TLS has checked. Raises PermissionRefused where it is no node's."""
+    try:
+        certificate = x509.load_pem_x509_certificate(pem)
+        return _read(certificate)
+    except (ValueError, x509.ExtensionNotFound, x509.DuplicateExtension, UnsupportedAlgorithm) as error:
+        raise PermissionRefused(
+            f"the client's certificate is not one of a node of a pool: {error}",
+            hint="a node gets its certificate by `gpushare node join`",
+        ) from error
+
+
+def _read(certificate: x509.Certificate) -> NodeCertificate:
+    pool, node, realms = _names(certificate)
+    key = certificate.extensions.get_extension_for_oid(ASSERTION_KEY_OID).value
+    assert isinstance(key, x509.UnrecognizedExtension)
+    if len(key.value) != ASSERTION_KEY_BYTES:
+        raise ValueError("its key for assertions is none")
+    return NodeCertificate(
+        pool=pool,
+        node=node,
+        serial=certificate.serial_number,
+        issued_at=certificate.not_valid_before_utc.timestamp(),
+        expires_at=certificate.not_valid_after_utc.timestamp(),
+        realms=realms,
+        assertion_key=key.value,
+        authority=issuer_id(certificate),
+    )
+
+
+def _names(certificate: x509.Certificate) -> tuple[str, NodeName, frozenset[str]]:
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    read = [_URI.fullmatch(uri) for uri in names.get_values_for_type(x509.UniformResourceIdentifier)]
+    found = [match.groups() for match in read if match]
+    nodes = [(pool, name) for pool, kind, name in found if kind == "node"]
+    if len(nodes) != 1:
+        raise ValueError("it does not name exactly one node")
+    ((pool, node),) = nodes
+    realms = frozenset(name for its_pool, kind, name in found if kind == "realm" and its_pool == pool)
+    return pool, NodeName(node), realms
+
+
+def issuer_id(certificate: x509.Certificate) -> str:
+    """The key identifier of whoever signed it, in hexadecimal digits (RFC 5280, 4.2.1.1)."""
+    identifier = certificate.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value
+    return (identifier.key_identifier or b"").hex()
+
+
+def own_id(certificate: x509.Certificate) -> str:
+    """An anchor's key identifier, as those that it signed carry it (RFC 5280, 4.2.1.2)."""
+    return x509.SubjectKeyIdentifier.from_public_key(certificate.public_key()).digest.hex()
+
+
+def digest_of(certificate: x509.Certificate) -> str:
+    """SHA-256 of a certificate, in the small letters and digits of base 32: what a join token pins."""
+    return base64.b32encode(certificate.fingerprint(hashes.SHA256())).decode().rstrip("=").lower()
+
+
+def pem_of(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)

@@ -1,0 +1,139 @@
+"""Tokens as the coordinator's store keeps them: without their secrets, each changed only as it was read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, Generic, Protocol, TypeVar
+
+from gpushared.domain.errors import Unavailable
+from gpushared.pool.store import Store, Transaction
+
+
+class Scope(StrEnum):
+    """What an API token is for."""
+
+    SUBMIT = "submit"
+    """Submit jobs, and enter the containers of one's own."""
+    READ = "read"
+    """See jobs, nodes, and why something waits."""
+    CANCEL = "cancel"
+    """Cancel, hold and let go one's own jobs."""
+    LOGS = "logs"
+    """Read what one's own jobs write."""
+    ADMIN = "admin"
+    """All of it for everybody's jobs, and the pool itself; only for a person who is an admin."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRecord:
+    """A join token. Times are epoch seconds; ``used_at`` None = not yet. ``node`` empty = any name."""
+
+    id: str
+    hashed: str
+    created_at: float
+    expires_at: float
+    node: str = ""
+    realms: tuple[str, ...] = ()
+    made_by: str = ""
+    used_at: float | None = None
+    used_by: str = ""
+
+    @classmethod
+    def read(cls, data: dict[str, Any]) -> JoinRecord:
+        return cls(**{**data, "realms": tuple(data["realms"])})
+
+
+@dataclass(frozen=True, slots=True)
+class ApiRecord:
+    """An API token. Times are epoch seconds; ``used_at`` None = not yet."""
+
+    id: str
+    hashed: str
+    person: str
+    scopes: tuple[Scope, ...]
+    created_at: float
+    expires_at: float
+    description: str = ""
+    made_by: str = ""
+    used_at: float | None = None
+
+    @classmethod
+    def read(cls, data: dict[str, Any]) -> ApiRecord:
+        return cls(**{**data, "scopes": tuple(Scope(one) for one in data["scopes"])})
+
+
+class _Record(Protocol):
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def expires_at(self) -> float: ...
+
+
+_R = TypeVar("_R", bound=_Record)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept(Generic[_R]):
+    """A record and the revision at which it was read; 0 = it is not kept yet."""
+
+    record: _R
+    revision: int = 0
+
+
+class TokenRecords(Generic[_R]):
+    """All tokens of one kind, in the store below ``prefix``. ``epoch``: of the coordinator that writes."""
+
+    def __init__(
+        self, store: Store, epoch: Callable[[], int], prefix: str, read: Callable[[dict[str, Any]], _R]
+    ) -> None:
+        self._store = store
+        self._epoch = epoch
+        self._prefix = prefix
+        self._read = read
+
+    async def all(self) -> dict[str, Kept[_R]]:
+        """By id, those that are over too."""
+        contents = await self._store.load(self._prefix)
+        return {
+            key.removeprefix(self._prefix): Kept(self._parsed(key, one.value), one.revision)
+            for key, one in contents.records.items()
+        }
+
+    async def find(self, token_id: str) -> Kept[_R] | None:
+        """As the store has it now."""
+        key = self._prefix + token_id
+        found = (await self._store.load(key)).records.get(key)
+        return None if found is None else Kept(self._parsed(key, found.value), found.revision)
+
+    async def put(self, record: _R, revision: int) -> Kept[_R]:
+        """Raises Conflict where the record changed since that revision: then nothing happened."""
+        key = self._prefix + record.id
+        value = json.dumps(_plain(record)).encode()
+        return Kept(record, await self._commit({key: value}, (), {key: revision}))
+
+    async def delete(self, record: _R, revision: int) -> None:
+        """Raises Conflict as ``put`` does."""
+        key = self._prefix + record.id
+        await self._commit({}, (key,), {key: revision})
+
+    async def _commit(
+        self, puts: Mapping[str, bytes], deletes: tuple[str, ...], compares: Mapping[str, int]
+    ) -> int:
+        return await self._store.commit(Transaction(self._epoch(), puts, deletes, compares))
+
+    def _parsed(self, key: str, value: bytes) -> _R:
+        try:
+            return self._read(json.loads(value))
+        except (ValueError, TypeError, KeyError) as error:
+            raise Unavailable(
+                f"the store's record {key} cannot be read: {error}",
+                hint="was it written by a newer version? `gpushared-pool --version` tells ours",
+            ) from error
+
+
+def _plain(record: Any) -> dict[str, Any]:  # noqa: ANN401 - each of the records above
+    return asdict(record)

@@ -1,0 +1,226 @@
+"""What goes over a node's link: the domain's records as bytes and back, and which of it both sides know.
+
+Both sides may be one version apart, either way. Fields that only one of them knows are ignored or take their
+default; what is new altogether has a capability, and is only sent to those who said that they have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
+from typing import TypeVar
+
+from gpushared.api.v1 import link_pb2
+from gpushared.domain.errors import (
+    GpushareError,
+    LimitReached,
+    NotFound,
+    PermissionRefused,
+    RequestError,
+    StateConflict,
+    TimedOut,
+    Unavailable,
+)
+from gpushared.domain.gpu import WHOLE_PERMILLE
+from gpushared.domain.jobs.member import Free, Inventory
+from gpushared.domain.jobs.model import JobId, JobSpec
+from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
+from gpushared.domain.units import shown
+from gpushared.records import RecordError, from_json, to_json
+
+GENERATION = 1
+"""Of what is said over the link. Raised only where fields that are added do not do; then both are spoken."""
+SPOKEN = (1,)
+_GENERATION = "link-"
+
+TUNNEL = "tunnel"
+TRUST = "trust"
+ALLOWANCE = "allowance"
+CAPABILITIES = (*(f"{_GENERATION}{one}" for one in SPOKEN), TUNNEL, TRUST, ALLOWANCE)
+
+HELLO_BYTES = 256 * 1024
+"""So much of a hello goes in one message; a bigger one would keep the reader's event loop for too long."""
+MAX_HELLO_REPORTS = 100_000
+MAX_GPUS = 1024
+"""Of one node, MIG instances included."""
+MAX_HOLDINGS = 65_536
+MAX_MEMORY_BYTES = 1 << 50
+"""Of one GPU: more is a mistake or a lie."""
+
+_T = TypeVar("_T")
+
+
+class Unreadable(RequestError):
+    """The other side sent what this version cannot read, or what cannot be so."""
+
+
+# --- capabilities --------------------------------------------------------------------------------------
+
+
+def check_generation(who: str, theirs: Iterable[str], version: str) -> None:
+    """Refuse those who speak no generation of the link that we speak. Raises StateConflict.
+
+    Who lists none at all speaks the first.
+    """
+    listed = [one.removeprefix(_GENERATION) for one in theirs if one.startswith(_GENERATION)]
+    generations = {int(one) for one in listed if one.isdecimal() and one.isascii()} or {1}
+    if generations.isdisjoint(SPOKEN):
+        older = who if max(generations) < min(SPOKEN) else "this side"
+        raise StateConflict(
+            f"{who} (version {shown(version)}) speaks generation {max(generations)} of the link, "
+            f"and this side {', '.join(map(str, SPOKEN))}",
+            hint=f"update {older}; versions that follow each other understand each other",
+        )
+
+
+# --- records -------------------------------------------------------------------------------------------
+
+
+def inventory_bytes(inventory: Inventory) -> bytes:
+    return to_json(Inventory, inventory).encode()
+
+
+def read_inventory(data: bytes) -> Inventory:
+    """Raises Unreadable, for what no machine can have too."""
+    inventory = _read(Inventory, data, "an inventory")
+    ids = {gpu.id for gpu in inventory.gpus}
+    if len(inventory.gpus) > MAX_GPUS or len(ids) < len(inventory.gpus):
+        raise Unreadable(f"an inventory of {len(inventory.gpus)} GPUs with {len(ids)} names")
+    for gpu in inventory.gpus:
+        if not 0 <= gpu.leasable_bytes <= gpu.memory_total_bytes <= MAX_MEMORY_BYTES:
+            raise Unreadable(
+                f"GPU {shown(gpu.id)} cannot lease {gpu.leasable_bytes} of {gpu.memory_total_bytes} bytes"
+            )
+    if inventory.cpu_milli < 0 or inventory.memory_bytes < 0:
+        raise Unreadable("an inventory with less than no processors or memory")
+    return inventory
+
+
+def free_bytes(free: Free) -> bytes:
+    return to_json(Free, free).encode()
+
+
+def read_free(data: bytes) -> Free:
+    """Raises Unreadable, for holdings of less than nothing too: they would make room that is not there."""
+    free = _read(Free, data, "what is held")
+    if len(free.holdings) > MAX_HOLDINGS:
+        raise Unreadable(f"{len(free.holdings)} leases on one node")
+    for holding in free.holdings:
+        for grant in holding.grants:
+            if grant.memory_bytes < 0 or not 0 <= grant.compute_permille <= WHOLE_PERMILLE:
+                raise Unreadable(f"lease {shown(holding.lease)} holds what no lease can")
+    if any(held < 0 for _, held in free.stray_bytes):
+        raise Unreadable("less than no stray memory on a GPU")
+    return free
+
+
+def order_bytes(order: Order) -> bytes:
+    return to_json(Order, order).encode()
+
+
+def read_order(data: bytes) -> Order:
+    """Raises Unreadable."""
+    try:
+        order: Order = from_json(Order, data)
+    except RecordError as error:
+        raise _unreadable("an order", error) from error
+    return order
+
+
+def report_bytes(report: Report) -> bytes:
+    return to_json(Report, report).encode()
+
+
+def read_report(data: bytes) -> Report:
+    """Raises Unreadable."""
+    return _read(Report, data, "a report")
+
+
+def stale_bytes(stale: StaleEpoch) -> bytes:
+    return to_json(StaleEpoch, stale).encode()
+
+
+def read_stale(data: bytes) -> StaleEpoch:
+    """Raises Unreadable."""
+    return _read(StaleEpoch, data, "an answer")
+
+
+def spec_bytes(spec: JobSpec) -> bytes:
+    """The same for the same spec, so that it can be signed by its digest."""
+    return to_json(JobSpec, spec).encode()
+
+
+def read_spec(data: bytes) -> JobSpec:
+    """Raises Unreadable."""
+    return _read(JobSpec, data, "a job")
+
+
+def _read(kind: type[_T], data: bytes, what: str) -> _T:
+    try:
+        return from_json(kind, data)
+    except RecordError as error:
+        raise _unreadable(what, error) from error
+
+
+def _unreadable(what: str, error: RecordError) -> Unreadable:
+    return Unreadable(
+        f"{what} that this version cannot read: {shown(str(error))}",
+        hint="are both sides of the pool's link of the same version, or of one that follows the other?",
+    )
+
+
+# --- what users' orders are signed for ------------------------------------------------------------------
+
+
+def job_digest(job: JobId, spec: bytes) -> bytes:
+    """What an assertion vouches for that comes with a job."""
+    return sha256(b"\0".join((b"submit", job.encode(), spec))).digest()
+
+
+def cancel_digest(job: JobId, grace_seconds: int) -> bytes:
+    """What an assertion vouches for that comes with a cancellation."""
+    return sha256(b"\0".join((b"cancel", job.encode(), str(grace_seconds).encode()))).digest()
+
+
+# --- hellos --------------------------------------------------------------------------------------------
+
+
+def hello_messages(hello: link_pb2.Hello, reports: Sequence[Report]) -> Iterator[link_pb2.Up]:
+    """The hello with the first of the reports, and the others as messages that follow it."""
+    first, size = 0, 0
+    for report in reports:
+        data = report_bytes(report)
+        size += len(data)
+        if size > HELLO_BYTES:
+            break
+        hello.reports.append(data)
+        first += 1
+    hello.more_reports = len(reports) - first
+    yield link_pb2.Up(hello=hello)
+    for report in reports[first:]:
+        yield link_pb2.Up(report=report_bytes(report))
+
+
+# --- refusals ------------------------------------------------------------------------------------------
+
+_BY_CODE: dict[str, type[GpushareError]] = {
+    error.code: error
+    for error in (
+        RequestError,
+        StateConflict,
+        NotFound,
+        PermissionRefused,
+        LimitReached,
+        Unavailable,
+        TimedOut,
+    )
+}
+
+
+def refusal(error: GpushareError) -> link_pb2.Refuse:
+    return link_pb2.Refuse(code=error.code, message=error.message, hint=error.hint)
+
+
+def refused(code: str, message: str, hint: str) -> GpushareError:
+    """The error that the other side sent; with a code that this version does not know, it is Unavailable."""
+    return _BY_CODE.get(code, Unavailable)(message, hint=hint)
