@@ -13,7 +13,7 @@ from gpushared.domain import messages as m
 from gpushared.domain.asking import Ask, read_request
 from gpushared.domain.errors import GpushareError
 from gpushared.domain.explain import waiting
-from gpushared.domain.fleet.policies import PolicyName
+from gpushared.domain.fleet.policies import PolicyName, Together
 from gpushared.domain.gpu import MIB, Gpu, GpuId, MigInstance
 from gpushared.domain.granting import decisions
 from gpushared.domain.host import HostSize
@@ -26,7 +26,22 @@ from gpushared.domain.units import format_share, parse_duration, parse_memory
 
 HERE = Path(__file__).parent
 ROOT = Caller(0, 0, "root", trusted=True)
-KEYS = {"name", "host", "policy", "gpus", "held", "asks", "gets", "says", "hints", "then", "finally"}
+KEYS = {
+    *(
+        "name",
+        "host",
+        "policy",
+        "together",
+        "gpus",
+        "held",
+        "asks",
+        "gets",
+        "says",
+        "hints",
+        "then",
+        "finally",
+    ),
+}
 
 
 def _cases() -> list[Any]:
@@ -177,7 +192,8 @@ def test_every_case_has_a_name_of_its_own() -> None:
 
 
 def _world(case: dict[str, Any]) -> World:
-    world = World(_node(case.get("host", ""), PolicyName(case.get("policy", "pack"))))
+    together = Together(case.get("together", "off"))
+    world = World(_node(case.get("host", ""), PolicyName(case.get("policy", "pack")), together))
     gpus, troubles, stray, drains = [], {}, {}, {}
     for index, text in enumerate(case["gpus"]):
         size, _, rest = text.partition(" ")
@@ -208,10 +224,10 @@ def _world(case: dict[str, Any]) -> World:
     return world
 
 
-def _node(host: str, policy: PolicyName) -> NodeState:
+def _node(host: str, policy: PolicyName, together: Together) -> NodeState:
     """``host``: ``8 cpus 64g``, and ``uncounted`` where the configuration says so."""
     words = host.split()
-    rules = Rules(placement=policy, counts_host="uncounted" not in words)
+    rules = Rules(placement=policy, together=together, counts_host="uncounted" not in words)
     size = HostSize(int(words[0]) * 1000, parse_memory(words[2])) if words else HostSize()
     return NodeState(rules=rules, host=size)
 

@@ -45,6 +45,14 @@ def test_a_model_picks_the_gpu_that_is_called_so(mixed: DaemonProcess, model: st
     assert (run.returncode, out.strip()) == (0, uuid)
 
 
+def test_leases_of_one_project_share_a_gpu_where_the_configuration_says_so(new_daemon: NewDaemon) -> None:
+    daemon = new_daemon(config='[placement]\ntogether = "project"\n')
+    daemon.start()
+    asks = (("0.5", 61001), ("0.75", 61002), ("0.25", 61001), ("0.25", 61002))
+    leases = [daemon.request(gpu, uid=uid) for gpu, uid in asks]
+    assert [lease["grants"][0]["gpu_index"] for lease in leases] == [0, 1, 0, 1]
+
+
 def test_a_model_that_the_node_has_not_is_refused_with_those_that_it_has(mixed: DaemonProcess) -> None:
     words = ["run", "--gpu", "0.25", "--model", "b200", "--rm", *mixed.container_options(), "true"]
     with running(mixed, *words) as run:
