@@ -380,11 +380,14 @@ class OutboxAck(_message.Message):
     CODE_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     HINT_FIELD_NUMBER: _builtins.int
+    CANCEL_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     code: _builtins.str
     """Empty where it is kept now."""
     message: _builtins.str
     hint: _builtins.str
+    cancel: _builtins.bool
+    """It answers an OutboxCancel, else an OutboxJob."""
     def __init__(
         self,
         *,
@@ -392,10 +395,11 @@ class OutboxAck(_message.Message):
         code: _builtins.str = ...,
         message: _builtins.str = ...,
         hint: _builtins.str = ...,
+        cancel: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "hint", b"hint", "job_id", b"job_id", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "code", b"code", "hint", b"hint", "job_id", b"job_id", "message", b"message"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

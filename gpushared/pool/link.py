@@ -1,0 +1,290 @@
+"""The coordinator's end of the nodes' links: who may connect, one live stream a node, and what goes down.
+
+A stream says nothing durable by itself. What goes down may be lost, and is said again at the next hello; what
+came up is durable before it is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+import grpc
+
+from gpushared.api.v1 import link_pb2, link_pb2_grpc
+from gpushared.domain.errors import (
+    GpushareError,
+    LimitReached,
+    PermissionRefused,
+    RequestError,
+    StateConflict,
+    TimedOut,
+    Unavailable,
+)
+from gpushared.domain.jobs.messages import NodeDisconnected, NodeHello
+from gpushared.domain.jobs.model import HERE, JobId, NodeName
+from gpushared.domain.jobs.protocol import Order, Report
+from gpushared.domain.units import shown
+from gpushared.pool import wire
+from gpushared.pool.stream import Context, Guard, Machine, NodeStream, Origins, beat_seconds
+from gpushared.serving.doors import abort
+
+log = logging.getLogger(__name__)
+
+HELLO_SECONDS = 30.0
+"""For each message of a hello."""
+MAX_HELLO_BYTES = 128 << 20
+DISCONNECT_RETRY_SECONDS = 1.0
+MAX_REFUSED_KEPT = 1024
+"""Refusals of so many are remembered, so as not to log them again and again."""
+
+TunnelContext = grpc.aio.ServicerContext[link_pb2.TunnelData, link_pb2.TunnelData]
+
+
+class Tunnels(Protocol):
+    """Takes the streams that nodes open because they were asked to with OpenTunnel."""
+
+    def serve(
+        self, node: NodeName, first: AsyncIterator[link_pb2.TunnelData], context: TunnelContext
+    ) -> AsyncIterator[link_pb2.TunnelData]: ...
+
+
+class LinkService(link_pb2_grpc.NodeLinkServicer):
+    """Serves NodeLink. ``tunnels`` may be set later; until then nodes are told that there are none."""
+
+    def __init__(
+        self, machine: Machine, guard: Guard, origins: Origins, tunnels: Tunnels | None = None
+    ) -> None:
+        self.tunnels = tunnels
+        self._machine = machine
+        self._guard = guard
+        self._origins = origins
+        self._streams: dict[NodeName, NodeStream] = {}
+        self._partings: set[asyncio.Task[None]] = set()
+        self._refused: dict[str, str] = {}
+
+    # --- what the coordinator says ---------------------------------------------------------------------
+
+    def tell(self, node: NodeName, order: Order) -> None:
+        """An order; lost where the node is not connected, and in place of the same one that waits."""
+        if (stream := self._streams.get(node)) is not None:
+            stream.put((type(order), order.key), lambda: link_pb2.Down(order=wire.order_bytes(order)))
+
+    def tell_origin(self, job: JobId) -> None:
+        """How the job stands, to the node through which it came in."""
+        origin = self._origins.origin_of(job)
+        if origin != HERE and (stream := self._streams.get(origin)) is not None:
+            stream.update(job)
+
+    def tell_drain(self, node: NodeName) -> None:
+        """Whether it is drained now, and why."""
+        if (stream := self._streams.get(node)) is not None:
+            stream.put(link_pb2.DrainNotice, lambda: self._drain_notice(node))
+
+    def tell_trust(self, trust: link_pb2.NewTrust) -> None:
+        """Whom to trust from now on, to all that are connected; the others are told at their next hello."""
+        for stream in self._streams.values():
+            if wire.TRUST in stream.capabilities:
+                stream.put(link_pb2.NewTrust, lambda: link_pb2.Down(trust=trust))
+
+    def tell_allowance(self, node: NodeName, allowance: link_pb2.Allowance) -> None:
+        stream = self._streams.get(node)
+        if stream is not None and wire.ALLOWANCE in stream.capabilities:
+            stream.put(link_pb2.Allowance, lambda: link_pb2.Down(allowance=allowance))
+
+    def open_tunnel(self, node: NodeName, tunnel: link_pb2.OpenTunnel) -> None:
+        """Ask a node to call ``Serve``. Raises Unavailable where it is not connected, StateConflict."""
+        stream = self._streams.get(node)
+        if stream is None:
+            raise Unavailable(
+                f"node {node} is not connected to the coordinator",
+                hint="`gpushare nodes` tells since when; it reconnects by itself",
+            )
+        if wire.TUNNEL not in stream.capabilities:
+            raise StateConflict(f"node {node} cannot open tunnels", hint="update gpushared there")
+        subject = (link_pb2.OpenTunnel, tunnel.tunnel_id)
+        stream.put(subject, lambda: link_pb2.Down(tunnel=tunnel))
+
+    def drop(self, node: NodeName, why: GpushareError) -> None:
+        """End a node's stream: it was forgotten, or its certificate revoked."""
+        if (stream := self._streams.get(node)) is not None:
+            stream.end(why)
+
+    def connected(self) -> frozenset[NodeName]:
+        return frozenset(self._streams)
+
+    async def close(self) -> None:
+        """Tell all nodes that this coordinator ends; they come back by themselves."""
+        for stream in self._streams.values():
+            stream.end(Unavailable("the coordinator is ending", hint="it is dialled again by itself"))
+        await asyncio.gather(*self._partings, return_exceptions=True)
+
+    # --- streams ---------------------------------------------------------------------------------------
+
+    async def Connect(  # type: ignore[override]  # noqa: N802 - gRPC's name
+        self, _requests: object, context: Context
+    ) -> None:
+        """The stubs know only generators; a stream may as well be written to (``context.write``)."""
+        node = NodeName("")
+        try:
+            node = self._node_of(context)
+            hello, event = await self._hello(node, context)
+            await self._serve(
+                NodeStream(node, hello, self._machine, self._guard, self._origins), event, context
+            )
+        except GpushareError as error:
+            self._tell_of_refusal(node, error, context)
+            await context.write(link_pb2.Down(refuse=wire.refusal(error)))
+
+    async def Serve(  # noqa: N802 - gRPC's name
+        self, request_iterator: AsyncIterator[link_pb2.TunnelData], context: TunnelContext
+    ) -> AsyncIterator[link_pb2.TunnelData]:
+        """A tunnel's bytes; who may open one is who may connect."""
+        try:
+            node = self._node_of(context)
+            if self.tunnels is None:
+                raise Unavailable("this coordinator has no tunnels")
+            async for data in self.tunnels.serve(node, request_iterator, context):
+                yield data
+        except GpushareError as error:
+            await abort(context, error)
+
+    def _node_of(self, context: grpc.aio.ServicerContext[Any, Any]) -> NodeName:
+        """Who calls, by their certificate. Raises PermissionRefused."""
+        node = self._guard.node_of(context.auth_context())
+        member = self._machine.state.members.get(node)
+        if member is None or member.forgotten_at is not None:
+            known = "was forgotten by" if member is not None else "is not enrolled in"
+            raise PermissionRefused(
+                f"node {node} {known} the pool {self._guard.pool} as this coordinator knows it",
+                hint="join again: `gpushare pool token` there, then `gpushare node join` here; if the node "
+                "was not to be here at all, is this another coordinator of the same name, or an old copy?",
+            )
+        return node
+
+    async def _hello(self, node: NodeName, context: Context) -> tuple[link_pb2.Hello, NodeHello]:
+        """The whole hello. Raises RequestError, StateConflict, PermissionRefused, TimedOut."""
+        message = await _next(context)
+        if message.WhichOneof("what") != "hello":
+            raise RequestError("the first message of a link is not a hello")
+        hello = message.hello
+        if hello.node != node:
+            raise PermissionRefused(
+                f"a node says that it is {shown(hello.node)}, and its certificate that it is {node}",
+                hint="the name is that with which it joined; to change it, join again",
+            )
+        wire.check_generation(f"node {node}", hello.capabilities, hello.version)
+        reports = await _reports(hello, context)
+        return hello, NodeHello(
+            node,
+            inventory=wire.read_inventory(hello.inventory),
+            free=wire.read_free(hello.free),
+            reports=tuple(reports),
+            seen_epoch=hello.seen_epoch,
+            seen_revision=hello.seen_revision,
+        )
+
+    async def _serve(self, stream: NodeStream, hello: NodeHello, context: Context) -> None:
+        self._replace(stream, context)
+        try:
+            # What this leads to waits in the mailbox, so that the welcome is the first word.
+            await self._machine.send(hello)
+            await context.write(link_pb2.Down(welcome=self._welcome()))
+            log.info("node=%s connected from=%s reports=%d", stream.node, context.peer(), len(hello.reports))
+            self._refused.pop(stream.node, None)
+            self._tell_standing_drain(stream.node)
+            await stream.talk(context)
+        finally:
+            if self._streams.get(stream.node) is stream:
+                del self._streams[stream.node]
+                self._part(stream.node)
+
+    def _replace(self, stream: NodeStream, context: Context) -> None:
+        """The newer one counts: the older may be a half-open remainder that nobody reads any more."""
+        older = self._streams.get(stream.node)
+        self._streams[stream.node] = stream
+        if older is not None:
+            older.end(
+                StateConflict(
+                    f"another stream of node {stream.node} took over, from {context.peer()}",
+                    hint="does a copy of this machine run, with the same certificate?",
+                )
+            )
+
+    def _welcome(self) -> link_pb2.Welcome:
+        return link_pb2.Welcome(
+            pool=self._guard.pool,
+            epoch=self._machine.state.epoch,
+            revision=self._machine.revision,
+            beat_seconds=beat_seconds(len(self._machine.state.members)),
+            now=time.time(),
+            capabilities=wire.CAPABILITIES,
+        )
+
+    def _tell_standing_drain(self, node: NodeName) -> None:
+        member = self._machine.state.members.get(node)
+        if member is not None and member.drained_by:
+            self.tell_drain(node)
+
+    def _drain_notice(self, node: NodeName) -> link_pb2.Down | None:
+        member = self._machine.state.members.get(node)
+        if member is None:
+            return None
+        return link_pb2.Down(drain=link_pb2.DrainNotice(reason=member.drain_reason, by=member.drained_by))
+
+    def _part(self, node: NodeName) -> None:
+        """A task of its own, because the call that ends is being cancelled."""
+        task = asyncio.create_task(self._disconnected(node))
+        self._partings.add(task)
+        task.add_done_callback(self._partings.discard)
+
+    async def _disconnected(self, node: NodeName) -> None:
+        while node not in self._streams:
+            try:
+                await self._machine.send(NodeDisconnected(node))
+            except (Unavailable, TimedOut, LimitReached):
+                await asyncio.sleep(DISCONNECT_RETRY_SECONDS)
+            except GpushareError as error:
+                log.warning("node=%s its parting was not noted: %s", node, error)
+                return
+            else:
+                log.info("node=%s disconnected", node)
+                return
+
+    def _tell_of_refusal(self, node: NodeName, error: GpushareError, context: Context) -> None:
+        """Once, until it is another one: nodes come back all the time."""
+        who = node or context.peer().rpartition(":")[0]
+        if self._refused.get(who) != str(error):
+            log.warning("node=%s from=%s refused: %s", node or "?", context.peer(), error)
+        if who in self._refused or len(self._refused) < MAX_REFUSED_KEPT:
+            self._refused[who] = str(error)
+
+
+async def _next(context: Context) -> link_pb2.Up:
+    """The next message of a hello. Raises TimedOut, RequestError."""
+    try:
+        async with asyncio.timeout(HELLO_SECONDS):
+            message = await context.read()
+    except TimeoutError:
+        raise TimedOut(f"no hello in {HELLO_SECONDS:.0f} s") from None
+    if not isinstance(message, link_pb2.Up):
+        raise RequestError("the link ended within its hello")
+    return message
+
+
+async def _reports(hello: link_pb2.Hello, context: Context) -> list[Report]:
+    """All reports of a hello; those that follow it too."""
+    if not 0 <= hello.more_reports <= wire.MAX_HELLO_REPORTS:
+        raise RequestError(f"a hello with {hello.more_reports} more reports")
+    reports = [wire.read_report(data) for data in hello.reports]
+    size = 0
+    for _ in range(hello.more_reports):
+        message = await _next(context)
+        size += len(message.report)
+        if message.WhichOneof("what") != "report" or size > MAX_HELLO_BYTES:
+            raise RequestError("a hello whose reports do not follow it, or are too many")
+        reports.append(wire.read_report(message.report))
+    return reports

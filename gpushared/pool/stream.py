@@ -1,0 +1,287 @@
+"""One node's live stream, as the coordinator holds it: what comes up is handled, what is to go down waits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+import grpc
+
+from gpushared.api.v1 import link_pb2
+from gpushared.domain.errors import (
+    GpushareError,
+    LimitReached,
+    RequestError,
+    TimedOut,
+    Unavailable,
+)
+from gpushared.domain.jobs.member import Member
+from gpushared.domain.jobs.messages import CancelAsked, JobSubmitted, NodeBeat, PoolEvent, Reported
+from gpushared.domain.jobs.model import Job, JobId, NodeName, Owner
+from gpushared.domain.units import shown
+from gpushared.pool import wire
+from gpushared.pool.mailbox import Mailbox
+
+log = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[link_pb2.Up, link_pb2.Down]
+
+BEAT_SECONDS = 5.0
+MAX_BEATS_PER_SECOND = 50.0
+"""Of all nodes together: beyond 250 nodes each beats less often."""
+MAX_WAITING = 32_768
+"""Subjects that may wait to be told to one node."""
+BUSY = 1024
+"""With so many waiting to be told, nothing more is read of a node until it has read some."""
+IN_WORK = 32
+"""So many of a node's messages are handled at a time."""
+FIRST_RETRY_SECONDS = 0.5
+LAST_RETRY_SECONDS = 8.0
+_JOB_ID = re.compile(r"[0-9a-z]{1,32}(_[0-9]{1,7})?")
+MAX_GRACE_SECONDS = 24 * 3600
+
+_PASSING = (Unavailable, TimedOut, LimitReached)
+"""Errors after which the same message is handled once more: they say nothing of it."""
+
+
+class Book(Protocol):
+    """Of the machine's state, what links look at."""
+
+    @property
+    def members(self) -> Mapping[NodeName, Member]: ...
+    @property
+    def epoch(self) -> int: ...
+
+
+class Machine(Protocol):
+    """The coordinator's loop."""
+
+    @property
+    def state(self) -> Book: ...
+    @property
+    def revision(self) -> int:
+        """Of the newest change in the store."""
+        ...
+
+    async def send(self, event: PoolEvent) -> Job | None:
+        """Comes back when what the event changed is durable. Errors are those of the tree."""
+        ...
+
+
+class Guard(Protocol):
+    """Who is at the other end, and for whom they may speak."""
+
+    @property
+    def pool(self) -> str: ...
+
+    def node_of(self, auth: Mapping[str, Iterable[bytes]]) -> NodeName:
+        """The node whose certificate this is (gRPC's ``auth_context``).
+
+        Raises PermissionRefused: of another pool, revoked, no node's.
+        """
+        ...
+
+    def owner_of(self, node: NodeName, assertion: bytes, digest: bytes) -> Owner:
+        """The user for whom a node vouches. Raises PermissionRefused."""
+        ...
+
+    def newer_trust(self, node: NodeName, generation: int) -> link_pb2.NewTrust | None:
+        """What a node is to trust from now on, where that is newer than what it says that it has."""
+        ...
+
+
+class Origins(Protocol):
+    """Jobs, as the nodes through which they came in are told of them."""
+
+    def origin_of(self, job: JobId) -> NodeName:
+        """HERE for none."""
+        ...
+
+    def update_of(self, job: JobId) -> link_pb2.JobUpdate | None:
+        """How it stands now; None where nothing is known of it any more."""
+        ...
+
+
+def beat_seconds(nodes: int) -> float:
+    """How often each of so many nodes is to beat."""
+    return max(BEAT_SECONDS, nodes / MAX_BEATS_PER_SECOND)
+
+
+class NodeStream:
+    """A stream that was welcomed. ``talk`` lasts as long as it does."""
+
+    def __init__(
+        self,
+        node: NodeName,
+        hello: link_pb2.Hello,
+        machine: Machine,
+        guard: Guard,
+        origins: Origins,
+    ) -> None:
+        self.node = node
+        self.capabilities = frozenset(hello.capabilities)
+        self.mailbox: Mailbox[link_pb2.Down] = Mailbox(MAX_WAITING)
+        self._machine = machine
+        self._guard = guard
+        self._origins = origins
+        self._why: asyncio.Future[GpushareError] = asyncio.get_running_loop().create_future()
+        self._slots = asyncio.Semaphore(IN_WORK)
+        self._work: set[asyncio.Task[None]] = set()
+
+    def end(self, why: GpushareError) -> None:
+        """Close it from this side; the node is told why."""
+        if not self._why.done():
+            self._why.set_result(why)
+
+    def put(self, subject: object, word: Callable[[], link_pb2.Down | None]) -> None:
+        """Have it sent. Where the node reads too slowly for it, the stream ends: its next hello tells all."""
+        if not self.mailbox.put(subject, word):
+            self.end(LimitReached(f"node {self.node} reads too slowly: {MAX_WAITING} things wait for it"))
+
+    async def talk(self, context: Context) -> None:
+        """Read and write until either side ends it. Raises what ``end`` was given."""
+        ways = [asyncio.create_task(self._read(context)), asyncio.create_task(self._write(context))]
+        ends: list[asyncio.Future[Any]] = [*ways, self._why]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if self._why.done():
+                raise self._why.result()
+            for way in ways:
+                if way.done():
+                    way.result()
+        finally:
+            for task in (*ways, *self._work):
+                task.cancel()
+            await asyncio.gather(*ways, *self._work, return_exceptions=True)
+
+    # --- down ------------------------------------------------------------------------------------------
+
+    async def _write(self, context: Context) -> None:
+        while True:
+            await context.write(await self.mailbox.take())
+
+    def update(self, job: JobId) -> None:
+        """Tell how a job stands that came in through this node."""
+        self.put((link_pb2.JobUpdate, job), lambda: self._update(job))
+
+    def _update(self, job: JobId) -> link_pb2.Down | None:
+        update = self._origins.update_of(job)
+        return None if update is None else link_pb2.Down(update=update)
+
+    # --- up --------------------------------------------------------------------------------------------
+
+    async def _read(self, context: Context) -> None:
+        while isinstance(message := await context.read(), link_pb2.Up):
+            await self.mailbox.room(BUSY)
+            work = self._work_of(message)
+            if work is not None:
+                await self._slots.acquire()
+                task = asyncio.create_task(self._guarded(work))
+                self._work.add(task)
+                task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._work.discard(task)
+        self._slots.release()
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except GpushareError as error:
+            log.warning("node=%s a message was not taken: %s", self.node, error)
+
+    def _work_of(self, message: link_pb2.Up) -> Coroutine[Any, Any, None] | None:
+        match message.WhichOneof("what"):
+            case "beat":
+                return self._beat(message.beat)
+            case "report":
+                return self._report(message.report)
+            case "stale":
+                return self._stale(message.stale)
+            case "job":
+                return self._job(message.job)
+            case "cancel":
+                return self._cancel(message.cancel)
+            case "trust_seen":
+                return self._trust_seen(message.trust_seen)
+            case other:
+                log.debug("node=%s said %s, which this version does not know", self.node, other)
+                return None
+
+    async def _beat(self, beat: link_pb2.Beat) -> None:
+        """Acknowledged only once the machine knows of it: the node counts on that."""
+        inventory = wire.read_inventory(beat.inventory) if beat.inventory else None
+        free = wire.read_free(beat.free) if beat.free else None
+        await self._machine.send(NodeBeat(self.node, inventory, free))
+        self.put(link_pb2.BeatAck, lambda: self._beat_ack(beat.seq))
+
+    def _beat_ack(self, seq: int) -> link_pb2.Down:
+        seconds = beat_seconds(len(self._machine.state.members))
+        return link_pb2.Down(
+            beat_ack=link_pb2.BeatAck(seq=seq, revision=self._machine.revision, beat_seconds=seconds)
+        )
+
+    async def _report(self, data: bytes) -> None:
+        await self._deliver(Reported(self.node, wire.read_report(data)))
+
+    async def _stale(self, data: bytes) -> None:
+        await self._deliver(Reported(self.node, wire.read_stale(data)))
+
+    async def _deliver(self, event: PoolEvent) -> None:
+        """Until the store has it: a node says it only once in the life of a stream."""
+        seconds = FIRST_RETRY_SECONDS
+        while True:
+            try:
+                await self._machine.send(event)
+            except _PASSING as error:
+                log.info("node=%s not taken yet: %s", self.node, error)
+                await asyncio.sleep(seconds)
+                seconds = min(2 * seconds, LAST_RETRY_SECONDS)
+            else:
+                return
+
+    async def _job(self, asked: link_pb2.OutboxJob) -> None:
+        job = JobId(asked.job_id)
+        try:
+            await self._deliver(self._submitted(job, asked))
+        except GpushareError as error:
+            self._acknowledge(job, error, cancel=False)
+        else:
+            self._acknowledge(job, None, cancel=False)
+            self.update(job)
+
+    def _submitted(self, job: JobId, asked: link_pb2.OutboxJob) -> JobSubmitted:
+        if _JOB_ID.fullmatch(job) is None:
+            raise RequestError(f"{shown(job)} is no name of a job")
+        spec = wire.read_spec(asked.spec)
+        owner = self._guard.owner_of(self.node, asked.assertion, wire.job_digest(job, asked.spec))
+        ours = replace(spec, owner=owner, origin=self.node)
+        return JobSubmitted(job, ours, held=asked.held, priority=asked.priority, old=asked.old)
+
+    async def _cancel(self, asked: link_pb2.OutboxCancel) -> None:
+        job = JobId(asked.job_id)
+        try:
+            grace = min(max(0, asked.grace_seconds), MAX_GRACE_SECONDS)
+            digest = wire.cancel_digest(job, asked.grace_seconds)
+            owner = self._guard.owner_of(self.node, asked.assertion, digest)
+            await self._deliver(CancelAsked(job, owner, grace))
+        except GpushareError as error:
+            self._acknowledge(job, error, cancel=True)
+        else:
+            self._acknowledge(job, None, cancel=True)
+
+    def _acknowledge(self, job: JobId, error: GpushareError | None, *, cancel: bool) -> None:
+        ack = link_pb2.OutboxAck(job_id=job, cancel=cancel)
+        if error is not None:
+            log.info("node=%s job=%s refused: %s", self.node, shown(job), error)
+            ack.code, ack.message, ack.hint = error.code, error.message, error.hint
+        self.put((link_pb2.OutboxAck, job, cancel), lambda: link_pb2.Down(outbox_ack=ack))
+
+    async def _trust_seen(self, seen: link_pb2.TrustSeen) -> None:
+        trust = self._guard.newer_trust(self.node, seen.generation)
+        if trust is not None:
+            self.put(link_pb2.NewTrust, lambda: link_pb2.Down(trust=trust))
