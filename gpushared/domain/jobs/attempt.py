@@ -35,3 +35,5 @@ class Attempt:
     coordinator: str = ""
     cancelled_by: str = ""
     started_at: float | None = None
+    boot_id: str = ""
+    """In which boot of the machine its container was last seen to begin."""

@@ -27,13 +27,17 @@ CANCELLED_UNSEEN = Ending(EndKind.CANCELLED, "it was cancelled before the node s
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """A node's book. ``epoch``: the highest that was seen; ``next_revision``: that of the next change."""
+    """A node's book of one coordinator's orders.
+
+    ``epoch``: the highest that was seen; ``next_revision``: that of the next change.
+    """
 
     records: Shelf[AttemptKey, Attempt] = field(default_factory=Shelf)
     live: Mapping[AttemptKey, Attempt] = field(default_factory=dict)
     """Those of ``records`` that are not final."""
     epoch: int = 0
     next_revision: int = 1
+    coordinator: str = ""
 
     def get(self, key: AttemptKey) -> Attempt | None:
         return self.records.get(key)
@@ -61,7 +65,7 @@ class Taken:
     attempt: Attempt | None = None
 
 
-def restored(records: Iterable[Attempt], epoch: int = 0) -> Attempts:
+def restored(records: Iterable[Attempt], epoch: int = 0, coordinator: str = "") -> Attempts:
     """The book that these records were in. ``epoch``: the highest that was seen."""
     known = {record.key: record for record in records}
     return Attempts(
@@ -69,6 +73,7 @@ def restored(records: Iterable[Attempt], epoch: int = 0) -> Attempts:
         {key: record for key, record in known.items() if not record.state.is_final},
         epoch,
         1 + max((record.revision for record in known.values()), default=0),
+        coordinator,
     )
 
 
@@ -105,6 +110,7 @@ def changed(
     lease: LeaseId | None = None,
     ending: Ending | None = None,
     started_at: float | None = None,
+    boot_id: str | None = None,
     now: float,
 ) -> Attempts:
     """The book after a lease, a container or a preparation changed; final records stay as they are.
@@ -122,6 +128,7 @@ def changed(
         lease=lease or record.lease,
         ending=ending or record.ending,
         started_at=record.started_at if started_at is None else started_at,
+        boot_id=record.boot_id if boot_id is None else boot_id,
     )
     return book if new == record else _written(book, replace(new, at=now))
 
@@ -236,7 +243,7 @@ def _answer(book: Attempts, record: Attempt, todo: Todo = Todo.NOTHING) -> Taken
 
 
 def _written(book: Attempts, record: Attempt) -> Attempts:
-    record = replace(record, revision=book.next_revision)
+    record = replace(record, revision=book.next_revision, coordinator=book.coordinator)
     live = {key: one for key, one in book.live.items() if key != record.key}
     if not record.state.is_final:
         live[record.key] = record

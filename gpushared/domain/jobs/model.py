@@ -6,28 +6,17 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NewType
 
+from gpushared.domain.jobs.key import AttemptKey as AttemptKey  # noqa: PLC0414 - named from here too
+from gpushared.domain.jobs.key import JobId as JobId  # noqa: PLC0414 - the same
 from gpushared.domain.lease import LeaseId
 from gpushared.domain.request import Request
 
-JobId = NewType("JobId", str)
-"""Ten characters, or those of an array and ``_7`` for its seventh job."""
 NodeName = NewType("NodeName", str)
 HERE = NodeName("")
 """The node itself, in its own book of jobs."""
 
 STORY_KEPT = 50
 """So many newest entries are kept of a job's story."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class AttemptKey:
-    """One attempt to run a job; on one node there is at most one part of it. Never used twice."""
-
-    job: JobId
-    number: int
-
-    def __str__(self) -> str:
-        return f"{self.job}/{self.number}"
 
 
 class Pull(StrEnum):
@@ -170,7 +159,10 @@ class EndKind(StrEnum):
     LOST = "lost"
     """Its node went down, or lost its container."""
     FAILED = "failed"
-    """It could not be started, or broke a rule; ``reason`` says which."""
+    """It could not be started, or broke a rule; ``reason`` says which. A node that refuses with this will not
+    have it, whatever is free there."""
+    NO_ROOM = "no-room"
+    """Refused because there was no room for it at that moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +241,7 @@ class Cancelling:
     by: str = ""
     ending: Ending | None = None
     """What made the rest be taken down, where one part of a gang failed."""
+    grace_seconds: int = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +277,10 @@ class Job:
     failures: int = 0
     held_by: str = ""
     priority: int = 0
+    awaits: tuple[After, ...] = ()
+    """What is left of ``spec.after``: jobs that are not over yet."""
+    refused_by: tuple[NodeName, ...] = ()
+    """Nodes that will not have it, whatever is free there."""
     story: tuple[Entry, ...] = field(default=())
 
     def note(self, at: float, text: str) -> Job:

@@ -1,0 +1,20 @@
+"""What an attempt goes by; leases name it, so it stands apart from what names leases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NewType
+
+JobId = NewType("JobId", str)
+"""Ten characters, or those of an array and ``_7`` for its seventh job."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class AttemptKey:
+    """One attempt to run a job; on one node there is at most one part of it. Never used twice."""
+
+    job: JobId
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.job}/{self.number}"

@@ -1,0 +1,108 @@
+"""What happens to attempts on their node (events), and what its daemon is to do about it (instructions).
+
+``coordinator`` is the pool whose order it was, empty for the node's own book of jobs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpushared.domain.jobs.key import AttemptKey
+from gpushared.domain.jobs.model import Ending
+from gpushared.domain.jobs.protocol import Order
+from gpushared.domain.request import Caller
+
+# --- events --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OrderTaken:
+    """A coordinator said something. ``account``: as whom a ``Place`` would run here.
+
+    ``refusal``: why this node does not take a ``Place``, such as an owner who has no account here.
+    """
+
+    order: Order
+    coordinator: str = ""
+    account: Caller | None = None
+    refusal: Ending | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptPrepared:
+    """Its image is there; ``ending``: or will not be."""
+
+    key: AttemptKey
+    coordinator: str = ""
+    ending: Ending | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchFailed:
+    """Its container could not be created or started."""
+
+    key: AttemptKey
+    ending: Ending
+    coordinator: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ContactMade:
+    """The coordinator acknowledged what was sent to it at ``sent_at`` (CLOCK_BOOTTIME of this boot).
+
+    ``epoch`` and ``revision``: those that it named; 0 where it named none.
+    """
+
+    coordinator: str
+    boot_id: str
+    sent_at: float
+    epoch: int = 0
+    revision: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FencesLooked:
+    """It is ``at`` now (CLOCK_BOOTTIME of this boot): whoever waited for contact too long is ended."""
+
+    boot_id: str
+    at: float
+
+
+AttemptEvent = OrderTaken | AttemptPrepared | LaunchFailed | ContactMade | FencesLooked
+
+# --- instructions --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareAttempt:
+    """Have its image on this node."""
+
+    key: AttemptKey
+    coordinator: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchAttempt:
+    """Create and start its container in the lease that it has."""
+
+    key: AttemptKey
+    coordinator: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUpAttempt:
+    """It is over: whatever is being prepared or launched for it is of no use any more."""
+
+    key: AttemptKey
+    coordinator: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TellCoordinator:
+    """Its record changed."""
+
+    key: AttemptKey
+    coordinator: str = ""
+
+
+AttemptInstruction = PrepareAttempt | LaunchAttempt | GiveUpAttempt | TellCoordinator
