@@ -1,0 +1,66 @@
+"""The figures of the configuration that a coordinator needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from gpushared.domain.fleet.policies import PolicyName
+from gpushared.domain.policy.projects import Policy, Project, without_preemption
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRules:
+    """Times in seconds.
+
+    ``here``: this is a node's own book. Its only member is the node itself, in whose queue jobs wait with
+    everybody else, so that nothing is planned here.
+    """
+
+    here: bool = False
+    policy: Policy = field(default_factory=Policy)
+    placement: PolicyName = PolicyName.FRAGMENTATION
+    counts_host: bool = True
+    max_queued: int = 200_000
+    max_queued_per_person: int = 120_000
+    ended_kept: int = 20_000
+    """So many jobs that are over are remembered; the store has more."""
+    settle_seconds: float = 60.0
+    """So long after a start nothing old is placed, where not all members have reported before."""
+    recover_seconds: float = 120.0
+    """A recovery lasts at least so long, for members that joined after what we remember."""
+    beat_seconds: float = 5.0
+    beats_per_second: float = 50.0
+    """Of more members than make so many, each beats less often."""
+    resend_seconds: float = 10.0
+    """An order without an answer is said again after so long."""
+    retry_seconds: float = 5.0
+    """Before a job is run again after its first failure; doubled with each further one."""
+    retry_most_seconds: float = 600.0
+    refused_seconds: float = 0.5
+    """Before a job that a node had no room for is placed again, and the same growth."""
+    refused_most_seconds: float = 30.0
+    refusals_before_rest: int = 3
+    """A node that refuses so many places in a row is tried last for ``rest_seconds``."""
+    rest_seconds: float = 60.0
+    stop_grace_seconds: int = 10
+    fence_margin_seconds: float = 30.0
+    fence_drift: float = 0.01
+    """By how much a node's clock may be slower than ours."""
+    reserve_seconds: int = 60
+    """A gang's reservations last so long without a word."""
+    gang_patience_seconds: float = 120.0
+    """A gang that waits longer has nodes kept for it."""
+    plan_seconds: float = 0.05
+    """Between two passes over the queue."""
+    looked_at: int = 2000
+    """So many waiting jobs are looked at in a pass,"""
+    looked_at_alike: int = 64
+    """and so many that ask for the same."""
+    placed_at_once: int = 100
+    """So many are placed in a pass."""
+
+    def policy_with(self, projects: Mapping[str, Project]) -> Policy:
+        """Who goes next; without projects nobody gives way."""
+        policy = replace(self.policy, projects={**self.policy.projects, **projects})
+        return policy if policy.projects else without_preemption(policy)

@@ -1,0 +1,87 @@
+"""A sorted sequence that is never changed: each change makes a new one that shares nearly everything."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T", bound="tuple[Any, ...]")
+
+CHUNK = 512
+
+
+class Line(Generic[T]):
+    """Different tuples in their order, in chunks; a change copies one chunk and the list of chunks."""
+
+    __slots__ = ("_chunks",)
+
+    def __init__(self, items: Iterable[T] = ()) -> None:
+        ordered = sorted(items)
+        self._chunks = tuple(
+            tuple(ordered[at : at + CHUNK // 2]) for at in range(0, len(ordered), CHUNK // 2)
+        )
+
+    def __iter__(self) -> Iterator[T]:
+        for chunk in self._chunks:
+            yield from chunk
+
+    def __len__(self) -> int:
+        return sum(map(len, self._chunks))
+
+    def __bool__(self) -> bool:
+        return bool(self._chunks)
+
+    def __contains__(self, item: T) -> bool:
+        chunk = self._chunks[self._at(item)] if self._chunks else ()
+        place = bisect_left(chunk, item)
+        return place < len(chunk) and chunk[place] == item
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Line) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]  # as of lists: nobody needs it, and it would cost
+
+    def __repr__(self) -> str:
+        return f"Line({list(self)!r})"
+
+    def first(self) -> T | None:
+        return self._chunks[0][0] if self._chunks else None
+
+    def put(self, item: T) -> Line[T]:
+        """The line with this item."""
+        if not self._chunks:
+            return self._with(0, 0, ((item,),))
+        at = self._at(item)
+        chunk = self._chunks[at]
+        place = bisect_left(chunk, item)
+        if place < len(chunk) and chunk[place] == item:
+            return self
+        longer = (*chunk[:place], item, *chunk[place:])
+        halves = (longer,) if len(longer) <= CHUNK else (longer[: CHUNK // 2], longer[CHUNK // 2 :])
+        return self._with(at, at + 1, halves)
+
+    def drop(self, item: T) -> Line[T]:
+        """The line without this item, where it is in it."""
+        if not self._chunks:
+            return self
+        at = self._at(item)
+        chunk = self._chunks[at]
+        place = bisect_left(chunk, item)
+        if place == len(chunk) or chunk[place] != item:
+            return self
+        shorter = chunk[:place] + chunk[place + 1 :]
+        return self._with(at, at + 1, (shorter,) if shorter else ())
+
+    def _at(self, item: T) -> int:
+        """The chunk in which the item is, or belongs."""
+        return max(0, bisect_right(self._chunks, item, key=_first) - 1)
+
+    def _with(self, start: int, end: int, chunks: tuple[tuple[T, ...], ...]) -> Line[T]:
+        made: Line[T] = Line.__new__(Line)
+        made._chunks = self._chunks[:start] + chunks + self._chunks[end:]
+        return made
+
+
+def _first(chunk: tuple[T, ...]) -> T:
+    return chunk[0]
