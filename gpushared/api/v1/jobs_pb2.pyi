@@ -43,6 +43,7 @@ class SubmitRequest(_message.Message):
     STOP_AFTER_SECONDS_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
     ARRAY_FIELD_NUMBER: _builtins.int
+    REMOVE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     create_body: _builtins.bytes
     """The JSON body of Docker's POST /containers/create; empty for an interactive job."""
@@ -67,6 +68,8 @@ class SubmitRequest(_message.Message):
     """Its node stops it when it has not heard from the coordinator for so long; 0 = it is kept."""
     array: _builtins.str
     """"0-99", "1,3,5-9"; empty = one job."""
+    remove: _builtins.bool
+    """Remove the container, and its output with it, once its end is known."""
     @_builtins.property
     def lease(self) -> _leases_pb2.LeaseRequest:
         """What the GPU part is; `immediate` and `held` count here too."""
@@ -93,10 +96,11 @@ class SubmitRequest(_message.Message):
         stop_after_seconds: _builtins.int = ...,
         after: _abc.Iterable[Global___JobAfter] | None = ...,
         array: _builtins.str = ...,
+        remove: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_requeue", b"_requeue", "lease", b"lease", "requeue", b"requeue"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_requeue", b"_requeue", "after", b"after", "array", b"array", "create_body", b"create_body", "image", b"image", "interactive", b"interactive", "lease", b"lease", "name", b"name", "node", b"node", "nodes", b"nodes", "platform", b"platform", "pool", b"pool", "pull", b"pull", "request_id", b"request_id", "requeue", b"requeue", "retries", b"retries", "span", b"span", "stop_after_seconds", b"stop_after_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_requeue", b"_requeue", "after", b"after", "array", b"array", "create_body", b"create_body", "image", b"image", "interactive", b"interactive", "lease", b"lease", "name", b"name", "node", b"node", "nodes", b"nodes", "platform", b"platform", "pool", b"pool", "pull", b"pull", "remove", b"remove", "request_id", b"request_id", "requeue", b"requeue", "retries", b"retries", "span", b"span", "stop_after_seconds", b"stop_after_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__requeue: _TypeAlias = _typing.Literal["requeue"]  # noqa: Y015
     _WhichOneofArgType__requeue: _TypeAlias = _typing.Literal["_requeue", b"_requeue"]  # noqa: Y015

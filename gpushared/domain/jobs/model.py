@@ -92,6 +92,8 @@ class JobSpec:
     origin: NodeName = HERE
     """The node through which it came in and which keeps it until it is over; empty for none."""
     request_id: str = ""
+    remove: bool = False
+    """Its container is removed once its end is known, and not kept for its output."""
 
 
 # --- how it ended --------------------------------------------------------------------------------------
