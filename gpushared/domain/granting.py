@@ -65,7 +65,7 @@ def _make_room(preemption: Preemption, draft: Draft) -> None:
     winner = draft.leases[preemption.winner]
     names = ", ".join(victims)
     text = f"{names} {'gives' if len(victims) == 1 else 'give'} way to it, because {preemption.why}"
-    promised = Promised(preemption.grants, victims, preemption.why)
+    promised = Promised(preemption.grants, victims, preemption.why, preemption.turn)
     winner = draft.put(replace(winner, promised=promised).note(draft.now, text))
     for victim in victims:
         to = f"{winner.id} of {winner.owner_name}, because {preemption.why}"

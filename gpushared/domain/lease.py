@@ -163,6 +163,8 @@ class Promised:
     grants: tuple[Grant, ...]
     victims: tuple[LeaseId, ...]
     why: str
+    turn: bool = False
+    """Whether it was its project's turn."""
 
 
 # --- where a lease is ----------------------------------------------------------------------------------
@@ -406,7 +408,7 @@ class Lease:
     project: str = ""
     """Whose quota it counts against; empty in old journals, where it was its owner's own."""
     held_since: float | None = None
-    """Since when it holds what it holds; None while it holds nothing."""
+    """As ``holds_since`` has it; None in old journals too."""
     served_gpu_seconds: float = 0.0
     """What it held before it last had to give way."""
     behind: tuple[LeaseId, ...] = ()
@@ -458,6 +460,16 @@ class Lease:
         if self.walls.memory_wall is MemoryWall.DRIVER and made.memory_wall is not MemoryWall.DRIVER:
             return replace(self.walls, memory_wall=made.memory_wall)
         return self.walls
+
+    @property
+    def holds_since(self) -> float | None:
+        """Since when it holds what it holds, None while that is nothing.
+
+        Old journals do not say it; then it is since when it has been in its state, for all who ask.
+        """
+        if not isinstance(self.state, Holding) or not self.state.grants:
+            return None
+        return self.state.since if self.held_since is None else self.held_since
 
     @property
     def container(self) -> ContainerId | None:

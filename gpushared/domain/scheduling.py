@@ -74,12 +74,12 @@ def candidate(lease: Lease, state: NodeState, policy: Policy) -> Candidate:
 def holder(lease: Lease, state: NodeState, policy: Policy, now: float) -> Holder:
     """A lease that holds something, and what it would cost to take it back."""
     step = step_of(lease, state)
-    since = lease.held_since if lease.held_since is not None else now
+    since = lease.holds_since
     return Holder(
         _of_project(lease, state),
         lease.payer,
         _priority(lease, policy),
-        since,
+        now if since is None else since,
         saved_at=now if step is Step.SUSPEND else None,
         step=_LADDER[step],
         leaving=is_leaving(lease) or isinstance(lease.state, Draining | Suspending),
@@ -103,4 +103,4 @@ def _yields(lease: Lease, state: NodeState, policy: Policy) -> bool:
 
 def _under_way(winner: LeaseId, promised: Promised) -> Preemption:
     victims = tuple(Victim(lease, Ladder.REQUEUE, 0.0) for lease in promised.victims)
-    return Preemption(winner, promised.grants, victims, promised.why)
+    return Preemption(winner, promised.grants, victims, promised.why, promised.turn)

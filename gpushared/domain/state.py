@@ -252,10 +252,10 @@ class Draft:
         """Enter in the books what it held until now, where that changed."""
         before = self.leases.get(lease.id)
         held = before.grants if before is not None else ()
+        since = before.holds_since if before is not None else None
         if lease.grants == held:
-            return lease
-        if before is not None and held:
-            since = before.held_since if before.held_since is not None else _since(before)
+            return replace(lease, held_since=since)
+        if before is not None and since is not None:
             used = Interval(before.payer, permille_of(held, self.gpus), since, self.now)
             self.usage = self.usage.record([used]).prune(self.now)
             served = before.served_gpu_seconds + used.permille / WHOLE_PERMILLE * max(0.0, self.now - since)
@@ -307,10 +307,6 @@ class Draft:
             None if self.projects == base.projects else self.projects,
         )
         return None if change.is_empty else change
-
-
-def _since(lease: Lease) -> float:
-    return lease.state.at if isinstance(lease.state, Ended) else lease.state.since
 
 
 def _newest(ended: dict[LeaseId, Lease]) -> dict[LeaseId, Lease]:

@@ -83,9 +83,9 @@ def _gpus(what: str, text: str) -> int | None:
 def _decayed(state: NodeState, now: float) -> dict[str, float]:
     """GPU-seconds of each project, with what it holds at the moment."""
     running = [
-        Interval(lease.payer, permille_of(lease.grants, state.gpus), lease.held_since, now)
+        Interval(lease.payer, permille_of(lease.grants, state.gpus), lease.holds_since, now)
         for lease in state.holders()
-        if lease.held_since is not None
+        if lease.holds_since is not None
     ]
     return {project: used for project, used in state.usage.decayed(now, running).items() if used > 0}
 

@@ -48,6 +48,18 @@ class QueueWorld:
     ended: list[Interval] = field(default_factory=list)
     count: int = 0
 
+    def copy(self) -> QueueWorld:
+        """The same world, to try things in."""
+        return replace(
+            self,
+            waiting=dict(self.waiting),
+            holders=dict(self.holders),
+            under_way=dict(self.under_way),
+            leaves_at=dict(self.leaves_at),
+            turns=dict(self.turns),
+            ended=list(self.ended),
+        )
+
     def gpus(self) -> dict[str, list[Gpu]]:
         return {
             f"host{at}": [Gpu(GpuId(f"{at}-{n}"), n, "H100", SIZE, SIZE) for n in range(count)]

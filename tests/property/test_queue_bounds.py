@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpushared.domain.policy.ledger import Ledger
-from gpushared.domain.policy.projects import Policy, Project, Quota
+from gpushared.domain.policy.projects import DEFAULT_CLASSES, Policy, Project, Quota
 from gpushared.domain.policy.usage import Interval, Usage
 from gpushared.domain.request import LeaseClass
 from tests.property.queue_world import START, QueueWorld, request_of
@@ -127,3 +128,37 @@ def test_what_still_runs_counts_as_if_it_ended_now(intervals: list[Interval]) ->
     now = START + 400_000.25
     running = [one._replace(end=now) for one in intervals]
     assert Usage(HALF_LIFE).decayed(now, running) == Usage(HALF_LIFE).record(running).decayed(now)
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 1_000_000), before=st.sampled_from((None, 300, 4000, 60_000)))
+def test_a_turn_lasts_though_its_project_s_higher_priorities_need_not_wait(
+    seed: int, before: int | None
+) -> None:
+    """Also where no class runs for a least time, and whether its GPU was free or had to be made free."""
+    chance = random.Random(seed)
+    classes = {name: replace(rules, min_run_seconds=0.0) for name, rules in DEFAULT_CLASSES.items()}
+    policy = Policy(classes=classes)
+    world = QueueWorld(policy, (1,))
+    world.usage = world.usage.record([Interval("bob", 90_000, START - 3600, START)])
+    if before is None:
+        world.submit("bob", request_of(1000, 1, LeaseClass.TRAIN))
+    else:
+        world.submit("ann", request_of(1000, 1, LeaseClass.BUILD, before))
+    world.decide()
+    low = world.submit("ann", request_of(1000, 1, LeaseClass.TRAIN))
+    while low not in world.holders:
+        assert world.now < START + 2 * policy.patience_seconds + (before or 0) + policy.turn_seconds
+        _ask_and_wait(world, chance)
+    until = world.holders[low].started_at + policy.turn_seconds
+    while world.now < until:
+        assert not world.holders[low].leaving
+        _ask_and_wait(world, chance)
+
+
+def _ask_and_wait(world: QueueWorld, chance: random.Random) -> None:
+    """More of the project's interactive work comes, which leaves before long."""
+    if len(world.waiting) < 5:
+        world.submit("ann", request_of(1000, 1, LeaseClass.BUILD, chance.randint(60, 1200)))
+    world.decide()
+    world.advance(chance.randint(1, 600))

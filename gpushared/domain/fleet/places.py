@@ -10,7 +10,7 @@ from gpushared.domain.fleet.mix import Mix
 from gpushared.domain.fleet.policies import PolicyName, Together
 from gpushared.domain.gpu import Gpu, GpuId
 from gpushared.domain.lease import Grant, Lease, LeaseId
-from gpushared.domain.placement import rooms_of
+from gpushared.domain.placement import Room, rooms_of
 from gpushared.domain.request import Request
 
 NOTHING: frozenset[GpuId] = frozenset()
@@ -76,6 +76,9 @@ class FleetPlaces:
 
     def gpus_of(self, host: str) -> Sequence[GpuId]:
         return tuple(gpu.id for one in self._fleet.hosts if one.name == host for gpu in one.gpus)
+
+    def rooms(self) -> Mapping[str, Sequence[Room]]:
+        return {host.name: self._fleet.free(host.name).rooms for host in self._fleet.hosts}
 
     def models(self) -> Mapping[str, Gpu]:
         return self._models

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from gpushared.domain.elastic import is_elastic, largest
 from gpushared.domain.gpu import GpuId
 from gpushared.domain.lease import Grant, LeaseId, Reserved
-from gpushared.domain.policy.fixed import FixedPart, book, lift
+from gpushared.domain.policy.fixed import FixedPart, FixedParts, Pending, arranged, unit_request
 from gpushared.domain.policy.ledger import FIXED_CLASS, Ledger, sizes_of
 from gpushared.domain.policy.passes import (
     NEVER,
@@ -61,23 +62,29 @@ class Desk:
         self.turns = dict(turns)
         self.behind: dict[LeaseId, tuple[LeaseId, ...]] = {}
         self.look_again_at = NEVER
-        self._court = Court(policy, self.ledger, now)
-        self._fixed: dict[str, list[FixedPart]] = {}
+        self._court = Court(policy, self.ledger, self.turns, now)
+        self._fixed = FixedParts(places)
+        self._pending = Pending()
         self._head_waits = False
         self._leaving: dict[LeaseId, Holder] = {}
         self._vacating: frozenset[GpuId] = NOTHING
-        self._refused: set[Request] = set()
+        self._refused: set[tuple[str, Request]] = set()
 
     # --- what is booked ------------------------------------------------------------------------------------
 
-    def keep_fixed(self, project: str) -> None:
-        """Keep what a project's fixed quotas have left, as it is now."""
-        lift(self._fixed.pop(project, ()), self.places)
-        self.reservations = [one for one in self.reservations if one.lease or one.project != project]
-        parts, owed = book(self.policy.project(project), self.ledger, self.places)
-        self._fixed[project] = parts
-        for request in owed:
-            self._reserve(LeaseId(""), project, request)
+    def keep_fixed(self) -> None:
+        """Keep what the fixed quotas have left; where they find no place, GPUs too, until others leave."""
+        if not any(project.has_fixed for project in self.policy.projects.values()):
+            return
+        made = arranged(self.policy, self.ledger, self.places, self._pending)
+        self._fixed.keep(made.units)
+        for want, permille in made.lacking:
+            self._reserve(LeaseId(""), want.project, unit_request(want, permille))
+        self._fixed.keep(made.pieces)
+
+    def fixed(self) -> Mapping[str, tuple[Grant, ...]]:
+        """What is kept of the fixed quotas, by project."""
+        return self._fixed.grants()
 
     def depart(self, holder: Holder) -> None:
         """Book a lease out."""
@@ -114,15 +121,15 @@ class Desk:
                     self.depart(holder)
             self._vacate(room.victims.holders)
             victims = tuple(victim(holder, self.now) for holder in room.victims.holders)
-            preemption = Preemption(one.lease.id, room.grants, victims, room.victims.why)
+            preemption = Preemption(one.lease.id, room.grants, victims, room.victims.why, turn)
             self.preemptions.append(preemption)
             self.verdicts[one.lease.id] = preempting(preemption)
         self.release(one.lease.id)
+        if one.lease.request.lease_class is FIXED_CLASS:
+            self._fixed.use(one.project, room.grants)
         self.arrive(one, room.grants, room.behind)
         if turn:
             self.turns[one.project] = self.now
-        if self.policy.project(one.project).has_fixed:
-            self.keep_fixed(one.project)
 
     def _grown(self, one: Candidate, room: Room) -> Room:
         """As much of an elastic request as is free, kept for nobody, and within its project's quota."""
@@ -152,8 +159,12 @@ class Desk:
         if staying:
             self.verdicts[winner.lease.id] = preempting(preemption)
             self._vacate(staying)
+            self._pending.leave(holder.lease for holder in new)
+            self._pending.promise(winner, preemption.grants)
         else:
             self.grants[winner.lease.id] = preemption.grants
+            if preemption.turn:
+                self.turns[winner.project] = self.now
         self.arrive(winner, preemption.grants)
 
     def _has(self, winner: Candidate, grants: tuple[Grant, ...]) -> bool:
@@ -184,35 +195,47 @@ class Desk:
     def claim(self, one: Candidate, models: tuple[str, ...]) -> Room | None:
         """Room for a request within its project's guarantee: free, else taken back, else kept for others."""
         request = self._on(models, one.lease.request)
-        build = request.lease_class is FIXED_CLASS
-        mine = self._fixed.get(one.project, ()) if build else ()
-        lift(mine, self.places)
-        try:
+        with self._own_parts(one) as mine:
+            grants = self._fixed.room_for(request, mine)
+            if grants:
+                return Room(grants)
             owed = self._closed(one, request, firm_only=True)
             for closed in dict.fromkeys((self._closed(one, request), owed)):
                 room = self._free(request, closed) or self._taken_back(one, request, closed, claim=True)
                 if room is not None:
                     return room
-            return None
-        finally:
-            for part in mine:
-                self.places.take(part.id, part.request, part.grants)
+        return None
+
+    @contextmanager
+    def _own_parts(self, one: Candidate) -> Iterator[Sequence[FixedPart]]:
+        """What is fixed for the project's build work is free for it."""
+        if one.lease.request.lease_class is not FIXED_CLASS:
+            yield ()
+            return
+        with self._fixed.lifted(one.project) as mine:
+            yield mine
 
     def ordinary(self, one: Candidate, *, turn: bool) -> Room | Verdict:
         """Room for a request beyond its project's guarantee, or why there is none."""
         allowed = self._allowed(one)
         if isinstance(allowed, Verdict):
             return allowed
+        with self._own_parts(one) as mine:
+            grants = self._fixed.room_for(allowed, mine)
+            return Room(grants) if grants else self._beyond_fixed(one, allowed, turn=turn, owner=bool(mine))
+
+    def _beyond_fixed(self, one: Candidate, allowed: Request, *, turn: bool, owner: bool) -> Room | Verdict:
         closed = self._closed(one, allowed)
         kept = NOTHING
-        if allowed not in self._refused:
+        kind = (one.project if owner else "", allowed)
+        if kind not in self._refused:
             anywhere = self.places.place(allowed)
             kept = frozenset(grant.gpu for grant in anywhere) & closed
             room = self._beside(one, allowed, closed) if kept else Room(anywhere) if anywhere else None
             if room is not None:
                 return room
             if not anywhere:
-                self._refused.add(allowed)
+                self._refused.add(kind)
         room = self._taken_back(one, allowed, closed, turn=turn)
         if room is not None:
             return room
@@ -349,18 +372,14 @@ class Desk:
             self._head_waits = self._head_waits or reserved
         if behind is not None:
             return _behind(one, behind)
-        if any(self._fixed.values()) and self._fits_without_fixed(request):
-            owners = ", ".join(sorted(project for project, parts in self._fixed.items() if parts))
+        owners = ", ".join(self._fixed.owners())
+        if owners and self._fits_without_fixed(request):
             return Verdict(WaitReason.FIXED_QUOTA, f"the free room is fixed for build work of {owners}")
         return NO_ROOM
 
     def _fits_without_fixed(self, request: Request) -> bool:
-        parts = [part for parts in self._fixed.values() for part in parts]
-        lift(parts, self.places)
-        fits = bool(self.places.place(request))
-        for part in parts:
-            self.places.take(part.id, part.request, part.grants)
-        return fits
+        with self._fixed.lifted():
+            return bool(self.places.place(request))
 
 
 NO_ROOM = Verdict(WaitReason.RESOURCES, "waits for room")

@@ -1,60 +1,217 @@
-"""Fixed quotas: parts of GPUs that are kept free for a project's build work and never lent.
+"""Fixed quotas during a pass: parts of GPUs that are kept free for a project's build work and never lent.
 
-What of a fixed quota is not in use is booked as if somebody held it. Where there is no room to book, because
-others were there before the quota was, GPUs are kept as for a request that waits.
+They are booked as if somebody held them. Build work of the project goes there first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
-from gpushared.domain.gpu import WHOLE_PERMILLE
-from gpushared.domain.lease import Grant, LeaseId
-from gpushared.domain.policy.ledger import Ledger
+from gpushared.domain import instances
+from gpushared.domain.gpu import WHOLE_PERMILLE, GpuId
+from gpushared.domain.lease import Grant, Lease, LeaseId
+from gpushared.domain.placement import STRAY_PERMILLE, Room, need_on
+from gpushared.domain.policy.keeping import NONE, Amount, Arrangement, Kept, Slot, Want, amount_of, arrange
+from gpushared.domain.policy.ledger import FIXED_CLASS, Ledger
+from gpushared.domain.policy.passes import Candidate
 from gpushared.domain.policy.places import Places
-from gpushared.domain.policy.projects import Project
-from gpushared.domain.request import Request
+from gpushared.domain.policy.projects import Policy, Project
+from gpushared.domain.request import Isolation, Request
+
+_SHARED = Request()
 
 
 @dataclass(frozen=True, slots=True)
 class FixedPart:
-    """A part of GPUs that is booked for a project's build work."""
+    """A part of one GPU that is booked for a project's build work."""
 
     id: LeaseId
-    request: Request
-    grants: tuple[Grant, ...]
+    project: str
+    grant: Grant
 
 
-def book(project: Project, ledger: Ledger, places: Places) -> tuple[list[FixedPart], list[Request]]:
-    """Book what is left of a project's fixed quotas; and what found no room."""
-    booked: list[FixedPart] = []
-    owed: list[Request] = []
-    for pool, quota in project.quotas():
-        if not quota.fixed:
-            continue
-        for request in _parts(pool, ledger.fixed_left(project.name, pool)):
-            grants = places.place(request)
-            if not grants:
-                owed.append(request)
+class FixedParts:
+    """The parts that are booked, by project."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._parts: dict[str, list[FixedPart]] = {}
+        self._count = 0
+
+    def keep(self, kept: Iterable[Kept]) -> None:
+        """Book more."""
+        for one in kept:
+            project, grant = one.want.project, one.grant
+            there = next((part for part in self._parts.get(project, ()) if part.grant.gpu == grant.gpu), None)
+            if there is not None:
+                self._unbook(there)
+                more = amount_of(there.grant).plus(amount_of(grant))
+                self._book(replace(there, grant=Grant(grant.gpu, more.memory_bytes, more.permille)))
                 continue
-            part = FixedPart(LeaseId(f"fixed-{project.name}-{len(booked)}"), request, grants)
-            places.take(part.id, request, grants)
-            booked.append(part)
-    return booked, owed
+            self._count += 1
+            self._book(FixedPart(LeaseId(f"fixed-{project}-{self._count}"), project, grant))
+
+    def _book(self, part: FixedPart) -> None:
+        self._places.take(part.id, _SHARED, (part.grant,))
+        self._parts.setdefault(part.project, []).append(part)
+
+    def _unbook(self, part: FixedPart) -> None:
+        self._parts[part.project].remove(part)
+        self._lift(part)
+
+    def _lift(self, part: FixedPart) -> None:
+        self._places.give(part.id, _SHARED, (part.grant,))
+
+    @contextmanager
+    def lifted(self, project: str | None = None) -> Iterator[Sequence[FixedPart]]:
+        """The parts of a project, or of all, for as long as they are not booked."""
+        names = [project] if project is not None else list(self._parts)
+        parts = [part for name in names for part in self._parts.pop(name, ())]
+        for part in parts:
+            self._lift(part)
+        try:
+            yield parts
+        finally:
+            for part in parts:
+                self._book(part)
+
+    def owners(self) -> list[str]:
+        """The projects that something is booked for."""
+        return sorted(project for project, parts in self._parts.items() if parts)
+
+    def grants(self) -> Mapping[str, tuple[Grant, ...]]:
+        """What is booked, by project."""
+        return {project: tuple(part.grant for part in parts) for project, parts in self._parts.items()}
+
+    def use(self, project: str, grants: Iterable[Grant]) -> None:
+        """Build work of the project gets these grants: what they take of its parts is booked no more."""
+        taken = {grant.gpu: grant for grant in grants}
+        for part in list(self._parts.get(project, ())):
+            grant = taken.get(part.grant.gpu)
+            if grant is None:
+                continue
+            self._unbook(part)
+            left = amount_of(part.grant).less(amount_of(grant))
+            if any(left):
+                self._book(replace(part, grant=Grant(grant.gpu, left.memory_bytes, left.permille)))
+
+    def room_for(self, request: Request, parts: Iterable[FixedPart]) -> tuple[Grant, ...]:
+        """Grants within parts that are lifted, the smallest that will do; empty where there are none.
+
+        Nothing else is asked for: this room is free, and kept for nobody else.
+        """
+        count = len(request.gpus) or request.gpu_count
+        by_host: dict[str, list[FixedPart]] = defaultdict(list)
+        for part in parts:
+            if self._takes(part, request):
+                by_host[self._places.host_of(part.grant.gpu)].append(part)
+        for chosen in _smallest(by_host.values(), count):
+            gpus = tuple(part.grant.gpu for part in chosen)
+            grants = self._places.place(replace(request, gpus=gpus, gpu_count=count))
+            if grants:
+                return grants
+        return ()
+
+    def _takes(self, part: FixedPart, request: Request) -> bool:
+        gpu = self._places.gpu(part.grant.gpu)
+        if (request.gpus and gpu.id not in request.gpus) or instances.wants_instances(request):
+            return False
+        if request.models and gpu.name not in request.models:
+            return False
+        if request.wants_whole_gpus:
+            return part.grant.compute_permille == WHOLE_PERMILLE
+        return amount_of(part.grant).covers(amount_of(need_on(request, gpu)))
 
 
-def lift(parts: Iterable[FixedPart], places: Places) -> None:
-    """Undo the booking."""
-    for part in parts:
-        places.give(part.id, part.request, part.grants)
+def _smallest(hosts: Iterable[list[FixedPart]], count: int) -> Iterable[Sequence[FixedPart]]:
+    """Sets of as many parts as there are GPUs asked for, each on one host, the smallest first."""
+    if count == 1:
+        return sorted(([part] for parts in hosts for part in parts), key=_size)
+    found = [sorted(parts, key=lambda part: _size((part,)))[:count] for parts in hosts]
+    return sorted((parts for parts in found if len(parts) == count), key=_size)
 
 
-def _parts(pool: str, permille: int) -> Iterable[Request]:
-    """Whole GPUs, each on its own, and the rest."""
-    models = (pool,) if pool else ()
-    whole, rest = divmod(permille, WHOLE_PERMILLE)
-    for _ in range(whole):
-        yield Request(compute_permille=WHOLE_PERMILLE, memory_permille=WHOLE_PERMILLE, models=models)
-    if rest:
-        yield Request(compute_permille=rest, memory_permille=rest, models=models)
+def _size(parts: Iterable[FixedPart]) -> int:
+    return sum(part.grant.compute_permille for part in parts)
+
+
+# --- where they are kept -------------------------------------------------------------------------------
+
+
+class Pending:
+    """What the places have as given away already, though leases that give way still hold it."""
+
+    def __init__(self) -> None:
+        self._leaving: dict[GpuId, Amount] = defaultdict(lambda: NONE)
+        self._promised: dict[GpuId, Amount] = defaultdict(lambda: NONE)
+        self._builds: dict[tuple[str, GpuId], Amount] = defaultdict(lambda: NONE)
+
+    def leave(self, leases: Iterable[Lease]) -> None:
+        """These are booked out, and still there."""
+        for grant in (grant for lease in leases for grant in lease.grants):
+            self._leaving[grant.gpu] = self._leaving[grant.gpu].plus(amount_of(grant))
+
+    def promise(self, winner: Candidate, grants: Iterable[Grant]) -> None:
+        """These are booked in, for when those have left."""
+        for grant in grants:
+            amount, key = amount_of(grant), (winner.project, grant.gpu)
+            self._promised[grant.gpu] = self._promised[grant.gpu].plus(amount)
+            if winner.lease.request.lease_class is FIXED_CLASS:
+                self._builds[key] = self._builds[key].plus(amount)
+
+    def not_yet_free(self, gpu: GpuId) -> Amount:
+        """What the places have as free on a GPU, and is not."""
+        return self._leaving[gpu].less(self._promised[gpu])
+
+    def not_yet_held(self, project: str, gpu: GpuId) -> Amount:
+        """What build work of the project is said to hold on a GPU, and does not."""
+        return self._leaving[gpu].least(self._builds[project, gpu])
+
+
+def arranged(policy: Policy, ledger: Ledger, places: Places, pending: Pending) -> Arrangement:
+    """Where the fixed quotas are kept."""
+    slots = [
+        slot
+        for host, rooms in places.rooms().items()
+        for room in rooms
+        if (slot := _slot(room, host, pending)) is not None
+    ]
+    wants: list[Want] = []
+    for _, project in sorted(policy.projects.items()):
+        wants += _wants(project, slots, ledger, pending)
+    return arrange(wants)
+
+
+def unit_request(want: Want, permille: int) -> Request:
+    """What a unit is, as a request."""
+    models = tuple(sorted({slot.gpu.name for slot in want.slots}))
+    isolation = Isolation.EXCLUSIVE if permille == WHOLE_PERMILLE else Isolation.SHARED
+    return Request(compute_permille=permille, memory_permille=permille, isolation=isolation, models=models)
+
+
+def _slot(room: Room, host: str, pending: Pending) -> Slot | None:
+    """The GPU of a room; None where no ordinary request could be."""
+    gpu = room.gpu
+    if gpu.trouble is not None or instances.wrong_kind(_SHARED, gpu) is not None:
+        return None
+    free = Amount(max(0, room.free_permille), max(0, room.free_bytes)).less(pending.not_yet_free(gpu.id))
+    is_little = room.stray_bytes * WHOLE_PERMILLE <= gpu.leasable_bytes * STRAY_PERMILLE
+    return Slot(gpu, host, free, room.stray_bytes if is_little else 0)
+
+
+def _wants(project: Project, slots: Sequence[Slot], ledger: Ledger, pending: Pending) -> Iterator[Want]:
+    if not project.has_fixed:
+        return
+    mine: dict[GpuId, Amount] = defaultdict(lambda: NONE)
+    for holder in ledger.holders[project.name]:
+        for grant in holder.lease.grants if holder.lease.request.lease_class is FIXED_CLASS else ():
+            mine[grant.gpu] = mine[grant.gpu].plus(amount_of(grant))
+    held = {gpu: amount.less(pending.not_yet_held(project.name, gpu)) for gpu, amount in mine.items()}
+    for pool, quota in project.quotas():
+        of_pool = [slot for slot in slots if project.pool(slot.gpu.name) == pool]
+        whole, rest = divmod(quota.fixed, WHOLE_PERMILLE)
+        if quota.fixed and of_pool:
+            yield Want(project.name, pool, whole, rest, of_pool, held)

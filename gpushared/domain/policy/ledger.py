@@ -165,16 +165,25 @@ class Ledger:
         left = max(0, quota.guaranteed - (self._held[project, pool] - in_fixed))
         return left + (quota.fixed - in_fixed if lease_class is FIXED_CLASS else 0)
 
-    def room_to_limit(self, project: str, model: str) -> int | None:
-        """How much more of a model's GPUs the project may hold; None = no limit."""
+    def room_to_limit(self, project: str, model: str, lease_class: LeaseClass) -> int | None:
+        """How much more of a model's GPUs the project may hold for such work; None = no limit.
+
+        What is fixed for build work stays within the limit whenever that work comes.
+        """
         known = self.policy.project(project)
+        others = lease_class is not FIXED_CLASS
         limits = []
         if known.quota.limit is not None:
-            limits.append(known.quota.limit - self._all[project])
+            kept = self._all_fixed_left(project) if others else 0
+            limits.append(known.quota.limit - self._all[project] - kept)
         own = known.models.get(model)
         if own is not None and own.limit is not None:
-            limits.append(own.limit - self._held[project, model])
+            kept = self.fixed_left(project, model) if others else 0
+            limits.append(own.limit - self._held[project, model] - kept)
         return min(limits, default=None)
+
+    def _all_fixed_left(self, project: str) -> int:
+        return sum(self.fixed_left(project, pool) for pool, _ in self.policy.project(project).quotas())
 
     def limit_sentence(self, project: str) -> str:
         """What is held and what the limit is."""
@@ -184,7 +193,12 @@ class Ledger:
             for pool, quota in known.quotas()
             if quota.limit is not None
         ]
-        return f"project {project} holds {gpus(self._all[project])}; its limit is {' and '.join(said)}"
+        left = self._all_fixed_left(project)
+        fixed = (
+            f", and {gpus(left)} more {'is' if left == WHOLE_PERMILLE else 'are'} fixed for its build work"
+        )
+        holds = f"project {project} holds {gpus(self._all[project])}{fixed if left else ''}"
+        return f"{holds}; its limit is {' and '.join(said)}"
 
     def over_quota(self, holder: Holder) -> bool:
         """Whether its project's guarantees, which cover the highest priorities first, do not cover a lease.
@@ -255,7 +269,7 @@ class Ledger:
         for model, gpu in places.models().items():
             if request.models and model not in request.models:
                 continue
-            room = self.room_to_limit(candidate.project, model)
+            room = self.room_to_limit(candidate.project, model, request.lease_class)
             if room is None or size_on(request, gpu) <= room:
                 found.append(model)
         return tuple(found)

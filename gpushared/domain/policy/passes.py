@@ -107,6 +107,8 @@ class Preemption:
     grants: tuple[Grant, ...]
     victims: tuple[Victim, ...]
     why: str
+    turn: bool = False
+    """Whether it is its project's turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,7 @@ class Plan:
         reservations: The GPUs kept, in order.
         turns: When each project last had its turn; to be stored, and given to the next pass.
         behind: Of those granted room that is kept for others, for whom; to be stored with the lease.
+        fixed: By project, the parts of GPUs that are kept free for its build work.
         look_again_at: When time alone may change the answer; infinite where only an event can.
     """
 
@@ -156,3 +159,4 @@ class Plan:
     turns: Mapping[str, float] = field(default_factory=dict)
     behind: Mapping[LeaseId, tuple[LeaseId, ...]] = field(default_factory=dict)
     look_again_at: float = NEVER
+    fixed: Mapping[str, tuple[Grant, ...]] = field(default_factory=dict)

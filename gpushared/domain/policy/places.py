@@ -7,6 +7,7 @@ from typing import Protocol
 
 from gpushared.domain.gpu import Gpu, GpuId
 from gpushared.domain.lease import Grant, Lease, LeaseId
+from gpushared.domain.placement import Room
 from gpushared.domain.request import Request
 
 NOTHING: frozenset[GpuId] = frozenset()
@@ -42,6 +43,9 @@ class Places(Protocol):
 
     def gpus_of(self, host: str) -> Sequence[GpuId]:
         """The GPUs of a host, in order."""
+
+    def rooms(self) -> Mapping[str, Sequence[Room]]:
+        """What each GPU has left, by host."""
 
     def models(self) -> Mapping[str, Gpu]:
         """One GPU of each model; of GPUs of one name, the one that leases the least memory."""

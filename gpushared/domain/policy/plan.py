@@ -36,7 +36,7 @@ def plan(
     desk.wake(sinks_at)
     queue = sorted((sunk(one, policy) for one in waiting), key=lambda one: one.lease.sequence)
     _finish_preemptions(under_way, queue, holders, desk)
-    _keep_what_is_fixed(desk)
+    desk.keep_fixed()
     ready = _pass_gate(queue, desk)
     queues = backlogs(ready, policy, desk.turns, now)
     _reserve_turns(queues, desk)
@@ -50,6 +50,7 @@ def plan(
         desk.turns,
         desk.behind,
         desk.look_again_at,
+        desk.fixed(),
     )
 
 
@@ -71,19 +72,16 @@ def _as_they_count(
 def _finish_preemptions(
     under_way: Sequence[Preemption], queue: Sequence[Candidate], holders: Sequence[Holder], desk: Desk
 ) -> None:
-    """Winners whose victims have left are granted; the places of the others are kept for them."""
-    still = {holder.lease.id: holder for holder in holders}
+    """Winners whose victims have left are granted; the places of the others are kept for them.
+
+    A victim that has left may hold GPUs again, somewhere else: nobody waits for that.
+    """
+    still = {holder.lease.id: holder for holder in holders if holder.leaving}
     waiting = {one.lease.id: one for one in queue}
     for one in under_way:
         winner = waiting.get(one.winner)
         if winner is not None:
             desk.finish(winner, one, [still[gone.lease] for gone in one.victims if gone.lease in still])
-
-
-def _keep_what_is_fixed(desk: Desk) -> None:
-    for project in sorted(desk.policy.projects):
-        if desk.policy.projects[project].has_fixed:
-            desk.keep_fixed(project)
 
 
 def _pass_gate(queue: Iterable[Candidate], desk: Desk) -> list[Candidate]:

@@ -10,10 +10,10 @@ A request may take GPUs back by one of these rights:
 - *turn*: it is its project's turn. From leases over quota of projects that used more, if they held their
   GPUs for a turn and their class does not go before its own.
 
-Nobody is preempted before the least run time of its class. Unless it is idle, nobody is by its own project
-at the same or a higher priority, nor while what it holds is guaranteed to its project, except by *priority*
-and *class*; and a class that never gives way never does. And nobody is preempted unless the winner then has a
-place.
+Nobody is preempted before the least run time of its class, nor does a turn give way to its own project before
+it has lasted ``turn_seconds``. Unless it is idle, nobody is by its own project at the same or a higher
+priority, nor while what it holds is guaranteed to its project, except by *priority* and *class*; and a class
+that never gives way never does. And nobody is preempted unless the winner then has a place.
 """
 
 from __future__ import annotations
@@ -67,9 +67,11 @@ WHY = {
 class Court:
     """What decides who may preempt whom; follows the ledger through a pass."""
 
-    def __init__(self, policy: Policy, ledger: Ledger, now: float) -> None:
+    def __init__(self, policy: Policy, ledger: Ledger, turns: Mapping[str, float], now: float) -> None:
+        """``turns``: when each project last had its turn."""
         self.policy = policy
         self.ledger = ledger
+        self.turns = turns
         self.now = now
         self._version = -1
         self._over_quota: list[Holder] = []
@@ -150,9 +152,17 @@ class Court:
         if right is Right.KEPT:
             return holder.started_at
         least = self.policy.classes[holder.lease.request.lease_class].min_run_seconds
-        if right is Right.TURN:
+        if right is Right.TURN or (right is Right.PRIORITY and self._has_the_turn(holder)):
             least = max(least, self.policy.turn_seconds)
         return holder.started_at + least
+
+    def _has_the_turn(self, holder: Holder) -> bool:
+        """Whether it is what its project's last turn went to: of those that started then, the oldest."""
+        started_at = self.turns.get(holder.project)
+        if holder.started_at != started_at:
+            return False
+        rivals = (one for one in self.ledger.holders[holder.project] if one.started_at == started_at)
+        return all(holder.lease.sequence <= one.lease.sequence for one in rivals)
 
 
 @dataclass(frozen=True, slots=True)

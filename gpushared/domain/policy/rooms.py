@@ -97,6 +97,9 @@ class RoomPlaces:
     def gpus_of(self, host: str) -> Sequence[GpuId]:
         return tuple(self._hosts[host])
 
+    def rooms(self) -> Mapping[str, Sequence[Room]]:
+        return {host: tuple(rooms.values()) for host, rooms in self._hosts.items()}
+
     def models(self) -> Mapping[str, Gpu]:
         return self._models
 
