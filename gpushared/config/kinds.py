@@ -71,6 +71,26 @@ class Choice(Kind):
 
 
 @dataclass(frozen=True)
+class Flag(Kind):
+    """Yes or no."""
+
+    words: str = "`true` or `false`"
+
+    def read(self, value: object) -> object:
+        if type(value) is not bool:
+            raise Wrong(f"must be true or false, not {_described(value)}")
+        return value
+
+    def read_word(self, word: str) -> object:
+        if word not in {"true", "false"}:
+            raise Wrong(f"must be true or false, not {shown(word)}")
+        return word == "true"
+
+    def write(self, value: object) -> str:
+        return "true" if value else "false"
+
+
+@dataclass(frozen=True)
 class Whole(Kind):
     """A whole number between bounds that belong to it."""
 

@@ -39,7 +39,7 @@ _CONTEXT = b"gpushare assertion 1\0"
 
 @dataclass(frozen=True, slots=True)
 class Assertion:
-    """``audience``: the pool. ``digest``: of the request (``request_digest``). Times are epoch seconds."""
+    """``audience``: the pool. ``digest``: of the request, in hexadecimal digits. Times are epoch seconds."""
 
     principal: str
     groups: tuple[str, ...]
@@ -50,20 +50,13 @@ class Assertion:
     nonce: str
 
 
-def request_digest(message: Message) -> str:
-    """Of a request as protobuf: its type and its fields, in hexadecimal digits.
+def request_digest(message: Message) -> bytes:
+    """Of a request as protobuf: its type and its fields.
 
     Written anew in the order of field numbers, so that fields which only the other side knows count too.
     """
-    return bytes_digest(message.DESCRIPTOR.full_name, message.SerializeToString(deterministic=True))
-
-
-def bytes_digest(kind: str, *parts: bytes) -> str:
-    """Of anything else: its kind, and its parts with their lengths."""
-    digest = hashlib.sha256(kind.encode() + b"\0")
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "big") + part)
-    return digest.hexdigest()
+    fields = message.SerializeToString(deterministic=True)
+    return hashlib.sha256(message.DESCRIPTOR.full_name.encode() + b"\0" + fields).digest()
 
 
 class Asserter:
@@ -73,13 +66,13 @@ class Asserter:
         self._key = key
         self._pool = pool
 
-    def sign(self, principal: str, groups: Sequence[str], digest: str, now: float) -> bytes:
+    def sign(self, principal: str, groups: Sequence[str], digest: bytes, now: float) -> bytes:
         """The assertion as it travels: the signature, and the JSON that it is of. Used once."""
         assertion = {
             "principal": principal,
             "groups": list(groups)[:MAX_GROUPS],
             "audience": self._pool,
-            "digest": digest,
+            "digest": digest.hex(),
             "issued_at": now,
             "expires_at": now + VALID_SECONDS,
             "nonce": secrets.token_hex(NONCE_BYTES),
@@ -95,7 +88,7 @@ class AssertionCheck:
         self._pool = pool
         self._nonces = Nonces()
 
-    def believe(self, signed: bytes, node: NodeCertificate, digest: str, now: float) -> Assertion:
+    def believe(self, signed: bytes, node: NodeCertificate, digest: bytes, now: float) -> Assertion:
         """The assertion, if the node may make it, for this request, now, and has not made it before.
 
         Raises PermissionRefused, and LimitReached where a node makes too many to remember them all.
@@ -104,7 +97,7 @@ class AssertionCheck:
         if assertion.audience != self._pool:
             raise _refused(node, f"it is for the pool {shown(assertion.audience)}, and this is {self._pool}")
         _check_times(assertion, node, now)
-        if assertion.digest != digest:
+        if assertion.digest != digest.hex():
             raise _refused(node, "it is for another request")
         _check_realm(assertion.principal, node)
         self._nonces.use(node.node, assertion.nonce, assertion.expires_at + TOLERANCE_SECONDS, now)

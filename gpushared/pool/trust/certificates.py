@@ -19,6 +19,9 @@ ASSERTION_KEY_OID = x509.ObjectIdentifier("2.25.31289559386807124312738473704300
 """An extension of ours: the node's Ed25519 public key, 32 bytes. 2.25 is the arc of UUIDs (X.667)."""
 ASSERTION_KEY_BYTES = 32
 REMEMBERED = 4096
+BACKDATED_SECONDS = 24 * 3600
+"""Certificates begin so long before they are made. A machine whose clock is behind is then told by how much,
+instead of failing in TLS, which says nothing."""
 _URI = re.compile(rf"{SCHEME}://([^/]+)/(node|realm)/([^/]+)")
 
 
@@ -67,7 +70,7 @@ def _read(certificate: x509.Certificate) -> NodeCertificate:
         pool=pool,
         node=node,
         serial=certificate.serial_number,
-        issued_at=certificate.not_valid_before_utc.timestamp(),
+        issued_at=certificate.not_valid_before_utc.timestamp() + BACKDATED_SECONDS,
         expires_at=certificate.not_valid_after_utc.timestamp(),
         realms=realms,
         assertion_key=key.value,

@@ -40,6 +40,9 @@ class JoinRecord:
     made_by: str = ""
     used_at: float | None = None
     used_by: str = ""
+    used_key: str = ""
+    """Digest of the key that it was used for: whoever asks again with the same key gets the same."""
+    revoked_at: float | None = None
 
     @classmethod
     def read(cls, data: dict[str, Any]) -> JoinRecord:
@@ -59,6 +62,7 @@ class ApiRecord:
     description: str = ""
     made_by: str = ""
     used_at: float | None = None
+    revoked_at: float | None = None
 
     @classmethod
     def read(cls, data: dict[str, Any]) -> ApiRecord:
@@ -135,5 +139,5 @@ class TokenRecords(Generic[_R]):
             ) from error
 
 
-def _plain(record: Any) -> dict[str, Any]:  # noqa: ANN401 - each of the records above
+def _plain(record: Any) -> dict[str, Any]:
     return asdict(record)

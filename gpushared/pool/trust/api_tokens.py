@@ -1,0 +1,169 @@
+"""API tokens: with one a pipeline speaks for a person, for what its scopes say, until it expires."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from gpushared.config.jobs import is_realm
+from gpushared.domain.errors import LimitReached, NotFound, PermissionRefused, RequestError
+from gpushared.domain.quotas import is_user_name
+from gpushared.domain.units import shown
+from gpushared.pool.store import Conflict, Store
+from gpushared.pool.trust.secret_words import ApiWords, hash_of, matches, new_id, new_secret
+from gpushared.pool.trust.token_records import ApiRecord, Kept, Scope, TokenRecords
+
+PREFIX = "token/api/"
+DEFAULT_SECONDS = 12 * 3600
+MIN_SECONDS = 60
+MAX_SECONDS = 366 * 24 * 3600
+DEFAULT_SCOPES = (Scope.SUBMIT, Scope.READ, Scope.CANCEL, Scope.LOGS)
+KEPT_SECONDS = 7 * 24 * 3600
+MAX_TOKENS = 10_000
+MAX_DESCRIPTION = 200
+NOTE_USE_SECONDS = 600
+"""The last use is written down at most so often, so that a call costs no write."""
+_NEW = "ask an admin of the pool for a new one: gpushare pool api-token"
+
+
+class ApiTokens:
+    """Those of one pool, in memory and in the store; only the coordinator that leads changes them."""
+
+    def __init__(self, store: Store, epoch: Callable[[], int]) -> None:
+        self._records = TokenRecords(store, epoch, PREFIX, ApiRecord.read)
+        self._known: dict[str, Kept[ApiRecord]] = {}
+        self._used: dict[str, float] = {}
+
+    async def load(self) -> None:
+        """Before the first call, and again when another coordinator may have written."""
+        self._known = await self._records.all()
+
+    async def make(
+        self,
+        by: str,
+        now: float,
+        *,
+        person: str,
+        scopes: Sequence[str] = (),
+        valid_seconds: int = 0,
+        description: str = "",
+        admins: frozenset[str] = frozenset(),
+    ) -> tuple[ApiWords, ApiRecord]:
+        """The token, which is told only now, and what is kept of it. Raises RequestError, LimitReached."""
+        chosen = _scopes(scopes)
+        _check(person, chosen, admins, valid_seconds, description)
+        if len(self._known) >= MAX_TOKENS:
+            raise LimitReached(f"there are {MAX_TOKENS} API tokens already", hint="revoke some, or wait")
+        words = ApiWords(new_id(), new_secret())
+        record = ApiRecord(
+            id=words.id,
+            hashed=hash_of(words.secret),
+            person=person,
+            scopes=chosen,
+            created_at=now,
+            expires_at=now + (valid_seconds or DEFAULT_SECONDS),
+            description=description,
+            made_by=by,
+        )
+        self._known[record.id] = await self._records.put(record, 0)
+        return words, record
+
+    def recognise(self, words: ApiWords, now: float) -> ApiRecord:
+        """Whom a token speaks for. Raises PermissionRefused."""
+        kept = self._known.get(words.id)
+        if kept is None or not matches(words.secret, kept.record.hashed):
+            raise PermissionRefused("this API token is not known here", hint=f"is it of this pool? {_NEW}")
+        record = kept.record
+        if record.revoked_at is not None:
+            raise PermissionRefused(f"the API token {record.id} was revoked", hint=_NEW)
+        if now >= record.expires_at:
+            ago = f"{now - record.expires_at:.0f} s ago"
+            raise PermissionRefused(f"the API token {record.id} expired {ago}", hint=_NEW)
+        self._used[record.id] = now
+        return record
+
+    async def note_use(self) -> None:
+        """Write down when tokens were used last, where that is not known nearly so well already."""
+        for token_id, at in list(self._used.items()):
+            kept = self._known.get(token_id)
+            if kept is not None and at - (kept.record.used_at or 0.0) >= NOTE_USE_SECONDS:
+                await self._change(token_id, functools.partial(_used_at, at=at))
+
+    async def all(self, now: float) -> list[ApiRecord]:
+        """Newest first. Forgets those that expired long ago."""
+        for token_id, kept in list(self._known.items()):
+            if kept.record.expires_at + KEPT_SECONDS < now:
+                await self._records.delete(kept.record, kept.revision)
+                self._known.pop(token_id, None)
+                self._used.pop(token_id, None)
+        records = [self._with_use(kept.record) for kept in self._known.values()]
+        return sorted(records, key=lambda one: (-one.created_at, one.id))
+
+    def _with_use(self, record: ApiRecord) -> ApiRecord:
+        return replace(record, used_at=self._used.get(record.id, record.used_at))
+
+    async def revoke(self, token_id: str, now: float) -> str:
+        """What was done, in a sentence; durable before it is told. Raises NotFound."""
+        if token_id not in self._known:
+            raise NotFound(
+                f"there is no API token {shown(token_id)}", hint="`gpushare pool tokens` lists them"
+            )
+        await self._change(token_id, lambda one: replace(one, revoked_at=now))
+        return f"API token {token_id} is revoked: from now on it is refused"
+
+    async def _change(self, token_id: str, changed: Callable[[ApiRecord], ApiRecord]) -> None:
+        kept = self._known[token_id]
+        try:
+            self._known[token_id] = await self._records.put(changed(kept.record), kept.revision)
+        except Conflict:
+            # A write of ours that was under way at the same time; once more on what it left.
+            newer = await self._records.find(token_id)
+            if newer is None:
+                self._known.pop(token_id, None)
+                return
+            self._known[token_id] = await self._records.put(changed(newer.record), newer.revision)
+
+
+def _used_at(record: ApiRecord, at: float) -> ApiRecord:
+    return replace(record, used_at=at)
+
+
+def _scopes(words: Sequence[str]) -> tuple[Scope, ...]:
+    if not words:
+        return DEFAULT_SCOPES
+    try:
+        return tuple(sorted({Scope(word) for word in words}))
+    except ValueError as error:
+        raise RequestError(
+            f"there is no such scope: {error}", hint=f"there are: {', '.join(Scope)}"
+        ) from error
+
+
+def _check(
+    person: str,
+    scopes: tuple[Scope, ...],
+    admins: frozenset[str],
+    valid_seconds: int,
+    description: str,
+) -> None:
+    name, at, realm = person.partition("@")
+    if name == "*" or not is_user_name(name) or (at and not is_realm(realm)):
+        raise RequestError(
+            f"{shown(person)} cannot be a person", hint="give a name of the user table, or USER@REALM"
+        )
+    if Scope.ADMIN in scopes and person not in admins:
+        raise RequestError(
+            f"{person} is no admin of the pool, so a token for them cannot have the scope admin",
+            hint=f"say so in the coordinator's configuration first: [users.{name}] admin = true",
+        )
+    if valid_seconds and not MIN_SECONDS <= valid_seconds <= MAX_SECONDS:
+        raise RequestError(
+            f"an API token cannot be valid for {valid_seconds} s",
+            hint=f"give {MIN_SECONDS} s to {MAX_SECONDS // 86400} days: --valid 12h",
+        )
+    if len(description) > MAX_DESCRIPTION or not description.isprintable():
+        raise RequestError(
+            "the description is too long, or not one line of text",
+            hint=f"use at most {MAX_DESCRIPTION} characters",
+        )

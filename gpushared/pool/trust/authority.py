@@ -1,0 +1,316 @@
+"""The pool's certificate authority: its anchors, and what they sign. A folder on the coordinator's machine.
+
+Usually there is one anchor. While it is being replaced there are two: the new one signs nodes' certificates,
+and the old one proves the coordinator to nodes that have not heard of the new one yet.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import ipaddress
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from gpushared.domain.errors import ConfigError, RequestError, StateConflict
+from gpushared.domain.jobs.model import NodeName
+from gpushared.pool.trust import certificates
+from gpushared.pool.trust.certificates import ASSERTION_KEY_BYTES, ASSERTION_KEY_OID, BACKDATED_SECONDS
+from gpushared.pool.trust.files import make_private_folder, read_private, write_private
+from gpushared.pool.trust.names import coordinator_host, coordinator_uri, node_uri, pool_name, realm_uri
+
+DAY_SECONDS = 24 * 3600
+NODE_SECONDS = 30 * DAY_SECONDS
+COORDINATOR_SECONDS = 30 * DAY_SECONDS
+ANCHOR_SECONDS = 3653 * DAY_SECONDS
+TRUST_FILE = "trust.json"
+MAX_CSR_BYTES = 16 * 1024
+_NO_CSR = "gpushared makes one by itself: gpushare node join"
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """A self-signed certificate with its key."""
+
+    number: int
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+    @property
+    def id(self) -> str:
+        """The key identifier that what it signed carries."""
+        return certificates.own_id(self.certificate)
+
+
+class Authority:
+    """Signs for one pool. Its methods read and write small files."""
+
+    def __init__(
+        self,
+        folder: Path,
+        pool: str,
+        generation: int,
+        anchors: Sequence[Anchor],
+        node_seconds: int = NODE_SECONDS,
+    ) -> None:
+        self.pool = pool
+        self.generation = generation
+        """Rises with every change of the anchors."""
+        self._folder = folder
+        self._anchors = tuple(anchors)
+        self._node_seconds = node_seconds
+
+    # --- the folder ------------------------------------------------------------------------------------
+
+    @classmethod
+    def found(cls, folder: Path, pool: str, now: float) -> Authority:
+        """A new authority. Raises StateConflict where there is one, RequestError for a name."""
+        pool_name(pool)
+        if (folder / TRUST_FILE).exists():
+            raise StateConflict(
+                f"there is a certificate authority in {folder} already",
+                hint="to begin anew, which every node must then join again, move that folder away",
+            )
+        make_private_folder(folder)
+        authority = cls(folder, pool, 1, [_new_anchor(folder, pool, 1, now)])
+        authority._write()
+        return authority
+
+    @classmethod
+    def load(cls, folder: Path, node_seconds: int = NODE_SECONDS) -> Authority:
+        """The one that is there. Raises ConfigError."""
+        if not (folder / TRUST_FILE).exists():
+            raise ConfigError(
+                f"there is no pool in {folder.parent} yet", hint="begin one: gpushare pool init NAME"
+            )
+        try:
+            facts = json.loads(read_private(folder / TRUST_FILE))
+            anchors = [_read_anchor(folder, int(number)) for number in facts["anchors"]]
+            return cls(folder, pool_name(facts["pool"]), int(facts["generation"]), anchors, node_seconds)
+        except (ValueError, KeyError, TypeError, RequestError) as error:
+            hint = "put the folder back from a backup"
+            raise ConfigError(
+                f"the certificate authority in {folder} is damaged: {error}", hint=hint
+            ) from error
+
+    def _write(self) -> None:
+        numbers = [anchor.number for anchor in self._anchors]
+        facts = {"pool": self.pool, "generation": self.generation, "anchors": numbers}
+        write_private(self._folder / TRUST_FILE, json.dumps(facts).encode())
+
+    # --- whom to trust ---------------------------------------------------------------------------------
+
+    @property
+    def anchors_pem(self) -> bytes:
+        """All that are trusted now, the one that proves the coordinator first."""
+        return b"".join(certificates.pem_of(anchor.certificate) for anchor in self._anchors)
+
+    @property
+    def digest(self) -> str:
+        """What a join token pins: that of the anchor which proves the coordinator."""
+        return certificates.digest_of(self._anchors[0].certificate)
+
+    @property
+    def signing(self) -> str:
+        """The identifier of the anchor that signs nodes' certificates now."""
+        return self._anchors[-1].id
+
+    @property
+    def rotating(self) -> bool:
+        """Whether an old anchor is still trusted beside the new one."""
+        return len(self._anchors) > 1
+
+    def trusts(self, authority: str) -> bool:
+        """Whether what the anchor with this identifier signed still counts."""
+        return any(anchor.id == authority for anchor in self._anchors)
+
+    def begin_rotation(self, now: float) -> None:
+        """Make a new anchor, and trust both. Raises StateConflict where that is under way."""
+        if self.rotating:
+            raise StateConflict(
+                "the authority is being replaced already", hint="gpushare pool rotate-ca --finish ends it"
+            )
+        number = self._anchors[-1].number + 1
+        self._anchors = (*self._anchors, _new_anchor(self._folder, self.pool, number, now))
+        self.generation += 1
+        self._write()
+
+    def finish_rotation(self) -> None:
+        """Trust the new one alone, and forget the old one's key. Raises StateConflict."""
+        if not self.rotating:
+            raise StateConflict("nothing is being replaced", hint="gpushare pool rotate-ca begins it")
+        *dropped, newest = self._anchors
+        self._anchors = (newest,)
+        self.generation += 1
+        self._write()
+        for anchor in dropped:
+            _key_path(self._folder, anchor.number).unlink(missing_ok=True)
+
+    # --- signing ---------------------------------------------------------------------------------------
+
+    def sign_node(self, csr: bytes, node: NodeName, realms: frozenset[str], now: float) -> x509.Certificate:
+        """A node's certificate for the key of its request. Raises RequestError."""
+        request = read_csr(csr)
+        extension = request.extensions.get_extension_for_oid(ASSERTION_KEY_OID).value
+        names = [node_uri(self.pool, node), *(realm_uri(self.pool, realm) for realm in sorted(realms))]
+        builder = _builder(request.public_key(), [x509.UniformResourceIdentifier(name) for name in names])
+        builder = builder.add_extension(extension, critical=False)
+        usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
+        return self._sign(
+            builder.add_extension(usage, critical=False), self._anchors[-1], now, self._node_seconds
+        )
+
+    def sign_coordinator(
+        self, key: ec.EllipticCurvePublicKey, hosts: Sequence[str], now: float
+    ) -> x509.Certificate:
+        """The coordinator's own, for both its ports; ``hosts`` are names and addresses it is reached at."""
+        names: list[x509.GeneralName] = [
+            x509.DNSName(coordinator_host(self.pool)),
+            *map(_host, hosts),
+            x509.UniformResourceIdentifier(coordinator_uri(self.pool)),
+        ]
+        usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+        builder = _builder(key, names).add_extension(usage, critical=False)
+        return self._sign(builder, self._anchors[0], now, COORDINATOR_SECONDS)
+
+    def _sign(
+        self, builder: x509.CertificateBuilder, anchor: Anchor, now: float, seconds: int
+    ) -> x509.Certificate:
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(anchor.key.public_key())
+        builder = builder.issuer_name(anchor.certificate.subject).add_extension(issuer, critical=False)
+        return _dated(builder, now, seconds).sign(anchor.key, hashes.SHA256())
+
+
+def read_csr(pem: bytes) -> x509.CertificateSigningRequest:
+    """A request with a key of the kind we use, and the proof that its sender has it. Raises RequestError."""
+    if len(pem) > MAX_CSR_BYTES:
+        raise RequestError("the certificate request is too long", hint=_NO_CSR)
+    try:
+        request = x509.load_pem_x509_csr(pem)
+        extension = request.extensions.get_extension_for_oid(ASSERTION_KEY_OID).value
+        key = request.public_key()
+        valid = request.is_signature_valid
+    except (ValueError, UnsupportedAlgorithm, InvalidSignature, x509.ExtensionNotFound) as error:
+        raise RequestError(f"the certificate request cannot be read: {error}", hint=_NO_CSR) from error
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise RequestError("the key of the certificate request is not of the curve P-256", hint=_NO_CSR)
+    assert isinstance(extension, x509.UnrecognizedExtension)
+    if not valid or len(extension.value) != ASSERTION_KEY_BYTES:
+        raise RequestError("the certificate request does not hold together", hint=_NO_CSR)
+    return request
+
+
+def key_digest(csr: bytes) -> str:
+    """Which key a request is for. Raises RequestError."""
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    der = read_csr(csr).public_key().public_bytes(serialization.Encoding.DER, form)
+    digest = hashes.Hash(hashes.SHA256())
+    digest.update(der)
+    return digest.finalize().hex()
+
+
+def new_key() -> ec.EllipticCurvePrivateKey:
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _new_anchor(folder: Path, pool: str, number: int, now: float) -> Anchor:
+    """The key is durable before anything can name the certificate."""
+    key = new_key()
+    name = x509.Name(
+        [
+            x509.NameAttribute(x509.NameOID.ORGANIZATION_NAME, f"gpushare pool {pool}"),
+            x509.NameAttribute(x509.NameOID.COMMON_NAME, f"anchor {number}"),
+        ]
+    )
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+    certificate = _dated(builder, now, ANCHOR_SECONDS).sign(key, hashes.SHA256())
+    write_private(_key_path(folder, number), key_pem(key))
+    write_private(_certificate_path(folder, number), certificates.pem_of(certificate))
+    return Anchor(number, certificate, key)
+
+
+def _read_anchor(folder: Path, number: int) -> Anchor:
+    """Raises ValueError, ConfigError."""
+    key = serialization.load_pem_private_key(read_private(_key_path(folder, number)), password=None)
+    certificate = x509.load_pem_x509_certificate(read_private(_certificate_path(folder, number)))
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+        raise ValueError(f"the key of anchor {number} does not go with its certificate")
+    return Anchor(number, certificate, key)
+
+
+def _key_path(folder: Path, number: int) -> Path:
+    return folder / f"anchor-{number}.key"
+
+
+def _certificate_path(folder: Path, number: int) -> Path:
+    return folder / f"anchor-{number}.pem"
+
+
+def _builder(key: object, names: Sequence[x509.GeneralName]) -> x509.CertificateBuilder:
+    """A leaf's: the names are critical because there is no subject (RFC 5280, 4.2.1.6)."""
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([]))
+        .public_key(key)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs=False), critical=True)
+        .add_extension(x509.SubjectAlternativeName(names), critical=True)
+    )
+
+
+def _dated(builder: x509.CertificateBuilder, now: float, seconds: int) -> x509.CertificateBuilder:
+    at = dt.datetime.fromtimestamp(now, tz=dt.UTC)
+    return (
+        builder.serial_number(x509.random_serial_number())
+        .not_valid_before(at - dt.timedelta(seconds=BACKDATED_SECONDS))
+        .not_valid_after(at + dt.timedelta(seconds=seconds))
+    )
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _host(text: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(text))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(text.encode("idna").decode())
+    except ValueError as error:
+        raise ConfigError(
+            f"{text!r} is neither a host's name nor an address", hint="see pool.hosts"
+        ) from error

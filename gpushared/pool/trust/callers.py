@@ -1,0 +1,190 @@
+"""Who calls the coordinator, and for what: the one place where that is decided. Everything else is refused.
+
+- On the nodes' port each connection has a node's certificate. Calls of the link are the node's own; calls of
+  `Jobs` carry the node's signed word for the user who asks.
+- On the users' port nobody has a certificate; a call carries an API token, or is one of `Join`.
+- On the unix socket the kernel says who it is; root and the trusted groups are the pool's admins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from gpushared.domain.errors import GpushareError, PermissionRefused
+from gpushared.domain.jobs.model import NodeName, Owner
+from gpushared.domain.request import Caller
+from gpushared.pool.trust.api_tokens import ApiTokens
+from gpushared.pool.trust.assertions import ASSERTION_METADATA, AssertionCheck, request_digest
+from gpushared.pool.trust.certificates import NodeCertificate, read_node_certificate
+from gpushared.pool.trust.people import People
+from gpushared.pool.trust.secret_words import read_api_token
+from gpushared.pool.trust.standing import Standing
+from gpushared.pool.trust.token_records import ApiRecord, Scope
+from gpushared.serving.doors import Context, Doors, abort
+
+AUTHORIZATION = "authorization"
+BEARER = "Bearer "
+ALL_SCOPES = frozenset(Scope)
+
+_Asked = TypeVar("_Asked", bound=Message)
+_Answered = TypeVar("_Answered")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCaller:
+    """Who asks for something. ``node``: which one vouches for it; None = a token, or the unix socket.
+
+    ``owner.admin`` is ``is_admin``: a token without the scope admin makes nobody one.
+    """
+
+    owner: Owner
+    node: NodeName | None
+    scopes: frozenset[Scope]
+    is_admin: bool
+    groups: tuple[str, ...] = ()
+
+    def require(self, scope: Scope) -> None:
+        """Raises PermissionRefused where it was not given for that."""
+        if scope not in self.scopes and not self.is_admin:
+            raise PermissionRefused(
+                f"this token of {self.owner.person} is not for that: it lacks the scope {scope}",
+                hint=f"gpushare pool api-token --person {self.owner.person} --scope {scope}",
+            )
+
+    def require_admin(self) -> None:
+        """Raises PermissionRefused."""
+        if not self.is_admin:
+            raise PermissionRefused(
+                f"only admins of the pool may do that, and {self.owner.person} is none here",
+                hint="on the coordinator's machine root may; others: [users.NAME] admin = true, and for a "
+                "token --scope admin",
+            )
+
+
+class Callers:
+    """Tells who calls. ``people`` and ``now`` are asked anew each time; ``doors`` is the unix socket's."""
+
+    def __init__(
+        self,
+        *,
+        pool: str,
+        standing: Standing,
+        tokens: ApiTokens,
+        people: Callable[[], People],
+        now: Callable[[], float],
+        doors: Doors | None = None,
+    ) -> None:
+        self._pool = pool
+        self._standing = standing
+        self._tokens = tokens
+        self._people = people
+        self._now = now
+        self._doors = doors
+        self._assertions = AssertionCheck(pool)
+
+    async def caller_of(self, context: Context[Any, Any], message: Message) -> PoolCaller:
+        """Who asks for this: by a node's word, a token, or the kernel's word. Raises PermissionRefused.
+
+        ``message`` is the request, of a stream the first.
+        """
+        auth = context.auth_context()
+        if _first(auth, "x509_pem_cert"):
+            node = self.node_of(context)
+            signed = _metadata(context, ASSERTION_METADATA)
+            if not isinstance(signed, bytes):
+                raise PermissionRefused(
+                    f"node {node.node} asks without saying for which of its users",
+                    hint="ask the node's own daemon; it adds its signed word",
+                )
+            return self.asserted(node, signed, request_digest(message))
+        if _first(auth, "transport_security_type") == b"ssl":
+            return self._bearer(_metadata(context, AUTHORIZATION))
+        if self._doors is None:
+            raise PermissionRefused("this connection has no door", hint="use TLS, or the unix socket")
+        return self.local(await self._doors.caller_of(context))
+
+    def node_of(self, context: Context[Any, Any]) -> NodeCertificate:
+        """The node whose certificate the connection has, and which is in good standing now.
+
+        Raises PermissionRefused: no certificate, another pool's, expired, revoked, of a dropped authority.
+        """
+        return self.certificate_of(context.auth_context())
+
+    def certificate_of(self, auth: Mapping[str, Iterable[bytes]]) -> NodeCertificate:
+        """The same, from what TLS found out about the connection (grpc's ``auth_context``)."""
+        pem = _first(auth, "x509_pem_cert")
+        if not pem:
+            raise PermissionRefused(
+                "only nodes of the pool may do that, and this connection has no certificate of one",
+                hint="nodes dial the nodes' port, with what `gpushare node join` gave them",
+            )
+        node = read_node_certificate(pem)
+        self._standing.check(node, self._now())
+        return node
+
+    def asserted(self, node: NodeCertificate, signed: bytes, digest: bytes) -> PoolCaller:
+        """The user for whom a node gave its signed word, for a request of that digest.
+
+        Raises PermissionRefused, LimitReached.
+        """
+        assertion = self._assertions.believe(signed, node, digest, self._now())
+        owner = self._people().owner(assertion.principal)
+        return PoolCaller(owner, node.node, ALL_SCOPES, owner.admin, assertion.groups)
+
+    def local(self, caller: Caller) -> PoolCaller:
+        """A caller on the coordinator's unix socket."""
+        if not caller.trusted:
+            raise PermissionRefused(
+                f"{caller.name} may not administer the pool",
+                hint="root may, and members of the groups in pool.trusted_groups; jobs are submitted on a "
+                "node, or with an API token",
+            )
+        principal = f"{caller.name}@{self._pool}"
+        return PoolCaller(Owner(principal, caller.name, admin=True), None, ALL_SCOPES, is_admin=True)
+
+    def _bearer(self, header: str | bytes | None) -> PoolCaller:
+        if not isinstance(header, str) or not header.startswith(BEARER):
+            raise PermissionRefused(
+                "this call has no API token",
+                hint="send the metadata authorization: Bearer gsp_...; `gpushare pool api-token` makes one",
+            )
+        record = self._tokens.recognise(read_api_token(header.removeprefix(BEARER)), self._now())
+        return self._speaking_for(record)
+
+    def _speaking_for(self, record: ApiRecord) -> PoolCaller:
+        """The pool itself is the realm of persons that no node vouches for: no node may speak for it."""
+        people = self._people()
+        if "@" in record.person:
+            owner = people.owner(record.person)
+        else:
+            admin = record.person in people.admins
+            owner = Owner(f"{record.person}@{self._pool}", record.person, admin)
+        is_admin = owner.admin and Scope.ADMIN in record.scopes
+        return PoolCaller(replace(owner, admin=is_admin), None, frozenset(record.scopes), is_admin)
+
+    async def unary(
+        self,
+        call: Callable[[_Asked, PoolCaller], Awaitable[_Answered]],
+        message: _Asked,
+        context: Context[Any, Any],
+    ) -> _Answered:
+        """A call with its caller; errors of the tree become its gRPC status."""
+        try:
+            return await call(message, await self.caller_of(context, message))
+        except GpushareError as error:
+            await abort(context, error)
+
+
+def _first(auth: Mapping[str, Iterable[bytes]], name: str) -> bytes:
+    """A property of a connection; empty where it does not have it."""
+    return next(iter(auth.get(name, ())), b"")
+
+
+def _metadata(context: Context[Any, Any], name: str) -> str | bytes | None:
+    """The value that a call has exactly once; twice is as good as none."""
+    values = [value for key, value in context.invocation_metadata() or () if key == name]
+    return values[0] if len(values) == 1 else None

@@ -1,0 +1,63 @@
+"""Small files that must be whole or not there, and mostly secret."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from gpushared.domain.errors import ConfigError, Unavailable
+
+PRIVATE = 0o600
+PRIVATE_FOLDER = 0o700
+
+
+def make_private_folder(folder: Path) -> None:
+    """A folder that only its owner enters. Raises ConfigError."""
+    with telling(folder, "cannot be made"):
+        folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+        folder.chmod(PRIVATE_FOLDER)
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Replaces the file at once and durably; only its owner may read it. Raises Unavailable."""
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE)
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, PRIVATE)
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
+        temporary.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise Unavailable(f"{path} cannot be written: {error.strerror}", hint="is the disk full?") from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes durable which files are there (fsync(2))."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_private(path: Path) -> bytes:
+    """Raises ConfigError where it cannot be read, or where others may read it too."""
+    with telling(path, "cannot be read"):
+        mode = path.stat().st_mode & 0o777
+        if mode & 0o077:
+            raise ConfigError(f"{path} may be read by others (mode {mode:04o})", hint=f"chmod 600 {path}")
+        return path.read_bytes()
+
+
+@contextlib.contextmanager
+def telling(path: Path, what: str) -> Iterator[None]:
+    """What goes wrong with a file, as ConfigError."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{path} {what}: {error.strerror}", hint="who owns the folder?") from error

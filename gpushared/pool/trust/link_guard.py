@@ -1,0 +1,69 @@
+"""What the nodes' link asks of trust: whose stream it is, for whom its node speaks, whom it is to trust."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from gpushared.api.v1 import link_pb2
+from gpushared.domain.errors import PermissionRefused
+from gpushared.domain.jobs.model import NodeName, Owner
+from gpushared.pool.trust.authority import Authority
+from gpushared.pool.trust.callers import Callers
+from gpushared.pool.trust.certificates import NodeCertificate
+from gpushared.pool.trust.ledger import Ledger
+from gpushared.pool.trust.standing import Standing
+
+
+class LinkGuard:
+    """For ``LinkService``. Knows each node by the certificate that it showed last."""
+
+    def __init__(
+        self,
+        authority: Authority,
+        ledger: Ledger,
+        standing: Standing,
+        callers: Callers,
+        now: Callable[[], float],
+    ) -> None:
+        self._authority = authority
+        self._ledger = ledger
+        self._standing = standing
+        self._callers = callers
+        self._now = now
+        self._shown: dict[NodeName, NodeCertificate] = {}
+
+    @property
+    def pool(self) -> str:
+        return self._authority.pool
+
+    def node_of(self, auth: Mapping[str, Iterable[bytes]]) -> NodeName:
+        """The node that connects. Raises PermissionRefused."""
+        certificate = self._callers.certificate_of(auth)
+        self._shown[certificate.node] = certificate
+        return certificate.node
+
+    def owner_of(self, node: NodeName, assertion: bytes, digest: bytes) -> Owner:
+        """The user for whom a connected node gives its word. Raises PermissionRefused, LimitReached."""
+        certificate = self._shown.get(node)
+        if certificate is None:
+            raise PermissionRefused(
+                f"node {node} has shown no certificate", hint="it connects anew by itself"
+            )
+        self._standing.check(certificate, self._now())
+        return self._callers.asserted(certificate, assertion, digest).owner
+
+    def newer_trust(self, node: NodeName, generation: int) -> link_pb2.NewTrust | None:
+        """What a node is to trust, and whether it is to renew its certificate now; None = nothing new."""
+        member = self._ledger.member(node)
+        outdated = member is None or member.authority != self._authority.signing
+        if generation >= self._authority.generation and not outdated:
+            return None
+        return self.trust(renew_now=outdated)
+
+    def trust(self, *, renew_now: bool) -> link_pb2.NewTrust:
+        """Whom to trust now, for ``LinkService.tell_trust``."""
+        return link_pb2.NewTrust(
+            anchors=self._authority.anchors_pem,
+            generation=self._authority.generation,
+            renew_now=renew_now,
+        )

@@ -1,0 +1,68 @@
+"""Whether a node's certificate counts now: when it connects, at each call, and while its stream is open."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gpushared.domain.errors import GpushareError, PermissionRefused
+from gpushared.pool.trust.authority import Authority
+from gpushared.pool.trust.certificates import NodeCertificate
+from gpushared.pool.trust.clocks import TOLERANCE_SECONDS
+from gpushared.pool.trust.ledger import Ledger
+
+REVOKED = "was revoked"
+_AGAIN = "make a token on the coordinator's machine, and let it join again: gpushare pool token --node {0}"
+
+
+class Standing:
+    """Judges certificates whose signatures TLS has checked already."""
+
+    def __init__(self, authority: Authority, ledger: Ledger) -> None:
+        self._authority = authority
+        self._ledger = ledger
+        self._open: dict[asyncio.Future[GpushareError], NodeCertificate] = {}
+
+    def check(self, certificate: NodeCertificate, now: float) -> None:
+        """Raises PermissionRefused."""
+        if (problem := self._problem(certificate, now)) is not None:
+            raise problem
+
+    def _problem(self, certificate: NodeCertificate, now: float) -> PermissionRefused | None:
+        node, pool = certificate.node, self._authority.pool
+        again = _AGAIN.format(node)
+        if certificate.pool != pool:
+            return PermissionRefused(
+                f"node {node} is of the pool {certificate.pool}, and this is {pool}", hint=again
+            )
+        if self._ledger.is_revoked(certificate):
+            return PermissionRefused(f"the certificate of node {node} {REVOKED}", hint=again)
+        if not self._authority.trusts(certificate.authority):
+            why = "is signed by an authority that this pool has replaced"
+            return PermissionRefused(f"the certificate of node {node} {why}", hint=again)
+        if now >= certificate.expires_at + TOLERANCE_SECONDS:
+            ago = f"{now - certificate.expires_at:.0f} s ago"
+            return PermissionRefused(
+                f"the certificate of node {node} expired {ago} by the coordinator's clock",
+                hint=f"is the clock right (`timedatectl`)? Otherwise {again}",
+            )
+        return None
+
+    @contextmanager
+    def watching(self, certificate: NodeCertificate) -> Iterator[asyncio.Future[GpushareError]]:
+        """While a stream is open: the future has the reason as soon as it must be closed."""
+        gone: asyncio.Future[GpushareError] = asyncio.get_running_loop().create_future()
+        self._open[gone] = certificate
+        try:
+            yield gone
+        finally:
+            del self._open[gone]
+            gone.cancel()
+
+    def look_again(self, now: float) -> None:
+        """After a revocation or a change of the anchors, and from time to time: certificates expire."""
+        for gone, certificate in list(self._open.items()):
+            problem = self._problem(certificate, now)
+            if problem is not None and not gone.done():
+                gone.set_result(problem)
