@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 
 import gpushared
 from gpushared.api.v1 import gpus_pb2, leases_pb2, node_pb2, projects_pb2
 from gpushared.domain import messages as m
-from gpushared.domain.asking import Ask, read_request, read_size
+from gpushared.domain.asking import Ask, read_size
 from gpushared.domain.errors import NotFound, RequestError
 from gpushared.domain.lease import Lease, LeaseId
 from gpushared.domain.offer import offer
@@ -28,15 +27,13 @@ from gpushared.node.projects import Projects
 from gpushared.node.sampler import Sampler
 from gpushared.ports import Journal
 from gpushared.serving.jsonapi import Unary
+from gpushared.serving.lease_words import read_lease_request
 from gpushared.serving.troubles import Troubles
 
 MAX_WAIT_SECONDS = 60.0
 MAX_LISTED = 1000
 LISTED = 50
 SHORTEST_CONTAINER_ID = 4
-MAX_REQUEST_ID = 128
-LATEST_SECONDS = 2.0**40
-"""Far beyond any calendar; what is later is a mistake."""
 
 
 class Api:
@@ -105,11 +102,6 @@ class Api:
 
     async def request(self, message: leases_pb2.LeaseRequest, caller: Caller) -> leases_pb2.Lease:
         """Queue or grant; comes back at once."""
-        if len(message.request_id) > MAX_REQUEST_ID:
-            raise RequestError(
-                f"the request id has {len(message.request_id)} characters",
-                hint=f"use at most {MAX_REQUEST_ID}, a UUID for example",
-            )
         request = self._read(message)
         event = m.RequestSubmitted(
             request, caller, message.request_id, immediate=message.immediate, held=message.held
@@ -120,10 +112,7 @@ class Api:
         return self._view(lease, caller)
 
     def _read(self, message: leases_pb2.LeaseRequest) -> Request:
-        request = read_request(_ask(message), self.presets)
-        if message.begin_at:
-            request = replace(request, begin_at=_moment(message.begin_at))
-        return replace(request, requeue=message.requeue) if message.HasField("requeue") else request
+        return read_lease_request(message, self.presets)
 
     async def offer(self, message: leases_pb2.LeaseRequest, caller: Caller) -> leases_pb2.OfferAnswer:
         """What would become of a request; nothing is booked."""
@@ -316,34 +305,6 @@ class Api:
 def is_over(view: leases_pb2.Lease) -> bool:
     """Whether nobody needs to wait for this lease any more."""
     return view.state != "queued"
-
-
-def _ask(message: leases_pb2.LeaseRequest) -> Ask:
-    return Ask(
-        gpu=message.gpu,
-        gpu_memory=message.gpu_memory,
-        gpu_compute=message.gpu_compute,
-        preset=message.preset,
-        isolation=message.isolation,
-        lease_class=getattr(message, "class"),
-        time=message.time,
-        after=",".join(message.after),
-        priority=str(message.priority or ""),
-        project=message.project,
-        notice_signal=message.notice_signal,
-        restart_on_fault=str(message.restart_on_fault or ""),
-        models=",".join(message.models),
-        near=",".join(message.near),
-        away_from=",".join(message.away_from),
-        host_cpu_milli=str(message.host_cpu_milli or ""),
-        host_memory_bytes=str(message.host_memory_bytes or ""),
-    )
-
-
-def _moment(seconds: float) -> float:
-    if not 0 < seconds < LATEST_SECONDS:
-        raise RequestError("the time to begin is no time", hint="give seconds since the epoch")
-    return seconds
 
 
 def _seen_by(caller: Caller, state: NodeState) -> list[Lease]:

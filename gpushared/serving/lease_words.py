@@ -1,0 +1,60 @@
+"""A LeaseRequest of the API as a checked request of the domain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gpushared.api.v1 import leases_pb2
+from gpushared.domain.asking import Ask, read_request
+from gpushared.domain.errors import RequestError
+from gpushared.domain.request import Request
+
+MAX_REQUEST_ID = 128
+LATEST_SECONDS = 2.0**40
+"""Far beyond any calendar; what is later is a mistake."""
+
+
+def read_lease_request(message: leases_pb2.LeaseRequest, presets: Mapping[str, Ask]) -> Request:
+    """Raises RequestError, NotFound."""
+    check_request_id(message.request_id)
+    request = read_request(_ask(message), presets)
+    if message.begin_at:
+        request = replace(request, begin_at=_moment(message.begin_at))
+    return replace(request, requeue=message.requeue) if message.HasField("requeue") else request
+
+
+def check_request_id(text: str) -> None:
+    if len(text) > MAX_REQUEST_ID:
+        raise RequestError(
+            f"the request id has {len(text)} characters",
+            hint=f"use at most {MAX_REQUEST_ID}, a UUID for example",
+        )
+
+
+def _ask(message: leases_pb2.LeaseRequest) -> Ask:
+    return Ask(
+        gpu=message.gpu,
+        gpu_memory=message.gpu_memory,
+        gpu_compute=message.gpu_compute,
+        preset=message.preset,
+        isolation=message.isolation,
+        lease_class=getattr(message, "class"),
+        time=message.time,
+        after=",".join(message.after),
+        priority=str(message.priority or ""),
+        project=message.project,
+        notice_signal=message.notice_signal,
+        restart_on_fault=str(message.restart_on_fault or ""),
+        models=",".join(message.models),
+        near=",".join(message.near),
+        away_from=",".join(message.away_from),
+        host_cpu_milli=str(message.host_cpu_milli or ""),
+        host_memory_bytes=str(message.host_memory_bytes or ""),
+    )
+
+
+def _moment(seconds: float) -> float:
+    if not 0 < seconds < LATEST_SECONDS:
+        raise RequestError("the time to begin is no time", hint="give seconds since the epoch")
+    return seconds
