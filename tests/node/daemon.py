@@ -73,8 +73,8 @@ class DaemonProcess:
 
     # --- its life ---
 
-    def launch(self, *command: str) -> None:
-        """Start a process, and do not wait for it."""
+    def launch(self, *command: str, piped: bool = False) -> None:
+        """Start a process, and do not wait for it. ``piped``: its standard input and output are pipes."""
         assert not self.running, "it runs already"
         path = self.directory / "config.toml"
         path.write_text(self.config)
@@ -82,8 +82,8 @@ class DaemonProcess:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*(command or self.command), *self.flags()],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
+                stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if piped else log,
                 stderr=log,
                 env=self._environment(),
             )

@@ -1,15 +1,18 @@
 """A daemon that kills itself at every kind of write of its journal: once before it, then once after it.
 
-The parts are the real ones. What it died at is noted in a file, so that the next life gets past it.
+The parts are the real ones. What it died at is noted in a file, so that the next life gets past it. A life is
+a fork of a process that has loaded the program and begun nothing of it, because loading is most of a start.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import re
 import signal
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,9 @@ from gpushared.ports import Journal, JournalSnapshot, JournalWrite
 from gpushared.serving.logs import set_up_logging
 from gpushared.serving.systemd import Notifier
 
+PR_SET_PDEATHSIG = 1
+"""prctl(2): the signal that a process gets when its parent ends."""
+
 
 class DyingJournal:
     """The ``Journal`` port over another one."""
@@ -34,6 +40,7 @@ class DyingJournal:
 
     async def commit(self, writes: Sequence[JournalWrite]) -> None:
         marks = {self._mark(write, *entry) for write in writes for entry in write.entries}
+        marks |= {mark for write in writes if (mark := _mark_of_projects(write))}
         self._die_at(f"before {mark}" for mark in sorted(marks) if not _comes_once(mark))
         await self._inner.commit(writes)
         self._die_at(f"after {mark}" for mark in sorted(marks))
@@ -71,6 +78,15 @@ class DyingJournal:
         await self._inner.close()
 
 
+def _mark_of_projects(write: JournalWrite) -> str:
+    """Empty where no project was set or unset."""
+    set_now = None if write.standing is None else write.standing.projects
+    if set_now is None:
+        return ""
+    figures = (f"{one.name} of weight {one.weight:g} with {one.quota}" for one in set_now.values())
+    return f"projects set: {', '.join(figures) or 'none'}"
+
+
 def _comes_once(mark: str) -> bool:
     """What was not written of a create is found out in another way; half of them must get past it."""
     return mark.endswith("was created") and mark.startswith(("batch", "queued"))
@@ -87,7 +103,23 @@ def main(config: Path, simulate: str, runtime_dir: str, state_dir: str, engine: 
     keys = {"gpus.simulate": simulate, "node.runtime_dir": runtime_dir, "node.state_dir": state_dir}
     settings = read_config(config, {**keys, "engine.socket": engine, "log.level": log_level})
     set_up_logging(settings.log)
-    asyncio.run(_run(settings, Path(state_dir).with_name("deaths")))
+    live_on(lambda: asyncio.run(_run(settings, Path(state_dir).with_name("deaths"))))
+
+
+def live_on(life: Callable[[], None]) -> None:
+    """Live, tell how it ended in a line on standard output, and live again when a line comes back."""
+    while True:
+        child = os.fork()
+        if child == 0:
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            life()
+            os._exit(0)
+        signal.signal(signal.SIGTERM, lambda *_, child=child: os.kill(child, signal.SIGTERM))
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        sys.stdout.write(f"{status}\n")
+        sys.stdout.flush()
+        if not sys.stdin.readline():
+            return
 
 
 async def _run(settings: Any, notes: Path) -> None:

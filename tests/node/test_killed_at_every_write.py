@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -12,16 +13,21 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
+from http.client import HTTPConnection
 from typing import Any
+from urllib.parse import quote
 
 from tests.bed import parts
 from tests.node.conftest import NewDaemon
-from tests.node.daemon import OWN_LABEL, DaemonProcess, Json, Refused
+from tests.node.daemon import ANSWER_SECONDS, OWN_LABEL, DaemonProcess, Json, Refused
 
 SECONDS = 150
-"""For the whole scenario; each of the about ninety lives takes half a second to begin."""
+"""For the whole scenario with its about a hundred lives."""
 AGAIN_SECONDS = 0.05
 HOLDING = {"reserved", "starting", "active", "paused", "draining"}
+Shown = tuple[float, list[str], int, int | None, int]
+"""A project's weight, members, and what of it is guaranteed, its limit and fixed, in permille."""
 ON_TERM = 'trap "exit 3" TERM; sleep 1000 & wait'
 CONFIG = """
 [queue]
@@ -44,10 +50,13 @@ def test_whatever_write_it_is_killed_at_nothing_is_sold_twice_touched_or_lost(
     )
     with dying(daemon) as scene:
         play(scene)
+        administer(scene)
     deaths = (daemon.directory / "deaths").read_text().splitlines()
     for when in ("before", "after"):
-        states = {line.split()[2].rstrip(":") for line in deaths if line.startswith(when)}
+        told = [line.removeprefix(f"{when} ") for line in deaths if line.startswith(when)]
+        states = {line.split()[1].rstrip(":") for line in told if not line.startswith("projects")}
         assert states == {"queued", "reserved", "starting", "active", "paused", "draining", "ended"}
+        assert len([line for line in told if line.startswith("projects")]) == len(SETTINGS) + 1
 
 
 def play(scene: Scene) -> None:
@@ -83,11 +92,33 @@ def play(scene: Scene) -> None:
     assert {name: len(starts) for name, starts in scene.starts.items()} == times
 
 
+SETTINGS: tuple[Json, ...] = (
+    {"weight": 2.0, "guaranteed": "0.5"},
+    {"limit": "1"},
+    {"users": {"names": ["alice"]}, "fixed": "0.25"},
+)
+SHOWN: tuple[Shown, ...] = (
+    (2.0, [], 500, None, 0),
+    (2.0, [], 500, 1000, 0),
+    (2.0, ["alice"], 500, 1000, 250),
+)
+"""The project after each."""
+
+
+def administer(scene: Scene) -> None:
+    """A project is set again and again, and unset: what was answered holds, and nothing comes in parts."""
+    for said, shown in zip(SETTINGS, SHOWN, strict=True):
+        scene.answer(partial(scene.call, "Projects/Set", name="vision", **said))
+        assert scene.project("vision") == shown
+    scene.until(lambda: scene.unset("vision"))
+    assert scene.project("vision") is None
+
+
 @contextmanager
 def dying(daemon: DaemonProcess) -> Iterator[Scene]:
     """The daemon, started again whenever it died, and looked at while it is dead."""
     scene = Scene(daemon)
-    daemon.launch()
+    daemon.launch(piped=True)
     nurse = threading.Thread(target=scene.revive)
     nurse.start()
     try:
@@ -112,15 +143,20 @@ class Scene:
     # --- the daemon's lives ---
 
     def revive(self) -> None:
-        while True:
-            status = self.daemon.process.wait() if self.daemon.process else 0
-            if self.over.is_set():
-                return
-            if status != -9:
-                self.wrong.append(f"it ended with {status}:\n{self.daemon.text()[-3000:]}")
-                return
-            self.autopsy()
-            self.daemon.launch()
+        process = self.daemon.process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with process.stdin, process.stdout:
+            for status in process.stdout:
+                if self.over.is_set():
+                    return
+                if status != b"-9\n":
+                    self.wrong.append(f"it ended with {status!r}:\n{self.daemon.text()[-3000:]}")
+                    return
+                self.autopsy()
+                process.stdin.write(b"again\n")
+                process.stdin.flush()
 
     def autopsy(self) -> None:
         """What is on disk while nobody runs: nothing sold twice, and no container up without its lease."""
@@ -129,6 +165,8 @@ class Scene:
         sold = sum(grant["compute_permille"] for lease in held for grant in lease["state"]["grants"])
         if sold > 1000:
             self.wrong.append(f"{sold} permille are sold: {held}")
+        if self.projects() not in ([], *([shown] for shown in SHOWN)):
+            self.wrong.append(f"projects are set in parts, or came back: {self.projects()}")
         devices = {lease["device_name"] for lease in held}
         containers = self.containers()
         self.note_starts(containers)
@@ -150,16 +188,57 @@ class Scene:
         with closing(sqlite3.connect(path)) as db:
             return [json.loads(body) for (body,) in db.execute("SELECT body FROM lease")]
 
+    def projects(self) -> list[Shown]:
+        """Those that were set, as the disk has them."""
+        path = self.daemon.state_dir / "journal.db"
+        if not path.exists():
+            return []
+        with closing(sqlite3.connect(path)) as db:
+            bodies = [json.loads(body) for (body,) in db.execute("SELECT body FROM project")]
+        return [
+            (body["weight"], body["users"], *(body["quota"][key] for key in ("guaranteed", "limit", "fixed")))
+            for body in bodies
+        ]
+
     # --- the engine's view ---
 
     def containers(self) -> list[Json]:
-        label = f"label={OWN_LABEL}={self.daemon.directory.name}"
-        ids = parts.docker(self.daemon.engine, "ps", "-aq", "--no-trunc", "--filter", label).stdout.split()
-        shown = parts.docker(self.daemon.engine, "inspect", *ids).stdout if ids else "[]"
-        found: list[Json] = json.loads(shown)
-        return found
+        label = f"{OWN_LABEL}={self.daemon.directory.name}"
+        filters = quote(json.dumps({"label": [label]}))
+        listed = self.engine(f"/containers/json?all=1&filters={filters}")
+        return [self.engine(f"/containers/{one['Id']}/json") for one in listed]
+
+    def engine(self, path: str) -> Any:
+        """An answer of the engine itself; its command would take longer to start than this does."""
+        connection = HTTPConnection("localhost", timeout=ANSWER_SECONDS)
+        connection.sock = socket.socket(socket.AF_UNIX)
+        with closing(connection):
+            connection.sock.connect(str(self.daemon.engine))
+            connection.request("GET", path)
+            return json.loads(connection.getresponse().read())
 
     # --- a stubborn user ---
+
+    def unset(self, name: str) -> bool:
+        """Whether it is gone, by this call or by one before whose answer was lost."""
+        if self.project(name) is not None:
+            self.call("Projects/Set", name=name, unset=True)
+        return True
+
+    def project(self, name: str) -> Shown | None:
+        """Its figures as the daemon shows them."""
+        listed = self.answer(lambda: self.call("Projects/List"))["projects"]
+        found = next((one for one in listed if one["name"] == name), None)
+        if found is None:
+            return None
+        (quota,) = found["quotas"]
+        return (
+            found["weight"],
+            found.get("users", []),
+            quota["guaranteed_permille"],
+            quota.get("limit_permille"),
+            quota["fixed_permille"],
+        )
 
     def until(self, done: Callable[[], bool]) -> None:
         while True:
