@@ -1,8 +1,8 @@
 """A lease gets another size, on the GPUs that it has and never on others.
 
-What is raised must be free there now, and must not be kept for the head of the queue: a raise follows the
-rule of backfill. What is lowered stays over what the lease's processes use. What is not named stays as it is,
-but the compute of a request for memory alone goes on to follow its memory.
+What is raised must be free there now, and kept neither for the head of the queue, where a raise follows the
+rule of backfill, nor as a project's fixed quota. What is lowered stays over what the lease's processes use.
+What is not named stays as it is, but the compute of a request for memory alone goes on to follow its memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from gpushared.domain.lease import (
 )
 from gpushared.domain.messages import MakeEdits, ResizeAsked, SettingsTaken
 from gpushared.domain.placement import need_on
-from gpushared.domain.policy.passes import NEVER, Reservation
+from gpushared.domain.policy.ledger import FIXED_CLASS
+from gpushared.domain.policy.passes import NEVER, Plan, Reservation
 from gpushared.domain.request import Isolation, Request
 from gpushared.domain.rules import Action
 from gpushared.domain.scheduling import pass_over
@@ -127,13 +128,15 @@ def _largest(lease: Lease, request: Request, size: NewSize, draft: Draft) -> Req
     if not is_elastic(request):
         return request
     chosen = least(request)
-    kept = frozenset(gpu for one in _kept_for_others(lease, draft) for gpu in one.gpus)
+    plan = pass_over(draft.view(), draft.now)
+    kept = frozenset(gpu for one in _kept_for_others(lease, plan) for gpu in one.gpus)
 
     def place(larger: Request) -> tuple[Grant, ...]:
         nonlocal chosen
         try:
             grants = tuple(_new_grant(grant, larger, size, draft) for grant in lease.grants)
             raised = _check_free(lease, grants, draft)
+            _check_fixed(lease, grants, plan, draft)
         except (LimitReached, NeverFits, Unavailable):
             return ()
         if raised & kept:
@@ -200,7 +203,11 @@ def _is_alone(grants: tuple[Grant, ...], draft: Draft) -> bool:
 
 
 def _check_room(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> None:
-    _check_head(lease, _check_free(lease, grants, draft), draft)
+    raised = _check_free(lease, grants, draft)
+    if raised:
+        plan = pass_over(draft.view(), draft.now)
+        _check_fixed(lease, grants, plan, draft)
+        _check_head(lease, raised, plan)
 
 
 def _check_free(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> set[GpuId]:
@@ -235,10 +242,30 @@ def _more(old: Grant, new: Grant) -> str:
     return f"and {' and '.join(wanted)} would be needed"
 
 
-def _check_head(lease: Lease, raised: set[GpuId], draft: Draft) -> None:
+def _check_fixed(lease: Lease, grants: tuple[Grant, ...], plan: Plan, draft: Draft) -> None:
+    """What is fixed for build work of a project goes to nothing else."""
+    rooms = draft.view().rooms()
+    for old, new in zip(lease.grants, grants, strict=True):
+        free_bytes, free_permille = rooms[old.gpu].free_bytes, rooms[old.gpu].free_permille
+        owners = []
+        for project, parts in plan.fixed.items():
+            here = [part for part in parts if part.gpu == old.gpu]
+            if here and not (lease.payer == project and lease.request.lease_class is FIXED_CLASS):
+                owners.append(project)
+                free_bytes -= sum(part.memory_bytes for part in here)
+                free_permille -= sum(part.compute_permille for part in here)
+        more_bytes = max(0, new.memory_bytes - old.memory_bytes)
+        more_permille = max(0, new.compute_permille - old.compute_permille)
+        if owners and (more_bytes > max(0, free_bytes) or more_permille > max(0, free_permille)):
+            raise LimitReached(
+                f"the room on GPU {draft.gpus[old.gpu].index} is fixed for build work of {', '.join(owners)}",
+                hint="`gpushare project ls` shows what is fixed for whom",
+            )
+
+
+def _check_head(lease: Lease, raised: set[GpuId], plan: Plan) -> None:
     """As in backfill: on GPUs kept for the head only what ends before the head can start there."""
-    kept_for_others = _kept_for_others(lease, draft) if raised else ()
-    kept = next((one for one in kept_for_others if raised & one.gpus), None)
+    kept = next((one for one in _kept_for_others(lease, plan) if raised & one.gpus), None)
     if kept is not None:
         raise LimitReached(
             f"the room is kept for {kept.lease or kept.project}, which waits for it",
@@ -246,10 +273,9 @@ def _check_head(lease: Lease, raised: set[GpuId], draft: Draft) -> None:
         )
 
 
-def _kept_for_others(lease: Lease, draft: Draft) -> Sequence[Reservation]:
+def _kept_for_others(lease: Lease, plan: Plan) -> Sequence[Reservation]:
     """What is kept for requests that may start before the lease is over."""
     until = NEVER if lease.expires_at is None else lease.expires_at
-    plan = pass_over(draft.view(), draft.now)
     return [kept for kept in plan.reservations if not until <= kept.start_at < NEVER]
 
 

@@ -240,6 +240,24 @@ def test_a_raise_does_not_delay_the_head_of_the_queue(
         node.resize(lease, gpu="0.5")
 
 
+def test_a_raise_leaves_what_is_fixed_for_a_project_s_build_work() -> None:
+    node = Node()
+    node.send(m.ProjectSet("lab", ROOT, users=("bob",), fixed=500))
+    lease = node.run(part(250))
+    with pytest.raises(LimitReached, match="room on GPU 0 is fixed for build work of lab"):
+        node.resize(lease, gpu="0.75")
+    assert grown(node, lease, gpu="0.1..1").compute_permille == 500
+
+
+def test_build_work_of_the_project_may_be_raised_into_it() -> None:
+    node = Node()
+    node.send(m.ProjectSet("lab", ROOT, users=("bob",), fixed=500))
+    build = node.ask(replace(part(250), lease_class=LeaseClass.BUILD), BOB)
+    node.ask(part(500))
+    node.resize(build, BOB, gpu="0.5")
+    assert node.of(build).grants[0].compute_permille == 500
+
+
 def test_a_raise_beside_the_head_s_gpus_is_free() -> None:
     node = Node(gpus=2)
     lease = node.run(part(250))
