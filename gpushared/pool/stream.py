@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -177,40 +177,37 @@ class NodeStream:
     async def _read(self, context: Context) -> None:
         while isinstance(message := await context.read(), link_pb2.Up):
             await self.mailbox.room(BUSY)
-            work = self._work_of(message)
-            if work is not None:
-                await self._slots.acquire()
-                task = asyncio.create_task(self._guarded(work))
-                self._work.add(task)
-                task.add_done_callback(self._finished)
+            await self._slots.acquire()
+            task = asyncio.create_task(self._guarded(message))
+            self._work.add(task)
+            task.add_done_callback(self._finished)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._work.discard(task)
         self._slots.release()
 
-    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, message: link_pb2.Up) -> None:
         try:
-            await work
+            await self._take(message)
         except GpushareError as error:
             log.warning("node=%s a message was not taken: %s", self.node, error)
 
-    def _work_of(self, message: link_pb2.Up) -> Coroutine[Any, Any, None] | None:
+    async def _take(self, message: link_pb2.Up) -> None:
         match message.WhichOneof("what"):
             case "beat":
-                return self._beat(message.beat)
+                await self._beat(message.beat)
             case "report":
-                return self._report(message.report)
+                await self._deliver(Reported(self.node, wire.read_report(message.report)))
             case "stale":
-                return self._stale(message.stale)
+                await self._deliver(Reported(self.node, wire.read_stale(message.stale)))
             case "job":
-                return self._job(message.job)
+                await self._job(message.job)
             case "cancel":
-                return self._cancel(message.cancel)
+                await self._cancel(message.cancel)
             case "trust_seen":
-                return self._trust_seen(message.trust_seen)
+                self._trust_seen(message.trust_seen)
             case other:
                 log.debug("node=%s said %s, which this version does not know", self.node, other)
-                return None
 
     async def _beat(self, beat: link_pb2.Beat) -> None:
         """Acknowledged only once the machine knows of it: the node counts on that."""
@@ -224,12 +221,6 @@ class NodeStream:
         return link_pb2.Down(
             beat_ack=link_pb2.BeatAck(seq=seq, revision=self._machine.revision, beat_seconds=seconds)
         )
-
-    async def _report(self, data: bytes) -> None:
-        await self._deliver(Reported(self.node, wire.read_report(data)))
-
-    async def _stale(self, data: bytes) -> None:
-        await self._deliver(Reported(self.node, wire.read_stale(data)))
 
     async def _deliver(self, event: PoolEvent) -> None:
         """Until the store has it: a node says it only once in the life of a stream."""
@@ -281,7 +272,7 @@ class NodeStream:
             ack.code, ack.message, ack.hint = error.code, error.message, error.hint
         self.put((link_pb2.OutboxAck, job, cancel), lambda: link_pb2.Down(outbox_ack=ack))
 
-    async def _trust_seen(self, seen: link_pb2.TrustSeen) -> None:
+    def _trust_seen(self, seen: link_pb2.TrustSeen) -> None:
         trust = self._guard.newer_trust(self.node, seen.generation)
         if trust is not None:
             self.put(link_pb2.NewTrust, lambda: link_pb2.Down(trust=trust))

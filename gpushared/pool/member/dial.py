@@ -1,0 +1,80 @@
+"""Dialling the coordinator: mutual TLS with the certificates as they are at that moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import grpc
+
+from gpushared.domain.errors import GpushareError, PermissionRefused, Unavailable
+from gpushared.serving.doors import MAX_MESSAGE_BYTES
+
+KEEPALIVE_SECONDS = 20.0
+KEEPALIVE_TIMEOUT_SECONDS = 10.0
+"""A link that is cut without a word is noticed after both. Servers refuse more frequent pings."""
+MAX_DETAILS = 300
+
+_TLS_FAILED = ("CERTIFICATE_VERIFY_FAILED", "Ssl handshake failed", "Hostname Verification Check failed")
+
+
+class Dial:
+    """Makes channels to the coordinator. Each is a connection of its own, with credentials read anew."""
+
+    def __init__(
+        self, address: Callable[[], str], credentials: Callable[[], grpc.ChannelCredentials], server_name: str
+    ) -> None:
+        """``server_name``: what the coordinator's certificate must hold, whatever the address.
+
+        ``credentials`` may read files; it raises errors of the tree.
+        """
+        self._address = address
+        self._credentials = credentials
+        self._server_name = server_name
+
+    @property
+    def address(self) -> str:
+        return self._address()
+
+    async def channel(self) -> grpc.aio.Channel:
+        """Not connected yet; to be closed. Raises ConfigError, where the credentials cannot be read."""
+        credentials = await asyncio.to_thread(self._credentials)
+        options = [
+            ("grpc.ssl_target_name_override", self._server_name),
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.keepalive_time_ms", int(KEEPALIVE_SECONDS * 1000)),
+            ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_SECONDS * 1000)),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.max_pings_without_data", 0),
+            # Else channels to one address share a connection, and its own back-off with it.
+            ("grpc.use_local_subchannel_pool", 1),
+            # A site's web proxy must not get between the machines of a pool.
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.enable_retries", 0),
+        ]
+        return grpc.aio.secure_channel(self._address(), credentials, options)
+
+    def fault(self, error: grpc.aio.AioRpcError) -> GpushareError:
+        """A failed call as an error of the tree."""
+        return fault(self._address(), error)
+
+
+def fault(address: str, error: grpc.aio.AioRpcError) -> GpushareError:
+    """What a failed call to the coordinator at ``address`` means."""
+    details = _one_line(error.details() or error.code().name)
+    if any(sign in details for sign in _TLS_FAILED):
+        return PermissionRefused(
+            f"who answers at {address} is not the coordinator of this node's pool: {details}",
+            hint="is another coordinator there, made anew by `gpushare pool init`? then join it with "
+            "`gpushare node join`; or has its certificate run out, or a clock gone wrong?",
+        )
+    return Unavailable(
+        f"the coordinator at {address} does not answer: {details}",
+        hint="it is dialled again by itself; jobs and leases here go on meanwhile",
+    )
+
+
+def _one_line(details: str) -> str:
+    """The end of what gRPC says, where the cause is."""
+    cause = details.rpartition("last error: ")[2]
+    return "".join(c if c.isprintable() else " " for c in cause)[-MAX_DETAILS:]

@@ -1,0 +1,249 @@
+"""The node's end of the link to its coordinator: dials, says hello, and comes back when the link is lost.
+
+Whatever state it is in, the node goes on by itself: nothing here is waited for by anything local.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from random import Random, SystemRandom
+
+import grpc
+
+from gpushared.api.v1 import link_pb2_grpc
+from gpushared.domain.errors import Code, GpushareError, Unavailable
+from gpushared.domain.jobs.model import AttemptKey, JobId
+from gpushared.pool.member.backoff import Backoff, Retry
+from gpushared.pool.member.beats import FIRST_SECONDS
+from gpushared.pool.member.dial import Dial
+from gpushared.pool.member.ports import Desk, Facts, Guests, Outbox
+from gpushared.pool.member.session import Identity, Session, Timing
+from gpushared.serving.troubles import Troubles
+
+log = logging.getLogger(__name__)
+
+PART = "pool"
+CLOCK_PART = "pool-clock"
+AWAY_SECONDS = 15.0
+"""A link that is lost for a shorter time is no trouble."""
+MAX_CLOCK_DIFFERENCE_SECONDS = 120.0
+"""What certificates and users' assertions tolerate."""
+
+_PASSING = {Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED}
+"""What goes over by itself; of other refusals people must do something."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkState:
+    """For people. Times are epoch seconds; ``connected_since`` None while there is no link."""
+
+    pool: str
+    address: str
+    connected_since: float | None = None
+    away_since: float | None = None
+    heard_at: float | None = None
+    """When the coordinator last acknowledged something."""
+    last_error: str = ""
+    next_try_at: float | None = None
+    epoch: int = 0
+
+    def text(self) -> str:
+        """One line: how it stands with the pool."""
+        if self.connected_since is not None:
+            return f"in pool {self.pool} by {self.address} since {_clock(self.connected_since)}"
+        since = f" since {_clock(self.away_since)}" if self.away_since is not None else ""
+        again = f"; dialled again at {_clock(self.next_try_at)}" if self.next_try_at is not None else ""
+        why = f": {self.last_error}" if self.last_error else ""
+        return f"pool {self.pool} is not reached{since}{why}{again}"
+
+
+class MemberLink:
+    """Keeps one link up as long as ``run`` runs."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        dial: Dial,
+        desk: Desk,
+        facts: Facts,
+        outbox: Outbox,
+        troubles: Troubles,
+        *,
+        retry: Retry | None = None,
+        timing: Timing | None = None,
+        random: Random | None = None,
+    ) -> None:
+        self.guests = Guests()
+        self.dial = dial
+        self._identity = identity
+        self._desk = desk
+        self._facts = facts
+        self._outbox = outbox
+        self._troubles = troubles
+        self._timing = timing or Timing()
+        self._random = random or SystemRandom()
+        self._backoff = Backoff(retry or Retry(), self._random)
+        self._session: Session | None = None
+        self._hurry = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._beat_seconds = FIRST_SECONDS
+        self._away_since: float | None = time.time()
+        self._connected_since: float | None = None
+        self._next_try_at: float | None = None
+        self._heard_at: float | None = None
+        self._error: GpushareError | None = None
+        self._epoch = 0
+
+    # --- what the node says ----------------------------------------------------------------------------
+
+    def report(self, key: AttemptKey) -> None:
+        """An attempt's record changed. Without a link the next hello tells it."""
+        if self._session is not None:
+            self._session.report(key)
+
+    def submit(self, job: JobId) -> None:
+        """A job came into the outbox."""
+        if self._session is not None:
+            self._session.submit(job)
+
+    def cancel(self, job: JobId) -> None:
+        """A cancellation came into the outbox."""
+        if self._session is not None:
+            self._session.cancel(job)
+
+    def hurry(self) -> None:
+        """Dial now rather than at the time that was drawn: the address or the certificates changed."""
+        self._hurry.set()
+
+    # --- for people ------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> LinkState:
+        session = self._session
+        heard = session.acknowledged_at if session is not None else None
+        return LinkState(
+            pool=self._identity.pool,
+            address=self.dial.address,
+            connected_since=self._connected_since,
+            away_since=self._away_since,
+            heard_at=heard or self._heard_at,
+            last_error=str(self._error) if self._error is not None else "",
+            next_try_at=self._next_try_at,
+            epoch=self._epoch,
+        )
+
+    @property
+    def connected(self) -> bool:
+        """Whether the coordinator welcomed this node and the stream is up, as far as one can know."""
+        return self._connected_since is not None
+
+    async def changed(self, timeout_seconds: float) -> bool:
+        """Wait until the link came up or was lost; False when the time is over first."""
+        changed = self._changed
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    # --- life ------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            try:
+                await self._connect()
+            except GpushareError as error:
+                self._lost(error)
+            await self._wait()
+
+    async def _connect(self) -> None:
+        """One stream's life; ends by an error always."""
+        channel = await self.dial.channel()
+        session: Session | None = None
+        try:
+            call = link_pb2_grpc.NodeLinkStub(channel).Connect()
+            session = self._session = Session(
+                self._identity,
+                call,
+                self._desk,
+                self._facts,
+                self._outbox,
+                self.guests,
+                self._timing,
+                self._random,
+            )
+            await session.greet()
+            self._welcomed(session)
+            await session.talk()
+        except grpc.aio.AioRpcError as error:
+            raise self.dial.fault(error) from error
+        except asyncio.InvalidStateError as error:  # grpc.aio's word for a call that is over
+            raise Unavailable("the link to the coordinator ended") from error
+        finally:
+            self._session = None
+            if session is not None:
+                self._heard_at = session.acknowledged_at or self._heard_at
+            await channel.close()
+
+    def _welcomed(self, session: Session) -> None:
+        self._backoff.after_success()
+        self._beat_seconds = session.welcome.beat_seconds
+        self._epoch = session.welcome.epoch
+        self._connected_since, self._away_since = time.time(), None
+        self._next_try_at = self._error = None
+        self._troubles.cleared(PART)
+        self._judge_clocks(session.clock_difference_seconds)
+        self._wake()
+        log.info("pool=%s joined by=%s epoch=%d", self._identity.pool, self.dial.address, self._epoch)
+
+    def _judge_clocks(self, ahead_seconds: float) -> None:
+        if abs(ahead_seconds) <= MAX_CLOCK_DIFFERENCE_SECONDS:
+            self._troubles.cleared(CLOCK_PART)
+            return
+        which = "ahead of" if ahead_seconds > 0 else "behind"
+        self._troubles.raised(
+            CLOCK_PART,
+            f"the coordinator's clock is {abs(ahead_seconds):.0f} s {which} this node's: certificates and "
+            f"users' jobs may be refused (synchronise both clocks)",
+        )
+
+    def _lost(self, error: GpushareError) -> None:
+        if self._connected_since is not None or str(error) != str(self._error):
+            log.warning("pool=%s link lost: %s", self._identity.pool, error)
+        if self._connected_since is not None:
+            self._connected_since, self._away_since = None, time.time()
+        self._error = error
+        self._wake()
+
+    async def _wait(self) -> None:
+        """Until the next try. A refusal is shown at once, silence when it lasts."""
+        refused = self._error is not None and self._error.code not in _PASSING
+        seconds = self._backoff.patient_seconds() if refused else self._backoff.seconds(self._beat_seconds)
+        self._next_try_at = time.time() + seconds
+        if refused or time.time() - (self._away_since or time.time()) > AWAY_SECONDS:
+            self._troubles.raised(PART, self._trouble())
+        self._hurry.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._hurry.wait()
+        except TimeoutError:
+            return
+        self._backoff.after_success()
+
+    def _trouble(self) -> str:
+        """Without the next try, so that the log says it once."""
+        since = _clock(self._away_since) if self._away_since is not None else "now"
+        return f"pool {self._identity.pool} is not reached since {since}: {self._error}"
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))

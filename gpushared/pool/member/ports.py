@@ -1,0 +1,113 @@
+"""What the node's end of the link needs of the node."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpushared.api.v1 import link_pb2
+from gpushared.domain.errors import GpushareError
+from gpushared.domain.jobs.contact import Contact
+from gpushared.domain.jobs.member import Free, Inventory
+from gpushared.domain.jobs.model import AttemptKey, JobId, JobSpec
+from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
+
+
+class Desk(Protocol):
+    """The node's book of this coordinator's orders. Errors of the tree mean that nothing was written."""
+
+    async def take(self, order: Order) -> Report | StaleEpoch:
+        """The answer, once it is durable."""
+        ...
+
+    def reports(self) -> tuple[Report, ...]:
+        """Of all attempts that are recorded, those that are over too, with their specs."""
+        ...
+
+    def report(self, key: AttemptKey) -> Report | None:
+        """How an attempt stands now."""
+        ...
+
+    def contact(self) -> Contact:
+        """The highest that was seen of this coordinator."""
+        ...
+
+    async def contact_made(self, sent_at: float, epoch: int, revision: int) -> None:
+        """What was sent at ``sent_at`` (CLOCK_BOOTTIME) was acknowledged. Durable where the epoch rose."""
+        ...
+
+    async def look(self) -> None:
+        """End now what must not run any longer because there was no contact for too long."""
+        ...
+
+
+class Facts(Protocol):
+    """What the node is and has."""
+
+    def inventory(self) -> Inventory: ...
+
+    def free(self) -> Free: ...
+
+    async def changed(self, timeout_seconds: float) -> bool:
+        """Wait until either may have changed; False when the time is over first."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A job in the outbox: it came in here, and no coordinator has said yet that it is over."""
+
+    spec: JobSpec
+    held: bool = False
+    priority: int = 0
+
+
+class Outbox(Protocol):
+    """Jobs for the pool that came in through this node, and what users want of them."""
+
+    def jobs(self) -> tuple[JobId, ...]:
+        """In the order in which they came in."""
+        ...
+
+    def job(self, job: JobId) -> Kept | None: ...
+
+    def cancels(self) -> Mapping[JobId, int]:
+        """Grace seconds of the cancellations that no coordinator has acknowledged."""
+        ...
+
+    def vouch(self, job: JobId, digest: bytes) -> bytes:
+        """The node's word on who asks for the job."""
+        ...
+
+    def vouch_cancel(self, job: JobId, digest: bytes) -> bytes:
+        """The node's word on who wants it cancelled."""
+        ...
+
+    async def taken(self, job: JobId, refusal: GpushareError | None) -> None:
+        """The coordinator keeps the job, or will not have it."""
+        ...
+
+    async def cancelled(self, job: JobId, refusal: GpushareError | None) -> None:
+        """The coordinator has the cancellation, or refuses it."""
+        ...
+
+    async def updated(self, update: link_pb2.JobUpdate) -> None:
+        """How a job stands there."""
+        ...
+
+
+async def _no_trust(_: link_pb2.NewTrust) -> int:
+    return 0
+
+
+@dataclass(slots=True)
+class Guests:
+    """Who else is told what the coordinator says; each may be set later."""
+
+    open_tunnel: Callable[[link_pb2.OpenTunnel], None] = lambda _: None
+    drained: Callable[[link_pb2.DrainNotice], None] = lambda _: None
+    allowance: Callable[[link_pb2.Allowance], None] = lambda _: None
+    new_trust: Callable[[link_pb2.NewTrust], Awaitable[int]] = _no_trust
+    """Take it over, and tell the generation that is trusted now."""
+    trust_generation: Callable[[], int] = lambda: 0

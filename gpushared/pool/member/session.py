@@ -1,0 +1,371 @@
+"""One stream to the coordinator, from its hello to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import TypeVar
+
+import grpc
+
+from gpushared.api.v1 import link_pb2
+from gpushared.domain.errors import GpushareError, StateConflict, TimedOut, Unavailable
+from gpushared.domain.jobs.model import AttemptKey, JobId, NodeName
+from gpushared.domain.jobs.protocol import StaleEpoch
+from gpushared.domain.units import shown
+from gpushared.pool import wire
+from gpushared.pool.mailbox import Mailbox
+from gpushared.pool.member.beats import Beats, boottime
+from gpushared.pool.member.ports import Desk, Facts, Guests, Outbox
+
+log = logging.getLogger(__name__)
+
+_Answer = TypeVar("_Answer")
+Call = grpc.aio.StreamStreamCall[link_pb2.Up, link_pb2.Down]
+
+MAX_WAITING = 1 << 20
+"""Subjects that may wait to be told: more attempts and jobs than a node has."""
+BUSY = 1024
+"""With so many waiting, no more of the outbox is added."""
+ORDERS_IN_WORK = 64
+MAX_TOLD = 4096
+"""Of what the coordinator says of jobs; beyond them nothing more is read of it until they are written."""
+JITTER = 0.1
+LOOK_SECONDS = 1.0
+"""How old the newest look at the fences may be when something is sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this node is in its pool."""
+
+    pool: str
+    node: NodeName
+    boot_id: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds. ``answer``: for each message of a hello and for its answer.
+
+    ``silence``: without an acknowledged beat the stream is given up, but not before three beats.
+    ``news``: how soon after another beat what is free is told where it changed; ``settle``: and how long
+    changes are gathered before.
+    """
+
+    answer: float = 30.0
+    silence: float = 40.0
+    news: float = 0.05
+    settle: float = 0.02
+
+
+class Session:
+    """A stream. Everything that waits to be sent waits here, and only the newest word of each subject."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        call: Call,
+        desk: Desk,
+        facts: Facts,
+        outbox: Outbox,
+        guests: Guests,
+        timing: Timing,
+        random: Random,
+    ) -> None:
+        self.welcome = link_pb2.Welcome()
+        self.acknowledged_at: float | None = None
+        """When the newest acknowledgement came (epoch seconds), for people."""
+        self._identity = identity
+        self._call = call
+        self._desk = desk
+        self._facts = facts
+        self._outbox = outbox
+        self._guests = guests
+        self._timing = timing
+        self._random = random
+        self._mailbox: Mailbox[link_pb2.Up] = Mailbox(MAX_WAITING)
+        self._beats = Beats()
+        self._told: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue(MAX_TOLD)
+        self._slots = asyncio.Semaphore(ORDERS_IN_WORK)
+        self._work: set[asyncio.Task[None]] = set()
+        self._acked = asyncio.Event()
+        self._untaken: set[JobId] = set()
+        self._looked = -LOOK_SECONDS
+
+    # --- from hello to end -----------------------------------------------------------------------------
+
+    async def greet(self) -> None:
+        """Say hello and be welcomed. Raises what the coordinator refuses with, StateConflict, TimedOut."""
+        await self._look()
+        began = boottime()
+        for message in wire.hello_messages(self._hello(), self._desk.reports()):
+            await self._in_time(self._call.write(message))
+        answer = await self._in_time(self._call.read())
+        if not isinstance(answer, link_pb2.Down):
+            raise Unavailable("the coordinator ended the link within the hello")
+        _refused(answer)
+        self.welcome = answer.welcome
+        if self.welcome.pool != self._identity.pool:
+            raise StateConflict(
+                f"this node is of the pool {self._identity.pool}, and the coordinator of "
+                f"{shown(self.welcome.pool)}",
+                hint="set `pool.coordinator` to the address of its own, or join the other pool",
+            )
+        wire.check_generation("the coordinator", self.welcome.capabilities, "")
+        self._beats.seconds = self.welcome.beat_seconds
+        # Before any order is taken: those of a lower epoch are none.
+        await self._desk.contact_made(began, self.welcome.epoch, self.welcome.revision)
+        self.acknowledged_at = time.time()
+
+    async def talk(self) -> None:
+        """Until the stream ends, which is always by an error of the tree or of gRPC."""
+        works = [self._read(), self._write(), self._beat(), self._send_outbox(), self._tell(), self._note()]
+        tasks = [asyncio.create_task(work) for work in works]
+        self._mailbox.put(link_pb2.TrustSeen, self._trust_seen)
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            raise _cause(done)
+        finally:
+            for task in (*tasks, *self._work):
+                task.cancel()
+            await asyncio.gather(*tasks, *self._work, return_exceptions=True)
+
+    @property
+    def clock_difference_seconds(self) -> float:
+        """By how much the coordinator's clock is ahead, as far as it could be told."""
+        return self.welcome.now - (self.acknowledged_at or self.welcome.now)
+
+    def _hello(self) -> link_pb2.Hello:
+        contact = self._desk.contact()
+        inventory, free = self._facts.inventory(), self._facts.free()
+        self._beats.told = (inventory, free)
+        return link_pb2.Hello(
+            node=self._identity.node,
+            version=self._identity.version,
+            boot_id=self._identity.boot_id,
+            capabilities=wire.CAPABILITIES,
+            inventory=wire.inventory_bytes(inventory),
+            free=wire.free_bytes(free),
+            seen_epoch=contact.epoch,
+            seen_revision=contact.revision,
+            now=time.time(),
+        )
+
+    async def _in_time(self, work: Awaitable[_Answer]) -> _Answer:
+        try:
+            async with asyncio.timeout(self._timing.answer):
+                return await work
+        except TimeoutError:
+            raise TimedOut(f"the coordinator did not answer in {self._timing.answer:.0f} s") from None
+
+    # --- up --------------------------------------------------------------------------------------------
+
+    def report(self, key: AttemptKey) -> None:
+        """Tell how an attempt stands when it is its turn."""
+        self._mailbox.put((link_pb2.Up.report, key), lambda: self._report(key))
+
+    def _report(self, key: AttemptKey) -> link_pb2.Up | None:
+        report = self._desk.report(key)
+        return None if report is None else link_pb2.Up(report=wire.report_bytes(report))
+
+    def submit(self, job: JobId, *, old: bool = False) -> None:
+        """Tell of a job in the outbox. ``old``: it may have been sent in an earlier stream."""
+        self._untaken.add(job)
+        self._mailbox.put((link_pb2.OutboxJob, job), lambda: self._outbox_job(job, old=old))
+
+    def _outbox_job(self, job: JobId, *, old: bool) -> link_pb2.Up | None:
+        kept = self._outbox.job(job)
+        if kept is None:
+            return None
+        spec = wire.spec_bytes(kept.spec)
+        assertion = self._outbox.vouch(job, wire.job_digest(job, spec))
+        return link_pb2.Up(
+            job=link_pb2.OutboxJob(
+                job_id=job, spec=spec, held=kept.held, priority=kept.priority, old=old, assertion=assertion
+            )
+        )
+
+    def cancel(self, job: JobId) -> None:
+        """Tell of a cancellation in the outbox; after the job itself, where that is on its way too."""
+        if job not in self._untaken:
+            self._mailbox.put((link_pb2.OutboxCancel, job), lambda: self._outbox_cancel(job))
+
+    def _outbox_cancel(self, job: JobId) -> link_pb2.Up | None:
+        grace = self._outbox.cancels().get(job)
+        if grace is None:
+            return None
+        assertion = self._outbox.vouch_cancel(job, wire.cancel_digest(job, grace))
+        return link_pb2.Up(cancel=link_pb2.OutboxCancel(job_id=job, grace_seconds=grace, assertion=assertion))
+
+    async def _send_outbox(self) -> None:
+        """All that is there at the hello; what comes later is told by ``submit`` and ``cancel``."""
+        for job in self._outbox.jobs():
+            await self._mailbox.room(BUSY)
+            self.submit(job, old=True)
+        for job in self._outbox.cancels():
+            self.cancel(job)
+        await asyncio.Event().wait()
+
+    def _trust_seen(self) -> link_pb2.Up:
+        return link_pb2.Up(trust_seen=link_pb2.TrustSeen(generation=self._guests.trust_generation()))
+
+    async def _write(self) -> None:
+        while True:
+            message = await self._mailbox.take()
+            # A machine that slept ends what must not run any more before anybody hears of it again.
+            if boottime() - self._looked > LOOK_SECONDS:
+                await self._look()
+            await self._call.write(message)
+
+    async def _look(self) -> None:
+        self._looked = boottime()
+        try:
+            await self._desk.look()
+        except GpushareError as error:
+            log.warning("what must end for want of contact was not looked at: %s", error)
+
+    # --- beats -----------------------------------------------------------------------------------------
+
+    async def _beat(self) -> None:
+        """A beat when it is time, or when something is to be told with it."""
+        while True:
+            seconds = self._beats.seconds * (1 + self._random.uniform(-JITTER, JITTER))
+            await self._pause(asyncio.get_running_loop().time() + seconds)
+            silence = max(self._timing.silence, 3 * self._beats.seconds)
+            if self._beats.silent_seconds() > silence:
+                raise TimedOut(f"the coordinator acknowledged nothing for {silence:.0f} s")
+            self._mailbox.put(link_pb2.Beat, self._make_beat)
+
+    async def _pause(self, until: float) -> None:
+        """Until then, or until there are news."""
+        now = asyncio.get_running_loop().time
+        await asyncio.sleep(min(self._timing.news, until - now()))
+        while (left := until - now()) > 0 and not self._beats.has_news(self._facts):
+            if await self._facts.changed(left):
+                await asyncio.sleep(self._timing.settle)
+
+    def _make_beat(self) -> link_pb2.Up:
+        inventory, free = self._facts.inventory(), self._facts.free()
+        told_inventory, told_free = self._beats.told or (None, None)
+        beat = link_pb2.Beat(seq=self._beats.next(boottime()))
+        if inventory != told_inventory:
+            beat.inventory = wire.inventory_bytes(inventory)
+        if free != told_free:
+            beat.free = wire.free_bytes(free)
+        self._beats.told = (inventory, free)
+        return link_pb2.Up(beat=beat)
+
+    async def _note(self) -> None:
+        """Write down what was acknowledged, the newest only: this may be slower than beats."""
+        while True:
+            await self._acked.wait()
+            self._acked.clear()
+            try:
+                await self._desk.contact_made(
+                    self._beats.acknowledged, self.welcome.epoch, self._beats.revision
+                )
+            except GpushareError as error:
+                log.warning("contact with the coordinator was not noted: %s", error)
+
+    # --- down ------------------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        while isinstance(message := await self._call.read(), link_pb2.Down):
+            await self._heard(message)
+        status, details = await self._call.code(), await self._call.details()
+        raise Unavailable(f"the coordinator ended the link: {status.name} {details or ''}".rstrip())
+
+    async def _heard(self, message: link_pb2.Down) -> None:
+        match message.WhichOneof("what"):
+            case "beat_ack":
+                self._acknowledged(message.beat_ack)
+            case "order":
+                await self._begin_order(message.order)
+            case "outbox_ack":
+                await self._told.put(partial(self._outbox_ack, message.outbox_ack))
+            case "update":
+                await self._told.put(partial(self._outbox.updated, message.update))
+            case "trust":
+                await self._told.put(partial(self._trust, message.trust))
+            case "tunnel":
+                self._guests.open_tunnel(message.tunnel)
+            case "drain":
+                self._guests.drained(message.drain)
+            case "allowance":
+                self._guests.allowance(message.allowance)
+            case "refuse":
+                _refused(message)
+            case other:
+                log.debug("the coordinator said %s, which this version does not know", other)
+
+    def _acknowledged(self, ack: link_pb2.BeatAck) -> None:
+        if self._beats.acknowledge(ack):
+            self.acknowledged_at = time.time()
+            self._acked.set()
+
+    async def _begin_order(self, data: bytes) -> None:
+        await self._slots.acquire()
+        task = asyncio.create_task(_guarded(partial(self._order, data)))
+        self._work.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._work.discard(task)
+        self._slots.release()
+
+    async def _order(self, data: bytes) -> None:
+        """Where it cannot be written, it is not answered: the coordinator says it again."""
+        order = wire.read_order(data)
+        answer = await self._desk.take(order)
+        if isinstance(answer, StaleEpoch):
+            stale = link_pb2.Up(stale=wire.stale_bytes(answer))
+            self._mailbox.put((link_pb2.Up.stale, order.key), lambda: stale)
+        else:
+            self.report(order.key)
+
+    async def _tell(self) -> None:
+        """One after the other, because the newest word on a job is to be the last."""
+        while True:
+            await _guarded(await self._told.get())
+
+    async def _outbox_ack(self, ack: link_pb2.OutboxAck) -> None:
+        job = JobId(ack.job_id)
+        refusal = wire.refused(ack.code, ack.message, ack.hint) if ack.code else None
+        if ack.cancel:
+            await self._outbox.cancelled(job, refusal)
+            return
+        await self._outbox.taken(job, refusal)
+        self._untaken.discard(job)
+        if job in self._outbox.cancels():
+            self.cancel(job)
+
+    async def _trust(self, trust: link_pb2.NewTrust) -> None:
+        await self._guests.new_trust(trust)
+        self._mailbox.put(link_pb2.TrustSeen, self._trust_seen)
+
+
+async def _guarded(work: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await work()
+    except GpushareError as error:
+        log.warning("what the coordinator said was not done: %s", error)
+
+
+def _refused(message: link_pb2.Down) -> None:
+    if message.HasField("refuse"):
+        refuse = message.refuse
+        raise wire.refused(refuse.code, refuse.message, refuse.hint)
+
+
+def _cause(done: Iterable[asyncio.Task[None]]) -> BaseException:
+    """Why a stream ended, of what its tasks say: that it has ended is the least of it."""
+    errors = [error for task in done if (error := task.exception()) is not None]
+    errors.sort(key=lambda error: isinstance(error, asyncio.InvalidStateError))
+    return errors[0] if errors else Unavailable("the link to the coordinator ended")
