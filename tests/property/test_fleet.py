@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Sequence
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,23 +55,33 @@ def _host(draw: st.DrawFn, name: str) -> Host:
     return Host(name, tuple(gpus), cpu, draw(st.sampled_from([None, 32 * GIB])), links)
 
 
-SHARES = st.sampled_from([None, 1, 100, 250, 333, 500, 667, 750, 1000])
+SHARES = (None, 1, 100, 250, 333, 500, 667, 750, 1000)
+FIELDS: dict[str, Sequence[Any]] = {
+    "gpu_count": (1, 1, 1, 1, 0, 2, 3),
+    "compute_permille": SHARES,
+    "memory": (
+        *({"memory_permille": share} for share in SHARES),
+        *({"memory_bytes": size} for size in (1 * MIB, 8 * GIB, 40 * GIB) * 3),
+    ),
+    "isolation": (Isolation.SHARED, Isolation.SHARED, *Isolation),
+    "models": ((), (), ("T4",)),
+    "host_cpu_milli": (None, 1000, 3000),
+    "host_memory_bytes": (None, 8 * GIB),
+    "gpus": ((), (), (), (GpuId("h0/0"),)),
+}
 
 
-@st.composite
-def requests(draw: st.DrawFn) -> Request:
-    memory_bytes = draw(st.sampled_from([None, None, None, 1 * MIB, 8 * GIB, 40 * GIB]))
-    return Request(
-        gpu_count=draw(st.sampled_from([0, 1, 1, 1, 1, 2, 3])),
-        compute_permille=draw(SHARES),
-        memory_bytes=memory_bytes,
-        memory_permille=None if memory_bytes else draw(SHARES),
-        isolation=draw(st.sampled_from([*Isolation, Isolation.SHARED, Isolation.SHARED])),
-        models=draw(st.sampled_from([(), (), ("T4",)])),
-        host_cpu_milli=draw(st.sampled_from([None, 1000, 3000])),
-        host_memory_bytes=draw(st.sampled_from([None, 8 * GIB])),
-        gpus=draw(st.sampled_from([(), (), (), (GpuId("h0/0"),)])),
-    )
+def _request(number: int) -> Request:
+    chosen = {}
+    for name, choices in FIELDS.items():
+        number, at = divmod(number, len(choices))
+        chosen[name] = choices[at]
+    return Request(**chosen.pop("memory"), **chosen)
+
+
+def requests() -> st.SearchStrategy[Request]:
+    """By number: to draw each field by itself would take most of the time of the tests."""
+    return st.integers(0, math.prod(map(len, FIELDS.values())) - 1).map(_request)
 
 
 def fits_somewhere(fleet: Fleet, request: Request, closed: Collection[GpuId], only: Collection[str]) -> bool:
