@@ -416,3 +416,103 @@ class Setting(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Setting: _TypeAlias = Setting  # noqa: Y015
+
+@_typing.final
+class JoinPoolRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    """Of the coordinator: HOST or HOST:PORT."""
+    token: _builtins.str
+    name: _builtins.str
+    """The node's name in the pool; empty = the one that it has, or the one that the token is for."""
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        token: _builtins.str = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "name", b"name", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JoinPoolRequest: _TypeAlias = JoinPoolRequest  # noqa: Y015
+
+@_typing.final
+class PoolMembership(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    EXPIRES_AT_FIELD_NUMBER: _builtins.int
+    REALMS_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    node: _builtins.str
+    address: _builtins.str
+    expires_at: _builtins.float
+    """Of the node's certificate, which is renewed long before."""
+    @_builtins.property
+    def realms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """For whose users the node may speak, besides those of its own name."""
+
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        node: _builtins.str = ...,
+        address: _builtins.str = ...,
+        expires_at: _builtins.float = ...,
+        realms: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "expires_at", b"expires_at", "node", b"node", "pool", b"pool", "realms", b"realms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PoolMembership: _TypeAlias = PoolMembership  # noqa: Y015
+
+@_typing.final
+class LeavePoolRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeavePoolRequest: _TypeAlias = LeavePoolRequest  # noqa: Y015
+
+@_typing.final
+class LeftPool(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    """Empty where it was in none."""
+    node: _builtins.str
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        node: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "pool", b"pool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeftPool: _TypeAlias = LeftPool  # noqa: Y015

@@ -49,6 +49,16 @@ class NodeStub:
                 request_serializer=gpushare_dot_v1_dot_node__pb2.DoctorRequest.SerializeToString,
                 response_deserializer=gpushare_dot_v1_dot_node__pb2.DoctorReport.FromString,
                 _registered_method=True)
+        self.Join = channel.unary_unary(
+                '/gpushare.v1.Node/Join',
+                request_serializer=gpushare_dot_v1_dot_node__pb2.JoinPoolRequest.SerializeToString,
+                response_deserializer=gpushare_dot_v1_dot_node__pb2.PoolMembership.FromString,
+                _registered_method=True)
+        self.Leave = channel.unary_unary(
+                '/gpushare.v1.Node/Leave',
+                request_serializer=gpushare_dot_v1_dot_node__pb2.LeavePoolRequest.SerializeToString,
+                response_deserializer=gpushare_dot_v1_dot_node__pb2.LeftPool.FromString,
+                _registered_method=True)
 
 
 class NodeServicer:
@@ -73,6 +83,20 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Join(self, request, context):
+        """Makes the node a member of a pool, and connects it; only for trusted callers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Leave(self, request, context):
+        """It forgets its pool: its certificate and its keys; only for trusted callers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -90,6 +114,16 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.Doctor,
                     request_deserializer=gpushare_dot_v1_dot_node__pb2.DoctorRequest.FromString,
                     response_serializer=gpushare_dot_v1_dot_node__pb2.DoctorReport.SerializeToString,
+            ),
+            'Join': grpc.unary_unary_rpc_method_handler(
+                    servicer.Join,
+                    request_deserializer=gpushare_dot_v1_dot_node__pb2.JoinPoolRequest.FromString,
+                    response_serializer=gpushare_dot_v1_dot_node__pb2.PoolMembership.SerializeToString,
+            ),
+            'Leave': grpc.unary_unary_rpc_method_handler(
+                    servicer.Leave,
+                    request_deserializer=gpushare_dot_v1_dot_node__pb2.LeavePoolRequest.FromString,
+                    response_serializer=gpushare_dot_v1_dot_node__pb2.LeftPool.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -173,6 +207,60 @@ class Node:
             '/gpushare.v1.Node/Doctor',
             gpushare_dot_v1_dot_node__pb2.DoctorRequest.SerializeToString,
             gpushare_dot_v1_dot_node__pb2.DoctorReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Join(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gpushare.v1.Node/Join',
+            gpushare_dot_v1_dot_node__pb2.JoinPoolRequest.SerializeToString,
+            gpushare_dot_v1_dot_node__pb2.PoolMembership.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Leave(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gpushare.v1.Node/Leave',
+            gpushare_dot_v1_dot_node__pb2.LeavePoolRequest.SerializeToString,
+            gpushare_dot_v1_dot_node__pb2.LeftPool.FromString,
             options,
             channel_credentials,
             insecure,

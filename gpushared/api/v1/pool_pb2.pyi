@@ -40,20 +40,24 @@ class Trust(_message.Message):
     POOL_FIELD_NUMBER: _builtins.int
     ANCHORS_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
+    NOW_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     anchors: _builtins.bytes
     """Certificates in PEM, all of which are trusted now."""
     generation: _builtins.int
+    now: _builtins.float
+    """The coordinator's clock."""
     def __init__(
         self,
         *,
         pool: _builtins.str = ...,
         anchors: _builtins.bytes = ...,
         generation: _builtins.int = ...,
+        now: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["anchors", b"anchors", "generation", b"generation", "pool", b"pool"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["anchors", b"anchors", "generation", b"generation", "now", b"now", "pool", b"pool"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -95,7 +99,10 @@ class SignAnswer(_message.Message):
 
     CERTIFICATE_FIELD_NUMBER: _builtins.int
     TRUST_FIELD_NUMBER: _builtins.int
+    NODE_PORT_FIELD_NUMBER: _builtins.int
     certificate: _builtins.bytes
+    node_port: _builtins.int
+    """Where nodes connect with their certificates: on the same host, at this port."""
     @_builtins.property
     def trust(self) -> Global___Trust: ...
     def __init__(
@@ -103,10 +110,11 @@ class SignAnswer(_message.Message):
         *,
         certificate: _builtins.bytes = ...,
         trust: Global___Trust | None = ...,
+        node_port: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["trust", b"trust"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "trust", b"trust"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "node_port", b"node_port", "trust", b"trust"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -172,12 +180,24 @@ class JoinToken(_message.Message):
     EXPIRES_AT_FIELD_NUMBER: _builtins.int
     NODE_FIELD_NUMBER: _builtins.int
     USED_BY_FIELD_NUMBER: _builtins.int
+    REALMS_FIELD_NUMBER: _builtins.int
+    CREATED_AT_FIELD_NUMBER: _builtins.int
+    USED_AT_FIELD_NUMBER: _builtins.int
+    REVOKED_FIELD_NUMBER: _builtins.int
+    MADE_BY_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     """Shown once."""
     id: _builtins.str
     expires_at: _builtins.float
     node: _builtins.str
     used_by: _builtins.str
+    created_at: _builtins.float
+    used_at: _builtins.float
+    """0 = not yet."""
+    revoked: _builtins.bool
+    made_by: _builtins.str
+    @_builtins.property
+    def realms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -186,10 +206,15 @@ class JoinToken(_message.Message):
         expires_at: _builtins.float = ...,
         node: _builtins.str = ...,
         used_by: _builtins.str = ...,
+        realms: _abc.Iterable[_builtins.str] | None = ...,
+        created_at: _builtins.float = ...,
+        used_at: _builtins.float = ...,
+        revoked: _builtins.bool = ...,
+        made_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expires_at", b"expires_at", "id", b"id", "node", b"node", "token", b"token", "used_by", b"used_by"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "expires_at", b"expires_at", "id", b"id", "made_by", b"made_by", "node", b"node", "realms", b"realms", "revoked", b"revoked", "token", b"token", "used_at", b"used_at", "used_by", b"used_by"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -274,6 +299,8 @@ class ApiToken(_message.Message):
     CREATED_AT_FIELD_NUMBER: _builtins.int
     USED_AT_FIELD_NUMBER: _builtins.int
     DESCRIPTION_FIELD_NUMBER: _builtins.int
+    REVOKED_FIELD_NUMBER: _builtins.int
+    MADE_BY_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     """Shown once."""
     id: _builtins.str
@@ -282,6 +309,8 @@ class ApiToken(_message.Message):
     created_at: _builtins.float
     used_at: _builtins.float
     description: _builtins.str
+    revoked: _builtins.bool
+    made_by: _builtins.str
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -295,10 +324,12 @@ class ApiToken(_message.Message):
         created_at: _builtins.float = ...,
         used_at: _builtins.float = ...,
         description: _builtins.str = ...,
+        revoked: _builtins.bool = ...,
+        made_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "description", b"description", "expires_at", b"expires_at", "id", b"id", "person", b"person", "scopes", b"scopes", "token", b"token", "used_at", b"used_at"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "description", b"description", "expires_at", b"expires_at", "id", b"id", "made_by", b"made_by", "person", b"person", "revoked", b"revoked", "scopes", b"scopes", "token", b"token", "used_at", b"used_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
