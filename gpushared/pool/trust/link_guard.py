@@ -9,13 +9,12 @@ from gpushared.domain.errors import PermissionRefused
 from gpushared.domain.jobs.model import NodeName, Owner
 from gpushared.pool.trust.authority import Authority
 from gpushared.pool.trust.callers import Callers
-from gpushared.pool.trust.certificates import NodeCertificate
 from gpushared.pool.trust.ledger import Ledger
 from gpushared.pool.trust.standing import Standing
 
 
 class LinkGuard:
-    """For ``LinkService``. Knows each node by the certificate that it showed last."""
+    """For ``LinkService``; a node counts as the one whose certificate it showed last."""
 
     def __init__(
         self,
@@ -30,7 +29,6 @@ class LinkGuard:
         self._standing = standing
         self._callers = callers
         self._now = now
-        self._shown: dict[NodeName, NodeCertificate] = {}
 
     @property
     def pool(self) -> str:
@@ -39,15 +37,15 @@ class LinkGuard:
     def node_of(self, auth: Mapping[str, Iterable[bytes]]) -> NodeName:
         """The node that connects. Raises PermissionRefused."""
         certificate = self._callers.certificate_of(auth)
-        self._shown[certificate.node] = certificate
+        self._standing.note(certificate)
         return certificate.node
 
     def owner_of(self, node: NodeName, assertion: bytes, digest: bytes) -> Owner:
         """The user for whom a connected node gives its word. Raises PermissionRefused, LimitReached."""
-        certificate = self._shown.get(node)
+        certificate = self._standing.noted(node)
         if certificate is None:
             raise PermissionRefused(
-                f"node {node} has shown no certificate", hint="it connects anew by itself"
+                f"node {node} has shown no certificate that counts", hint="it connects anew by itself"
             )
         self._standing.check(certificate, self._now())
         return self._callers.asserted(certificate, assertion, digest).owner

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from gpushared.domain.errors import GpushareError, PermissionRefused
+from gpushared.domain.jobs.model import NodeName
 from gpushared.pool.trust.authority import Authority
 from gpushared.pool.trust.certificates import NodeCertificate
 from gpushared.pool.trust.clocks import TOLERANCE_SECONDS
@@ -22,6 +23,9 @@ class Standing:
     def __init__(self, authority: Authority, ledger: Ledger) -> None:
         self._authority = authority
         self._ledger = ledger
+        self.fallen: Callable[[NodeName, GpushareError], None] = lambda _, __: None
+        """Told of each noted node whose certificate no longer counts, once."""
+        self._noted: dict[NodeName, NodeCertificate] = {}
         self._open: dict[asyncio.Future[GpushareError], NodeCertificate] = {}
 
     def check(self, certificate: NodeCertificate, now: float) -> None:
@@ -49,6 +53,14 @@ class Standing:
             )
         return None
 
+    def note(self, certificate: NodeCertificate) -> None:
+        """A node is connected with this certificate, instead of the one before."""
+        self._noted[certificate.node] = certificate
+
+    def noted(self, node: NodeName) -> NodeCertificate | None:
+        """The one with which it connected last, while it counts."""
+        return self._noted.get(node)
+
     @contextmanager
     def watching(self, certificate: NodeCertificate) -> Iterator[asyncio.Future[GpushareError]]:
         """While a stream is open: the future has the reason as soon as it must be closed."""
@@ -66,3 +78,8 @@ class Standing:
             problem = self._problem(certificate, now)
             if problem is not None and not gone.done():
                 gone.set_result(problem)
+        for node, certificate in list(self._noted.items()):
+            problem = self._problem(certificate, now)
+            if problem is not None:
+                del self._noted[node]
+                self.fallen(node, problem)

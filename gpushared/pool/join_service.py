@@ -1,0 +1,76 @@
+"""``Join``: how a machine gets the certificate of a node, and how a node gets its next one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from gpushared.api.v1 import pool_pb2, pool_pb2_grpc
+from gpushared.domain.errors import GpushareError
+from gpushared.domain.units import shown
+from gpushared.pool.trust.clocks import check_clock
+from gpushared.pool.trust.enlisting import Signed
+from gpushared.pool.trust.rates import Rates, host_of
+from gpushared.pool.trust.secret_words import read_join_token
+from gpushared.pool.trust.trust import Trust
+from gpushared.serving.doors import Context, abort
+
+
+class JoinService(pool_pb2_grpc.JoinServicer):
+    """On both ports; ``Renew`` finds a certificate only on the nodes'."""
+
+    def __init__(
+        self,
+        trust: Trust,
+        node_port: Callable[[], int],
+        now: Callable[[], float] = time.time,
+        rates: Rates | None = None,
+    ) -> None:
+        self._trust = trust
+        self._node_port = node_port
+        self._now = now
+        self._rates = rates or Rates(time.monotonic)
+
+    async def GetTrust(  # noqa: N802 - gRPC's name
+        self, _: pool_pb2.GetTrustRequest, context: Context[Any, Any]
+    ) -> pool_pb2.Trust:
+        """Nothing of it is secret, and nobody believes it without the digest in a token."""
+        try:
+            self._rates.spend(host_of(context.peer()))
+        except GpushareError as error:
+            await abort(context, error)
+        return self._told()
+
+    async def Sign(  # noqa: N802 - gRPC's name
+        self, request: pool_pb2.SignRequest, context: Context[Any, Any]
+    ) -> pool_pb2.SignAnswer:
+        try:
+            self._rates.spend(host_of(context.peer()))
+            words = read_join_token(request.token)
+            check_clock(f"the machine that is to be node {shown(request.node)}", request.now, self._now())
+            return self._answer(await self._trust.enlisting.enlist(request.node, request.csr, words))
+        except GpushareError as error:
+            await abort(context, error)
+
+    async def Renew(  # noqa: N802 - gRPC's name
+        self, request: pool_pb2.RenewRequest, context: Context[Any, Any]
+    ) -> pool_pb2.SignAnswer:
+        try:
+            node = self._trust.callers.node_of(context)
+            check_clock(f"node {node.node}", request.now, self._now())
+            return self._answer(await self._trust.enlisting.renew(request.csr, node))
+        except GpushareError as error:
+            await abort(context, error)
+
+    def _answer(self, signed: Signed) -> pool_pb2.SignAnswer:
+        return pool_pb2.SignAnswer(certificate=signed.pem, trust=self._told(), node_port=self._node_port())
+
+    def _told(self) -> pool_pb2.Trust:
+        authority = self._trust.authority
+        return pool_pb2.Trust(
+            pool=authority.pool,
+            anchors=authority.anchors_pem,
+            generation=authority.generation,
+            now=self._now(),
+        )
