@@ -13,6 +13,8 @@ from enum import StrEnum
 from typing import Protocol
 
 from gpushared.domain.gpu import Drained, Gpu, GpuId
+from gpushared.domain.jobs.attempt import Attempt
+from gpushared.domain.jobs.contact import Contact
 from gpushared.domain.lease import ContainerId, Grant, Lease, LeaseId, StoryEntry, Walls
 from gpushared.domain.policy.standing import Standing, StandingChange
 from gpushared.domain.request import Isolation
@@ -412,6 +414,10 @@ class JournalSnapshot:
     next_sequence: int
     drained: Mapping[GpuId, Drained] = field(default_factory=dict)
     standing: Standing = field(default_factory=Standing)
+    attempts: tuple[Attempt, ...] = ()
+    """All records that are not forgotten."""
+    contacts: Mapping[str, Contact] = field(default_factory=dict)
+    """What is known of each coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,6 +431,12 @@ class JournalWrite:
     """All GPUs that are drained from now on; None = as before."""
     standing: StandingChange | None = None
     """What is new of the projects; None = nothing."""
+    attempts: tuple[Attempt, ...] = ()
+    """Records of attempts as they now are."""
+    contacts: Mapping[str, Contact] = field(default_factory=dict)
+    """What is new of coordinators."""
+    forgotten_before: float | None = None
+    """Final records of attempts that are older are to go; None = none."""
 
 
 class Journal(Protocol):

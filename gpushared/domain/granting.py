@@ -15,6 +15,7 @@ from gpushared.domain.policy.passes import NEVER, Plan, Preemption, Verdict, Wai
 from gpushared.domain.queue import Decision, Reservation, granted, why_no_room
 from gpushared.domain.request import Request
 from gpushared.domain.requeue import preempt, start_requeued, wanted_request
+from gpushared.domain.reserving import claim_seconds
 from gpushared.domain.scheduling import pass_over
 from gpushared.domain.state import Draft, NodeState
 from gpushared.domain.surroundings import lack_of_host, rooms_for
@@ -50,7 +51,7 @@ def _grant(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> None:
             start_requeued(_with_limit(lease, grants, draft), grants, draft)
         case _:
             names = ", ".join(f"GPU {draft.gpus[grant.gpu].label}" for grant in grants)
-            reserved = Reserved(grants, draft.now, draft.now + draft.rules.claim_seconds)
+            reserved = Reserved(grants, draft.now, draft.now + claim_seconds(lease, draft))
             size = f": {size_of(grants)}" if is_elastic(lease.request) else ""
             draft.move(_with_limit(lease, grants, draft), reserved, f"granted on {names}{size}")
             draft.do(MakeEdits(lease.id))

@@ -8,6 +8,7 @@ from typing import NewType
 
 from gpushared.domain.errors import InvalidTransition
 from gpushared.domain.gpu import GpuId
+from gpushared.domain.jobs.key import AttemptKey
 from gpushared.domain.request import Request
 
 LeaseId = NewType("LeaseId", str)
@@ -435,6 +436,10 @@ class Lease:
     """How often its container was started again after such a fault."""
     outside_since: float | None = None
     """Since when a process of it uses a GPU beside MPS, now and again; None while none does."""
+    attempt: AttemptKey | None = None
+    """The attempt to run a job that it is for; such a lease waits without anybody waiting for it."""
+    coordinator: str = ""
+    """By whose order: a pool, or empty for the node's own jobs."""
     baked: tuple[Grant, ...] = ()
     """What the container was created with, where a resize changed it since: its own settings still say so."""
     story: tuple[StoryEntry, ...] = field(default=(), compare=False, metadata={"recorded": False})

@@ -240,6 +240,14 @@ def _drain_exited(lease: Lease, outcome: Outcome, why: str, draft: Draft) -> Non
     draft.do(SampleGpus())
 
 
+def end(lease: Lease, outcome: Stopped | Failed, why: str, draft: Draft, *, grace_seconds: int) -> None:
+    """End a lease, whatever its state."""
+    if isinstance(lease.state, WithContainer):
+        drain(lease, outcome, why, draft, grace_seconds=grace_seconds)
+    elif not isinstance(lease.state, Ended):
+        end_early(lease, outcome, why, draft)
+
+
 def drain(lease: Lease, outcome: Outcome, why: str, draft: Draft, *, grace_seconds: int) -> None:
     """End a lease that has a container: the container first, then its memory.
 

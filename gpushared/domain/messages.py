@@ -8,6 +8,8 @@ from enum import StrEnum
 
 from gpushared.domain.asking import NewSize
 from gpushared.domain.gpu import Gpu, GpuId
+from gpushared.domain.jobs.key import AttemptKey
+from gpushared.domain.jobs.node_messages import AttemptEvent, AttemptInstruction
 from gpushared.domain.lease import ContainerId, LeaseId, Walls
 from gpushared.domain.request import Caller, Request
 
@@ -40,6 +42,9 @@ class RequestSubmitted:
     device_name: str = ""
     immediate: bool = False
     held: bool = False
+    attempt: AttemptKey | None = None
+    """The attempt to run a job that it is for, by this coordinator's order."""
+    coordinator: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,6 +409,7 @@ Event = (
     | GpuDrainAsked
     | ProjectSet
     | QuietTimeChanged
+    | AttemptEvent
     | Tick
 )
 
@@ -496,4 +502,5 @@ Instruction = (
     | NotifyContainer
     | InspectContainer
     | SampleGpus
+    | AttemptInstruction
 )

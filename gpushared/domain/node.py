@@ -10,19 +10,25 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import singledispatch
 
-from gpushared.domain import containment, health, idle, requeue, suspension
+from gpushared.domain import attempts, containment, health, idle, requeue, suspension
 from gpushared.domain import messages as m
-from gpushared.domain.asking import describe
 from gpushared.domain.destroyed import end_on_destroyed
 from gpushared.domain.errors import (
-    LimitReached,
+    GpushareError,
     PermissionRefused,
-    RequestError,
     StateConflict,
 )
-from gpushared.domain.explain import check_possible, refusal_sentence
 from gpushared.domain.gpu import Drained, GpuId
-from gpushared.domain.granting import decisions, grant_what_fits
+from gpushared.domain.granting import grant_what_fits
+from gpushared.domain.jobs.attempt import Attempt
+from gpushared.domain.jobs.contact import Contact
+from gpushared.domain.jobs.node_messages import (
+    AttemptPrepared,
+    ContactMade,
+    FencesLooked,
+    LaunchFailed,
+    OrderTaken,
+)
 from gpushared.domain.lease import (
     Active,
     Ended,
@@ -38,30 +44,39 @@ from gpushared.domain.lease import (
     WithContainer,
     state_name,
 )
-from gpushared.domain.lifecycle import drain, end_early, seen, surveyed, watch_deadlines
+from gpushared.domain.lifecycle import drain, end, end_early, seen, surveyed, watch_deadlines
 from gpushared.domain.notice import notify_of_expiry
-from gpushared.domain.policy.projects import Policy, project_of
 from gpushared.domain.policy.standing import Standing, usage_of
 from gpushared.domain.quotas import set_project
-from gpushared.domain.request import Request
 from gpushared.domain.resize import resize, take_settings
-from gpushared.domain.state import Draft, NodeState, Step, Use, lease_id
-from gpushared.domain.terms import check_terms, learned, mix_of, with_models
+from gpushared.domain.state import Draft, NodeState, Step, Use
+from gpushared.domain.submission import refuse_to_queue, submit
+from gpushared.domain.terms import mix_of
 from gpushared.domain.timing import extend, hold, set_priority
-from gpushared.domain.units import format_duration, shown
 from gpushared.domain.watchdog import watch
-
-MAX_REQUEST_ID = 128
 
 
 def handle(state: NodeState, event: m.Event, now: float) -> Step:
     """One event's step. ``now``: seconds since the epoch. An error of the tree means: nothing changed."""
     draft = Draft(state, now)
-    _apply(event, draft)
-    grant_what_fits(draft)
-    if isinstance(event, m.RequestSubmitted):
-        _refuse_to_queue(event, draft)
+    try:
+        _handle(event, draft)
+    except GpushareError as error:
+        # What an attempt asks for is refused by a record of that, which is written.
+        draft = attempts.refused(event, error, state, now)
     return draft.finish()
+
+
+def _handle(event: m.Event, draft: Draft) -> None:
+    if isinstance(event, AttemptPrepared):
+        immediate = attempts.prepared(event, draft)
+    else:
+        _apply(event, draft)
+        immediate = isinstance(event, m.RequestSubmitted) and event.immediate
+    grant_what_fits(draft)
+    if isinstance(event, m.RequestSubmitted | AttemptPrepared):
+        refuse_to_queue(draft, immediate=immediate)
+    attempts.follow(draft)
 
 
 def restore(
@@ -71,6 +86,8 @@ def restore(
     ended: Iterable[Lease] = (),
     drained: Mapping[GpuId, Drained] | None = None,
     standing: Standing | None = None,
+    records: Iterable[Attempt] = (),
+    contacts: Mapping[str, Contact] | None = None,
 ) -> NodeState:
     """The state after a restart: what the journal had; of leases that are over only the newest, oldest first.
 
@@ -91,6 +108,9 @@ def restore(
         projects=standing.projects,
         mix=mix_of((*over.values(), *known.values())),
         engine_surveyed=False,
+        attempts=attempts.restored(records, contacts or {}),
+        contacts=contacts or {},
+        contacts_written=contacts or {},
     )
 
 
@@ -114,66 +134,7 @@ def _apply(event: object, draft: Draft) -> None:  # noqa: ARG001 - the signature
 
 @_apply.register
 def _(event: m.RequestSubmitted, draft: Draft) -> None:
-    known = _asked_before(event, draft)
-    if known is not None:
-        draft.answer = known.id
-        return
-    check_terms(event.request, draft)
-    policy = draft.view().policy
-    project = project_of(event.caller.name, event.request.project, policy)
-    request, told = _with_time_limit(event.request, policy)
-    request = with_models(request, draft.gpus.values())
-    check_possible(draft.view(), request)
-    identity = lease_id(draft.next_sequence)
-    name = event.device_name or str(identity)
-    if event.device_name and draft.view().of_device(name) is not None:
-        raise StateConflict(f"{name} has a lease already", hint="wait until it has ended")
-    lease = Lease(
-        id=identity,
-        sequence=draft.next_sequence,
-        request=request,
-        owner_uid=event.caller.uid,
-        owner_name=event.caller.name,
-        created_at=draft.now,
-        state=Queued(since=draft.now),
-        device_name=name,
-        request_id=event.request_id,
-        asked_first=None if request is event.request else event.request,
-        held_by=event.caller.name if event.held else "",
-        project=project,
-    )
-    draft.next_sequence += 1
-    draft.answer = identity
-    draft.mix = learned(draft.mix, request, draft.gpus.values())
-    draft.put(lease.note(draft.now, f"{event.caller.name} asked for {describe(request)}{told}"))
-
-
-def _with_time_limit(request: Request, policy: Policy) -> tuple[Request, str]:
-    """The request with its class's time limit where it names none, and what the story says of it."""
-    limit = policy.classes[request.lease_class].time_limit_seconds
-    if request.time_limit_seconds is not None or limit is None:
-        return request, ""
-    told = f"; it may run for {format_duration(limit)}, as class {request.lease_class} says"
-    return replace(request, time_limit_seconds=limit), told
-
-
-def _asked_before(event: m.RequestSubmitted, draft: Draft) -> Lease | None:
-    if not event.request_id:
-        return None
-    if len(event.request_id) > MAX_REQUEST_ID:
-        raise RequestError(
-            f"a request id of {len(event.request_id)} characters is too long",
-            hint=f"use at most {MAX_REQUEST_ID} characters, such as a UUID",
-        )
-    known = (*draft.leases.values(), *draft.base.ended.values())
-    same = (event.request_id, event.caller.uid)
-    found = next((lease for lease in known if (lease.request_id, lease.owner_uid) == same), None)
-    if found is not None and (found.asked_first or found.request) != event.request:
-        raise RequestError(
-            f"request id {shown(event.request_id)} was used for something else",
-            hint="give every new request an id of its own",
-        )
-    return found
+    submit(event, draft)
 
 
 @_apply.register
@@ -204,10 +165,7 @@ def _(event: m.StopAsked, draft: Draft) -> None:
     if isinstance(lease.state, Ended):
         return
     why = f"stopped by {event.caller.name}"
-    if isinstance(lease.state, WithContainer):
-        drain(lease, Stopped(event.caller.name), why, draft, grace_seconds=event.grace_seconds)
-    else:
-        end_early(lease, Stopped(event.caller.name), why, draft)
+    end(lease, Stopped(event.caller.name), why, draft, grace_seconds=event.grace_seconds)
 
 
 @_apply.register
@@ -432,6 +390,12 @@ def _(event: m.GpuDrainAsked, draft: Draft) -> None:
     health.drain_asked(event, draft)
 
 
+_apply.register(OrderTaken, attempts.order_taken)
+_apply.register(LaunchFailed, attempts.launch_failed)
+_apply.register(ContactMade, attempts.contact_made)
+_apply.register(FencesLooked, attempts.fences_looked)
+
+
 @_apply.register
 def _(event: m.QuietTimeChanged, draft: Draft) -> None:
     draft.quiet = event.quiet
@@ -444,6 +408,7 @@ def _(event: m.Tick, draft: Draft) -> None:  # noqa: ARG001 - chosen by its type
             _expire(lease, draft)
         elif isinstance(lease.state, Reserved) and draft.now >= lease.state.deadline:
             _end_unclaimed(lease, NeverClaimed(), "no container claimed it in time", draft)
+    attempts.prune(draft)
     notify_of_expiry(draft)
     requeue.stop_those_told(draft)
     suspension.watch_suspensions(draft)
@@ -468,30 +433,3 @@ def _expire(lease: Lease, draft: Draft) -> None:
 def _end_unclaimed(lease: Lease, outcome: NeverClaimed | Expired, why: str, draft: Draft) -> None:
     if draft.engine_surveyed:
         end_early(lease, outcome, why, draft)
-
-
-# --- refusing to queue ---------------------------------------------------------------------------------
-
-
-def _refuse_to_queue(event: m.RequestSubmitted, draft: Draft) -> None:
-    """Raises LimitReached for a request that would have to wait where that is not wanted or allowed."""
-    lease = draft.find(draft.answer) if draft.answer else None
-    if lease is None or not isinstance(lease.state, Queued):
-        return
-    if event.immediate:
-        decision = next(d for d in decisions(draft.view(), draft.now) if d.lease == lease.id)
-        raise LimitReached(
-            refusal_sentence(lease.request, decision, draft.view()),
-            hint="leave out --immediate to wait for it",
-        )
-    if lease.id not in draft.base.leases:
-        _check_bounds(lease, draft)
-
-
-def _check_bounds(newest: Lease, draft: Draft) -> None:
-    waiting = [one for one in draft.leases.values() if isinstance(one.state, Queued) and one != newest]
-    own = sum(one.owner_uid == newest.owner_uid for one in waiting)
-    if len(waiting) >= draft.rules.max_queued:
-        raise LimitReached(f"{len(waiting)} requests wait already", hint="try again later")
-    if own >= draft.rules.max_queued_per_user:
-        raise LimitReached(f"{own} of your requests wait already", hint="`gpushare queue` lists them")

@@ -10,6 +10,12 @@ from gpushared.domain.errors import NotFound, PermissionRefused
 from gpushared.domain.fleet.mix import Mix
 from gpushared.domain.gpu import WHOLE_PERMILLE, Drained, Gpu, GpuId, drained_among
 from gpushared.domain.host import HostSize
+from gpushared.domain.jobs.attempt import Attempt
+from gpushared.domain.jobs.attempts import Attempts
+from gpushared.domain.jobs.contact import Contact
+from gpushared.domain.jobs.key import AttemptKey
+from gpushared.domain.jobs.node_messages import TellCoordinator
+from gpushared.domain.jobs.protocol import Report, StaleEpoch
 from gpushared.domain.lease import (
     ContainerId,
     Ended,
@@ -97,6 +103,15 @@ class NodeState:
     mix: Mix = field(default_factory=Mix)
     """What was asked for so far, as placement learns from it; a value, never changed in its place."""
     next_sequence: int = 1
+    attempts: Mapping[str, Attempts] = field(default_factory=dict)
+    """The book of each coordinator's orders."""
+    contacts: Mapping[str, Contact] = field(default_factory=dict)
+    """What is known of each coordinator; ``contacts_written`` is what the journal has, maybe older."""
+    contacts_written: Mapping[str, Contact] = field(default_factory=dict)
+    pruned_at: float = 0.0
+    """When final records were last looked through for old ones."""
+    boot_id: str = ""
+    """What tells this boot of the machine from all others."""
     engine_surveyed: bool = True
     """False from a restart until the engine's first survey: a container may exist that nobody noted."""
 
@@ -183,6 +198,21 @@ class Step:
     """What is new of the projects' standing."""
     lease: Lease | None = None
     """The lease that the event asked for or about, as it is now."""
+    attempts: tuple[Attempt, ...] = ()
+    """Records that changed."""
+    contacts: Mapping[str, Contact] = field(default_factory=dict)
+    """Those that are to be written."""
+    forgotten_before: float | None = None
+    """Final records that are older are not needed any more."""
+    report: Report | StaleEpoch | None = None
+    """The answer to an order."""
+
+    @property
+    def is_to_write(self) -> bool:
+        """Whether there is anything that must be durable."""
+        changed = self.changed or self.entries or self.attempts or self.contacts
+        optional = (self.drained, self.standing, self.forgotten_before)
+        return bool(changed) or any(one is not None for one in optional)
 
 
 class Draft:
@@ -208,6 +238,13 @@ class Draft:
         self.leases = dict(state.leases)
         self.next_sequence = state.next_sequence
         self.engine_surveyed = state.engine_surveyed
+        self.attempts = dict(state.attempts)
+        self.contacts = dict(state.contacts)
+        self.pruned_at = state.pruned_at
+        self.forgotten_before: float | None = None
+        self.report: Report | StaleEpoch | None = None
+        self._records: dict[tuple[str, AttemptKey], None] = {}
+        self._contacts_to_write: dict[str, None] = {}
         self.instructions: list[Instruction] = []
         self._changed: dict[LeaseId, Lease] = {}
         self._entries: list[tuple[LeaseId, StoryEntry]] = []
@@ -234,7 +271,24 @@ class Draft:
             projects=self.projects,
             next_sequence=self.next_sequence,
             engine_surveyed=self.engine_surveyed,
+            attempts=self.attempts,
+            contacts=self.contacts,
+            pruned_at=self.pruned_at,
         )
+
+    def keep_book(self, book: Attempts, key: AttemptKey | None = None) -> None:
+        """A coordinator's book as it is now; ``key``: of the record that may have changed."""
+        self.attempts[book.coordinator] = book
+        if key is not None:
+            self._records[book.coordinator, key] = None
+
+    def write_contact(self, coordinator: str) -> None:
+        """What is known of this coordinator at the end of the event is to be durable."""
+        self._contacts_to_write[coordinator] = None
+
+    def changed_leases(self) -> list[Lease]:
+        """The leases that the event changed, as they are now."""
+        return list(self._changed.values())
 
     def put(self, lease: Lease) -> Lease:
         """Store a lease whose fields changed, with the newest line of its story."""
@@ -289,15 +343,42 @@ class Draft:
         ended = _newest({**self.base.ended, **self._ended})
         state = replace(self.view(), ended=ended)
         lease = None if self.answer is None else self.find(self.answer)
+        attempts = self._changed_attempts()
+        contacts = {name: self.contacts[name] for name in self._contacts_to_write if name in self.contacts}
+        if contacts:
+            state = replace(state, contacts_written={**state.contacts_written, **contacts})
         return Step(
             state=state,
-            instructions=tuple(self.instructions),
+            instructions=(*self.instructions, *self._to_tell(attempts)),
+            attempts=attempts,
+            contacts=contacts,
+            forgotten_before=self.forgotten_before,
+            report=self.report,
             changed=tuple(self._changed.values()),
             entries=tuple(self._entries),
             drained=None if self.drained == self.base.drained else self.drained,
             standing=self._standing(),
             lease=lease,
         )
+
+    def _changed_attempts(self) -> tuple[Attempt, ...]:
+        records = [(self.attempts[name].get(key), name, key) for name, key in self._records]
+        before = self.base.attempts
+        return tuple(
+            record
+            for record, name, key in records
+            if record is not None and (name not in before or before[name].get(key) != record)
+        )
+
+    def _to_tell(self, attempts: tuple[Attempt, ...]) -> list[TellCoordinator]:
+        """Of all that changed but what the event's answer tells."""
+        told = self.report
+        answered = (told.key, told.revision) if isinstance(told, Report) else None
+        return [
+            TellCoordinator(attempt.key, attempt.coordinator)
+            for attempt in attempts
+            if (attempt.key, attempt.revision) != answered
+        ]
 
     def _standing(self) -> StandingChange | None:
         base = self.base

@@ -59,6 +59,19 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE TABLE turn (project TEXT PRIMARY KEY, at REAL NOT NULL) WITHOUT ROWID",
         "CREATE TABLE project (name TEXT PRIMARY KEY, body TEXT NOT NULL) WITHOUT ROWID",
     ),
+    # 4: attempts to run jobs, and the coordinators by whose orders
+    (
+        """CREATE TABLE attempt (
+            coordinator TEXT NOT NULL,
+            job TEXT NOT NULL,
+            number INTEGER NOT NULL,
+            final_at REAL,
+            body TEXT NOT NULL,
+            PRIMARY KEY (coordinator, job, number)
+        )""",
+        "CREATE INDEX attempt_final ON attempt (final_at) WHERE final_at IS NOT NULL",
+        "CREATE TABLE contact (coordinator TEXT PRIMARY KEY, body TEXT NOT NULL) WITHOUT ROWID",
+    ),
 )
 
 VERSION = len(_MIGRATIONS)

@@ -21,7 +21,7 @@ from gpushared.domain.lease import (
     StoryEntry,
     state_name,
 )
-from gpushared.journal import schema, standing
+from gpushared.journal import attempts, schema, standing
 from gpushared.journal.codec import lease_from_json, lease_to_json
 from gpushared.journal.trouble import damaged, is_beyond_this_connection, translated
 from gpushared.ports import JournalSnapshot, JournalWrite
@@ -69,7 +69,14 @@ class Store:
             (following,) = db.execute("SELECT value FROM meta WHERE key = 'next_sequence'").fetchone()
             leases = (lease_from_json(body) for (body,) in rows)
             stories = tuple(self._with_story(db, lease) for lease in leases)
-            return JournalSnapshot(stories, following, _drained(db), standing.load(db))
+            return JournalSnapshot(
+                stories,
+                following,
+                _drained(db),
+                standing.load(db),
+                attempts.load_attempts(db),
+                attempts.load_contacts(db),
+            )
 
     def commit(self, writes: Sequence[JournalWrite]) -> None:
         if not writes:
@@ -84,6 +91,7 @@ class Store:
                 db.execute("DELETE FROM drained")
                 db.executemany(_PUT_DRAINED, [_drained_row(*one) for one in drained.items()])
             standing.save(db, [write.standing for write in writes if write.standing is not None])
+            attempts.save(db, writes)
             self._prune_now_and_then(db, sum(isinstance(x.state, Ended) for x in leases.values()))
 
     def story(self, lease: LeaseId) -> tuple[StoryEntry, ...]:

@@ -49,7 +49,7 @@ class Outlook:
 @dataclass(frozen=True, slots=True)
 class _Sent:
     event: m.Event
-    answer: asyncio.Future[Lease | None]
+    answer: asyncio.Future[Step]
 
 
 class Loop:
@@ -69,9 +69,13 @@ class Loop:
 
     async def send(self, event: m.Event) -> Lease | None:
         """Have the event handled and written; its lease as it then is. Errors are those of the tree."""
+        return (await self.take(event)).lease
+
+    async def take(self, event: m.Event) -> Step:
+        """The same, and what else became of it."""
         if self._task is not None and self._task.done():
             raise Unavailable("the daemon is ending", hint="try again in a moment")
-        answer: asyncio.Future[Lease | None] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Step] = asyncio.get_running_loop().create_future()
         try:
             self._pending.put_nowait(_Sent(event, answer))
         except asyncio.QueueFull:
@@ -161,9 +165,18 @@ class Loop:
 
     async def _write(self, steps: Sequence[Step]) -> None:
         writes = [
-            JournalWrite(step.changed, step.entries, step.state.next_sequence, step.drained, step.standing)
+            JournalWrite(
+                step.changed,
+                step.entries,
+                step.state.next_sequence,
+                step.drained,
+                step.standing,
+                step.attempts,
+                step.contacts,
+                step.forgotten_before,
+            )
             for step in steps
-            if step.changed or step.entries or step.drained is not None or step.standing is not None
+            if step.is_to_write
         ]
         if writes:
             await self._commit(writes)
@@ -196,7 +209,7 @@ class Loop:
         for lease_id, entry in step.entries:
             log.info("lease=%s state=%s %s", lease_id, entry.state, entry.text)
         if not sent.answer.done():
-            sent.answer.set_result(step.lease)
+            sent.answer.set_result(step)
 
 
 def _shown(state: NodeState) -> tuple[object, ...]:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 from weakref import WeakValueDictionary
 
 from gpushared.domain import messages as m
 from gpushared.domain.errors import EngineUnavailable, GpushareError, SharingUnavailable, TimedOut
+from gpushared.domain.jobs.node_messages import (
+    AttemptInstruction,
+    GiveUpAttempt,
+    LaunchAttempt,
+    PrepareAttempt,
+    TellCoordinator,
+)
 from gpushared.domain.lease import ContainerId, Lease, LeaseId
 from gpushared.domain.stopping import AskedEnd
 from gpushared.engine.processes import began_with, place_of
@@ -46,6 +53,8 @@ class Performer:
         follower: Follower,
         sampler: Sampler,
     ) -> None:
+        self.on_attempt: Callable[[AttemptInstruction], None] = lambda _: None
+        """Who sees to attempts; without anybody they stay as they are, until somebody takes them up."""
         self._loop = loop
         self._sharing = sharing
         self._engine = engine
@@ -71,6 +80,8 @@ class Performer:
                 self._begin(self._notify(lease))
             case m.SampleGpus():
                 self._sampler.ask()
+            case PrepareAttempt() | LaunchAttempt() | GiveUpAttempt() | TellCoordinator():
+                self.on_attempt(instruction)
             case _:
                 self._perform_on_container(instruction)
 

@@ -8,6 +8,9 @@ from typing import Self
 
 from gpushared.domain.errors import JournalUnavailable
 from gpushared.domain.gpu import Drained, GpuId
+from gpushared.domain.jobs.attempt import Attempt
+from gpushared.domain.jobs.contact import Contact
+from gpushared.domain.jobs.key import AttemptKey
 from gpushared.domain.lease import STORY_KEPT_IN_MEMORY, Ended, Lease, LeaseId, StoryEntry
 from gpushared.domain.policy.projects import Project
 from gpushared.domain.policy.standing import Standing, StandingChange
@@ -33,6 +36,8 @@ class MemoryJournal(Failing):
         self._usage: dict[tuple[str, int], int] = {}
         self._turns: dict[str, float] = {}
         self._projects: Mapping[str, Project] = {}
+        self._attempts: dict[tuple[str, AttemptKey], Attempt] = {}
+        self._contacts: dict[str, Contact] = {}
 
     def snapshot_after(self, commits: int) -> Self:
         """A new journal that holds the first ``commits`` commits; 0 is an empty one."""
@@ -46,7 +51,10 @@ class MemoryJournal(Failing):
         open_leases = [lease for lease in self._leases.values() if not isinstance(lease.state, Ended)]
         by_sequence = sorted(open_leases, key=lambda lease: lease.sequence)
         stories = tuple(map(self._with_story, by_sequence))
-        return JournalSnapshot(stories, self._next_sequence, self._drained, self._standing())
+        attempts = tuple(one for _, one in sorted(self._attempts.items(), key=lambda pair: pair[0]))
+        return JournalSnapshot(
+            stories, self._next_sequence, self._drained, self._standing(), attempts, dict(self._contacts)
+        )
 
     async def commit(self, writes: Sequence[JournalWrite]) -> None:
         self._may_fail()
@@ -101,6 +109,15 @@ class MemoryJournal(Failing):
                 self._drained = dict(write.drained)
             if write.standing is not None:
                 self._apply_standing(write.standing)
+
+            self._apply_attempts(write)
+
+    def _apply_attempts(self, write: JournalWrite) -> None:
+        self._attempts |= {(one.coordinator, one.key): one for one in write.attempts}
+        self._contacts |= write.contacts
+        if (before := write.forgotten_before) is not None:
+            kept = self._attempts.items()
+            self._attempts = {key: one for key, one in kept if not (one.state.is_final and one.at < before)}
 
     def _apply_standing(self, change: StandingChange) -> None:
         self._usage |= {(project, bucket): amount for project, bucket, amount in change.usage}

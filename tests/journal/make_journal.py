@@ -8,6 +8,21 @@ import sys
 from pathlib import Path
 
 from gpushared.domain.gpu import MIB, Drained, GpuId
+from gpushared.domain.jobs.attempt import Attempt
+from gpushared.domain.jobs.contact import Contact
+from gpushared.domain.jobs.model import (
+    After,
+    AfterKind,
+    AttemptKey,
+    AttemptState,
+    Ending,
+    EndKind,
+    JobId,
+    JobSpec,
+    Owner,
+    Pull,
+)
+from gpushared.domain.jobs.protocol import Gang
 from gpushared.domain.lease import (
     Active,
     ComputeCap,
@@ -44,7 +59,7 @@ from gpushared.domain.lease import (
 )
 from gpushared.domain.policy.projects import Project, Quota
 from gpushared.domain.policy.standing import Standing, StandingChange
-from gpushared.domain.request import Isolation, LeaseClass, Request
+from gpushared.domain.request import Caller, Isolation, LeaseClass, Request
 from gpushared.journal import SqliteJournal
 from gpushared.ports import JournalWrite
 from gpushared.testing import fake_lease
@@ -140,7 +155,50 @@ def full_lease(sequence: int, state: LeaseState) -> Lease:
         notice=Notice(NoticeKind.PREEMPTED, 60.0, "it gives way"),
         idle_since=8.0,
         lowered=True,
+        attempt=AttemptKey(JobId("k7f3k2m9qa_7"), 2),
+        coordinator="lab",
     )
+
+
+SPEC = JobSpec(
+    Request(gpu_count=2, project="vision"),
+    Owner("ada@lab", "ada"),
+    image="registry/image:tag",
+    body='{"Image":"registry/image:tag"}',
+    pull=Pull.ALWAYS,
+    stop_after_seconds=600,
+    after=(After(JobId("k7f3k2m9qb"), AfterKind.OK),),
+    array=JobId("k7f3k2m9qa"),
+    index=7,
+)
+ATTEMPTS = (
+    Attempt(
+        AttemptKey(JobId("k7f3k2m9qa_7"), 2),
+        AttemptState.RUNNING,
+        5,
+        40.5,
+        spec=SPEC,
+        request=SPEC.request,
+        account=Caller(1001, 1001, "alice"),
+        lease=LeaseId("l-4"),
+        gang=True,
+        facts=Gang(("10.0.0.1", "10.0.0.2"), 1, 29500, (2, 2)),
+        coordinator="lab",
+        started_at=41.0,
+        boot_id="b1",
+    ),
+    Attempt(
+        AttemptKey(JobId("k7f3k2m9qc"), 1),
+        AttemptState.REFUSED,
+        6,
+        50.0,
+        ending=Ending(EndKind.LOST, "the node never saw the order to run it"),
+        coordinator="lab",
+    ),
+)
+"""In the order in which they are loaded."""
+CONTACTS = {"lab": Contact(epoch=3, revision=99, boot_id="b1", at=1234.5)}
+"""These came with version 4."""
 
 
 async def make(path: Path) -> None:
@@ -150,7 +208,8 @@ async def make(path: Path) -> None:
     entries = tuple((lease.id, entry) for lease in leases for entry in lease.story)
     journal = SqliteJournal(path)
     change = StandingChange(STANDING.usage, STANDING.turns, STANDING.projects)
-    await journal.commit([JournalWrite(leases, entries, next_sequence=50, drained=DRAINED, standing=change)])
+    write = JournalWrite(leases, entries, 50, DRAINED, change, ATTEMPTS, CONTACTS)
+    await journal.commit([write])
     await journal.close()
 
 

@@ -8,6 +8,9 @@ import pytest
 
 from gpushared.domain.errors import JournalUnavailable
 from gpushared.domain.gpu import Drained, GpuId
+from gpushared.domain.jobs.attempt import Attempt
+from gpushared.domain.jobs.contact import Contact
+from gpushared.domain.jobs.model import AttemptKey, AttemptState, JobId
 from gpushared.domain.lease import (
     STORY_KEPT_IN_MEMORY,
     Active,
@@ -90,6 +93,38 @@ async def test_gpus_stay_drained_until_a_write_says_otherwise(journal: Journal) 
     left = {GpuId("GPU-2"): drained[GpuId("GPU-2")]}
     await journal.commit([JournalWrite((), (), 2, {}), JournalWrite((), (), 2, left), write(fake_lease(1))])
     assert (await journal.load()).drained == left
+
+
+def attempt(number: int, state: AttemptState, at: float, coordinator: str = "") -> Attempt:
+    return Attempt(AttemptKey(JobId("job"), number), state, revision=number, at=at, coordinator=coordinator)
+
+
+async def test_an_attempt_is_as_it_was_last_committed_whoever_else_has_one_of_its_name(
+    journal: Journal,
+) -> None:
+    first, other = attempt(1, AttemptState.PREPARING, 1.0), attempt(1, AttemptState.REFUSED, 2.0, "lab")
+    now = attempt(1, AttemptState.RUNNING, 3.0)
+    await journal.commit([JournalWrite((), (), 1, attempts=(first, other))])
+    await journal.commit(
+        [JournalWrite((), (), 1, attempts=(first,)), JournalWrite((), (), 1, attempts=(now,))]
+    )
+    assert (await journal.load()).attempts == (now, other)
+
+
+async def test_only_final_records_of_attempts_are_forgotten(journal: Journal) -> None:
+    old, new = attempt(1, AttemptState.ENDED, 5.0), attempt(2, AttemptState.REFUSED, 15.0)
+    live = attempt(3, AttemptState.RUNNING, 1.0)
+    await journal.commit([JournalWrite((), (), 1, attempts=(old, new, live))])
+    await journal.commit([JournalWrite((), (), 1, forgotten_before=10.0)])
+    assert (await journal.load()).attempts == (new, live)
+
+
+async def test_what_is_known_of_a_coordinator_is_what_was_last_said_of_it(journal: Journal) -> None:
+    lab, shop = Contact(epoch=1), Contact(epoch=7, revision=9, boot_id="b", at=12.5)
+    await journal.commit([JournalWrite((), (), 1, contacts={"lab": lab, "shop": shop})])
+    newer = replace(lab, epoch=2, at=1.0)
+    await journal.commit([JournalWrite((), (), 1, contacts={"lab": newer})])
+    assert (await journal.load()).contacts == {"lab": newer, "shop": shop}
 
 
 async def test_an_unknown_lease_is_none_and_has_no_story(journal: Journal) -> None:

@@ -2,6 +2,7 @@
 
 import shutil
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,13 +23,13 @@ from gpushared.domain.lease import (
 from gpushared.domain.policy.standing import Standing
 from gpushared.domain.request import LeaseClass
 from gpushared.journal import SqliteJournal, schema
-from tests.journal.make_journal import DRAINED, GRANTS, NEWER_STATES, STANDING, full_lease
+from tests.journal.make_journal import ATTEMPTS, CONTACTS, DRAINED, GRANTS, NEWER_STATES, STANDING, full_lease
 
 JOURNALS = Path(__file__).with_name("journals")
 VERSIONS = range(1, schema.VERSION + 1)
 
 
-DRAINING, GIVING_WAY = 2, 3
+DRAINING, GIVING_WAY, JOBS = 2, 3, 4
 """The versions with which these came."""
 
 
@@ -90,7 +91,8 @@ async def test_leases_that_gave_way_are_as_they_were(old: Path) -> None:
     journal = SqliteJournal(old)
     suspending, suspended, _, requeued = (await journal.load()).leases[-4:]
     await journal.close()
-    assert suspending == full_lease(suspending.sequence, NEWER_STATES[0])
+    full = full_lease(suspending.sequence, NEWER_STATES[0])
+    assert suspending == (full if version_of(old) >= JOBS else replace(full, attempt=None, coordinator=""))
     assert isinstance(suspended.state, Suspended)
     assert (suspended.state.held, suspended.state.left_seconds, suspended.state.wanted) == (
         GRANTS,
@@ -109,6 +111,15 @@ async def test_projects_stand_as_they_did(old: Path) -> None:
     standing = (await journal.load()).standing
     await journal.close()
     assert standing == (STANDING if version_of(old) >= GIVING_WAY else Standing())
+
+
+async def test_attempts_and_coordinators_are_as_they_were(old: Path) -> None:
+    """Before version 4 there were none."""
+    journal = SqliteJournal(old)
+    snapshot = await journal.load()
+    await journal.close()
+    expected = (ATTEMPTS, CONTACTS) if version_of(old) >= JOBS else ((), {})
+    assert (snapshot.attempts, snapshot.contacts) == expected
 
 
 async def test_the_history_and_the_stories_are_there(old: Path) -> None:

@@ -1,0 +1,398 @@
+"""Attempts to run jobs on this node: each has a record in its coordinator's book, and a lease.
+
+The record changes in the same step as what it tells of: an order is written before it is answered, and an
+attempt's state follows its lease's. What the daemon does for it (pull, create, start) comes back as events.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from gpushared.domain.errors import (
+    GpushareError,
+    InvalidTransition,
+    LimitReached,
+    NotFound,
+    PermissionRefused,
+    RequestError,
+    StateConflict,
+)
+from gpushared.domain.jobs import attempts as book_of
+from gpushared.domain.jobs.attempt import Attempt
+from gpushared.domain.jobs.attempts import Attempts, Todo
+from gpushared.domain.jobs.contact import Contact
+from gpushared.domain.jobs.key import AttemptKey
+from gpushared.domain.jobs.model import AttemptState, Ending, EndKind
+from gpushared.domain.jobs.node_messages import (
+    AttemptInstruction,
+    AttemptPrepared,
+    ContactMade,
+    FencesLooked,
+    GiveUpAttempt,
+    LaunchAttempt,
+    LaunchFailed,
+    OrderTaken,
+    PrepareAttempt,
+)
+from gpushared.domain.jobs.protocol import CancelPart
+from gpushared.domain.lease import (
+    Active,
+    Draining,
+    Ended,
+    Expired,
+    Failed,
+    Finished,
+    Idle,
+    Lease,
+    NeverClaimed,
+    Outcome,
+    OutsideMps,
+    OverLimit,
+    Preempted,
+    Queued,
+    Reserved,
+    Starting,
+    Stopped,
+)
+from gpushared.domain.lifecycle import end
+from gpushared.domain.messages import RequestSubmitted
+from gpushared.domain.parked import REMOVED
+from gpushared.domain.request import Request
+from gpushared.domain.state import Draft, NodeState
+from gpushared.domain.submission import submit
+from gpushared.domain.units import format_duration, format_memory
+
+CONTACT_WRITTEN_SECONDS = 10.0
+"""Contact is written that seldom: a node that forgets some of it fences the earlier."""
+PRUNE_SECONDS = 3600.0
+REFUSALS = (RequestError, LimitReached, NotFound, PermissionRefused, StateConflict)
+"""What a request may be refused with: then it is the attempt that is refused, and that is written."""
+
+
+# --- orders --------------------------------------------------------------------------------------------
+
+
+def order_taken(event: OrderTaken, draft: Draft) -> None:
+    """Write what becomes of an order, and do it."""
+    key, coordinator = event.order.key, event.coordinator
+    book = draft.attempts.get(coordinator) or Attempts(coordinator=coordinator)
+    taken = book_of.take(book, event.order, event.account, event.refusal, draft.now)
+    draft.report = taken.report
+    draft.keep_book(taken.book, key)
+    _note_epoch(taken.book, draft)
+    if taken.attempt is None:
+        return
+    match taken.todo:
+        case Todo.PREPARE:
+            # Without a contact that is on disk it would be ended by the first look after a crash.
+            draft.write_contact(coordinator)
+            draft.do(PrepareAttempt(key, coordinator))
+        case Todo.START:
+            _start_gang(taken.attempt, draft)
+        case Todo.END:
+            grace = event.order.grace_seconds if isinstance(event.order, CancelPart) else 0
+            by = taken.attempt.cancelled_by
+            _end(taken.attempt, Stopped(by), f"its job was cancelled by {by}", draft, grace)
+        case Todo.NOTHING:
+            pass
+
+
+def _note_epoch(book: Attempts, draft: Draft) -> None:
+    known = draft.contacts.get(book.coordinator, Contact())
+    if book.epoch > known.epoch:
+        draft.contacts[book.coordinator] = replace(known, epoch=book.epoch)
+        draft.write_contact(book.coordinator)
+
+
+def _start_gang(attempt: Attempt, draft: Draft) -> None:
+    """All of the gang have what they need: from now on it is like any other reservation."""
+    lease = _lease_of(attempt, draft)
+    if lease is None or not isinstance(lease.state, Reserved):
+        return
+    deadline = draft.now + draft.rules.claim_seconds
+    draft.move(lease, replace(lease.state, deadline=deadline), "the whole gang has its reservations")
+    draft.do(LaunchAttempt(attempt.key, attempt.coordinator))
+
+
+def _end(attempt: Attempt, outcome: Stopped | Failed, why: str, draft: Draft, grace_seconds: int) -> None:
+    draft.do(GiveUpAttempt(attempt.key, attempt.coordinator))
+    lease = _lease_of(attempt, draft)
+    if lease is not None:
+        end(lease, outcome, why, draft, grace_seconds=grace_seconds)
+
+
+def _lease_of(attempt: Attempt, draft: Draft) -> Lease | None:
+    return None if attempt.lease is None else draft.leases.get(attempt.lease)
+
+
+# --- what the daemon did for an attempt ----------------------------------------------------------------
+
+
+def prepared(event: AttemptPrepared, draft: Draft) -> bool:
+    """Its image is there: ask for its lease. Comes back with whether it must have it at once.
+
+    Raises what a request is refused with; see ``refused``.
+    """
+    attempt = _live(event.coordinator, event.key, draft)
+    if attempt is None or attempt.state is not AttemptState.PREPARING:
+        return False  # cancelled meanwhile
+    if event.ending is not None:
+        _note(attempt, AttemptState.ENDED, draft, ending=event.ending)
+        return False
+    assert attempt.account is not None, "refused without one"
+    asked = RequestSubmitted(
+        _request_of(attempt), attempt.account, attempt=attempt.key, coordinator=attempt.coordinator
+    )
+    lease = submit(asked, draft)
+    _note(attempt, AttemptState.WAITING, draft, lease=lease)
+    return not attempt.wait
+
+
+def refused(event: object, error: GpushareError, state: NodeState, now: float) -> Draft:
+    """The draft in which the attempt, not the event, is refused; raises the error where there is none."""
+    if not isinstance(event, AttemptPrepared) or isinstance(error, InvalidTransition):
+        raise error
+    if not isinstance(error, REFUSALS):
+        raise error
+    draft = Draft(state, now)
+    attempt = _live(event.coordinator, event.key, draft)
+    assert attempt is not None, "only one that lives asks for a lease"
+    ending = Ending(EndKind.FAILED, error.message, hint=error.hint)
+    _note(attempt, AttemptState.REFUSED, draft, ending=ending)
+    return draft
+
+
+def _request_of(attempt: Attempt) -> Request:
+    """What the node asks of itself. A gang of which one part waited would wait as a whole."""
+    assert attempt.request is not None, "only tombstones have none"
+    assert attempt.spec is not None, "only tombstones have none"
+    stays = attempt.spec.requeue and not attempt.gang
+    return attempt.request if stays else replace(attempt.request, requeue=False)
+
+
+def launch_failed(event: LaunchFailed, draft: Draft) -> None:
+    """It has no container, or one that does not start: its lease ends, and the attempt with these words."""
+    attempt = _live(event.coordinator, event.key, draft)
+    if attempt is None:
+        return
+    _end_as(attempt, event.ending, draft)
+
+
+def _end_as(attempt: Attempt, ending: Ending, draft: Draft) -> None:
+    """End a live attempt with an ending of its own, whatever its lease's outcome will be called."""
+    lease = _lease_of(attempt, draft)
+    if lease is None:
+        _note(attempt, AttemptState.ENDED, draft, ending=ending)
+        draft.do(GiveUpAttempt(attempt.key, attempt.coordinator))
+        return
+    _note(attempt, attempt.state, draft, ending=ending)
+    outcome = Failed(ending.reason, ending.hint)
+    _end(attempt, outcome, ending.reason, draft, draft.rules.stop_grace_seconds)
+
+
+# --- whether the coordinator may take it for dead ------------------------------------------------------
+
+
+def contact_made(event: ContactMade, draft: Draft) -> None:
+    """The coordinator heard of this node. Who had waited too long for that is ended all the same."""
+    _fence(event.coordinator, event.boot_id, event.sent_at, draft)
+    known = draft.contacts.get(event.coordinator, Contact())
+    now = Contact(
+        epoch=max(known.epoch, event.epoch),
+        revision=max(known.revision, event.revision),
+        boot_id=event.boot_id,
+        at=max(event.sent_at, known.at) if known.boot_id == event.boot_id and known.at else event.sent_at,
+    )
+    draft.contacts[event.coordinator] = now
+    book = draft.attempts.get(event.coordinator) or Attempts(coordinator=event.coordinator)
+    draft.keep_book(book_of.heard(book, now.epoch))
+    if _is_worth_writing(now, draft.base.contacts_written.get(event.coordinator, Contact()), book):
+        draft.write_contact(event.coordinator)
+
+
+def _is_worth_writing(now: Contact, written: Contact, book: Attempts) -> bool:
+    if now.epoch != written.epoch or (now.boot_id != written.boot_id and book.live):
+        return True
+    matters = now.revision != written.revision or math.isfinite(book_of.fence_at(book, 0.0))
+    since = -math.inf if written.at is None or written.boot_id != now.boot_id else written.at
+    return matters and now.at is not None and now.at - since >= CONTACT_WRITTEN_SECONDS
+
+
+def fences_looked(event: FencesLooked, draft: Draft) -> None:
+    """End those whose coordinator may have given them up by now."""
+    for coordinator in list(draft.attempts):
+        _fence(coordinator, event.boot_id, event.at, draft)
+
+
+def _fence(coordinator: str, boot_id: str, at: float, draft: Draft) -> None:
+    """Of another boot nothing is known of when the last contact was: that is too long ago."""
+    book = draft.attempts.get(coordinator)
+    if book is None or not coordinator:
+        return  # the node's own book is never out of reach
+    contact = draft.contacts.get(coordinator, Contact())
+    known = contact.boot_id == boot_id and contact.at is not None
+    since = contact.at if known and contact.at is not None else -math.inf
+    for key in book_of.to_fence(book, since, at):
+        attempt = book.live[key]
+        if attempt.ending is None:
+            assert attempt.spec is not None, "a fence is in the spec"
+            patience = format_duration(attempt.spec.stop_after_seconds or 0)
+            reason = f"this node had not been heard by {coordinator} for {patience}"
+            _end_as(attempt, Ending(EndKind.FENCED, reason), draft)
+
+
+# --- an attempt's state follows its lease's ------------------------------------------------------------
+
+
+def follow(draft: Draft) -> None:
+    """Take over into the records what the event did to the leases of attempts."""
+    for lease in draft.changed_leases():
+        if lease.attempt is None:
+            continue
+        attempt = _live(lease.coordinator, lease.attempt, draft)
+        if attempt is not None:
+            _follow(attempt, lease, draft)
+
+
+def _follow(attempt: Attempt, lease: Lease, draft: Draft) -> None:
+    match lease.state:
+        case Ended(outcome=outcome):
+            never_began = attempt.gang and isinstance(outcome, NeverClaimed) and attempt.facts is None
+            to = AttemptState.REFUSED if never_began else AttemptState.ENDED
+            _note(attempt, to, draft, ending=_ending(attempt, outcome, draft), lease=lease)
+        case Reserved():
+            if attempt.state is not AttemptState.RESERVED:
+                _note(attempt, AttemptState.RESERVED, draft, lease=lease)
+                if _launches_now(attempt):
+                    draft.do(LaunchAttempt(attempt.key, attempt.coordinator))
+        case Active():
+            began = attempt.started_at if attempt.started_at is not None else draft.now
+            boot_id = draft.base.boot_id
+            _note(attempt, AttemptState.RUNNING, draft, lease=lease, started_at=began, boot_id=boot_id)
+        case Queued() | Starting() | Draining():
+            # As before: it waits, its container is being made, or it is on its way out.
+            pass
+        case _:
+            _note(attempt, AttemptState.PAUSED, draft, lease=lease)
+
+
+def _launches_now(attempt: Attempt) -> bool:
+    """An interactive one's container is made by its owner; a gang's when all of it are ready."""
+    assert attempt.spec is not None, "only tombstones have none"
+    return not attempt.spec.interactive and (not attempt.gang or attempt.facts is not None)
+
+
+def _ending(attempt: Attempt, outcome: Outcome, draft: Draft) -> Ending:
+    """What its lease's end says, where it was not known before why it ends."""
+    lost = attempt.boot_id and attempt.boot_id != draft.base.boot_id
+    if lost and (isinstance(outcome, Finished) or outcome == REMOVED):
+        return Ending(EndKind.LOST, "the node went down while it ran")
+    code = outcome.exit_code if isinstance(outcome, Finished) else None
+    known = attempt.ending
+    if known is not None and (known.kind is not EndKind.FENCED or code is None):
+        return known if code is None or known.exit_code is not None else replace(known, exit_code=code)
+    return _ending_of(outcome, code, draft)
+
+
+def _ending_of(outcome: Outcome, code: int | None, draft: Draft) -> Ending:
+    match outcome:
+        case Finished():
+            return Ending(EndKind.EXITED, exit_code=code)
+        case Stopped(by):
+            return Ending(EndKind.STOPPED, f"stopped by {by}")
+        case Expired():
+            return Ending(EndKind.EXPIRED, "its time limit was reached")
+        case NeverClaimed():
+            return Ending(EndKind.FAILED, "no container was started in time")
+        case Failed(reason, hint):
+            return Ending(EndKind.FAILED, reason, hint=hint)
+        case Preempted(why):
+            return Ending(EndKind.PREEMPTED, f"it gave way to {why}")
+        case Idle(seconds):
+            return Ending(EndKind.STOPPED, f"it did nothing on its GPUs for {format_duration(int(seconds))}")
+        case OverLimit() | OutsideMps():
+            return Ending(EndKind.FAILED, _broken(outcome, draft))
+
+
+def _broken(outcome: OverLimit | OutsideMps, draft: Draft) -> str:
+    gpu = draft.gpus.get(outcome.gpu)
+    name = f"GPU {gpu.label}" if gpu is not None else str(outcome.gpu)
+    if isinstance(outcome, OverLimit):
+        used, limit = format_memory(outcome.used_bytes), format_memory(outcome.limit_bytes)
+        return f"it used {used} on {name}, where it holds {limit}"
+    return f"its process {outcome.pid} used {name} beside MPS"
+
+
+def _live(coordinator: str, key: AttemptKey, draft: Draft) -> Attempt | None:
+    book = draft.attempts.get(coordinator)
+    return None if book is None else book.live.get(key)
+
+
+def _note(
+    attempt: Attempt,
+    state: AttemptState,
+    draft: Draft,
+    *,
+    lease: Lease | None = None,
+    ending: Ending | None = None,
+    started_at: float | None = None,
+    boot_id: str | None = None,
+) -> None:
+    book = book_of.changed(
+        draft.attempts[attempt.coordinator],
+        attempt.key,
+        state,
+        lease=None if lease is None else lease.id,
+        ending=ending,
+        started_at=started_at,
+        boot_id=boot_id,
+        now=draft.now,
+    )
+    draft.keep_book(book, attempt.key)
+
+
+# --- restarts, and old records -------------------------------------------------------------------------
+
+
+def restored(records: Iterable[Attempt], contacts: Mapping[str, Contact]) -> dict[str, Attempts]:
+    """The books that a journal's records were in."""
+    by_coordinator: dict[str, list[Attempt]] = {name: [] for name in contacts}
+    for record in records:
+        by_coordinator.setdefault(record.coordinator, []).append(record)
+    return {
+        name: book_of.restored(found, contacts.get(name, Contact()).epoch, name)
+        for name, found in by_coordinator.items()
+    }
+
+
+def under_way(state: NodeState) -> tuple[AttemptInstruction, ...]:
+    """What the daemon was doing for attempts when it ended, to be done again; all of it may be half done."""
+    found: list[AttemptInstruction] = []
+    for book in state.attempts.values():
+        for attempt in book.live.values():
+            if attempt.state is AttemptState.PREPARING:
+                found.append(PrepareAttempt(attempt.key, attempt.coordinator))
+            elif _is_to_launch(attempt, state):
+                found.append(LaunchAttempt(attempt.key, attempt.coordinator))
+    return tuple(found)
+
+
+def _is_to_launch(attempt: Attempt, state: NodeState) -> bool:
+    lease = state.leases.get(attempt.lease) if attempt.lease is not None else None
+    if lease is None or attempt.started_at is not None or not _launches_now(attempt):
+        return False
+    return isinstance(lease.state, Reserved | Starting)
+
+
+def prune(draft: Draft) -> None:
+    """Now and then, forget final records for which nothing can come late any more."""
+    if draft.now - draft.pruned_at < PRUNE_SECONDS and draft.pruned_at <= draft.now:
+        return
+    draft.pruned_at = draft.now
+    for book in list(draft.attempts.values()):
+        kept = book_of.pruned(book, draft.now)
+        if len(kept.records) < len(book.records):
+            draft.keep_book(kept)
+            draft.forgotten_before = draft.now - book_of.FINAL_KEPT_SECONDS

@@ -1,0 +1,132 @@
+"""The node's end of the placement protocol: orders in, reports out, whoever the coordinator is.
+
+What others use of it:
+
+``await desk.take(order, coordinator)`` -> ``Report | StaleEpoch``: the answer, when it is durable.
+``desk.reports(coordinator)`` -> ``tuple[Report, ...]``: of all attempts, with their specs, for a hello.
+``desk.report(coordinator, key)`` -> ``Report | None``: how one stands.
+``desk.subscribe(coordinator, callback)``: ``callback(key)`` after each change of a record that no answer
+told of; the returned function ends it. It is called in the event loop and must not wait.
+``desk.seen(coordinator)`` -> ``Contact``: the highest epoch and revision of it that this node knows of.
+``await desk.contact(coordinator, sent_at, ...)``: it acknowledged what was sent at ``boottime()`` then.
+``await desk.check_fences()``: ends what waited for contact too long; due before anything is sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from gpushared.domain.errors import GpushareError, NotFound, PermissionRefused
+from gpushared.domain.jobs.attempts import Attempts, report_of, reports
+from gpushared.domain.jobs.contact import Contact
+from gpushared.domain.jobs.key import AttemptKey
+from gpushared.domain.jobs.model import Ending, EndKind, Owner
+from gpushared.domain.jobs.node_messages import ContactMade, FencesLooked, OrderTaken
+from gpushared.domain.jobs.protocol import Order, Place, Report, StaleEpoch
+from gpushared.domain.request import Caller
+from gpushared.node.loop import Loop
+
+log = logging.getLogger(__name__)
+
+AccountOf = Callable[[Owner, str], Awaitable[Caller]]
+"""As whom an owner's containers run here, by whose order. Raises NotFound, PermissionRefused for nobody."""
+Callback = Callable[[AttemptKey], None]
+
+FENCE_SECONDS = 1.0
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def boottime() -> float:
+    """CLOCK_BOOTTIME in seconds: since the boot, with the time that the machine slept."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def boot_id() -> str:
+    """What tells this boot of the machine from all others."""
+    return BOOT_ID.read_text(encoding="ascii").strip()
+
+
+class AttemptDesk:
+    """Takes orders, and tells how attempts stand."""
+
+    def __init__(self, loop: Loop, account_of: AccountOf, boot: str) -> None:
+        self._loop = loop
+        self._account_of = account_of
+        self._boot_id = boot
+        self._subscribers: dict[str, list[Callback]] = {}
+
+    async def take(self, order: Order, coordinator: str) -> Report | StaleEpoch:
+        """What this node says to an order; asked again it says the same.
+
+        ``coordinator`` is the pool's name, empty for the node's own book. An error of the tree means that
+        nothing was decided: the order is to be said again.
+        """
+        step = await self._loop.take(await self._event(order, coordinator))
+        assert step.report is not None, "orders are answered"
+        return step.report
+
+    def reports(self, coordinator: str) -> tuple[Report, ...]:
+        """All attempts of a coordinator, the oldest change first."""
+        return reports(self._book(coordinator))
+
+    def report(self, coordinator: str, key: AttemptKey) -> Report | None:
+        """How one attempt stands, None where this node never heard of it."""
+        record = self._book(coordinator).get(key)
+        return None if record is None else report_of(record)
+
+    def seen(self, coordinator: str) -> Contact:
+        """What is known of a coordinator from before."""
+        return self._loop.state.contacts.get(coordinator, Contact())
+
+    def subscribe(self, coordinator: str, callback: Callback) -> Callable[[], None]:
+        """Have the callback called with the key of each attempt that changed; returns what ends that."""
+        callbacks = self._subscribers.setdefault(coordinator, [])
+        callbacks.append(callback)
+        return lambda: callbacks.remove(callback)
+
+    def tell(self, coordinator: str, key: AttemptKey) -> None:
+        """An attempt's record changed and is durable."""
+        for callback in list(self._subscribers.get(coordinator, ())):
+            callback(key)
+
+    async def contact(self, coordinator: str, sent_at: float, *, epoch: int = 0, revision: int = 0) -> None:
+        """The coordinator acknowledged what was sent at ``sent_at``, by ``boottime()`` and never later.
+
+        Whoever had waited too long for that before is ended first, and does not come back by it.
+        """
+        await self._loop.send(ContactMade(coordinator, self._boot_id, sent_at, epoch, revision))
+
+    async def check_fences(self) -> None:
+        """End the attempts whose coordinator may take them for dead by now."""
+        if any(_is_fenced(book) for book in self._loop.state.attempts.values()):
+            await self._loop.send(FencesLooked(self._boot_id, boottime()))
+
+    async def watch_fences(self) -> None:
+        """Check them every second, for ever."""
+        while True:
+            try:
+                await self.check_fences()
+            except GpushareError as error:
+                log.debug("fences not looked at: %s", error)
+            await asyncio.sleep(FENCE_SECONDS)
+
+    def _book(self, coordinator: str) -> Attempts:
+        return self._loop.state.attempts.get(coordinator, Attempts())
+
+    async def _event(self, order: Order, coordinator: str) -> OrderTaken:
+        if not isinstance(order, Place) or self._book(coordinator).get(order.key) is not None:
+            return OrderTaken(order, coordinator)
+        try:
+            account = await self._account_of(order.spec.owner, coordinator)
+        except (NotFound, PermissionRefused) as error:
+            refusal = Ending(EndKind.FAILED, error.message, hint=error.hint)
+            return OrderTaken(order, coordinator, refusal=refusal)
+        return OrderTaken(order, coordinator, account)
+
+
+def _is_fenced(book: Attempts) -> bool:
+    return any(record.spec is not None and record.spec.stop_after_seconds for record in book.live.values())

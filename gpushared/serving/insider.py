@@ -1,0 +1,97 @@
+"""The daemon's own HTTP doors from inside: a connection that is a given caller's, without the public socket.
+
+What the daemon does for somebody (a job's container, a tunnel from another node, logs) goes through the same
+gate as if they had connected themselves, and is judged alike. Each connection is a pair of unix sockets, so
+that backpressure, half-closes and hang-ups are the kernel's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import Counter
+
+from gpushared.domain.errors import LimitReached, Unavailable
+from gpushared.domain.request import Caller
+from gpushared.gate.engine import EngineConnection, EngineSocket
+from gpushared.gate.http import Routes, serve_http
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS_PER_USER = 1024
+NAME = "the node's own gate"
+
+
+class Insider:
+    """Opens connections from inside. ``serve`` comes when the doors are there; before it all is refused."""
+
+    def __init__(self) -> None:
+        self._routes: Routes | None = None
+        self._open: Counter[int] = Counter()
+        # asyncio keeps only weak references to the tasks of connections.
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def serve(self, routes: Routes) -> None:
+        """From now on connections are served by these."""
+        self._routes = routes
+
+    async def open_as(self, caller: Caller) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """The client's end of a new connection as asyncio streams. Raises LimitReached, Unavailable."""
+        return await asyncio.open_unix_connection(sock=self.socket_as(caller))
+
+    def socket_as(self, caller: Caller) -> socket.socket:
+        """The same as a bare socket that does not block; whoever gets it closes it."""
+        if self._routes is None:
+            raise Unavailable("the daemon does not serve yet", hint="try again in a moment")
+        if self._open[caller.uid] >= MAX_CONNECTIONS_PER_USER:
+            raise LimitReached(
+                f"{caller.name} has {MAX_CONNECTIONS_PER_USER} connections to the daemon already",
+                hint="each attached client holds one",
+            )
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        self._open[caller.uid] += 1
+        task = asyncio.create_task(self._serve(ours, caller, self._routes))
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return theirs
+
+    def gate_as(self, caller: Caller) -> EngineSocket:
+        """The gate as a Docker engine for this caller, one connection a call."""
+        return _GateAs(self, caller)
+
+    async def close(self) -> None:
+        """End all connections; no new ones are had."""
+        self._routes = None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, sock: socket.socket, caller: Caller, routes: Routes) -> None:
+        try:
+            reader, writer = await asyncio.open_unix_connection(sock=sock)
+            await serve_http(reader, writer, caller, routes)
+        except OSError as error:
+            log.debug("inner connection lost: %s", error)
+        finally:
+            self._open[caller.uid] -= 1
+            if not self._open[caller.uid]:
+                del self._open[caller.uid]
+            sock.close()
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("an inner connection failed", exc_info=error)
+
+
+class _GateAs(EngineSocket):
+    def __init__(self, insider: Insider, caller: Caller) -> None:
+        super().__init__(NAME)
+        self._insider = insider
+        self._caller = caller
+
+    async def connect(self) -> EngineConnection:
+        return EngineConnection(self._insider.socket_as(self._caller), self.path)
