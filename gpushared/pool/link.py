@@ -24,7 +24,7 @@ from gpushared.domain.errors import (
     TimedOut,
     Unavailable,
 )
-from gpushared.domain.jobs.messages import NodeDisconnected, NodeHello
+from gpushared.domain.jobs.messages import NodeDisconnected, NodeHello, PoolInstruction, Send, TellOrigin
 from gpushared.domain.jobs.model import HERE, JobId, NodeName
 from gpushared.domain.jobs.protocol import Order, Report
 from gpushared.domain.units import shown
@@ -67,6 +67,14 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         self._refused: dict[str, str] = {}
 
     # --- what the coordinator says ---------------------------------------------------------------------
+
+    def perform(self, instruction: PoolInstruction) -> None:
+        """What the machine says, after its cause is durable."""
+        match instruction:
+            case Send(node, order):
+                self.tell(node, order)
+            case TellOrigin(job):
+                self.tell_origin(job)
 
     def tell(self, node: NodeName, order: Order) -> None:
         """An order; lost where the node is not connected, and in place of the same one that waits."""
@@ -112,6 +120,11 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         """End a node's stream: it was forgotten, or its certificate revoked."""
         if (stream := self._streams.get(node)) is not None:
             stream.end(why)
+
+    def renew(self) -> None:
+        """End all streams because the epoch rose; at their next hello all hear of it."""
+        for stream in self._streams.values():
+            stream.end(Unavailable("this coordinator leads with a new epoch", hint="dialled again by itself"))
 
     def connected(self) -> frozenset[NodeName]:
         return frozenset(self._streams)
