@@ -1,4 +1,4 @@
-"""The docker CLI that ``gpushare run`` becomes, pointed at the daemon's socket."""
+"""The docker CLI that ``gpushare run`` and others become, pointed at the daemon's socket."""
 
 from __future__ import annotations
 
@@ -32,8 +32,13 @@ def find_docker() -> str:
 
 def environment(client: Client) -> dict[str, str]:
     """This process's environment with docker pointed at the daemon."""
+    return environment_for(f"unix://{client.path}")
+
+
+def environment_for(host: str) -> dict[str, str]:
+    """This process's environment with docker pointed at ``host``."""
     kept = {name: value for name, value in os.environ.items() if name not in _OTHER_ENDPOINTS}
-    return {**kept, "DOCKER_HOST": f"unix://{client.path}"}
+    return {**kept, "DOCKER_HOST": host}
 
 
 def run_words(words: RunWords, lease_id: str) -> list[str]:

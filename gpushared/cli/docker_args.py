@@ -36,6 +36,23 @@ OUR_VALUES = frozenset(
     }
 )
 OUR_SWITCHES = frozenset({"immediate", "hold", "requeue", "no-requeue"})
+
+
+class OurOptions(NamedTuple):
+    """The options of one command of ours that stand among docker's."""
+
+    values: frozenset[str]
+    switches: frozenset[str]
+    command: str
+
+
+RUN = OurOptions(OUR_VALUES, OUR_SWITCHES, "run")
+SUBMIT = OurOptions(
+    OUR_VALUES - {"max-wait", "result-file"}
+    | {"node", "array", "after-ok", "retries", "stop-after", "nodes"},
+    OUR_SWITCHES | {"pool", "span"},
+    "submit",
+)
 DOCKER_SWITCHES = frozenset(
     {
         "detach",
@@ -77,7 +94,7 @@ class Flag(NamedTuple):
 
 
 class RunWords(NamedTuple):
-    """The words of ``gpushare run``, sorted."""
+    """The words of ``gpushare run`` or ``submit``, sorted."""
 
     ours: dict[str, str]
     """Values of our options by name without dashes; ``immediate`` is "true" when set."""
@@ -96,6 +113,18 @@ class RunWords(NamedTuple):
         """Everything that is docker's, as it was written."""
         return [word for flag in self.flags for word in flag.words] + list(self.rest)
 
+    def docker_without(self, *names: str) -> list[str]:
+        """Docker's words without some of its options, also where their letters stand in a row: ``-dit``."""
+        words: list[str] = []
+        before: list[str] = []
+        for flag in self.flags:
+            if not flag.words:
+                before.append(flag.name)
+                continue
+            words += _without(flag, before, names)
+            before = []
+        return words + list(self.rest)
+
     def value(self, name: str) -> str:
         """The last value of one of docker's options, "" if it was not given."""
         return next((flag.value for flag in reversed(self.flags) if flag.name == name), "")
@@ -105,31 +134,43 @@ class RunWords(NamedTuple):
         return self.value(name).lower() in _TRUE
 
 
-def split(words: Sequence[str]) -> RunWords:
+def _without(flag: Flag, before: Sequence[str], names: Sequence[str]) -> list[str]:
+    """What is left of an option and of the letters before it in the same word."""
+    if not before:
+        return [] if flag.name in names else list(flag.words)
+    letters = flag.words[0][1:]
+    kept = "".join(letter for letter, name in zip(letters, before, strict=False) if name not in names)
+    if flag.name in names:
+        return [f"-{kept}"] if kept else []
+    return [f"-{kept}{letters[len(before) :]}", *flag.words[1:]]
+
+
+def split(words: Sequence[str], options: OurOptions = RUN) -> RunWords:
     """Sorts the words; raises UsageError where an option lacks its value."""
     ours: dict[str, str] = {}
     flags: list[Flag] = []
     place = 0
     while place < len(words) and words[place].startswith("-") and words[place] not in {"-", "--"}:
-        read = [_long(words, place)] if words[place].startswith("--") else list(_short(words, place))
+        long = words[place].startswith("--")
+        read = [_long(words, place, options)] if long else list(_short(words, place, options))
         place += sum(len(flag.words) for flag in read)
-        if read[0].name in OUR_VALUES or read[0].name in OUR_SWITCHES:
-            ours[read[0].name] = _our_value(read[0])
+        if read[0].name in options.values or read[0].name in options.switches:
+            ours[read[0].name] = _our_value(read[0], options)
         else:
             flags += read
     return RunWords(ours, tuple(flags), tuple(words[place:]))
 
 
-def _long(words: Sequence[str], place: int) -> Flag:
+def _long(words: Sequence[str], place: int, options: OurOptions) -> Flag:
     name, equals, value = words[place][2:].partition("=")
     if equals:
         return Flag(name, value, (words[place],))
-    if name in DOCKER_SWITCHES or name in OUR_SWITCHES:
+    if name in DOCKER_SWITCHES or name in options.switches:
         return Flag(name, "true", (words[place],))
-    return Flag(name, _next(words, place, f"--{name}"), tuple(words[place : place + 2]))
+    return Flag(name, _next(words, place, f"--{name}", options), tuple(words[place : place + 2]))
 
 
-def _short(words: Sequence[str], place: int) -> Iterator[Flag]:
+def _short(words: Sequence[str], place: int, options: OurOptions) -> Iterator[Flag]:
     """``-it``, ``-e A=1``, ``-eA=1``, ``-ite A=1``, ``-t=false``: switches until a letter takes a value."""
     letters = words[place][1:]
     for number, letter in enumerate(letters):
@@ -142,29 +183,29 @@ def _short(words: Sequence[str], place: int) -> Iterator[Flag]:
             yield Flag(name, after.removeprefix("="), (words[place],))
             return
         else:
-            yield Flag(name, _next(words, place, f"-{letter}"), tuple(words[place : place + 2]))
+            yield Flag(name, _next(words, place, f"-{letter}", options), tuple(words[place : place + 2]))
 
 
-def _next(words: Sequence[str], place: int, option: str) -> str:
+def _next(words: Sequence[str], place: int, option: str, options: OurOptions) -> str:
     if place + 1 >= len(words):
-        raise UsageError(f"{option[:_SHOWN]} needs a value", hint="see gpushare run --help")
+        raise UsageError(f"{option[:_SHOWN]} needs a value", hint=f"see gpushare {options.command} --help")
     return words[place + 1]
 
 
-def _our_value(flag: Flag) -> str:
+def _our_value(flag: Flag, options: OurOptions) -> str:
     if len(flag.value) > MAX_OUR_VALUE:
         raise RequestError(
             f"the value of --{flag.name} is {len(flag.value)} characters long",
-            hint="see gpushare run --help for what it may be",
+            hint=f"see gpushare {options.command} --help for what it may be",
         )
     try:
         flag.value.encode()
     except UnicodeEncodeError:
         raise RequestError(f"the value of --{flag.name} is not valid UTF-8") from None
-    if flag.name in OUR_SWITCHES:
+    if flag.name in options.switches:
         return _switch(flag)
     if not flag.value:
-        raise UsageError(f"--{flag.name} needs a value", hint="see gpushare run --help")
+        raise UsageError(f"--{flag.name} needs a value", hint=f"see gpushare {options.command} --help")
     return flag.value
 
 

@@ -19,12 +19,32 @@ _SHOWN = 40
 
 
 class Options(NamedTuple):
-    """How a listing was asked for; ``ended`` is ``--all`` where a listing has it."""
+    """How a listing was asked for; ``ended`` is ``--all`` where a listing has it.
+
+    ``said`` are the listing's own options by name, a switch that is on with "true".
+    """
 
     output: str = "table"
     headers: bool = True
     ended: bool = False
     explain: bool = False
+    said: frozenset[tuple[str, str]] = frozenset()
+
+    def value(self, name: str) -> str:
+        """Of one of the listing's own options, "" where it was not given."""
+        return dict(self.said).get(name, "")
+
+
+class Own(NamedTuple):
+    """An option of one listing only; without ``metavar`` it is a switch."""
+
+    names: tuple[str, ...]
+    help: str
+    metavar: str | None = None
+
+    @property
+    def key(self) -> str:
+        return self.names[-1].removeprefix("--")
 
 
 class Screen(NamedTuple):
@@ -55,9 +75,10 @@ class Listing(NamedTuple):
     fetch: Callable[[Client, Options], Screen]
     has_ended: bool = False
     explains: bool = False
+    own: Sequence[Own] = ()
 
 
-def read_plain(words: Sequence[str], *, has_ended: bool) -> Options | None:
+def read_plain(words: Sequence[str], *, has_ended: bool, own: Sequence[Own] = ()) -> Options | None:
     """The options, if the words are the plain ones; None leaves the words to click.
 
     Click's import takes as long as a whole plain listing. Help, mistakes and rare spellings may take that
@@ -65,6 +86,8 @@ def read_plain(words: Sequence[str], *, has_ended: bool) -> Options | None:
     """
     options, quiet = Options(), False
     left = list(words)
+    by_name = {name: one for one in own for name in one.names}
+    said: dict[str, str] = {}
     while left:
         word = left.pop(0)
         if word in {"-q", "--quiet"}:
@@ -75,8 +98,11 @@ def read_plain(words: Sequence[str], *, has_ended: bool) -> Options | None:
             options = options._replace(ended=True)
         elif word in {"-o", "--output"} and left:
             options = options._replace(output=left.pop(0))
+        elif (one := by_name.get(word)) is not None and (left or one.metavar is None):
+            said[one.key] = left.pop(0) if one.metavar else "true"
         else:
             return None
+    options = options._replace(said=frozenset(said.items()))
     return options._replace(output="ids") if quiet else options
 
 

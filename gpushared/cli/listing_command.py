@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from gpushared.cli.listing import Listing, Options, show
+from gpushared.cli.listing import Listing, Options, Own, show
 
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
@@ -17,9 +19,11 @@ def listing_command(listing: Listing) -> click.Command:
         no_headers: bool = False,
         ended: bool = False,
         explain: bool = False,
+        **own: str | bool | None,
     ) -> int:
         chosen = "ids" if quiet else output
-        options = Options(output=chosen, headers=not no_headers, ended=ended, explain=explain)
+        said = frozenset((name, "true" if value is True else value) for name, value in own.items() if value)
+        options = Options(chosen, headers=not no_headers, ended=ended, explain=explain, said=said)
         return show(listing, options)
 
     params: list[click.Parameter] = [
@@ -40,6 +44,8 @@ def listing_command(listing: Listing) -> click.Command:
         )
     if listing.explains:
         params.insert(0, click.Option(["--explain"], is_flag=True, help="Say for each in full why."))
+    own = [click.Option([*one.names, one.key], **_kind(one), help=one.help) for one in listing.own]
+    params = [*own, *params]
     columns = "\b\nColumns: " + ", ".join(c.key for c in listing.columns if not c.wide)
     wide = ", ".join(c.key for c in listing.columns if c.wide)
     return click.Command(
@@ -50,3 +56,7 @@ def listing_command(listing: Listing) -> click.Command:
         short_help=listing.summary,
         context_settings=HELP_OPTIONS,
     )
+
+
+def _kind(one: Own) -> dict[str, Any]:
+    return {"is_flag": True} if one.metavar is None else {"metavar": one.metavar}

@@ -14,7 +14,7 @@ OUR_FAILURE = 125
 CTRL_C = 130
 BROKEN_PIPE = 141
 """As a shell reports a program that ended by SIGPIPE."""
-PLAIN = frozenset({"ps", "gpus", "queue", "presets", "version"})
+PLAIN = frozenset({"ps", "gpus", "queue", "presets", "version", "jobs"})
 COMPLETION_VARIABLE = "_GPUSHARE_COMPLETE"
 
 
@@ -67,10 +67,14 @@ def _command(words: list[str]) -> int:
     if COMPLETION_VARIABLE not in os.environ:
         if name in PLAIN:
             listing: Listing = import_module(f"gpushared.cli.{name}").LISTING
-            options = read_plain(rest, has_ended=listing.has_ended)
+            options = read_plain(rest, has_ended=listing.has_ended, own=listing.own)
             if options is not None:
                 return show(listing, options)
-        if name == "run" and "--help" not in rest and rest not in ([], ["-h"]):
+        if name in {"run", "submit"} and "--help" not in rest and rest not in ([], ["-h"]):
+            if name == "submit":
+                from gpushared.cli.submitting import submit_job
+
+                return submit_job(rest)
             from gpushared.cli.start import run_container
 
             return run_container(rest)

@@ -2,80 +2,91 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from gpushared.cli import docker_args
 from gpushared.cli.start import run_container
 
 
-class _RunCommand(click.Command):
+class WordsCommand(click.Command):
     """Declares the options for help and completion, but leaves every word to our own reader.
 
     click cannot stop at IMAGE, because it does not know which of docker's options take a value.
     """
 
+    def __init__(self, *args: Any, words: docker_args.OurOptions, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._words = words
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
-        if args in ([], ["-h"]) or docker_args.split(args).is_set("help"):
+        if args in ([], ["-h"]) or docker_args.split(args, self._words).is_set("help"):
             click.echo(ctx.get_help())
             ctx.exit(0 if args else 2)
         ctx.params = {"words": args}
         return []
 
 
-def _option(name: str, metavar: str | None, text: str) -> click.Option:
+def option(name: str, metavar: str | None, text: str) -> click.Option:
     return click.Option([f"--{name}"], metavar=metavar, is_flag=metavar is None, help=text)
 
 
-run = _RunCommand(
+RUN_OPTIONS = [
+    option(
+        "gpu",
+        "SIZE",
+        "0.25 = a quarter of one GPU's memory and compute, 2 = two whole GPUs, "
+        "2x0.5 = half of each of two, 0.25..1 or 1..4 = at least the first, more if it is free. "
+        "Without any size or preset: 1.",
+    ),
+    option("gpu-memory", "SIZE", "GPU memory of each GPU by itself: 8g, 512m, 8GiB, 8g..24g."),
+    option(
+        "gpu-compute",
+        "PERCENT",
+        "Share of each GPU's compute by itself: 30%; 25%..100% = 25 %, and what others leave.",
+    ),
+    option("preset", "NAME", "A request that the admin gave a name; see gpushare presets."),
+    option("class", "CLASS", "Kind of work: build, train or infer.  [default: train]"),
+    option("time", "DURATION", "End after this time: 90s, 30m, 2h, 1d.  [default: that of the class]"),
+    option(
+        "isolation",
+        "KIND",
+        "shared (beside others), separate (limits and faults its own), exclusive or mig (an instance).",
+    ),
+    option("model", "MODEL,...", "Only on such GPUs, by any part of their names: h100,a100."),
+    option("near", "LEASE,...", "Only on the machine where these leases are."),
+    option("away-from", "LEASE,...", "Not on the GPUs where these leases are."),
+    option("begin", "TIME", "Start no earlier: 22:00, +2h, 2026-11-22 or 2026-11-22T08:00."),
+    option("after", "LEASE,...", "Start when these leases are over, however they end."),
+    option("hold", None, "Wait until gpushare unhold lets it go."),
+    option("priority", "NUMBER", "-100 to 100: higher goes first in its project.  [default: 0]"),
+    option("project", "NAME", "Whose quota it counts against.  [default: the first that you are in]"),
+    option(
+        "restart-on-fault",
+        "N",
+        "Start the container again, up to N times, when somebody else's fault on the GPU ended it.",
+    ),
+    option("requeue", None, "Start it again, from its beginning, after it had to give way."),
+    option("no-requeue", None, "Let it end then.  [default: with -d and without --rm it is started]"),
+    option("notice-signal", "SIGNAL", "Send this to the container before its time is up: USR1, TERM."),
+    option("immediate", None, "Fail instead of waiting when there is no room."),
+    option("max-wait", "DURATION", "Give up after this time in the queue."),
+    option("result-file", "PATH", "Write lease, outcome, exit code and reason there, as JSON."),
+]
+
+run = WordsCommand(
     "run",
+    words=docker_args.RUN,
     callback=lambda words: run_container(words),  # noqa: PLW0108 - click names the argument
     add_help_option=False,
     options_metavar="[OPTIONS] [DOCKER RUN OPTIONS]",
     short_help="Run a container on a part of a GPU.",
     params=[
-        _option(
-            "gpu",
-            "SIZE",
-            "0.25 = a quarter of one GPU's memory and compute, 2 = two whole GPUs, "
-            "2x0.5 = half of each of two, 0.25..1 or 1..4 = at least the first, more if it is free. "
-            "Without any size or preset: 1.",
-        ),
-        _option("gpu-memory", "SIZE", "GPU memory of each GPU by itself: 8g, 512m, 8GiB, 8g..24g."),
-        _option(
-            "gpu-compute",
-            "PERCENT",
-            "Share of each GPU's compute by itself: 30%; 25%..100% = 25 %, and what others leave.",
-        ),
-        _option("preset", "NAME", "A request that the admin gave a name; see gpushare presets."),
-        _option("class", "CLASS", "Kind of work: build, train or infer.  [default: train]"),
-        _option("time", "DURATION", "End after this time: 90s, 30m, 2h, 1d.  [default: that of the class]"),
-        _option(
-            "isolation",
-            "KIND",
-            "shared (beside others), separate (limits and faults its own), exclusive or mig (an instance).",
-        ),
-        _option("model", "MODEL,...", "Only on such GPUs, by any part of their names: h100,a100."),
-        _option("near", "LEASE,...", "Only on the machine where these leases are."),
-        _option("away-from", "LEASE,...", "Not on the GPUs where these leases are."),
-        _option("begin", "TIME", "Start no earlier: 22:00, +2h, 2026-11-22 or 2026-11-22T08:00."),
-        _option("after", "LEASE,...", "Start when these leases are over, however they end."),
-        _option("hold", None, "Wait until gpushare unhold lets it go."),
-        _option("priority", "NUMBER", "-100 to 100: higher goes first in its project.  [default: 0]"),
-        _option("project", "NAME", "Whose quota it counts against.  [default: the first that you are in]"),
-        _option(
-            "restart-on-fault",
-            "N",
-            "Start the container again, up to N times, when somebody else's fault on the GPU ended it.",
-        ),
-        _option("requeue", None, "Start it again, from its beginning, after it had to give way."),
-        _option("no-requeue", None, "Let it end then.  [default: with -d and without --rm it is started]"),
-        _option("notice-signal", "SIGNAL", "Send this to the container before its time is up: USR1, TERM."),
-        _option("immediate", None, "Fail instead of waiting when there is no room."),
-        _option("max-wait", "DURATION", "Give up after this time in the queue."),
-        _option("result-file", "PATH", "Write lease, outcome, exit code and reason there, as JSON."),
-        _option("help", None, "Show this message and exit."),
+        *RUN_OPTIONS,
+        option("help", None, "Show this message and exit."),
         click.Argument(["image"], metavar="IMAGE"),
         click.Argument(["command"], metavar="[COMMAND]...", nargs=-1, required=False),
     ],

@@ -51,7 +51,7 @@ class Prepared:
         self.docker = docker.find_docker()
         self.client = Client()
         self.environ = docker.environment(self.client)
-        self.wait = Wait(self.client, _asked(words), Progress(sys.stderr), max_wait)
+        self.wait = Wait(self.client, asked(words), Progress(sys.stderr), max_wait)
 
     def fetch_image(self) -> None:
         """Before the request, so that nobody holds a GPU while pulling. Raises NotFound."""
@@ -76,7 +76,8 @@ class Prepared:
             raise
 
 
-def _asked(words: RunWords) -> dict[str, object]:
+def asked(words: RunWords) -> dict[str, object]:
+    """What the words say of the lease, as the keyword arguments of ``Client.request``."""
     ours = words.ours
     return {
         "gpu": ours.get("gpu", "") if any(name in ours for name in _SIZES) else WHOLE_GPU,
@@ -87,27 +88,29 @@ def _asked(words: RunWords) -> dict[str, object]:
         "lease_class": ours.get("class", ""),
         "time": ours.get("time", ""),
         "begin_at": _begin_at(ours.get("begin", "")),
-        "after": _names(ours.get("after", "")),
+        "after": names(ours.get("after", "")),
         "priority": _priority(ours.get("priority", "0")),
         "project": ours.get("project", ""),
         "notice_signal": ours.get("notice-signal", ""),
         "restart_on_fault": _restarts(words),
         "held": bool(ours.get("hold")),
-        "requeue": _requeue(words),
+        "requeue": requeue(words),
         "immediate": bool(ours.get("immediate")),
-        "models": _names(ours.get("model", "")),
-        "near": _names(ours.get("near", "")),
-        "away_from": _names(ours.get("away-from", "")),
+        "models": names(ours.get("model", "")),
+        "near": names(ours.get("near", "")),
+        "away_from": names(ours.get("away-from", "")),
         "host_cpu_milli": host_words.cpu_milli(words),
         "host_memory_bytes": host_words.memory_bytes(words),
     }
 
 
-def _names(text: str) -> list[str]:
+def names(text: str) -> list[str]:
+    """Those of a list with commas."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _requeue(words: RunWords) -> bool | None:
+def requeue(words: RunWords) -> bool | None:
+    """None where neither option was given."""
     yes, no = (bool(words.ours.get(name)) for name in ("requeue", "no-requeue"))
     if yes and no:
         raise UsageError("--requeue and --no-requeue exclude each other")

@@ -13,6 +13,10 @@ from gpushared.cli.listing_command import listing_command
 
 COMMANDS = (
     "run",
+    "submit",
+    "jobs",
+    "wait",
+    "cancel",
     "ps",
     "gpus",
     "drain",
@@ -30,6 +34,7 @@ COMMANDS = (
     "resume",
     "preempt",
     "logs",
+    "attach",
     "presets",
     "project",
     "config",
@@ -83,6 +88,8 @@ def cli() -> None:
       gpushare gpus                                what is free
       gpushare ps                                  who has what
       gpushare why LEASE                           why one waits
+      gpushare submit --gpu 1 IMAGE CMD            a job that needs no terminal
+      gpushare jobs                                what became of it
 
     The daemon is found through GPUSHARE_HOST=unix:///PATH, else at /run/gpushared/gpushared.sock.
     Documentation of all commands: docs/reference/commands.md.

@@ -5,19 +5,20 @@ from __future__ import annotations
 import click
 
 from gpushared.cli.each import each_lease
+from gpushared.cli.references import set_held
 from gpushared.client import Client
 
 
-@click.command("unhold", short_help="Let requests go that were held.")
+@click.command("unhold", short_help="Let requests and jobs go that were held.")
 @click.argument("lease", nargs=-1, required=True)
 def unhold(lease: tuple[str, ...]) -> int:
-    """Let requests go that `gpushare hold` or `gpushare run --hold` keeps from starting.
+    """Let requests and jobs go that `gpushare hold` or --hold keeps from starting.
 
-    LEASE is a lease id. They start when it is their turn and there is room.
+    LEASE is a lease's or a job's id. They start when it is their turn and there is room.
 
     \b
     Examples:
       gpushare unhold l-7f3k
     """  # noqa: D301 - click's mark for lines it must not join
     client = Client()
-    return each_lease(lease, lambda name: client.hold(name, held=False).id)
+    return each_lease(lease, lambda name: set_held(client, name, held=False))

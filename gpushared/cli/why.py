@@ -5,35 +5,51 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import click
 
 from gpushared.cli import text
 from gpushared.cli.listing import SIMULATED
 from gpushared.cli.ps import holding, state
+from gpushared.cli.references import first_found
+from gpushared.cli.why_job import show_job
 from gpushared.client import Client, Explanation, Lease
+from gpushared.client.jobs import Jobs
 
 IDLE = "idle"
 
 
-@click.command("why", short_help="Show why a lease waits, and its story.")
+@click.command("why", short_help="Show why a lease or a job waits, and its story.")
 @click.option(
     "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Form.", show_default=True
 )
 @click.argument("lease")
 def why(lease: str, output: str) -> int:
-    """Show why a lease waits, what holds it once it runs, and all that happened to it, with times.
+    """Show why a lease or a job waits, what holds it once it runs, and all that happened to it, with times.
 
-    For one that runs it says what happens when others need its GPUs.
+    For a lease that runs it says what happens when others need its GPUs.
 
-    LEASE is a lease id, a container's name, or the beginning of a container's id.
+    LEASE is a lease's or a job's id, a container's name, or the beginning of a container's id.
 
     \b
     Examples:
       gpushare why l-7f3k
+      gpushare why k3m9x0p2qa
       gpushare why -o json trainer
     """  # noqa: D301 - click's mark for lines it must not join
-    explanation = Client().explain(lease)
+    client = Client()
+    return first_found(
+        lease, partial(_of_lease, client, output=output), partial(_of_job, client, output=output)
+    )
+
+
+def _of_job(client: Client, word: str, output: str) -> int:
+    return show_job(Jobs(client).explain(word), output)
+
+
+def _of_lease(client: Client, word: str, output: str) -> int:
+    explanation = client.explain(word)
     if output == "json":
         envelope = {
             "schema": "gpushare.explanation/1",

@@ -119,18 +119,18 @@ class Client:
         if requeue is not None:
             asked["requeue"] = requeue
         try:
-            return Lease(self._call("Leases/Request", asked, answer_seconds))
+            return Lease(self.call("Leases/Request", asked, answer_seconds))
         except StateConflict as error:  # the only precondition of a request is that the node could grant it
             raise NeverFits(error.message, hint=error.hint) from error
 
     def wait(self, lease_id: str, token: str, *, timeout_seconds: float = 30.0) -> Lease:
         """The lease when it no longer looks as in ``token``, or after the time (at most 60 s)."""
         asked = {"lease_id": lease_id, "token": token, "timeout_seconds": timeout_seconds}
-        return Lease(self._call("Leases/Wait", asked, timeout_seconds + ANSWER_SECONDS))
+        return Lease(self.call("Leases/Wait", asked, timeout_seconds + ANSWER_SECONDS))
 
     def release(self, lease_id: str, *, answer_seconds: float = ANSWER_SECONDS) -> Lease:
         """Leaves the queue, or returns a reservation that has no container."""
-        return Lease(self._call("Leases/Release", {"lease_id": lease_id}, answer_seconds))
+        return Lease(self.call("Leases/Release", {"lease_id": lease_id}, answer_seconds))
 
     def stop(self, lease_id: str, *, grace_seconds: int | None = None) -> Lease:
         """Ends a lease whatever its state; its container gets ``grace_seconds`` (10) to end by itself."""
@@ -138,57 +138,57 @@ class Client:
         if grace_seconds is not None:
             asked["grace_seconds"] = grace_seconds
         grace = STOP_GRACE_SECONDS if grace_seconds is None else grace_seconds
-        return Lease(self._call("Leases/Stop", asked, grace + ANSWER_SECONDS))
+        return Lease(self.call("Leases/Stop", asked, grace + ANSWER_SECONDS))
 
     def resize(
         self, lease_id: str, *, gpu: str = "", gpu_memory: str = "", gpu_compute: str = ""
     ) -> ResizeAnswer:
         """Another size on the GPUs that the lease has; what is empty stays as it is."""
         asked = {"lease_id": lease_id, "gpu": gpu, "gpu_memory": gpu_memory, "gpu_compute": gpu_compute}
-        return ResizeAnswer(self._call("Leases/Resize", asked))
+        return ResizeAnswer(self.call("Leases/Resize", asked))
 
     def hold(self, lease_id: str, *, held: bool = True) -> Lease:
         """Keeps a waiting lease from starting, or lets it go."""
-        return Lease(self._call("Leases/Hold", {"lease_id": lease_id, "held": held}))
+        return Lease(self.call("Leases/Hold", {"lease_id": lease_id, "held": held}))
 
     def extend(self, lease_id: str, time: str) -> Lease:
         """Gives a lease so much more time: ``30m``, ``2h``."""
-        return Lease(self._call("Leases/Extend", {"lease_id": lease_id, "time": time}))
+        return Lease(self.call("Leases/Extend", {"lease_id": lease_id, "time": time}))
 
     def set_priority(self, lease_id: str, priority: int) -> Lease:
         """Moves a waiting lease among those of its project."""
-        return Lease(self._call("Leases/SetPriority", {"lease_id": lease_id, "priority": priority}))
+        return Lease(self.call("Leases/SetPriority", {"lease_id": lease_id, "priority": priority}))
 
     def pause(self, lease_id: str) -> Lease:
         """Takes a running lease off its GPUs until it is resumed."""
-        return Lease(self._call("Leases/Pause", {"lease_id": lease_id}))
+        return Lease(self.call("Leases/Pause", {"lease_id": lease_id}))
 
     def resume(self, lease_id: str) -> Lease:
         """Brings a paused lease back when there is room."""
-        return Lease(self._call("Leases/Resume", {"lease_id": lease_id}))
+        return Lease(self.call("Leases/Resume", {"lease_id": lease_id}))
 
     def preempt(self, lease_id: str) -> Lease:
         """Lets a lease give way."""
-        return Lease(self._call("Leases/Preempt", {"lease_id": lease_id}))
+        return Lease(self.call("Leases/Preempt", {"lease_id": lease_id}))
 
     def get(self, lease_id: str) -> Lease:
         """A lease by its id, its container's name or the beginning of its container's id."""
-        return Lease(self._call("Leases/Get", {"lease_id": lease_id}))
+        return Lease(self.call("Leases/Get", {"lease_id": lease_id}))
 
     def leases(self, *, ended: bool = False, limit: int = 0) -> LeaseList:
         """All leases and the GPU processes without one; ``ended`` adds the newest that are over."""
-        return LeaseList(self._call("Leases/List", {"ended": ended, "limit": limit}))
+        return LeaseList(self.call("Leases/List", {"ended": ended, "limit": limit}))
 
     def explain(self, lease_id: str) -> Explanation:
         """Why a lease waits, and its story."""
-        return Explanation(self._call("Leases/Explain", {"lease_id": lease_id}))
+        return Explanation(self.call("Leases/Explain", {"lease_id": lease_id}))
 
     def offer(self, **asked: object) -> OfferAnswer:
         """What would become of a request, without asking for it; the words are those of ``request``."""
         if "lease_class" in asked:
             asked["class"] = asked.pop("lease_class")
         try:
-            return OfferAnswer(self._call("Leases/Offer", asked))
+            return OfferAnswer(self.call("Leases/Offer", asked))
         except StateConflict as error:  # as in ``request``
             raise NeverFits(error.message, hint=error.hint) from error
 
@@ -196,7 +196,7 @@ class Client:
 
     def projects(self) -> ProjectList:
         """The projects, and the users who are in none and hold, wait or used something."""
-        return ProjectList(self._call("Projects/List", {}))
+        return ProjectList(self.call("Projects/List", {}))
 
     def set_project(
         self,
@@ -223,37 +223,37 @@ class Client:
             asked["weight"] = weight
         if users is not None:
             asked["users"] = {"names": list(users)}
-        return Project(self._call("Projects/Set", asked))
+        return Project(self.call("Projects/Set", asked))
 
     # --- the node
 
     def gpus(self) -> GpuList:
         """The GPUs, and what is wrong with the node."""
-        return GpuList(self._call("Gpus/List", {}))
+        return GpuList(self.call("Gpus/List", {}))
 
     def drain(self, gpu: str, reason: str) -> tuple[Gpu, ...]:
         """No new leases on a GPU (index, UUID or ``all``); the GPUs that this named, as they are now."""
-        return DrainAnswer(self._call("Gpus/Drain", {"gpu": gpu, "reason": reason})).gpus
+        return DrainAnswer(self.call("Gpus/Drain", {"gpu": gpu, "reason": reason})).gpus
 
     def undrain(self, gpu: str) -> tuple[Gpu, ...]:
         """Leases there again; raises StateConflict for a GPU that is still lost."""
-        return DrainAnswer(self._call("Gpus/Undrain", {"gpu": gpu})).gpus
+        return DrainAnswer(self.call("Gpus/Undrain", {"gpu": gpu})).gpus
 
     def status(self) -> NodeStatus:
         """The daemon and the engine behind it."""
-        return NodeStatus(self._call("Node/Status", {}))
+        return NodeStatus(self.call("Node/Status", {}))
 
     def doctor(self) -> DoctorReport:
         """What is wrong with the node, as the daemon sees it; takes seconds where something hangs."""
-        return DoctorReport(self._call("Node/Doctor", {}))
+        return DoctorReport(self.call("Node/Doctor", {}))
 
     def presets(self) -> tuple[Preset, ...]:
         """The requests that the admin gave names."""
-        return PresetList(self._call("Node/Presets", {})).presets
+        return PresetList(self.call("Node/Presets", {})).presets
 
     def simulate(self, change: Mapping[str, object]) -> None:
         """Plays the driver of simulated GPUs; ``change`` as SimulationChange of node.proto."""
-        self._call("Simulation/Change", change)
+        self.call("Simulation/Change", change)
 
     # --- the Docker API on the same socket
 
@@ -261,9 +261,10 @@ class Client:
         """One request without a body to the Docker API behind the gate, its answer as it came."""
         return http.exchange(self.path, method, target, timeout_seconds=answer_seconds)
 
-    def _call(
+    def call(
         self, call: str, asked: Mapping[str, object], answer_seconds: float = ANSWER_SECONDS
     ) -> dict[str, Any]:
+        """Any unary call by its name, such as ``Leases/Get``; the answer's fields as JSON has them."""
         answer = http.exchange(
             self.path,
             "POST",

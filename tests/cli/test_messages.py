@@ -8,7 +8,7 @@ import pytest
 from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
 
-from gpushared.client import messages
+from gpushared.client import job_messages, messages
 from gpushared.client.messages import Lease, Message
 from gpushared.domain.errors import Unavailable
 from tests.cli.answers import GRANT, QUEUED, lease
@@ -18,16 +18,23 @@ PROTO_NAMES = {
     "GpuList": "ListGpusResponse",
     "PresetList": "PresetsResponse",
     "ProjectList": "ListProjectsResponse",
+    "JobList": "ListJobsResponse",
+    "NodeList": "NodesResponse",
 }
 CLASSES = sorted(
-    (value for value in vars(messages).values() if isinstance(value, type) and issubclass(value, Message)),
+    {
+        value
+        for module in (messages, job_messages)
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Message)
+    },
     key=lambda kind: kind.__name__,
 )
 
 
 def descriptor(kind: type[Message]) -> dict[str, FieldDescriptor]:
     name = PROTO_NAMES.get(kind.__name__, kind.__name__)
-    for module in ("leases", "gpus", "projects", "node"):
+    for module in ("leases", "gpus", "projects", "node", "jobs"):
         pb2 = importlib.import_module(f"gpushared.api.v1.{module}_pb2")
         if hasattr(pb2, name):
             return dict(getattr(pb2, name).DESCRIPTOR.fields_by_name)

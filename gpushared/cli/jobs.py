@@ -1,0 +1,119 @@
+"""``gpushare jobs``: what was submitted, where it runs, and why it waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from gpushared.cli import text
+from gpushared.cli.listing import Listing, Options, Own, Screen
+from gpushared.cli.table import Column, Row
+from gpushared.client import Client
+from gpushared.client.job_messages import Job
+from gpushared.client.jobs import Jobs
+
+REASON_SHOWN = 60
+
+
+def job_row(job: Job, now: float) -> Row:
+    """A job's cells."""
+    return {
+        "job": job.id,
+        "name": job.name,
+        "owner": job.owner,
+        "state": state(job),
+        "node": ",".join(part.node for part in job.parts),
+        "asks": job.asks,
+        "age": text.span(now - job.submitted_at),
+        "reason": job.reason,
+        "pos": str(job.position or ""),
+        "class": job.job_class,
+        "project": job.project,
+        "priority": str(job.priority),
+        "attempt": str(job.attempt or ""),
+        "lease": ",".join(part.lease_id for part in job.parts),
+        "image": job.image,
+        "array": job.array_id,
+        "where": "pool" if job.pool else "here",
+        "ran": text.span(_ran(job, now)),
+    }
+
+
+def state(job: Job) -> str:
+    """The state, and once it is over the exit code: ``failed(3)``."""
+    return job.state if job.exit_code in {None, 0} else f"{job.state}({job.exit_code})"
+
+
+def _ran(job: Job, now: float) -> float | None:
+    return None if job.started_at is None else (job.ended_at or now) - job.started_at
+
+
+def _narrow(row: Row, output: str) -> Row:
+    reason = row["reason"]
+    if output != "table" or len(reason) <= REASON_SHOWN:
+        return row
+    return {**row, "reason": reason[: REASON_SHOWN - 1] + "…"}
+
+
+def fetch(client: Client, options: Options) -> Screen:
+    array, ended = options.value("array"), bool(options.value("ended"))
+    found: list[Job] = []
+    notices: Sequence[str] = ()
+    for page in Jobs(client).pages(
+        ended=ended or bool(array), everybody=bool(options.value("all")), array_id=array
+    ):
+        found += page.jobs
+        notices = page.notices
+        if ended and not array:
+            break  # what was over long ago is rarely meant
+    now = time.time()
+    return Screen(
+        rows=[_narrow(job_row(job, now), options.output) for job in found],
+        items=[job.to_json() for job in found],
+        ids=[job.id for job in found],
+        notes=notices,
+        extra={"notices": list(notices)},
+    )
+
+
+LISTING = Listing(
+    name="jobs",
+    summary="Show jobs: what was submitted, where it runs, why it waits.",
+    details="""Your own; with --all everybody's, where you may see them. NODE is where it runs, ran or is
+being placed; REASON says why it waits, or why it failed.
+
+\b
+Examples:
+  gpushare jobs
+  gpushare jobs --ended
+  gpushare jobs --array k3m9x0p2qa -o columns=job,state,node
+  gpushare cancel $(gpushare jobs -q)
+""",
+    schema="gpushare.jobs/1",
+    columns=(
+        Column("job"),
+        Column("name"),
+        Column("owner"),
+        Column("state", coloured=True),
+        Column("node"),
+        Column("asks"),
+        Column("age", right=True),
+        Column("reason"),
+        Column("pos", right=True, wide=True),
+        Column("ran", right=True, wide=True),
+        Column("class", wide=True),
+        Column("project", wide=True),
+        Column("priority", right=True, wide=True),
+        Column("attempt", right=True, wide=True),
+        Column("lease", wide=True),
+        Column("array", wide=True),
+        Column("where", wide=True),
+        Column("image", wide=True),
+    ),
+    fetch=fetch,
+    own=(
+        Own(("-a", "--all"), "Those of everybody, where you may see them."),
+        Own(("--ended",), "Also those that are over."),
+        Own(("--array",), "Those of one array, also where they are over.", "ID"),
+    ),
+)

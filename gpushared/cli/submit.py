@@ -1,0 +1,61 @@
+"""``gpushare submit`` as click shows it; the work is in ``submitting``."""
+
+from __future__ import annotations
+
+import click
+
+from gpushared.cli import docker_args
+from gpushared.cli.run import RUN_OPTIONS, WordsCommand, option
+from gpushared.cli.submitting import submit_job
+
+_NOT_FOR_JOBS = {"--max-wait", "--result-file", "--after", "--requeue", "--no-requeue", "--immediate"}
+
+submit = WordsCommand(
+    "submit",
+    words=docker_args.SUBMIT,
+    callback=lambda words: submit_job(words),  # noqa: PLW0108 - click names the argument
+    add_help_option=False,
+    options_metavar="[OPTIONS] [DOCKER CREATE OPTIONS]",
+    short_help="Queue a container as a job that needs no terminal.",
+    params=[
+        *(one for one in RUN_OPTIONS if one.opts[0] not in _NOT_FOR_JOBS),
+        option("immediate", None, "Refuse it instead of queueing it when there is no room."),
+        option("pool", None, "Anywhere in the pool.  [default: on this node]"),
+        option("node", "NODE", "On this node of the pool."),
+        option("array", "NUMBERS", "One job for each: 0-99, 1,3,5-9; GPUSHARE_ARRAY_INDEX tells which."),
+        option("after", "JOB,...", "Start when these jobs are over, however they end."),
+        option(
+            "after-ok", "JOB,...", "Start when these jobs have succeeded; fail when one of them does not."
+        ),
+        option("retries", "N", "Run it again, up to N times, when it ends with another code than 0."),
+        option("requeue", None, "Run it again after its node was lost or it had to give way.  [default]"),
+        option("no-requeue", None, "Let it fail then."),
+        option(
+            "stop-after",
+            "DURATION",
+            "Its node stops it when it has not heard from the pool for so long, and it runs elsewhere.  "
+            "[default: it runs on]",
+        ),
+        option("nodes", "N", "On so many nodes at once, each with what --gpu says."),
+        option("span", None, "Its GPUs may be on several nodes, as few as possible."),
+        option("help", None, "Show this message and exit."),
+        click.Argument(["image"], metavar="IMAGE"),
+        click.Argument(["command"], metavar="[COMMAND]...", nargs=-1, required=False),
+    ],
+    help="""Queue a container as a job: it runs when its GPUs are free, and no terminal need stay open.
+
+    Prints the job's id (an array's where --array is given) to stdout, and nothing else. All options of
+    `docker create` are docker's own: docker reads them, here and now, and what it would have sent is kept.
+    Paths and images are looked for where the job runs.
+
+    With --rm the container is removed once its end is known, and its output with it.
+
+    \b
+    Examples:
+      gpushare submit --gpu 0.5 -v "$PWD:/work" IMAGE python train.py
+      job=$(gpushare submit --gpu 1 IMAGE ./prepare) && gpushare submit --after-ok $job --gpu 2 IMAGE ./train
+      gpushare submit --array 0-99 --gpu 0.25 IMAGE sh -c './part $GPUSHARE_ARRAY_INDEX'
+      gpushare submit --pool --retries 3 IMAGE ./train
+      gpushare wait $(gpushare submit IMAGE ./train)
+    """,
+)

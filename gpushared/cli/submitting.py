@@ -1,0 +1,162 @@
+"""What ``gpushare submit`` does: docker reads the words, and the daemon keeps what came of it as a job."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from gpushared.cli import docker
+from gpushared.cli.capture import Captured, capture
+from gpushared.cli.docker_args import SUBMIT, RunWords, refuse_ways_around, split, warnings
+from gpushared.cli.faults import UsageError, say
+from gpushared.cli.start import asked, names
+from gpushared.cli.waiting import RECONNECT_SECONDS, RETRY_SECONDS
+from gpushared.client import Client
+from gpushared.client.job_messages import SubmitAnswer
+from gpushared.client.jobs import Jobs
+from gpushared.domain.errors import DaemonUnavailable, TimedOut, Unavailable
+
+_RUN_ALONE = ("detach", "detach-keys", "sig-proxy", "pull", "quiet")
+"""Options of ``docker run`` that ``docker create`` has no use for, or that the job keeps by itself."""
+_FOR_A_TERMINAL = ("AttachStdin", "AttachStdout", "AttachStderr", "StdinOnce")
+MAX_COUNT_DIGITS = 9
+_Answer = TypeVar("_Answer")
+
+
+def submit_job(args: Sequence[str]) -> int:
+    """Prints the job's id, or the array's, and nothing else, to stdout."""
+    words = split(args, SUBMIT)
+    if not words.image:
+        raise UsageError("no image was named", hint="gpushare submit --gpu 0.25 IMAGE [COMMAND...]")
+    _refuse_what_no_job_has(words)
+    refuse_ways_around(words)
+    said = _said(words)
+    client = Client()
+    captured = _captured(client, words)
+    _refuse_old_paths(captured)
+    for warning in (*warnings(words), *_notes(words)):
+        say(warning)
+    answer = _sent(client, words, said, captured)
+    print(answer.array_id or answer.job_ids[0])
+    for note in answer.notes:
+        say(note)
+    return 0
+
+
+def _captured(client: Client, words: RunWords) -> Captured:
+    program = docker.find_docker()
+    engine = client.status().engine
+    return capture(program, words.docker_without(*_RUN_ALONE), engine.api_version if engine else "")
+
+
+def _sent(client: Client, words: RunWords, said: dict[str, Any], captured: Captured) -> SubmitAnswer:
+    jobs, request_id = Jobs(client), os.urandom(16).hex()
+    return persistently(
+        lambda: jobs.submit(
+            request_id=request_id,
+            create_body=_for_nobody_at_a_terminal(captured.body),
+            image=words.image,
+            name=captured.name,
+            platform=captured.platform,
+            pull=words.value("pull"),
+            remove=words.is_set("rm"),
+            **said,
+        )
+    )
+
+
+def persistently(ask: Callable[[], _Answer]) -> _Answer:
+    """Asks until the daemon is back; only for what does no harm when it is asked twice."""
+    until = time.monotonic() + RECONNECT_SECONDS
+    while True:
+        try:
+            return ask()
+        except (DaemonUnavailable, TimedOut) as error:
+            if isinstance(error, TimedOut) or time.monotonic() >= until or _never_there(error):
+                raise
+            say("the daemon is away; trying again")
+        time.sleep(RETRY_SECONDS)
+
+
+def _never_there(error: Unavailable) -> bool:
+    return "there is no socket" in error.message
+
+
+# --- our own words
+
+
+def _said(words: RunWords) -> dict[str, Any]:
+    """What our options say of the job, as the arguments of ``Jobs.submit``."""
+    ours = words.ours
+    lasting = words._replace(flags=tuple(flag for flag in words.flags if flag.name != "rm"))
+    lease = asked(lasting) | {"after": []}  # the job removes its container, and only when it is over
+    lease["class"] = lease.pop("lease_class")
+    requeue = lease.pop("requeue")
+    if ours.get("node") and ours.get("span"):
+        raise UsageError("--node and --span exclude each other", hint="a node is one node")
+    return {
+        "lease": lease,
+        "requeue": requeue,
+        "pool": bool(ours.get("pool")),
+        "node": ours.get("node", ""),
+        "nodes": _count(ours, "nodes"),
+        "span": bool(ours.get("span")),
+        "retries": _count(ours, "retries"),
+        "stop_after_seconds": _seconds(ours.get("stop-after", "")),
+        "after": [(job, False) for job in names(ours.get("after", ""))]
+        + [(job, True) for job in names(ours.get("after-ok", ""))],
+        "array": ours.get("array", ""),
+    }
+
+
+def _count(ours: dict[str, str], name: str) -> int:
+    text = ours.get(name, "0")
+    if not (text.isascii() and text.isdigit() and len(text) <= MAX_COUNT_DIGITS):
+        raise UsageError(f"--{name} {text[:40]!r} is no number", hint="give a whole number, such as 2")
+    return int(text)
+
+
+def _seconds(text: str) -> int:
+    if not text:
+        return 0
+    from gpushared.domain.units import parse_duration
+
+    return parse_duration(text)
+
+
+# --- docker's words that a job has no use for
+
+
+def _refuse_what_no_job_has(words: RunWords) -> None:
+    for name, why in (
+        ("cidfile", "the container does not exist yet: `gpushare jobs -o wide` shows its name"),
+        ("use-api-socket", "a job gets no socket of the engine that runs it"),
+    ):
+        if words.value(name):
+            raise UsageError(f"--{name} makes no sense for a job", hint=why)
+
+
+def _refuse_old_paths(captured: Captured) -> None:
+    """The docker CLI makes relative paths absolute since 23.0; before, the engine would refuse them."""
+    binds = json.loads(captured.body).get("HostConfig", {}).get("Binds") or []
+    for bind in binds:
+        if bind.startswith("."):
+            raise UsageError(
+                f"the path in -v {bind[:80]} is a relative one, which this docker CLI cannot resolve",
+                hint='write "$PWD/..." instead, or install docker 23.0 or newer',
+            )
+
+
+def _notes(words: RunWords) -> list[str]:
+    if words.is_set("interactive"):
+        return ["nobody is at its terminal until `gpushare attach`; what reads its input waits for that"]
+    return []
+
+
+def _for_nobody_at_a_terminal(body: bytes) -> bytes:
+    """As ``docker run -d`` would have it: nobody is attached, and its input stays open when they leave."""
+    content = json.loads(body)
+    return json.dumps(content | dict.fromkeys(_FOR_A_TERMINAL, False), separators=(",", ":")).encode()

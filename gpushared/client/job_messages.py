@@ -1,0 +1,128 @@
+"""The answers about jobs as typed objects; as ``messages``, by ``proto/gpushare/v1/jobs.proto``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from gpushared.client.messages import Message, Time
+
+OVER = frozenset({"succeeded", "failed", "cancelled"})
+
+
+class JobPart(Message):
+    """One node's part of the attempt that is under way, or of the last one."""
+
+    node: str = ""
+    state: str = ""
+    lease_id: str = ""
+    rank: int = 0
+    reason: str = ""
+    exit_code: int | None = None
+    silent_since: Time = None
+
+
+class Job(Message):
+    """A container that is to run somewhere, sometime."""
+
+    WIRE_NAMES: ClassVar[Mapping[str, str]] = {"job_class": "class"}
+
+    id: str = ""
+    state: str = ""
+    name: str = ""
+    image: str = ""
+    owner: str = ""
+    project: str = ""
+    asks: str = ""
+    job_class: str = ""
+    submitted_at: float = 0.0
+    started_at: Time = None
+    ended_at: Time = None
+    attempt: int = 0
+    parts: tuple[JobPart, ...] = ()
+    exit_code: int | None = None
+    reason: str = ""
+    hint: str = ""
+    token: str = ""
+    array_id: str = ""
+    array_index: int | None = None
+    pool: bool = False
+    interactive: bool = False
+    position: int = 0
+    priority: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in OVER
+
+
+class JobStoryEntry(Message):
+    """One line of a job's story."""
+
+    at: float = 0.0
+    text: str = ""
+
+
+class JobExplanation(Message):
+    """Why a job waits or what became of it, with its story."""
+
+    job: Job = Job({})
+    reason_code: str = ""
+    sentence: str = ""
+    hint: str = ""
+    story: tuple[JobStoryEntry, ...] = ()
+
+
+class SubmitAnswer(Message):
+    """The jobs that were taken: one, or an array's in the order of their numbers."""
+
+    job_ids: tuple[str, ...] = ()
+    array_id: str = ""
+    notes: tuple[str, ...] = ()
+
+
+class JobList(Message):
+    """A page of jobs; ``notices`` say what whoever reads it should know."""
+
+    jobs: tuple[Job, ...] = ()
+    next_page_token: str = ""
+    notices: tuple[str, ...] = ()
+
+
+class PoolGpu(Message):
+    """A GPU of the pool, as its node told last."""
+
+    id: str = ""
+    index: int = 0
+    name: str = ""
+    memory_bytes: int = 0
+    free_memory_bytes: int = 0
+    free_compute_permille: int = 0
+    trouble: str = ""
+    leases: int = 0
+
+
+class PoolNode(Message):
+    """A node of the pool: what is known of it, and since when."""
+
+    name: str = ""
+    presence: str = ""
+    heard_at: Time = None
+    silent_since: Time = None
+    drain_reason: str = ""
+    drained_by: str = ""
+    version: str = ""
+    address: str = ""
+    simulated: bool = False
+    gpus: tuple[PoolGpu, ...] = ()
+    waiting: int = 0
+    running: int = 0
+    enrolled_at: Time = None
+
+
+class NodeList(Message):
+    """The nodes of the pool; ``pool`` is empty where this node is in none."""
+
+    nodes: tuple[PoolNode, ...] = ()
+    pool: str = ""
+    notices: tuple[str, ...] = ()

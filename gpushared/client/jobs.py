@@ -1,0 +1,106 @@
+"""The calls about jobs, one method each. Errors are those of ``Client``."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+
+from gpushared.client.api import ANSWER_SECONDS, Client
+from gpushared.client.job_messages import Job, JobExplanation, JobList, NodeList, SubmitAnswer
+
+SUBMIT_SECONDS = 120.0
+"""An array of thousands is written job by job."""
+PAGE = 1000
+"""As many as a page may have."""
+
+
+class Jobs:
+    """The jobs of a node, and of the pool that it is in."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def submit(
+        self,
+        *,
+        request_id: str,
+        lease: Mapping[str, object],
+        create_body: bytes = b"",
+        after: Sequence[tuple[str, bool]] = (),
+        requeue: bool | None = None,
+        **asked: object,
+    ) -> SubmitAnswer:
+        """Comes back when all is durably kept; asking twice with one ``request_id`` gives the same jobs.
+
+        ``lease`` has the fields of a LeaseRequest, ``asked`` the others of a SubmitRequest by their names on
+        the wire. ``after``: ids, each with whether that job must have succeeded.
+        """
+        message: dict[str, object] = {
+            "request_id": request_id,
+            "lease": dict(lease),
+            "create_body": b64encode(create_body).decode(),
+            "after": [{"job_id": job, "ok": ok} for job, ok in after],
+            **asked,
+        }
+        if requeue is not None:
+            message["requeue"] = requeue
+        return SubmitAnswer(self._client.call("Jobs/Submit", message, SUBMIT_SECONDS))
+
+    def get(self, job_id: str) -> Job:
+        """By an id, an unmistakable beginning of one, or the name of its container."""
+        return Job(self._client.call("Jobs/Get", {"job_id": job_id}))
+
+    def page(
+        self,
+        *,
+        ended: bool = False,
+        everybody: bool = False,
+        array_id: str = "",
+        limit: int = 0,
+        page_token: str = "",
+    ) -> JobList:
+        """One page; live jobs in their order, then those that are over, newest first."""
+        asked = {
+            "ended": ended,
+            "all": everybody,
+            "array_id": array_id,
+            "limit": limit,
+            "page_token": page_token,
+        }
+        return JobList(self._client.call("Jobs/List", asked))
+
+    def pages(self, *, ended: bool = False, everybody: bool = False, array_id: str = "") -> Iterator[JobList]:
+        """All pages, one after the other."""
+        token = ""
+        while True:
+            page = self.page(
+                ended=ended, everybody=everybody, array_id=array_id, limit=PAGE, page_token=token
+            )
+            yield page
+            token = page.next_page_token
+            if not token:
+                return
+
+    def wait(self, job_id: str, token: str, *, timeout_seconds: float = 30.0) -> Job:
+        """The job when it no longer looks as in ``token``, or after the time (at most 60 s)."""
+        asked = {"job_id": job_id, "token": token, "timeout_seconds": timeout_seconds}
+        return Job(self._client.call("Jobs/Wait", asked, timeout_seconds + ANSWER_SECONDS))
+
+    def cancel(self, job_id: str, *, grace_seconds: int | None = None) -> Job:
+        """Ends a job whatever its state; its container gets ``grace_seconds`` (10) to end by itself."""
+        asked: dict[str, object] = {"job_id": job_id}
+        if grace_seconds is not None:
+            asked["grace_seconds"] = grace_seconds
+        return Job(self._client.call("Jobs/Cancel", asked))
+
+    def hold(self, job_id: str, *, held: bool = True) -> Job:
+        """Keeps a waiting job from starting, or lets it go."""
+        return Job(self._client.call("Jobs/Hold", {"job_id": job_id, "held": held}))
+
+    def explain(self, job_id: str) -> JobExplanation:
+        """Why a job waits or what became of it, and its story."""
+        return JobExplanation(self._client.call("Jobs/Explain", {"job_id": job_id}))
+
+    def nodes(self) -> NodeList:
+        """What the pool has, and what of it is free."""
+        return NodeList(self._client.call("Jobs/Nodes", {}))

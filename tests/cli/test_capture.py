@@ -1,0 +1,149 @@
+"""What the docker CLI would send, read off docker CLIs old and new."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpushared.cli.capture import capture
+from gpushared.domain.errors import RequestError
+from tests.bed import parts
+
+CLIS = {
+    "the machine's own": Path(shutil.which("docker") or "/nonexistent"),
+    "20.10": Path("/usr/bin/docker"),
+    "26.1": parts.CACHE / "docker-cli/usr/bin/docker",
+}
+
+
+@pytest.fixture(params=CLIS)
+def program(request: pytest.FixtureRequest) -> str:
+    path = CLIS[request.param]
+    if not os.access(path, os.X_OK):
+        parts.absent("cli", f"there is no {path}")
+    return str(path)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Words of `docker create`, and what must be in what docker sends."""
+
+    words: list[str]
+    body: dict[str, Any] = field(default_factory=dict)
+    host: dict[str, Any] = field(default_factory=dict)
+    name: str = ""
+    platform: str = ""
+
+
+CASES = {
+    "image and command": Case(
+        ["busybox", "echo", "a b", "--rm"], {"Image": "busybox", "Cmd": ["echo", "a b", "--rm"]}
+    ),
+    "a name and a platform": Case(
+        ["--name", "trainer", "--platform", "linux/amd64", "busybox"],
+        {},
+        name="trainer",
+        platform="linux/amd64",
+    ),
+    "variables, and those of a file": Case(
+        ["-e", "FROM_HERE", "--env-file", "some.env", "busybox"],
+        {"Env": ["B=two words", "C=3", "FROM_HERE=yes"]},
+    ),
+    "mounts": Case(
+        ["-v", "/data:/data:ro", "--mount", "type=tmpfs,target=/x", "busybox"],
+        {},
+        {"Binds": ["/data:/data:ro"], "Mounts": [{"Type": "tmpfs", "Target": "/x"}]},
+    ),
+    "limits": Case(
+        ["-m", "1g", "--cpus", "1.5", "--ulimit", "nofile=10:20", "busybox"],
+        {},
+        {
+            "Memory": 1 << 30,
+            "NanoCpus": 1_500_000_000,
+            "Ulimits": [{"Name": "nofile", "Soft": 10, "Hard": 20}],
+        },
+    ),
+    "a pull that the node is to do": Case(["--pull", "always", "busybox"], {"Image": "busybox"}),
+    "removal": Case(["--rm", "busybox"], {}, {"AutoRemove": True}),
+    "a terminal": Case(["-it", "busybox"], {"Tty": True, "OpenStdin": True}),
+    "an image by digest": Case(
+        ["registry.example:5000/a/b@sha256:" + "0" * 64],
+        {"Image": "registry.example:5000/a/b@sha256:" + "0" * 64},
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FROM_HERE", "yes")
+    (tmp_path / "some.env").write_text("# a comment\nB=two words\nC=3\n")
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+def test_what_docker_would_send_is_kept(program: str, case: Case) -> None:
+    captured = capture(program, case.words, "1.41")
+    body = json.loads(captured.body)
+    assert {name: body[name] for name in case.body} == case.body
+    assert {name: body["HostConfig"][name] for name in case.host} == case.host
+    assert (captured.name, captured.platform) == (case.name, case.platform)
+
+
+def test_relative_paths_are_made_absolute_by_the_docker_cli_itself(tmp_path: Path) -> None:
+    """Since 23.0; an older one sends them as they are, and the engine refuses them."""
+    new = CLIS["26.1"]
+    if not new.exists():
+        parts.absent("cli", f"there is no {new}")
+    captured = capture(str(new), ["-v", "./data:/data", "busybox"], "1.41")
+    assert json.loads(captured.body)["HostConfig"]["Binds"] == [f"{tmp_path}/data:/data"]
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--no-such-option", "busybox"], "unknown flag"),
+        (["--env-file", "gone.env", "busybox"], "gone.env"),
+        (["--memory", "much", "busybox"], "much"),
+    ],
+)
+def test_what_docker_refuses_is_refused_in_its_own_words(
+    program: str, words: list[str], complaint: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(RequestError, match="docker does not take these words"):
+        capture(program, words, "1.41")
+    assert complaint in capfd.readouterr().err
+
+
+def test_settings_of_the_user_for_other_engines_do_not_reach_docker(
+    program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DOCKER_CONTEXT and TLS would lead it to another engine, where it would really create the container."""
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
+    monkeypatch.setenv("DOCKER_CONTEXT", "nowhere")
+    monkeypatch.setenv("DOCKER_TLS_VERIFY", "1")
+    assert json.loads(capture(program, ["busybox"], "1.41").body)["Image"] == "busybox"
+
+
+def test_docker_speaks_the_api_that_the_node_s_engine_speaks() -> None:
+    """A body of a newer API could name what the engine ignores: a CLI speaks no newer one than it is told."""
+    new = CLIS["26.1"]
+    if not new.exists():
+        parts.absent("cli", f"there is no {new}")
+    words = ["--network", "none", "--annotation", "a=b", "busybox"]
+    assert "Annotations" in json.loads(capture(str(new), words, "1.43").body)["HostConfig"]
+    with pytest.raises(RequestError):
+        capture(str(new), words, "1.42")
+
+
+def test_nothing_is_left_behind(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "tmp"
+    place.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(place))
+    capture(program, ["busybox"], "1.41")
+    assert list(place.iterdir()) == []
