@@ -1,0 +1,190 @@
+"""Finding jobs: by what people call them, and page by page, among those that somebody may see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from heapq import nsmallest
+from typing import Protocol
+
+from gpushared.domain.errors import NotFound, PermissionRefused, RequestError
+from gpushared.domain.jobs.model import Ended, Job, JobId, Owner
+from gpushared.domain.shelf import Shelf
+from gpushared.domain.units import shown
+from gpushared.pool.archive import Page
+from gpushared.pool.job_views import default_name
+from gpushared.pool.records import OVER, over_key
+
+MAX_LISTED = 1000
+LISTED = 100
+MAX_SCANNED = 20
+"""So many pages of those that are over are looked through for one page of somebody's own."""
+SHORTEST_BEGINNING = 3
+LIVE, OVER_MARK, ARRAY = "l", "o", "a"
+"""What a page token begins with: where the listing is."""
+
+
+class Live(Protocol):
+    """What is looked through of the machine's state."""
+
+    @property
+    def jobs(self) -> Shelf[JobId, Job]: ...
+    @property
+    def ended(self) -> Shelf[JobId, Job]: ...
+
+
+class Past(Protocol):
+    """Jobs that are over, however long ago; an ``Archive``."""
+
+    async def get(self, job: JobId) -> Job | None: ...
+    async def like(self, beginning: str, limit: int, after: str = "") -> tuple[Job, ...]: ...
+    async def page(self, limit: int, token: str = "") -> Page: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A page of jobs; ``next_token`` is empty where it is the last."""
+
+    jobs: tuple[Job, ...]
+    next_token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Which jobs. ``everybody``: not only the asker's own."""
+
+    ended: bool = False
+    everybody: bool = False
+    array: str = ""
+    limit: int = LISTED
+    token: str = ""
+
+
+def may_see(job: Job, owner: Owner) -> bool:
+    return owner.admin or job.spec.owner.person == owner.person
+
+
+async def find(live: Live, past: Past, reference: str, owner: Owner) -> Job:
+    """By id, container's name, or an unmistakable beginning of an id.
+
+    Raises NotFound, also where it is somebody else's, and RequestError where several are meant.
+    """
+    if not reference:
+        raise RequestError("no job is named", hint="`gpushare jobs` lists them")
+    found = await _by_id(live, past, JobId(reference)) or _by_name(live, reference, owner)
+    if found is None and len(reference) >= SHORTEST_BEGINNING and reference.isalnum():
+        found = await _by_beginning(live, past, reference, owner)
+    if found is None or not may_see(found, owner):
+        raise NotFound(f"there is no job {shown(reference)}", hint="`gpushare jobs` lists them")
+    return found
+
+
+async def _by_id(live: Live, past: Past, job: JobId) -> Job | None:
+    return live.jobs.get(job) or live.ended.get(job) or await past.get(job)
+
+
+def _by_name(live: Live, name: str, owner: Owner) -> Job | None:
+    """The newest of that name; a name may be given again."""
+    named = [job for job in _remembered(live) if _has_name(job, name) and may_see(job, owner)]
+    return max(named, key=lambda job: (not isinstance(job.state, Ended), job.sequence), default=None)
+
+
+def _has_name(job: Job, name: str) -> bool:
+    return name == (job.spec.name or default_name(job.id))
+
+
+def _remembered(live: Live) -> Iterator[Job]:
+    yield from live.jobs.values()
+    yield from live.ended.values()
+
+
+async def _by_beginning(live: Live, past: Past, beginning: str, owner: Owner) -> Job | None:
+    known = {job.id: job for job in _remembered(live) if job.id.startswith(beginning)}
+    known |= {job.id: job for job in await past.like(beginning, MAX_LISTED)}
+    mine = [job for job in known.values() if may_see(job, owner)]
+    if len(mine) > 1:
+        names = ", ".join(sorted(job.id for job in mine)[:3])
+        raise RequestError(
+            f"{shown(beginning)} is the beginning of {len(mine)} jobs", hint=f"say which: {names}, ..."
+        )
+    return mine[0] if mine else None
+
+
+# --- pages ---------------------------------------------------------------------------------------------
+
+
+async def page(live: Live, past: Past, asked: Asked, owner: Owner) -> Found:
+    """Those that are not over in the order in which they came, then those that are, newest first.
+
+    Raises PermissionRefused, RequestError.
+    """
+    if asked.everybody and not owner.admin:
+        raise PermissionRefused(
+            "only administrators see the jobs of others", hint="leave --all out for your own"
+        )
+    if asked.array:
+        return await _of_array(live, past, asked, owner)
+    kind, place = asked.token[:1], asked.token[1:]
+    if kind == OVER_MARK:
+        return await _over(past, asked, owner, place, asked.limit)
+    jobs = _own(live.jobs.values(), asked, owner)
+    after = _number(place)
+    first = nsmallest(asked.limit + 1, (job for job in jobs if job.sequence > after), key=_sequence)
+    if len(first) > asked.limit:
+        return Found(tuple(first[:-1]), f"{LIVE}{first[-2].sequence}")
+    if not asked.ended:
+        return Found(tuple(first))
+    over = await _over(past, asked, owner, "", asked.limit - len(first))
+    return Found((*first, *over.jobs), over.next_token)
+
+
+async def _over(past: Past, asked: Asked, owner: Owner, token: str, limit: int) -> Found:
+    """A page may have fewer than asked for, even none, where few of those looked at are the owner's."""
+    if limit <= 0:
+        return Found((), f"{OVER_MARK}{token}")
+    found: list[Job] = []
+    for _ in range(MAX_SCANNED):
+        newest = await past.page(MAX_LISTED, token)
+        for job in _own(newest.jobs, asked, owner):
+            found.append(job)
+            if len(found) == limit:
+                return Found(tuple(found), OVER_MARK + _place(job))
+        token = newest.next_token
+        if not token:
+            return Found(tuple(found))
+    return Found(tuple(found), OVER_MARK + token)
+
+
+async def _of_array(live: Live, past: Past, asked: Asked, owner: Owner) -> Found:
+    """In the order of their ids, so that a page costs no more than its length."""
+    after = asked.token.removeprefix(ARRAY)
+    mine = (job for job in live.jobs.values() if job.spec.array == asked.array and job.id > after)
+    jobs = nsmallest(asked.limit + 1, mine, key=lambda job: job.id)
+    if asked.ended:
+        known = {job.id for job in jobs}
+        over = await past.like(f"{asked.array}_", asked.limit + 1, after)
+        jobs = sorted([*jobs, *(job for job in over if job.id not in known)], key=lambda job: job.id)
+    jobs = [job for job in jobs[: asked.limit + 1] if may_see(job, owner)]
+    if len(jobs) > asked.limit:
+        return Found(tuple(jobs[: asked.limit]), f"{ARRAY}{jobs[asked.limit - 1].id}")
+    return Found(tuple(jobs))
+
+
+def _own(jobs: Iterable[Job], asked: Asked, owner: Owner) -> Iterator[Job]:
+    return (job for job in jobs if asked.everybody or job.spec.owner.person == owner.person)
+
+
+def _sequence(job: Job) -> int:
+    return job.sequence
+
+
+def _place(job: Job) -> str:
+    """Where it stands among those that are over."""
+    assert isinstance(job.state, Ended), "only those that are over are in the archive"
+    return over_key(job.state.at, job.id).removeprefix(OVER)
+
+
+def _number(text: str) -> int:
+    if text and not (text.isascii() and text.isdigit()):
+        raise RequestError("this page token is none of ours", hint="leave it out to begin anew")
+    return int(text or 0)

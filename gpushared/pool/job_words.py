@@ -1,0 +1,196 @@
+"""From a SubmitRequest to the jobs that it asks for, checked on their own."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpushared.api.v1 import jobs_pb2
+from gpushared.domain.asking import Ask
+from gpushared.domain.errors import RequestError
+from gpushared.domain.jobs.model import HERE, After, JobId, JobSpec, NodeName, Owner, Pull
+from gpushared.domain.request import Request
+from gpushared.domain.units import shown
+from gpushared.pool.job_ids import id_in_array, new_id, read_array
+from gpushared.serving.lease_words import check_request_id, read_lease_request
+
+MAX_BODY_BYTES = 96 * 1024
+"""Of the create body; with the rest of the job it must fit in one record of the store."""
+MAX_NAME = 128
+MAX_IMAGE = 1024
+MAX_RETRIES = 100
+MAX_NODES = 1024
+LONGEST_STOP_AFTER_SECONDS = 30 * 24 * 3600
+SHORTEST_STOP_AFTER_SECONDS = 30
+"""A node's beat may be late by some seconds without anything being wrong."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+"""As docker has names of containers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What one request asks for. ``array`` is None for a single job."""
+
+    jobs: tuple[tuple[JobId, JobSpec], ...]
+    array: JobId | None
+    held: bool
+    priority: int
+
+
+def read_submit(
+    message: jobs_pb2.SubmitRequest,
+    owner: Owner,
+    after: tuple[After, ...],
+    presets: Mapping[str, Ask],
+    *,
+    origin: NodeName = HERE,
+) -> Wanted:
+    """``after``: what ``message.after`` names. Raises RequestError, NotFound."""
+    request = read_lease_request(message.lease, presets)
+    numbers = read_array(message.array)
+    spec = _spec(message, request, owner, after, origin)
+    base = new_id(owner.principal, spec.request_id)
+    if not numbers:
+        return Wanted(((base, spec),), None, message.lease.held, request.priority)
+    jobs = tuple(
+        (
+            id_in_array(base, number),
+            replace(spec, name=_name_in_array(spec.name, number), array=base, index=number),
+        )
+        for number in numbers
+    )
+    return Wanted(jobs, base, message.lease.held, request.priority)
+
+
+def _name_in_array(name: str, number: int) -> str:
+    return f"{name}-{number}" if name else ""
+
+
+def _spec(
+    message: jobs_pb2.SubmitRequest,
+    request: Request,
+    owner: Owner,
+    after: tuple[After, ...],
+    origin: NodeName,
+) -> JobSpec:
+    request_id = message.request_id or message.lease.request_id
+    check_request_id(request_id)
+    body, remove = ("", message.remove) if message.interactive else _body(message)
+    return JobSpec(
+        request=request,
+        owner=owner,
+        image=_image(message),
+        body=body,
+        platform=_short(message.platform, "platform"),
+        name=_name(message.name),
+        pull=_pull(message.pull),
+        interactive=message.interactive,
+        immediate=message.lease.immediate,
+        target=NodeName(_short(message.node, "node")),
+        nodes=_number(message.nodes or 1, 1, MAX_NODES, "nodes"),
+        span=message.span,
+        retries=_retries(message),
+        requeue=message.requeue if message.HasField("requeue") else True,
+        stop_after_seconds=_stop_after(message.stop_after_seconds),
+        after=after,
+        origin=origin,
+        request_id=request_id,
+        remove=remove,
+    )
+
+
+def _image(message: jobs_pb2.SubmitRequest) -> str:
+    if not message.image and not message.interactive:
+        raise RequestError("no image was named", hint="say which image the container is to be made of")
+    if len(message.image) > MAX_IMAGE or not message.image.isprintable():
+        raise RequestError(f"{shown(message.image)} is not an image")
+    return message.image
+
+
+def _body(message: jobs_pb2.SubmitRequest) -> tuple[str, bool]:
+    """The create body as it is kept, and whether the container is to be removed. Raises RequestError."""
+    if message.array and message.interactive:
+        raise RequestError("an interactive job cannot be an array", hint="leave --array out")
+    body = _object(message.create_body, "the create body")
+    if (said := body.get("Image")) != message.image:
+        raise RequestError(
+            f"the create body is of the image {shown(str(said))}, and the job of {shown(message.image)}"
+        )
+    host = body.get("HostConfig") or {}
+    if not isinstance(host, dict):
+        raise RequestError("the create body's HostConfig is not an object")
+    _refuse_restarts(host)
+    remove = bool(host.pop("AutoRemove", False)) or message.remove
+    text = json.dumps({**body, "HostConfig": host}, separators=(",", ":"))
+    if len(text) > MAX_BODY_BYTES:
+        raise RequestError(
+            f"the container's description has {len(text)} bytes, more than {MAX_BODY_BYTES}",
+            hint="is there a large file among the variables? Mount it instead",
+        )
+    return text, remove
+
+
+def _object(data: bytes, what: str) -> dict[str, Any]:
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{what} is not JSON") from error
+    if not isinstance(content, dict):
+        raise RequestError(f"{what} is not a JSON object")
+    return content
+
+
+def _refuse_restarts(host: dict[str, Any]) -> None:
+    policy = host.get("RestartPolicy") or {}
+    name = policy.get("Name") if isinstance(policy, dict) else str(policy)
+    if name not in {None, "", "no"}:
+        raise RequestError(
+            f"a job's container is not restarted by docker (--restart {shown(str(name))})",
+            hint="use --retries N: the job is run again when it fails; services belong to `gpushare run -d`",
+        )
+
+
+def _name(text: str) -> str:
+    if text and (len(text) > MAX_NAME or _NAME.fullmatch(text) is None):
+        raise RequestError(
+            f"{shown(text)} cannot be a container's name", hint="use letters, digits and . _ -"
+        )
+    return text
+
+
+def _short(text: str, what: str) -> str:
+    if len(text) > MAX_NAME or not text.isprintable():
+        raise RequestError(f"{shown(text)} is not a {what}")
+    return text
+
+
+def _pull(text: str) -> Pull:
+    try:
+        return Pull(text or Pull.MISSING)
+    except ValueError:
+        raise RequestError(
+            f"{shown(text)} does not say when to pull the image", hint="missing, always or never"
+        ) from None
+
+
+def _retries(message: jobs_pb2.SubmitRequest) -> int:
+    if message.retries and message.interactive:
+        raise RequestError("an interactive job is not run again by itself", hint="leave --retries out")
+    return _number(message.retries, 0, MAX_RETRIES, "retries")
+
+
+def _stop_after(seconds: int) -> int | None:
+    if not seconds:
+        return None
+    return _number(
+        seconds, SHORTEST_STOP_AFTER_SECONDS, LONGEST_STOP_AFTER_SECONDS, "seconds without the pool's word"
+    )
+
+
+def _number(number: int, least: int, most: int, what: str) -> int:
+    if not least <= number <= most:
+        raise RequestError(f"{number} {what} are not possible", hint=f"give {least} to {most}")
+    return number

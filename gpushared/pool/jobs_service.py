@@ -1,0 +1,246 @@
+"""The calls of ``Jobs``, each once: over a coordinator's loop, be it a pool's or a node's own book.
+
+Who asks has been found out before; what they may see and do is decided here. Errors are those of the tree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Protocol
+
+from gpushared.api.v1 import jobs_pb2
+from gpushared.domain.asking import Ask
+from gpushared.domain.errors import GpushareError, RequestError
+from gpushared.domain.jobs.messages import CancelAsked, JobHoldAsked, JobSubmitted, PoolEvent
+from gpushared.domain.jobs.model import HERE, After, AfterKind, Ended, Job, JobId, NodeName, Owner
+from gpushared.domain.jobs.state import PoolState
+from gpushared.pool import job_search as search
+from gpushared.pool.job_ids import MAX_ARRAY, is_array_id
+from gpushared.pool.job_search import Asked, Past
+from gpushared.pool.job_views import JobViews
+from gpushared.pool.job_words import Wanted, read_submit
+
+MAX_BATCH = 64
+MAX_AFTER = 1000
+MAX_WAIT_SECONDS = 60.0
+MAX_GRACE_SECONDS = 3600
+AT_ONCE = 256
+"""So many jobs of an array are given to the loop at a time, so that others come in between."""
+
+
+class Machine(Protocol):
+    """The loop around a coordinator's rules."""
+
+    @property
+    def state(self) -> PoolState: ...
+    async def send(self, event: PoolEvent) -> Job | None:
+        """Comes back when what the event changed is durable."""
+        ...
+
+    async def job_changed(self, job: JobId, timeout_seconds: float) -> bool: ...
+
+
+Check = Callable[[Wanted, Owner], None]
+"""Raises where a job could never run, before it is kept."""
+
+
+def _no_check(wanted: Wanted, owner: Owner) -> None:
+    pass
+
+
+def _no_presets() -> Mapping[str, Ask]:
+    return {}
+
+
+def _no_notices() -> Sequence[str]:
+    return ()
+
+
+class JobsService:
+    """``notices``: what whoever reads a list should know; ``stop_grace_seconds`` where nobody says one."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        past: Past,
+        views: JobViews,
+        *,
+        presets: Callable[[], Mapping[str, Ask]] = _no_presets,
+        check: Check = _no_check,
+        notices: Callable[[], Sequence[str]] = _no_notices,
+        stop_grace_seconds: int = 10,
+    ) -> None:
+        self.views = views
+        self._machine = machine
+        self._past = past
+        self._presets = presets
+        self._check = check
+        self._notices = notices
+        self._stop_grace_seconds = stop_grace_seconds
+
+    # --- taking ----------------------------------------------------------------------------------------
+
+    async def submit(
+        self, message: jobs_pb2.SubmitRequest, owner: Owner, *, origin: NodeName = HERE
+    ) -> jobs_pb2.SubmitAnswer:
+        """All of it is kept, or none."""
+        wanted = await self.read(message, owner, origin=origin)
+        self._check(wanted, owner)
+        jobs = await self._keep(wanted, owner)
+        array = jobs[0].spec.array if wanted.array is not None else None
+        return jobs_pb2.SubmitAnswer(job_ids=[job.id for job in jobs], array_id=array or "")
+
+    async def read(self, message: jobs_pb2.SubmitRequest, owner: Owner, *, origin: NodeName = HERE) -> Wanted:
+        """What a request asks for, checked on its own; nothing is kept."""
+        after = await self._after(message, owner)
+        return read_submit(message, owner, after, self._presets(), origin=origin)
+
+    async def submit_batch(
+        self, message: jobs_pb2.SubmitBatchRequest, owner: Owner
+    ) -> jobs_pb2.SubmitBatchAnswer:
+        """Each for itself."""
+        if len(message.jobs) > MAX_BATCH:
+            raise RequestError(
+                f"{len(message.jobs)} requests at once are too many", hint=f"send at most {MAX_BATCH}"
+            )
+        results = [await self._result(one, owner) for one in message.jobs]
+        return jobs_pb2.SubmitBatchAnswer(results=results)
+
+    async def _result(self, message: jobs_pb2.SubmitRequest, owner: Owner) -> jobs_pb2.SubmitResult:
+        try:
+            return jobs_pb2.SubmitResult(answer=await self.submit(message, owner))
+        except GpushareError as error:
+            return jobs_pb2.SubmitResult(code=error.code, message=error.message, hint=error.hint)
+
+    async def _after(self, message: jobs_pb2.SubmitRequest, owner: Owner) -> tuple[After, ...]:
+        """The jobs that are waited for, of an array all. Raises NotFound, RequestError."""
+        found: dict[JobId, After] = {}
+        for one in message.after:
+            kind = AfterKind.OK if one.ok else AfterKind.ANY
+            for job in await self._meant(one.job_id, owner):
+                found[job] = After(job, kind)
+        if len(found) > MAX_AFTER:
+            raise RequestError(
+                f"a job can wait for {MAX_AFTER} others at most, not {len(found)}",
+                hint="let one job wait for them in steps",
+            )
+        return tuple(found.values())
+
+    async def _meant(self, reference: str, owner: Owner) -> list[JobId]:
+        if is_array_id(reference):
+            asked = Asked(ended=True, array=reference, limit=MAX_ARRAY)
+            of_array = await search.page(self._machine.state, self._past, asked, owner)
+            if of_array.jobs:
+                return [job.id for job in of_array.jobs]
+        return [(await self._find(reference, owner)).id]
+
+    async def _keep(self, wanted: Wanted, owner: Owner) -> list[Job]:
+        """Durably. Where one of an array is refused, those before it are taken back."""
+        kept: list[Job] = []
+        events = [JobSubmitted(job, spec, wanted.held, wanted.priority) for job, spec in wanted.jobs]
+        for first in range(0, len(events), AT_ONCE):
+            answers = await asyncio.gather(
+                *map(self._machine.send, events[first : first + AT_ONCE]), return_exceptions=True
+            )
+            kept += [one for one in answers if isinstance(one, Job)]
+            refused = next((one for one in answers if isinstance(one, BaseException)), None)
+            if refused is not None:
+                await self._take_back(kept, owner)
+                raise refused
+        return kept
+
+    async def _take_back(self, jobs: Sequence[Job], owner: Owner) -> None:
+        events = (CancelAsked(job.id, owner, 0) for job in jobs if not isinstance(job.state, Ended))
+        await asyncio.gather(*map(self._machine.send, events), return_exceptions=True)
+
+    # --- reading ---------------------------------------------------------------------------------------
+
+    async def get(self, message: jobs_pb2.JobRef, owner: Owner) -> jobs_pb2.Job:
+        return self.views.job(await self._find(message.job_id, owner))
+
+    async def list_jobs(self, message: jobs_pb2.ListJobsRequest, owner: Owner) -> jobs_pb2.ListJobsResponse:
+        """A page of them."""
+        asked = Asked(
+            ended=message.ended,
+            everybody=message.all,
+            array=message.array_id,
+            limit=min(max(message.limit, 0) or search.LISTED, search.MAX_LISTED),
+            token=message.page_token,
+        )
+        found = await search.page(self._machine.state, self._past, asked, owner)
+        return jobs_pb2.ListJobsResponse(
+            jobs=[self.views.job(job) for job in found.jobs],
+            next_page_token=found.next_token,
+            notices=self._notices(),
+        )
+
+    async def wait(self, message: jobs_pb2.WaitJobRequest, owner: Owner) -> jobs_pb2.Job:
+        """Come back when the job no longer looks as in the token."""
+        if math.isnan(message.timeout_seconds):
+            raise RequestError("the time-out is not a number", hint=f"give 0 to {MAX_WAIT_SECONDS:.0f} s")
+        job = await self._find(message.job_id, owner)
+        until = time.monotonic() + min(max(message.timeout_seconds, 0.0), MAX_WAIT_SECONDS)
+        while (view := self.views.job(self._again(job))).token == message.token:
+            left = until - time.monotonic()
+            if left <= 0 or isinstance(self._again(job).state, Ended):
+                break
+            await self._machine.job_changed(job.id, left)
+        return view
+
+    async def watch(self, message: jobs_pb2.JobRef, owner: Owner) -> AsyncIterator[jobs_pb2.Job]:
+        """Each change, until it is over."""
+        job, token = await self._find(message.job_id, owner), ""
+        while True:
+            asked = jobs_pb2.WaitJobRequest(job_id=job.id, token=token, timeout_seconds=MAX_WAIT_SECONDS)
+            view = await self.wait(asked, owner)
+            if view.token != token:
+                yield view
+                token = view.token
+            if isinstance(self._again(job).state, Ended):
+                return
+
+    async def explain(self, message: jobs_pb2.JobRef, owner: Owner) -> jobs_pb2.JobExplanation:
+        job = await self._find(message.job_id, owner)
+        why = self.views.why(job)
+        return jobs_pb2.JobExplanation(
+            job=self.views.job(job),
+            reason_code=why.code if why else "",
+            sentence=why.sentence if why else "",
+            hint=why.hint if why else "",
+            story=[jobs_pb2.JobStoryEntry(at=entry.at, text=entry.text) for entry in job.story],
+        )
+
+    # --- changing --------------------------------------------------------------------------------------
+
+    async def cancel(self, message: jobs_pb2.CancelJobRequest, owner: Owner) -> jobs_pb2.Job:
+        job = await self._find(message.job_id, owner)
+        grace = message.grace_seconds if message.HasField("grace_seconds") else self._stop_grace_seconds
+        if not 0 <= grace <= MAX_GRACE_SECONDS:
+            raise RequestError(
+                f"a grace of {grace} s is not possible", hint=f"give 0 to {MAX_GRACE_SECONDS} seconds"
+            )
+        return await self._told(CancelAsked(job.id, owner, grace), job)
+
+    async def hold(self, message: jobs_pb2.HoldJobRequest, owner: Owner) -> jobs_pb2.Job:
+        job = await self._find(message.job_id, owner)
+        return await self._told(JobHoldAsked(job.id, owner, message.held), job)
+
+    async def _told(self, event: PoolEvent, job: Job) -> jobs_pb2.Job:
+        return self.views.job(await self._machine.send(event) or self._again(job))
+
+    # --- finding ---------------------------------------------------------------------------------------
+
+    async def find(self, reference: str, owner: Owner) -> Job:
+        """The job that somebody means. Raises NotFound, RequestError."""
+        return await self._find(reference, owner)
+
+    async def _find(self, reference: str, owner: Owner) -> Job:
+        return await search.find(self._machine.state, self._past, reference, owner)
+
+    def _again(self, job: Job) -> Job:
+        """The job as it is now."""
+        state = self._machine.state
+        return state.jobs.get(job.id) or state.ended.get(job.id) or job
