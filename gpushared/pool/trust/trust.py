@@ -79,7 +79,7 @@ class Trust:
         """Told when nodes are to be told whom to trust (``guard.trust``)."""
 
     def on_fall(self, tell: Callable[[NodeName, GpushareError], None]) -> None:
-        """Have a connected node's stream ended (``LinkService.drop``) when its certificate no longer counts."""
+        """Have a node's stream ended (``LinkService.drop``) when its certificate no longer counts."""
         self.standing.fallen = tell
 
     @property

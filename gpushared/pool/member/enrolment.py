@@ -1,0 +1,332 @@
+"""A node's place in its pool: joining, renewing its certificate long before it ends, and leaving."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from google.protobuf.message import Message
+
+from gpushared.api.v1 import link_pb2, pool_pb2, pool_pb2_grpc
+from gpushared.domain.errors import GpushareError, StateConflict, Unavailable
+from gpushared.pool.member.first_contact import pinned_anchor
+from gpushared.pool.member.membership import Membership, MembershipFile
+from gpushared.pool.trust.addresses import Address, read_address
+from gpushared.pool.trust.assertions import Asserter
+from gpushared.pool.trust.authority import key_pem, new_key
+from gpushared.pool.trust.certificates import ASSERTION_KEY_OID, read_node_certificate
+from gpushared.pool.trust.names import coordinator_host, node_name
+from gpushared.pool.trust.secret_words import JoinWords, read_join_token
+from gpushared.serving.statuses import error_of
+
+log = logging.getLogger(__name__)
+
+CALL_SECONDS = 20.0
+EARLIEST_RENEWAL = 0.5
+LATEST_RENEWAL = 0.8
+"""Parts of a certificate's life; where between, chance decides, so that nodes do not all come at once."""
+LOOK_SECONDS = 3600.0
+"""Clocks may jump: how far the next renewal is, is asked at least so often."""
+RETRY_SECONDS = 60.0
+SPREAD_SECONDS = 10.0
+"""Over so long the nodes of a pool spread when all are told to renew."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """Keys of a joining that was begun, so that asking again with the same token is the same question."""
+
+    token: str
+    key: ec.EllipticCurvePrivateKey
+    assertion_key: Ed25519PrivateKey
+
+
+class Enrolment:
+    """The node's membership, if it has one. Its files are read once, by ``load``."""
+
+    def __init__(
+        self,
+        folder: Path,
+        now: Callable[[], float],
+        trouble: Callable[[str | None], None] = lambda _: None,
+        chance: random.Random | None = None,
+        spread_seconds: float = SPREAD_SECONDS,
+    ) -> None:
+        """``trouble``: told of what hinders the renewal, and with None that nothing does any more."""
+        self._file = MembershipFile(folder)
+        self._now = now
+        self._trouble = trouble
+        self._chance = chance or random.SystemRandom()
+        self._spread_seconds = spread_seconds
+        self._membership: Membership | None = None
+        self._begun: _Keys | None = None
+        self._version = 0
+        self._changed = asyncio.Condition()
+        self._renew_now = asyncio.Event()
+        self._turn = asyncio.Lock()
+
+    async def load(self) -> None:
+        """Raises ConfigError."""
+        await self._set(await asyncio.to_thread(self._file.load))
+
+    # --- what the link needs ---------------------------------------------------------------------------
+
+    @property
+    def membership(self) -> Membership | None:
+        return self._membership
+
+    @property
+    def version(self) -> int:
+        """Rises with every change of what follows."""
+        return self._version
+
+    async def changed(self, version: int) -> int:
+        """Wait until it is another version; which."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._version != version)
+            return self._version
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """For channels to the nodes' port, as they are now. Raises StateConflict."""
+        return _credentials(self._member())
+
+    def address(self) -> str:
+        """``HOST:PORT`` of the nodes' port. Raises StateConflict."""
+        return self._member().node_address
+
+    def server_name(self) -> str:
+        """What the coordinator's certificate must hold. Raises StateConflict."""
+        return coordinator_host(self._member().pool)
+
+    def asserter(self) -> Asserter:
+        """Speaks for this node's users. Raises StateConflict."""
+        member = self._member()
+        return Asserter(member.speaks, member.pool)
+
+    def trust_generation(self) -> int:
+        """Of the anchors that are trusted; 0 where the node is in no pool."""
+        return self._membership.generation if self._membership else 0
+
+    async def take_trust(self, trust: link_pb2.NewTrust) -> int:
+        """What the coordinator says, over the link, of whom to trust; which generation is trusted now."""
+        async with self._turn:
+            member = self._member()
+            if trust.generation > member.generation:
+                _check_anchors(trust.anchors)
+                newer = member.renewed(
+                    member.key, member.certificate, trust.anchors.decode(), trust.generation
+                )
+                await self._keep(newer)
+        if trust.renew_now:
+            self._renew_now.set()
+        return self.trust_generation()
+
+    def _member(self) -> Membership:
+        if self._membership is None:
+            raise StateConflict("this node is in no pool", hint="gpushare node join HOST --token-file FILE")
+        return self._membership
+
+    # --- joining and leaving ---------------------------------------------------------------------------
+
+    async def join(self, where: str, token: str, name: str) -> Membership:
+        """Become a member. Raises RequestError, PermissionRefused, StateConflict, Unavailable, TimedOut."""
+        address, words, node = read_address(where), read_join_token(token), node_name(name)
+        async with self._turn:
+            if self._membership is not None:
+                raise StateConflict(
+                    f"this node is in the pool {self._membership.pool} already, as {self._membership.node}",
+                    hint="to join another one, or this one anew: gpushare node leave",
+                )
+            keys = self._keys_for(words)
+            anchor = await pinned_anchor(address, words, self._now())
+            answer = await self._signed(address, words, anchor, node, keys)
+            membership = Membership(
+                pool=words.pool,
+                node=node,
+                address=str(address),
+                node_address=str(address.at(answer.node_port)),
+                joined_at=self._now(),
+                generation=answer.trust.generation,
+                anchors=answer.trust.anchors.decode(),
+                certificate=answer.certificate.decode(),
+                key=key_pem(keys.key).decode(),
+                assertion_key=_ed25519_pem(keys.assertion_key),
+            )
+            await self._keep(membership)
+            self._begun = None
+        log.info("joined pool=%s node=%s", membership.pool, membership.node)
+        return membership
+
+    def _keys_for(self, words: JoinWords) -> _Keys:
+        if self._begun is None or self._begun.token != str(words):
+            self._begun = _Keys(str(words), new_key(), Ed25519PrivateKey.generate())
+        return self._begun
+
+    async def _signed(
+        self, address: Address, words: JoinWords, anchor: bytes, node: str, keys: _Keys
+    ) -> pool_pb2.SignAnswer:
+        request = pool_pb2.SignRequest(
+            node=node, csr=make_csr(keys.key, keys.assertion_key), token=str(words), now=self._now()
+        )
+        credentials = grpc.ssl_channel_credentials(anchor)
+        async with _channel(str(address), credentials, words.pool) as channel:
+            answer = await _call(pool_pb2_grpc.JoinStub(channel).Sign, request, str(address))
+        _check_answer(answer, node)
+        return answer
+
+    async def leave(self) -> Membership | None:
+        """Forget the pool, the keys first of all; what it was, None for none. Raises ConfigError."""
+        async with self._turn:
+            before = self._membership
+            await asyncio.to_thread(self._file.delete)
+            await self._set(None)
+        if before is not None:
+            log.info("left pool=%s node=%s", before.pool, before.node)
+        return before
+
+    # --- renewing --------------------------------------------------------------------------------------
+
+    async def renew(self) -> None:
+        """A new key and certificate now. Raises StateConflict, PermissionRefused, Unavailable, TimedOut."""
+        async with self._turn:
+            member, key = self._member(), new_key()
+            if self._now() >= member.facts.expires_at:
+                raise StateConflict(
+                    f"the certificate of node {member.node} has expired, so its pool knows it no more",
+                    hint=f"gpushare pool token --node {member.node} there; here gpushare node leave, and "
+                    "gpushare node join",
+                )
+            request = pool_pb2.RenewRequest(csr=make_csr(key, member.speaks), now=self._now())
+            async with _channel(member.node_address, _credentials(member), member.pool) as channel:
+                stub = pool_pb2_grpc.JoinStub(channel)
+                answer = await _call(stub.Renew, request, member.node_address)
+            _check_answer(answer, member.node)
+            newer = member.renewed(
+                key_pem(key).decode(),
+                answer.certificate.decode(),
+                answer.trust.anchors.decode(),
+                answer.trust.generation,
+            )
+            await self._keep(newer)
+        log.info("certificate renewed node=%s expires_at=%.0f", newer.node, newer.facts.expires_at)
+
+    async def keep_renewed(self) -> None:
+        """For ever: renew in time, and soon after the coordinator said so."""
+        version, due = -1, 0.0
+        while True:
+            if version != self._version:
+                version, due = self._version, self._renewal()
+            told = await self._told_to_renew(min(max(due - self._now(), 0.0), LOOK_SECONDS))
+            if self._membership is None or not (told or self._now() >= due):
+                continue
+            if told:
+                await asyncio.sleep(self._chance.uniform(0, self._spread_seconds))
+            if self._membership is None:
+                continue
+            try:
+                await self.renew()
+                self._trouble(None)
+            except GpushareError as error:
+                self._trouble(f"the node's certificate for its pool is not renewed: {error}")
+                due = self._now() + RETRY_SECONDS * self._chance.uniform(1, 2)
+
+    def _renewal(self) -> float:
+        """When the certificate is to be renewed."""
+        if self._membership is None:
+            return self._now() + LOOK_SECONDS
+        facts = self._membership.facts
+        part = self._chance.uniform(EARLIEST_RENEWAL, LATEST_RENEWAL)
+        return facts.issued_at + (facts.expires_at - facts.issued_at) * part
+
+    async def _told_to_renew(self, seconds: float) -> bool:
+        """Whether somebody said so within the time; it also ends when the membership changes."""
+        told = asyncio.create_task(self._renew_now.wait())
+        changed = asyncio.create_task(self.changed(self._version))
+        try:
+            await asyncio.wait({told, changed}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (told, changed):
+                task.cancel()
+            await asyncio.gather(told, changed, return_exceptions=True)
+        was_told = self._renew_now.is_set()
+        self._renew_now.clear()
+        return was_told
+
+    # --- keeping ---------------------------------------------------------------------------------------
+
+    async def _keep(self, membership: Membership) -> None:
+        await asyncio.to_thread(self._file.save, membership)
+        await self._set(membership)
+
+    async def _set(self, membership: Membership | None) -> None:
+        async with self._changed:
+            self._membership = membership
+            self._version += 1
+            self._changed.notify_all()
+
+
+def make_csr(key: ec.EllipticCurvePrivateKey, assertion_key: Ed25519PrivateKey) -> bytes:
+    """A request for a node's certificate; only its keys count, the name is the authority's matter."""
+    raw = assertion_key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+    extension = x509.UnrecognizedExtension(ASSERTION_KEY_OID, raw)
+    builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+    request = builder.add_extension(extension, critical=False).sign(key, hashes.SHA256())
+    return request.public_bytes(serialization.Encoding.PEM)
+
+
+def _ed25519_pem(key: Ed25519PrivateKey) -> str:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ).decode()
+
+
+def _credentials(member: Membership) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(
+        member.anchors.encode(), member.key.encode(), member.certificate.encode()
+    )
+
+
+def _channel(address: str, credentials: grpc.ChannelCredentials, pool: str) -> grpc.aio.Channel:
+    options = [
+        ("grpc.ssl_target_name_override", coordinator_host(pool)),
+        # A site's web proxy must not get between the machines of a pool.
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+    return grpc.aio.secure_channel(address, credentials, options)
+
+
+async def _call(
+    call: Callable[..., Awaitable[pool_pb2.SignAnswer]], request: Message, address: str
+) -> pool_pb2.SignAnswer:
+    try:
+        return await call(request, timeout=CALL_SECONDS)
+    except grpc.aio.AioRpcError as error:
+        raise error_of(error, f"the coordinator at {address}") from error
+
+
+def _check_answer(answer: pool_pb2.SignAnswer, node: str) -> None:
+    """The coordinator is believed; that it answers what was asked is not taken for granted."""
+    _check_anchors(answer.trust.anchors)
+    said = read_node_certificate(answer.certificate).node
+    if said != node:
+        raise Unavailable(
+            f"the coordinator signed for {said}, not for {node}", hint="are the versions the same?"
+        )
+
+
+def _check_anchors(pem: bytes) -> None:
+    try:
+        x509.load_pem_x509_certificates(pem)
+    except ValueError as error:
+        hint = "are the versions the same?"
+        raise Unavailable(f"the coordinator's anchors cannot be read: {error}", hint=hint) from error
