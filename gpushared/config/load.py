@@ -25,24 +25,22 @@ from gpushared.config.idle import (
     quiet_with,
 )
 from gpushared.config.kinds import Kind, Wrong
-from gpushared.config.model import PRESETS, SECTIONS, TABLES, Config, Preset, attribute_of
+from gpushared.config.model import PRESETS, Config, Preset, attribute_of
 from gpushared.config.quotas import MODEL_NAME, MODELS, PROJECTS, ProjectConfig, QuotaConfig
+from gpushared.config.schema import NODE, Schema
 from gpushared.domain.asking import read_request
 from gpushared.domain.errors import ConfigError, NotFound, RequestError
 from gpushared.domain.policy.projects import Policy, problems
 from gpushared.domain.quotas import PROJECT_NAME_HINT, is_project_name
 from gpushared.domain.units import shown
 
-DEFAULT_PATH = Path("/etc/gpushared/config.toml")
-ENVIRONMENT_PREFIX = "GPUSHARED_"
+DEFAULT_PATH = NODE.path
 ENVIRONMENT_SEPARATOR = "__"
 DEFAULT_ORIGIN = "default"
 MAX_PROBLEMS_TOLD = 20
 
-_PRESET_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,31}")
 _DEPTH_OF_KEY = 2
 _DEPTH_OF_NAMED_KEY = 3
-_SECTION_PATHS = frozenset(tuple(section.split(".")) for section in (*SECTIONS, *TABLES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +64,10 @@ class _Value:
 
 
 @dataclass(slots=True)
-class _Draft:
+class Draft:
     """What was found so far, and what was wrong with it."""
 
+    schema: Schema
     values: dict[tuple[str, ...], _Value] = field(default_factory=dict)
     problems: list[tuple[str, str]] = field(default_factory=list)
 
@@ -91,21 +90,34 @@ def load(
         flags: words by ``section.key``; None is a flag that was not given.
         must_exist: for a path that somebody named; else no file means defaults.
     """
-    draft = _Draft()
+    draft = gather(NODE, path, environ=environ, flags=flags, must_exist=must_exist)
+    config = _build(draft)
+    raise_problems(draft)
+    return Loaded(config, {".".join(at): value.origin for at, value in draft.values.items()})
+
+
+def gather(
+    schema: Schema,
+    path: Path,
+    *,
+    environ: Mapping[str, str] | None,
+    flags: Mapping[str, str | None] | None,
+    must_exist: bool,
+) -> Draft:
+    """What all sources say, not yet read."""
+    draft = Draft(schema)
     _read_files(path, draft, must_exist=must_exist)
     _read_environment(environ or {}, draft)
     for dotted, word in (flags or {}).items():
         if word is not None:
             draft.values[tuple(dotted.split("."))] = _Value(word, f"flag for {dotted}", is_word=True)
-    config = _build(draft)
-    _raise_problems(draft)
-    return Loaded(config, {".".join(at): value.origin for at, value in draft.values.items()})
+    return draft
 
 
 # --- sources -------------------------------------------------------------------------------------------
 
 
-def _read_files(path: Path, draft: _Draft, *, must_exist: bool) -> None:
+def _read_files(path: Path, draft: Draft, *, must_exist: bool) -> None:
     folder = path.with_suffix(".d")
     try:
         exists = path.exists()
@@ -122,7 +134,7 @@ def _read_files(path: Path, draft: _Draft, *, must_exist: bool) -> None:
         draft.values.update(_read_file(file, draft))
 
 
-def _read_file(file: Path, draft: _Draft) -> dict[tuple[str, ...], _Value]:
+def _read_file(file: Path, draft: Draft) -> dict[tuple[str, ...], _Value]:
     try:
         tree = tomllib.loads(file.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
@@ -134,25 +146,27 @@ def _read_file(file: Path, draft: _Draft) -> dict[tuple[str, ...], _Value]:
     except OSError as error:
         draft.complain(str(file), f"cannot be read: {error.strerror}")
     else:
-        return {at: _Value(raw, str(file), is_word=False) for at, raw in _leaves(tree)}
+        return {at: _Value(raw, str(file), is_word=False) for at, raw in _leaves(tree, draft.schema)}
     return {}
 
 
-def _leaves(tree: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
+def _leaves(
+    tree: Mapping[str, Any], schema: Schema, above: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], object]]:
     """The values with their paths. A table where no section can be is a value, and a wrong one."""
     for name, value in tree.items():
         at = (*above, name)
-        if isinstance(value, dict) and value and (len(at) < _depth(at) or at in _SECTION_PATHS):
-            yield from _leaves(value, at)
-        elif value != {} or at not in _SECTION_PATHS:
+        if isinstance(value, dict) and value and (len(at) < _depth(at, schema) or schema.is_section(at)):
+            yield from _leaves(value, schema, at)
+        elif value != {} or not schema.is_section(at):
             yield at, value
 
 
-def _depth(at: tuple[str, ...]) -> int:
+def _depth(at: tuple[str, ...], schema: Schema) -> int:
     """How many names lead to a value there."""
     if at[0] == PROJECTS:
         return _DEPTH_OF_NAMED_KEY + _part_of_project(at)[1]
-    return _DEPTH_OF_NAMED_KEY if at[0] in TABLES else _DEPTH_OF_KEY
+    return _DEPTH_OF_NAMED_KEY if at[0] in schema.tables else _DEPTH_OF_KEY
 
 
 def _part_of_project(at: tuple[str, ...]) -> tuple[type, int]:
@@ -168,10 +182,10 @@ def _part_of_project(at: tuple[str, ...]) -> tuple[type, int]:
             return ProjectConfig, 0
 
 
-def _read_environment(environ: Mapping[str, str], draft: _Draft) -> None:
+def _read_environment(environ: Mapping[str, str], draft: Draft) -> None:
     for name in sorted(environ):
-        rest = name.removeprefix(ENVIRONMENT_PREFIX)
-        if rest == name or ENVIRONMENT_SEPARATOR not in rest:
+        rest = name.removeprefix(draft.schema.prefix)
+        if rest == name or ENVIRONMENT_SEPARATOR not in rest or name.startswith(draft.schema.foreign):
             continue
         at = tuple(rest.lower().split(ENVIRONMENT_SEPARATOR))
         draft.values[at] = _Value(environ[name], f"environment {name}", is_word=True)
@@ -180,7 +194,19 @@ def _read_environment(environ: Mapping[str, str], draft: _Draft) -> None:
 # --- building ------------------------------------------------------------------------------------------
 
 
-def _build(draft: _Draft) -> Config:
+def _build(draft: Draft) -> Config:
+    found = read_all(draft)
+    sections = sections_of(draft.schema, found)
+    presets = {name: Preset(**parts) for name, parts in sorted(named(PRESETS, found).items())}
+    projects = projects_of(found, sections["idle"], sections["idle_quiet"])
+    if not draft.problems:
+        _check_presets(presets, draft)
+        check_projects(projects, draft)
+    return Config(**sections, presets=presets, projects=projects)
+
+
+def read_all(draft: Draft) -> Found:
+    """Every value as its setting reads it; what cannot be is complained of."""
     found: dict[tuple[str, ...], dict[str, Any]] = {}
     for at, value in draft.values.items():
         key = _find(at, value, draft)
@@ -191,27 +217,26 @@ def _build(draft: _Draft) -> Config:
             place[key.attribute] = _read(key.kind, value)
         except Wrong as wrong:
             draft.complain(value.origin, f"{_dotted(at)} {wrong}")
-    sections = {
+    return found
+
+
+def sections_of(schema: Schema, found: Found) -> dict[str, Any]:
+    """All sections by the attribute that holds them."""
+    return {
         attribute_of(section): cls(**found.get(tuple(section.split(".")), {}))
-        for section, cls in SECTIONS.items()
+        for section, cls in schema.sections.items()
     }
-    presets = {name: Preset(**parts) for name, parts in sorted(_named(PRESETS, found).items())}
-    projects = _projects(found, sections["idle"], sections["idle_quiet"])
-    if not draft.problems:
-        _check_presets(presets, draft)
-        _check_projects(projects, draft)
-    return Config(**sections, presets=presets, projects=projects)
 
 
-_Found = Mapping[tuple[str, ...], Mapping[str, Any]]
+Found = Mapping[tuple[str, ...], Mapping[str, Any]]
 
 
-def _named(table: str, found: _Found) -> dict[str, Mapping[str, Any]]:
+def named(table: str, found: Found) -> dict[str, Mapping[str, Any]]:
     depth = _DEPTH_OF_NAMED_KEY - 1
     return {at[1]: parts for at, parts in found.items() if at[0] == table and len(at) == depth}
 
 
-def _projects(found: _Found, idle: IdleConfig, quiet: IdleQuietConfig) -> dict[str, ProjectConfig]:
+def projects_of(found: Found, idle: IdleConfig, quiet: IdleQuietConfig) -> dict[str, ProjectConfig]:
     """In the order in which they stand there: who is in several counts to the first."""
     projects = {at[1]: ProjectConfig() for at in found if at[0] == PROJECTS}
     for at, parts in found.items():
@@ -238,20 +263,21 @@ def _with_part(
     return replace(project, **parts)
 
 
-def _find(at: tuple[str, ...], value: _Value, draft: _Draft) -> Key | None:
+def _find(at: tuple[str, ...], value: _Value, draft: Draft) -> Key | None:
     """The setting that stands at a path, or None after a complaint."""
-    if at[0] == PRESETS:
-        return _find_in_preset(at, value, draft)
+    sections = draft.schema.sections
     if at[0] == PROJECTS:
         return _find_in_project(at, value, draft)
-    if at in _SECTION_PATHS:
+    if at[0] in draft.schema.tables:
+        return _find_in_table(at, value, draft)
+    if draft.schema.is_section(at):
         section = ".".join(at)
         draft.complain(value.origin, f"{section} is a section, not a value", f"write [{section}]")
         return None
     section = _section_of(at)
-    key = keys_of(SECTIONS[section]).get(at[-1]) if section in SECTIONS else None
+    key = keys_of(sections[section]).get(at[-1]) if section in sections else None
     if key is None:
-        draft.complain(value.origin, f"{_dotted(at)} is not a setting", _nearest(at))
+        draft.complain(value.origin, f"{_dotted(at)} is not a setting", _nearest(at, draft.schema))
     return key
 
 
@@ -259,20 +285,19 @@ def _section_of(at: tuple[str, ...]) -> str:
     return ".".join(at[:-1])
 
 
-def _find_in_preset(at: tuple[str, ...], value: _Value, draft: _Draft) -> Key | None:
-    hint = f'write [{PRESETS}.small] and below it gpu = "0.25"'
+def _find_in_table(at: tuple[str, ...], value: _Value, draft: Draft) -> Key | None:
+    rule = draft.schema.named[at[0]]
     if len(at) != _DEPTH_OF_NAMED_KEY:
-        draft.complain(value.origin, f"{_dotted(at)} is not a preset with settings", hint)
+        draft.complain(value.origin, f"{_dotted(at)} is not a {rule.what} with settings", rule.example)
         return None
-    if _PRESET_NAME.fullmatch(at[1]) is None:
-        hint = "use up to 32 small letters, digits and _ . -"
-        draft.complain(value.origin, f"{shown(at[1])} cannot be a preset's name", hint)
+    if not rule.fits(at[1]):
+        draft.complain(value.origin, f"{shown(at[1])} cannot be a {rule.what}'s name", rule.fits_hint)
         return None
-    return _key_of(Preset, at, value, draft)
+    return _key_of(draft.schema.tables[at[0]], at, value, draft)
 
 
-def _find_in_project(at: tuple[str, ...], value: _Value, draft: _Draft) -> Key | None:
-    if len(at) != _depth(at):
+def _find_in_project(at: tuple[str, ...], value: _Value, draft: Draft) -> Key | None:
+    if len(at) != _depth(at, draft.schema):
         hint = f"write [{PROJECTS}.vision] and below it guaranteed = 2"
         draft.complain(value.origin, f"{_dotted(at)} is not a project with settings", hint)
         return None
@@ -284,13 +309,16 @@ def _find_in_project(at: tuple[str, ...], value: _Value, draft: _Draft) -> Key |
         hint = "`gpushare gpus` shows the models' names"
         draft.complain(value.origin, f"{shown(at[3])} cannot be a GPU model's name", hint)
         return None
+    if table in {IdleConfig, QuietTimesConfig} and IDLE not in draft.schema.sections:
+        draft.complain(value.origin, f"{_dotted(at)} is not a setting here", "nodes have it, in config.toml")
+        return None
     return _key_of(table, at, value, draft)
 
 
-def _key_of(section: type, at: tuple[str, ...], value: _Value, draft: _Draft) -> Key | None:
+def _key_of(section: type, at: tuple[str, ...], value: _Value, draft: Draft) -> Key | None:
     key = keys_of(section).get(at[-1])
     if key is None:
-        draft.complain(value.origin, f"{_dotted(at)} is not a setting", _nearest(at))
+        draft.complain(value.origin, f"{_dotted(at)} is not a setting", _nearest(at, draft.schema))
     return key
 
 
@@ -301,7 +329,7 @@ def _read(kind: Kind, value: _Value) -> object:
     return kind.read(value.raw)
 
 
-def _check_presets(presets: Mapping[str, Preset], draft: _Draft) -> None:
+def _check_presets(presets: Mapping[str, Preset], draft: Draft) -> None:
     for name, preset in presets.items():
         try:
             read_request(preset.ask, {})
@@ -310,7 +338,7 @@ def _check_presets(presets: Mapping[str, Preset], draft: _Draft) -> None:
             draft.complain(origins[-1], f"{PRESETS}.{name}: {error.message}", error.hint)
 
 
-def _check_projects(projects: Mapping[str, ProjectConfig], draft: _Draft) -> None:
+def check_projects(projects: Mapping[str, ProjectConfig], draft: Draft) -> None:
     """What no node could keep; how many GPUs there are is not known here."""
     for name, project in projects.items():
         origins = [value.origin for at, value in draft.values.items() if at[:2] == (PROJECTS, name)]
@@ -321,23 +349,20 @@ def _check_projects(projects: Mapping[str, ProjectConfig], draft: _Draft) -> Non
 # --- complaints ----------------------------------------------------------------------------------------
 
 
-def _nearest(at: tuple[str, ...]) -> str:
+def _nearest(at: tuple[str, ...], schema: Schema) -> str:
     """A hint with the setting that was meant, by its whole path or by its last name alone."""
-    if at[0] in TABLES and len(at) == _depth(at):
-        section = _part_of_project(at)[0] if at[0] == PROJECTS else TABLES[at[0]]
+    if at[0] in schema.tables and len(at) == _depth(at, schema):
+        section = _part_of_project(at)[0] if at[0] == PROJECTS else schema.tables[at[0]]
         known = {name: f"{_dotted(at[:-1])}.{name}" for name in keys_of(section)}
     else:
-        known = {f"{section}.{name}": f"{section}.{name}" for section, name in _all_names()}
-        known |= {name: f"{section}.{name}" for section, name in reversed(_all_names())}
+        names = [(section, name) for section, cls in schema.sections.items() for name in keys_of(cls)]
+        known = {f"{section}.{name}": f"{section}.{name}" for section, name in names}
+        known |= {name: f"{section}.{name}" for section, name in reversed(names)}
     for wanted in (_dotted(at), _printable(at[-1])):
         if near := difflib.get_close_matches(wanted, known, n=1, cutoff=0.7):
             return f"did you mean {known[near[0]]}?"
-    names = ", ".join((*SECTIONS, *TABLES))
-    return "" if at[0] in SECTIONS else f"sections: {names}"
-
-
-def _all_names() -> list[tuple[str, str]]:
-    return [(section, name) for section, cls in SECTIONS.items() for name in keys_of(cls)]
+    sections = ", ".join((*schema.sections, *schema.tables))
+    return "" if at[0] in schema.sections else f"sections: {sections}"
 
 
 def _dotted(at: tuple[str, ...]) -> str:
@@ -348,17 +373,17 @@ def _printable(name: str) -> str:
     return name if re.fullmatch(r"[\w-]{1,64}", name) else shown(name)
 
 
-def _raise_problems(draft: _Draft) -> None:
+def raise_problems(draft: Draft) -> None:
     if not draft.problems:
         return
     if len(draft.problems) == 1:
         ((message, hint),) = draft.problems
-        raise ConfigError(message, hint=hint or "see `gpushare config show` for what holds now")
+        raise ConfigError(message, hint=hint or draft.schema.show)
     lines = [f"  {message}" + (f" ({hint})" if hint else "") for message, hint in draft.problems]
     told, more = lines[:MAX_PROBLEMS_TOLD], len(lines) - MAX_PROBLEMS_TOLD
     if more > 0:
         told.append(f"  and {more} more")
     raise ConfigError(
         f"{len(lines)} things are wrong in the configuration:\n" + "\n".join(told),
-        hint="see docs/reference/configuration.md",
+        hint=f"see {draft.schema.page}",
     )

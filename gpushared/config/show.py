@@ -10,8 +10,9 @@ from gpushared.config.fields import Key, keys_of
 from gpushared.config.idle import IDLE, QUIET
 from gpushared.config.kinds import toml_string
 from gpushared.config.load import Loaded
-from gpushared.config.model import PRESETS, SECTIONS, Preset, attribute_of
+from gpushared.config.model import PRESETS, SECTIONS, attribute_of
 from gpushared.config.quotas import MODELS, PROJECTS, ProjectConfig, QuotaConfig
+from gpushared.config.schema import NODE, Schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +51,24 @@ def to_toml(loaded: Loaded, *, origins: bool = False) -> str:
     return "\n".join(parts) + "\n"
 
 
-def reference() -> str:
+def reference(schema: Schema = NODE) -> str:
     """The tables of the reference page, in Markdown."""
     parts = []
-    named = {
-        f"{PROJECTS}.NAME": ProjectConfig,
-        f'{PROJECTS}.NAME.{MODELS}."MODEL"': QuotaConfig,
-        f"{PRESETS}.NAME": Preset,
-    }
-    for title, cls in (*SECTIONS.items(), *named.items()):
+    for title, cls in (*schema.sections.items(), *_tables(schema)):
         parts.append(f"## `[{title}]`\n\n{_first_line(cls)}\n")
         parts.append("| key | value | default | meaning |\n|---|---|---|---|")
         parts.extend(_row(key) for key in keys_of(cls).values())
         parts.append("")
-        if cls is ProjectConfig:
+        if cls is ProjectConfig and IDLE in schema.sections:
             parts.append(_IDLE_OF_PROJECTS)
     return "\n".join(parts)
+
+
+def _tables(schema: Schema) -> Iterator[tuple[str, type]]:
+    for name, cls in schema.tables.items():
+        yield f"{name}.NAME", cls
+        if cls is ProjectConfig:
+            yield f'{name}.NAME.{MODELS}."MODEL"', QuotaConfig
 
 
 _IDLE_OF_PROJECTS = """\

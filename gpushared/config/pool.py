@@ -1,0 +1,229 @@
+"""Every setting of a pool's coordinator, ``gpushared-pool``, and where they come from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpushared.config.fields import HOUR_SECONDS, setting
+from gpushared.config.idle import IdleConfig, IdleQuietConfig
+from gpushared.config.kinds import Choice, FileMode, Number, Seconds, Text, Whole, is_absolute
+from gpushared.config.load import (
+    check_projects,
+    gather,
+    named,
+    projects_of,
+    raise_problems,
+    read_all,
+    sections_of,
+)
+from gpushared.config.model import HostMode, LogConfig
+from gpushared.config.quotas import PROJECTS, BuildConfig, InferConfig, ProjectConfig, TrainConfig
+from gpushared.config.schema import POOL_PREFIX, Named, Schema
+from gpushared.config.users import EVERYBODY, USERS, UserConfig
+from gpushared.domain.fleet.policies import PolicyName
+from gpushared.domain.quotas import is_user_name
+from gpushared.domain.rules import Preemption
+
+DAY_SECONDS = 24 * HOUR_SECONDS
+DEFAULT_PORT = 7443
+_PATH = Text("an absolute path", is_absolute)
+_POOL_NAME = re.compile(r"(?:[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?)?")
+
+
+def is_listen_address(text: str) -> bool:
+    """Whether it is ``HOST:PORT``; IPv6 addresses in brackets."""
+    host, colon, port = text.rpartition(":")
+    well = bool(host and colon) and not set(host) & set(" /@") and (":" not in host or host.startswith("["))
+    return well and port.isdecimal() and 0 <= int(port) < 2**16
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorSection:
+    """The coordinator itself and its files."""
+
+    name: str = setting(
+        "",
+        Text(
+            "up to 32 small letters, digits and dashes, or empty",
+            lambda text: _POOL_NAME.fullmatch(text) is not None,
+        ),
+        "The pool's name; empty is what `gpushare pool init` was told.",
+    )
+    listen: str = setting(
+        f"[::]:{DEFAULT_PORT}",
+        Text("`HOST:PORT`", is_listen_address),
+        "Where nodes and pipelines reach it, by TLS. `[::]` is all addresses, IPv4 too; port 0 is any.",
+    )
+    state_dir: str = setting(
+        "/var/lib/gpushared-pool",
+        _PATH,
+        "The store, keys and certificates. On a local disk, not on NFS. Everything to be backed up is here.",
+    )
+    runtime_dir: str = setting("/run/gpushared-pool", _PATH, "The socket for administrators of this machine.")
+    socket_mode: int = setting(
+        0o666,
+        FileMode(),
+        "Permissions of that socket. Who connects is known from the kernel: "
+        "root and the coordinator's own user are administrators, nobody else is let in.",
+    )
+    keep_ended_jobs: int = setting(
+        100_000, Whole(0, 10_000_000), "How many jobs that are over are still listed."
+    )
+    keep_ended_seconds: int = setting(
+        90 * DAY_SECONDS,
+        Seconds(DAY_SECONDS, 10 * 366 * DAY_SECONDS),
+        "How long they are, at most.",
+        key="keep_ended",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NodesConfig:
+    """What holds for the nodes of the pool."""
+
+    beat_seconds: float = setting(
+        5.0, Number(0.5, 60.0), "How often a node says that it lives and what is free on it."
+    )
+    beats_per_second: float = setting(
+        50.0,
+        Number(1.0, 1000.0),
+        "So many beats a second are taken of all nodes together; where there would be more, each node says "
+        "so less often.",
+    )
+    settle_seconds: int = setting(
+        60,
+        Seconds(1, HOUR_SECONDS),
+        "After a start, jobs from before it are placed when all nodes have reported, or after so long.",
+    )
+    reserve_seconds: int = setting(
+        60,
+        Seconds(10, HOUR_SECONDS),
+        "How long the nodes of a job that needs several at once keep their parts, until all have theirs.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PoolQueueConfig:
+    """Waiting for room in the pool."""
+
+    max_queued: int = setting(200_000, Whole(0, 1_000_000), "How many jobs may wait.")
+    max_queued_per_person: int = setting(
+        120_000, Whole(0, 1_000_000), "How many jobs of one person may wait."
+    )
+    preempt_notice_seconds: int = setting(
+        60,
+        Seconds(0, HOUR_SECONDS),
+        "How long before it is stopped a program is told that it has to give way to others.",
+    )
+    stop_grace_seconds: int = setting(
+        10,
+        Seconds(0, HOUR_SECONDS),
+        "How long a container that must go has between the stop signal and being killed.",
+    )
+    preemption: Preemption = setting(  # noqa: RUF009 - makes a field
+        Preemption.AUTO,
+        Choice(Preemption),
+        "`on` lets jobs give way where projects, classes and fair share say so, `off` never does; "
+        "`auto` is on where there are projects.",
+    )
+    half_life_seconds: int = setting(
+        DAY_SECONDS,
+        Seconds(60, 366 * DAY_SECONDS),
+        "What a project used so long ago counts half for its fair share.",
+    )
+    patience_seconds: int = setting(
+        2 * HOUR_SECONDS,
+        Seconds(1, 366 * DAY_SECONDS),
+        "A job that waits longer may be its project's next turn, whatever its priority; so often there is "
+        "one.",
+    )
+    turn_seconds: int = setting(
+        HOUR_SECONDS,
+        Seconds(0, 366 * DAY_SECONDS),
+        "So long a job has held its GPUs before such a turn may take them.",
+    )
+    reservations: int = setting(
+        4, Whole(1, 1000), "For so many jobs that wait for room GPUs may be kept at a time."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPlacementConfig:
+    """Which node and which GPUs a job gets among those that have room."""
+
+    policy: PolicyName = setting(  # noqa: RUF009 - makes a field
+        PolicyName.FRAGMENTATION,
+        Choice(PolicyName),
+        "`pack` fills GPUs in use first and keeps whole GPUs whole; `spread` gives each job as few "
+        "neighbours as possible; `fragmentation` leaves the rests that fit what is asked for in this pool.",
+    )
+    host: HostMode = setting(  # noqa: RUF009 - makes a field
+        HostMode.AUTO,
+        Choice(HostMode),
+        "`auto` counts what jobs ask of CPU and memory; `off` does not.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorConfig:
+    """All settings of a coordinator, each with its default."""
+
+    coordinator: CoordinatorSection = field(default_factory=CoordinatorSection)
+    nodes: NodesConfig = field(default_factory=NodesConfig)
+    queue: PoolQueueConfig = field(default_factory=PoolQueueConfig)
+    classes_build: BuildConfig = field(default_factory=BuildConfig)
+    classes_train: TrainConfig = field(default_factory=TrainConfig)
+    classes_infer: InferConfig = field(default_factory=InferConfig)
+    placement: PoolPlacementConfig = field(default_factory=PoolPlacementConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    projects: Mapping[str, ProjectConfig] = field(default_factory=dict)
+    users: Mapping[str, UserConfig] = field(default_factory=dict)
+
+
+POOL = Schema(
+    path=Path("/etc/gpushared/pool.toml"),
+    sections={
+        "coordinator": CoordinatorSection,
+        "nodes": NodesConfig,
+        "queue": PoolQueueConfig,
+        "classes.build": BuildConfig,
+        "classes.train": TrainConfig,
+        "classes.infer": InferConfig,
+        "placement": PoolPlacementConfig,
+        "log": LogConfig,
+    },
+    tables={PROJECTS: ProjectConfig, USERS: UserConfig},
+    named={
+        USERS: Named(
+            "person",
+            lambda name: name == EVERYBODY or is_user_name(name),
+            f'use a name as users have them, or "{EVERYBODY}"',
+            f'write [{USERS}.ada] and below it principals = ["ada@lab"]',
+        )
+    },
+    prefix=POOL_PREFIX,
+    page="docs/reference/pool-configuration.md",
+    show="see docs/reference/pool-configuration.md for all settings",
+)
+
+
+def load_pool(
+    path: Path = POOL.path,
+    *,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, str | None] | None = None,
+    must_exist: bool = False,
+) -> CoordinatorConfig:
+    """The configuration, from the same kinds of sources as a node's. Raises ConfigError."""
+    draft = gather(POOL, path, environ=environ, flags=flags, must_exist=must_exist)
+    found = read_all(draft)
+    sections = sections_of(POOL, found)
+    users = {name: UserConfig(**parts) for name, parts in named(USERS, found).items()}
+    projects = projects_of(found, IdleConfig(), IdleQuietConfig())
+    if not draft.problems:
+        check_projects(projects, draft)
+    raise_problems(draft)
+    return CoordinatorConfig(**sections, projects=projects, users=users)
