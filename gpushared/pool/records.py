@@ -1,0 +1,112 @@
+"""A pool's records: what is kept under which key, and jobs, members and projects as bytes and back.
+
+``job/ID`` is a job that is not over, ``ended/ID`` one that is, ``over/TIME-ID`` where it stands among those
+that are; ``member/NAME`` a node; ``usage/``, ``turn/`` and ``project/`` how projects stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from gpushared.domain.jobs.member import Free, Member
+from gpushared.domain.jobs.model import Ended, Job, JobId
+from gpushared.domain.policy.projects import Project
+from gpushared.domain.policy.standing import Standing, StandingChange, UsageRow
+from gpushared.journal.standing import project_from_json, project_to_json
+from gpushared.pool.store import Record, StoreUnavailable
+from gpushared.records import RecordError, from_json, to_json
+
+JOB, ENDED, OVER, MEMBER = "job/", "ended/", "over/", "member/"
+USAGE, TURN, PROJECT = "usage/", "turn/", "project/"
+SEQUENCE = "pool/next_sequence"
+RECOVERING = "pool/recovering"
+"""There while not all nodes have reported after a loss of memory; a restart must not forget it."""
+
+Changes = Mapping[str, bytes | None]
+"""Records to put and, with None, to delete, all in one transaction."""
+
+MICROSECONDS = 1_000_000
+
+
+def job_changes(job: Job) -> Changes:
+    """What a job that changed changes; one that is over moves to where those are."""
+    body = to_json(Job, job).encode()
+    if not isinstance(job.state, Ended):
+        return {JOB + job.id: body}
+    return {JOB + job.id: None, ENDED + job.id: body, over_key(job.state.at, job.id): b""}
+
+
+def over_key(at: float, job: JobId) -> str:
+    """In the order of time."""
+    return f"{OVER}{int(at * MICROSECONDS):017d}-{job}"
+
+
+def job_of_over(key: str) -> JobId:
+    return JobId(key.removeprefix(OVER).partition("-")[2])
+
+
+def time_of_over(key: str) -> float:
+    return int(key.removeprefix(OVER).partition("-")[0]) / MICROSECONDS
+
+
+def member_bytes(member: Member) -> bytes:
+    """What outlives this coordinator: what it heard of a node does not."""
+    lasting = replace(member, free=Free(), connected=False, heard_at=None, silent_since=None, refusals=0)
+    return to_json(Member, lasting).encode()
+
+
+def standing_changes(change: StandingChange, known_projects: Iterable[str]) -> Iterator[Changes]:
+    """``known_projects``: those that have a record."""
+    for project, bucket, amount in change.usage:
+        yield {f"{USAGE}{project}/{bucket}": b"%d" % amount}
+    for project, at in (change.turns or {}).items():
+        yield {f"{TURN}{project}": repr(at).encode()}
+    if change.projects is not None:
+        for gone in sorted(set(known_projects) - change.projects.keys()):
+            yield {PROJECT + gone: None}
+        for name, one in change.projects.items():
+            yield {PROJECT + name: project_to_json(one).encode()}
+
+
+def read_job(key: str, record: Record) -> Job:
+    """Raises StoreUnavailable."""
+    try:
+        return from_json(Job, record.value)
+    except RecordError as error:
+        raise unreadable(key, error) from error
+
+
+def read_member(key: str, record: Record) -> Member:
+    """Raises StoreUnavailable."""
+    try:
+        return from_json(Member, record.value)
+    except RecordError as error:
+        raise unreadable(key, error) from error
+
+
+def read_standing(records: Mapping[str, Record]) -> Standing:
+    """Of all records of usage, turns and projects. Raises StoreUnavailable."""
+    usage: list[UsageRow] = []
+    turns: dict[str, float] = {}
+    projects: dict[str, Project] = {}
+    for key, record in sorted(records.items()):
+        kind, _, name = key.partition("/")
+        try:
+            if kind + "/" == USAGE:
+                project, _, bucket = name.rpartition("/")
+                usage.append((project, int(bucket), int(record.value)))
+            elif kind + "/" == TURN:
+                turns[name] = float(record.value)
+            elif kind + "/" == PROJECT:
+                projects[name] = project_from_json(name, record.value.decode())
+        except (ValueError, KeyError, TypeError) as error:
+            raise unreadable(key, error) from error
+    return Standing(tuple(usage), turns, projects)
+
+
+def unreadable(key: str, error: Exception) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"the store's record {key} is not one that this version can read: {error}",
+        hint="install the version that wrote it",
+    )
