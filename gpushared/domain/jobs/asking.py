@@ -1,0 +1,221 @@
+"""What users ask of a coordinator: a job, its end, to hold it, to put it before others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpushared.domain.errors import LimitReached, NotFound, RequestError, StateConflict
+from gpushared.domain.jobs.following import cancel, end
+from gpushared.domain.jobs.messages import CancelAsked, JobHoldAsked, JobPriorityAsked, JobSubmitted
+from gpushared.domain.jobs.model import (
+    HERE,
+    After,
+    AfterKind,
+    Cancelled,
+    Cancelling,
+    Ended,
+    Job,
+    JobFailed,
+    JobId,
+    JobSpec,
+    JobState,
+    NodeName,
+    Queued,
+    Succeeded,
+    Then,
+)
+from gpushared.domain.jobs.orders import send
+from gpushared.domain.jobs.state import PoolDraft, Wake, is_gang, request_key
+from gpushared.domain.policy.projects import project_of
+from gpushared.domain.request import MAX_PRIORITY
+from gpushared.domain.units import shown
+
+DEPENDENTS_AT_ONCE = 100
+"""So many jobs that waited for one are looked at in a step."""
+NEXT_SECONDS = 0.001
+"""Until the next part of them: others come in between."""
+MAX_NODES = 1024
+
+
+def submit(event: JobSubmitted, draft: PoolDraft) -> None:
+    """Take a job, or find that it is here already."""
+    known = asked_before(event, draft)
+    if known is not None:
+        draft.answer = known
+        return
+    spec = event.spec
+    check(spec, event.priority, draft)
+    old = event.old and not draft.state.settled
+    if not old:
+        for after in spec.after:
+            draft.state.find(after.job)
+    job = Job(
+        id=event.job,
+        sequence=draft.state.next_sequence,
+        spec=spec,
+        submitted_at=draft.now,
+        state=Queued(draft.now),
+        project=project_of(spec.owner.person, spec.request.project, draft.state.policy),
+        attempts=draft.state.numbers.get(event.job, 0),
+        held_by=spec.owner.principal if event.held else "",
+        priority=event.priority,
+        awaits=spec.after,
+    )
+    enter(job, draft, old=old)
+    where = "" if spec.origin == HERE or draft.rules.here else f" through node {spec.origin}"
+    draft.put(job.note(draft.now, f"submitted by {spec.owner.principal}{where}"))
+    draft.answer = job.id
+    look_at_dependencies(draft.state.jobs[job.id], draft)
+
+
+def enter(job: Job, draft: PoolDraft, *, old: bool) -> None:
+    """What is noted of a job once, before it is first put."""
+    state = draft.state
+    state.next_sequence = max(state.next_sequence, job.sequence + 1)
+    if job.spec.request_id:
+        state.by_request = state.by_request.put(request_key(job.spec), job.id)
+    if old:
+        state.old = state.old.put(job.id, None)
+    state.numbers = state.numbers.drop(job.id)
+    for after in job.awaits:
+        if after.job in state.ended:
+            continue
+        waiting = state.dependents.get(after.job, ())
+        state.dependents = state.dependents.put(after.job, (*waiting, job.id))
+
+
+def asked_before(event: JobSubmitted, draft: PoolDraft) -> JobId | None:
+    state = draft.state
+    if event.job in state.jobs or event.job in state.ended:
+        return event.job
+    return state.by_request.get(request_key(event.spec)) if event.spec.request_id else None
+
+
+def check(spec: JobSpec, priority: int, draft: PoolDraft) -> None:
+    """Raises where this can never run here, or there are too many already."""
+    state, rules = draft.state, draft.rules
+    if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        raise RequestError(f"priority {priority} is not between -{MAX_PRIORITY} and {MAX_PRIORITY}")
+    if not 1 <= spec.nodes <= MAX_NODES:
+        raise RequestError(f"{spec.nodes} nodes are not possible", hint=f"ask for 1 to {MAX_NODES}")
+    if spec.target != HERE and spec.target not in state.members:
+        raise NotFound(
+            f"there is no node {shown(spec.target)} in the pool", hint="`gpushare nodes` lists them"
+        )
+    if is_gang(spec) and (rules.here or spec.target != HERE):
+        raise RequestError("one node cannot be several", hint="submit it to the pool, without --node")
+    if is_gang(spec) and spec.interactive:
+        raise RequestError("an interactive job runs on one node", hint="leave out --nodes and --span")
+    if len(state.jobs) >= rules.max_queued:
+        raise LimitReached(f"{rules.max_queued} jobs wait or run already", hint="try again later")
+    if state.queued.get(spec.owner.person, 0) >= rules.max_queued_per_person:
+        raise LimitReached(
+            f"{rules.max_queued_per_person} jobs of {spec.owner.person} wait already",
+            hint="wait for some of them, or cancel some",
+        )
+
+
+def no_node(node: NodeName) -> NotFound:
+    return NotFound(f"there is no node {shown(node)} in the pool", hint="`gpushare nodes` lists them")
+
+
+def ask_cancel(event: CancelAsked, draft: PoolDraft) -> None:
+    job = draft.owned(event.job, event.by)
+    draft.answer = job.id
+    match job.state:
+        case Ended():
+            pass
+        case Queued() if draft.is_old(job.id):
+            text = f"{event.by.principal} cancelled it; whether it runs somewhere is being found out"
+            state = Cancelling(
+                job.attempts, (), draft.now, Then.CANCEL, event.by.principal, None, event.grace_seconds
+            )
+            draft.put(replace(job, state=state).note(draft.now, text))
+        case Queued():
+            text = f"cancelled by {event.by.principal} before it ran"
+            end(job, Cancelled(event.by.principal), text, draft)
+        case Cancelling(then=Then.CANCEL):
+            again = replace(job.state, grace_seconds=event.grace_seconds)
+            send(draft.put(replace(job, state=again), durable=False), draft)
+        case _:
+            text = f"{event.by.principal} cancelled it"
+            by = event.by.principal
+            cancel(job, Then.CANCEL, by, draft, text, grace_seconds=event.grace_seconds)
+
+
+def hold(event: JobHoldAsked, draft: PoolDraft) -> None:
+    job = _queued(draft.owned(event.job, event.by))
+    draft.answer = job.id
+    if bool(job.held_by) == event.held:
+        return
+    by = event.by.principal
+    text = f"held by {by}" if event.held else f"let go by {by}"
+    draft.put(replace(job, held_by=by if event.held else "").note(draft.now, text))
+
+
+def set_priority(event: JobPriorityAsked, draft: PoolDraft) -> None:
+    job = _queued(draft.owned(event.job, event.by))
+    if not -MAX_PRIORITY <= event.priority <= MAX_PRIORITY:
+        raise RequestError(f"priority {event.priority} is not between -{MAX_PRIORITY} and {MAX_PRIORITY}")
+    draft.answer = job.id
+    if job.priority != event.priority:
+        text = f"{event.by.principal} set its priority to {event.priority}"
+        draft.put(replace(job, priority=event.priority).note(draft.now, text))
+
+
+def _queued(job: Job) -> Job:
+    if not isinstance(job.state, Queued):
+        raise StateConflict(
+            f"job {job.id} does not wait any more", hint=f"`gpushare why {job.id}` tells more"
+        )
+    return job
+
+
+# --- dependencies --------------------------------------------------------------------------------------
+
+
+def after_end(awaited: JobId, draft: PoolDraft) -> None:
+    """A job is over: those that waited for it, a part of them at a time."""
+    state = draft.state
+    waiting = state.dependents.get(awaited, ())
+    now, later = waiting[:DEPENDENTS_AT_ONCE], waiting[DEPENDENTS_AT_ONCE:]
+    if later:
+        state.dependents = state.dependents.put(awaited, later)
+        draft.wake(draft.now + NEXT_SECONDS, Wake.AFTER, awaited)
+    else:
+        state.dependents = state.dependents.drop(awaited)
+    for name in now:
+        job = draft.job(name)
+        if job is not None:
+            look_at_dependencies(job, draft)
+
+
+def look_at_dependencies(job: Job, draft: PoolDraft) -> None:
+    """What is left of what it waits for; one that cannot come any more is its end."""
+    if not isinstance(job.state, Queued):
+        return
+    for after in job.awaits:
+        failed = _failed(draft.state.ended.get(after.job))
+        if after.kind is AfterKind.OK and failed:
+            reason = f"job {after.job}, which had to succeed before it, {failed}"
+            end(job, JobFailed(reason, hint=f"`gpushare why {after.job}` tells more"), reason, draft)
+            return
+    left = tuple(after for after in job.awaits if _awaited(after, draft))
+    if left != job.awaits:
+        many = f"{len(left)} more job" + ("" if len(left) == 1 else "s")
+        text = f"waits for {many}" if left else "what it waited for is over"
+        draft.put(replace(job, awaits=left).note(draft.now, text))
+
+
+def _awaited(after: After, draft: PoolDraft) -> bool:
+    """Whether it is still to come; one that nobody knows is not, unless it may still be told of."""
+    state = draft.state
+    return after.job in state.jobs or (not state.settled and after.job not in state.ended)
+
+
+def _failed(job: Job | None) -> str:
+    """How a job that is over did not succeed; empty where it did, or is not over."""
+    state: JobState | None = None if job is None else job.state
+    if not isinstance(state, Ended) or isinstance(state.outcome, Succeeded):
+        return ""
+    return "was cancelled" if isinstance(state.outcome, Cancelled) else "failed"

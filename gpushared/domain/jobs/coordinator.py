@@ -1,0 +1,217 @@
+"""The coordinator's state machine: one event in, a step out (a new state, what to write, what to do).
+
+``handle`` is the only way to change a state. The step's state becomes true when the store has the step's
+changes; only then may its instructions be performed and the caller be answered. So an attempt is durable
+before its node hears of it.
+
+A node's own book of jobs is the same machine with ``PoolRules.here``: its only member is the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import singledispatch
+
+from gpushared.domain.jobs import asking, planning, recovery, silence
+from gpushared.domain.jobs import messages as m
+from gpushared.domain.jobs.member import Free, Member
+from gpushared.domain.jobs.model import HERE, Ended, Job, JobId, NodeName, Queued
+from gpushared.domain.jobs.orders import resend
+from gpushared.domain.jobs.rules import PoolRules
+from gpushared.domain.jobs.state import (
+    PoolDraft,
+    PoolState,
+    PoolStep,
+    Wake,
+    nodes_of,
+    request_key,
+)
+from gpushared.domain.line import Line
+from gpushared.domain.policy.standing import Standing, usage_of
+from gpushared.domain.shelf import Shelf
+
+ALARMS_AT_ONCE = 200
+"""So many are looked at in a step; the others are due at once in the next."""
+
+
+def handle(state: PoolState, event: m.PoolEvent, now: float) -> PoolStep:
+    """One event's step. ``now``: seconds since the epoch. An error of the tree means: nothing changed."""
+    draft = PoolDraft(state, now)
+    _apply(event, draft)
+    _look_at_alarms(draft)
+    planning.place_who_can(draft)
+    return draft.finish()
+
+
+def restore(
+    rules: PoolRules,
+    *,
+    epoch: int,
+    jobs: Iterable[Job] = (),
+    members: Iterable[Member] = (),
+    standing: Standing | None = None,
+    revision: int = 0,
+    now: float,
+    from_copy: bool = False,
+) -> PoolState:
+    """The state at the start of an epoch: what the store had, of jobs that are over too.
+
+    ``from_copy``: it is known to be a copy of an older store, or to have lost some, so that all members must
+    report before anything old is placed. Where that is not known, the first node that has seen more tells.
+    """
+    standing = standing or Standing()
+    everything = sorted(jobs, key=lambda job: job.sequence)
+    enrolled = {member.name: _unheard(member) for member in members}
+    if rules.here:
+        enrolled.setdefault(HERE, Member(HERE, now))
+    state = PoolState(
+        rules=rules,
+        epoch=epoch,
+        revision=revision,
+        started_at=now,
+        members=Shelf(enrolled),
+        usage=usage_of(standing.usage, rules.policy.half_life_seconds),
+        turns=standing.turns,
+        projects=standing.projects,
+        next_sequence=1 + max((job.sequence for job in everything), default=0),
+    )
+    _remember(state, everything)
+    draft = PoolDraft(state, now)
+    recovery.unsettle(draft)
+    lost = from_copy or (not everything and bool(enrolled) and not rules.here)
+    draft.state.recovering_since = now if lost else None
+    draft.wake(now + (rules.recover_seconds if lost else rules.settle_seconds), Wake.SETTLE)
+    _look_after(draft)
+    recovery.settle_if_due(draft)
+    return draft.state
+
+
+def _unheard(member: Member) -> Member:
+    return replace(member, free=Free(), connected=False, heard_at=None, silent_since=None, refusals=0)
+
+
+def _remember(state: PoolState, jobs: list[Job]) -> None:
+    live = [job for job in jobs if not isinstance(job.state, Ended)]
+    over = [job for job in jobs if isinstance(job.state, Ended)]
+    state.jobs = Shelf((job.id, job) for job in live)
+    order = sorted((job.state.at, job.sequence, job.id) for job in over if isinstance(job.state, Ended))
+    kept = order[-state.rules.ended_kept :]
+    ended = {job.id: job for job in over}
+    state.ended = Shelf((name, ended[name]) for _, _, name in kept)
+    state.ended_order = Line(kept)
+    remembered = [*live, *state.ended.values()]
+    state.by_request = Shelf((request_key(job.spec), job.id) for job in remembered if job.spec.request_id)
+    _index(state, live)
+
+
+def _index(state: PoolState, live: list[Job]) -> None:
+    by_node: dict[NodeName, dict[JobId, None]] = {}
+    dependents: dict[JobId, tuple[JobId, ...]] = {}
+    queued: dict[str, int] = {}
+    for job in live:
+        for node in nodes_of(job):
+            by_node.setdefault(node, {})[job.id] = None
+        for after in job.awaits:
+            dependents[after.job] = (*dependents.get(after.job, ()), job.id)
+        if isinstance(job.state, Queued):
+            person = job.spec.owner.person
+            queued[person] = queued.get(person, 0) + 1
+    state.by_node = Shelf((node, Shelf(jobs)) for node, jobs in by_node.items())
+    state.dependents, state.queued = Shelf(dependents), Shelf(queued)
+
+
+def _look_after(draft: PoolDraft) -> None:
+    """What is to be looked at later because of what was so when the coordinator ended."""
+    state = draft.state
+    for awaited in state.dependents:
+        if awaited not in state.jobs:
+            draft.wake(draft.now, Wake.AFTER, awaited)
+    for node in state.by_node:
+        if node in state.members:
+            silence.watch(node, draft)
+
+
+# --- time ----------------------------------------------------------------------------------------------
+
+
+def _look_at_alarms(draft: PoolDraft) -> None:
+    for _ in range(ALARMS_AT_ONCE):
+        first = draft.state.alarms.first()
+        if first is None or first[0] > draft.now:
+            return
+        draft.state.alarms = draft.state.alarms.drop(first)
+        _ring(Wake(first[1]), first[2], draft)
+
+
+def _ring(what: Wake, whose: str, draft: PoolDraft) -> None:
+    match what:
+        case Wake.READY:
+            if (job := draft.job(JobId(whose))) is not None:
+                draft.line_up(job)
+        case Wake.RESEND:
+            if (job := draft.job(JobId(whose))) is not None:
+                resend(job, draft)
+        case Wake.AFTER:
+            asking.after_end(JobId(whose), draft)
+        case Wake.SILENCE:
+            silence.look(NodeName(whose), draft)
+        case Wake.SETTLE:
+            recovery.settle_if_due(draft)
+        case Wake.PLAN:
+            draft.state.stale = True
+
+
+# --- events --------------------------------------------------------------------------------------------
+
+
+@singledispatch
+def _apply(event: object, draft: PoolDraft) -> None:  # noqa: ARG001 - the signature of every rule
+    raise TypeError(f"no rule for {type(event).__name__}")
+
+
+_apply.register(m.JobSubmitted, asking.submit)
+_apply.register(m.CancelAsked, asking.ask_cancel)
+_apply.register(m.JobHoldAsked, asking.hold)
+_apply.register(m.JobPriorityAsked, asking.set_priority)
+_apply.register(m.NodeHello, recovery.hello)
+_apply.register(m.Reported, recovery.reported)
+_apply.register(m.NodeEnrolled, recovery.enroll)
+_apply.register(m.NodeForgotten, recovery.forget)
+
+
+@_apply.register
+def _(event: m.NodeBeat, draft: PoolDraft) -> None:
+    member = draft.state.members.get(event.node)
+    if member is None or not member.connected:
+        return
+    news = event.inventory is not None and event.inventory != member.inventory
+    free = member.free if event.free is None else event.free
+    if news or free != member.free:
+        draft.state.stale = True
+    inventory = event.inventory if news else member.inventory
+    beaten = replace(member, heard_at=draft.now, silent_since=None, free=free, inventory=inventory)
+    draft.put_member(beaten, durable=news)
+
+
+@_apply.register
+def _(event: m.NodeDisconnected, draft: PoolDraft) -> None:
+    member = draft.state.members.get(event.node)
+    if member is not None and member.connected:
+        draft.put_member(replace(member, connected=False, silent_since=draft.now), durable=False)
+        silence.watch(event.node, draft)
+
+
+@_apply.register
+def _(event: m.NodeDrainAsked, draft: PoolDraft) -> None:
+    member = draft.state.members.get(event.node)
+    if member is None:
+        raise asking.no_node(event.node)
+    by = event.by.principal if event.reason is not None else ""
+    draft.put_member(replace(member, drained_by=by, drain_reason=event.reason or ""))
+    draft.state.stale = True
+
+
+@_apply.register
+def _(event: m.PoolTick, draft: PoolDraft) -> None:
+    """The alarms are looked at after each event."""

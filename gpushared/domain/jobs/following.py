@@ -1,0 +1,360 @@
+"""How a job goes on when a part of its attempt does: what its nodes report, and what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from enum import StrEnum
+from zlib import crc32
+
+from gpushared.domain.jobs.model import (
+    AttemptState,
+    Cancelled,
+    Cancelling,
+    Ended,
+    Ending,
+    EndKind,
+    Job,
+    JobFailed,
+    JobOutcome,
+    NodeName,
+    Part,
+    Placing,
+    Queued,
+    Running,
+    Succeeded,
+    Then,
+)
+from gpushared.domain.jobs.orders import name_of, send
+from gpushared.domain.jobs.protocol import Report
+from gpushared.domain.jobs.state import Booked, PoolDraft, is_gang, is_over
+from gpushared.domain.units import format_duration
+
+MAX_REFUSERS = 16
+"""A job that so many nodes will not have is had by nobody."""
+_GOES = {AttemptState.RUNNING, AttemptState.PAUSED}
+
+
+class Fate(StrEnum):
+    """What the end of an attempt is for its job."""
+
+    DONE = "done"
+    AGAIN = "again"
+    """It was none of its own doing: it may run again, and that counts for nothing."""
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+_FATES = {
+    EndKind.CANCELLED: Fate.CANCELLED,
+    EndKind.STOPPED: Fate.CANCELLED,
+    EndKind.EXPIRED: Fate.FAILED,
+    EndKind.FAILED: Fate.FAILED,
+    EndKind.PREEMPTED: Fate.AGAIN,
+    EndKind.FENCED: Fate.AGAIN,
+    EndKind.LOST: Fate.AGAIN,
+    EndKind.NO_ROOM: Fate.AGAIN,
+}
+
+
+def begin(job: Job, parts: tuple[Part, ...], booked: Booked, draft: PoolDraft) -> None:
+    """Begin the next attempt: written first, then said to its nodes."""
+    number = job.attempts + 1
+    state = Placing(number, parts, draft.now)
+    nodes = ", ".join(name_of(part.node) for part in parts)
+    job = replace(job, state=state, attempts=number).note(draft.now, f"attempt {number} goes to {nodes}")
+    draft.put(job)
+    draft.state.booked = draft.state.booked.put(job.id, booked)
+    send(job, draft)
+
+
+def apply(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
+    """Take in what a node says of its part of the attempt that is under way.
+
+    What is no newer than what it said before came late, and what is final stays so.
+    """
+    part = next((part for part in job.parts if part.node == node), None)
+    if part is None or is_over(part) or report.revision <= part.revision:
+        return
+    new = replace(
+        part,
+        state=report.state,
+        lease=report.lease or part.lease,
+        ending=report.ending,
+        revision=report.revision,
+    )
+    if report.state is AttemptState.REFUSED:
+        _count_refusal(new, draft)
+    elif report.state is not AttemptState.PREPARING:
+        _forgive(node, draft)
+    replace_part(job, new, draft)
+
+
+def replace_part(job: Job, new: Part, draft: PoolDraft) -> None:
+    """A part is so now; what follows for the job."""
+    assert not isinstance(job.state, Queued)
+    parts = tuple(new if part.node == new.node else part for part in job.parts)
+    job = replace(job, state=replace(job.state, parts=parts))
+    draft.put(job, durable=is_over(new))
+    advance(job, draft)
+
+
+def advance(job: Job, draft: PoolDraft) -> None:
+    """Take a job as far as its parts are."""
+    match job.state:
+        case Placing(committed=False) if is_gang(job.spec):
+            _gather(job, job.state, draft)
+        case Placing() | Running():
+            _go_on(job, job.state, draft)
+        case Cancelling() if all(map(is_over, job.state.parts)) and not draft.is_old(job.id):
+            _taken_down(job, job.state, draft)
+
+
+def _gather(job: Job, state: Placing, draft: PoolDraft) -> None:
+    """A gang before all of it is reserved: one that does not come makes all go again."""
+    over = [part for part in state.parts if is_over(part)]
+    if over:
+        take_down(job, over[0], draft)
+    elif all(part.state is AttemptState.RESERVED for part in state.parts):
+        committed = replace(job, state=replace(state, committed=True))
+        committed = committed.note(draft.now, "all of its nodes have its room; it starts on all of them")
+        draft.put(committed)
+        send(committed, draft)
+
+
+def _go_on(job: Job, state: Placing | Running, draft: PoolDraft) -> None:
+    """An attempt that may run: it begins to, or it is over, or one part's end is the end of all."""
+    bad = [part for part in state.parts if is_over(part) and not _went_well(part)]
+    if bad and len(state.parts) > 1:
+        take_down(job, bad[0], draft)
+    elif bad:
+        _conclude(job, bad[0], draft)
+    elif all(map(_went_well, state.parts)):
+        end(job, Succeeded(), "it ended with exit code 0", draft)
+    elif isinstance(state, Placing) and all(_goes(part) or _went_well(part) for part in state.parts):
+        nodes = ", ".join(name_of(part.node) for part in state.parts)
+        running = Running(state.attempt, state.parts, draft.now)
+        draft.put(replace(job, state=running).note(draft.now, f"it runs on {nodes}"))
+
+
+def _goes(part: Part) -> bool:
+    return part.state in _GOES
+
+
+def _went_well(part: Part) -> bool:
+    ending = part.ending
+    return (
+        part.state is AttemptState.ENDED
+        and ending is not None
+        and ending.kind is EndKind.EXITED
+        and ending.exit_code == 0
+    )
+
+
+# --- taking down ---------------------------------------------------------------------------------------
+
+
+def take_down(job: Job, part: Part, draft: PoolDraft) -> None:
+    """One part of several is over: end the rest of them."""
+    ending = _ending(part)
+    then = {Fate.FAILED: Then.FAIL, Fate.CANCELLED: Then.CANCEL}.get(_fate(part), Then.REQUEUE)
+    if then is Then.REQUEUE and not _comes_back(job, part):
+        then = Then.FAIL
+    text = f"its part on {name_of(part.node)} {_ended_how(part)}, so the rest of it is ended"
+    cancel(job, then, ending.reason or f"its part on {name_of(part.node)}", draft, text, ending=ending)
+
+
+def cancel(
+    job: Job,
+    then: Then,
+    by: str,
+    draft: PoolDraft,
+    text: str,
+    *,
+    ending: Ending | None = None,
+    grace_seconds: int | None = None,
+) -> None:
+    """Have an attempt ended on all its nodes; what becomes of the job is done when all have confirmed it."""
+    assert isinstance(job.state, Placing | Running | Cancelling)
+    grace = draft.rules.stop_grace_seconds if grace_seconds is None else grace_seconds
+    state = Cancelling(job.state.attempt, job.state.parts, draft.now, then, by, ending, grace)
+    job = draft.put(replace(job, state=state).note(draft.now, text))
+    send(job, draft)
+    advance(job, draft)
+
+
+def _taken_down(job: Job, state: Cancelling, draft: PoolDraft) -> None:
+    if state.parts and all(map(_went_well, state.parts)):
+        end(job, Succeeded(), "it ended with exit code 0 before it could be stopped", draft)
+    elif state.then is Then.CANCEL:
+        end(job, Cancelled(state.by), f"cancelled by {state.by}", draft)
+    elif state.then is Then.FAIL:
+        _fail(job, state.ending or Ending(EndKind.FAILED, state.by), draft)
+    else:
+        refused = any(part.state is AttemptState.REFUSED for part in state.parts)
+        wait = _backoff(job, _refusals(state.parts, draft), draft) if refused else 0.0
+        requeue(job, "it waits again", draft, wait_seconds=wait)
+
+
+# --- what becomes of it --------------------------------------------------------------------------------
+
+
+def _conclude(job: Job, part: Part, draft: PoolDraft) -> None:
+    """The only part of an attempt is over, and not well."""
+    ending = _ending(part)
+    if part.state is AttemptState.REFUSED:
+        _refused(job, part, ending, draft)
+        return
+    match _fate(part):
+        case Fate.CANCELLED:
+            end(job, Cancelled(_who(ending)), f"ended: {_said(ending)}", draft)
+        case Fate.AGAIN if _comes_back(job, part):
+            requeue(job, f"{_ended_how(part)} on {name_of(part.node)}; it waits again", draft)
+        case _:
+            _fail(job, ending, draft)
+
+
+def _refused(job: Job, part: Part, ending: Ending, draft: PoolDraft) -> None:
+    where = name_of(part.node)
+    if ending.kind is EndKind.FAILED:
+        refused_by = (*job.refused_by, part.node)
+        job = replace(job, refused_by=refused_by)
+        if _nobody_left(job, draft) and not draft.is_old(job.id):
+            outcome = JobFailed(_said(ending), hint=ending.hint)
+            end(job, outcome, f"{where} will not have it: {_said(ending)}", draft)
+            return
+        requeue(job, f"{where} will not have it: {_said(ending)}; another one is sought", draft)
+    elif ending.kind is not EndKind.NO_ROOM:
+        requeue(job, f"{where}: {_said(ending)}; it waits again", draft)
+    elif job.spec.immediate:
+        reason = f"{where} had no room for it at once: {_said(ending)}"
+        end(job, JobFailed(reason, hint=ending.hint), reason, draft)
+    else:
+        wait = _backoff(job, _refusals((part,), draft), draft)
+        requeue(job, f"{where} had no room for it: {_said(ending)}", draft, wait_seconds=wait)
+
+
+def _fail(job: Job, ending: Ending, draft: PoolDraft) -> None:
+    """It failed by itself: run it again, or that was it."""
+    said = _said(ending)
+    failures = job.failures + 1
+    if failures > job.spec.retries or job.spec.interactive:
+        end(job, JobFailed(said, ending.exit_code, ending.hint), f"failed: {said}", draft)
+        return
+    rules = draft.rules
+    wait = min(rules.retry_most_seconds, rules.retry_seconds * 2.0 ** (failures - 1))
+    text = f"failed: {said}; retry {failures} of {job.spec.retries} in {format_duration(max(1, round(wait)))}"
+    requeue(replace(job, failures=failures), text, draft, wait_seconds=wait)
+
+
+def requeue(job: Job, text: str, draft: PoolDraft, *, wait_seconds: float = 0.0) -> None:
+    """Back to the queue, at the place that it had."""
+    not_before = draft.now + wait_seconds if wait_seconds else 0.0
+    draft.put(replace(job, state=Queued(draft.now, not_before)).note(draft.now, text))
+
+
+def end(job: Job, outcome: JobOutcome, text: str, draft: PoolDraft) -> None:
+    """It is over, for good."""
+    parts = job.parts
+    draft.put(replace(job, state=Ended(draft.now, outcome, parts)).note(draft.now, text))
+
+
+def lost(part: Part, kind: EndKind, reason: str) -> Part:
+    """A part that is known to be over though its node did not say so."""
+    return replace(part, state=AttemptState.ENDED, ending=Ending(kind, reason))
+
+
+def _ending(part: Part) -> Ending:
+    return part.ending or Ending(EndKind.FAILED, "its node did not say why")
+
+
+def _fate(part: Part) -> Fate:
+    """What a part's end means. A refusal is an end before the beginning."""
+    ending = _ending(part)
+    if ending.kind is EndKind.EXITED:
+        return Fate.DONE if ending.exit_code == 0 else Fate.FAILED
+    if part.state is AttemptState.REFUSED:
+        return Fate.AGAIN
+    return _FATES[ending.kind]
+
+
+def _comes_back(job: Job, part: Part) -> bool:
+    """Whether it is run again after something that was none of its own doing."""
+    if part.state is AttemptState.REFUSED:
+        return _ending(part).kind is not EndKind.FAILED
+    return job.spec.requeue and not job.spec.interactive
+
+
+def _nobody_left(job: Job, draft: PoolDraft) -> bool:
+    """Whether no member is left that might have it."""
+    if job.spec.target in job.refused_by or len(job.refused_by) >= MAX_REFUSERS:
+        return True
+    members = draft.state.members.values()
+    return all(one.name in job.refused_by for one in members if one.forgotten_at is None)
+
+
+def _said(ending: Ending) -> str:
+    if ending.kind is EndKind.EXITED:
+        code = "unknown" if ending.exit_code is None else str(ending.exit_code)
+        return ending.reason or f"exit code {code}"
+    return ending.reason or _WORDS[ending.kind]
+
+
+_WORDS = {
+    EndKind.CANCELLED: "it was cancelled",
+    EndKind.STOPPED: "somebody stopped it on its node",
+    EndKind.EXPIRED: "its time limit was reached",
+    EndKind.FAILED: "it could not be started",
+    EndKind.PREEMPTED: "it gave way to others",
+    EndKind.FENCED: "its node had not heard from the coordinator for too long",
+    EndKind.LOST: "its node lost it",
+    EndKind.NO_ROOM: "there was no room",
+}
+
+
+def _ended_how(part: Part) -> str:
+    verb = "was refused" if part.state is AttemptState.REFUSED else "ended"
+    return f"{verb} ({_said(_ending(part))})"
+
+
+def _who(ending: Ending) -> str:
+    return ending.reason or _WORDS[ending.kind]
+
+
+# --- refusals ------------------------------------------------------------------------------------------
+
+
+def _count_refusal(part: Part, draft: PoolDraft) -> None:
+    """Who refuses again and again is tried last for a while. Tombstones are no refusals of a place."""
+    member, ending = draft.state.members.get(part.node), _ending(part)
+    if member is None or ending.kind not in {EndKind.NO_ROOM, EndKind.FAILED}:
+        return
+    member = draft.put_member(replace(member, refusals=member.refusals + 1), durable=False)
+    if member.refusals >= draft.rules.refusals_before_rest:
+        until = draft.now + draft.rules.rest_seconds
+        draft.state.resting = {**draft.state.resting, part.node: until}
+
+
+def _forgive(node: NodeName, draft: PoolDraft) -> None:
+    member = draft.state.members.get(node)
+    if member is not None and member.refusals:
+        draft.put_member(replace(member, refusals=0), durable=False)
+        resting = draft.state.resting
+        draft.state.resting = {name: until for name, until in resting.items() if name != node}
+
+
+def _refusals(parts: Iterable[Part], draft: PoolDraft) -> int:
+    known: Sequence[int] = [
+        member.refusals
+        for part in parts
+        if part.state is AttemptState.REFUSED and (member := draft.state.members.get(part.node)) is not None
+    ]
+    return max(known, default=1)
+
+
+def _backoff(job: Job, refusals: int, draft: PoolDraft) -> float:
+    """Longer with each refusal, and another one for each attempt, lest two gangs meet again and again."""
+    rules = draft.rules
+    most = min(rules.refused_most_seconds, rules.refused_seconds * 2.0 ** min(16, max(0, refusals - 1)))
+    share = crc32(f"{job.id}/{job.attempts}".encode()) % 1000 / 1000
+    return most * (0.5 + share)

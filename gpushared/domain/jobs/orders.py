@@ -1,0 +1,104 @@
+"""What a coordinator has to say to a node about a part of an attempt, as the job stands now.
+
+It follows from the job alone, so that saying it again after a silence, a restart or a lost message is the
+same as saying it first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from zlib import crc32
+
+from gpushared.domain.jobs.messages import Send
+from gpushared.domain.jobs.model import (
+    HERE,
+    AttemptKey,
+    AttemptState,
+    Cancelling,
+    Job,
+    NodeName,
+    Part,
+    Placing,
+    Running,
+)
+from gpushared.domain.jobs.protocol import CancelPart, Commit, Gang, Order, Place
+from gpushared.domain.jobs.state import PoolDraft, Wake, is_gang, is_over
+from gpushared.domain.request import Request
+
+PORTS = range(20_000, 30_000)
+"""From which the port of a gang's first node is taken."""
+
+
+def order_for(job: Job, part: Part, draft: PoolDraft) -> Order | None:
+    """What is to be said to a part's node; None where it is its turn to speak."""
+    epoch = draft.state.epoch
+    match job.state:
+        case Cancelling(attempt, by=by, grace_seconds=grace) if not is_over(part):
+            return CancelPart(AttemptKey(job.id, attempt), epoch, grace, by)
+        case Placing(attempt) if part.state is None:
+            return _place(job, AttemptKey(job.id, attempt), part, draft)
+        case Placing(attempt, committed=True) | Running(attempt) if (
+            part.state is AttemptState.RESERVED and is_gang(job.spec)
+        ):
+            return Commit(AttemptKey(job.id, attempt), epoch, _facts(job, part))
+    return None
+
+
+def send(job: Job, draft: PoolDraft) -> None:
+    """Say what is to be said to each of a job's nodes, and come back to those that do not answer."""
+    waits = False
+    for part in job.parts:
+        order = order_for(job, part, draft)
+        if order is not None:
+            draft.do(Send(part.node, order))
+            waits = True
+    if waits:
+        draft.wake(draft.now + draft.rules.resend_seconds, Wake.RESEND, job.id)
+
+
+def resend(job: Job, draft: PoolDraft) -> None:
+    """As ``send``, to those nodes that are there to hear it; the others are told when they are back."""
+    waits = False
+    for part in job.parts:
+        member, order = draft.state.members.get(part.node), order_for(job, part, draft)
+        if order is not None and member is not None and member.connected:
+            draft.do(Send(part.node, order))
+            waits = True
+    if waits:
+        draft.wake(draft.now + draft.rules.resend_seconds, Wake.RESEND, job.id)
+
+
+def name_of(node: NodeName) -> str:
+    """``node b``; ``this node`` in a node's own book."""
+    return "this node" if node == HERE else f"node {node}"
+
+
+def _place(job: Job, key: AttemptKey, part: Part, draft: PoolDraft) -> Place:
+    here = draft.rules.here
+    return Place(
+        key,
+        draft.state.epoch,
+        job.spec,
+        part.request if here else for_node(part.request),
+        wait=here and not job.spec.immediate,
+        gang=is_gang(job.spec) and not here,
+        reserve_seconds=draft.rules.reserve_seconds,
+    )
+
+
+def for_node(request: Request) -> Request:
+    """A request without what was said of other jobs, which its node does not know."""
+    if not (request.near or request.away_from or request.after or request.begin_at):
+        return request
+    return replace(request, near=(), away_from=(), after=(), begin_at=None)
+
+
+def _facts(job: Job, part: Part) -> Gang:
+    parts = sorted(job.parts, key=lambda one: one.rank)
+    number = 0 if not isinstance(job.state, Placing | Running) else job.state.attempt
+    return Gang(
+        hosts=tuple(one.address or one.node for one in parts),
+        rank=part.rank,
+        port=PORTS[crc32(f"{job.id}/{number}".encode()) % len(PORTS)],
+        gpus=tuple(one.request.gpu_count for one in parts),
+    )

@@ -1,0 +1,330 @@
+"""What a coordinator does to find out what is the case: after its start, and after a loss of memory.
+
+Nothing *old* is placed before all members have told what they have: a job that was in the store at the start,
+that a node resent, or that a node told of. It may run somewhere without our knowing. After an ordinary start
+the store knows all of it, and silent members are waited for only a minute; where a node has seen more of this
+pool than we remember, for each member, until it reports, or somebody gives their word for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gpushared.domain.errors import GpushareError
+from gpushared.domain.jobs.asking import enter, look_at_dependencies
+from gpushared.domain.jobs.following import advance, apply, cancel, lost, replace_part
+from gpushared.domain.jobs.member import Member
+from gpushared.domain.jobs.messages import NodeEnrolled, NodeForgotten, NodeHello, Reported, Send
+from gpushared.domain.jobs.model import (
+    AttemptKey,
+    Cancelling,
+    Ended,
+    EndKind,
+    Job,
+    JobId,
+    NodeName,
+    Part,
+    Placing,
+    Queued,
+    Running,
+    Then,
+)
+from gpushared.domain.jobs.orders import name_of, order_for
+from gpushared.domain.jobs.protocol import CancelPart, Place, Query, Report, StaleEpoch
+from gpushared.domain.jobs.state import PoolDraft, Wake, is_gang, kind_of, ready_at
+from gpushared.domain.jobs.waiting import Kind, Waiting
+from gpushared.domain.policy.projects import project_of
+from gpushared.domain.shelf import Shelf
+
+# --- a node says what it has ---------------------------------------------------------------------------
+
+
+def hello(event: NodeHello, draft: PoolDraft) -> None:
+    """A node is here, and tells all that it knows.
+
+    It has taken our epoch before (and takes no orders of lower ones any more), if that was not below what it
+    has seen.
+    """
+    state = draft.state
+    member = state.members.get(event.node) or Member(event.node, draft.now, (event.node,))
+    known = event.node in state.members
+    news = member.inventory != event.inventory or member.forgotten_at is not None or not known
+    member = replace(
+        member,
+        inventory=event.inventory,
+        free=event.free,
+        connected=True,
+        heard_at=draft.now,
+        silent_since=None,
+        forgotten_at=None,
+    )
+    draft.put_member(member, durable=news)
+    state.stale = True
+    if not known or event.seen_epoch > state.epoch or event.seen_revision > state.revision > 0:
+        _remember_less(draft)
+    if event.seen_epoch > state.epoch:
+        state.epoch = event.seen_epoch + 1
+        state.reported = frozenset()
+        return
+    told = {report.key for report in event.reports}
+    for report in sorted(event.reports, key=lambda report: report.revision):
+        reported(Reported(event.node, report), draft)
+    state.reported |= {event.node}
+    _ask_of_the_rest(event.node, told, draft)
+    settle_if_due(draft)
+
+
+def _remember_less(draft: PoolDraft) -> None:
+    """A node knows more of this pool than we do: our memory is an old one, or gone."""
+    state = draft.state
+    if state.recovering_since is None:
+        state.recovering_since = draft.now
+        draft.wake(draft.now + draft.rules.recover_seconds, Wake.SETTLE)
+    if state.settled:
+        unsettle(draft)
+
+
+def unsettle(draft: PoolDraft) -> None:
+    """Whatever is not over may run somewhere."""
+    state = draft.state
+    state.settled = False
+    state.waiting, state.gangs = Waiting(), Waiting()
+    state.old = Shelf((name, None) for name in state.jobs)
+
+
+def _ask_of_the_rest(node: NodeName, told: set[AttemptKey], draft: PoolDraft) -> None:
+    """What the node did not tell of: say it again, or ask what became of it."""
+    for name in sorted(draft.state.by_node.get(node) or ()):
+        job = draft.state.jobs[name]
+        part = next(part for part in job.parts if part.node == node)
+        key = AttemptKey(job.id, _attempt(job))
+        order = order_for(job, part, draft)
+        doubtful = not draft.state.settled and isinstance(order, Place)
+        if key not in told and (order is None or doubtful):
+            order = Query(key, draft.state.epoch)
+        if order is not None:
+            draft.do(Send(node, order))
+            draft.wake(draft.now + draft.rules.resend_seconds, Wake.RESEND, job.id)
+
+
+def reported(event: Reported, draft: PoolDraft) -> None:
+    """What a node says of one attempt."""
+    node, report = event.node, event.report
+    if isinstance(report, StaleEpoch):
+        _outranked(report, draft)
+        return
+    job = draft.state.jobs.get(report.key.job)
+    if job is None:
+        _unknown(node, report, draft)
+    elif report.key.number > job.attempts:
+        _adopt(job, node, report, draft)
+    elif not isinstance(job.state, Queued) and report.key.number == _attempt(job):
+        _known(job, node, report, draft)
+    elif not report.state.is_final:
+        _end_stray(node, report, draft)
+
+
+def _outranked(report: StaleEpoch, draft: PoolDraft) -> None:
+    if report.epoch > draft.state.epoch:
+        draft.state.epoch = report.epoch + 1
+
+
+def _known(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
+    """Of the attempt that is under way. A gang that was adopted is told of node by node."""
+    if any(part.node == node for part in job.parts):
+        apply(job, node, report, draft)
+    elif is_gang(job.spec) and draft.is_old(job.id) and report.request is not None:
+        _add_part(job, node, report, draft)
+    elif not report.state.is_final:
+        _end_stray(node, report, draft)
+
+
+def _unknown(node: NodeName, report: Report, draft: PoolDraft) -> None:
+    """Of a job that is over, or that we do not remember."""
+    state = draft.state
+    if report.key.job in state.ended:
+        if not report.state.is_final:
+            _end_stray(node, report, draft)
+        return
+    if report.spec is None:
+        number = max(report.key.number, state.numbers.get(report.key.job, 0))
+        state.numbers = state.numbers.put(report.key.job, number)
+        return
+    try:
+        project = project_of(report.spec.owner.person, report.spec.request.project, state.policy)
+    except GpushareError:
+        project = report.spec.owner.person
+    job = Job(
+        id=report.key.job,
+        sequence=state.next_sequence,
+        spec=report.spec,
+        submitted_at=draft.now,
+        state=Queued(draft.now),
+        project=project,
+        attempts=report.key.number - 1,
+        awaits=(),
+    )
+    enter(job, draft, old=True)
+    if state.settled:
+        state.settled = False
+        draft.wake(draft.now + draft.rules.settle_seconds, Wake.SETTLE)
+    _adopt(job, node, report, draft)
+
+
+def _adopt(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
+    """An attempt that is newer than all that we remember: that one it is."""
+    request = report.request or job.spec.request
+    part = Part(node, request, address=_address(node, draft))
+    state = job.state
+    if isinstance(state, Cancelling):
+        adopted = replace(state, attempt=report.key.number, parts=(part,))
+        job = replace(job, state=adopted, attempts=report.key.number)
+    else:
+        placing = Placing(report.key.number, (part,), draft.now, committed=report.committed)
+        job = replace(job, state=placing, attempts=report.key.number)
+    job = job.note(draft.now, f"{name_of(node)} tells of attempt {report.key.number}, which is taken over")
+    draft.state.old = draft.state.old.put(job.id, None)
+    draft.put(job)
+    apply(draft.state.jobs[job.id], node, report, draft)
+    _cancel_again(job.id, node, draft)
+
+
+def _add_part(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
+    assert isinstance(job.state, Placing | Running | Cancelling)
+    rank = len(job.parts)
+    part = Part(node, report.request or job.spec.request, rank, address=_address(node, draft))
+    state = replace(job.state, parts=(*job.state.parts, part))
+    if isinstance(state, Placing) and report.committed:
+        state = replace(state, committed=True)
+    draft.put(replace(job, state=state))
+    apply(draft.state.jobs[job.id], node, report, draft)
+    _cancel_again(job.id, node, draft)
+
+
+def _cancel_again(name: JobId, node: NodeName, draft: PoolDraft) -> None:
+    """What was to be cancelled before it was told of."""
+    job = draft.state.jobs.get(name)
+    if job is None or not isinstance(job.state, Cancelling):
+        return
+    part = next(part for part in job.parts if part.node == node)
+    order = order_for(job, part, draft)
+    if order is not None:
+        draft.do(Send(node, order))
+        draft.wake(draft.now + draft.rules.resend_seconds, Wake.RESEND, job.id)
+
+
+def _end_stray(node: NodeName, report: Report, draft: PoolDraft) -> None:
+    """An attempt that is not its job's any more: it is to end."""
+    order = CancelPart(report.key, draft.state.epoch, draft.rules.stop_grace_seconds, "the coordinator")
+    draft.do(Send(node, order))
+
+
+def _address(node: NodeName, draft: PoolDraft) -> str:
+    member = draft.state.members.get(node)
+    return member.inventory.address if member is not None and member.inventory is not None else ""
+
+
+def _attempt(job: Job) -> int:
+    return 0 if isinstance(job.state, Queued | Ended) else job.state.attempt
+
+
+# --- who need not be waited for ------------------------------------------------------------------------
+
+
+def enroll(event: NodeEnrolled, draft: PoolDraft) -> None:
+    known = draft.state.members.get(event.node)
+    realms = event.realms or (event.node,)
+    if known is None:
+        draft.put_member(Member(event.node, draft.now, realms))
+        draft.state.waived |= {event.node}
+    else:
+        draft.put_member(replace(known, realms=realms, forgotten_at=None))
+
+
+def forget(event: NodeForgotten, draft: PoolDraft) -> None:
+    """Somebody's word that a node is off, or only that it need not be waited for."""
+    state = draft.state
+    state.waived |= {event.node}
+    member = state.members.get(event.node)
+    if not event.only_waive and member is not None:
+        member = replace(member, connected=False, forgotten_at=draft.now)
+        draft.put_member(member)
+        reason = f"{event.by.principal} said that {name_of(event.node)} is off"
+        for name in sorted(state.by_node.get(event.node) or ()):
+            lose_part(draft.state.jobs[name], event.node, EndKind.LOST, reason, draft)
+    settle_if_due(draft)
+
+
+def lose_part(job: Job, node: NodeName, kind: EndKind, reason: str, draft: PoolDraft) -> None:
+    """A part of a job is over, though its node did not say so."""
+    part = next(part for part in job.parts if part.node == node)
+    replace_part(job.note(draft.now, reason), lost(part, kind, reason), draft)
+
+
+# --- settling ------------------------------------------------------------------------------------------
+
+
+def settle_if_due(draft: PoolDraft) -> None:
+    """Once all have reported, or had their time, what is old may be placed."""
+    state, rules = draft.state, draft.rules
+    if state.settled:
+        return
+    missing = state.missing()
+    if state.recovering_since is not None:
+        due = state.recovering_since + rules.recover_seconds
+        if missing or draft.now < due:
+            if not missing:
+                draft.wake(due, Wake.SETTLE)
+            return
+    elif missing and draft.now < state.started_at + rules.settle_seconds:
+        return
+    settle(draft)
+
+
+def settle(draft: PoolDraft) -> None:
+    """What is old is as everything else from now on; of many at once, so that it is one piece of work."""
+    state = draft.state
+    old, state.old = state.old, Shelf()
+    state.settled, state.recovering_since, state.numbers = True, None, Shelf()
+    state.stale = True
+    jobs = sorted((state.jobs[name] for name in old if name in state.jobs), key=lambda job: job.sequence)
+    line_up_all([job for job in jobs if isinstance(job.state, Queued) and not job.awaits], draft)
+    for job in jobs:
+        if not isinstance(job.state, Queued) or job.awaits:
+            _resume(job, draft)
+
+
+def line_up_all(jobs: Sequence[Job], draft: PoolDraft) -> None:
+    """As ``PoolDraft.line_up``, for many that wait."""
+    state = draft.state
+    lines: dict[bool, list[tuple[JobId, int, Kind]]] = {False: [], True: []}
+    policy = state.policy
+    for job in jobs:
+        if job.held_by or ready_at(job) > draft.now:
+            draft.line_up(job)
+        else:
+            lines[is_gang(job.spec)].append((job.id, job.sequence, kind_of(job, policy)))
+    state.waiting = state.waiting.joined(lines[False])
+    state.gangs = state.gangs.joined(lines[True])
+
+
+def _resume(job: Job, draft: PoolDraft) -> None:
+    """A job that was in doubt is so no more."""
+    match job.state:
+        case Queued():
+            look_at_dependencies(job, draft)
+        case Placing() | Running() if _is_incomplete(job):
+            text = "not all of its parts were told of, so it is ended and waits again"
+            cancel(job, Then.REQUEUE, "the coordinator", draft, text)
+        case _:
+            advance(job, draft)
+
+
+def _is_incomplete(job: Job) -> bool:
+    """Of a gang that was adopted: some of its parts were not told of."""
+    if not is_gang(job.spec):
+        return False
+    if job.spec.span:
+        return sum(part.request.gpu_count for part in job.parts) < job.spec.request.gpu_count
+    return len(job.parts) < job.spec.nodes

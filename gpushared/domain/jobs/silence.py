@@ -1,0 +1,101 @@
+"""What is made of a node that does not speak. Silence is never taken for death.
+
+Two things only follow from it: words for people, and, for jobs that were submitted with
+``stop_after_seconds``, that their node must have ended them itself by now. A node counts from when it *sent*
+the newest beat that was acknowledged, which is never later than when we last heard of it, and its clock may
+be slower than ours by ``fence_drift``; it ends the container within the grace of a stop. An order that it
+never answered is in no such clock: it may still be under way, so nothing follows for that.
+"""
+
+from __future__ import annotations
+
+from gpushared.domain.jobs.member import Member, Presence
+from gpushared.domain.jobs.model import Cancelling, EndKind, Job, NodeName, Part, Placing, Running
+from gpushared.domain.jobs.recovery import lose_part
+from gpushared.domain.jobs.rules import PoolRules
+from gpushared.domain.jobs.state import NEVER, PoolDraft, PoolState, Wake, is_over
+
+SUSPECT_BEATS = 3.0
+UNKNOWN_BEATS = 6.0
+
+
+def beat_seconds(members: int, rules: PoolRules) -> float:
+    """How often each of so many members beats."""
+    return max(rules.beat_seconds, members / rules.beats_per_second)
+
+
+def presence(member: Member, state: PoolState, now: float) -> Presence:
+    """What is known of a member, in a word for people."""
+    if member.heard_at is None:
+        return Presence.NEVER
+    beat = beat_seconds(len(state.members), state.rules)
+    silent = now - member.heard_at
+    if member.forgotten_at is not None or silent > UNKNOWN_BEATS * beat:
+        return Presence.UNKNOWN
+    if silent > SUSPECT_BEATS * beat:
+        return Presence.SUSPECT
+    return Presence.DRAINED if member.drained_by else Presence.READY
+
+
+def silent_since(member: Member, state: PoolState, now: float) -> float | None:
+    """When it was last heard of, where that is longer ago than it should be."""
+    if presence(member, state, now) in {Presence.NEVER, Presence.SUSPECT, Presence.UNKNOWN}:
+        return member.heard_at
+    return member.silent_since
+
+
+def takes_work(member: Member, state: PoolState, now: float) -> bool:
+    """Whether a new attempt may go there."""
+    if state.rules.here:
+        return True
+    return (
+        member.connected
+        and member.name in state.reported
+        and presence(member, state, now) in {Presence.READY, Presence.SUSPECT}
+        and not member.drained_by
+    )
+
+
+def fenced_at(job: Job, part: Part, heard_at: float, rules: PoolRules) -> float:
+    """When its node has surely ended a part of a job, if it is not heard of meanwhile."""
+    after = job.spec.stop_after_seconds
+    if after is None or part.state is None or is_over(part):
+        return NEVER
+    return heard_at + after * (1 + rules.fence_drift) + _grace(job, rules) + rules.fence_margin_seconds
+
+
+def _grace(job: Job, rules: PoolRules) -> int:
+    grace = job.state.grace_seconds if isinstance(job.state, Cancelling) else 0
+    return max(grace, rules.stop_grace_seconds)
+
+
+def watch(node: NodeName, draft: PoolDraft) -> None:
+    """Come back to a node that is not connected when the first of its jobs must have ended."""
+    due = min((at for _, at in _fences(node, draft)), default=NEVER)
+    if due < NEVER:
+        draft.wake(max(due, draft.now), Wake.SILENCE, node)
+
+
+def look(node: NodeName, draft: PoolDraft) -> None:
+    """The jobs that a silent node must have ended by now."""
+    for job, at in _fences(node, draft):
+        if at <= draft.now and job.id in draft.state.jobs:
+            reason = "its node was silent for so long that it ended it itself"
+            lose_part(draft.state.jobs[job.id], node, EndKind.FENCED, reason, draft)
+    watch(node, draft)
+
+
+def _fences(node: NodeName, draft: PoolDraft) -> list[tuple[Job, float]]:
+    state = draft.state
+    heard_at = max(state.started_at, heard(state.members[node]))
+    found = []
+    for name in sorted(state.by_node.get(node) or ()):
+        job = state.jobs[name]
+        if isinstance(job.state, Placing | Running | Cancelling):
+            part = next(part for part in job.parts if part.node == node)
+            found.append((job, fenced_at(job, part, heard_at, draft.rules)))
+    return found
+
+
+def heard(member: Member) -> float:
+    return -NEVER if member.heard_at is None else member.heard_at

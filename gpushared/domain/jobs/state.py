@@ -1,0 +1,412 @@
+"""What a coordinator knows, and the draft in which one event changes it.
+
+The state is a value: a step whose write fails is dropped, and nothing has to be taken back. What is large in
+it (jobs, lines, indexes) is kept so that a change shares nearly all of it with the state before, and an
+event costs by what it changes, however many jobs there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from copy import copy
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from gpushared.domain.errors import NotFound, PermissionRefused
+from gpushared.domain.gpu import WHOLE_PERMILLE
+from gpushared.domain.jobs.member import Member
+from gpushared.domain.jobs.messages import PoolInstruction, Send, TellOrigin
+from gpushared.domain.jobs.model import (
+    HERE,
+    Ended,
+    Job,
+    JobId,
+    JobSpec,
+    NodeName,
+    Owner,
+    Part,
+    Queued,
+    Running,
+)
+from gpushared.domain.jobs.rules import PoolRules
+from gpushared.domain.jobs.waiting import Kind, Waiting
+from gpushared.domain.lease import Grant, LeaseId
+from gpushared.domain.line import Line
+from gpushared.domain.policy.passes import Preemption, Verdict
+from gpushared.domain.policy.projects import DAY, Policy, Project
+from gpushared.domain.policy.sizes import permille_of
+from gpushared.domain.policy.standing import StandingChange, UsageRow
+from gpushared.domain.policy.usage import Interval, Usage
+from gpushared.domain.shelf import Shelf
+from gpushared.domain.units import shown
+
+NEVER = float("inf")
+
+
+class Wake(StrEnum):
+    """What is looked at when an alarm is due."""
+
+    READY = "ready"
+    """A job whose time to be placed has come."""
+    RESEND = "resend"
+    """A job whose nodes may not have answered."""
+    AFTER = "after"
+    """Those that waited for a job that is over."""
+    SILENCE = "silence"
+    """A node that may have been silent for too long."""
+    SETTLE = "settle"
+    PLAN = "plan"
+    """Time alone may let somebody start."""
+
+
+Alarm = tuple[float, str, str]
+"""When, what is to be looked at then, and whose."""
+Booked = Mapping[NodeName, tuple[Grant, ...]]
+RequestKey = tuple[str, str, int]
+"""Person, request id, index in its array."""
+
+
+@dataclass(slots=True)
+class PoolState:
+    """Everything that a coordinator's rules know. ``jobs`` are those that are not over.
+
+    A value to everybody but the draft that makes the next one: it copies the state and fills in the copy.
+    """
+
+    rules: PoolRules = field(default_factory=PoolRules)
+    epoch: int = 0
+    revision: int = 0
+    """That of the newest write to the store; to be set by whoever writes, 0 where nobody does."""
+    started_at: float = 0.0
+    jobs: Shelf[JobId, Job] = field(default_factory=Shelf)
+    ended: Shelf[JobId, Job] = field(default_factory=Shelf)
+    """Of those that are over the newest."""
+    members: Shelf[NodeName, Member] = field(default_factory=Shelf)
+    usage: Usage = field(default_factory=lambda: Usage(DAY))
+    turns: Mapping[str, float] = field(default_factory=dict)
+    projects: Mapping[str, Project] = field(default_factory=dict)
+    next_sequence: int = 1
+    settled: bool = True
+    """False from a start until all members have reported, or had their time."""
+    recovering_since: float | None = None
+    """Since when it is known that our memory is older than that of our nodes."""
+    reported: frozenset[NodeName] = frozenset()
+    waived: frozenset[NodeName] = frozenset()
+    by_node: Shelf[NodeName, Shelf[JobId, None]] = field(default_factory=Shelf)
+    """The jobs with a part on a node that is not over."""
+    by_request: Shelf[RequestKey, JobId] = field(default_factory=Shelf)
+    dependents: Shelf[JobId, tuple[JobId, ...]] = field(default_factory=Shelf)
+    ended_order: Line[tuple[float, int, JobId]] = field(default_factory=Line)
+    numbers: Shelf[JobId, int] = field(default_factory=Shelf)
+    """The highest attempt that was told of, of jobs that are not known (yet)."""
+    old: Shelf[JobId, None] = field(default_factory=Shelf)
+    """Jobs that may run somewhere without our knowing; empty once it is settled."""
+    waiting: Waiting = field(default_factory=Waiting)
+    gangs: Waiting = field(default_factory=Waiting)
+    queued: Shelf[str, int] = field(default_factory=Shelf)
+    """How many jobs of each person wait."""
+    booked: Shelf[JobId, Booked] = field(default_factory=Shelf)
+    """What was planned for an attempt; it counts until its node says what it has."""
+    alarms: Line[Alarm] = field(default_factory=Line)
+    verdicts: Mapping[LeaseId | Kind, Verdict] = field(default_factory=dict)
+    """Why they wait, by the last pass; of a kind for those that were not looked at themselves."""
+    under_way: Mapping[LeaseId, Preemption] = field(default_factory=dict)
+    """Jobs that others give way to at the moment."""
+    stale: bool = False
+    """Something changed since the last pass that could let somebody start."""
+    planned_at: float = 0.0
+    resting: Mapping[NodeName, float] = field(default_factory=dict)
+    """Nodes that are tried last, and until when."""
+
+    @property
+    def policy(self) -> Policy:
+        return self.rules.policy_with(self.projects)
+
+    @property
+    def look_again_at(self) -> float:
+        """When time alone may change something; infinite where only an event can."""
+        first = self.alarms.first()
+        alarm = NEVER if first is None else first[0]
+        plan = self.planned_at + self.rules.plan_seconds if self.stale else NEVER
+        return min(alarm, plan)
+
+    def find(self, job: JobId) -> Job:
+        """A job, over or not; raises NotFound."""
+        found = self.jobs.get(job) or self.ended.get(job)
+        if found is None:
+            raise NotFound(f"there is no job {shown(job)}", hint="`gpushare jobs` lists them")
+        return found
+
+    def missing(self) -> tuple[NodeName, ...]:
+        """The members that have not reported since the start, and that nobody waived."""
+        return tuple(
+            sorted(
+                name
+                for name, member in self.members.items()
+                if member.forgotten_at is None and name not in self.reported and name not in self.waived
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStep:
+    """What one event led to. Nothing of it is true before the store has ``jobs``, ``members`` and the rest.
+
+    Attributes:
+        jobs: Those to be written.
+        shown: Those that changed only in what their nodes say again anyhow: shown, not written.
+        members: Those of which more changed than when they were last heard of.
+        epoch: The epoch from now on, where nodes have seen higher ones than ours: to be written, and the
+            streams of all nodes to be ended, so that each hears of it.
+        job: What was asked for or about.
+    """
+
+    state: PoolState
+    instructions: tuple[PoolInstruction, ...] = ()
+    jobs: tuple[Job, ...] = ()
+    shown: tuple[Job, ...] = ()
+    members: tuple[Member, ...] = ()
+    standing: StandingChange | None = None
+    epoch: int | None = None
+    job: Job | None = None
+
+    @property
+    def look_again_at(self) -> float:
+        return self.state.look_again_at
+
+
+class PoolDraft:
+    """One event's work on a state; ``finish`` makes the step."""
+
+    def __init__(self, state: PoolState, now: float) -> None:
+        self.base = state
+        self.state = copy(state)
+        self.now = now
+        self.rules = state.rules
+        self.answer: JobId | None = None
+        self._instructions: dict[Hashable, PoolInstruction] = {}
+        self._changed: dict[JobId, bool] = {}
+        self._members: dict[NodeName, None] = {}
+
+    # --- jobs ------------------------------------------------------------------------------------------
+
+    def job(self, job: JobId) -> Job | None:
+        """A job that is not over."""
+        return self.state.jobs.get(job)
+
+    def is_old(self, job: JobId) -> bool:
+        """Whether it may run somewhere without our knowing."""
+        return job in self.state.old
+
+    def owned(self, job: JobId, by: Owner) -> Job:
+        """A job, over or not, that somebody may change; raises NotFound or PermissionRefused."""
+        found = self.state.find(job)
+        if by.person != found.spec.owner.person and not by.admin:
+            raise PermissionRefused(
+                f"job {found.id} belongs to {found.spec.owner.person}",
+                hint="ask its owner, or an administrator of the pool",
+            )
+        return found
+
+    def put(self, job: Job, *, durable: bool = True) -> Job:
+        """Keep a job as it is now. What is not durable is what its nodes would say again."""
+        state, before = self.state, self.state.jobs.get(job.id)
+        self._index(before, job)
+        self._charge(before, job)
+        if isinstance(job.state, Ended):
+            state.jobs = state.jobs.drop(job.id)
+            self._bury(job)
+        else:
+            state.jobs = state.jobs.put(job.id, job)
+        self.line_up(job)
+        self._changed[job.id] = durable or self._changed.get(job.id, False)
+        if durable and job.spec.origin != HERE:
+            self.do(TellOrigin(job.id))
+        return job
+
+    def line_up(self, job: Job) -> None:
+        """Put a job among those that may be placed, or take it out, as it and the time are now."""
+        state = self.state
+        waiting = state.gangs if is_gang(job.spec) else state.waiting
+        kind = None
+        if _may_be_placed(job) and job.id not in state.old:
+            if (at := ready_at(job)) > self.now:
+                self.wake(at, Wake.READY, job.id)
+            else:
+                kind = kind_of(job, state.policy)
+        known = waiting.where.get(job.id)
+        if known is not None and known[1] != kind:
+            waiting = waiting.drop(job.id)
+        if kind is not None and (known is None or known[1] != kind):
+            waiting = waiting.put(job.id, job.sequence, kind)
+            state.stale = True
+        if is_gang(job.spec):
+            state.gangs = waiting
+        else:
+            state.waiting = waiting
+
+    def _index(self, before: Job | None, job: Job) -> None:
+        """Enter in the indexes what changed."""
+        state = self.state
+        was, now = nodes_of(before), nodes_of(job)
+        for node in was - now:
+            state.by_node = state.by_node.put(node, state.by_node[node].drop(job.id))
+            state.stale = True
+        for node in now - was:
+            jobs: Shelf[JobId, None] = state.by_node.get(node) or Shelf()
+            state.by_node = state.by_node.put(node, jobs.put(job.id, None))
+        if not now:
+            state.booked = state.booked.drop(job.id)
+        change = isinstance(job.state, Queued) - (before is not None and isinstance(before.state, Queued))
+        if change:
+            person = job.spec.owner.person
+            count = state.queued.get(person, 0) + change
+            state.queued = state.queued.put(person, count) if count else state.queued.drop(person)
+
+    def _charge(self, before: Job | None, job: Job) -> None:
+        """Count what an attempt held against its project, when it holds it no more."""
+        if before is None or not isinstance(before.state, Running) or self.rules.here:
+            return
+        same = isinstance(job.state, Running) and job.state.attempt == before.state.attempt
+        if not same:
+            used = Interval(before.project, self._permille(before), before.state.since, self.now)
+            self.state.usage = with_interval(self.state.usage, used)
+
+    def _permille(self, job: Job) -> int:
+        """How much of GPUs a running job holds."""
+        booked, total = self.base.booked.get(job.id, {}), 0
+        for part in job.parts:
+            member = self.state.members.get(part.node)
+            gpus = {gpu.id: gpu for gpu in member.inventory.gpus} if member and member.inventory else {}
+            grants = booked.get(part.node, ())
+            request = part.request
+            alone = request.gpu_count * (
+                request.compute_permille or request.memory_permille or WHOLE_PERMILLE
+            )
+            total += permille_of(grants, gpus) if grants else alone
+        return total
+
+    def _bury(self, job: Job) -> None:
+        """Remember a job that is over, forget the oldest, and see who waited for it."""
+        state = self.state
+        assert isinstance(job.state, Ended)
+        state.ended = state.ended.put(job.id, job)
+        state.ended_order = state.ended_order.put((job.state.at, job.sequence, job.id))
+        if len(state.ended) > self.rules.ended_kept and (oldest := state.ended_order.first()) is not None:
+            gone = state.ended[oldest[2]]
+            state.ended_order = state.ended_order.drop(oldest)
+            state.ended = state.ended.drop(gone.id)
+            state.by_request = state.by_request.drop(request_key(gone.spec))
+        if job.id in state.dependents:
+            self.wake(self.now, Wake.AFTER, job.id)
+
+    # --- members ---------------------------------------------------------------------------------------
+
+    def put_member(self, member: Member, *, durable: bool = True) -> Member:
+        """Keep a member as it is now. Only what it is and what people said of it is durable."""
+        self.state.members = self.state.members.put(member.name, member)
+        if durable:
+            self._members[member.name] = None
+        return member
+
+    # --- the rest --------------------------------------------------------------------------------------
+
+    def do(self, instruction: PoolInstruction) -> None:
+        """Once, however often it is said; of orders to one node about one attempt the last of each sort."""
+        what: Hashable = instruction
+        if isinstance(instruction, Send):
+            what = (instruction.node, type(instruction.order), instruction.order.key)
+        self._instructions[what] = instruction
+
+    def wake(self, at: float, what: Wake, whose: str = "") -> None:
+        """Let something be looked at at a time."""
+        self.state.alarms = self.state.alarms.put((at, what.value, whose))
+
+    def finish(self) -> PoolStep:
+        """The step: the new state, and what is to be written and done."""
+        state = self.state
+        changed = {job: state.jobs.get(job) or state.ended.get(job) for job in self._changed}
+        return PoolStep(
+            state=state,
+            instructions=tuple(self._instructions.values()),
+            jobs=tuple(job for name, job in changed.items() if job is not None and self._changed[name]),
+            shown=tuple(job for name, job in changed.items() if job is not None and not self._changed[name]),
+            members=tuple(state.members[name] for name in self._members),
+            standing=self._standing(),
+            epoch=None if state.epoch == self.base.epoch else state.epoch,
+            job=None if self.answer is None else state.find(self.answer),
+        )
+
+    def _standing(self) -> StandingChange | None:
+        base, state = self.base, self.state
+        change = StandingChange(
+            _changed_rows(base.usage, state.usage),
+            None if state.turns == base.turns else state.turns,
+            None if state.projects == base.projects else state.projects,
+        )
+        return None if change.is_empty else change
+
+
+# --- what is read of a job -----------------------------------------------------------------------------
+
+
+def is_gang(spec: JobSpec) -> bool:
+    """Whether its parts start together or not at all."""
+    return spec.nodes > 1 or spec.span
+
+
+def nodes_of(job: Job | None) -> frozenset[NodeName]:
+    """The nodes with a part of its attempt that is not over, as far as is known."""
+    if job is None or isinstance(job.state, Queued | Ended):
+        return frozenset()
+    return frozenset(part.node for part in job.state.parts if not is_over(part))
+
+
+def is_over(part: Part) -> bool:
+    return part.state is not None and part.state.is_final
+
+
+def ready_at(job: Job) -> float:
+    """When a job that waits may be placed, as far as time decides it."""
+    assert isinstance(job.state, Queued)
+    return max(job.state.not_before, job.spec.request.begin_at or 0.0)
+
+
+def _may_be_placed(job: Job) -> bool:
+    return isinstance(job.state, Queued) and not job.held_by and not job.awaits
+
+
+def kind_of(job: Job, policy: Policy) -> Kind:
+    """What it has in common with others that are decided alike."""
+    request = job.spec.request
+    rules = policy.classes[request.lease_class]
+    return Kind(
+        job.project,
+        rules.priority + request.priority + job.priority,
+        rules.order,
+        request,
+        job.spec.target,
+        job.refused_by,
+    )
+
+
+def request_key(spec: JobSpec) -> RequestKey:
+    return spec.owner.person, spec.request_id, -1 if spec.index is None else spec.index
+
+
+def with_interval(usage: Usage, interval: Interval) -> Usage:
+    """The books with one more interval; those of other projects are the same objects as before."""
+    mine = Usage(usage.half_life_seconds, {interval.project: usage.books.get(interval.project, {})})
+    return replace(usage, books={**usage.books, **mine.record([interval]).books})
+
+
+def _changed_rows(before: Usage, after: Usage) -> tuple[UsageRow, ...]:
+    if before.books is after.books:
+        return ()
+    return tuple(
+        (project, bucket, amount)
+        for project, buckets in after.books.items()
+        if buckets is not before.books.get(project)
+        for bucket, amount in buckets.items()
+        if before.books.get(project, {}).get(bucket) != amount
+    )
