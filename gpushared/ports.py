@@ -350,6 +350,10 @@ LABEL_DEVICE = "gpushare.device"
 """The label by which the daemon finds its containers again: the lease's ``device_name``."""
 LABEL_OWNER = "gpushare.owner"
 """The uid for whom the gate created a container."""
+LABEL_JOB = "gpushare.job"
+"""The job whose container it is; set by the gate."""
+LABEL_ATTEMPT = "gpushare.attempt"
+"""Which attempt to run the job, by its number; set by the gate."""
 LABEL_LEASE = "gpushare.lease"
 """Set by a client on create: claim this lease."""
 
@@ -471,7 +475,9 @@ class Clock(Protocol):
 
 
 __all__ = [
+    "LABEL_ATTEMPT",
     "LABEL_DEVICE",
+    "LABEL_JOB",
     "LABEL_LEASE",
     "LABEL_OWNER",
     "CgroupDriver",

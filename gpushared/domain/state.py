@@ -163,6 +163,11 @@ class NodeState:
             )
         return found
 
+    def attempt_of(self, lease: Lease) -> Attempt | None:
+        """The record of the attempt that a lease is for."""
+        book = self.attempts.get(lease.coordinator)
+        return None if book is None or lease.attempt is None else book.get(lease.attempt)
+
     def of_container(self, container: ContainerId) -> Lease | None:
         """The lease that is not over and has this container."""
         return next((lease for lease in self.leases.values() if lease.container == container), None)

@@ -18,7 +18,7 @@ from gpushared.gate.body import Body, section, serialise, strings
 from gpushared.gate.containers import NOT_FOUND, inspect
 from gpushared.gate.desk import Claim, Desk
 from gpushared.gate.engine import Answer, EngineSocket
-from gpushared.gate.inject import binds_late, inject, merge_env
+from gpushared.gate.inject import binds_late, default_env, inject, merge_env
 from gpushared.gate.target import Target
 from gpushared.gate.wish import ClaimWish, Wish, labels_of, with_count
 from gpushared.ports import LABEL_DEVICE, LABEL_OWNER
@@ -116,7 +116,10 @@ class Creator:
         try:
             _check_restarts(order.body, wanted=claim.restart_on_fault > 0)
             inject(order.body, claim.device_name, claim.edits, self._desk.engine_facts())
-            answer = await self._post(order, {**(labels or {}), LABEL_DEVICE: claim.device_name})
+            env = default_env(strings(order.body, "Env"), claim.env_defaults)
+            order.body["Env"] = merge_env(env, claim.env)
+            own = {**(labels or {}), **claim.labels, LABEL_DEVICE: claim.device_name}
+            answer = await self._post(order, own)
         except GpushareError as error:
             await (self._desk.release if isinstance(error, RequestError) else give_back)(claim.lease)
             raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from gpushared.domain.asking import Ask
@@ -23,6 +23,12 @@ class Claim:
     edits: Edits
     grants: tuple[Grant, ...] = ()
     restart_on_fault: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """What else the container is to bear: of which job it is."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """What its program is told of the job, in place of the user's own of the same names."""
+    env_defaults: Mapping[str, str] = field(default_factory=dict)
+    """The same where the user said nothing."""
 
 
 class Desk(Protocol):
@@ -55,7 +61,10 @@ class Desk(Protocol):
         ...
 
     async def release(self, lease: LeaseId) -> None:
-        """No container came of a claimed or acquired lease, and none will: give it back."""
+        """No container came of a claimed or acquired lease, and none will: give it back.
+
+        One that is for a job stays: whoever sees to the job decides.
+        """
         ...
 
     async def created(

@@ -18,7 +18,7 @@ from gpushared.domain.lease import LeaseId
 from gpushared.gate.body import Body, check_keys, objects, section, strings, text
 from gpushared.gate.fields import DEVICE, DEVICE_REQUEST
 from gpushared.gate.host_needs import host_needs
-from gpushared.ports import LABEL_DEVICE, LABEL_LEASE, LABEL_OWNER
+from gpushared.ports import LABEL_ATTEMPT, LABEL_DEVICE, LABEL_JOB, LABEL_LEASE, LABEL_OWNER
 
 WISH_LABELS = {
     "gpushare.gpu": "gpu",
@@ -102,7 +102,7 @@ def _take_labels(labels: Body) -> Ask:
     said: dict[str, str] = {}
     for label in [name for name in labels if name.startswith(LABEL_PREFIX)]:
         value = labels.pop(label)
-        if label in {LABEL_DEVICE, LABEL_OWNER}:
+        if label in {LABEL_DEVICE, LABEL_OWNER, LABEL_JOB, LABEL_ATTEMPT}:
             continue  # ours to set
         if label not in WISH_LABELS:
             known = ", ".join([LABEL_LEASE, *WISH_LABELS])

@@ -10,6 +10,7 @@ told of; the returned function ends it. It is called in the event loop and must 
 ``desk.seen(coordinator)`` -> ``Contact``: the highest epoch and revision of it that this node knows of.
 ``await desk.contact(coordinator, sent_at, ...)``: it acknowledged what was sent at ``boottime()`` then.
 ``await desk.check_fences()``: ends what waited for contact too long; due before anything is sent again.
+``desk.of(coordinator)``: all of this for one coordinator, as ``pool.member.ports.Desk`` wants it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpushared.domain.errors import GpushareError, NotFound, PermissionRefused
@@ -88,6 +90,10 @@ class AttemptDesk:
         callbacks.append(callback)
         return lambda: callbacks.remove(callback)
 
+    def of(self, coordinator: str) -> CoordinatorDesk:
+        """This desk for one coordinator."""
+        return CoordinatorDesk(self, coordinator)
+
     def tell(self, coordinator: str, key: AttemptKey) -> None:
         """An attempt's record changed and is durable."""
         for callback in list(self._subscribers.get(coordinator, ())):
@@ -126,6 +132,35 @@ class AttemptDesk:
             refusal = Ending(EndKind.FAILED, error.message, hint=error.hint)
             return OrderTaken(order, coordinator, refusal=refusal)
         return OrderTaken(order, coordinator, account)
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorDesk:
+    """The desk as one coordinator's link sees it."""
+
+    desk: AttemptDesk
+    coordinator: str
+
+    async def take(self, order: Order) -> Report | StaleEpoch:
+        return await self.desk.take(order, self.coordinator)
+
+    def reports(self) -> tuple[Report, ...]:
+        return self.desk.reports(self.coordinator)
+
+    def report(self, key: AttemptKey) -> Report | None:
+        return self.desk.report(self.coordinator, key)
+
+    def contact(self) -> Contact:
+        return self.desk.seen(self.coordinator)
+
+    async def contact_made(self, sent_at: float, epoch: int, revision: int) -> None:
+        await self.desk.contact(self.coordinator, sent_at, epoch=epoch, revision=revision)
+
+    async def look(self) -> None:
+        await self.desk.check_fences()
+
+    def subscribe(self, callback: Callback) -> Callable[[], None]:
+        return self.desk.subscribe(self.coordinator, callback)
 
 
 def _is_fenced(book: Attempts) -> bool:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gpushared.domain.lease import LeaseId, Queued
+from gpushared.domain.lease import Lease, LeaseId, Queued
 from gpushared.domain.state import NodeState
 
 
@@ -36,9 +36,14 @@ class Attendance:
 
     def absent(self, state: NodeState, now: float, patience_seconds: float) -> list[LeaseId]:
         """Queued leases that nobody has waited for during the patience."""
-        queued = [lease.id for lease in state.waiting() if isinstance(lease.state, Queued)]
+        queued = [lease.id for lease in state.waiting() if _is_awaited(lease)]
         self._last_seen = {lease: self._last_seen.get(lease, self._started_at) for lease in queued}
         for lease in self._present:
             if lease in self._last_seen:
                 self._last_seen[lease] = now
         return [lease for lease in queued if now - self._last_seen[lease] >= patience_seconds]
+
+
+def _is_awaited(lease: Lease) -> bool:
+    """A job's lease waits without anybody."""
+    return isinstance(lease.state, Queued) and lease.attempt is None

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -43,6 +44,7 @@ from gpushared.gate.inject import binds_late
 from gpushared.gate.wish import wish_of
 from gpushared.node.attendance import Attendance
 from gpushared.node.follower import Follower
+from gpushared.node.job_terms import environment_of, labels_of, launcher_defaults
 from gpushared.node.loop import Loop
 from gpushared.node.performer import Performer
 from gpushared.node.views import outcome
@@ -106,7 +108,19 @@ class NodeDesk:
             self._in_background(self.unclaim(lease))
             raise
         again = claimed.request.restart_on_fault
-        return Claim(lease, claimed.device_name, edits, claimed.grants, again)
+        claim = Claim(lease, claimed.device_name, edits, claimed.grants, again)
+        return self._for_its_job(claim, claimed)
+
+    def _for_its_job(self, claim: Claim, lease: Lease) -> Claim:
+        attempt = self._loop.state.attempt_of(lease)
+        if attempt is None:
+            return claim
+        return replace(
+            claim,
+            labels=labels_of(attempt),
+            env=environment_of(attempt),
+            env_defaults=launcher_defaults(attempt),
+        )
 
     async def _edits(self, lease: LeaseId) -> Edits:
         try:
@@ -175,7 +189,9 @@ class NodeDesk:
     async def release(self, lease: LeaseId) -> None:
         root = Caller(0, 0, "the daemon", trusted=True)
         found = self._loop.state.leases.get(lease)
-        if found is not None and found.container is None:
+        if found is not None and found.attempt is not None:
+            await self.unclaim(lease)
+        elif found is not None and found.container is None:
             await self._insist(m.ReleaseAsked(lease, root))
 
     # --- starts ----------------------------------------------------------------------------------------

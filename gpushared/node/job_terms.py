@@ -1,0 +1,56 @@
+"""What a job's container bears and what its program is told, so that it knows what it is part of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpushared.domain.jobs.attempt import Attempt
+from gpushared.domain.jobs.protocol import Gang
+from gpushared.ports import LABEL_ATTEMPT, LABEL_JOB
+
+
+def labels_of(attempt: Attempt) -> dict[str, str]:
+    """The labels of an attempt's container."""
+    return {LABEL_JOB: attempt.key.job, LABEL_ATTEMPT: str(attempt.key.number)}
+
+
+def environment_of(attempt: Attempt) -> dict[str, str]:
+    """The variables of an attempt's container, those of the gang where it is one."""
+    env = {"GPUSHARE_JOB_ID": str(attempt.key.job), "GPUSHARE_ATTEMPT": str(attempt.key.number)}
+    spec = attempt.spec
+    if spec is not None and spec.index is not None:
+        env |= {"GPUSHARE_ARRAY_ID": str(spec.array or ""), "GPUSHARE_ARRAY_INDEX": str(spec.index)}
+    return env if attempt.facts is None else {**env, **_of_gang(attempt.facts)}
+
+
+def _of_gang(gang: Gang) -> Mapping[str, str]:
+    """By the names that programs look for: ``torch.distributed`` takes its rendezvous from the first two.
+
+    ``WORLD_SIZE`` counts GPUs, as for one process on each; launchers that count themselves set it anew.
+    """
+    return {
+        "MASTER_ADDR": gang.hosts[0],
+        "MASTER_PORT": str(gang.port),
+        "NODE_RANK": str(gang.rank),
+        "WORLD_SIZE": str(sum(gang.gpus)),
+        "GPUSHARE_HOSTS": ",".join(gang.hosts),
+        "GPUSHARE_NNODES": str(len(gang.hosts)),
+        "GPUSHARE_GPUS_BY_NODE": ",".join(map(str, gang.gpus)),
+    }
+
+
+def launcher_defaults(attempt: Attempt) -> dict[str, str]:
+    """Arguments of ``torchrun`` as it reads them from the environment (``PET_`` and the argument's name).
+
+    So ``torchrun train.py`` needs none; what is said on its command line wins.
+    """
+    gang = attempt.facts
+    if gang is None:
+        return {}
+    return {
+        "PET_NNODES": str(len(gang.hosts)),
+        "PET_NODE_RANK": str(gang.rank),
+        "PET_NPROC_PER_NODE": str(gang.gpus[gang.rank]),
+        "PET_MASTER_ADDR": gang.hosts[0],
+        "PET_MASTER_PORT": str(gang.port),
+    }
