@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 import grpc
@@ -47,21 +46,26 @@ TunnelContext = grpc.aio.ServicerContext[link_pb2.TunnelData, link_pb2.TunnelDat
 class Tunnels(Protocol):
     """Takes the streams that nodes open because they were asked to with OpenTunnel."""
 
-    def serve(
-        self, node: NodeName, first: AsyncIterator[link_pb2.TunnelData], context: TunnelContext
-    ) -> AsyncIterator[link_pb2.TunnelData]: ...
+    async def serve(self, node: NodeName, context: TunnelContext) -> None: ...
 
 
 class LinkService(link_pb2_grpc.NodeLinkServicer):
     """Serves NodeLink. ``tunnels`` may be set later; until then nodes are told that there are none."""
 
     def __init__(
-        self, machine: Machine, guard: Guard, origins: Origins, tunnels: Tunnels | None = None
+        self,
+        machine: Machine,
+        guard: Guard,
+        origins: Origins,
+        tunnels: Tunnels | None = None,
+        beat: Callable[[int], float] = beat_seconds,
     ) -> None:
+        """``beat``: how many seconds are between the beats of each of so many nodes."""
         self.tunnels = tunnels
         self._machine = machine
         self._guard = guard
         self._origins = origins
+        self._beat_seconds = beat
         self._streams: dict[NodeName, NodeStream] = {}
         self._partings: set[asyncio.Task[None]] = set()
         self._refused: dict[str, str] = {}
@@ -145,23 +149,20 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         try:
             node = self._node_of(context)
             hello, event = await self._hello(node, context)
-            await self._serve(
-                NodeStream(node, hello, self._machine, self._guard, self._origins), event, context
-            )
+            await self._serve(self._stream(node, hello), event, context)
         except GpushareError as error:
             self._tell_of_refusal(node, error, context)
             await context.write(link_pb2.Down(refuse=wire.refusal(error)))
 
-    async def Serve(  # noqa: N802 - gRPC's name
-        self, request_iterator: AsyncIterator[link_pb2.TunnelData], context: TunnelContext
-    ) -> AsyncIterator[link_pb2.TunnelData]:
+    async def Serve(  # type: ignore[override]  # noqa: N802 - gRPC's name
+        self, _requests: object, context: TunnelContext
+    ) -> None:
         """A tunnel's bytes; who may open one is who may connect."""
         try:
             node = self._node_of(context)
             if self.tunnels is None:
                 raise Unavailable("this coordinator has no tunnels")
-            async for data in self.tunnels.serve(node, request_iterator, context):
-                yield data
+            await self.tunnels.serve(node, context)
         except GpushareError as error:
             await abort(context, error)
 
@@ -200,6 +201,9 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
             seen_revision=hello.seen_revision,
         )
 
+    def _stream(self, node: NodeName, hello: link_pb2.Hello) -> NodeStream:
+        return NodeStream(node, hello, self._machine, self._guard, self._origins, self._beat_seconds)
+
     async def _serve(self, stream: NodeStream, hello: NodeHello, context: Context) -> None:
         self._replace(stream, context)
         try:
@@ -232,7 +236,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
             pool=self._guard.pool,
             epoch=self._machine.state.epoch,
             revision=self._machine.revision,
-            beat_seconds=beat_seconds(len(self._machine.state.members)),
+            beat_seconds=self._beat_seconds(len(self._machine.state.members)),
             now=time.time(),
             capabilities=wire.CAPABILITIES,
         )

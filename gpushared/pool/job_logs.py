@@ -1,0 +1,80 @@
+"""What a job's container writes, read through the gate of the node that has it."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import AsyncIterator
+from urllib.parse import quote
+
+import h11
+
+from gpushared.api.v1 import jobs_pb2
+from gpushared.domain.errors import EngineUnavailable, StateConflict
+from gpushared.gate.engine import EngineConnection, EngineSocket
+from gpushared.ports import LABEL_LEASE
+
+OK, GONE = 200, 404
+STDERR = 2
+HEADER = struct.Struct(">BxxxI")
+"""Which stream and how many bytes follow (Docker Engine API, ContainerAttach, "Stream format")."""
+RAW_STREAM = b"application/vnd.docker.raw-stream"
+
+
+async def job_logs(
+    gate: EngineSocket, lease: str, *, follow: bool, tail: int
+) -> AsyncIterator[jobs_pb2.LogChunk]:
+    """From its beginning, or its last ``tail`` lines; with ``follow`` until it ends.
+
+    Raises StateConflict where the lease has no container (yet, or any more), EngineUnavailable.
+    """
+    container, terminal = await _container(gate, lease)
+    lines = str(tail) if tail > 0 else "all"
+    target = f"/containers/{container}/logs?stdout=1&stderr=1&follow={int(follow)}&tail={lines}"
+    connection = await gate.connect()
+    try:
+        await connection.send(
+            h11.Request(method="GET", target=target, headers=[("Host", "docker"), ("Connection", "close")]),
+            h11.EndOfMessage(),
+        )
+        head = await connection.response()
+        if head.status_code != OK:
+            raise EngineUnavailable(f"docker does not give the job's output: status {head.status_code}")
+        chunks = _plain(connection) if terminal else _demultiplexed(connection)
+        async for chunk in chunks:
+            yield chunk
+    finally:
+        connection.close()
+
+
+async def _container(gate: EngineSocket, lease: str) -> tuple[str, bool]:
+    """Its id, and whether it has a terminal, whose output is one stream."""
+    filters = quote(json.dumps({"label": [f"{LABEL_LEASE}={lease}"]}))
+    answer = await gate.call("GET", f"/containers/json?all=1&filters={filters}".encode())
+    found = answer.json() if answer.status == OK else []
+    if not found:
+        raise StateConflict(
+            "the job has no container here",
+            hint="it has not begun yet, or its container was removed and its output with it",
+        )
+    container = str(found[0]["Id"])
+    facts = (await gate.call("GET", f"/containers/{container}/json".encode())).json()
+    return container, bool(facts["Config"]["Tty"])
+
+
+async def _plain(connection: EngineConnection) -> AsyncIterator[jobs_pb2.LogChunk]:
+    async for data in connection.chunks():
+        yield jobs_pb2.LogChunk(data=data)
+
+
+async def _demultiplexed(connection: EngineConnection) -> AsyncIterator[jobs_pb2.LogChunk]:
+    waiting = bytearray()
+    async for data in connection.chunks():
+        waiting += data
+        while len(waiting) >= HEADER.size:
+            stream, size = HEADER.unpack_from(waiting)
+            end = HEADER.size + size
+            if len(waiting) < end:
+                break
+            yield jobs_pb2.LogChunk(data=bytes(waiting[HEADER.size : end]), stderr=stream == STDERR)
+            del waiting[:end]

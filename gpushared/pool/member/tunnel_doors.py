@@ -1,0 +1,178 @@
+"""Tunnels that begin on this node: a Docker endpoint for each job that runs elsewhere.
+
+``DOCKER_HOST`` can only name a socket. So each job that somebody wants to reach gets one of its own here,
+which only its user may connect to, and each connection to it is a tunnel to the gate of the job's node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import socket
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc
+from gpushared.domain.errors import GpushareError, LimitReached
+from gpushared.domain.jobs.model import JobId
+from gpushared.domain.request import Caller
+from gpushared.gate.answers import docker_error, http_status
+from gpushared.pool.tunnel_bytes import pump
+from gpushared.serving.identity import peer_of
+
+log = logging.getLogger(__name__)
+
+MAX_DOORS = 1024
+IDLE_SECONDS = 3600.0
+"""A door that nobody went through for so long is closed; it is made anew when it is asked for."""
+BACKLOG = 128
+REFUSAL = (
+    b"HTTP/1.1 %d Refused\r\nConnection: close\r\n"
+    b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+)
+Call = grpc.aio.StreamStreamCall[jobs_pb2.TunnelChunk, jobs_pb2.TunnelChunk]
+Vouch = Callable[[Caller, jobs_pb2.TunnelChunk], Awaitable[tuple[tuple[str, bytes], ...]]]
+"""The node's word for its user, as the metadata of a call."""
+
+
+@dataclass(slots=True)
+class _Door:
+    path: Path
+    caller: Caller
+    listener: socket.socket
+    open: int = 0
+    used_at: float = 0.0
+
+
+class TunnelDoors:
+    """Makes and keeps the sockets, one a job and user."""
+
+    def __init__(
+        self,
+        folder: Path,
+        channel: Callable[[], Awaitable[grpc.aio.Channel]],
+        vouch: Vouch,
+        fault: Callable[[grpc.aio.AioRpcError], GpushareError],
+    ) -> None:
+        """``channel``: one to the coordinator for tunnels. ``fault``: its failed calls as our errors."""
+        self._folder = folder
+        self._channel = channel
+        self._vouch = vouch
+        self._fault = fault
+        self._doors: dict[tuple[JobId, int], _Door] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def door(self, job: JobId, rank: int, caller: Caller) -> str:
+        """The path of the socket through which this caller reaches the job's node. Raises LimitReached."""
+        self._close_idle()
+        key = (job, caller.uid) if not rank else (JobId(f"{job}.{rank}"), caller.uid)
+        door = self._doors.get(key)
+        if door is None:
+            if len(self._doors) >= MAX_DOORS:
+                raise LimitReached("too many jobs elsewhere are reached from this node", hint="try later")
+            door = self._doors[key] = await self._made(job, rank, caller, f"{key[0]}-{caller.uid}.sock")
+        door.used_at = asyncio.get_running_loop().time()
+        return str(door.path)
+
+    async def close(self) -> None:
+        """End all tunnels, and take the sockets away."""
+        for door in self._doors.values():
+            door.listener.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._doors.clear()
+        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+
+    async def _made(self, job: JobId, rank: int, caller: Caller, name: str) -> _Door:
+        self._folder.mkdir(mode=0o711, parents=True, exist_ok=True)
+        path = self._folder / name
+        path.unlink(missing_ok=True)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        sock.bind(str(path))
+        path.chmod(0o600)
+        os.chown(path, caller.uid, caller.gid)
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+        door = _Door(path, caller, sock)
+        self._in_background(self._accept(door, jobs_pb2.TunnelChunk(job_id=job, rank=rank)))
+        return door
+
+    async def _accept(self, door: _Door, first: jobs_pb2.TunnelChunk) -> None:
+        """Bare sockets, because asyncio's transports read before they are asked to."""
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError):  # how the door's end looks from here
+            while True:
+                sock, _ = await loop.sock_accept(door.listener)
+                self._in_background(self._serve(door, first, sock))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _close_idle(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for key, door in list(self._doors.items()):
+            if not door.open and now - door.used_at > IDLE_SECONDS:
+                door.listener.close()
+                door.path.unlink(missing_ok=True)
+                del self._doors[key]
+
+    async def _serve(self, door: _Door, first: jobs_pb2.TunnelChunk, sock: socket.socket) -> None:
+        if peer_of(sock).uid not in {door.caller.uid, 0}:
+            sock.close()
+            return
+        door.open += 1
+        try:
+            await self._tunnel(door, first, sock)
+        finally:
+            door.open -= 1
+            door.used_at = asyncio.get_running_loop().time()
+
+    async def _tunnel(self, door: _Door, first: jobs_pb2.TunnelChunk, sock: socket.socket) -> None:
+        try:
+            metadata = await self._vouch(door.caller, first)
+            call: Call = jobs_pb2_grpc.JobsStub(await self._channel()).Tunnel(metadata=metadata)
+            try:
+                await call.write(first)
+                await _pump(sock, call)
+            finally:
+                call.cancel()
+        except GpushareError as error:
+            await _refuse(sock, error)
+        except grpc.aio.AioRpcError as error:
+            await _refuse(sock, self._fault(error))
+        except asyncio.InvalidStateError as error:
+            log.info("tunnel to job=%s ended: %s", first.job_id, error)
+        finally:
+            sock.close()
+
+
+async def _pump(sock: socket.socket, call: Call) -> None:
+    async def receive() -> bytes | None:
+        chunk = await call.read()
+        if not isinstance(chunk, jobs_pb2.TunnelChunk) or chunk.end:
+            return None
+        return chunk.data
+
+    async def send(data: bytes, end: bool) -> None:
+        await call.write(jobs_pb2.TunnelChunk(data=data, end=end))
+
+    await pump(sock, receive, send)
+
+
+async def _refuse(sock: socket.socket, error: GpushareError) -> None:
+    """In Docker's words, because docker is what reads it."""
+    with contextlib.suppress(OSError):
+        body = docker_error(str(error))
+        head = REFUSAL % (http_status(error), len(body))
+        await asyncio.get_running_loop().sock_sendall(sock, head + body)
+        sock.shutdown(socket.SHUT_WR)

@@ -1,0 +1,141 @@
+"""The coordinator's part of tunnels: it asks the node that runs a job to call, and passes the bytes on.
+
+A node opens no port. So whoever wants to reach its gate waits here until the node, told by its link, has
+opened a stream of its own, which names the tunnel by a secret that nobody else was told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import grpc
+
+from gpushared.api.v1 import link_pb2
+from gpushared.domain.errors import LimitReached, NotFound, PermissionRefused, TimedOut, Unavailable
+from gpushared.domain.jobs.model import NodeName
+from gpushared.pool import wire
+
+log = logging.getLogger(__name__)
+
+ANSWER_SECONDS = 15.0
+"""How long a node may take to call."""
+MAX_TUNNELS = 4096
+MAX_TUNNELS_PER_PERSON = 128
+TunnelContext = grpc.aio.ServicerContext[link_pb2.TunnelData, link_pb2.TunnelData]
+
+
+class Link(Protocol):
+    """Tells nodes to call."""
+
+    def open_tunnel(self, node: NodeName, tunnel: link_pb2.OpenTunnel) -> None: ...
+
+
+class Pipe:
+    """One end of a tunnel, to write to and to read from; the other end is on the node."""
+
+    def __init__(self, context: TunnelContext) -> None:
+        self._context = context
+        self.over = asyncio.Event()
+
+    async def read(self) -> link_pb2.TunnelData | None:
+        """The next message from the node; None when it sends no more. Raises its refusal, Unavailable."""
+        try:
+            data = await self._context.read()
+        except (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError) as error:
+            raise Unavailable("the tunnel's node went away") from error
+        if not isinstance(data, link_pb2.TunnelData):
+            return None
+        if data.error_code:
+            raise wire.refused(data.error_code, data.error_message, data.error_hint)
+        return data
+
+    async def write(self, data: bytes, *, end: bool = False) -> None:
+        """Comes back when the node's end may be sent more. Raises Unavailable."""
+        try:
+            await self._context.write(link_pb2.TunnelData(data=data, end=end))
+        except (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError) as error:
+            raise Unavailable("the tunnel's node went away") from error
+
+
+@dataclass(slots=True)
+class _Awaited:
+    node: NodeName
+    person: str
+    came: asyncio.Future[Pipe] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Tunnels:
+    """Joins those who ask for a tunnel with the nodes that call back."""
+
+    def __init__(self, link: Callable[[], Link]) -> None:
+        """``link`` is asked for when a tunnel is opened."""
+        self._link = link
+        self._awaited: dict[str, _Awaited] = {}
+        self._open: dict[str, int] = {}
+
+    @asynccontextmanager
+    async def open(self, node: NodeName, wanted: link_pb2.OpenTunnel) -> AsyncIterator[Pipe]:
+        """A tunnel to a node, for as long as the block runs; ``wanted`` gets its id here.
+
+        Raises Unavailable, TimedOut, LimitReached, or what the node has against it (with the first read).
+        """
+        person = wanted.person
+        if sum(self._open.values()) >= MAX_TUNNELS or self._open.get(person, 0) >= MAX_TUNNELS_PER_PERSON:
+            raise LimitReached(
+                f"{person} has too many connections to other nodes open",
+                hint=f"at most {MAX_TUNNELS_PER_PERSON} a person; each attached client holds one",
+            )
+        self._open[person] = self._open.get(person, 0) + 1
+        try:
+            pipe = await self._called(node, wanted)
+            try:
+                yield pipe
+            finally:
+                pipe.over.set()
+        finally:
+            self._open[person] -= 1
+            if not self._open[person]:
+                del self._open[person]
+
+    async def _called(self, node: NodeName, wanted: link_pb2.OpenTunnel) -> Pipe:
+        wanted.tunnel_id = secrets.token_hex(16)
+        awaited = self._awaited[wanted.tunnel_id] = _Awaited(node, wanted.person)
+        try:
+            self._link().open_tunnel(node, wanted)
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await awaited.came
+        except TimeoutError:
+            raise TimedOut(
+                f"node {node} did not answer in {ANSWER_SECONDS:.0f} s",
+                hint="`gpushare nodes` tells whether it is connected",
+            ) from None
+        finally:
+            del self._awaited[wanted.tunnel_id]
+
+    async def serve(self, node: NodeName, context: TunnelContext) -> None:
+        """A node calls: the stream is its end of the tunnel that its first message names.
+
+        Raises NotFound where nobody waits for it any more, PermissionRefused for another node's.
+        """
+        hello = await context.read()
+        if not isinstance(hello, link_pb2.TunnelData):
+            return
+        awaited = self._awaited.get(hello.tunnel_id)
+        if awaited is None or awaited.came.done():
+            raise NotFound("nobody waits for this tunnel", hint="whoever asked for it has gone")
+        if awaited.node != node:
+            log.warning("node=%s called for a tunnel to node=%s", node, awaited.node)
+            raise PermissionRefused(f"this tunnel is not to node {node}")
+        if hello.error_code:
+            refusal = wire.refused(hello.error_code, hello.error_message, hello.error_hint)
+            awaited.came.set_exception(refusal)
+            return
+        pipe = Pipe(context)
+        awaited.came.set_result(pipe)
+        await pipe.over.wait()

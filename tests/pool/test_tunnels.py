@@ -1,0 +1,235 @@
+"""Tunnels: bytes from a user's socket on one node to the gate of another, by real gRPC streams."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import pytest
+
+from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc, link_pb2, link_pb2_grpc
+from gpushared.domain.errors import GpushareError, TimedOut, Unavailable
+from gpushared.domain.jobs.attempt import Attempt
+from gpushared.domain.jobs.model import AttemptKey, AttemptState, JobId, JobSpec, NodeName, Owner
+from gpushared.domain.request import Caller, Request
+from gpushared.pool import tunnels as tunnels_module
+from gpushared.pool.member.tunnel_doors import TunnelDoors
+from gpushared.pool.member.tunnel_ends import TunnelEnds
+from gpushared.pool.tunnel_calls import UserContext, gate_through, splice
+from gpushared.pool.tunnels import TunnelContext, Tunnels
+from gpushared.serving.doors import OPTIONS, abort
+
+ADA = Caller(os.getuid(), os.getgid(), "ada")
+JOB = JobId("0123456789")
+KEY = AttemptKey(JOB, 1)
+B = NodeName("b")
+ATTEMPT = Attempt(
+    KEY, AttemptState.RUNNING, 1, 0.0, JobSpec(Request(), Owner("ada@a", "ada")), Request(), account=ADA
+)
+
+
+class Coordinator(link_pb2_grpc.NodeLinkServicer, jobs_pb2_grpc.JobsServicer):
+    """The two calls of a coordinator that matter here, and its word to node b."""
+
+    def __init__(self) -> None:
+        self.tunnels = Tunnels(lambda: self)
+        self.tell: Callable[[link_pb2.OpenTunnel], None] = lambda _: None
+        self.person = "ada"
+
+    def open_tunnel(self, node: NodeName, tunnel: link_pb2.OpenTunnel) -> None:
+        assert node == B
+        self.tell(tunnel)
+
+    async def Serve(self, _: object, context: TunnelContext) -> None:  # type: ignore[override]  # noqa: N802
+        try:
+            await self.tunnels.serve(B, context)
+        except GpushareError as error:
+            await abort(context, error)
+
+    async def Tunnel(self, _: object, context: UserContext) -> None:  # type: ignore[override]  # noqa: N802
+        try:
+            first = await context.read()
+            assert isinstance(first, jobs_pb2.TunnelChunk)
+            async with self.tunnels.open(B, self.wanted(first.job_id)) as pipe:
+                await splice(context, pipe)
+        except GpushareError as error:
+            await abort(context, error)
+
+    def wanted(self, job: str) -> link_pb2.OpenTunnel:
+        return link_pb2.OpenTunnel(job_id=job, attempt=1, kind="docker", person=self.person)
+
+
+Answering = Callable[[asyncio.StreamReader, asyncio.StreamWriter], "asyncio.Future[None] | object"]
+
+
+@dataclass
+class World:
+    coordinator: Coordinator
+    doors: TunnelDoors
+    gate: Answering
+    as_whom: list[Caller] = field(default_factory=list)
+
+    async def connect(self, job: JobId = JOB) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_unix_connection(await self.doors.door(job, 0, ADA))
+
+
+@asynccontextmanager
+async def tunnel_world(folder: Path, gate: Answering) -> AsyncIterator[World]:
+    coordinator = Coordinator()  # type: ignore[abstract]  # the calls that no tunnel needs are not served
+    server = grpc.aio.server(options=OPTIONS)
+    link_pb2_grpc.add_NodeLinkServicer_to_server(coordinator, server)
+    jobs_pb2_grpc.add_JobsServicer_to_server(coordinator, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(server.stop, 0)
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
+
+        async def the_channel() -> grpc.aio.Channel:
+            return channel
+
+        async def vouch(_: Caller, __: jobs_pb2.TunnelChunk) -> tuple[tuple[str, bytes], ...]:
+            return ()
+
+        def fault(error: grpc.aio.AioRpcError) -> GpushareError:
+            return Unavailable(str(error.details()))
+
+        def connect_as(caller: Caller) -> socket.socket:
+            world.as_whom.append(caller)
+            ours, theirs = socket.socketpair()
+            ours.setblocking(False)
+            tasks.append(asyncio.create_task(_answer(theirs, world.gate)))
+            return ours
+
+        tasks: list[asyncio.Task[None]] = []
+        ends = TunnelEnds(the_channel, {KEY: ATTEMPT}.get, connect_as)
+        coordinator.tell = ends.open
+        doors = TunnelDoors(
+            folder / "tunnels", the_channel, vouch, lambda error: Unavailable(str(error.details()))
+        )
+        stack.push_async_callback(ends.close)
+        stack.push_async_callback(doors.close)
+        world = World(coordinator, doors, gate)
+        yield world
+    await asyncio.gather(*tasks)
+
+
+async def _answer(sock: socket.socket, gate: Answering) -> None:
+    reader, writer = await asyncio.open_unix_connection(sock=sock)
+    await gate(reader, writer)  # type: ignore[misc]  # every gate here is a coroutine function
+    writer.close()
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Says the length after the client's half-close, so that only a real one gets an answer."""
+    size = len(await reader.read())
+    writer.write(b"%d bytes" % size)
+
+
+async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while line := await reader.readline():
+        writer.write(line.upper())
+        await writer.drain()
+
+
+@pytest.mark.parametrize("size", [0, 1, 100_000, 30_000_000])
+async def test_all_bytes_arrive_and_a_half_close_is_the_end_of_one_direction(
+    tmp_path: Path, size: int
+) -> None:
+    async with tunnel_world(tmp_path, echo) as world:
+        reader, writer = await world.connect()
+        writer.write(b"x" * size)
+        await writer.drain()
+        writer.write_eof()
+        assert await reader.read() == b"%d bytes" % size
+        writer.close()
+        assert world.as_whom == [ADA]
+
+
+async def test_words_go_to_and_fro_on_many_tunnels_at_once(tmp_path: Path) -> None:
+    async def one(number: int, world: World) -> None:
+        reader, writer = await world.connect()
+        for turn in range(5):
+            writer.write(b"hello %d %d\n" % (number, turn))
+            assert await reader.readline() == b"HELLO %d %d\n" % (number, turn)
+        writer.close()
+
+    async with tunnel_world(tmp_path, talk) as world:
+        async with asyncio.timeout(30):
+            await asyncio.gather(*(one(number, world) for number in range(40)))
+
+
+async def test_another_persons_job_is_refused_in_dockers_words(tmp_path: Path) -> None:
+    async with tunnel_world(tmp_path, echo) as world:
+        world.coordinator.person = "bob"
+        reader, writer = await world.connect()
+        answer = (await reader.read()).decode()
+        assert answer.startswith("HTTP/1.1 503 ")
+        assert "job 0123456789 is not bob's" in answer
+        writer.close()
+        assert world.as_whom == []
+
+
+async def test_a_job_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    async with tunnel_world(tmp_path, echo) as world:
+        reader, writer = await world.connect(JobId("9999999999"))
+        assert "job 9999999999 has nothing on this node" in (await reader.read()).decode()
+        writer.close()
+
+
+async def test_a_node_that_does_not_call_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tunnels_module, "ANSWER_SECONDS", 0.1)
+    async with tunnel_world(tmp_path, echo) as world:
+        world.coordinator.tell = lambda _: None
+        with pytest.raises(TimedOut, match="node b did not answer"):
+            async with world.coordinator.tunnels.open(B, world.coordinator.wanted(JOB)):
+                raise AssertionError("opened")
+        reader, writer = await world.connect()
+        assert "did not answer" in (await reader.read()).decode()
+        writer.close()
+
+
+async def test_nobody_can_answer_for_another_tunnel(tmp_path: Path) -> None:
+    """A guessed id is of no use, and neither is one that has been answered."""
+    seen: list[link_pb2.OpenTunnel] = []
+    async with tunnel_world(tmp_path, talk) as world:
+        tell = world.coordinator.tell
+
+        def told(wanted: link_pb2.OpenTunnel) -> None:
+            seen.append(wanted)
+            tell(wanted)
+
+        world.coordinator.tell = told
+        reader, writer = await world.connect()
+        writer.write(b"a\n")
+        assert await reader.readline() == b"A\n"
+        stub = link_pb2_grpc.NodeLinkStub(await world.doors._channel())
+        for guess in ("", "0" * 32, seen[0].tunnel_id):
+            call = stub.Serve()
+            await call.write(link_pb2.TunnelData(tunnel_id=guess))
+            with pytest.raises(grpc.aio.AioRpcError, match="nobody waits for this tunnel"):
+                await call.read()
+        writer.close()
+
+
+async def test_a_coordinator_speaks_http_with_the_gate_through_a_tunnel(tmp_path: Path) -> None:
+    async def docker(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"GET /_ping ")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nOK")
+
+    async with tunnel_world(tmp_path, docker) as world:
+        opener = world.coordinator
+
+        def open_pipe() -> object:
+            return opener.tunnels.open(B, opener.wanted(JOB))
+
+        async with gate_through(open_pipe, "node b") as gate:  # type: ignore[arg-type]  # a context manager
+            assert (await gate.call("GET", b"/_ping")).body == b"OK"
