@@ -1,7 +1,8 @@
 """A pool's records: what is kept under which key, and jobs, members and projects as bytes and back.
 
 ``job/ID`` is a job that is not over, ``ended/ID`` one that is, ``over/TIME-ID`` where it stands among those
-that are; ``member/NAME`` a node; ``usage/``, ``turn/`` and ``project/`` how projects stand.
+that are; ``ended/ID`` without a value is one of which only that is still known, and ``gone/TIME-ID`` where it
+stands among those. ``member/NAME`` is a node; ``usage/``, ``turn/`` and ``project/`` tell how projects stand.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from gpushared.journal.standing import project_from_json, project_to_json
 from gpushared.pool.store import Record, StoreUnavailable
 from gpushared.records import RecordError, from_json, to_json
 
-JOB, ENDED, OVER, MEMBER = "job/", "ended/", "over/", "member/"
+JOB, ENDED, OVER, GONE, MEMBER = "job/", "ended/", "over/", "gone/", "member/"
 USAGE, TURN, PROJECT = "usage/", "turn/", "project/"
-SEQUENCE = "pool/next_sequence"
+SIGN_OF_LIFE = "pool/alive"
+"""Written where nothing else is, to see whether the store can be written again."""
 RECOVERING = "pool/recovering"
 """There while not all nodes have reported after a loss of memory; a restart must not forget it."""
 
@@ -42,12 +44,13 @@ def over_key(at: float, job: JobId) -> str:
     return f"{OVER}{int(at * MICROSECONDS):017d}-{job}"
 
 
-def job_of_over(key: str) -> JobId:
-    return JobId(key.removeprefix(OVER).partition("-")[2])
+def job_of(key: str) -> JobId:
+    """Of a key below ``over/`` or ``gone/``."""
+    return JobId(key.partition("-")[2])
 
 
-def time_of_over(key: str) -> float:
-    return int(key.removeprefix(OVER).partition("-")[0]) / MICROSECONDS
+def time_of(key: str) -> float:
+    return int(key.partition("/")[2].partition("-")[0]) / MICROSECONDS
 
 
 def member_bytes(member: Member) -> bytes:
@@ -69,18 +72,18 @@ def standing_changes(change: StandingChange, known_projects: Iterable[str]) -> I
             yield {PROJECT + name: project_to_json(one).encode()}
 
 
-def read_job(key: str, record: Record) -> Job:
+def read_job(key: str, body: bytes) -> Job:
     """Raises StoreUnavailable."""
     try:
-        return from_json(Job, record.value)
+        return from_json(Job, body)
     except RecordError as error:
         raise unreadable(key, error) from error
 
 
-def read_member(key: str, record: Record) -> Member:
+def read_member(key: str, body: bytes) -> Member:
     """Raises StoreUnavailable."""
     try:
-        return from_json(Member, record.value)
+        return from_json(Member, body)
     except RecordError as error:
         raise unreadable(key, error) from error
 

@@ -1,0 +1,346 @@
+"""The loop: the one place where the pool's state changes.
+
+Events come in through ``send``. Those that arrived together are handled together and written in as few
+transactions as they fit in; only when its changes are durable does a step become true: then its state is
+shown, its caller answered, its instructions performed. A write that fails changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from weakref import WeakValueDictionary
+
+from gpushared.domain.errors import (
+    GpushareError,
+    LimitReached,
+    StateConflict,
+    TimedOut,
+    Unavailable,
+)
+from gpushared.domain.jobs import messages as m
+from gpushared.domain.jobs.coordinator import handle
+from gpushared.domain.jobs.member import Member
+from gpushared.domain.jobs.model import Job, JobId
+from gpushared.domain.jobs.protocol import CancelPart
+from gpushared.domain.jobs.rules import PoolRules
+from gpushared.domain.jobs.state import NEVER, PoolState, PoolStep
+from gpushared.pool.archive import Archive
+from gpushared.pool.chunks import Chunk, cut
+from gpushared.pool.steps import StepWriter
+from gpushared.pool.store import Deposed, Store, StoreUnavailable, Transaction
+from gpushared.ports import Clock
+from gpushared.serving.troubles import Troubles
+
+log = logging.getLogger(__name__)
+
+MAX_PENDING = 4096
+MAX_BATCH = 256
+RETRY_SECONDS = 1.0
+
+Subscriber = Callable[[m.PoolInstruction], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    event: m.PoolEvent
+    answer: asyncio.Future[Job | None]
+
+
+class PoolLoop:
+    """Owns the state, and alone writes what it is made of; ``write`` is for the records of others."""
+
+    def __init__(self, state: PoolState, store: Store, clock: Clock, troubles: Troubles) -> None:
+        """The store is led already, with ``state.epoch``."""
+        self.state = state
+        self.revision = state.revision
+        """The newest that is known of the store."""
+        self.archive = Archive(store)
+        self._store = store
+        self._clock = clock
+        self._troubles = troubles
+        self._epoch = state.epoch
+        self._rest_until = 0.0
+        self._writer = StepWriter(state)
+        self._pending: asyncio.Queue[_Sent] = asyncio.Queue(MAX_PENDING)
+        self._subscribers: list[Subscriber] = []
+        self._on_new_epoch: list[Callable[[], None]] = []
+        self._changed = asyncio.Event()
+        # Weak: those who wait hold them.
+        self._job_changed: WeakValueDictionary[JobId, asyncio.Event] = WeakValueDictionary()
+        self._task: asyncio.Task[None] | None = None
+
+    # --- for everybody ---------------------------------------------------------------------------------
+
+    async def send(self, event: m.PoolEvent) -> Job | None:
+        """Have the event handled and written; its job as it then is. Errors are those of the tree."""
+        match event:
+            case m.JobSubmitted(job=job, old=True) if job in await self._forgotten([job]):
+                return await self._over(job)
+            case m.NodeHello():
+                event = await self._without_forgotten(event)
+            case _:
+                pass
+        return await self._handled(event)
+
+    async def _handled(self, event: m.PoolEvent) -> Job | None:
+        if self._task is not None and self._task.done():
+            raise Unavailable("the coordinator is ending", hint="try again in a moment")
+        answer: asyncio.Future[Job | None] = asyncio.get_running_loop().create_future()
+        try:
+            self._pending.put_nowait(_Sent(event, answer))
+        except asyncio.QueueFull:
+            raise LimitReached("the coordinator has too much to do", hint="try again in a moment") from None
+        return await answer
+
+    async def write(
+        self,
+        puts: Mapping[str, bytes],
+        deletes: Iterable[str] = (),
+        compares: Mapping[str, int] | None = None,
+    ) -> int:
+        """Records that are not the state's, in one transaction; the revision. Errors as ``Store.commit``."""
+        while True:
+            epoch = self.state.epoch
+            try:
+                revision = await self._store.commit(Transaction(epoch, puts, tuple(deletes), compares))
+            except Deposed:
+                if epoch == self.state.epoch:
+                    raise
+            else:
+                self.revision = max(self.revision, revision)
+                return revision
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """Have it called with each instruction after its cause is durable; returns how to end that."""
+        self._subscribers.append(subscriber)
+        return lambda: self._subscribers.remove(subscriber)
+
+    def on_new_epoch(self, renew: Callable[[], None]) -> None:
+        """Have it called when the epoch rose because nodes knew a higher one: their streams must end."""
+        self._on_new_epoch.append(renew)
+
+    async def changed(self, timeout_seconds: float) -> bool:
+        """Wait until jobs or members may have changed; False when the time is over first."""
+        return await _within(self._changed, timeout_seconds)
+
+    async def job_changed(self, job: JobId, timeout_seconds: float) -> bool:
+        """Wait until this job changes; False when the time is over first."""
+        event = self._job_changed.setdefault(job, asyncio.Event())
+        return await _within(event, timeout_seconds)
+
+    def take_rules(self, rules: PoolRules) -> None:
+        """New figures of the configuration; they hold from the next event on."""
+        self.state = replace(self.state, rules=rules)
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    # --- its life --------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """The loop's life: runs while the block runs."""
+        self._task = asyncio.create_task(self._run(), name="pool loop")
+        try:
+            yield
+        finally:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def ended(self) -> None:
+        """Comes back never, or with the error that the coordinator cannot go on after: Deposed."""
+        assert self._task is not None, "only while running"
+        await asyncio.shield(self._task)
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                await self._handle(await self._batch())
+        finally:
+            left = [self._pending.get_nowait() for _ in range(self._pending.qsize())]
+            _refuse(left, Unavailable("the coordinator is ending", hint="try again in a moment"))
+
+    async def _batch(self) -> list[_Sent]:
+        """What waits, or a tick when the state wants to be looked at again."""
+        batch: list[_Sent] = []
+        try:
+            async with asyncio.timeout(self._seconds_to_look()):
+                batch.append(await self._pending.get())
+        except TimeoutError:
+            batch.append(_Sent(m.PoolTick(), asyncio.get_running_loop().create_future()))
+        while len(batch) < MAX_BATCH and not self._pending.empty():
+            batch.append(self._pending.get_nowait())
+        return batch
+
+    def _seconds_to_look(self) -> float | None:
+        at = self.state.look_again_at
+        return None if at == NEVER else max(0.0, max(at, self._rest_until) - self._clock.now())
+
+    # --- what the state does not remember any more ----------------------------------------------------
+
+    async def _forgotten(self, jobs: Iterable[JobId]) -> frozenset[JobId]:
+        """Those that are over, but that the state no longer knows: it must not take them for new ones."""
+        unknown = {job for job in jobs if job not in self.state.jobs and job not in self.state.ended}
+        return await self.archive.over(unknown)
+
+    async def _over(self, job: JobId) -> Job:
+        found = await self.archive.get(job)
+        if found is None:
+            raise StateConflict(f"job {job} was over so long ago that nothing else is known of it")
+        return found
+
+    async def _without_forgotten(self, hello: m.NodeHello) -> m.NodeHello:
+        over = await self._forgotten(report.key.job for report in hello.reports)
+        if not over:
+            return hello
+        for report in hello.reports:
+            if report.key.job in over and not report.state.is_final:
+                grace = self.state.rules.stop_grace_seconds
+                self._tell(
+                    m.Send(hello.node, CancelPart(report.key, self.state.epoch, grace, "the coordinator"))
+                )
+        return replace(hello, reports=tuple(one for one in hello.reports if one.key.job not in over))
+
+    # --- one batch -------------------------------------------------------------------------------------
+
+    async def _handle(self, batch: Sequence[_Sent]) -> None:
+        # Others write too; a node may have been told of what they wrote.
+        state = replace(self.state, revision=self.revision)
+        done: list[tuple[_Sent, PoolStep]] = []
+        for sent in batch:
+            step = self._step(state, sent)
+            if step is not None:
+                state = step.state
+                done.append((sent, step))
+        concluded, torn = 0, False
+        try:
+            await self._rise([step for _, step in done])
+            for chunk in cut(self._writer.changes_of(self.state, [step for _, step in done])):
+                await self._commit(chunk)
+                torn = chunk.concludes == concluded
+                self._conclude(done[concluded : chunk.concludes])
+                concluded = chunk.concludes
+        except (StoreUnavailable, TimedOut) as error:
+            self._troubles.raised("store", str(error))
+            self._rest_until = self._clock.now() + RETRY_SECONDS
+            self._writer.refused(done[concluded][1] if torn else None)
+            _refuse([sent for sent, _ in done[concluded:]], error)
+
+    def _step(self, state: PoolState, sent: _Sent) -> PoolStep | None:
+        try:
+            return handle(state, sent.event, self._clock.now())
+        except GpushareError as error:
+            _refuse([sent], error)
+        except Exception as error:  # a bug in a rule must not end the daemon; the state is as before
+            log.exception("rule failed event=%r", sent.event)
+            _refuse([sent], GpushareError(f"the coordinator made a mistake: {error}", hint="see its log"))
+        return None
+
+    async def _rise(self, steps: Sequence[PoolStep]) -> None:
+        """Lead with an epoch above all that nodes have seen, or they would take no orders of ours."""
+        wanted = max((step.epoch for step in steps if step.epoch is not None), default=0)
+        if wanted > self._epoch:
+            self._epoch = await self._store.lead(above=wanted - 1)
+            log.warning("nodes know of a higher epoch; this coordinator now leads with %d", self._epoch)
+
+    async def _commit(self, chunk: Chunk) -> None:
+        if not chunk.changes:
+            if not self._troubles.of("store"):
+                return
+            # Else an idle pool would show a trouble that is long over.
+            chunk.add(self._writer.sign_of_life())
+        transaction = chunk.transaction(self._epoch)
+        try:
+            self.revision = max(self.revision, await self._store.commit(transaction))
+        except TimedOut as error:
+            self._troubles.raised("store", str(error))
+            await self._settle(transaction)
+        self._writer.written()
+        self._troubles.cleared("store")
+
+    async def _settle(self, transaction: Transaction) -> None:
+        """Find out whether it happened after all. Raises StoreUnavailable where it did not, and never will.
+
+        With a new epoch nothing of the earlier one can still come, so that what is read then is final.
+        """
+        while True:
+            try:
+                self._epoch = await self._store.lead(above=self._epoch)
+                written = await self._is_written(transaction)
+            except (StoreUnavailable, TimedOut) as error:
+                self._troubles.raised("store", str(error))
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                break
+        if not written:
+            raise StoreUnavailable("the store took too long", hint="is its disk healthy? see `dmesg`")
+
+    async def _is_written(self, transaction: Transaction) -> bool:
+        """Nobody else writes these records, and what we wrote before is not newer than ``revision``."""
+        key = min((*transaction.puts, *transaction.deletes))
+        found = dict(await self._store.page(key, 1)).get(key)
+        if key not in transaction.puts:
+            return found is None
+        if found is None or found.revision <= self.revision:
+            return False
+        self.revision = found.revision
+        return True
+
+    # --- after it is durable ---------------------------------------------------------------------------
+
+    def _conclude(self, done: Sequence[tuple[_Sent, PoolStep]]) -> None:
+        if not done:
+            return
+        before, after = self.state, done[-1][1].state
+        self.state = replace(after, rules=before.rules, epoch=self._epoch, revision=self.revision)
+        if after.epoch != before.epoch:
+            for renew in self._on_new_epoch:
+                renew()
+        for sent, step in done:
+            for instruction in step.instructions:
+                self._tell(instruction)
+            if not sent.answer.done():
+                sent.answer.set_result(step.job)
+        self._wake(before, [step for _, step in done])
+
+    def _tell(self, instruction: m.PoolInstruction) -> None:
+        for subscriber in tuple(self._subscribers):
+            try:
+                subscriber(instruction)
+            except Exception:  # a bug in one part must not keep the others from hearing of it
+                log.exception("instruction failed %r", instruction)
+
+    def _wake(self, before: PoolState, steps: Sequence[PoolStep]) -> None:
+        """Those who wait, by what they could be shown: not by each beat."""
+        jobs = {job.id for step in steps for job in (*step.jobs, *step.shown)}
+        for job in jobs:
+            if (event := self._job_changed.pop(job, None)) is not None:
+                event.set()
+        names = {member.name for step in steps for member in step.members}
+        after = self.state
+        if jobs or any(_looks(before.members.get(name)) != _looks(after.members.get(name)) for name in names):
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+
+def _looks(member: Member | None) -> Member | None:
+    """Without what each beat changes."""
+    return member and replace(member, heard_at=None)
+
+
+async def _within(event: asyncio.Event, timeout_seconds: float) -> bool:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_seconds):
+            return await event.wait()
+    return False
+
+
+def _refuse(batch: Sequence[_Sent], error: GpushareError) -> None:
+    for sent in batch:
+        if not sent.answer.done():
+            sent.answer.set_exception(error)

@@ -1,0 +1,72 @@
+"""What the steps of the coordinator's machine change in the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gpushared.domain.jobs.model import JobId
+from gpushared.domain.jobs.state import PoolState, PoolStep
+from gpushared.pool.records import (
+    JOB,
+    MEMBER,
+    RECOVERING,
+    SIGN_OF_LIFE,
+    Changes,
+    job_changes,
+    member_bytes,
+    standing_changes,
+)
+
+
+class StepWriter:
+    """Knows what is written already, so that beats write nothing."""
+
+    def __init__(self, state: PoolState) -> None:
+        """``state``: as the store has it."""
+        self._members = {name: member_bytes(member) for name, member in state.members.items()}
+        self._projects = set(state.projects)
+        self._recovering = state.recovering_since is not None
+        self._torn: set[JobId] = set()
+        """Jobs of a step of which only a part was written: not as the state has them."""
+
+    def changes_of(self, before: PoolState, steps: Sequence[PoolStep]) -> list[list[Changes]]:
+        """By step; what belongs together is one ``Changes``."""
+        found = [list(self._step(step)) for step in steps]
+        if self._torn and found:
+            found[0][:0] = [_as_it_is(before, job) for job in sorted(self._torn)]
+        return found
+
+    def written(self) -> None:
+        """The first transaction of what ``changes_of`` told was written."""
+        self._torn.clear()
+
+    def refused(self, torn: PoolStep | None) -> None:
+        """What ``changes_of`` told last was not written, or of ``torn`` only a part."""
+        self._members.clear()
+        if torn is not None:
+            self._torn |= {job.id for job in torn.jobs}
+
+    def sign_of_life(self) -> Changes:
+        """Something to write that changes nothing."""
+        return {SIGN_OF_LIFE: b""}
+
+    def _step(self, step: PoolStep) -> Iterator[Changes]:
+        for job in step.jobs:
+            yield job_changes(job)
+        for member in step.members:
+            body = member_bytes(member)
+            if self._members.get(member.name) != body:
+                self._members[member.name] = body
+                yield {MEMBER + member.name: body}
+        if step.standing is not None:
+            yield from standing_changes(step.standing, self._projects)
+            if step.standing.projects is not None:
+                self._projects |= step.standing.projects.keys()
+        if (step.state.recovering_since is not None) != self._recovering:
+            self._recovering = not self._recovering
+            yield {RECOVERING: b"" if self._recovering else None}
+
+
+def _as_it_is(state: PoolState, job: JobId) -> Changes:
+    found = state.jobs.get(job) or state.ended.get(job)
+    return job_changes(found) if found is not None else {JOB + job: None}
