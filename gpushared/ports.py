@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from gpushared.domain.gpu import Drained, Gpu, GpuId
+from gpushared.domain.host import ContainerMemory
 from gpushared.domain.jobs.attempt import Attempt
 from gpushared.domain.jobs.contact import Contact
 from gpushared.domain.lease import ContainerId, Grant, Lease, LeaseId, StoryEntry, Walls
@@ -344,6 +345,8 @@ class ContainerFacts:
     """What a stop sends it, empty for the engine's default, SIGTERM."""
     stop_seconds: int = DEFAULT_STOP_SECONDS
     """How long a stop waits that names no time; below zero it waits for ever."""
+    memory: ContainerMemory | None = None
+    """Its limit and its use of the host's memory; None where that was not looked at."""
 
 
 LABEL_DEVICE = "gpushare.device"

@@ -156,6 +156,7 @@ class Lease(Message):
     after: tuple[str, ...] = ()
     notice: Notice | None = None
     preempt_step: str = ""
+    preempt_why: str = ""
     preemptions: int = 0
     project: str = ""
     idle_since: Time = None

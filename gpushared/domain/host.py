@@ -1,4 +1,4 @@
-"""What this machine has besides its GPUs."""
+"""What this machine has besides its GPUs, and what a container may take of it."""
 
 from __future__ import annotations
 
@@ -11,3 +11,14 @@ class HostSize:
 
     cpu_milli: int | None = None
     memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerMemory:
+    """Of the host's memory: how much a container may take, 0 where it has no limit, and how much it has.
+
+    What the kernel can take back at once, such as files that were read, is not counted.
+    """
+
+    limit_bytes: int = 0
+    used_bytes: int = 0

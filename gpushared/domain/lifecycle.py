@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from gpushared.domain import faults
+from gpushared.domain.host_memory import note_memory
 from gpushared.domain.lease import (
     Active,
     Draining,
@@ -50,6 +51,7 @@ def seen(event: ContainerSeen, draft: Draft) -> None:
     lease = draft.view().of_container(event.container) or _bind(event, draft)
     if lease is None:
         return
+    note_memory(lease.id, event.memory, draft)
     if event.name and event.name != lease.container_name:
         lease = replace(lease, container_name=event.name)
         lease = draft.put(lease.note(draft.now, f"the container is called {event.name} now"))

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from gpushared.domain.asking import NewSize
 from gpushared.domain.gpu import Gpu, GpuId
+from gpushared.domain.host import ContainerMemory
 from gpushared.domain.jobs.key import AttemptKey
 from gpushared.domain.jobs.node_messages import AttemptEvent, AttemptInstruction
 from gpushared.domain.lease import ContainerId, LeaseId, Walls
@@ -206,6 +207,8 @@ class ContainerSeen:
     exit_code: int | None = None
     name: str = ""
     image: str = ""
+    memory: ContainerMemory | None = None
+    """None where nobody told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,10 +235,11 @@ class ContainerSuspended:
 
 @dataclass(frozen=True, slots=True)
 class SuspendFailed:
-    """It runs on as before."""
+    """It runs on as before. ``lasting``: it would not work another time either."""
 
     lease: LeaseId
     reason: str
+    lasting: bool = True
 
 
 @dataclass(frozen=True, slots=True)

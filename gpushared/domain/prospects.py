@@ -10,6 +10,7 @@ from gpushared.domain.policy.rooms import RoomPlaces
 from gpushared.domain.requeue import Step, is_leaving, step_of
 from gpushared.domain.scheduling import HOST, holder
 from gpushared.domain.state import NodeState
+from gpushared.domain.suspension import why_not
 from gpushared.domain.units import format_duration
 
 
@@ -24,9 +25,8 @@ def when_others_need_it(lease: Lease, state: NodeState, now: float) -> str:
         return _why_it_left(lease)
     if not lease.grants:
         return ""
-    return (
-        f"{_when(holder(lease, state, state.policy, now), state, now)}; then it {_HOW[step_of(lease, state)]}"
-    )
+    when = _when(holder(lease, state, state.policy, now), state, now)
+    return f"{when}; then it {_HOW[step_of(lease, state)]}{_why_not_milder(lease, state)}"
 
 
 _GIVES_WAY = "gives way to "
@@ -35,6 +35,13 @@ _HOW = {
     Step.REQUEUE: "is told, stopped, and started again when there is room",
     Step.STOP: "is told and stopped, and not started again",
 }
+
+
+def _why_not_milder(lease: Lease, state: NodeState) -> str:
+    """Why this lease is not suspended on a node where others are."""
+    if state.means.no_checkpoint or not (why := why_not(lease, state)):
+        return ""
+    return f", because {why}"
 
 
 def _made_way_for(lease: LeaseId, state: NodeState) -> Lease | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from gpushared.domain.errors import NotFound, PermissionRefused
 from gpushared.domain.fleet.mix import Mix
 from gpushared.domain.gpu import WHOLE_PERMILLE, Drained, Gpu, GpuId, drained_among
-from gpushared.domain.host import HostSize
+from gpushared.domain.host import ContainerMemory, HostSize
 from gpushared.domain.jobs.attempt import Attempt
 from gpushared.domain.jobs.attempts import Attempts
 from gpushared.domain.jobs.contact import Contact
@@ -96,6 +96,8 @@ class NodeState:
     """Projects as they were set at run time, which wins over the configuration."""
     resting: Mapping[LeaseId, float] = field(default_factory=dict)
     """Since when each lease that runs was seen to do nothing on its GPUs."""
+    container_memory: Mapping[LeaseId, ContainerMemory] = field(default_factory=dict)
+    """What their containers may take of the host's memory, and have of it, as the engine last told."""
     quiet: bool = False
     """It is a quiet time by the configuration's calendar."""
     means: Means = field(default_factory=Means)
@@ -236,6 +238,7 @@ class Draft:
         self.means = state.means
         self.mix = state.mix
         self.resting = dict(state.resting)
+        self.container_memory = state.container_memory
         self.quiet = state.quiet
         self.usage = state.usage
         self.turns = state.turns
@@ -270,6 +273,7 @@ class Draft:
             means=self.means,
             mix=self.mix,
             resting=self.resting,
+            container_memory=self.container_memory,
             quiet=self.quiet,
             usage=self.usage,
             turns=self.turns,

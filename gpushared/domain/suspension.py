@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpushared.domain.errors import StateConflict
+from gpushared.domain.host_memory import lack_of_memory
 from gpushared.domain.lease import (
     Active,
     ComputeCap,
@@ -51,7 +52,7 @@ def why_not(lease: Lease, state: NodeState) -> str:
         return "CUDA checkpoints do not work on MIG instances"
     if walls is not None and walls.compute_cap is ComputeCap.MPS_PERCENTAGE and not means.checkpoint_with_mps:
         return "CUDA checkpoints do not work for clients of MPS"
-    return ""
+    return lack_of_memory(lease, state)
 
 
 # --- what people ask -----------------------------------------------------------------------------------
@@ -118,11 +119,11 @@ def suspended(event: ContainerSuspended, draft: Draft) -> None:
 
 
 def suspend_failed(event: SuspendFailed, draft: Draft) -> None:
-    """It runs on, and is not tried again: what held it from a checkpoint seldom changes."""
+    """It runs on, and is not tried again where that would not work either."""
     lease = draft.find(event.lease)
     state = lease.state
     if isinstance(state, Suspending):
-        lease = replace(lease, suspend_trouble=event.reason)
+        lease = replace(lease, suspend_trouble=event.reason if event.lasting else "")
         to = Active(state.grants, state.container, draft.now)
         draft.move(lease, to, f"could not be taken off its GPUs: {event.reason}")
         draft.do(InspectContainer(state.container))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Collection
+from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from gpushared.engine.cdi import DEFAULT_SPEC_DIR, LeaseSpecs
 from gpushared.engine.connection import Connector
 from gpushared.engine.events import EventFeed
 from gpushared.engine.facts import facts_of_inspect, ids_of_list
+from gpushared.engine.memory import memory_used
 from gpushared.engine.workers import Workers
 from gpushared.ports import LABEL_DEVICE, ContainerFacts, ContainerStatus, Edits, EngineFacts
 
@@ -218,6 +220,10 @@ class DockerEngine:
 
 def _inspect(client: APIClient, container: ContainerId) -> ContainerFacts | None:
     try:
-        return facts_of_inspect(client.inspect_container(container))
+        facts = facts_of_inspect(client.inspect_container(container))
     except NoSuchContainer:
         return None
+    memory = facts.memory
+    if memory is None or not memory.limit_bytes or not facts.pid:
+        return facts
+    return replace(facts, memory=replace(memory, used_bytes=memory_used(facts.pid, facts.id)))

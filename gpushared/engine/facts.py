@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpushared.domain.errors import EngineUnavailable
+from gpushared.domain.host import ContainerMemory
 from gpushared.domain.lease import ContainerId
 from gpushared.ports import (
     DEFAULT_STOP_SECONDS,
@@ -47,6 +48,7 @@ def facts_of_inspect(answer: Mapping[str, Any]) -> ContainerFacts:
             labels=labels,
             stop_signal=config.get("StopSignal") or "",
             stop_seconds=DEFAULT_STOP_SECONDS if (own := config.get("StopTimeout")) is None else int(own),
+            memory=ContainerMemory(int(answer["HostConfig"].get("Memory") or 0)),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise EngineUnavailable(

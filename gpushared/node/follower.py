@@ -36,7 +36,7 @@ def seen(facts: ContainerFacts) -> ContainerSeen:
     if condition is Condition.CREATED and facts.exit_code != 0:
         condition = Condition.EXITED
     code = facts.exit_code if condition in (Condition.EXITED, Condition.RESTARTING) else None
-    return ContainerSeen(facts.id, condition, facts.device_name, code, facts.name, facts.image)
+    return ContainerSeen(facts.id, condition, facts.device_name, code, facts.name, facts.image, facts.memory)
 
 
 class Follower:

@@ -11,9 +11,11 @@ import psutil
 
 from gpushared.domain import messages as m
 from gpushared.domain.errors import GpushareError, SharingUnavailable
+from gpushared.domain.host_memory import lack_of_memory
 from gpushared.domain.lease import ContainerId, LeaseId
 from gpushared.domain.units import format_memory
 from gpushared.engine.signals import members
+from gpushared.node.follower import seen
 from gpushared.node.loop import Loop
 from gpushared.ports import Checkpoints, Engine
 
@@ -57,6 +59,9 @@ class Suspender:
 
     async def _suspend(self, lease: LeaseId, container: ContainerId) -> None:
         """The checkpoint comes before the freeze: the driver's own thread in each process does the work."""
+        if trouble := await self._lack_of_memory(lease, container):
+            await self._loop.send(m.SuspendFailed(lease, trouble, lasting=False))
+            return
         try:
             self._check_host_memory(lease)
             pids = await self._save(container)
@@ -71,6 +76,15 @@ class Suspender:
             await self._loop.send(m.SuspendFailed(lease, error.message))
             return
         await self._loop.send(m.ContainerSuspended(lease))
+
+    async def _lack_of_memory(self, lease: LeaseId, container: ContainerId) -> str:
+        """By the container's own limit, with what it has now; the core then knows that too."""
+        with suppress(GpushareError):
+            facts = await self._engine.inspect(container)
+            if facts is not None:
+                await self._loop.send(seen(facts))
+        found = self._loop.state.leases.get(lease)
+        return "" if found is None else lack_of_memory(found, self._loop.state)
 
     def _check_host_memory(self, lease: LeaseId) -> None:
         """What cannot be held would end it, and others with it, for want of memory."""

@@ -42,6 +42,7 @@ from gpushared.domain.placement import Room
 from gpushared.domain.request import Caller, Request
 from gpushared.domain.requeue import step_of
 from gpushared.domain.state import NodeState
+from gpushared.domain.suspension import why_not
 from gpushared.domain.units import format_duration, format_memory
 from gpushared.node.loop import Loop
 from gpushared.node.sampler import Sample, Stranger
@@ -79,6 +80,7 @@ class Views:
             preemptions=lease.preemptions,
             project=lease.payer,
             preempt_step=_step(lease, self._loop.state),
+            preempt_why=_why(lease, self._loop.state),
             idle_since=idle_since(lease, self._loop.state) or 0.0,
             lowered=lease.lowered,
             models=lease.request.models,
@@ -306,6 +308,11 @@ def who(pid: int) -> tuple[str, str]:
 def _step(lease: Lease, state: NodeState) -> str:
     """What happens when it has to give way, once it runs."""
     return step_of(lease, state) if isinstance(lease.state, Starting | Active | Paused) else ""
+
+
+def _why(lease: Lease, state: NodeState) -> str:
+    """Why it would not be suspended, where it runs."""
+    return why_not(lease, state) if isinstance(lease.state, Starting | Active | Paused) else ""
 
 
 def notice(one: Notice) -> leases_pb2.Notice:

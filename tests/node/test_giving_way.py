@@ -7,6 +7,7 @@ import pytest
 from tests.bed.fixtures import CdiEngine
 from tests.node.conftest import NewDaemon
 from tests.node.daemon import DaemonProcess, Json, Refused, wait_until
+from tests.node.test_idle import gpushare
 
 GIB = 1024**3
 ALICE = 61001
@@ -138,6 +139,40 @@ def test_a_lease_that_gives_way_so_comes_back_by_itself(hasty: DaemonProcess) ->
     hasty.call("Leases/Release", {"lease_id": winner["id"]}, uid=ALICE)
     hasty.wait_lease(lease["id"], "active")
     assert runs(hasty, lease) == 1
+
+
+MEGABYTE = 10**6
+
+
+def test_a_container_whose_memory_limit_is_too_small_is_stopped_and_started_again(
+    hasty: DaemonProcess,
+) -> None:
+    lease = hold(hasty, "1", "--memory", "64m")
+    assert lease["preempt_step"] == "suspend"
+    hasty.check("exec", lease["container_id"], "sh", "-c", f"head -c {30 * MEGABYTE} /dev/zero > /dev/shm/x")
+    process = {"pid": hasty.pid_of(lease["container_id"]), "memory_bytes": str(40 * MEGABYTE)}
+    hasty.call("Simulation/Change", {"gpu_index": 0, "processes": [process]})
+    winner = hasty.request("1", uid=ALICE)
+    hasty.call("Leases/Pause", {"lease_id": lease["id"]})
+    wait_until(lambda: hasty.lease(lease["id"])["preempt_step"] == "requeue", "it could not be suspended")
+    with pytest.raises(Refused, match="its container has of the host's memory, and it may have 64 MiB"):
+        hasty.call("Leases/Pause", {"lease_id": lease["id"]})
+    told = hasty.lease(lease["id"])
+    assert "the 38.1 MiB on its GPUs would come to" in told["preempt_why"]
+    assert "because the 38.1 MiB on its GPUs" in gpushare(hasty, "why", lease["id"])
+    hasty.call("Leases/Preempt", {"lease_id": lease["id"]})
+    hasty.wait_lease(winner["id"], "reserved")
+    assert hasty.lease(lease["id"])["state"] == "requeued"
+
+
+def test_a_larger_limit_lets_it_be_suspended_again(hasty: DaemonProcess) -> None:
+    lease = hold(hasty, "1", "--memory", "16m")
+    process = {"pid": hasty.pid_of(lease["container_id"]), "memory_bytes": str(40 * MEGABYTE)}
+    hasty.call("Simulation/Change", {"gpu_index": 0, "processes": [process]})
+    wait_until(lambda: hasty.lease(lease["id"])["preempt_step"] == "requeue", "it could not be suspended")
+    hasty.check("update", "--memory", "512m", "--memory-swap", "512m", lease["container_id"])
+    wait_until(lambda: hasty.lease(lease["id"])["preempt_step"] == "suspend", "it can be again")
+    assert not hasty.lease(lease["id"]).get("preempt_why")
 
 
 def test_a_paused_container_that_is_killed_ends_its_lease(hasty: DaemonProcess) -> None:

@@ -10,6 +10,7 @@ from gpushared.domain import messages as m
 from gpushared.domain.errors import PermissionRefused, StateConflict
 from gpushared.domain.gpu import MIB, Gpu, GpuId
 from gpushared.domain.granting import decisions
+from gpushared.domain.host import ContainerMemory
 from gpushared.domain.lease import (
     Active,
     ComputeCap,
@@ -33,9 +34,12 @@ from gpushared.domain.lease import (
 )
 from gpushared.domain.messages import Condition
 from gpushared.domain.node import handle
+from gpushared.domain.policy.projects import Policy, Project, Quota
+from gpushared.domain.prospects import when_others_need_it
 from gpushared.domain.request import Caller, Isolation, Request
 from gpushared.domain.requeue import Step as Rung
 from gpushared.domain.requeue import step_of
+from gpushared.domain.rules import Rules
 from gpushared.domain.state import NodeState, Step
 
 ALICE = Caller(1000, 1000, "alice")
@@ -45,6 +49,7 @@ GPUS = tuple(Gpu(GpuId(f"GPU-{n}"), n, "H100", 81920 * MIB, 81920 * MIB) for n i
 HALF = Request(1, 500, None, 500)
 WHOLE = Request(1, 1000, None, 1000, isolation=Isolation.EXCLUSIVE)
 CHECKPOINTS = m.Means(no_checkpoint="", checkpoint_with_mps=True, binds_late=True)
+PAID = Project("paid", users=frozenset({"bob"}), quota=Quota(1000))
 MPS = Walls(MemoryWall.MPS_CLIENT, ComputeCap.MPS_PERCENTAGE)
 
 
@@ -80,6 +85,17 @@ class Node:
     def see(self, lease: Lease, condition: Condition, code: int | None = None) -> Lease:
         self.send(m.ContainerSeen(ContainerId(f"box-{lease.id}"), condition, exit_code=code))
         return self.of(lease)
+
+    def tell(self, lease: Lease, memory: ContainerMemory | None) -> None:
+        """The engine tells of the container's host memory."""
+        self.send(m.ContainerSeen(ContainerId(f"box-{lease.id}"), Condition.RUNNING, memory=memory))
+
+    def uses(self, lease: Lease, on_gpus: int | None) -> None:
+        """So many bytes on the first of its GPUs; None: it is there, and the driver does not tell more."""
+        (grant, *_) = lease.grants
+        used = {lease.id: {grant.gpu: on_gpus or 0}}
+        busy = frozenset() if on_gpus == 0 else frozenset({lease.id})
+        self.send(m.GpusSampled(self.now, busy, {}, frozenset(self.state.gpus), used_bytes=used))
 
     def of(self, lease: Lease) -> Lease:
         return self.state.find(lease.id)
@@ -338,6 +354,89 @@ def test_a_checkpoint_that_fails_leaves_the_lease_running_and_the_next_step_of_t
     assert step_of(able.of(lease), able.state) is Rung.REQUEUE
     with pytest.raises(StateConflict, match="managed memory"):
         able.send(m.PauseAsked(lease.id, ALICE))
+
+
+GIB = 1024 * MIB
+FEW = ContainerMemory(8 * GIB, 3 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("memory", "on_gpus", "step"),
+    [
+        pytest.param(FEW, 5 * GIB, Rung.SUSPEND, id="its GPU memory just fits into its limit"),
+        pytest.param(FEW, 5 * GIB + 1, Rung.REQUEUE, id="a byte more would be too much"),
+        pytest.param(ContainerMemory(8 * GIB), 8 * GIB, Rung.SUSPEND, id="it has nothing there yet"),
+        pytest.param(ContainerMemory(0, 3 * GIB), 80 * GIB, Rung.SUSPEND, id="it has no limit"),
+        pytest.param(None, 80 * GIB, Rung.SUSPEND, id="nobody told of a limit"),
+        pytest.param(FEW, 0, Rung.SUSPEND, id="it uses nothing on its GPUs"),
+        pytest.param(FEW, None, Rung.REQUEUE, id="the driver tells of no bytes, so all that it holds counts"),
+    ],
+)
+def test_gpu_memory_that_its_container_may_not_have_on_the_host_is_not_moved_there(
+    able: Node, memory: ContainerMemory | None, on_gpus: int | None, step: Rung
+) -> None:
+    lease = able.run()
+    able.tell(lease, memory)
+    able.uses(lease, on_gpus)
+    assert step_of(able.of(lease), able.state) is step
+    able.send(m.PreemptAsked(lease.id, ROOT))
+    assert able.is_in(lease) == ("suspending" if step is Rung.SUSPEND else "active")
+
+
+def test_the_reason_is_told_with_the_figures(able: Node) -> None:
+    lease = able.run()
+    able.tell(lease, FEW)
+    able.uses(lease, 6 * GIB)
+    why = (
+        "the 6 GiB on its GPUs would come to the 3 GiB that its container has of the host's memory, "
+        "and it may have 8 GiB"
+    )
+    assert f"started again when there is room, because {why}" in when_others_need_it(
+        able.of(lease), able.state, able.now
+    )
+    with pytest.raises(StateConflict, match=why):
+        able.send(m.PauseAsked(lease.id, ALICE))
+
+
+def test_a_larger_limit_takes_it_back(able: Node) -> None:
+    lease = able.run()
+    able.tell(lease, FEW)
+    able.uses(lease, 6 * GIB)
+    able.tell(lease, replace(FEW, limit_bytes=9 * GIB))
+    able.send(m.PauseAsked(lease.id, ALICE))
+    assert able.is_in(lease) == "suspending"
+
+
+def test_one_that_grew_before_its_checkpoint_began_takes_the_next_step_and_may_be_tried_again(
+    able: Node,
+) -> None:
+    able.state = able.state.with_rules(Rules(policy=Policy(projects={"paid": PAID})))
+    lease = able.run()
+    able.tell(lease, ContainerMemory(8 * GIB))
+    able.uses(lease, 6 * GIB)
+    able.passes(600)
+    winner = able.ask(caller=BOB)
+    assert able.is_in(lease) == "suspending"
+    able.tell(lease, FEW)
+    able.send(m.SuspendFailed(lease.id, "too little memory", lasting=False))
+    notice = able.of(lease).notice
+    assert notice is not None
+    assert (notice.kind, able.of(lease).suspend_trouble) == (NoticeKind.PREEMPTED, "")
+    able.passes(60)
+    able.see(lease, Condition.EXITED, 143)
+    able.passes(1)
+    able.sample()
+    assert (able.is_in(winner), able.is_in(lease)) == ("reserved", "requeued")
+
+
+def test_what_was_told_of_containers_is_forgotten_with_their_leases(able: Node) -> None:
+    first = able.run(HALF)
+    able.tell(first, FEW)
+    able.see(first, Condition.GONE)
+    able.sample()
+    second = able.run(HALF)
+    able.tell(second, FEW)
+    assert able.state.container_memory == {second.id: FEW}
 
 
 def test_a_lease_that_cannot_be_brought_back_stays_as_it_is_and_may_be_tried_again(able: Node) -> None:

@@ -452,6 +452,7 @@ class Lease(_message.Message):
     AFTER_FIELD_NUMBER: _builtins.int
     NOTICE_FIELD_NUMBER: _builtins.int
     PREEMPT_STEP_FIELD_NUMBER: _builtins.int
+    PREEMPT_WHY_FIELD_NUMBER: _builtins.int
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
     PROJECT_FIELD_NUMBER: _builtins.int
     IDLE_SINCE_FIELD_NUMBER: _builtins.int
@@ -497,6 +498,8 @@ class Lease(_message.Message):
     begin_at: _builtins.float
     preempt_step: _builtins.str
     """What happens when it has to give way: suspend, requeue, stop."""
+    preempt_why: _builtins.str
+    """Why it is not suspended, where it is not."""
     preemptions: _builtins.int
     """How often it had to."""
     project: _builtins.str
@@ -559,6 +562,7 @@ class Lease(_message.Message):
         after: _abc.Iterable[_builtins.str] | None = ...,
         notice: Global___Notice | None = ...,
         preempt_step: _builtins.str = ...,
+        preempt_why: _builtins.str = ...,
         preemptions: _builtins.int = ...,
         project: _builtins.str = ...,
         idle_since: _builtins.float = ...,
@@ -571,7 +575,7 @@ class Lease(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "memory_used_bytes", b"memory_used_bytes", "notice", b"notice", "outcome", b"outcome", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "after", b"after", "asks", b"asks", "away_from", b"away_from", "begin_at", b"begin_at", "class", b"class", "compute_cap", b"compute_cap", "container_id", b"container_id", "container_name", b"container_name", "created_at", b"created_at", "deadline", b"deadline", "expires_at", b"expires_at", "fault", b"fault", "grants", b"grants", "held_by", b"held_by", "host_cpu_milli", b"host_cpu_milli", "host_memory_bytes", b"host_memory_bytes", "id", b"id", "idle_since", b"idle_since", "image", b"image", "isolation", b"isolation", "lowered", b"lowered", "memory_used_bytes", b"memory_used_bytes", "memory_wall", b"memory_wall", "models", b"models", "near", b"near", "notice", b"notice", "outcome", b"outcome", "owner", b"owner", "owner_uid", b"owner_uid", "preempt_step", b"preempt_step", "preemptions", b"preemptions", "preset", b"preset", "priority", b"priority", "project", b"project", "restart_on_fault", b"restart_on_fault", "restarts", b"restarts", "simulated", b"simulated", "since", b"since", "state", b"state", "token", b"token", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "after", b"after", "asks", b"asks", "away_from", b"away_from", "begin_at", b"begin_at", "class", b"class", "compute_cap", b"compute_cap", "container_id", b"container_id", "container_name", b"container_name", "created_at", b"created_at", "deadline", b"deadline", "expires_at", b"expires_at", "fault", b"fault", "grants", b"grants", "held_by", b"held_by", "host_cpu_milli", b"host_cpu_milli", "host_memory_bytes", b"host_memory_bytes", "id", b"id", "idle_since", b"idle_since", "image", b"image", "isolation", b"isolation", "lowered", b"lowered", "memory_used_bytes", b"memory_used_bytes", "memory_wall", b"memory_wall", "models", b"models", "near", b"near", "notice", b"notice", "outcome", b"outcome", "owner", b"owner", "owner_uid", b"owner_uid", "preempt_step", b"preempt_step", "preempt_why", b"preempt_why", "preemptions", b"preemptions", "preset", b"preset", "priority", b"priority", "project", b"project", "restart_on_fault", b"restart_on_fault", "restarts", b"restarts", "simulated", b"simulated", "since", b"since", "state", b"state", "token", b"token", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__memory_used_bytes: _TypeAlias = _typing.Literal["memory_used_bytes"]  # noqa: Y015
     _WhichOneofArgType__memory_used_bytes: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes"]  # noqa: Y015
