@@ -235,7 +235,7 @@ class QueueConfig:
     turn_seconds: int = setting(
         HOUR_SECONDS,
         Seconds(0, 366 * 24 * HOUR_SECONDS),
-        "So long a lease has held its GPUs before such a turn may take them.",
+        "So long a lease has held its GPUs before such a turn may take them, and so long a turn lasts.",
     )
     reservations: int = setting(
         4, Whole(1, 1000), "For so many requests that wait for room GPUs may be kept at a time."

@@ -157,8 +157,24 @@ def test_a_turn_lasts_though_its_project_s_higher_priorities_need_not_wait(
 
 
 def _ask_and_wait(world: QueueWorld, chance: random.Random) -> None:
-    """More of the project's interactive work comes, which leaves before long."""
-    if len(world.waiting) < 5:
-        world.submit("ann", request_of(1000, 1, LeaseClass.BUILD, chance.randint(60, 1200)))
+    """The project's interactive work comes again and again, and some of it always waits."""
+    while len(world.waiting) < 4:
+        world.submit("ann", request_of(1000, 1, LeaseClass.BUILD, chance.randint(600, 1200)))
     world.decide()
     world.advance(chance.randint(1, 600))
+
+
+def test_nobody_waits_for_a_victim_that_left_and_holds_gpus_elsewhere() -> None:
+    """It may have found other room before the last victim has left."""
+    paid = Project("paid", quota=Quota(guaranteed=2000))
+    world = QueueWorld(Policy(projects={"paid": paid}), (2, 1))
+    world.submit("short", request_of(1000, 1, LeaseClass.TRAIN, 620))
+    for _ in range(2):
+        world.submit("other", request_of(1000, 1, LeaseClass.TRAIN))
+    world.decide()
+    world.advance(600)
+    winner = world.submit("paid", request_of(1000, 2, LeaseClass.BUILD))
+    world.decide()
+    world.advance(world.policy.notice_seconds + world.policy.grace_seconds)
+    assert sorted(one.project for one in world.holders.values()) == ["other", "paid"]
+    assert winner in world.holders

@@ -27,6 +27,9 @@ from gpushared.domain.policy.reservation import HostIndex, soonest
 from gpushared.domain.policy.usage import Usage
 from gpushared.domain.request import Request
 
+TRIES = 4
+"""So often others are sought to give way where those found would take fixed GPUs with them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Room:
@@ -98,7 +101,7 @@ class Desk:
         self.ledger.add(holder, sizes_of(holder.lease.grants, self.places))
         self.index.add(holder)
 
-    def arrive(self, one: Candidate, grants: tuple[Grant, ...], behind: tuple[LeaseId, ...] = ()) -> None:
+    def arrive(self, one: Candidate, grants: tuple[Grant, ...], behind: tuple[LeaseId, ...] = ()) -> Holder:
         """Book grants; who has them is safe from the rest of this pass."""
         limit = one.lease.request.time_limit_seconds
         expires_at = None if limit is None else self.now + limit
@@ -109,6 +112,7 @@ class Desk:
             self.behind[one.lease.id] = behind
         self.ledger.add(holder, sizes_of(grants, self.places))
         self.index.add(holder)
+        return holder
 
     def settle(self, one: Candidate, room: Room, *, turn: bool) -> None:
         """The request has its room, or will have it when the victims have left."""
@@ -116,9 +120,7 @@ class Desk:
             room = self._grown(one, room)
             self.grants[one.lease.id] = room.grants
         else:
-            for holder in room.victims.holders:
-                if holder.lease.id not in self._leaving:
-                    self.depart(holder)
+            self._let_go(one, room.victims)
             self._vacate(room.victims.holders)
             victims = tuple(victim(holder, self.now) for holder in room.victims.holders)
             preemption = Preemption(one.lease.id, room.grants, victims, room.victims.why, turn)
@@ -159,7 +161,7 @@ class Desk:
         if staying:
             self.verdicts[winner.lease.id] = preempting(preemption)
             self._vacate(staying)
-            self._pending.leave(holder.lease for holder in new)
+            self._pending.leave(new)
             self._pending.promise(winner, preemption.grants)
         else:
             self.grants[winner.lease.id] = preemption.grants
@@ -174,6 +176,15 @@ class Desk:
             return bool(self.places.place(replace(winner.lease.request, gpus=gpus)))
         except KeyError:
             return False
+
+    def _let_go(self, one: Candidate, found: Found) -> list[Holder]:
+        """Book out victims that nobody else has; who they were."""
+        new = [holder for holder in found.holders if holder.lease.id not in self._leaving]
+        for holder in new:
+            self.depart(holder)
+        self._pending.leave(new)
+        self._pending.promise(one, found.grants)
+        return new
 
     def _vacate(self, holders: Iterable[Holder]) -> None:
         """What leases that give way leave beside the winner's part is nobody's before they have left."""
@@ -291,18 +302,47 @@ class Desk:
         if not (claim or turn or self._court.may_preempt(one)):
             return None
         if claim or turn:
-            room = self._left_beside(request, closed)
-            if room is not None:
-                return room
+            found = self._left_beside(request, closed)
+            if found is not None and not self._fixed_at_stake(one, found):
+                return Room(found.grants, found)
         may_go, later = self._court.eligible(one, claim=claim, turn=turn)
         may_go = {lease: found for lease, found in may_go.items() if not self._new(lease)}
-        found = cheapest(request, may_go, self.index, self.places, closed, self._court) if may_go else None
-        if found is None:
-            self.wake(later)
-            return None
-        return Room(found.grants, found)
+        for _ in range(TRIES if may_go else 0):
+            found = cheapest(request, may_go, self.index, self.places, closed, self._court)
+            at_stake = NOTHING if found is None else self._fixed_at_stake(one, found)
+            if found is not None and not at_stake:
+                return Room(found.grants, found)
+            closed |= at_stake
+            if found is None:
+                break
+        self.wake(later)
+        return None
 
-    def _left_beside(self, request: Request, closed: frozenset[GpuId]) -> Room | None:
+    def _fixed_at_stake(self, one: Candidate, found: Found) -> frozenset[GpuId]:
+        """The GPUs of victims that are build work, if the winner would get there what is fixed for it."""
+        builds = [holder for holder in found.holders if self._is_fixed_for(holder, one)]
+        if not builds:
+            return NOTHING
+        pending, self._pending = self._pending, self._pending.copy()
+        with self._fixed.lifted():
+            lacking = arranged(self.policy, self.ledger, self.places, pending).lacking_permille
+            new = self._let_go(one, found)
+            winner = self.arrive(one, found.grants)
+            more = arranged(self.policy, self.ledger, self.places, self._pending).lacking_permille
+            self.depart(winner)
+            for holder in new:
+                self.stay(holder)
+        self._pending = pending
+        return frozenset(grant.gpu for one in builds for grant in one.lease.grants if more > lacking)
+
+    def _is_fixed_for(self, holder: Holder, winner: Candidate) -> bool:
+        """Whether a victim is build work of a project with fixed quotas, and the winner is not."""
+        if holder.lease.request.lease_class is not FIXED_CLASS:
+            return False
+        ours = winner.project == holder.project and winner.lease.request.lease_class is FIXED_CLASS
+        return self.policy.project(holder.project).has_fixed and not ours
+
+    def _left_beside(self, request: Request, closed: frozenset[GpuId]) -> Found | None:
         """Room that leases leave which give way to somebody else already."""
         grants = self.places.place(request, closed=closed - self._vacating) if self._leaving else ()
         gpus = {grant.gpu for grant in grants}
@@ -311,7 +351,7 @@ class Desk:
             for holder in self._leaving.values()
             if any(grant.gpu in gpus for grant in holder.lease.grants)
         )
-        return Room(grants, Found(leaving, grants, frozenset({Right.CLAIM}))) if leaving else None
+        return Found(leaving, grants, frozenset({Right.CLAIM})) if leaving else None
 
     def _new(self, lease: LeaseId) -> bool:
         return lease in self.grants or lease in self.verdicts

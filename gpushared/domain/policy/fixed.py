@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 
 from gpushared.domain import instances
 from gpushared.domain.gpu import WHOLE_PERMILLE, GpuId
-from gpushared.domain.lease import Grant, Lease, LeaseId
+from gpushared.domain.lease import Grant, LeaseId
 from gpushared.domain.placement import STRAY_PERMILLE, Room, need_on
 from gpushared.domain.policy.keeping import NONE, Amount, Arrangement, Kept, Slot, Want, amount_of, arrange
 from gpushared.domain.policy.ledger import FIXED_CLASS, Ledger
-from gpushared.domain.policy.passes import Candidate
+from gpushared.domain.policy.passes import Candidate, Holder
 from gpushared.domain.policy.places import Places
 from gpushared.domain.policy.projects import Policy, Project
 from gpushared.domain.request import Isolation, Request
@@ -147,28 +148,48 @@ class Pending:
     def __init__(self) -> None:
         self._leaving: dict[GpuId, Amount] = defaultdict(lambda: NONE)
         self._promised: dict[GpuId, Amount] = defaultdict(lambda: NONE)
-        self._builds: dict[tuple[str, GpuId], Amount] = defaultdict(lambda: NONE)
+        self._promised_builds: dict[tuple[str, GpuId], Amount] = defaultdict(lambda: NONE)
+        self._leaving_builds: dict[tuple[str, GpuId], Amount] = defaultdict(lambda: NONE)
 
-    def leave(self, leases: Iterable[Lease]) -> None:
+    def copy(self) -> Pending:
+        return deepcopy(self)
+
+    def leave(self, holders: Iterable[Holder]) -> None:
         """These are booked out, and still there."""
-        for grant in (grant for lease in leases for grant in lease.grants):
-            self._leaving[grant.gpu] = self._leaving[grant.gpu].plus(amount_of(grant))
+        for one in holders:
+            _count(one.lease.grants, self._leaving)
+            if one.lease.request.lease_class is FIXED_CLASS:
+                _count_for(one.project, one.lease.grants, self._leaving_builds)
 
     def promise(self, winner: Candidate, grants: Iterable[Grant]) -> None:
         """These are booked in, for when those have left."""
-        for grant in grants:
-            amount, key = amount_of(grant), (winner.project, grant.gpu)
-            self._promised[grant.gpu] = self._promised[grant.gpu].plus(amount)
-            if winner.lease.request.lease_class is FIXED_CLASS:
-                self._builds[key] = self._builds[key].plus(amount)
+        _count(grants, self._promised)
+        if winner.lease.request.lease_class is FIXED_CLASS:
+            _count_for(winner.project, grants, self._promised_builds)
 
     def not_yet_free(self, gpu: GpuId) -> Amount:
         """What the places have as free on a GPU, and is not."""
         return self._leaving[gpu].less(self._promised[gpu])
 
-    def not_yet_held(self, project: str, gpu: GpuId) -> Amount:
-        """What build work of the project is said to hold on a GPU, and does not."""
-        return self._leaving[gpu].least(self._builds[project, gpu])
+    def really_held(self, project: str, held: Mapping[GpuId, Amount]) -> dict[GpuId, Amount]:
+        """What build work of the project holds on each GPU and leaves to nobody else. ``held``: as booked."""
+        ours = {gpu for owner, gpu in self._leaving_builds if owner == project}
+        return {gpu: self._really(project, gpu, held.get(gpu, NONE)) for gpu in {*held, *ours}}
+
+    def _really(self, project: str, gpu: GpuId, booked: Amount) -> Amount:
+        promised = self._leaving[gpu].least(self._promised_builds[project, gpu])
+        leaving = self.not_yet_free(gpu).least(self._leaving_builds[project, gpu])
+        return booked.less(promised).plus(leaving)
+
+
+def _count(grants: Iterable[Grant], amounts: dict[GpuId, Amount]) -> None:
+    for grant in grants:
+        amounts[grant.gpu] = amounts[grant.gpu].plus(amount_of(grant))
+
+
+def _count_for(project: str, grants: Iterable[Grant], amounts: dict[tuple[str, GpuId], Amount]) -> None:
+    for grant in grants:
+        amounts[project, grant.gpu] = amounts[project, grant.gpu].plus(amount_of(grant))
 
 
 def arranged(policy: Policy, ledger: Ledger, places: Places, pending: Pending) -> Arrangement:
@@ -207,9 +228,9 @@ def _wants(project: Project, slots: Sequence[Slot], ledger: Ledger, pending: Pen
         return
     mine: dict[GpuId, Amount] = defaultdict(lambda: NONE)
     for holder in ledger.holders[project.name]:
-        for grant in holder.lease.grants if holder.lease.request.lease_class is FIXED_CLASS else ():
-            mine[grant.gpu] = mine[grant.gpu].plus(amount_of(grant))
-    held = {gpu: amount.less(pending.not_yet_held(project.name, gpu)) for gpu, amount in mine.items()}
+        if holder.lease.request.lease_class is FIXED_CLASS:
+            _count(holder.lease.grants, mine)
+    held = pending.really_held(project.name, mine)
     for pool, quota in project.quotas():
         of_pool = [slot for slot in slots if project.pool(slot.gpu.name) == pool]
         whole, rest = divmod(quota.fixed, WHOLE_PERMILLE)

@@ -87,6 +87,8 @@ class Holder:
     """GPU-seconds that it held before this run."""
     behind: tuple[LeaseId, ...] = ()
     """The waiting leases that its GPUs were kept for when it was granted: it goes when one can start."""
+    stays: bool = False
+    """Whoever decides here cannot take it back: it belongs to somebody else's queue."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,7 @@ class Court:
     def right(self, winner: Candidate, holder: Holder, *, claim: bool, turn: bool) -> Right | None:
         """By what right the winner may take this lease's GPUs, the least run time aside."""
         rules = self.policy.classes[holder.lease.request.lease_class]
-        if holder.leaving or (rules.gives_way is GivesWay.NEVER and not holder.lease.lowered):
+        if holder.leaving or holder.stays or (rules.gives_way is GivesWay.NEVER and not holder.lease.lowered):
             return None
         if winner.lease.id in holder.behind:
             return Right.KEPT

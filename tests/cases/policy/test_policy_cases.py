@@ -83,7 +83,10 @@ def test_case(case: dict[str, Any]) -> None:
         leaving = {victim.lease for one in made.preemptions for victim in one.victims} | set(
             ended.split()[:-1]
         )
-        world.holders = [one for one in world.holders if one.lease.id not in leaving]
+        if ended.endswith("still there"):
+            world.holders = [replace(one, leaving=one.lease.id in leaving) for one in world.holders]
+        else:
+            world.holders = [one for one in world.holders if one.lease.id not in leaving]
         world.waiting = [one for one in world.waiting if one.lease.id not in made.grants]
         later = world.plan(made.preemptions)
         assert [_got(one, later) for one in world.waiting] == gets
