@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from gpushared.domain.fleet.policies import PolicyName
 from gpushared.domain.policy.projects import Policy, Project, without_preemption
+from gpushared.domain.rules import Preemption
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class PoolRules:
 
     here: bool = False
     policy: Policy = field(default_factory=Policy)
+    preemption: Preemption = Preemption.AUTO
     placement: PolicyName = PolicyName.FRAGMENTATION
     counts_host: bool = True
     max_queued: int = 200_000
@@ -61,6 +63,8 @@ class PoolRules:
     """So many are placed in a pass."""
 
     def policy_with(self, projects: Mapping[str, Project]) -> Policy:
-        """Who goes next; without projects nobody gives way."""
+        """Who goes next, and whether anybody gives way."""
         policy = replace(self.policy, projects={**self.policy.projects, **projects})
-        return policy if policy.projects else without_preemption(policy)
+        if self.preemption is Preemption.ON or (self.preemption is Preemption.AUTO and policy.projects):
+            return policy
+        return without_preemption(policy)

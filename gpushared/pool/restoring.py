@@ -1,0 +1,140 @@
+"""The state of a coordinator's rules out of its store, at the start of an epoch."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gpushared.domain.jobs.coordinator import restore
+from gpushared.domain.jobs.member import Member
+from gpushared.domain.jobs.model import Job
+from gpushared.domain.jobs.rules import PoolRules
+from gpushared.domain.jobs.state import PoolState
+from gpushared.domain.policy.standing import Standing
+from gpushared.pool.archive import Archive
+from gpushared.pool.chunks import cut
+from gpushared.pool.high_water import HighWater
+from gpushared.pool.records import (
+    JOB,
+    MEMBER,
+    PROJECT,
+    RECOVERING,
+    TURN,
+    USAGE,
+    Changes,
+    member_bytes,
+    read_job,
+    read_member,
+    read_standing,
+)
+from gpushared.pool.store import Record, Store
+
+log = logging.getLogger(__name__)
+
+PAGE = 500
+"""Read and decoded at a time, off the event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """``jobs``: all that are not over, and the newest that are. ``recovering``: a recovery was under way."""
+
+    revision: int
+    jobs: tuple[Job, ...]
+    members: tuple[Member, ...]
+    standing: Standing
+    recovering: bool
+
+
+async def load(store: Store, ended_kept: int) -> Stored:
+    """Errors as the store's, and StoreUnavailable for what cannot be read."""
+    live = await _jobs(store)
+    over = await _newest_over(Archive(store), ended_kept)
+    members = [read_member(key, record.value) for key, record in (await store.load(MEMBER)).records.items()]
+    standing: dict[str, Record] = {}
+    for prefix in (USAGE, TURN, PROJECT):
+        standing |= (await store.load(prefix)).records
+    mark = await store.load(RECOVERING)
+    return Stored(
+        revision=mark.revision,
+        jobs=(*live, *over),
+        members=tuple(members),
+        standing=read_standing(standing),
+        recovering=RECOVERING in mark.records,
+    )
+
+
+async def restored(
+    store: Store,
+    rules: PoolRules,
+    *,
+    epoch: int,
+    now: float,
+    enrolled: Iterable[Member] = (),
+    mark: HighWater | None = None,
+) -> PoolState:
+    """The state of a coordinator that leads with ``epoch``; the store has all of it.
+
+    ``enrolled``: the members as those know who signed their certificates; ``mark``: how far the store was
+    known to be. Where it has less, a copy was put back, or it was lost. Raises as the store does.
+    """
+    stored = await load(store, rules.ended_kept)
+    known = {member.name for member in stored.members}
+    lacking = [member for member in enrolled if member.name not in known]
+    behind = mark is not None and stored.revision < mark.revision
+    if behind or lacking:
+        log.warning(
+            "the store is an old copy, or lost some: revision=%d lacking=%d nodes",
+            stored.revision,
+            len(lacking),
+        )
+    state = restore(
+        rules,
+        epoch=epoch,
+        jobs=stored.jobs,
+        members=(*stored.members, *lacking),
+        standing=stored.standing,
+        revision=stored.revision,
+        now=now,
+        from_copy=stored.recovering or behind or bool(lacking),
+    )
+    changes: list[Changes] = [{MEMBER + member.name: member_bytes(member)} for member in lacking]
+    if (state.recovering_since is not None) != stored.recovering:
+        changes.append({RECOVERING: b"" if state.recovering_since is not None else None})
+    state.revision = await _write(store, epoch, changes) or state.revision
+    return state
+
+
+async def _write(store: Store, epoch: int, changes: Sequence[Changes]) -> int:
+    revision = 0
+    for chunk in cut([changes]):
+        if chunk.changes:
+            revision = await store.commit(chunk.transaction(epoch))
+    return revision
+
+
+async def _jobs(store: Store) -> list[Job]:
+    found: list[Job] = []
+    after = ""
+    while page := await store.page(JOB, PAGE, after=after):
+        found += await asyncio.to_thread(_read, page)
+        after = page[-1][0]
+    return found
+
+
+def _read(page: Sequence[tuple[str, Record]]) -> list[Job]:
+    return [read_job(key, record.value) for key, record in page]
+
+
+async def _newest_over(archive: Archive, limit: int) -> list[Job]:
+    found: list[Job] = []
+    token = ""
+    while len(found) < limit:
+        page = await archive.page(min(PAGE, limit - len(found)), token)
+        found += page.jobs
+        token = page.next_token
+        if not token:
+            break
+    return found
