@@ -86,7 +86,7 @@ async def test_an_inspect_tells_the_limit_and_what_is_used_of_it(
     for megabytes, file in ((20, "/dev/shm/counts"), (60, "/tmp/does-not")):
         write = f"head -c {megabytes * MIB} /dev/zero > {file} && sync {file}"
         started = hands.client.exec_create(container, ["sh", "-c", write])
-        hands.client.exec_start(started)
+        hands.client.exec_start(started["Id"])
     memory = await memory_of(engine, container)
     assert memory.limit_bytes == 128 * MIB
     assert 20 * MIB <= memory.used_bytes < 60 * MIB

@@ -50,7 +50,8 @@ def untouched(fleet: Fleet, placed: Placement) -> int:
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.sampled_from(PolicyName), STEPS)
 def test_it_costs_no_room_for_whole_gpus_and_undoing_leaves_it_as_made_anew(sizes, name, steps):
-    fleet, held = fleet_of(sizes, name, Together.PROJECT), {}
+    fleet = fleet_of(sizes, name, Together.PROJECT)
+    held: dict[LeaseId, tuple[Request, Placement]] = {}
     policy = policy_for(name, fleet.mix)
     for number, (request, stays, ending) in enumerate(steps):
         answer, alone = fleet.place(request), as_made_anew(fleet, held, sizes, name, Together.OFF)
