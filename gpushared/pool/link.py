@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 import grpc
 
@@ -69,6 +70,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         self._streams: dict[NodeName, NodeStream] = {}
         self._partings: set[asyncio.Task[None]] = set()
         self._refused: dict[str, str] = {}
+        self._closed = False
 
     # --- what the coordinator says ---------------------------------------------------------------------
 
@@ -135,8 +137,11 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
 
     async def close(self) -> None:
         """Tell all nodes that this coordinator ends; they come back by themselves."""
+        self._closed = True
         for stream in self._streams.values():
             stream.end(Unavailable("the coordinator is ending", hint="it is dialled again by itself"))
+        for parting in self._partings:
+            parting.cancel()
         await asyncio.gather(*self._partings, return_exceptions=True)
 
     # --- streams ---------------------------------------------------------------------------------------
@@ -147,7 +152,8 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         """The stubs know only generators; a stream may as well be written to (``context.write``)."""
         node = NodeName("")
         try:
-            node = self._node_of(context)
+            node = self._guard.node_of(context.auth_context())
+            self._check_member(node)
             hello, event = await self._hello(node, context)
             await self._serve(self._stream(node, hello), event, context)
         except GpushareError as error:
@@ -159,16 +165,16 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
     ) -> None:
         """A tunnel's bytes; who may open one is who may connect."""
         try:
-            node = self._node_of(context)
+            node = self._guard.node_of(context.auth_context())
+            self._check_member(node)
             if self.tunnels is None:
                 raise Unavailable("this coordinator has no tunnels")
             await self.tunnels.serve(node, context)
         except GpushareError as error:
             await abort(context, error)
 
-    def _node_of(self, context: grpc.aio.ServicerContext[Any, Any]) -> NodeName:
-        """Who calls, by their certificate. Raises PermissionRefused."""
-        node = self._guard.node_of(context.auth_context())
+    def _check_member(self, node: NodeName) -> None:
+        """Raises PermissionRefused."""
         member = self._machine.state.members.get(node)
         if member is None or member.forgotten_at is not None:
             known = "was forgotten by" if member is not None else "is not enrolled in"
@@ -177,7 +183,6 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
                 hint="join again: `gpushare pool token` there, then `gpushare node join` here; if the node "
                 "was not to be here at all, is this another coordinator of the same name, or an old copy?",
             )
-        return node
 
     async def _hello(self, node: NodeName, context: Context) -> tuple[link_pb2.Hello, NodeHello]:
         """The whole hello. Raises RequestError, StateConflict, PermissionRefused, TimedOut."""
@@ -254,6 +259,8 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
 
     def _part(self, node: NodeName) -> None:
         """A task of its own, because the call that ends is being cancelled."""
+        if self._closed:
+            return
         task = asyncio.create_task(self._disconnected(node))
         self._partings.add(task)
         task.add_done_callback(self._partings.discard)

@@ -121,6 +121,7 @@ class NodeStream:
         machine: Machine,
         guard: Guard,
         origins: Origins,
+        beat: Callable[[int], float] = beat_seconds,
     ) -> None:
         self.node = node
         self.capabilities = frozenset(hello.capabilities)
@@ -128,6 +129,7 @@ class NodeStream:
         self._machine = machine
         self._guard = guard
         self._origins = origins
+        self._beat_seconds = beat
         self._why: asyncio.Future[GpushareError] = asyncio.get_running_loop().create_future()
         self._slots = asyncio.Semaphore(IN_WORK)
         self._work: set[asyncio.Task[None]] = set()
@@ -185,6 +187,8 @@ class NodeStream:
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._work.discard(task)
         self._slots.release()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("node=%s a message was not handled", self.node, exc_info=error)
 
     async def _guarded(self, message: link_pb2.Up) -> None:
         try:
@@ -217,7 +221,7 @@ class NodeStream:
         self.put(link_pb2.BeatAck, lambda: self._beat_ack(beat.seq))
 
     def _beat_ack(self, seq: int) -> link_pb2.Down:
-        seconds = beat_seconds(len(self._machine.state.members))
+        seconds = self._beat_seconds(len(self._machine.state.members))
         return link_pb2.Down(
             beat_ack=link_pb2.BeatAck(seq=seq, revision=self._machine.revision, beat_seconds=seconds)
         )

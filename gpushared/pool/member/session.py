@@ -16,7 +16,7 @@ import grpc
 from gpushared.api.v1 import link_pb2
 from gpushared.domain.errors import GpushareError, StateConflict, TimedOut, Unavailable
 from gpushared.domain.jobs.model import AttemptKey, JobId, NodeName
-from gpushared.domain.jobs.protocol import StaleEpoch
+from gpushared.domain.jobs.protocol import Report, StaleEpoch
 from gpushared.domain.units import shown
 from gpushared.pool import wire
 from gpushared.pool.mailbox import Mailbox
@@ -36,8 +36,6 @@ ORDERS_IN_WORK = 64
 MAX_TOLD = 4096
 """Of what the coordinator says of jobs; beyond them nothing more is read of it until they are written."""
 JITTER = 0.1
-LOOK_SECONDS = 1.0
-"""How old the newest look at the fences may be when something is sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +54,14 @@ class Timing:
 
     ``silence``: without an acknowledged beat the stream is given up, but not before three beats.
     ``news``: how soon after another beat what is free is told where it changed; ``settle``: and how long
-    changes are gathered before.
+    changes are gathered before. ``look``: how old the newest look at the fences may be when anything is sent.
     """
 
     answer: float = 30.0
     silence: float = 40.0
     news: float = 0.05
     settle: float = 0.02
+    look: float = 1.0
 
 
 class Session:
@@ -97,12 +96,14 @@ class Session:
         self._work: set[asyncio.Task[None]] = set()
         self._acked = asyncio.Event()
         self._untaken: set[JobId] = set()
-        self._looked = -LOOK_SECONDS
+        self._backlog: tuple[JobId, ...] = ()
+        self._looked = 0.0
 
     # --- from hello to end -----------------------------------------------------------------------------
 
     async def greet(self) -> None:
         """Say hello and be welcomed. Raises what the coordinator refuses with, StateConflict, TimedOut."""
+        self._backlog = self._outbox.jobs()
         await self._look()
         began = boottime()
         for message in wire.hello_messages(self._hello(), self._desk.reports()):
@@ -169,7 +170,7 @@ class Session:
 
     def report(self, key: AttemptKey) -> None:
         """Tell how an attempt stands when it is its turn."""
-        self._mailbox.put((link_pb2.Up.report, key), lambda: self._report(key))
+        self._mailbox.put((Report, key), lambda: self._report(key))
 
     def _report(self, key: AttemptKey) -> link_pb2.Up | None:
         report = self._desk.report(key)
@@ -205,8 +206,8 @@ class Session:
         return link_pb2.Up(cancel=link_pb2.OutboxCancel(job_id=job, grace_seconds=grace, assertion=assertion))
 
     async def _send_outbox(self) -> None:
-        """All that is there at the hello; what comes later is told by ``submit`` and ``cancel``."""
-        for job in self._outbox.jobs():
+        """All that was there before the hello; what comes later is told by ``submit`` and ``cancel``."""
+        for job in self._backlog:
             await self._mailbox.room(BUSY)
             self.submit(job, old=True)
         for job in self._outbox.cancels():
@@ -220,7 +221,7 @@ class Session:
         while True:
             message = await self._mailbox.take()
             # A machine that slept ends what must not run any more before anybody hears of it again.
-            if boottime() - self._looked > LOOK_SECONDS:
+            if boottime() - self._looked > self._timing.look:
                 await self._look()
             await self._call.write(message)
 
@@ -319,6 +320,8 @@ class Session:
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._work.discard(task)
         self._slots.release()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("an order was not handled", exc_info=error)
 
     async def _order(self, data: bytes) -> None:
         """Where it cannot be written, it is not answered: the coordinator says it again."""
@@ -326,7 +329,7 @@ class Session:
         answer = await self._desk.take(order)
         if isinstance(answer, StaleEpoch):
             stale = link_pb2.Up(stale=wire.stale_bytes(answer))
-            self._mailbox.put((link_pb2.Up.stale, order.key), lambda: stale)
+            self._mailbox.put((StaleEpoch, order.key), lambda: stale)
         else:
             self.report(order.key)
 

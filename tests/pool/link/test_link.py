@@ -1,0 +1,309 @@
+"""Nodes and their coordinator over real streams with real certificates, on a network that fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from gpushared.api.v1 import link_pb2
+from gpushared.domain.errors import Unavailable
+from gpushared.domain.gpu import GpuId
+from gpushared.domain.jobs import messages as m
+from gpushared.domain.jobs.member import Free
+from gpushared.domain.jobs.model import AttemptKey, AttemptState, JobId
+from gpushared.domain.jobs.protocol import Place, StaleEpoch
+from gpushared.domain.request import Request
+from gpushared.pool.member.session import Timing
+from gpushared.pool.stream import MAX_WAITING
+from tests.pool.link.coordinator import Coordinator, Machine
+from tests.pool.link.member import Node, spec
+from tests.pool.link.proxy import Proxy
+
+N1 = "n1"
+KEY = AttemptKey(JobId("0123456789"), 1)
+
+
+def place(epoch: int = 1, key: AttemptKey = KEY) -> Place:
+    return Place(key, epoch, spec(), Request())
+
+
+def address_of(coordinator: Coordinator) -> str:
+    return f"127.0.0.1:{coordinator.port}"
+
+
+def is_a(kind: type) -> Callable[[m.PoolEvent], bool]:
+    return lambda event: isinstance(event, kind)
+
+
+def member_of(coordinator: Coordinator, name: str = N1, **options: Timing) -> Node:
+    return Node(coordinator.enrol(name), lambda: address_of(coordinator), **options)  # type: ignore[arg-type]
+
+
+async def hello_of(machine: Machine, times: int = 1) -> m.NodeHello:
+    hello = await machine.heard(is_a(m.NodeHello), times)
+    assert isinstance(hello, m.NodeHello)
+    return hello
+
+
+# --- what is said --------------------------------------------------------------------------------------
+
+
+async def test_a_node_says_hello_takes_an_order_and_reports(coordinator: Coordinator) -> None:
+    """What an idle pool's first job does."""
+    node = member_of(coordinator)
+    async with node.running():
+        await node.connected()
+        hello = await hello_of(coordinator.machine)
+        assert (hello.node, hello.inventory, hello.reports) == (N1, node.facts.inventory(), ())
+        coordinator.link.perform(m.Send(node.name, place()))
+        reported = await coordinator.machine.heard(is_a(m.Reported))
+        assert reported == m.Reported(node.name, node.desk.report(KEY))  # type: ignore[arg-type]
+        assert node.desk.seen.epoch == 1
+        node.desk.change(KEY, AttemptState.RUNNING)
+        node.link.report(KEY)
+        await coordinator.machine.heard(is_a(m.Reported), times=2)
+    await coordinator.machine.heard(lambda event: event == m.NodeDisconnected(node.name))
+
+
+async def test_an_order_of_a_lower_epoch_is_answered_with_the_higher_one(coordinator: Coordinator) -> None:
+    node = member_of(coordinator)
+    coordinator.machine.state.epoch = 7
+    async with node.running():
+        await node.connected()
+        coordinator.link.perform(m.Send(node.name, place(epoch=6)))
+        stale = await coordinator.machine.heard(is_a(m.Reported))
+    assert stale == m.Reported(node.name, StaleEpoch(KEY, 7))
+
+
+async def test_a_change_of_what_is_free_does_not_wait_for_the_next_beat(coordinator: Coordinator) -> None:
+    """And a beat without news says none."""
+    coordinator.beat_seconds = 3600.0
+    node = member_of(coordinator)
+    async with node.running():
+        await node.connected()
+        node.facts.set_free(Free(waiting=3))
+        beat = await coordinator.machine.heard(is_a(m.NodeBeat))
+    assert beat == m.NodeBeat(node.name, None, Free(waiting=3))
+
+
+async def test_stray_memory_waits_for_the_next_beat_and_comes_with_it(coordinator: Coordinator) -> None:
+    """It changes all the time, and lets nobody start sooner."""
+    node = member_of(coordinator)
+    stray = Free(stray_bytes=((GpuId("GPU-1"), 5),))
+    async with node.running():
+        await node.connected()
+        node.facts.set_free(stray)
+        await coordinator.machine.heard(lambda event: event == m.NodeBeat(node.name, None, stray))
+        quiet = await coordinator.machine.heard(lambda event: event == m.NodeBeat(node.name, None, None))
+    assert quiet is not None
+
+
+async def test_acknowledged_beats_are_contact_as_of_when_they_were_sent(coordinator: Coordinator) -> None:
+    node = member_of(coordinator)
+    async with node.running():
+        await node.connected()
+        first = node.desk.seen.at
+        coordinator.machine.revision = 40
+        await coordinator.machine.heard(is_a(m.NodeBeat), times=8)
+        assert first is not None
+        assert node.desk.seen.at is not None
+        assert node.desk.seen.at > first
+        assert node.desk.seen.revision == 40
+
+
+async def test_fences_are_looked_at_before_anything_is_sent(coordinator: Coordinator) -> None:
+    """A machine that slept must not be heard of while it still runs what others may have begun anew."""
+    node = member_of(coordinator, timing=Timing(look=0.0))
+    looks: list[int] = []
+    coordinator.machine.answer = lambda _: looks.append(node.desk.looks)
+    async with node.running():
+        await coordinator.machine.heard(is_a(m.NodeBeat), times=3)
+    assert looks[:4] == sorted(set(looks[:4]))
+    assert looks[0] == 1
+
+
+async def test_a_beat_that_the_machine_did_not_take_is_no_contact(coordinator: Coordinator) -> None:
+    node = member_of(coordinator)
+    machine = coordinator.machine
+    async with node.running():
+        await node.connected()
+        tried = asyncio.Event()
+
+        def refuse(event: m.PoolEvent) -> Unavailable | None:
+            tried.set()
+            return Unavailable("the disk is full") if isinstance(event, m.NodeBeat) else None
+
+        before = node.desk.seen.at
+        machine.answer = refuse
+        known = machine.count(m.NodeBeat)
+        for _ in range(3):
+            tried.clear()
+            await tried.wait()
+        assert machine.count(m.NodeBeat) == known
+        assert node.desk.seen.at is not None
+        late = node.desk.seen.at
+        machine.answer = lambda _: None
+        await machine.heard(is_a(m.NodeBeat), times=known + 3)
+        assert before is not None
+        assert node.desk.seen.at > late >= before
+
+
+async def test_a_hello_that_is_longer_than_a_message_comes_in_several(coordinator: Coordinator) -> None:
+    """A node with months of attempts behind it."""
+    node = member_of(coordinator)
+    keys = [AttemptKey(JobId(f"{number:010}"), 1) for number in range(1500)]
+    for key in keys:
+        await node.desk.take(place(key=key))
+    async with node.running():
+        hello = await hello_of(coordinator.machine)
+    assert [report.key for report in hello.reports] == keys
+    assert all(report.spec == spec() for report in hello.reports)
+
+
+async def test_an_order_that_cannot_be_read_is_passed_over(
+    coordinator: Coordinator, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one of a newer coordinator; what comes after it counts."""
+    node = member_of(coordinator)
+    async with node.running():
+        await node.connected()
+        stream = coordinator.link._streams[node.name]
+        stream.put("strange", lambda: link_pb2.Down(order=b'{"kind":"dance"}'))
+        coordinator.link.perform(m.Send(node.name, place()))
+        await coordinator.machine.heard(is_a(m.Reported))
+    assert "an order that this version cannot read" in caplog.text
+
+
+async def test_a_report_waits_for_a_store_that_is_away(coordinator: Coordinator) -> None:
+    """The node said it once; the coordinator does not lose it."""
+    node = member_of(coordinator)
+    refused = asyncio.Event()
+
+    def refuse(event: m.PoolEvent) -> Unavailable | None:
+        if isinstance(event, m.Reported) and not refused.is_set():
+            refused.set()
+            return Unavailable("the disk is full")
+        return None
+
+    async with node.running():
+        await node.connected()
+        coordinator.machine.answer = refuse
+        coordinator.link.perform(m.Send(node.name, place()))
+        await coordinator.machine.heard(is_a(m.Reported))
+    assert refused.is_set()
+
+
+async def test_an_order_that_the_node_cannot_write_down_is_not_answered(coordinator: Coordinator) -> None:
+    """So that it is said again."""
+    node = member_of(coordinator)
+    async with node.running():
+        await node.connected()
+        node.desk.refusal = Unavailable("the disk is full")
+        coordinator.link.perform(m.Send(node.name, place()))
+        await coordinator.machine.heard(is_a(m.NodeBeat), times=3)
+        assert coordinator.machine.count(m.Reported) == 0
+        node.desk.refusal = None
+        coordinator.link.perform(m.Send(node.name, place()))
+        await coordinator.machine.heard(is_a(m.Reported))
+
+
+# --- lost links ----------------------------------------------------------------------------------------
+
+
+async def test_after_a_cut_the_next_hello_tells_all_attempts(coordinator: Coordinator) -> None:
+    """What was reported into the cut too."""
+    async with Proxy(coordinator.port).running() as proxy:
+        node = Node(coordinator.enrol(N1), lambda: proxy.address)
+        async with node.running():
+            await node.connected()
+            coordinator.link.perform(m.Send(node.name, place()))
+            await coordinator.machine.heard(is_a(m.Reported))
+            proxy.refuses = True
+            await proxy.cut()
+            await node.until(lambda link: not link.connected)
+            node.desk.change(KEY, AttemptState.RUNNING)
+            node.link.report(KEY)
+            proxy.refuses = False
+            hello = await hello_of(coordinator.machine, times=2)
+            await node.connected()
+    assert [(report.key, report.state) for report in hello.reports] == [(KEY, AttemptState.RUNNING)]
+    assert hello.seen_epoch == 1
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+async def test_a_link_that_is_dead_in_one_direction_is_given_up(coordinator: Coordinator, way: str) -> None:
+    """Nobody closes it: the beats that are not acknowledged tell."""
+    async with Proxy(coordinator.port).running() as proxy:
+        timing = Timing(answer=1.0, silence=0.5)
+        node = Node(coordinator.enrol(N1), lambda: proxy.address, timing=timing)
+        async with node.running():
+            await node.connected()
+            direction = proxy.up if way == "up" else proxy.down
+            direction.lossy = True
+            await node.until(lambda link: not link.connected)
+            assert "acknowledged nothing" in node.link.state.last_error
+            direction.lossy = False
+            await proxy.cut()
+            await node.connected()
+    assert coordinator.machine.count(m.NodeHello) >= 2
+
+
+async def test_a_node_that_is_slow_to_read_holds_up_nobody(coordinator: Coordinator) -> None:
+    """What waits for it is the newest of each subject, and what others are told is told."""
+    async with Proxy(coordinator.port).running() as proxy:
+        slow = Node(coordinator.enrol("slow"), lambda: proxy.address)
+        quick = member_of(coordinator, "quick")
+        async with slow.running(), quick.running():
+            await slow.connected()
+            await quick.connected()
+            proxy.down.hold()
+            for number in range(2000):
+                coordinator.link.perform(m.Send(slow.name, place(key=AttemptKey(KEY.job, number + 1))))
+            coordinator.link.perform(m.Send(quick.name, place()))
+            await coordinator.machine.heard(
+                lambda event: isinstance(event, m.Reported) and event.node == quick.name
+            )
+            for _ in range(3):
+                coordinator.link.perform(m.Send(slow.name, place(key=AttemptKey(KEY.job, 2000))))
+            assert len(coordinator.link._streams[slow.name].mailbox) <= 2001
+            proxy.down.release()
+            await coordinator.machine.heard(is_a(m.Reported), times=2001)
+
+
+async def test_a_node_that_does_not_read_at_all_loses_its_stream_before_memory_is_lost(
+    coordinator: Coordinator,
+) -> None:
+    """Its next hello makes good what it was not told."""
+    node = member_of(coordinator)
+    async with node.running():
+        await node.connected()
+        for number in range(MAX_WAITING + 1):
+            coordinator.link.tell(node.name, place(key=AttemptKey(KEY.job, number + 1)))
+        await hello_of(coordinator.machine, times=2)
+
+
+async def test_fifty_nodes_come_back_after_the_coordinator_does(tmp_path: Path) -> None:
+    """Each with one hello that is welcomed, and with the epoch that it had seen."""
+    coordinator = Coordinator(tmp_path / "pool")
+    coordinator.beat_seconds = 1.0
+    async with AsyncExitStack() as stack:
+        async with coordinator.serving():
+            nodes = [member_of(coordinator, f"n{number}") for number in range(50)]
+            for node in nodes:
+                await stack.enter_async_context(node.running())
+            for node in nodes:
+                await node.connected()
+        for node in nodes:
+            await node.until(lambda link: not link.connected)
+        coordinator.begin_anew()
+        async with coordinator.serving():
+            for node in nodes:
+                await node.connected()
+            hellos = [event for event in coordinator.machine.events if isinstance(event, m.NodeHello)]
+    assert sorted(hello.node for hello in hellos[50:]) == sorted(node.name for node in nodes)
+    assert {hello.seen_epoch for hello in hellos[50:]} == {1}
+    assert {node.desk.seen.epoch for node in nodes} == {2}
