@@ -204,6 +204,16 @@ class Fleet:
                 self._undo.append((at, before, lease, taken))
                 self._set(at, after, lease, None)
 
+    def renew(self, host: Host, rooms: Rooms) -> None:
+        """A host on which nobody holds anything was found anew, with the same GPUs; that is not to be undone.
+
+        ``rooms``: of each of its GPUs.
+        """
+        at = self._at[host.name]
+        self.hosts = (*self.hosts[:at], host, *self.hosts[at + 1 :])
+        self._free[at] = free_of(host, [rooms[gpu.id] for gpu in host.gpus])
+        self._log.hosts.append(at)
+
     def mark(self) -> int:
         """A point to which ``undo`` comes back."""
         return len(self._undo)

@@ -1,27 +1,155 @@
-"""Who is placed where."""
+"""Who is placed where: one bounded pass over the queue, by the same policy as on a node."""
 
 from __future__ import annotations
 
-from gpushared.domain.jobs.following import begin
-from gpushared.domain.jobs.model import HERE, Part
-from gpushared.domain.jobs.state import PoolDraft
+from collections.abc import Mapping
+from itertools import islice
+
+from gpushared.domain.jobs.following import begin, cancel
+from gpushared.domain.jobs.gang import place_gangs
+from gpushared.domain.jobs.ground import Ground, GroundPlaces, marked
+from gpushared.domain.jobs.model import (
+    HERE,
+    Ending,
+    EndKind,
+    Job,
+    JobId,
+    NodeName,
+    Part,
+    Placing,
+    Queued,
+    Running,
+    Then,
+)
+from gpushared.domain.jobs.state import NEVER, PoolDraft, Wake
+from gpushared.domain.jobs.waiting import Kind
+from gpushared.domain.lease import Grant, Lease, LeaseId
+from gpushared.domain.lease import Queued as LeaseQueued
+from gpushared.domain.policy.passes import Candidate, Plan, Preemption, Verdict
+from gpushared.domain.policy.plan import plan
+from gpushared.domain.policy.projects import Policy
+
+Verdicts = Mapping[LeaseId | Kind, Verdict]
 
 
 def place_who_can(draft: PoolDraft) -> None:
     """Place those whose turn it is, where something changed since it was last looked."""
-    state, rules = draft.state, draft.rules
-    if not state.stale or draft.now < state.planned_at + (0.0 if rules.here else rules.plan_seconds):
+    state = draft.state
+    if not state.stale or draft.now < state.plan_at:
         return
-    if rules.here:
+    state.stale, state.planned_at = False, draft.now
+    if not state.waiting and not state.gangs:
+        state.verdicts, state.under_way = {}, {}
+    elif draft.rules.here:
         _place_here(draft)
-        return
+    else:
+        _pass_over(draft)
 
 
 def _place_here(draft: PoolDraft) -> None:
     """Everything that may start goes into the node's own queue."""
-    rules = draft.rules
-    names = draft.state.waiting.first(rules.placed_at_once, rules.placed_at_once)
-    for name in names:
+    most = draft.rules.placed_at_once
+    for name in draft.state.waiting.first(most, most):
         job = draft.state.jobs[name]
         begin(job, (Part(HERE, job.spec.request),), {}, draft)
-    draft.state.stale = bool(len(draft.state.waiting))
+    draft.state.stale = bool(draft.state.waiting)
+
+
+def _pass_over(draft: PoolDraft) -> None:
+    state, rules, policy = draft.state, draft.rules, draft.state.policy
+    state.ground = state.ground or Ground()
+    places = state.ground.drawn(state, policy, draft.now)
+    holders = state.ground.holders()
+    state.verdicts = {}
+    more = place_gangs(places, holders, policy, draft)
+    names = state.waiting.first(rules.looked_at, rules.looked_at_alike)
+    names += [name for name in _winners(draft) if name not in names]
+    found = plan(
+        [candidate(state.jobs[name], policy) for name in names],
+        holders,
+        places,
+        state.usage,
+        policy,
+        draft.now,
+        under_way=tuple(state.under_way.values()),
+        turns=state.turns,
+    )
+    _carry_out(found, places, draft)
+    if more or (found.grants and len(state.waiting)):
+        state.stale = True
+    if found.look_again_at < NEVER:
+        draft.wake(found.look_again_at, Wake.PLAN)
+
+
+def candidate(job: Job, policy: Policy) -> Candidate:
+    """A job that waits, as the policy sees it."""
+    assert isinstance(job.state, Queued)
+    request = job.spec.request
+    lease = Lease(
+        id=LeaseId(job.id),
+        sequence=job.sequence,
+        request=marked(request, job.spec.target, job.refused_by),
+        owner_uid=0,
+        owner_name=job.spec.owner.person,
+        created_at=job.submitted_at,
+        state=LeaseQueued(job.state.since),
+        device_name="",
+        project=job.project,
+    )
+    priority = policy.classes[request.lease_class].priority + request.priority + job.priority
+    return Candidate(lease, job.project, priority, job.submitted_at)
+
+
+def _winners(draft: PoolDraft) -> list[JobId]:
+    """Those for whom others leave; of them that wait no more nothing is kept."""
+    state = draft.state
+    still = {lease: one for lease, one in state.under_way.items() if JobId(lease) in state.waiting.where}
+    if len(still) != len(state.under_way):
+        state.under_way = still
+    return [JobId(lease) for lease in still]
+
+
+def _carry_out(found: Plan, places: GroundPlaces, draft: PoolDraft) -> None:
+    """Do what a pass decided: so many placements at once, and all preemptions."""
+    state = draft.state
+    for name, grants in islice(found.grants.items(), draft.rules.placed_at_once):
+        _place(state.jobs[JobId(name)], grants, places, draft)
+    granted = found.grants.keys()
+    state.under_way = {lease: one for lease, one in state.under_way.items() if lease not in granted}
+    for preemption in found.preemptions:
+        _make_room(preemption, draft)
+    state.turns = found.turns
+    state.verdicts = {**state.verdicts, **_verdicts(found, draft)}
+
+
+def _place(job: Job, grants: tuple[Grant, ...], places: GroundPlaces, draft: PoolDraft) -> None:
+    node = NodeName(places.host_of(grants[0].gpu))
+    part = Part(node, job.spec.request, address=draft.address_of(node))
+    begin(job, (part,), {node: grants}, draft)
+
+
+def _make_room(preemption: Preemption, draft: PoolDraft) -> None:
+    """Jobs give way: they are ended, and wait again, or were it."""
+    state = draft.state
+    state.under_way = {**state.under_way, preemption.winner: preemption}
+    winner = state.jobs[JobId(preemption.winner)]
+    names = [victim.lease for victim in preemption.victims]
+    text = f"{', '.join(names)} to give way to it, because {preemption.why}"
+    draft.put(winner.note(draft.now, text))
+    for name in names:
+        victim = state.jobs.get(JobId(name.partition("#")[0]))
+        if victim is not None and isinstance(victim.state, Placing | Running):
+            said = f"it gives way to job {winner.id}, because {preemption.why}"
+            then = Then.REQUEUE if victim.spec.requeue and not victim.spec.interactive else Then.FAIL
+            cancel(victim, then, said, draft, said, ending=Ending(EndKind.PREEMPTED, said))
+
+
+def _verdicts(found: Plan, draft: PoolDraft) -> Verdicts:
+    """Why they wait, and for those alike who were not looked at."""
+    known: dict[LeaseId | Kind, Verdict] = {}
+    for lease, verdict in found.verdicts.items():
+        known[lease] = verdict
+        where = draft.state.waiting.where.get(JobId(lease))
+        if where is not None:
+            known.setdefault(where[1], verdict)
+    return known

@@ -175,7 +175,7 @@ def _unknown(node: NodeName, report: Report, draft: PoolDraft) -> None:
 def _adopt(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
     """An attempt that is newer than all that we remember: that one it is."""
     request = report.request or job.spec.request
-    part = Part(node, request, address=_address(node, draft))
+    part = Part(node, request, address=draft.address_of(node))
     state = job.state
     if isinstance(state, Cancelling):
         adopted = replace(state, attempt=report.key.number, parts=(part,))
@@ -193,7 +193,7 @@ def _adopt(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
 def _add_part(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
     assert isinstance(job.state, Placing | Running | Cancelling)
     rank = len(job.parts)
-    part = Part(node, report.request or job.spec.request, rank, address=_address(node, draft))
+    part = Part(node, report.request or job.spec.request, rank, address=draft.address_of(node))
     state = replace(job.state, parts=(*job.state.parts, part))
     if isinstance(state, Placing) and report.committed:
         state = replace(state, committed=True)
@@ -218,11 +218,6 @@ def _end_stray(node: NodeName, report: Report, draft: PoolDraft) -> None:
     """An attempt that is not its job's any more: it is to end."""
     order = CancelPart(report.key, draft.state.epoch, draft.rules.stop_grace_seconds, "the coordinator")
     draft.do(Send(node, order))
-
-
-def _address(node: NodeName, draft: PoolDraft) -> str:
-    member = draft.state.members.get(node)
-    return member.inventory.address if member is not None and member.inventory is not None else ""
 
 
 def _attempt(job: Job) -> int:

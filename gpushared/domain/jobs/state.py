@@ -11,6 +11,7 @@ from collections.abc import Hashable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from gpushared.domain.errors import NotFound, PermissionRefused
 from gpushared.domain.gpu import WHOLE_PERMILLE
@@ -117,6 +118,8 @@ class PoolState:
     planned_at: float = 0.0
     resting: Mapping[NodeName, float] = field(default_factory=dict)
     """Nodes that are tried last, and until when."""
+    ground: Any = field(default=None, compare=False, repr=False)
+    """The picture of the pool that passes share (``ground.Ground``); it is no part of what is known."""
 
     @property
     def policy(self) -> Policy:
@@ -127,8 +130,14 @@ class PoolState:
         """When time alone may change something; infinite where only an event can."""
         first = self.alarms.first()
         alarm = NEVER if first is None else first[0]
-        plan = self.planned_at + self.rules.plan_seconds if self.stale else NEVER
-        return min(alarm, plan)
+        return min(alarm, self.plan_at if self.stale else NEVER)
+
+    @property
+    def plan_at(self) -> float:
+        """The time of the next pass: of large pools, whose passes cost more, they are fewer."""
+        if self.rules.here:
+            return self.planned_at
+        return self.planned_at + self.rules.plan_seconds * max(1.0, len(self.members) / 500)
 
     def find(self, job: JobId) -> Job:
         """A job, over or not; raises NotFound."""
@@ -238,8 +247,9 @@ class PoolDraft:
         if known is not None and known[1] != kind:
             waiting = waiting.drop(job.id)
         if kind is not None and (known is None or known[1] != kind):
+            # Behind others who ask for the same and were refused, nobody new has to be looked at.
+            state.stale = state.stale or kind not in waiting.kinds
             waiting = waiting.put(job.id, job.sequence, kind)
-            state.stale = True
         if is_gang(job.spec):
             state.gangs = waiting
         else:
@@ -252,7 +262,8 @@ class PoolDraft:
         for node in was - now:
             state.by_node = state.by_node.put(node, state.by_node[node].drop(job.id))
             state.stale = True
-        for node in now - was:
+        for node in now:
+            # Also where it was there before: whoever looks at a node sees by this that something is new.
             jobs: Shelf[JobId, None] = state.by_node.get(node) or Shelf()
             state.by_node = state.by_node.put(node, jobs.put(job.id, None))
         if not now:
@@ -308,6 +319,11 @@ class PoolDraft:
         if durable:
             self._members[member.name] = None
         return member
+
+    def address_of(self, node: NodeName) -> str:
+        """Where the others of a gang reach a node; empty where that is not known."""
+        member = self.state.members.get(node)
+        return member.inventory.address if member is not None and member.inventory is not None else ""
 
     # --- the rest --------------------------------------------------------------------------------------
 

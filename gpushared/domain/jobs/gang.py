@@ -1,0 +1,175 @@
+"""Jobs whose parts start together or not at all: where all of them have room at the same time.
+
+They are looked at before the others, in their own order. Small jobs would take each GPU that becomes free, so
+for the first gang that has waited for long, the nodes are kept on which it will have room soonest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from gpushared.domain.gpu import WHOLE_PERMILLE, GpuId
+from gpushared.domain.jobs.following import begin
+from gpushared.domain.jobs.ground import GroundPlaces, marked, part_id
+from gpushared.domain.jobs.model import Job, NodeName, Part, Queued
+from gpushared.domain.jobs.state import PoolDraft
+from gpushared.domain.lease import Grant, LeaseId
+from gpushared.domain.placement import Room, refuse
+from gpushared.domain.policy.ledger import Ledger, size_on
+from gpushared.domain.policy.passes import Holder, Verdict, WaitReason
+from gpushared.domain.policy.projects import Policy
+from gpushared.domain.request import Request
+
+LOOKED_AT = 64
+LOOKED_AT_ALIKE = 4
+
+Share = tuple[NodeName, Request, tuple[Grant, ...]]
+"""A node, its part of the request, and what that is on it."""
+
+
+def place_gangs(places: GroundPlaces, holders: Sequence[Holder], policy: Policy, draft: PoolDraft) -> bool:
+    """Place the gangs that have room. Whether there may be more that have."""
+    names = draft.state.gangs.first(LOOKED_AT, LOOKED_AT_ALIKE)
+    if not names:
+        return False
+    ledger = Ledger(policy, draft.state.usage, holders, places, draft.now)
+    jobs = sorted((draft.state.jobs[name] for name in names), key=lambda job: _order(job, policy))
+    placed = False
+    for job in jobs:
+        verdict = _over_limit(job, ledger, places) or _place(job, places, draft)
+        if verdict is None:
+            placed = True
+            continue
+        draft.state.verdicts = {**draft.state.verdicts, LeaseId(job.id): verdict}
+        if not places.kept and _is_patient_no_more(job, draft):
+            places.kept = _keep(job, places)
+    return placed and bool(draft.state.gangs)
+
+
+def _order(job: Job, policy: Policy) -> tuple[int, int]:
+    rules = policy.classes[job.spec.request.lease_class]
+    return -(rules.priority + job.spec.request.priority + job.priority), job.sequence
+
+
+def _over_limit(job: Job, ledger: Ledger, places: GroundPlaces) -> Verdict | None:
+    """Whether its project may hold no so much more."""
+    request, times = job.spec.request, job.spec.nodes
+    models = [gpu for gpu in places.models().values() if not request.models or gpu.name in request.models]
+    for gpu in models:
+        room = ledger.room_to_limit(job.project, gpu.name, request.lease_class)
+        if room is None or size_on(request, gpu) * times <= room:
+            return None
+    if not models:
+        return None
+    return Verdict(WaitReason.PROJECT_LIMIT, ledger.limit_sentence(job.project))
+
+
+def _place(job: Job, places: GroundPlaces, draft: PoolDraft) -> Verdict | None:
+    """Begin it where all of its parts have room, in the order of the nodes' names."""
+    shares = sorted(_spread(job, places) if job.spec.span else _on_each(job, places))
+    if not shares:
+        return Verdict(WaitReason.RESOURCES, _lack(job))
+    parts = tuple(
+        Part(node, request, rank, address=draft.address_of(node))
+        for rank, (node, request, _) in enumerate(shares)
+    )
+    for part, (_, request, grants) in zip(parts, shares, strict=True):
+        places.take(part_id(job, part), request, grants)
+    begin(job, parts, {node: grants for node, _, grants in shares}, draft)
+    return None
+
+
+def _lack(job: Job) -> str:
+    if job.spec.span:
+        count = job.spec.request.gpu_count
+        return f"waits until {count} GPUs are free at once, on however many nodes"
+    return f"waits until {job.spec.nodes} nodes have room at once"
+
+
+def _on_each(job: Job, places: GroundPlaces) -> list[Share]:
+    """So many different nodes, each with all that is asked for; none where they are too few."""
+    request = marked(job.spec.request, job.spec.target, job.refused_by)
+    used: frozenset[GpuId] = places.kept
+    found: list[Share] = []
+    for _ in range(job.spec.nodes):
+        grants = places.place(request, closed=used)
+        if not grants:
+            return []
+        node = NodeName(places.host_of(grants[0].gpu))
+        used = used.union(places.gpus_of(node))
+        found.append((node, job.spec.request, grants))
+    return found
+
+
+def _spread(job: Job, places: GroundPlaces) -> list[Share]:
+    """As few nodes as have the GPUs together; the last of them the one that fits its part best."""
+    wanted = job.spec.request.gpu_count
+    left, used, found = wanted, places.kept, list[Share]()
+    for count, node in _capable(job, places):
+        if left <= 0:
+            break
+        share = replace(job.spec.request, gpu_count=min(left, count))
+        host: str | None = node if count < left else None
+        request = marked(share, NodeName(""), job.refused_by)
+        grants = places.place(request, closed=used, host=host)
+        if not grants:
+            continue
+        taken = NodeName(places.host_of(grants[0].gpu))
+        used = used.union(places.gpus_of(taken))
+        found.append((taken, share, grants))
+        left -= share.gpu_count
+    return found if left <= 0 else []
+
+
+def _capable(job: Job, places: GroundPlaces) -> list[tuple[int, NodeName]]:
+    """The nodes with how many GPUs they have for it now, the most first."""
+    one = replace(job.spec.request, gpu_count=1, near=(), away_from=())
+    found = []
+    for host in places.hosts():
+        if host in job.refused_by or (job.spec.target and host != job.spec.target):
+            continue
+        count = sum(
+            room.gpu.id not in places.kept and refuse(one, room) is None for room in places.rooms_on(host)
+        )
+        if count:
+            found.append((-count, NodeName(host)))
+    return [(-count, host) for count, host in sorted(found)]
+
+
+# --- what is kept --------------------------------------------------------------------------------------
+
+
+def _is_patient_no_more(job: Job, draft: PoolDraft) -> bool:
+    assert isinstance(job.state, Queued)
+    return job.submitted_at + draft.rules.gang_patience_seconds <= draft.now
+
+
+def _keep(job: Job, places: GroundPlaces) -> frozenset[GpuId]:
+    """The GPUs of the emptiest nodes on which it would have room if nobody else were there."""
+    left = job.spec.request.gpu_count if job.spec.span else job.spec.nodes
+    kept: frozenset[GpuId] = frozenset()
+    for count, host in _emptiest(job, places):
+        if left <= 0:
+            break
+        if job.spec.span or count >= job.spec.request.gpu_count:
+            kept = kept.union(places.gpus_of(host))
+            left -= count if job.spec.span else 1
+    return kept if left <= 0 else frozenset()
+
+
+def _emptiest(job: Job, places: GroundPlaces) -> Iterator[tuple[int, str]]:
+    """Nodes by how much is free there, with how many GPUs they would have for it when they are empty."""
+    one = replace(job.spec.request, gpu_count=1, near=(), away_from=())
+    free = {host: sum(room.free_permille for room in places.rooms_on(host)) for host in places.hosts()}
+    for host in sorted(free, key=lambda name: (-free[name], name)):
+        rooms = [_emptied(room) for room in places.rooms_on(host)]
+        count = sum(refuse(one, room) is None for room in rooms)
+        if count and host not in job.refused_by:
+            yield count, host
+
+
+def _emptied(room: Room) -> Room:
+    return Room(
+        room.gpu, room.gpu.leasable_bytes - room.stray_bytes, WHOLE_PERMILLE, stray_bytes=room.stray_bytes
+    )
