@@ -41,7 +41,7 @@ class JobsConfig:
 
     keep_containers_seconds: int = setting(
         24 * HOUR_SECONDS,
-        Seconds(0, 366 * 24 * HOUR_SECONDS),
+        Seconds(0, 30 * 24 * HOUR_SECONDS),
         "How long the container of a job that is over stays, and its logs with it.",
         key="keep_containers",
     )

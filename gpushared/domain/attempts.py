@@ -261,7 +261,10 @@ def _follow(attempt: Attempt, lease: Lease, draft: Draft) -> None:
         case Ended(outcome=outcome):
             never_began = attempt.gang and isinstance(outcome, NeverClaimed) and attempt.facts is None
             to = AttemptState.REFUSED if never_began else AttemptState.ENDED
-            _note(attempt, to, draft, ending=_ending(attempt, outcome, draft), lease=lease)
+            ending = _ending(attempt, outcome, draft)
+            # One may be over before it was ever seen to run.
+            ran = ending.kind is EndKind.EXITED and attempt.started_at is None
+            _note(attempt, to, draft, ending=ending, lease=lease, started_at=draft.now if ran else None)
         case Reserved():
             if attempt.state is not AttemptState.RESERVED:
                 _note(attempt, AttemptState.RESERVED, draft, lease=lease)
@@ -374,13 +377,14 @@ def under_way(state: NodeState) -> tuple[AttemptInstruction, ...]:
         for attempt in book.live.values():
             if attempt.state is AttemptState.PREPARING:
                 found.append(PrepareAttempt(attempt.key, attempt.coordinator))
-            elif _is_to_launch(attempt, state):
+            elif is_to_launch(attempt, state):
                 found.append(LaunchAttempt(attempt.key, attempt.coordinator))
     return tuple(found)
 
 
-def _is_to_launch(attempt: Attempt, state: NodeState) -> bool:
-    lease = state.leases.get(attempt.lease) if attempt.lease is not None else None
+def is_to_launch(attempt: Attempt, state: NodeState) -> bool:
+    """Whether it has its lease, and its container has not begun yet."""
+    lease = state.attempt_lease(attempt)
     if lease is None or attempt.started_at is not None or not _launches_now(attempt):
         return False
     return isinstance(lease.state, Reserved | Starting)

@@ -170,6 +170,10 @@ class NodeState:
         book = self.attempts.get(lease.coordinator)
         return None if book is None or lease.attempt is None else book.get(lease.attempt)
 
+    def attempt_lease(self, attempt: Attempt) -> Lease | None:
+        """The lease of an attempt, while that is not over."""
+        return None if attempt.lease is None else self.leases.get(attempt.lease)
+
     def of_container(self, container: ContainerId) -> Lease | None:
         """The lease that is not over and has this container."""
         return next((lease for lease in self.leases.values() if lease.container == container), None)

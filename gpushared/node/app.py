@@ -34,12 +34,14 @@ from gpushared.gpus.simulated_checkpoints import SimulatedCheckpoints
 from gpushared.journal.sqlite import SqliteJournal
 from gpushared.node import grpcapi
 from gpushared.node.api import Api
+from gpushared.node.attempts import boot_id
 from gpushared.node.attendance import Attendance
 from gpushared.node.desk import NodeDesk
 from gpushared.node.examination import Examination
 from gpushared.node.follower import Follower
 from gpushared.node.host import host_size
 from gpushared.node.idle_rules import idle_of, is_quiet, project_idle_of, quiet_idle_of
+from gpushared.node.job_host import JobHost
 from gpushared.node.loop import Loop
 from gpushared.node.performer import Performer
 from gpushared.node.promises import Promises
@@ -257,7 +259,7 @@ class Daemon:
         ended = await self._parts.journal.ended(ENDED_KEPT_IN_MEMORY)
         log.info("journal loaded leases=%d", len(snapshot.leases))
         quiet = is_quiet(self._config.idle_quiet, self._parts.clock.now())
-        state = NodeState(rules=rules_of(self._config), quiet=quiet, host=host_size())
+        state = NodeState(rules=rules_of(self._config), quiet=quiet, host=host_size(), boot_id=boot_id())
         return restore(
             state,
             snapshot.leases,
@@ -265,6 +267,8 @@ class Daemon:
             reversed(ended),
             snapshot.drained,
             snapshot.standing,
+            snapshot.attempts,
+            snapshot.contacts,
         )
 
     async def _run_parts(self, loop: Loop, stack: AsyncExitStack, listener: socket.socket) -> None:
@@ -291,6 +295,9 @@ class Daemon:
             self._parts.checkpoints,
             self._follower,
             self._sampler,
+        )
+        self._jobs = JobHost(
+            self._config, self._node_name(), loop, self._parts.engine, performer, self._follower
         )
         watchdog = asyncio.create_task(feed_watchdog(self._notifier))
         stack.callback(watchdog.cancel)
@@ -356,6 +363,7 @@ class Daemon:
         inner.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         inner.parent.chmod(0o700)
         routes = Routes(json=JsonApi(self._calls()).answer, docker=gate.handle)
+        await self._jobs.serve(routes, stack)
         front = Front(inner, self._identities, routes)
         doors = Doors(self._identities, front.secret)
         await stack.enter_async_context(grpcapi.serving(self._api, doors, str(inner)))
@@ -371,11 +379,14 @@ class Daemon:
             follower=self._follower,
             attendance=self._attendance,
             troubles=self._troubles,
-            node_name=self._config.node.name or socket.gethostname(),
+            node_name=self._node_name(),
             simulated=self._parts.gpus.simulated,
             stop_grace_seconds=self._config.engine.stop_grace_seconds,
             examination=self._make_examination(loop),
         )
+
+    def _node_name(self) -> str:
+        return self._config.node.name or socket.gethostname()
 
     def _make_examination(self, loop: Loop) -> Examination:
         gpus = self._parts.gpus
@@ -408,6 +419,7 @@ class Daemon:
                 self._sampler.run(),
                 self._follower.run(),
                 self._tick(loop),
+                self._jobs.run(),
                 loop.ended(),
                 self._stop.wait(),
             )
@@ -466,6 +478,7 @@ class Daemon:
         self._identities.trusted_groups = frozenset(config.gate.trusted_groups)
         self._identities.forget()
         self._gate.policy = policy_of(config)
+        self._jobs.reload(config)
         self._set_presets()
         self._told = ""  # the next tick says again what is served, after what is said about this
         log.info("configuration reloaded")

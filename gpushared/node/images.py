@@ -1,0 +1,162 @@
+"""The image of a job on this node: found, or pulled through the gate as the job's owner."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from urllib.parse import quote, urlencode
+
+import h11
+
+from gpushared.domain.errors import (
+    EngineUnavailable,
+    GpushareError,
+    NotFound,
+    RequestError,
+    TimedOut,
+    Unavailable,
+)
+from gpushared.domain.jobs.model import JobSpec, Pull
+from gpushared.domain.request import Caller
+from gpushared.domain.units import format_duration, shown
+from gpushared.gate.engine import EngineConnection, EngineSocket
+from gpushared.serving.insider import Insider
+
+OK = 200
+NOT_FOUND = 404
+RETRY_SECONDS = 2.0
+MAX_LINE_BYTES = 1024 * 1024
+
+
+class Images:
+    """Has images ready, so many at a time."""
+
+    def __init__(self, insider: Insider, *, max_pulls: int, pull_seconds: float) -> None:
+        self._insider = insider
+        self._pull_seconds = pull_seconds
+        self._turns = asyncio.Semaphore(max_pulls)
+
+    async def prepare(self, spec: JobSpec, account: Caller) -> None:
+        """Comes back when the image is here. Raises NotFound and RequestError where it will not be.
+
+        ``TimedOut``: it was not here in time, the wait for other pulls and for the engine included.
+        """
+        gate = self._insider.gate_as(account)
+        try:
+            async with asyncio.timeout(self._pull_seconds):
+                await self._until_there(spec, gate)
+        except TimeoutError:
+            patience = format_duration(int(self._pull_seconds))
+            raise TimedOut(
+                f"image {shown(spec.image)} was not on this node in {patience}",
+                hint="is its registry slow? the node's admin can raise jobs.pull_timeout",
+            ) from None
+
+    async def _until_there(self, spec: JobSpec, gate: EngineSocket) -> None:
+        while True:
+            with contextlib.suppress(Unavailable, TimedOut):
+                await self._prepare(spec, gate)
+                return
+            await asyncio.sleep(RETRY_SECONDS)  # the engine is away
+
+    async def _prepare(self, spec: JobSpec, gate: EngineSocket) -> None:
+        if spec.pull is not Pull.ALWAYS and await _is_here(spec, gate):
+            return
+        if spec.pull is Pull.NEVER:
+            raise NotFound(
+                f"image {shown(spec.image)} is not on this node, and is not to be pulled",
+                hint=f"`docker pull {spec.image}` on the node, or submit without --pull never",
+            )
+        async with self._turns:
+            # Whoever had the turn before may have pulled the same one.
+            if spec.pull is Pull.ALWAYS or not await _is_here(spec, gate):
+                await _pull(spec, gate)
+
+
+async def _is_here(spec: JobSpec, gate: EngineSocket) -> bool:
+    answer = await gate.call("GET", f"/images/{quote(spec.image, safe='/:@')}/json".encode())
+    if answer.status == NOT_FOUND:
+        return False
+    found = answer.json()
+    if answer.status != OK or not isinstance(found, dict):
+        raise _refused(spec, answer.body)
+    return not spec.platform or _is_of(spec.platform, found)
+
+
+def _is_of(platform: str, image: dict[str, object]) -> bool:
+    """Whether an image is of ``os[/architecture[/variant]]``; what is not said of either does not count."""
+    said = (str(image.get(name) or "") for name in ("Os", "Architecture", "Variant"))
+    wanted = platform.lower().split("/")
+    if len(wanted) == 1 and wanted[0] != "linux":
+        wanted = ["", *wanted]  # docker also takes the architecture alone
+    return all(not want or not has or want == has.lower() for want, has in zip(wanted, said, strict=False))
+
+
+async def _pull(spec: JobSpec, gate: EngineSocket) -> None:
+    """Raises RequestError with the engine's words where it cannot be had."""
+    name, tag = name_and_tag(spec.image)
+    query = {"fromImage": name, "tag": tag} | ({"platform": spec.platform} if spec.platform else {})
+    connection = await gate.connect()
+    try:
+        await connection.send(
+            h11.Request(
+                method="POST",
+                target=f"/images/create?{urlencode(query)}".encode(),
+                headers=[("Host", "docker"), ("Content-Length", "0"), ("Connection", "close")],
+            ),
+            h11.EndOfMessage(),
+        )
+        head = await connection.response()
+        async for line in _lines(connection):
+            if head.status_code != OK or b'"error"' in line:
+                _check_line(spec, line, failed=head.status_code != OK)
+    except ConnectionError as error:
+        raise EngineUnavailable("the Docker engine hung up in the middle of a pull") from error
+    finally:
+        connection.close()
+    if not await _is_here(spec, gate):
+        raise _refused(spec, b"it is not there after the pull")
+
+
+async def _lines(connection: EngineConnection) -> AsyncIterator[bytes]:
+    """A pull's answer: a JSON object a line while it goes on, or one that says what is wrong."""
+    rest = b""
+    async for chunk in connection.chunks():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line
+        if len(rest) > MAX_LINE_BYTES:
+            raise EngineUnavailable("the Docker engine's answer to a pull has too long a line")
+    yield rest
+
+
+def _check_line(spec: JobSpec, line: bytes, *, failed: bool) -> None:
+    try:
+        told = json.loads(line)
+    except ValueError:
+        told = None
+    told = told if isinstance(told, dict) else {}
+    error = told.get("error") or (told.get("message") if failed else None)
+    if error or (failed and line.strip()):
+        raise _refused(spec, str(error or line.decode(errors="replace")).encode())
+
+
+def name_and_tag(image: str) -> tuple[str, str]:
+    """An image's name, and its digest or tag; docker's ``latest`` where it has neither.
+
+    Without a tag the engine would pull all that there are.
+    """
+    name, _, digest = image.partition("@")
+    head, colon, tag = name.rpartition(":")
+    plain, tagged = (head, tag) if colon and "/" not in tag else (name, "latest")
+    return plain, digest or tagged
+
+
+def _refused(spec: JobSpec, words: bytes) -> GpushareError:
+    text = words.decode(errors="replace").strip()[:500]
+    return RequestError(
+        f"image {shown(spec.image)} is not on this node and cannot be pulled: {text}",
+        hint="is its name right, and can the node reach its registry without a login?",
+    )

@@ -1,0 +1,135 @@
+"""One attempt's container, made through the gate as its account. The gate's refusals become endings."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from urllib.parse import quote, urlencode
+
+from gpushared.domain.errors import RequestError, TimedOut, Unavailable
+from gpushared.domain.jobs.attempt import Attempt
+from gpushared.domain.jobs.model import Ending, EndKind, JobSpec
+from gpushared.domain.lease import ContainerId, Lease
+from gpushared.domain.units import shown
+from gpushared.gate.body import Body, parse_object, section, serialise
+from gpushared.gate.containers import inspect
+from gpushared.gate.create import CREATE_SECONDS
+from gpushared.gate.engine import Answer, EngineSocket
+from gpushared.ports import LABEL_ATTEMPT, LABEL_DEVICE, LABEL_JOB, LABEL_LEASE
+
+CREATED = 201
+STARTED = (204, 304)
+NOT_FOUND, CONFLICT = 404, 409
+AWAY = (503, 504)
+START_SECONDS = 120.0
+MAX_EXIT_CODE = 255
+
+
+class Refused(Exception):
+    """It will never run here like this; the ending says why."""
+
+    def __init__(self, ending: Ending) -> None:
+        super().__init__(ending.reason)
+        self.ending = ending
+
+
+class Containers:
+    """Creates and starts. Errors besides ``Refused``: ``Unavailable``, ``TimedOut``, which may pass."""
+
+    def __init__(self, gate: EngineSocket, attempt: Attempt) -> None:
+        assert attempt.spec is not None, "only tombstones have none"
+        self._gate = gate
+        self._attempt = attempt
+        self._spec: JobSpec = attempt.spec
+
+    async def create(self, lease: Lease) -> ContainerId:
+        """The container in its lease; one that was made by an earlier try is found by its name."""
+        body = self._body(lease)
+        answer = await self._create(body)
+        if answer.status == CONFLICT:
+            found = await self._holder_of_name()
+            if found is not None and _device_of(found) == lease.device_name:
+                return ContainerId(found["Id"])
+            if found is not None and await self._moved_aside(found):
+                answer = await self._create(body)
+        if answer.status != CREATED:
+            raise self._refused(answer)
+        return ContainerId(answer.json()["Id"])
+
+    async def start(self, container: ContainerId) -> None:
+        """Start it; one that runs is no error."""
+        target = f"/containers/{container}/start".encode()
+        answer = await self._gate.call("POST", target, timeout_seconds=START_SECONDS)
+        if answer.status in STARTED:
+            return
+        ending = self._refused(answer).ending
+        raise Refused(replace(ending, exit_code=await self._exit_code(container)))
+
+    @property
+    def name(self) -> str:
+        """What the container is called: as whoever submitted it said, else by its job."""
+        return self._spec.name or f"job-{self._attempt.key.job}"
+
+    def _body(self, lease: Lease) -> Body:
+        try:
+            body = parse_object(self._spec.body.encode())
+            labels = section(body, "Labels")
+        except RequestError as error:
+            raise Refused(Ending(EndKind.FAILED, error.message, hint=error.hint)) from error
+        body["Labels"] = {**labels, LABEL_LEASE: str(lease.id)}
+        if self._spec.image:
+            body["Image"] = self._spec.image
+        # Nobody is attached to it, so nobody could ever end its input.
+        for stream in ("AttachStdin", "AttachStdout", "AttachStderr", "OpenStdin", "StdinOnce"):
+            body[stream] = False
+        return body
+
+    async def _create(self, body: Body) -> Answer:
+        query = {"name": self.name} | ({"platform": self._spec.platform} if self._spec.platform else {})
+        target = f"/containers/create?{urlencode(query)}".encode()
+        return await self._gate.call("POST", target, serialise(body), timeout_seconds=CREATE_SECONDS)
+
+    async def _holder_of_name(self) -> Body | None:
+        """The container of this name, where it is the account's own."""
+        return await inspect(self._gate, "containers", self.name, suffix="/json")
+
+    async def _moved_aside(self, found: Body) -> bool:
+        """An earlier attempt's container keeps its logs under another name."""
+        labels = section(section(found, "Config"), "Labels")
+        number = str(labels.get(LABEL_ATTEMPT) or "")
+        if labels.get(LABEL_JOB) != self._attempt.key.job or number == str(self._attempt.key.number):
+            return False
+        new = quote(f"{self.name}.{number}", safe="")
+        answer = await self._gate.call("POST", f"/containers/{found['Id']}/rename?name={new}".encode())
+        return answer.status in STARTED
+
+    async def _exit_code(self, container: ContainerId) -> int | None:
+        """What the engine noted for a start that failed, such as 127 for a program that is not there."""
+        found = await inspect(self._gate, "containers", container, suffix="/json")
+        code = section(found or {}, "State").get("ExitCode")
+        return code if isinstance(code, int) and 0 < code <= MAX_EXIT_CODE else None
+
+    def _refused(self, answer: Answer) -> Refused:
+        """The gate's or the engine's words. Raises what may pass as what it is."""
+        text = _message(answer)
+        if answer.status in AWAY:
+            raise (Unavailable if answer.status == AWAY[0] else TimedOut)(text)
+        if answer.status == CONFLICT:
+            hint = "end or remove that one, or submit it with another --name"
+            return Refused(Ending(EndKind.FAILED, f"{text} (on this node)", hint=hint))
+        if answer.status == NOT_FOUND and "image" in text.lower():
+            text = f"image {shown(self._spec.image)} is not on this node any more: {text}"
+        return Refused(Ending(EndKind.FAILED, text))
+
+
+def _device_of(found: Body) -> object:
+    return section(section(found, "Config"), "Labels").get(LABEL_DEVICE)
+
+
+def _message(answer: Answer) -> str:
+    try:
+        told = json.loads(answer.body)
+    except ValueError:
+        told = None
+    message = told.get("message") if isinstance(told, dict) else None
+    return str(message or f"the Docker engine answered {answer.status}").strip()

@@ -1,0 +1,82 @@
+"""Everything by which this node runs jobs that a coordinator, or its own book, places here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from gpushared.config.model import Config
+from gpushared.domain.errors import GpushareError
+from gpushared.gate.http import Routes
+from gpushared.node.attempts import AttemptDesk
+from gpushared.node.follower import Follower
+from gpushared.node.images import Images
+from gpushared.node.kept_containers import Keeping, KeptContainers
+from gpushared.node.launcher import Launcher
+from gpushared.node.loop import Loop
+from gpushared.node.performer import Performer
+from gpushared.pool.member.accounts import AccountRules, LocalAccounts
+from gpushared.ports import Engine
+from gpushared.serving.insider import Insider
+
+POOL_DIRECTORY = "pool"
+
+
+def account_rules_of(config: Config, node_name: str) -> AccountRules:
+    """Which local accounts owners of jobs have here."""
+    pool = config.pool
+    return AccountRules(
+        pool.realm or node_name, pool.trusted_realms, dict(pool.accounts), config.gate.trusted_groups
+    )
+
+
+def pool_directory(config: Config) -> Path:
+    """Where the node keeps what makes it a member of its pool."""
+    return Path(config.pool.state_dir or Path(config.node.state_dir) / POOL_DIRECTORY)
+
+
+def keeping_of(config: Config) -> Keeping:
+    """How long containers of jobs that are over stay."""
+    return Keeping(config.jobs.keep_containers_seconds, config.jobs.max_kept_containers)
+
+
+class JobHost:
+    """``insider`` opens the node's doors from inside, ``desk`` takes orders, ``accounts`` maps owners."""
+
+    def __init__(
+        self,
+        config: Config,
+        node_name: str,
+        loop: Loop,
+        engine: Engine,
+        performer: Performer,
+        follower: Follower,
+    ) -> None:
+        self._node_name = node_name
+        self.insider = Insider()
+        self.accounts = LocalAccounts(account_rules_of(config, node_name))
+        self.desk = AttemptDesk(loop, self.accounts.caller, loop.state.boot_id)
+        images = Images(self.insider, max_pulls=config.jobs.max_pulls, pull_seconds=config.jobs.pull_seconds)
+        self.launcher = Launcher(loop, self.desk, self.insider, follower, images)
+        self._kept = KeptContainers(loop, engine, self.insider, keeping_of(config))
+        performer.on_attempt = self.launcher.perform
+
+    async def serve(self, routes: Routes, stack: AsyncExitStack) -> None:
+        """From now on containers can be made; what an earlier life left undone is taken up."""
+        self.insider.serve(routes)
+        stack.push_async_callback(self.insider.close)
+        stack.push_async_callback(self.launcher.close)
+        with contextlib.suppress(GpushareError):  # looked at again every second
+            await self.desk.check_fences()
+        self.launcher.take_up()
+
+    async def run(self) -> None:
+        """Look after fences and old containers, for ever."""
+        await asyncio.gather(self.desk.watch_fences(), self._kept.run())
+
+    def reload(self, config: Config) -> None:
+        """Take over what can change at run time: accounts, and how long containers stay."""
+        self.accounts.rules = account_rules_of(config, self._node_name)
+        self._kept.keeping = keeping_of(config)

@@ -1,0 +1,92 @@
+"""Containers of jobs that are over stay for their logs, for a while and up to a number."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpushared.domain.errors import GpushareError
+from gpushared.domain.jobs.attempt import Attempt
+from gpushared.domain.lease import ContainerId, LeaseId
+from gpushared.domain.request import Caller
+from gpushared.gate.engine import EngineSocket
+from gpushared.node.loop import Loop
+from gpushared.ports import LABEL_JOB, ContainerFacts, ContainerStatus, Engine
+from gpushared.serving.insider import Insider
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 60.0
+OVER = (ContainerStatus.CREATED, ContainerStatus.EXITED, ContainerStatus.DEAD)
+DAEMON = Caller(0, 0, "the daemon", trusted=True)
+REMOVED = (204, 404)
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """How long, and how many; the oldest go first."""
+
+    seconds: float
+    most: int
+
+
+class KeptContainers:
+    """Removes them when they are due. Those that users made themselves, of interactive jobs, are theirs."""
+
+    def __init__(self, loop: Loop, engine: Engine, insider: Insider, keeping: Keeping) -> None:
+        self.keeping = keeping
+        self._loop = loop
+        self._engine = engine
+        self._insider = insider
+        self._gone: set[LeaseId] = set()
+        """Leases whose containers are known to be away."""
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            try:
+                await self.look()
+            except GpushareError as error:
+                log.debug("containers of ended jobs not looked at: %s", error)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def look(self) -> None:
+        """Remove what is due. Asks the engine only where something is."""
+        records = {record.lease: record for record in self._over() if record.lease is not None}
+        self._gone &= records.keys()
+        left = sorted(
+            (record for lease, record in records.items() if lease not in self._gone),
+            key=lambda record: record.at,
+        )
+        surplus = max(0, len(left) - self.keeping.most)
+        oldest = self._loop.now() - self.keeping.seconds
+        due = [one for number, one in enumerate(left) if number < surplus or one.at <= oldest]
+        if due:
+            await self._remove({one.lease for one in due if one.lease is not None})
+
+    def _over(self) -> Iterable[Attempt]:
+        for book in self._loop.state.attempts.values():
+            for record in book.records.values():
+                if record.state.is_final and record.spec is not None and not record.spec.interactive:
+                    yield record
+
+    async def _remove(self, due: set[LeaseId]) -> None:
+        gate = self._insider.gate_as(DAEMON)
+        here: set[LeaseId] = set()
+        for facts in await self._engine.containers():
+            lease = LeaseId(facts.device_name)
+            # One that runs has been started again, under its old name but with another lease.
+            if lease in due and self._is_over(facts) and not await _removed(facts.id, gate):
+                here.add(lease)
+        self._gone |= due - here
+
+    def _is_over(self, facts: ContainerFacts) -> bool:
+        leased = self._loop.state.of_device(facts.device_name) is not None
+        return bool(facts.labels.get(LABEL_JOB)) and facts.status in OVER and not leased
+
+
+async def _removed(container: ContainerId, gate: EngineSocket) -> bool:
+    answer = await gate.call("DELETE", f"/containers/{container}?v=1".encode())
+    return answer.status in REMOVED

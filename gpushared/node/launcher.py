@@ -1,0 +1,181 @@
+"""Makes the containers of jobs, through the gate and as their owners, and tells the core what came of it.
+
+Everything here may be cut off at any point and is then done again, by the next life of the daemon too: an
+image that is there is not pulled, and a container that exists is found by its lease and only started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from gpushared.domain.attempts import is_to_launch, under_way
+from gpushared.domain.errors import (
+    GpushareError,
+    JournalUnavailable,
+    LimitReached,
+    TimedOut,
+    Unavailable,
+)
+from gpushared.domain.jobs.attempt import Attempt
+from gpushared.domain.jobs.key import AttemptKey
+from gpushared.domain.jobs.model import AttemptState, Ending, EndKind
+from gpushared.domain.jobs.node_messages import (
+    AttemptInstruction,
+    AttemptPrepared,
+    GiveUpAttempt,
+    LaunchAttempt,
+    LaunchFailed,
+    PrepareAttempt,
+    TellCoordinator,
+)
+from gpushared.domain.lease import ContainerId, Lease
+from gpushared.node.attempts import AttemptDesk
+from gpushared.node.follower import Follower
+from gpushared.node.images import Images
+from gpushared.node.job_containers import Containers, Refused
+from gpushared.node.loop import Loop
+from gpushared.serving.insider import Insider
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 1.0
+SURVEY_SECONDS = 0.2
+
+_Place = tuple[str, AttemptKey]
+
+
+class Launcher:
+    """Performs the instructions about attempts; at most one work at a time for each."""
+
+    def __init__(
+        self, loop: Loop, desk: AttemptDesk, insider: Insider, follower: Follower, images: Images
+    ) -> None:
+        self._loop = loop
+        self._desk = desk
+        self._insider = insider
+        self._follower = follower
+        self._images = images
+        self._works: dict[_Place, asyncio.Task[None]] = {}
+
+    def perform(self, instruction: AttemptInstruction) -> None:
+        """Begin; results come back to the core as events."""
+        place = (instruction.coordinator, instruction.key)
+        match instruction:
+            case PrepareAttempt():
+                self._begin(place, self._prepare(place))
+            case LaunchAttempt():
+                self._begin(place, self._launch(place))
+            case GiveUpAttempt():
+                self._give_up(place)
+            case TellCoordinator(key, coordinator):
+                self._desk.tell(coordinator, key)
+
+    def take_up(self) -> None:
+        """What an earlier life of the daemon left undone."""
+        for instruction in under_way(self._loop.state):
+            self.perform(instruction)
+
+    async def close(self) -> None:
+        """End what is under way; the next life does it again."""
+        works = list(self._works.values())
+        for work in works:
+            work.cancel()
+        await asyncio.gather(*works, return_exceptions=True)
+
+    def _begin(self, place: _Place, work: Coroutine[Any, Any, None]) -> None:
+        before = self._works.get(place)
+        task = asyncio.create_task(_after(before, work))
+        self._works[place] = task
+        task.add_done_callback(lambda done: self._finished(place, done))
+
+    def _finished(self, place: _Place, task: asyncio.Task[None]) -> None:
+        if self._works.get(place) is task:
+            del self._works[place]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("work for attempt %s failed", place[1], exc_info=error)
+
+    def _give_up(self, place: _Place) -> None:
+        if (work := self._works.get(place)) is not None:
+            work.cancel()
+
+    def _live(self, place: _Place) -> Attempt | None:
+        coordinator, key = place
+        book = self._loop.state.attempts.get(coordinator)
+        return None if book is None else book.live.get(key)
+
+    async def _insist(self, event: AttemptPrepared | LaunchFailed) -> None:
+        """While it cannot be written, say it again."""
+        while True:
+            try:
+                await self._loop.send(event)
+            except (JournalUnavailable, LimitReached):
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                return
+
+    # --- preparing -------------------------------------------------------------------------------------
+
+    async def _prepare(self, place: _Place) -> None:
+        attempt = self._live(place)
+        if attempt is None or attempt.state is not AttemptState.PREPARING:
+            return
+        ending = None
+        assert attempt.spec is not None, "only tombstones have none"
+        assert attempt.account is not None, "refused without one"
+        if not attempt.spec.interactive:
+            try:
+                await self._images.prepare(attempt.spec, attempt.account)
+            except GpushareError as error:
+                ending = Ending(EndKind.FAILED, error.message, hint=error.hint)
+        coordinator, key = place
+        await self._insist(AttemptPrepared(key, coordinator, ending))
+
+    # --- launching -------------------------------------------------------------------------------------
+
+    async def _launch(self, place: _Place) -> None:
+        coordinator, key = place
+        # Until then a container may exist that nobody noted.
+        while not self._loop.state.engine_surveyed:
+            await self._loop.changed(SURVEY_SECONDS)
+        while (attempt := self._live(place)) is not None and is_to_launch(attempt, self._loop.state):
+            lease = self._loop.state.attempt_lease(attempt)
+            assert lease is not None, "one that is to be launched has a lease"
+            try:
+                await self._launched(attempt, lease)
+            except Refused as refused:
+                await self._insist(LaunchFailed(key, refused.ending, coordinator))
+                return
+            except (Unavailable, TimedOut) as error:
+                # The engine is away; by the lease's own deadline this has an end.
+                log.info("attempt %s is not launched yet: %s", key, error)
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                return
+
+    async def _launched(self, attempt: Attempt, lease: Lease) -> None:
+        assert attempt.account is not None, "refused without one"
+        containers = Containers(self._insider.gate_as(attempt.account), attempt)
+        container = lease.container
+        if container is None:
+            container = await containers.create(lease)
+            await self._noted(container, lease)
+        await containers.start(container)
+
+    async def _noted(self, container: ContainerId, lease: Lease) -> None:
+        """One that an earlier try made, whose answer never came, is not the lease's yet."""
+        known = self._loop.state.leases.get(lease.id)
+        if known is not None and known.container is None:
+            await self._follower.inspect(container)
+
+
+async def _after(before: asyncio.Task[None] | None, work: Coroutine[Any, Any, None]) -> None:
+    if before is not None:
+        try:
+            await asyncio.wait({before})
+        except asyncio.CancelledError:
+            work.close()
+            raise
+    await work

@@ -1,0 +1,134 @@
+"""A daemon with a side door by which tests are its coordinators: a line of JSON in, a line of JSON out.
+
+It can also kill itself at a named point of making a job's container, once: ``GPUSHARED_DIES`` is the point.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpushared.domain.errors import GpushareError
+from gpushared.domain.jobs.model import AttemptKey, JobId
+from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
+from gpushared.gate.http import Routes
+from gpushared.node.app import Daemon, real_parts
+from gpushared.node.job_containers import Containers
+from gpushared.node.job_host import JobHost
+from gpushared.node.main import read_config
+from gpushared.records import from_json, to_json
+from gpushared.serving.logs import set_up_logging
+from gpushared.serving.systemd import Notifier
+
+ANSWER = Report | StaleEpoch
+WAIT_SECONDS = 20.0
+
+
+class SideDoor:
+    """Answers one line after the other."""
+
+    def __init__(self, jobs: JobHost) -> None:
+        self._desk = jobs.desk
+
+    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            try:
+                answer = await self._answer(json.loads(line))
+            except GpushareError as error:
+                answer = {"error": str(error)}
+            writer.write(json.dumps(answer).encode() + b"\n")
+            await writer.drain()
+        writer.close()
+
+    async def _answer(self, asked: dict[str, Any]) -> object:
+        coordinator = asked["coordinator"]
+        match asked["ask"]:
+            case "take":
+                answer = await self._desk.take(from_json(Order, asked["order"]), coordinator)
+                return to_json(ANSWER, answer)
+            case "report":
+                return await self._report(coordinator, asked)
+            case "contact":
+                await self._desk.contact(coordinator, asked["sent_at"], epoch=1, revision=asked["revision"])
+                return None
+            case _:
+                return [to_json(ANSWER, report) for report in self._desk.reports(coordinator)]
+
+    async def _report(self, coordinator: str, asked: dict[str, Any]) -> str | None:
+        """How it stands once its revision is above ``above``, or after a while."""
+        key = AttemptKey(JobId(asked["job"]), asked["number"])
+        changed = asyncio.Event()
+        unsubscribe = self._desk.subscribe(coordinator, lambda _: changed.set())
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                while (report := self._desk.report(coordinator, key)) and report.revision <= asked["above"]:
+                    await changed.wait()
+                    changed.clear()
+        except TimeoutError:
+            pass
+        finally:
+            unsubscribe()
+        return None if report is None else to_json(ANSWER, report)
+
+
+def die_at(point: str, notes: Path) -> None:
+    """Kill this process before or after a step of making containers, at the first of all lives."""
+    when, _, name = point.partition(" ")
+    step: Callable[..., Awaitable[Any]] = getattr(Containers, name)
+
+    async def dying(self: Containers, *args: Any) -> Any:
+        if when == "before":
+            _die_once(notes)
+        result = await step(self, *args)
+        _die_once(notes)
+        return result
+
+    setattr(Containers, name, dying)
+
+
+def _die_once(notes: Path) -> None:
+    if not notes.exists():
+        notes.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@click.command()
+@click.option("--config", type=click.Path(path_type=Path))
+@click.option("--simulate")
+@click.option("--runtime-dir")
+@click.option("--state-dir")
+@click.option("--engine")
+@click.option("--log-level")
+def main(config: Path, simulate: str, runtime_dir: str, state_dir: str, engine: str, log_level: str) -> None:
+    keys = {"gpus.simulate": simulate, "node.runtime_dir": runtime_dir, "node.state_dir": state_dir}
+    settings = read_config(config, {**keys, "engine.socket": engine, "log.level": log_level})
+    set_up_logging(settings.log)
+    if point := os.environ.get("GPUSHARED_DIES"):
+        die_at(point, Path(state_dir).with_name("died"))
+    asyncio.run(_run(settings, Path(state_dir).with_name("orders")))
+
+
+async def _run(settings: Any, door: Path) -> None:
+    serve = JobHost.serve
+
+    async def with_door(self: JobHost, routes: Routes, stack: AsyncExitStack) -> None:
+        server = await asyncio.start_unix_server(SideDoor(self).converse, door)
+        stack.callback(server.close)
+        await serve(self, routes, stack)
+
+    JobHost.serve = with_door  # type: ignore[method-assign]  # the door is the point
+    daemon = Daemon(settings, real_parts(settings), Notifier())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, daemon.stop)
+    await daemon.run()
+
+
+if __name__ == "__main__":
+    main()
