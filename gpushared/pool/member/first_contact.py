@@ -97,8 +97,10 @@ async def _unverified(address: Address) -> AsyncIterator[str]:
     except (OSError, ssl.SSLError) as error:
         raise _no_coordinator(address, getattr(error, "strerror", None) or str(error)) from error
     ways: set[asyncio.Task[None]] = set()
+    writers = [far_writer]
 
     def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
         ways.add(asyncio.create_task(_copy(reader, far_writer)))
         ways.add(asyncio.create_task(_copy(far_reader, writer)))
 
@@ -112,9 +114,9 @@ async def _unverified(address: Address) -> AsyncIterator[str]:
             for way in ways:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
-            far_writer.close()
-            with suppress(OSError, ssl.SSLError):
-                await far_writer.wait_closed()
+            # Without a farewell of TLS, which grpc's servers do not answer.
+            for writer in writers:
+                writer.transport.abort()
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

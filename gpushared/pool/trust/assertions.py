@@ -27,8 +27,10 @@ from gpushared.pool.trust.names import split_principal
 
 ASSERTION_METADATA = "gpushare-assertion-bin"
 VALID_SECONDS = 60
-MAX_BYTES = 8192
+MAX_BYTES = 4096
+"""gRPC takes 8 KiB of metadata in all, unless told otherwise."""
 MAX_GROUPS = 64
+MAX_GROUPS_BYTES = 2048
 SIGNATURE_BYTES = 64
 NONCE_BYTES = 16
 NONCES_PER_NODE = 60_000
@@ -70,7 +72,7 @@ class Asserter:
         """The assertion as it travels: the signature, and the JSON that it is of. Used once."""
         assertion = {
             "principal": principal,
-            "groups": list(groups)[:MAX_GROUPS],
+            "groups": _fitting(groups),
             "audience": self._pool,
             "digest": digest.hex(),
             "issued_at": now,
@@ -79,6 +81,16 @@ class Asserter:
         }
         text = json.dumps(assertion, separators=(",", ":")).encode()
         return self._key.sign(_CONTEXT + text) + text
+
+
+def _fitting(groups: Sequence[str]) -> list[str]:
+    """As many as there is room for; being in fewer groups never allows more."""
+    left, fitting = MAX_GROUPS_BYTES, []
+    for group in groups[:MAX_GROUPS]:
+        left -= len(json.dumps(group)) + 1
+        if left >= 0:
+            fitting.append(group)
+    return fitting
 
 
 class AssertionCheck:
