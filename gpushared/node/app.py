@@ -15,17 +15,15 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpushared.config.model import CheckpointMode, Config, HostMode
+from gpushared.config.model import CheckpointMode, Config
 from gpushared.domain.errors import GpushareError
 from gpushared.domain.messages import DropEdits, QuietTimeChanged, RequestAbandoned, Tick
 from gpushared.domain.node import restore
-from gpushared.domain.request import LeaseClass
-from gpushared.domain.rules import Action, MpsMode, Rules, WatchdogPolicy
+from gpushared.domain.rules import Action, MpsMode
 from gpushared.domain.state import ENDED_KEPT_IN_MEMORY, NodeState
 from gpushared.engine.docker import DockerEngine
 from gpushared.gate.gate import Gate
 from gpushared.gate.http import Routes
-from gpushared.gate.site import Policy
 from gpushared.gpus.nvml import NvmlGpus
 from gpushared.gpus.nvml_limits import NvmlMemoryLimits
 from gpushared.gpus.nvml_modes import NvmlComputeModes
@@ -36,16 +34,16 @@ from gpushared.node import grpcapi
 from gpushared.node.api import Api
 from gpushared.node.attempts import boot_id
 from gpushared.node.attendance import Attendance
+from gpushared.node.configured import policy_of, rules_of, watchdog_of
 from gpushared.node.desk import NodeDesk
 from gpushared.node.examination import Examination
 from gpushared.node.follower import Follower
 from gpushared.node.host import host_size
-from gpushared.node.idle_rules import idle_of, is_quiet, project_idle_of, quiet_idle_of
+from gpushared.node.idle_rules import is_quiet
 from gpushared.node.job_host import JobHost
 from gpushared.node.loop import Loop
 from gpushared.node.performer import Performer
 from gpushared.node.promises import Promises
-from gpushared.node.queue_rules import queue_policy_of
 from gpushared.node.sampler import Sampler
 from gpushared.node.selftest import check_identity
 from gpushared.node.simulation import Simulation
@@ -160,50 +158,6 @@ def _checkpoints(config: Config, gpus: Gpus, environ: Mapping[str, str]) -> Chec
     if isinstance(gpus, SimulatedGpus):
         return SimulatedCheckpoints(gpus)
     return CudaCheckpoints(environ)
-
-
-def rules_of(config: Config) -> Rules:
-    """The configuration's figures that the core needs."""
-    return Rules(
-        claim_seconds=config.queue.claim_seconds,
-        notice_seconds=config.queue.notice_seconds,
-        preempt_notice_seconds=config.queue.preempt_notice_seconds,
-        stop_grace_seconds=config.engine.stop_grace_seconds,
-        max_queued=config.queue.max_queued,
-        max_queued_per_user=config.queue.max_queued_per_user,
-        watchdog=watchdog_of(config),
-        idle=idle_of(config),
-        quiet_idle=quiet_idle_of(config),
-        project_idle=project_idle_of(config),
-        fault_patience_seconds=config.sharing.fault_patience_seconds,
-        policy=queue_policy_of(config),
-        preemption=config.queue.preemption,
-        placement=config.placement.policy,
-        together=config.placement.together,
-        counts_host=config.placement.host is HostMode.AUTO,
-    )
-
-
-def watchdog_of(config: Config) -> dict[LeaseClass, WatchdogPolicy]:
-    """What the watchdog does, by class."""
-    own = {
-        LeaseClass.BUILD: config.watchdog.build,
-        LeaseClass.TRAIN: config.watchdog.train,
-        LeaseClass.INFER: config.watchdog.infer,
-    }
-    return {
-        lease_class: WatchdogPolicy(
-            Action(action or config.watchdog.action),
-            config.watchdog.tolerance_bytes,
-            config.watchdog.patience_seconds,
-        )
-        for lease_class, action in own.items()
-    }
-
-
-def policy_of(config: Config) -> Policy:
-    """The configuration's rules for confined callers."""
-    return Policy(bind_prefixes=config.gate.mount_prefixes, pids_limit=config.gate.pids_limit)
 
 
 def first_sequence(snapshot: JournalSnapshot) -> int:

@@ -11,7 +11,7 @@ from gpushared.domain.errors import ConfigError
 from gpushared.domain.policy.projects import DEFAULT_CLASSES, GivesWay, Policy, Project, Quota
 from gpushared.domain.request import LeaseClass
 from gpushared.domain.rules import Preemption, Rules
-from gpushared.node.app import rules_of
+from gpushared.node.configured import rules_of
 
 FULL = """
 [projects.vision]

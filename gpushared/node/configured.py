@@ -1,0 +1,54 @@
+"""The configuration's figures as the core and the gate need them."""
+
+from __future__ import annotations
+
+from gpushared.config.model import Config, HostMode
+from gpushared.domain.request import LeaseClass
+from gpushared.domain.rules import Action, Rules, WatchdogPolicy
+from gpushared.gate.site import Policy
+from gpushared.node.idle_rules import idle_of, project_idle_of, quiet_idle_of
+from gpushared.node.queue_rules import queue_policy_of
+
+
+def rules_of(config: Config) -> Rules:
+    """The configuration's figures that the core needs."""
+    return Rules(
+        claim_seconds=config.queue.claim_seconds,
+        notice_seconds=config.queue.notice_seconds,
+        preempt_notice_seconds=config.queue.preempt_notice_seconds,
+        stop_grace_seconds=config.engine.stop_grace_seconds,
+        max_queued=config.queue.max_queued,
+        max_queued_per_user=config.queue.max_queued_per_user,
+        watchdog=watchdog_of(config),
+        idle=idle_of(config),
+        quiet_idle=quiet_idle_of(config),
+        project_idle=project_idle_of(config),
+        fault_patience_seconds=config.sharing.fault_patience_seconds,
+        policy=queue_policy_of(config),
+        preemption=config.queue.preemption,
+        placement=config.placement.policy,
+        together=config.placement.together,
+        counts_host=config.placement.host is HostMode.AUTO,
+    )
+
+
+def watchdog_of(config: Config) -> dict[LeaseClass, WatchdogPolicy]:
+    """What the watchdog does, by class."""
+    own = {
+        LeaseClass.BUILD: config.watchdog.build,
+        LeaseClass.TRAIN: config.watchdog.train,
+        LeaseClass.INFER: config.watchdog.infer,
+    }
+    return {
+        lease_class: WatchdogPolicy(
+            Action(action or config.watchdog.action),
+            config.watchdog.tolerance_bytes,
+            config.watchdog.patience_seconds,
+        )
+        for lease_class, action in own.items()
+    }
+
+
+def policy_of(config: Config) -> Policy:
+    """The configuration's rules for confined callers."""
+    return Policy(bind_prefixes=config.gate.mount_prefixes, pids_limit=config.gate.pids_limit)
