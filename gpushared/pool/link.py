@@ -29,7 +29,7 @@ from gpushared.domain.jobs.model import HERE, JobId, NodeName
 from gpushared.domain.jobs.protocol import Order, Report
 from gpushared.domain.units import shown
 from gpushared.pool import wire
-from gpushared.pool.stream import Context, Guard, Machine, NodeStream, Origins, beat_seconds
+from gpushared.pool.stream import Context, Guard, Machine, NodeStream, Origins, usual_beat
 from gpushared.serving.doors import abort
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         guard: Guard,
         origins: Origins,
         tunnels: Tunnels | None = None,
-        beat: Callable[[int], float] = beat_seconds,
+        beat: Callable[[int], float] = usual_beat,
     ) -> None:
         """``beat``: how many seconds are between the beats of each of so many nodes."""
         self.tunnels = tunnels

@@ -22,6 +22,8 @@ from gpushared.domain.errors import (
 from gpushared.domain.jobs.member import Member
 from gpushared.domain.jobs.messages import CancelAsked, JobSubmitted, NodeBeat, PoolEvent, Reported
 from gpushared.domain.jobs.model import Job, JobId, NodeName, Owner
+from gpushared.domain.jobs.rules import PoolRules
+from gpushared.domain.jobs.silence import beat_seconds
 from gpushared.domain.units import shown
 from gpushared.pool import wire
 from gpushared.pool.mailbox import Mailbox
@@ -30,9 +32,6 @@ log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[link_pb2.Up, link_pb2.Down]
 
-BEAT_SECONDS = 5.0
-MAX_BEATS_PER_SECOND = 50.0
-"""Of all nodes together: beyond 250 nodes each beats less often."""
 MAX_WAITING = 32_768
 """Subjects that may wait to be told to one node."""
 BUSY = 1024
@@ -106,9 +105,9 @@ class Origins(Protocol):
         ...
 
 
-def beat_seconds(nodes: int) -> float:
-    """How often each of so many nodes is to beat."""
-    return max(BEAT_SECONDS, nodes / MAX_BEATS_PER_SECOND)
+def usual_beat(nodes: int) -> float:
+    """How often each of so many nodes is to beat, by the rules as they are without configuration."""
+    return beat_seconds(nodes, PoolRules())
 
 
 class NodeStream:
@@ -121,7 +120,7 @@ class NodeStream:
         machine: Machine,
         guard: Guard,
         origins: Origins,
-        beat: Callable[[int], float] = beat_seconds,
+        beat: Callable[[int], float] = usual_beat,
     ) -> None:
         self.node = node
         self.capabilities = frozenset(hello.capabilities)

@@ -14,6 +14,8 @@ KEEPALIVE_SECONDS = 20.0
 KEEPALIVE_TIMEOUT_SECONDS = 10.0
 """A link that is cut without a word is noticed after both. Servers refuse more frequent pings."""
 MAX_DETAILS = 300
+PARTING_SECONDS = 24 * 3600.0
+"""How long calls over a channel may go on after there is a newer one."""
 
 _TLS_FAILED = ("CERTIFICATE_VERIFY_FAILED", "Ssl handshake failed", "Hostname Verification Check failed")
 
@@ -22,15 +24,23 @@ class Dial:
     """Makes channels to the coordinator. Each is a connection of its own, with credentials read anew."""
 
     def __init__(
-        self, address: Callable[[], str], credentials: Callable[[], grpc.ChannelCredentials], server_name: str
+        self,
+        address: Callable[[], str],
+        credentials: Callable[[], grpc.ChannelCredentials],
+        server_name: str,
+        version: Callable[[], int] = lambda: 0,
     ) -> None:
         """``server_name``: what the coordinator's certificate must hold, whatever the address.
 
-        ``credentials`` may read files; it raises errors of the tree.
+        ``credentials`` may read files; it raises errors of the tree. ``version`` changes with them.
         """
         self._address = address
         self._credentials = credentials
         self._server_name = server_name
+        self._version = version
+        self._kept: grpc.aio.Channel | None = None
+        self._kept_for: tuple[str, int] | None = None
+        self._left: set[asyncio.Task[None]] = set()
 
     @property
     def address(self) -> str:
@@ -53,6 +63,33 @@ class Dial:
             ("grpc.enable_retries", 0),
         ]
         return grpc.aio.secure_channel(self._address(), credentials, options)
+
+    async def kept(self) -> grpc.aio.Channel:
+        """One channel for calls beside the link; another one once the credentials or the address changed.
+
+        What runs over the one before may end by itself. Raises as ``channel`` does.
+        """
+        wanted = (self._address(), self._version())
+        if self._kept is None or self._kept_for != wanted:
+            before, self._kept = self._kept, await self.channel()
+            self._kept_for = wanted
+            if before is not None:
+                self._leave(before)
+        return self._kept
+
+    def _leave(self, channel: grpc.aio.Channel) -> None:
+        task = asyncio.create_task(channel.close(PARTING_SECONDS))
+        self._left.add(task)
+        task.add_done_callback(self._left.discard)
+
+    async def close(self) -> None:
+        """End the channel that was kept, and those before it."""
+        for task in self._left:
+            task.cancel()
+        await asyncio.gather(*self._left, return_exceptions=True)
+        if self._kept is not None:
+            kept, self._kept = self._kept, None
+            await kept.close()
 
     def fault(self, error: grpc.aio.AioRpcError) -> GpushareError:
         """A failed call as an error of the tree."""

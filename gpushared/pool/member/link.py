@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from random import Random, SystemRandom
 
@@ -72,17 +73,20 @@ class MemberLink:
         outbox: Outbox,
         troubles: Troubles,
         *,
+        guests: Guests | None = None,
+        before_dialling: Callable[[], Awaitable[None]] | None = None,
         retry: Retry | None = None,
         timing: Timing | None = None,
         random: Random | None = None,
     ) -> None:
-        self.guests = Guests()
+        self.guests = guests or Guests()
         self.dial = dial
         self._identity = identity
         self._desk = desk
         self._facts = facts
         self._outbox = outbox
         self._troubles = troubles
+        self._before_dialling = before_dialling
         self._timing = timing or Timing()
         self._random = random or SystemRandom()
         self._backoff = Backoff(retry or Retry(), self._random)
@@ -115,7 +119,13 @@ class MemberLink:
             self._session.cancel(job)
 
     def hurry(self) -> None:
-        """Dial now rather than at the time that was drawn: the address or the certificates changed."""
+        """Dial now rather than at the time that was drawn: the certificates changed, or somebody asks."""
+        self._hurry.set()
+
+    def redial(self) -> None:
+        """Dial anew, also where there is a link: the coordinator's address changed."""
+        if self._session is not None:
+            self._session.end(Unavailable("the coordinator's address changed"))
         self._hurry.set()
 
     # --- for people ------------------------------------------------------------------------------------
@@ -163,6 +173,8 @@ class MemberLink:
 
     async def _connect(self) -> None:
         """One stream's life; ends by an error always."""
+        if self._before_dialling is not None:
+            await self._before_dialling()
         channel = await self.dial.channel()
         session: Session | None = None
         try:
@@ -191,6 +203,7 @@ class MemberLink:
             await channel.close()
 
     def _welcomed(self, session: Session) -> None:
+        self._hurry.clear()
         self._backoff.after_success()
         self._beat_seconds = session.welcome.beat_seconds
         self._epoch = session.welcome.epoch
@@ -227,12 +240,12 @@ class MemberLink:
         self._next_try_at = time.time() + seconds
         if refused or time.time() - (self._away_since or time.time()) > AWAY_SECONDS:
             self._troubles.raised(PART, self._trouble())
-        self._hurry.clear()
         try:
             async with asyncio.timeout(seconds):
                 await self._hurry.wait()
         except TimeoutError:
             return
+        self._hurry.clear()
         self._backoff.after_success()
 
     def _trouble(self) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
@@ -98,6 +98,7 @@ class Session:
         self._untaken: set[JobId] = set()
         self._backlog: tuple[JobId, ...] = ()
         self._looked = 0.0
+        self._why: asyncio.Future[GpushareError] = asyncio.get_running_loop().create_future()
 
     # --- from hello to end -----------------------------------------------------------------------------
 
@@ -130,13 +131,19 @@ class Session:
         works = [self._read(), self._write(), self._beat(), self._send_outbox(), self._tell(), self._note()]
         tasks = [asyncio.create_task(work) for work in works]
         self._mailbox.put(link_pb2.TrustSeen, self._trust_seen)
+        ends: list[asyncio.Future[Any]] = [*tasks, self._why]
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            raise _cause(done)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            raise self._why.result() if self._why.done() else _cause(tasks)
         finally:
             for task in (*tasks, *self._work):
                 task.cancel()
             await asyncio.gather(*tasks, *self._work, return_exceptions=True)
+
+    def end(self, why: GpushareError) -> None:
+        """Close it from this side."""
+        if not self._why.done():
+            self._why.set_result(why)
 
     @property
     def clock_difference_seconds(self) -> float:
@@ -367,8 +374,8 @@ def _refused(message: link_pb2.Down) -> None:
         raise wire.refused(refuse.code, refuse.message, refuse.hint)
 
 
-def _cause(done: Iterable[asyncio.Task[None]]) -> BaseException:
+def _cause(tasks: Iterable[asyncio.Task[None]]) -> BaseException:
     """Why a stream ended, of what its tasks say: that it has ended is the least of it."""
-    errors = [error for task in done if (error := task.exception()) is not None]
+    errors = [error for task in tasks if task.done() and (error := task.exception()) is not None]
     errors.sort(key=lambda error: isinstance(error, asyncio.InvalidStateError))
     return errors[0] if errors else Unavailable("the link to the coordinator ended")

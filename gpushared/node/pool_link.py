@@ -1,0 +1,203 @@
+"""The node as a member of its pool: the link, as long as there is a pool, and what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+
+import gpushared
+from gpushared.config.model import Config
+from gpushared.domain.jobs.contact import Contact
+from gpushared.domain.jobs.member import Free, Inventory
+from gpushared.domain.jobs.model import AttemptKey, NodeName
+from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
+from gpushared.node.attempts import AttemptDesk
+from gpushared.node.loop import Loop
+from gpushared.pool.member.dial import Dial
+from gpushared.pool.member.enrolment import Enrolment
+from gpushared.pool.member.facts import free_of, inventory_of
+from gpushared.pool.member.link import PART, LinkState, MemberLink
+from gpushared.pool.member.membership import Membership
+from gpushared.pool.member.ports import Guests, Outbox
+from gpushared.pool.member.session import Identity
+from gpushared.serving.troubles import Troubles
+
+NAME_SERVICE_SECONDS = 5.0
+
+
+class PoolDesk:
+    """The desk of orders, for those of one pool."""
+
+    def __init__(self, desk: AttemptDesk, pool: str) -> None:
+        self._desk = desk
+        self._pool = pool
+
+    async def take(self, order: Order) -> Report | StaleEpoch:
+        return await self._desk.take(order, self._pool)
+
+    def reports(self) -> tuple[Report, ...]:
+        return self._desk.reports(self._pool)
+
+    def report(self, key: AttemptKey) -> Report | None:
+        return self._desk.report(self._pool, key)
+
+    def contact(self) -> Contact:
+        return self._desk.seen(self._pool)
+
+    async def contact_made(self, sent_at: float, epoch: int, revision: int) -> None:
+        await self._desk.contact(self._pool, sent_at, epoch=epoch, revision=revision)
+
+    async def look(self) -> None:
+        await self._desk.check_fences()
+
+
+class NodeFacts:
+    """The node's state, as its coordinator is told of it."""
+
+    def __init__(self, loop: Loop, pool: str, *, simulated: bool) -> None:
+        self.address = ""
+        """Where containers of other nodes reach those of this one."""
+        self._loop = loop
+        self._pool = pool
+        self._simulated = simulated
+
+    def inventory(self) -> Inventory:
+        return inventory_of(
+            self._loop.state,
+            address=self.address,
+            version=gpushared.__version__,
+            simulated=self._simulated,
+        )
+
+    def free(self) -> Free:
+        return free_of(self._loop.state, self._pool)
+
+    async def changed(self, timeout_seconds: float) -> bool:
+        return await self._loop.changed(timeout_seconds)
+
+
+class PoolLink:
+    """Keeps the link up while the node is in a pool, over joining and leaving.
+
+    ``link`` is None while it is in none. ``guests`` outlive links.
+    """
+
+    def __init__(
+        self,
+        config: Callable[[], Config],
+        enrolment: Enrolment,
+        desk: AttemptDesk,
+        loop: Loop,
+        outbox: Outbox,
+        troubles: Troubles,
+        *,
+        simulated: bool,
+    ) -> None:
+        self.link: MemberLink | None = None
+        self.guests = Guests(new_trust=enrolment.take_trust, trust_generation=enrolment.trust_generation)
+        self._config = config
+        self._enrolment = enrolment
+        self._desk = desk
+        self._loop = loop
+        self._outbox = outbox
+        self._troubles = troubles
+        self._simulated = simulated
+
+    @property
+    def state(self) -> LinkState | None:
+        """For people; None where the node is in no pool."""
+        return None if self.link is None else self.link.state
+
+    def address(self) -> str:
+        """Of the coordinator's nodes' port: as configured, else as it was told when the node joined."""
+        return self._config().pool.coordinator or self._enrolment.address()
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            version, membership = self._enrolment.version, self._enrolment.membership
+            if membership is None:
+                await self._enrolment.changed(version)
+            else:
+                await self._be_in(membership)
+
+    async def _be_in(self, membership: Membership) -> None:
+        """Until it is another pool or none. A renewed certificate only makes a lost link dial at once."""
+        link = self.link = self._make(membership)
+        unsubscribe = self._desk.subscribe(membership.pool, link.report)
+        task = asyncio.create_task(link.run())
+        watch = asyncio.create_task(self._until_other(membership, link))
+        try:
+            await asyncio.wait([task, watch], return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+        finally:
+            self.link = None
+            unsubscribe()
+            for one in (task, watch):
+                one.cancel()
+            await asyncio.gather(task, watch, return_exceptions=True)
+            await link.dial.close()
+            self._troubles.cleared(PART)
+
+    async def _until_other(self, membership: Membership, link: MemberLink) -> None:
+        version = -1
+        while _same(self._enrolment.membership, membership):
+            version = await self._enrolment.changed(version)
+            link.hurry()
+
+    def _make(self, membership: Membership) -> MemberLink:
+        facts = NodeFacts(self._loop, membership.pool, simulated=self._simulated)
+        dial = Dial(
+            self.address,
+            self._enrolment.credentials,
+            self._enrolment.server_name(),
+            lambda: self._enrolment.version,
+        )
+
+        async def look_around() -> None:
+            facts.address = await local_address(self.address())
+
+        return MemberLink(
+            Identity(
+                membership.pool, NodeName(membership.node), self._loop.state.boot_id, gpushared.__version__
+            ),
+            dial,
+            PoolDesk(self._desk, membership.pool),
+            facts,
+            self._outbox,
+            self._troubles,
+            guests=self.guests,
+            before_dialling=look_around,
+        )
+
+
+def _same(now: Membership | None, before: Membership) -> bool:
+    return now is not None and (now.pool, now.node, now.joined_at) == (
+        before.pool,
+        before.node,
+        before.joined_at,
+    )
+
+
+async def local_address(coordinator: str) -> str:
+    """The address by which this machine reaches the coordinator, so that others there may reach it.
+
+    The host's name where that cannot be told.
+    """
+    host, _, port = coordinator.rpartition(":")
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(NAME_SERVICE_SECONDS):
+            return await asyncio.to_thread(_route_to, host.strip("[]"), int(port))
+    return socket.gethostname()
+
+
+def _route_to(host: str, port: int) -> str:
+    """The source address that the kernel would choose; connecting a datagram socket sends nothing."""
+    family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, proto) as probe:
+        probe.connect(address)
+        name: str = probe.getsockname()[0]
+        return name
