@@ -169,6 +169,7 @@ def test_nobody_waits_for_a_victim_that_left_and_holds_gpus_elsewhere() -> None:
     paid = Project("paid", quota=Quota(guaranteed=2000))
     world = QueueWorld(Policy(projects={"paid": paid}), (2, 1))
     world.submit("short", request_of(1000, 1, LeaseClass.TRAIN, 620))
+    world.decide()
     for _ in range(2):
         world.submit("other", request_of(1000, 1, LeaseClass.TRAIN))
     world.decide()
