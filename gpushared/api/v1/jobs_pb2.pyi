@@ -665,6 +665,59 @@ class TunnelChunk(_message.Message):
 Global___TunnelChunk: _TypeAlias = TunnelChunk  # noqa: Y015
 
 @_typing.final
+class DoorRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    rank: _builtins.int
+    """Which part of a gang."""
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        rank: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DoorRequest: _TypeAlias = DoorRequest  # noqa: Y015
+
+@_typing.final
+class DoorAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOST_FIELD_NUMBER: _builtins.int
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    HERE_FIELD_NUMBER: _builtins.int
+    host: _builtins.str
+    """For DOCKER_HOST: unix:///..."""
+    lease_id: _builtins.str
+    """The lease of the job on its node, which its container claims or has."""
+    node: _builtins.str
+    here: _builtins.bool
+    def __init__(
+        self,
+        *,
+        host: _builtins.str = ...,
+        lease_id: _builtins.str = ...,
+        node: _builtins.str = ...,
+        here: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["here", b"here", "host", b"host", "lease_id", b"lease_id", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DoorAnswer: _TypeAlias = DoorAnswer  # noqa: Y015
+
+@_typing.final
 class NodesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -89,6 +89,11 @@ class JobsStub:
                 request_serializer=gpushare_dot_v1_dot_jobs__pb2.TunnelChunk.SerializeToString,
                 response_deserializer=gpushare_dot_v1_dot_jobs__pb2.TunnelChunk.FromString,
                 _registered_method=True)
+        self.Door = channel.unary_unary(
+                '/gpushare.v1.Jobs/Door',
+                request_serializer=gpushare_dot_v1_dot_jobs__pb2.DoorRequest.SerializeToString,
+                response_deserializer=gpushare_dot_v1_dot_jobs__pb2.DoorAnswer.FromString,
+                _registered_method=True)
         self.Nodes = channel.unary_unary(
                 '/gpushare.v1.Jobs/Nodes',
                 request_serializer=gpushare_dot_v1_dot_jobs__pb2.NodesRequest.SerializeToString,
@@ -174,6 +179,14 @@ class JobsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Door(self, request, context):
+        """A Docker endpoint on this machine through which the caller reaches the gate of the job's node; only nodes
+        serve this. It is the node's own socket where the job runs here.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Nodes(self, request, context):
         """What the pool has, and what of it is free.
         """
@@ -238,6 +251,11 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.Tunnel,
                     request_deserializer=gpushare_dot_v1_dot_jobs__pb2.TunnelChunk.FromString,
                     response_serializer=gpushare_dot_v1_dot_jobs__pb2.TunnelChunk.SerializeToString,
+            ),
+            'Door': grpc.unary_unary_rpc_method_handler(
+                    servicer.Door,
+                    request_deserializer=gpushare_dot_v1_dot_jobs__pb2.DoorRequest.FromString,
+                    response_serializer=gpushare_dot_v1_dot_jobs__pb2.DoorAnswer.SerializeToString,
             ),
             'Nodes': grpc.unary_unary_rpc_method_handler(
                     servicer.Nodes,
@@ -542,6 +560,33 @@ class Jobs:
             '/gpushare.v1.Jobs/Tunnel',
             gpushare_dot_v1_dot_jobs__pb2.TunnelChunk.SerializeToString,
             gpushare_dot_v1_dot_jobs__pb2.TunnelChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Door(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gpushare.v1.Jobs/Door',
+            gpushare_dot_v1_dot_jobs__pb2.DoorRequest.SerializeToString,
+            gpushare_dot_v1_dot_jobs__pb2.DoorAnswer.FromString,
             options,
             channel_credentials,
             insecure,

@@ -56,6 +56,10 @@ class JobsStub:
     """The bytes of one connection to the Docker endpoint of the node that runs the job, as the job's owner.
     The first message names the job. A half-close is the end of one direction.
     """
+    Door: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.DoorRequest, _jobs_pb2.DoorAnswer]
+    """A Docker endpoint on this machine through which the caller reaches the gate of the job's node; only nodes
+    serve this. It is the node's own socket where the job runs here.
+    """
     Nodes: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.NodesRequest, _jobs_pb2.NodesResponse]
     """What the pool has, and what of it is free."""
 
@@ -83,6 +87,10 @@ class JobsAsyncStub(JobsStub):
     Tunnel: _aio.StreamStreamMultiCallable[_jobs_pb2.TunnelChunk, _jobs_pb2.TunnelChunk]  # type: ignore[assignment]
     """The bytes of one connection to the Docker endpoint of the node that runs the job, as the job's owner.
     The first message names the job. A half-close is the end of one direction.
+    """
+    Door: _aio.UnaryUnaryMultiCallable[_jobs_pb2.DoorRequest, _jobs_pb2.DoorAnswer]  # type: ignore[assignment]
+    """A Docker endpoint on this machine through which the caller reaches the gate of the job's node; only nodes
+    serve this. It is the node's own socket where the job runs here.
     """
     Nodes: _aio.UnaryUnaryMultiCallable[_jobs_pb2.NodesRequest, _jobs_pb2.NodesResponse]  # type: ignore[assignment]
     """What the pool has, and what of it is free."""
@@ -174,6 +182,16 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_jobs_pb2.TunnelChunk], _abc.AsyncIterator[_jobs_pb2.TunnelChunk]]:
         """The bytes of one connection to the Docker endpoint of the node that runs the job, as the job's owner.
         The first message names the job. A half-close is the end of one direction.
+        """
+
+    @_abc_1.abstractmethod
+    def Door(
+        self,
+        request: _jobs_pb2.DoorRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_jobs_pb2.DoorAnswer, _abc.Awaitable[_jobs_pb2.DoorAnswer]]:
+        """A Docker endpoint on this machine through which the caller reaches the gate of the job's node; only nodes
+        serve this. It is the node's own socket where the job runs here.
         """
 
     @_abc_1.abstractmethod
