@@ -312,5 +312,5 @@ def _host(text: str) -> x509.GeneralName:
         return x509.DNSName(text.encode("idna").decode())
     except ValueError as error:
         raise ConfigError(
-            f"{text!r} is neither a host's name nor an address", hint="see pool.hosts"
+            f"{text!r} is neither a host's name nor an address", hint="`hostname` tells this machine's"
         ) from error

@@ -140,7 +140,7 @@ class Callers:
         if not caller.trusted:
             raise PermissionRefused(
                 f"{caller.name} may not administer the pool",
-                hint="root may, and members of the groups in pool.trusted_groups; jobs are submitted on a "
+                hint="root may, and members of the groups in coordinator.trusted_groups; jobs are submitted on a "
                 "node, or with an API token",
             )
         principal = f"{caller.name}@{self._pool}"

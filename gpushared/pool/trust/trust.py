@@ -55,7 +55,7 @@ class Trust:
     ) -> None:
         """Raises ConfigError where there is no authority, or it cannot be read."""
         folder = state_dir / CA_FOLDER
-        self._now = now
+        self.now = now
         self.people = people
         self.authority = Authority.load(folder, node_seconds)
         self.ledger = Ledger(folder / LEDGER_FILE)
@@ -107,7 +107,7 @@ class Trust:
     async def _keep(self) -> None:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            now = self._now()
+            now = self.now()
             self.standing.look_again(now)
             self.identity.refresh(now)
             try:
@@ -148,5 +148,5 @@ class Trust:
         return sorted(node for node, one in self.members().items() if one.authority != signing)
 
     def _tell_anchors(self) -> None:
-        self.identity.replace(self._now())
+        self.identity.replace(self.now())
         self.anchors_changed()

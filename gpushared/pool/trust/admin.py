@@ -1,0 +1,136 @@
+"""What administrators ask about tokens and the authority: the rest of ``PoolAdmin``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from gpushared.api.v1 import pool_pb2
+from gpushared.domain.errors import NotFound, RequestError
+from gpushared.domain.units import shown
+from gpushared.pool.trust.callers import PoolCaller
+from gpushared.pool.trust.token_records import ApiRecord, JoinRecord
+from gpushared.pool.trust.trust import Trust
+
+log = logging.getLogger(__name__)
+
+
+class TrustAdmin:
+    """Each call is for administrators only; secrets are told once, to whoever had them made."""
+
+    def __init__(self, trust: Trust) -> None:
+        self._trust = trust
+
+    def handlers(self) -> Mapping[str, Any]:
+        """By the names of the calls."""
+        return {
+            "CreateJoinToken": self.create_join_token,
+            "ListJoinTokens": self.list_join_tokens,
+            "CreateApiToken": self.create_api_token,
+            "ListApiTokens": self.list_api_tokens,
+            "RevokeToken": self.revoke_token,
+            "RotateCa": self.rotate_ca,
+        }
+
+    async def create_join_token(
+        self, message: pool_pb2.JoinTokenRequest, caller: PoolCaller
+    ) -> pool_pb2.JoinToken:
+        caller.require_admin()
+        words, record = await self._trust.join_tokens.make(
+            caller.owner.principal,
+            self._trust.now(),
+            node=message.node,
+            realms=message.realms,
+            valid_seconds=message.valid_seconds,
+        )
+        log.info("join token made id=%s node=%s by=%s", record.id, record.node, record.made_by)
+        told = _join_token(record)
+        told.token = str(words)
+        return told
+
+    async def list_join_tokens(
+        self, _: pool_pb2.ListTokensRequest, caller: PoolCaller
+    ) -> pool_pb2.ListJoinTokensResponse:
+        caller.require_admin()
+        records = await self._trust.join_tokens.all(self._trust.now())
+        return pool_pb2.ListJoinTokensResponse(tokens=map(_join_token, records))
+
+    async def create_api_token(
+        self, message: pool_pb2.ApiTokenRequest, caller: PoolCaller
+    ) -> pool_pb2.ApiToken:
+        caller.require_admin()
+        words, record = await self._trust.api_tokens.make(
+            caller.owner.principal,
+            self._trust.now(),
+            person=message.person,
+            scopes=message.scopes,
+            valid_seconds=message.valid_seconds,
+            description=message.description,
+            admins=self._trust.people().admins,
+        )
+        log.info("API token made id=%s person=%s by=%s", record.id, record.person, record.made_by)
+        told = _api_token(record)
+        told.token = str(words)
+        return told
+
+    async def list_api_tokens(
+        self, _: pool_pb2.ListTokensRequest, caller: PoolCaller
+    ) -> pool_pb2.ListApiTokensResponse:
+        caller.require_admin()
+        records = await self._trust.api_tokens.all(self._trust.now())
+        return pool_pb2.ListApiTokensResponse(tokens=map(_api_token, records))
+
+    async def revoke_token(self, message: pool_pb2.TokenRef, caller: PoolCaller) -> pool_pb2.Revoked:
+        """Of either kind: an id is of one of them only."""
+        caller.require_admin()
+        if not message.id:
+            raise RequestError("no token is named", hint="`gpushare pool tokens` lists them with their ids")
+        now = self._trust.now()
+        for kind in (self._trust.api_tokens, self._trust.join_tokens):
+            try:
+                sentence = await kind.revoke(message.id, now)
+            except NotFound:
+                continue
+            log.info("token revoked id=%s by=%s", message.id, caller.owner.principal)
+            return pool_pb2.Revoked(sentence=sentence)
+        raise NotFound(
+            f"there is no token {shown(message.id)}", hint="`gpushare pool tokens` lists them with their ids"
+        )
+
+    async def rotate_ca(
+        self, message: pool_pb2.RotateCaRequest, caller: PoolCaller
+    ) -> pool_pb2.RotateCaAnswer:
+        caller.require_admin()
+        change = self._trust.finish_rotation if message.finish else self._trust.begin_rotation
+        sentences = await change()
+        log.warning("authority changed finish=%s by=%s", message.finish, caller.owner.principal)
+        return pool_pb2.RotateCaAnswer(sentences=sentences)
+
+
+def _join_token(record: JoinRecord) -> pool_pb2.JoinToken:
+    return pool_pb2.JoinToken(
+        id=record.id,
+        expires_at=record.expires_at,
+        node=record.node,
+        used_by=record.used_by,
+        realms=record.realms,
+        created_at=record.created_at,
+        used_at=record.used_at or 0.0,
+        revoked=record.revoked_at is not None,
+        made_by=record.made_by,
+    )
+
+
+def _api_token(record: ApiRecord) -> pool_pb2.ApiToken:
+    return pool_pb2.ApiToken(
+        id=record.id,
+        person=record.person,
+        scopes=record.scopes,
+        expires_at=record.expires_at,
+        created_at=record.created_at,
+        used_at=record.used_at or 0.0,
+        description=record.description,
+        revoked=record.revoked_at is not None,
+        made_by=record.made_by,
+    )
