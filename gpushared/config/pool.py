@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpushared.config.fields import HOUR_SECONDS, setting
 from gpushared.config.idle import IdleConfig, IdleQuietConfig
-from gpushared.config.kinds import Choice, FileMode, Number, Seconds, Text, Whole, is_absolute
+from gpushared.config.kinds import Choice, FileMode, Number, Seconds, Text, Whole, Words, is_absolute
 from gpushared.config.load import (
     check_projects,
     gather,
@@ -28,7 +28,6 @@ from gpushared.domain.quotas import is_user_name
 from gpushared.domain.rules import Preemption
 
 DAY_SECONDS = 24 * HOUR_SECONDS
-DEFAULT_PORT = 7443
 _PATH = Text("an absolute path", is_absolute)
 _POOL_NAME = re.compile(r"(?:[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?)?")
 
@@ -38,6 +37,10 @@ def is_listen_address(text: str) -> bool:
     host, colon, port = text.rpartition(":")
     well = bool(host and colon) and not set(host) & set(" /@") and (":" not in host or host.startswith("["))
     return well and port.isdecimal() and 0 <= int(port) < 2**16
+
+
+_LISTEN = Text("`HOST:PORT`", is_listen_address)
+_GROUP = Text("the name of a group", lambda text: bool(text) and not set(text) & set(" \t\n:,/"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +56,13 @@ class CoordinatorSection:
         "The pool's name; empty is what `gpushare pool init` was told.",
     )
     listen: str = setting(
-        f"[::]:{DEFAULT_PORT}",
-        Text("`HOST:PORT`", is_listen_address),
-        "Where nodes and pipelines reach it, by TLS. `[::]` is all addresses, IPv4 too; port 0 is any.",
+        "[::]:7440",
+        _LISTEN,
+        "Where users with tokens reach it, and machines that join, by TLS. `[::]` is all addresses, those of "
+        "IPv4 too; port 0 is any.",
+    )
+    listen_nodes: str = setting(
+        "[::]:7441", _LISTEN, "Where its nodes reach it, by TLS with their certificates."
     )
     state_dir: str = setting(
         "/var/lib/gpushared-pool",
@@ -67,7 +74,10 @@ class CoordinatorSection:
         0o666,
         FileMode(),
         "Permissions of that socket. Who connects is known from the kernel: "
-        "root and the coordinator's own user are administrators, nobody else is let in.",
+        "root and the coordinator's own user are administrators.",
+    )
+    trusted_groups: tuple[str, ...] = setting(
+        (), Words(_GROUP), "Their members on this machine are administrators of the pool, too."
     )
     keep_ended_jobs: int = setting(
         100_000, Whole(0, 10_000_000), "How many jobs that are over are still listed."

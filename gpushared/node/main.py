@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import resource
 import signal
 import sys
 from collections.abc import Mapping
@@ -19,12 +18,10 @@ from gpushared.config.model import Config
 from gpushared.domain.errors import GpushareError
 from gpushared.node.app import Daemon, real_parts
 from gpushared.serving.logs import set_up_logging
+from gpushared.serving.process import allow_many_files
 from gpushared.serving.systemd import Notifier
 
 log = logging.getLogger("gpushared")
-
-OPEN_FILES = 65536
-"""As the service unit has it."""
 
 
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -115,14 +112,6 @@ def restore(path: Path | None, flags: Mapping[str, str]) -> int:
     if said is not None:
         click.echo(f"gpushared: {said}")
     return 0
-
-
-def allow_many_files() -> None:
-    """Each connection is a file or three, and shells allow a thousand of them unless asked for more."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _run(config: Config, path: Path | None, flags: Mapping[str, str]) -> None:

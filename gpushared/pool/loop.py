@@ -105,11 +105,11 @@ class PoolLoop:
     ) -> int:
         """Records that are not the state's, in one transaction; the revision. Errors as ``Store.commit``."""
         while True:
-            epoch = self.state.epoch
+            epoch = self._epoch
             try:
                 revision = await self._store.commit(Transaction(epoch, puts, tuple(deletes), compares))
             except Deposed:
-                if epoch == self.state.epoch:
+                if epoch == self._epoch:
                     raise
             else:
                 self.revision = max(self.revision, revision)
@@ -139,6 +139,11 @@ class PoolLoop:
 
     def now(self) -> float:
         return self._clock.now()
+
+    @property
+    def epoch(self) -> int:
+        """The newest; the state's follows with its next change."""
+        return self._epoch
 
     # --- its life --------------------------------------------------------------------------------------
 

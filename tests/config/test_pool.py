@@ -23,7 +23,7 @@ def write(folder: Path, text: str) -> Path:
 def test_without_a_file_everything_is_as_documented(tmp_path: Path) -> None:
     config = load_pool(tmp_path / "none.toml")
     assert config == CoordinatorConfig()
-    assert config.coordinator.listen == "[::]:7443"
+    assert (config.coordinator.listen, config.coordinator.listen_nodes) == ("[::]:7440", "[::]:7441")
 
 
 def test_files_environment_and_flags_are_read_in_this_order(tmp_path: Path) -> None:

@@ -1,0 +1,318 @@
+"""Wiring: the coordinator's life from start to end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpushared.config.pool import CoordinatorConfig
+from gpushared.domain.errors import ConfigError, GpushareError, NotFound, Unavailable
+from gpushared.domain.jobs.member import Member
+from gpushared.domain.jobs.messages import NodeEnrolled, PoolTick
+from gpushared.domain.jobs.model import NodeName
+from gpushared.gate.http import Exchange, Routes, WebReply, WebRequest
+from gpushared.pool.admin import phase_of
+from gpushared.pool.admin_room import admin_services
+from gpushared.pool.clock import SteadyClock
+from gpushared.pool.high_water import HighWater, read_high_water, write_high_water
+from gpushared.pool.identities import AdminIdentities
+from gpushared.pool.job_views import JobViews
+from gpushared.pool.link import LinkService
+from gpushared.pool.link_room import link_services
+from gpushared.pool.loop import PoolLoop
+from gpushared.pool.origins import JobOrigins
+from gpushared.pool.parts import Coordinator, Door, Room, Service
+from gpushared.pool.restoring import restored
+from gpushared.pool.rules import pool_rules_of
+from gpushared.pool.selftest import check_identity
+from gpushared.pool.servers import Server
+from gpushared.pool.sqlite_store import SqliteStore
+from gpushared.pool.store import Store
+from gpushared.pool.trust.people import people_of
+from gpushared.pool.trust.trust import CA_FOLDER, Trust
+from gpushared.ports import Clock
+from gpushared.serving.doors import Doors
+from gpushared.serving.front import Front, listen
+from gpushared.serving.jsonapi import JsonApi
+from gpushared.serving.systemd import Notifier, feed_watchdog
+from gpushared.serving.troubles import Troubles
+
+log = logging.getLogger(__name__)
+
+STORE_NAME = "pool.db"
+MARK_NAME = "high-water.json"
+SOCKET_NAME = "gpushared-pool.sock"
+INNER_SOCKET = "inner/grpc.sock"
+TICK_SECONDS = 1.0
+MARK_SECONDS = 5.0
+PRUNE_SECONDS = 300.0
+ROOMS: tuple[Room, ...] = (admin_services, link_services)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolParts:
+    """What a coordinator has of the world. ``now``: the time of day, for certificates and tokens."""
+
+    store: Store
+    clock: Clock
+    now: Callable[[], float] = time.time
+
+
+def real_pool_parts(config: CoordinatorConfig) -> PoolParts:
+    """The parts as configured."""
+    return PoolParts(SqliteStore(Path(config.coordinator.state_dir) / STORE_NAME), SteadyClock())
+
+
+class PoolDaemon:
+    """A pool's coordinator: built from parts, run until it is told to stop."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        parts: PoolParts,
+        notifier: Notifier,
+        rooms: Sequence[Room] = ROOMS,
+    ) -> None:
+        self._config = config
+        self._people = people_of(config.users)
+        self._parts = parts
+        self._notifier = notifier
+        self._rooms = rooms
+        self._stop = asyncio.Event()
+        self._troubles = Troubles()
+        self._identities = AdminIdentities(config.coordinator.trusted_groups)
+        self._runtime_dir = Path(config.coordinator.runtime_dir)
+        self._mark_path = Path(config.coordinator.state_dir) / CA_FOLDER / MARK_NAME
+        self._loop: PoolLoop | None = None
+        self._json = JsonApi({})
+        self._told = ""
+        self.users_port = 0
+        self.nodes_port = 0
+
+    def stop(self) -> None:
+        """End serving; what runs on nodes runs on."""
+        self._stop.set()
+
+    def reload(self, config: CoordinatorConfig) -> None:
+        """Take over what can change at run time: people, projects, figures. Raises ConfigError."""
+        self._people = people_of(config.users)
+        self._config = config
+        self._identities.trusted_groups = frozenset(config.coordinator.trusted_groups)
+        self._identities.forget()
+        if self._loop is not None:
+            self._loop.take_rules(pool_rules_of(config))
+        self._told = ""  # the next tick says again what is served, after what is said about this
+        log.info("configuration reloaded")
+
+    async def run(self) -> None:
+        """From the store to the last connection. Raises ConfigError where it cannot begin, Deposed."""
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._parts.store.close)
+            watchdog = asyncio.create_task(feed_watchdog(self._notifier))
+            stack.callback(watchdog.cancel)
+            mark = read_high_water(self._mark_path)
+            epoch = await self._parts.store.lead(above=mark.epoch)
+            front, doors = self._front()
+            trust = self._trust(doors)
+            loop = await self._loop_of(trust, epoch, mark)
+            await stack.enter_async_context(loop.running())
+            await stack.enter_async_context(trust.running())
+            await self._serve(self._coordinator(loop, trust), front, stack)
+            await self._live(loop)
+
+    # --- parts -----------------------------------------------------------------------------------------
+
+    def _trust(self, doors: Doors) -> Trust:
+        trust = Trust(
+            Path(self._config.coordinator.state_dir),
+            self._parts.store,
+            epoch=lambda: 0 if self._loop is None else self._loop.epoch,
+            people=lambda: self._people,
+            now=self._parts.now,
+            hosts=(socket.gethostname(),),
+            enrolled=self._enrolled,
+            doors=doors,
+        )
+        name = self._config.coordinator.name
+        if name and name != trust.pool:
+            raise ConfigError(
+                f"coordinator.name is {name}, and the authority in the state directory is {trust.pool}'s",
+                hint="is it the right state directory? a pool's name is never changed",
+            )
+        return trust
+
+    async def _loop_of(self, trust: Trust, epoch: int, mark: HighWater) -> PoolLoop:
+        enrolled = [
+            Member(one.node, one.enrolled_at, tuple(sorted({one.node, *one.realms})))
+            for one in trust.members().values()
+        ]
+        state = await restored(
+            self._parts.store,
+            pool_rules_of(self._config),
+            epoch=epoch,
+            now=self._parts.clock.now(),
+            enrolled=enrolled,
+            mark=mark,
+        )
+        log.info(
+            "store loaded epoch=%d revision=%d jobs=%d nodes=%d",
+            *(epoch, state.revision, len(state.jobs), len(state.members)),
+        )
+        self._loop = PoolLoop(state, self._parts.store, self._parts.clock, self._troubles)
+        return self._loop
+
+    def _coordinator(self, loop: PoolLoop, trust: Trust) -> Coordinator:
+        views = JobViews(lambda: loop.state, loop.now)
+        link = LinkService(loop, trust.guard, JobOrigins(lambda: loop.state, views.job), beat=self._beat)
+        loop.subscribe(link.perform)
+        loop.on_new_epoch(link.renew)
+        trust.on_fall(link.drop)
+        trust.anchors_changed = lambda: link.tell_trust(trust.guard.trust(renew_now=True))
+        return Coordinator(
+            config=lambda: self._config,
+            loop=loop,
+            store=self._parts.store,
+            trust=trust,
+            link=link,
+            troubles=self._troubles,
+            nodes_port=lambda: self.nodes_port,
+        )
+
+    def _front(self) -> tuple[Front, Doors]:
+        """The unix socket's door, and what tells its gRPC calls who is calling."""
+        inner = self._runtime_dir / INNER_SOCKET
+        front = Front(inner, self._identities, Routes(json=self._answer, docker=_no_docker))
+        return front, Doors(self._identities, front.secret)
+
+    async def _answer(self, request: WebRequest) -> WebReply:
+        return await self._json.answer(request)
+
+    # --- serving ---------------------------------------------------------------------------------------
+
+    async def _serve(self, coordinator: Coordinator, front: Front, stack: AsyncExitStack) -> None:
+        services = [service for room in self._rooms for service in room(coordinator)]
+        section, identity = self._config.coordinator, coordinator.trust.identity
+        listener = stack.enter_context(listen(self._runtime_dir / SOCKET_NAME, section.socket_mode))
+        users = Server(Door.USERS, section.listen, identity.for_users())
+        nodes = Server(Door.NODES, section.listen_nodes, identity.for_nodes())
+        self.users_port, self.nodes_port = users.port, nodes.port
+        await self._serve_locally(services, front, listener, stack)
+        for server in (users, nodes):
+            await stack.enter_async_context(server.serving(services))
+        stack.push_async_callback(coordinator.link.close)
+
+    async def _serve_locally(
+        self, services: Sequence[Service], front: Front, listener: socket.socket, stack: AsyncExitStack
+    ) -> None:
+        inner = self._runtime_dir / INNER_SOCKET
+        inner.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        inner.parent.chmod(0o700)
+        self._json = JsonApi({path: call for service in services for path, call in service.calls.items()})
+        server = Server(Door.LOCAL, f"unix:{inner}", None)
+        await stack.enter_async_context(server.serving(services))
+        await stack.enter_async_context(front.serving(listener))
+        await check_identity(listener.getsockname())
+
+    async def _live(self, loop: PoolLoop) -> None:
+        """Until the stop, or until this coordinator must not go on: Deposed."""
+        tasks = [
+            asyncio.create_task(work)
+            for work in (
+                self._tick(loop),
+                self._keep_mark(loop),
+                self._prune(loop),
+                loop.ended(),
+                self._stop.wait(),
+            )
+        ]
+        self._notifier.ready(self._status(loop))
+        log.info(
+            "serving pool users_port=%d nodes_port=%d: %s",
+            self.users_port,
+            self.nodes_port,
+            self._status(loop),
+        )
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()  # a part of the daemon that ends by an error ends the daemon
+        finally:
+            self._notifier.stopping()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _tick(self, loop: PoolLoop) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            try:
+                await loop.send(PoolTick())
+            except GpushareError as error:
+                log.debug("tick refused: %s", error)
+            status = self._status(loop)
+            if status != self._told:
+                self._told = status
+                self._notifier.status(status)
+
+    async def _keep_mark(self, loop: PoolLoop) -> None:
+        """How far the store is, for the case that a copy of it is put back."""
+        written = HighWater()
+        while True:
+            mark = HighWater(loop.epoch, loop.revision)
+            if mark != written:
+                try:
+                    await asyncio.to_thread(write_high_water, self._mark_path, mark)
+                except Unavailable as error:
+                    self._troubles.raised("mark", str(error))
+                else:
+                    written = mark
+                    self._troubles.cleared("mark")
+            await asyncio.sleep(MARK_SECONDS)
+
+    async def _prune(self, loop: PoolLoop) -> None:
+        while True:
+            section, now = self._config.coordinator, loop.now()
+            try:
+                forgotten = await loop.archive.prune(
+                    loop.write,
+                    keep=section.keep_ended_jobs,
+                    ended_before=now - section.keep_ended_seconds,
+                    now=now,
+                )
+            except GpushareError as error:
+                log.warning("jobs that are over were not forgotten: %s", error)
+            else:
+                if forgotten:
+                    log.info("forgotten jobs=%d", forgotten)
+            await asyncio.sleep(PRUNE_SECONDS)
+
+    async def _enrolled(self, node: NodeName, realms: tuple[str, ...]) -> None:
+        assert self._loop is not None, "nobody joins before it serves"
+        await self._loop.send(NodeEnrolled(node, realms))
+
+    def _beat(self, nodes: int) -> float:
+        section = self._config.nodes
+        return max(section.beat_seconds, nodes / section.beats_per_second)
+
+    def _status(self, loop: PoolLoop) -> str:
+        state = loop.state
+        connected = sum(member.connected for member in state.members.values())
+        waiting = sum(state.queued.values())
+        phase = "" if state.settled else f", {phase_of(state)}"
+        return (
+            f"{connected} of {len(state.members)} nodes, {waiting} jobs queued, "
+            f"{len(state.jobs) - waiting} under way{phase}"
+        )
+
+
+async def _no_docker(_: Exchange) -> None:
+    raise NotFound(
+        "this is the coordinator of a pool; it has no containers",
+        hint="DOCKER_HOST is to name a node's socket: unix:///run/gpushared/gpushared.sock",
+    )

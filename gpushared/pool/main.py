@@ -1,0 +1,121 @@
+"""The command ``gpushared-pool``: serve as the coordinator of a pool."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+import gpushared
+from gpushared.config.pool import POOL, CoordinatorConfig, load_pool
+from gpushared.domain.errors import ConfigError, GpushareError
+from gpushared.pool.app import PoolDaemon, real_pool_parts
+from gpushared.pool.trust.people import people_of
+from gpushared.serving.logs import set_up_logging
+from gpushared.serving.process import allow_many_files
+from gpushared.serving.systemd import Notifier
+
+log = logging.getLogger("gpushared")
+
+KEYS = {
+    "listen": "coordinator.listen",
+    "listen_nodes": "coordinator.listen_nodes",
+    "runtime_dir": "coordinator.runtime_dir",
+    "state_dir": "coordinator.state_dir",
+    "log_level": "log.level",
+}
+"""Flags as configuration keys."""
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(gpushared.__version__, prog_name="gpushared-pool")
+@click.option(
+    "--config", type=click.Path(path_type=Path), help="Configuration file instead of the usual one."
+)
+@click.option("--listen", metavar="HOST:PORT", help="Where users and joining machines reach it [[::]:7440].")
+@click.option("--listen-nodes", metavar="HOST:PORT", help="Where nodes reach it [[::]:7441].")
+@click.option("--runtime-dir", help="Where the administrators' socket is [/run/gpushared-pool].")
+@click.option("--state-dir", help="Where store and keys are [/var/lib/gpushared-pool].")
+@click.option("--log-level", help="debug, info, warning or error.")
+@click.option("--allow-root", is_flag=True, help="Serve although this is root, which nothing here needs.")
+@click.option("--check", is_flag=True, help="Serve nothing: only say what is wrong with the configuration.")
+def main(config: Path | None, *, allow_root: bool, check: bool, **flags: str | None) -> None:
+    """Coordinate a pool: keep its jobs, and give them to its nodes.
+
+    Runs in the foreground until it gets SIGTERM; nodes and containers run on without it. SIGHUP makes it
+    read its configuration again. The pool itself is made by `gpushare pool init`.
+    """
+    words = {KEYS[name]: value for name, value in flags.items() if value is not None}
+    sys.exit(checked(config, words) if check else serve(config, words, allow_root=allow_root))
+
+
+def read_config(path: Path | None, flags: Mapping[str, str]) -> CoordinatorConfig:
+    """The configuration as it is now; a file that was named must exist."""
+    return load_pool(path or POOL.path, environ=os.environ, flags=flags, must_exist=path is not None)
+
+
+def serve(path: Path | None, flags: Mapping[str, str], *, allow_root: bool) -> int:
+    """Run the daemon; its exit code."""
+    try:
+        refuse_root(allowed=allow_root)
+        config = read_config(path, flags)
+        set_up_logging(config.log)
+        allow_many_files()
+        asyncio.run(_run(config, path, flags))
+    except GpushareError as error:
+        _complain(error)
+        return error.exit_code
+    return 0
+
+
+def checked(path: Path | None, flags: Mapping[str, str]) -> int:
+    """Whether the configuration is well; the exit code."""
+    try:
+        people_of(read_config(path, flags).users)
+    except GpushareError as error:
+        _complain(error)
+        return error.exit_code
+    return 0
+
+
+def refuse_root(*, allowed: bool) -> None:
+    """It reads what the network sends; there is no reason to have any right. Raises ConfigError."""
+    if os.geteuid() == 0 and not allowed:
+        raise ConfigError(
+            "the coordinator needs no rights, and runs as root only when told to",
+            hint="start the service, which runs as gpushared-pool: systemctl start gpushared-pool; "
+            "or say --allow-root",
+        )
+
+
+async def _run(config: CoordinatorConfig, path: Path | None, flags: Mapping[str, str]) -> None:
+    notifier = Notifier()
+    daemon = PoolDaemon(config, real_pool_parts(config), notifier)
+    loop = asyncio.get_running_loop()
+
+    def reload() -> None:
+        notifier.reloading()
+        status = "configuration reloaded"
+        try:
+            daemon.reload(read_config(path, flags))
+        except GpushareError as error:
+            status = "configuration not reloaded, the old one stays"
+            log.error("%s: %s", status, error)  # noqa: TRY400 - no bug
+        notifier.ready(status)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, daemon.stop)
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    await daemon.run()
+
+
+def _complain(error: GpushareError) -> None:
+    click.echo(f"gpushared-pool: {error.message}", err=True)
+    if error.hint:
+        click.echo(f"  hint: {error.hint}", err=True)

@@ -1,0 +1,28 @@
+"""Before the coordinator serves: does gRPC really report who is calling? If not, nobody may be let in."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+
+from gpushared.api.v1 import pool_pb2, pool_pb2_grpc
+from gpushared.domain.errors import ConfigError
+
+SECONDS = 10.0
+
+
+async def check_identity(socket_path: str) -> None:
+    """Call ourselves through the front, as our own user, who is let in. Raises ConfigError when we are not.
+
+    The peer's name in ``context.peer()`` is behaviour of gRPC's core, not a promise of its API.
+    """
+    async with grpc.aio.insecure_channel(f"unix:{socket_path}") as channel:
+        try:
+            async with asyncio.timeout(SECONDS):
+                await pool_pb2_grpc.PoolAdminStub(channel).Status(pool_pb2.PoolStatusRequest())
+        except (grpc.aio.AioRpcError, TimeoutError) as error:
+            raise ConfigError(
+                f"gRPC does not tell who is calling, so nobody can be let in: {error}",
+                hint="install the grpcio version that this gpushared was tested with",
+            ) from error

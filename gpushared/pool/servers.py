@@ -1,0 +1,60 @@
+"""The coordinator's gRPC servers: one a door, each with the services that belong there, and health."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from gpushared.domain.errors import ConfigError
+from gpushared.pool.parts import Door, Service
+from gpushared.serving.doors import OPTIONS
+
+STOP_SECONDS = 2.0
+"""How long calls that are under way may take at the end."""
+
+
+class Server:
+    """One gRPC server. Its port is known once it is bound, and only then does it take calls."""
+
+    def __init__(self, door: Door, address: str, credentials: grpc.ServerCredentials | None) -> None:
+        """Binds. Raises ConfigError where the address cannot be listened at."""
+        self._door = door
+        self._server = grpc.aio.server(options=OPTIONS)
+        try:
+            self.port = (
+                self._server.add_insecure_port(address)
+                if credentials is None
+                else self._server.add_secure_port(address, credentials)
+            )
+        except RuntimeError as error:
+            raise ConfigError(
+                f"{address} cannot be listened at",
+                hint="is another program there (`ss -ltnp`)? is the address one of this machine?",
+            ) from error
+
+    @asynccontextmanager
+    async def serving(self, services: Sequence[Service]) -> AsyncIterator[None]:
+        """Takes calls as long as the block runs."""
+        served = [service for service in services if self._door in service.doors]
+        for service in served:
+            service.add(self._server)
+        await self._add_health([service.name for service in served])
+        await self._server.start()
+        try:
+            yield
+        finally:
+            await self._server.stop(grace=STOP_SECONDS)
+
+    async def _add_health(self, names: Sequence[str]) -> None:
+        """Reflection tells what there is to call: administrators only."""
+        checker = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(checker, self._server)
+        for name in ("", *names):
+            await checker.set(name, health_pb2.HealthCheckResponse.SERVING)
+        if self._door is Door.LOCAL:
+            known = [*names, health.SERVICE_NAME, reflection.SERVICE_NAME]
+            reflection.enable_server_reflection(known, self._server)
