@@ -159,7 +159,9 @@ def refused(event: object, error: GpushareError, state: NodeState, now: float) -
     draft = Draft(state, now)
     attempt = _live(event.coordinator, event.key, draft)
     assert attempt is not None, "only one that lives asks for a lease"
-    ending = Ending(EndKind.FAILED, error.message, hint=error.hint)
+    # Those of a full node are for people who ask it themselves.
+    hint = "" if isinstance(error, LimitReached) else error.hint
+    ending = Ending(EndKind.FAILED, error.message, hint=hint)
     _note(attempt, AttemptState.REFUSED, draft, ending=ending)
     return draft
 

@@ -1,0 +1,456 @@
+"""An attempt's record follows its lease, in the same step, from the order to the end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpushared.domain import messages as m
+from gpushared.domain.attempts import under_way
+from gpushared.domain.gpu import MIB, Gpu, GpuId
+from gpushared.domain.jobs.attempt import Attempt
+from gpushared.domain.jobs.attempts import FINAL_KEPT_SECONDS
+from gpushared.domain.jobs.contact import Contact
+from gpushared.domain.jobs.model import AttemptKey, AttemptState, Ending, EndKind, JobId, JobSpec, Owner
+from gpushared.domain.jobs.node_messages import (
+    AttemptPrepared,
+    ContactMade,
+    FencesLooked,
+    GiveUpAttempt,
+    LaunchAttempt,
+    LaunchFailed,
+    OrderTaken,
+    PrepareAttempt,
+    TellCoordinator,
+)
+from gpushared.domain.jobs.protocol import CancelPart, Commit, Gang, Place, Query, Report
+from gpushared.domain.lease import ContainerId, Ended, Expired, Lease, NeverClaimed, Queued, Reserved
+from gpushared.domain.messages import Condition
+from gpushared.domain.node import handle, restore
+from gpushared.domain.request import Caller, Request
+from gpushared.domain.state import NodeState, Step
+
+ADA = Caller(1000, 1000, "ada")
+BOX = ContainerId("box")
+GPU = Gpu(GpuId("GPU-0"), 0, "H100", 81920 * MIB, 81920 * MIB)
+HALF, WHOLE = Request(1, 500, None, 500), Request(1, 1000, None, 1000)
+KEY = AttemptKey(JobId("job"), 1)
+GANG = Gang(("a", "b"), 0, 29500, (1, 1))
+POOL = "lab"
+
+
+class Node:
+    """A node with one GPU, and what a coordinator and the daemon say to it."""
+
+    def __init__(self, coordinator: str = POOL) -> None:
+        self.coordinator = coordinator
+        self.state = NodeState(boot_id="b1")
+        self.now = 1000.0
+        self.step = self.send(m.GpusSurveyed((GPU,)))
+
+    def send(self, event: m.Event) -> Step:
+        self.now += 1.0
+        self.step = handle(self.state, event, self.now)
+        self.state = self.step.state
+        return self.step
+
+    def place(self, request: Request = HALF, *, key: AttemptKey = KEY, **fields: Any) -> Step:
+        of_spec = {
+            name: fields.pop(name)
+            for name in ("interactive", "stop_after_seconds", "requeue")
+            if name in fields
+        }
+        spec = JobSpec(request, Owner("ada@lab", "ada"), image="i", body="{}", **of_spec)
+        return self.send(OrderTaken(Place(key, 1, spec, request, **fields), self.coordinator, ADA))
+
+    def placed(self, request: Request = HALF, **fields: Any) -> Step:
+        """As far as its lease."""
+        self.place(request, **fields)
+        return self.send(AttemptPrepared(fields.get("key", KEY), self.coordinator))
+
+    def running(self, **fields: Any) -> Step:
+        self.placed(**fields)
+        self.send(m.ClaimAsked(self.lease.id, ADA))
+        self.send(m.ContainerCreated(self.lease.id, BOX, "box", "i", stays=True))
+        return self.seen(Condition.RUNNING)
+
+    def seen(self, condition: Condition, exit_code: int | None = None) -> Step:
+        return self.send(m.ContainerSeen(BOX, condition, exit_code=exit_code))
+
+    def freed(self) -> Step:
+        """The GPUs show the memory back."""
+        self.now += 1.0
+        return self.send(m.GpusSampled(self.now + 1.0, frozenset(), {}, frozenset({GPU.id})))
+
+    def cancel(self) -> Step:
+        return self.send(OrderTaken(CancelPart(KEY, 1, 5, "ada"), self.coordinator))
+
+    @property
+    def attempt(self) -> Attempt:
+        return self.state.attempts[self.coordinator].records[KEY]
+
+    @property
+    def lease(self) -> Lease:
+        assert self.attempt.lease is not None
+        return self.state.find(self.attempt.lease)
+
+    @property
+    def ending(self) -> Ending:
+        assert self.attempt.ending is not None
+        return self.attempt.ending
+
+
+def test_an_order_is_written_before_anything_else_is_done() -> None:
+    node = Node()
+    step = node.place()
+    assert step.instructions == (PrepareAttempt(KEY, POOL),)
+    assert [(one.state, one.coordinator) for one in step.attempts] == [(AttemptState.PREPARING, POOL)]
+    assert isinstance(step.report, Report)
+    assert step.report.state is AttemptState.PREPARING
+    assert step.changed == ()
+
+
+def test_the_lease_and_the_record_that_tells_of_it_are_written_together() -> None:
+    step = Node().placed()
+    (lease,), (attempt,) = step.changed, step.attempts
+    assert isinstance(lease.state, Reserved)
+    assert (attempt.state, attempt.lease) == (AttemptState.RESERVED, lease.id)
+    assert (lease.attempt, lease.coordinator) == (KEY, POOL)
+    assert LaunchAttempt(KEY, POOL) in step.instructions
+    assert TellCoordinator(KEY, POOL) in step.instructions
+
+
+def test_an_order_that_comes_again_changes_nothing() -> None:
+    node = Node()
+    first = node.place().report
+    again = node.place()
+    assert (again.report, again.attempts, again.instructions) == (first, (), ())
+
+
+def test_of_what_its_answer_tells_the_coordinator_is_not_told_again() -> None:
+    assert not any(isinstance(one, TellCoordinator) for one in Node().place().instructions)
+
+
+REFUSED = {
+    "no room": (WHOLE, "GPU"),
+    "never": (Request(gpu_count=2, compute_permille=1000, memory_permille=1000), "2 GPUs"),
+}
+
+
+@pytest.mark.parametrize(("request_", "words"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_cannot_be_had_is_refused_in_words_and_leaves_no_lease(request_: Request, words: str) -> None:
+    node = Node()
+    node.send(m.RequestSubmitted(HALF, ADA))
+    sequence = node.state.next_sequence
+    step = node.placed(request_)
+    assert node.attempt.state is AttemptState.REFUSED
+    assert words in node.ending.reason
+    assert (step.changed, node.state.next_sequence) == ((), sequence)
+    assert step.attempts == (node.attempt,)
+
+
+def test_with_wait_it_stands_in_the_queue_until_there_is_room() -> None:
+    node = Node()
+    other = node.send(m.RequestSubmitted(WHOLE, ADA)).lease
+    assert other is not None
+    node.placed(wait=True)
+    assert (node.attempt.state, type(node.lease.state)) == (AttemptState.WAITING, Queued)
+    step = node.send(m.ReleaseAsked(other.id, ADA))
+    assert node.attempt.state is AttemptState.RESERVED
+    assert LaunchAttempt(KEY, POOL) in step.instructions
+
+
+def test_an_image_that_cannot_be_had_ends_it() -> None:
+    node = Node()
+    node.place()
+    node.send(AttemptPrepared(KEY, POOL, Ending(EndKind.FAILED, "no such image")))
+    assert (node.attempt.state, node.ending.reason) == (AttemptState.ENDED, "no such image")
+
+
+def test_cancelled_while_it_is_prepared_it_never_asks_for_a_lease() -> None:
+    node = Node()
+    node.place()
+    assert GiveUpAttempt(KEY, POOL) in node.cancel().instructions
+    assert node.send(AttemptPrepared(KEY, POOL)).changed == ()
+    assert (node.attempt.state, node.ending.kind) == (AttemptState.ENDED, EndKind.CANCELLED)
+
+
+def test_cancelled_before_its_container_came_it_ends_at_once() -> None:
+    node = Node()
+    node.placed()
+    node.cancel()
+    assert isinstance(node.lease.state, Ended)
+    assert (node.attempt.state, node.ending.kind) == (AttemptState.ENDED, EndKind.CANCELLED)
+
+
+def test_cancelled_while_it_runs_it_ends_with_its_container() -> None:
+    node = Node()
+    node.running()
+    assert node.attempt.state is AttemptState.RUNNING
+    assert m.StopContainer(node.lease.id, BOX, 5) in node.cancel().instructions
+    assert node.attempt.state is AttemptState.RUNNING
+    node.seen(Condition.EXITED, 143)
+    node.freed()
+    assert (node.attempt.state, node.ending.kind) == (AttemptState.ENDED, EndKind.CANCELLED)
+
+
+def test_it_ends_as_its_program_does_when_its_memory_is_back() -> None:
+    node = Node()
+    node.running()
+    node.seen(Condition.EXITED, 3)
+    assert node.attempt.state is AttemptState.RUNNING
+    node.freed()
+    assert node.ending == Ending(EndKind.EXITED, exit_code=3)
+
+
+def test_one_that_was_over_before_it_was_seen_to_run_has_run() -> None:
+    node = Node()
+    node.placed()
+    node.send(m.ClaimAsked(node.lease.id, ADA))
+    node.send(m.ContainerCreated(node.lease.id, BOX, "box", "i"))
+    node.seen(Condition.EXITED, 0)
+    node.freed()
+    assert node.attempt.started_at is not None
+
+
+def test_while_its_container_is_frozen_it_is_paused() -> None:
+    node = Node()
+    node.running()
+    node.seen(Condition.PAUSED)
+    assert node.attempt.state is AttemptState.PAUSED
+    node.seen(Condition.RUNNING)
+    assert node.attempt.state is AttemptState.RUNNING
+
+
+def test_a_launch_that_fails_ends_it_with_the_gate_s_words() -> None:
+    node = Node()
+    node.placed()
+    step = node.send(LaunchFailed(KEY, Ending(EndKind.FAILED, "no such path", hint="make it"), POOL))
+    assert (node.attempt.state, node.ending) == (
+        AttemptState.ENDED,
+        Ending(EndKind.FAILED, "no such path", hint="make it"),
+    )
+    assert m.DropEdits(node.lease.id, node.lease.device_name) in step.instructions
+
+
+def test_a_start_that_fails_is_told_with_the_words_and_the_code() -> None:
+    node = Node()
+    node.placed()
+    node.send(m.ClaimAsked(node.lease.id, ADA))
+    node.send(m.ContainerCreated(node.lease.id, BOX, "box", "i"))
+    node.seen(Condition.EXITED, 127)
+    node.send(LaunchFailed(KEY, Ending(EndKind.FAILED, "no such program"), POOL))
+    node.freed()
+    assert node.ending == Ending(EndKind.FAILED, "no such program", 127)
+
+
+def test_what_ran_when_the_machine_went_down_is_lost_and_not_failed() -> None:
+    node = Node()
+    node.running()
+    node.state = replace(node.state, boot_id="b2")
+    node.seen(Condition.EXITED, 255)
+    node.freed()
+    assert node.ending.kind is EndKind.LOST
+
+
+def test_what_the_engine_started_again_after_a_boot_counts_as_of_that_boot() -> None:
+    node = Node()
+    node.running()
+    node.state = replace(node.state, boot_id="b2")
+    node.seen(Condition.RESTARTING)
+    node.seen(Condition.RUNNING)
+    node.seen(Condition.EXITED, 1)
+    node.freed()
+    assert node.ending == Ending(EndKind.EXITED, exit_code=1)
+
+
+# --- gangs and interactive ones ------------------------------------------------------------------------
+
+
+def test_a_gang_is_only_reserved_and_so_long_as_it_says() -> None:
+    node = Node()
+    step = node.placed(gang=True, reserve_seconds=30)
+    assert not any(isinstance(one, LaunchAttempt) for one in step.instructions)
+    assert isinstance(node.lease.state, Reserved)
+    assert node.lease.state.deadline == node.now + 30
+    step = node.send(OrderTaken(Commit(KEY, 1, GANG), POOL))
+    assert LaunchAttempt(KEY, POOL) in step.instructions
+    assert isinstance(node.lease.state, Reserved)
+    assert node.lease.state.deadline == node.now + node.state.rules.claim_seconds
+    assert node.attempt.facts == GANG
+
+
+def test_a_gang_that_was_not_told_to_start_was_refused_and_hears_no_commit_after_it() -> None:
+    node = Node()
+    node.placed(gang=True, reserve_seconds=30)
+    node.now += 30
+    node.send(m.Tick())
+    assert node.attempt.state is AttemptState.REFUSED
+    step = node.send(OrderTaken(Commit(KEY, 1, GANG), POOL))
+    assert (step.instructions, step.attempts) == ((), ())
+    assert isinstance(node.lease.state, Ended)
+    assert node.lease.state.outcome == NeverClaimed()
+
+
+def test_parts_of_gangs_and_those_that_must_not_are_never_started_again_by_the_node() -> None:
+    for fields in ({"gang": True}, {"requeue": False}):
+        node = Node()
+        node.placed(**fields)
+        assert node.lease.request.requeue is False
+
+
+def test_an_interactive_one_waits_for_its_owner_s_container() -> None:
+    node = Node()
+    step = node.placed(interactive=True, reserve_seconds=45)
+    assert not any(isinstance(one, LaunchAttempt) for one in step.instructions)
+    assert isinstance(node.lease.state, Reserved)
+    assert node.lease.state.deadline == node.now + 45
+
+
+# --- fences --------------------------------------------------------------------------------------------
+
+
+def fenced(boot_id: str = "b1", sent_at: float = 100.0, **fields: Any) -> Node:
+    node = Node()
+    node.send(ContactMade(POOL, boot_id, sent_at, epoch=1))
+    node.running(stop_after_seconds=60, **fields)
+    return node
+
+
+@pytest.mark.parametrize(
+    ("boot_id", "at", "ends"),
+    [("b1", 159.9, False), ("b1", 160.0, True), ("b0", 100.0, True)],
+    ids=["in time", "too late", "of another boot nothing is known"],
+)
+def test_it_is_ended_so_long_after_the_last_contact(boot_id: str, at: float, ends: bool) -> None:
+    node = fenced(boot_id)
+    step = node.send(FencesLooked("b1", at))
+    assert (m.StopContainer(node.lease.id, BOX, 10) in step.instructions) is ends
+    if ends:
+        node.seen(Condition.EXITED, 137)
+        node.freed()
+        assert node.ending.kind is EndKind.FENCED
+
+
+def test_contact_that_comes_too_late_does_not_save_it() -> None:
+    """A machine that slept for long must not say that it is alive before it has ended what it must not run."""
+    node = fenced()
+    step = node.send(ContactMade(POOL, "b1", 170.0))
+    assert m.StopContainer(node.lease.id, BOX, 10) in step.instructions
+
+
+def test_contact_moves_the_fence() -> None:
+    node = fenced()
+    node.send(ContactMade(POOL, "b1", 155.0))
+    node.send(ContactMade(POOL, "b1", 110.0))  # an older one that comes late
+    assert node.send(FencesLooked("b1", 214.0)).instructions == ()
+
+
+def test_one_that_ended_by_itself_meanwhile_is_not_said_to_be_fenced() -> None:
+    node = fenced()
+    node.seen(Condition.EXITED, 0)
+    node.send(FencesLooked("b1", 1000.0))
+    node.freed()
+    assert node.ending == Ending(EndKind.EXITED, exit_code=0)
+
+
+def test_one_that_is_still_prepared_is_given_up() -> None:
+    node = Node()
+    node.place(stop_after_seconds=60)
+    step = node.send(FencesLooked("b1", 1.0))
+    assert GiveUpAttempt(KEY, POOL) in step.instructions
+    assert (node.attempt.state, node.ending.kind) == (AttemptState.ENDED, EndKind.FENCED)
+
+
+def test_the_node_s_own_jobs_have_no_fence() -> None:
+    node = Node(coordinator="")
+    node.running(stop_after_seconds=60)
+    assert node.send(FencesLooked("b1", 1e9)).instructions == ()
+
+
+def test_contact_is_written_every_ten_seconds_while_somebody_may_be_fenced() -> None:
+    node = fenced()
+    written = [at for at in range(101, 131) if node.send(ContactMade(POOL, "b1", float(at))).contacts]
+    assert written == [110, 120, 130]
+
+
+def test_contact_is_written_with_the_order_that_depends_on_it() -> None:
+    node = Node()
+    node.send(ContactMade(POOL, "b1", 100.0, epoch=1))
+    node.send(ContactMade(POOL, "b1", 105.0))
+    assert node.place(stop_after_seconds=60).contacts == {POOL: Contact(1, 0, "b1", 105.0)}
+
+
+def test_without_anybody_to_fence_contact_is_not_written() -> None:
+    node = Node()
+    node.send(ContactMade(POOL, "b1", 100.0, epoch=1))
+    assert not any(node.send(ContactMade(POOL, "b1", 100.0 + at)).contacts for at in range(100))
+
+
+def test_a_higher_epoch_is_written_at_once_wherever_it_was_heard() -> None:
+    node = Node()
+    assert node.send(ContactMade(POOL, "b1", 100.0, epoch=3)).contacts[POOL].epoch == 3
+    assert node.place().report is not None
+    assert node.state.attempts[POOL].records == {}  # of epoch 1
+    step = node.send(OrderTaken(Query(KEY, 5), POOL))
+    assert step.contacts[POOL].epoch == 5
+
+
+# --- restarts ------------------------------------------------------------------------------------------
+
+
+def restarted(node: Node) -> NodeState:
+    leases = [lease for lease in node.state.leases.values() if not isinstance(lease.state, Ended)]
+    records = [one for book in node.state.attempts.values() for one in book.records.values()]
+    fresh = NodeState(boot_id="b1", gpus=node.state.gpus)
+    return restore(
+        fresh, leases, node.state.next_sequence, records=records, contacts=node.state.contacts_written
+    )
+
+
+def test_what_was_under_way_is_taken_up_again_after_a_restart() -> None:
+    preparing, reserved, running, gang = Node(), Node(), Node(), Node()
+    preparing.place()
+    reserved.placed()
+    running.running()
+    gang.placed(gang=True)
+    found = [under_way(restarted(node)) for node in (preparing, reserved, running, gang)]
+    assert found == [(PrepareAttempt(KEY, POOL),), (LaunchAttempt(KEY, POOL),), (), ()]
+
+
+def test_the_books_are_the_same_after_a_restart() -> None:
+    node = fenced()
+    node.send(OrderTaken(Query(AttemptKey(JobId("other"), 1), 4), POOL))
+    state = restarted(node)
+    book, before = state.attempts[POOL], node.state.attempts[POOL]
+    assert (dict(book.records), dict(book.live), book.epoch) == (
+        dict(before.records),
+        dict(before.live),
+        before.epoch,
+    )
+    assert state.contacts == node.state.contacts_written
+
+
+def test_old_final_records_are_forgotten_in_memory_and_on_disk() -> None:
+    node = Node()
+    node.send(OrderTaken(Query(KEY, 1), POOL))
+    node.send(m.Tick())
+    node.now += FINAL_KEPT_SECONDS + 10
+    step = node.send(m.Tick())
+    assert node.state.attempts[POOL].get(KEY) is None
+    assert step.forgotten_before == node.now - FINAL_KEPT_SECONDS
+    assert node.send(m.Tick()).forgotten_before is None
+
+
+def test_its_time_limit_ends_it_as_expired() -> None:
+    node = Node()
+    node.running(request=replace(HALF, time_limit_seconds=60))
+    node.now += 60
+    node.send(m.Tick())
+    node.seen(Condition.EXITED, 143)
+    node.freed()
+    assert isinstance(node.lease.state, Ended)
+    assert node.lease.state.outcome == Expired()
+    assert node.ending.kind is EndKind.EXPIRED
