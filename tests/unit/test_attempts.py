@@ -39,6 +39,7 @@ HALF, WHOLE = Request(1, 500, None, 500), Request(1, 1000, None, 1000)
 KEY = AttemptKey(JobId("job"), 1)
 GANG = Gang(("a", "b"), 0, 29500, (1, 1))
 POOL = "lab"
+OF_SPEC = ("interactive", "stop_after_seconds", "requeue")
 
 
 class Node:
@@ -57,11 +58,7 @@ class Node:
         return self.step
 
     def place(self, request: Request = HALF, *, key: AttemptKey = KEY, **fields: Any) -> Step:
-        of_spec = {
-            name: fields.pop(name)
-            for name in ("interactive", "stop_after_seconds", "requeue")
-            if name in fields
-        }
+        of_spec = {name: fields.pop(name) for name in OF_SPEC if name in fields}
         spec = JobSpec(request, Owner("ada@lab", "ada"), image="i", body="{}", **of_spec)
         return self.send(OrderTaken(Place(key, 1, spec, request, **fields), self.coordinator, ADA))
 
@@ -135,7 +132,7 @@ def test_of_what_its_answer_tells_the_coordinator_is_not_told_again() -> None:
 
 REFUSED = {
     "no room": (WHOLE, "GPU"),
-    "never": (Request(gpu_count=2, compute_permille=1000, memory_permille=1000), "2 GPUs"),
+    "never": (Request(gpu_count=2, compute_permille=1000, memory_permille=1000), "never fits"),
 }
 
 
@@ -147,6 +144,7 @@ def test_what_cannot_be_had_is_refused_in_words_and_leaves_no_lease(request_: Re
     step = node.placed(request_)
     assert node.attempt.state is AttemptState.REFUSED
     assert words in node.ending.reason
+    assert "immediate" not in node.ending.hint
     assert (step.changed, node.state.next_sequence) == ((), sequence)
     assert step.attempts == (node.attempt,)
 
@@ -218,10 +216,11 @@ def test_one_that_was_over_before_it_was_seen_to_run_has_run() -> None:
 def test_while_its_container_is_frozen_it_is_paused() -> None:
     node = Node()
     node.running()
-    node.seen(Condition.PAUSED)
-    assert node.attempt.state is AttemptState.PAUSED
-    node.seen(Condition.RUNNING)
-    assert node.attempt.state is AttemptState.RUNNING
+    states = [node.attempt.state]
+    for condition in (Condition.PAUSED, Condition.RUNNING):
+        node.seen(condition)
+        states.append(node.attempt.state)
+    assert states == [AttemptState.RUNNING, AttemptState.PAUSED, AttemptState.RUNNING]
 
 
 def test_a_launch_that_fails_ends_it_with_the_gate_s_words() -> None:
@@ -295,10 +294,10 @@ def test_a_gang_that_was_not_told_to_start_was_refused_and_hears_no_commit_after
 
 
 def test_parts_of_gangs_and_those_that_must_not_are_never_started_again_by_the_node() -> None:
-    for fields in ({"gang": True}, {"requeue": False}):
-        node = Node()
-        node.placed(**fields)
-        assert node.lease.request.requeue is False
+    gang, other = Node(), Node()
+    gang.placed(gang=True)
+    other.placed(requeue=False)
+    assert (gang.lease.request.requeue, other.lease.request.requeue) == (False, False)
 
 
 def test_an_interactive_one_waits_for_its_owner_s_container() -> None:
@@ -335,7 +334,7 @@ def test_it_is_ended_so_long_after_the_last_contact(boot_id: str, at: float, end
 
 
 def test_contact_that_comes_too_late_does_not_save_it() -> None:
-    """A machine that slept for long must not say that it is alive before it has ended what it must not run."""
+    """A machine that slept for long ends what it must not run before it says that it is alive."""
     node = fenced()
     step = node.send(ContactMade(POOL, "b1", 170.0))
     assert m.StopContainer(node.lease.id, BOX, 10) in step.instructions
