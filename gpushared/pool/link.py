@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 HELLO_SECONDS = 30.0
 """For each message of a hello."""
+LINGER_SECONDS = 5.0
+"""How long a node that is refused has to hang up itself."""
 MAX_HELLO_BYTES = 128 << 20
 DISCONNECT_RETRY_SECONDS = 1.0
 MAX_REFUSED_KEPT = 1024
@@ -159,6 +161,8 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         except GpushareError as error:
             self._tell_of_refusal(node, error, context)
             await context.write(link_pb2.Down(refuse=wire.refusal(error)))
+            # A call that ends while its client still writes shows it the end, and not what was said before.
+            await asyncio.sleep(LINGER_SECONDS)
 
     async def Serve(  # type: ignore[override]  # noqa: N802 - gRPC's name
         self, _requests: object, context: TunnelContext

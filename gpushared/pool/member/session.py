@@ -107,9 +107,7 @@ class Session:
         self._backlog = self._outbox.jobs()
         await self._look()
         began = boottime()
-        for message in wire.hello_messages(self._hello(), self._desk.reports()):
-            await self._in_time(self._call.write(message))
-        answer = await self._in_time(self._call.read())
+        answer = await self._answer_to_hello()
         if not isinstance(answer, link_pb2.Down):
             raise Unavailable("the coordinator ended the link within the hello")
         _refused(answer)
@@ -149,6 +147,22 @@ class Session:
     def clock_difference_seconds(self) -> float:
         """By how much the coordinator's clock is ahead, as far as it could be told."""
         return self.welcome.now - (self.acknowledged_at or self.welcome.now)
+
+    async def _answer_to_hello(self) -> object:
+        """It may come while the hello is still being said: then it is a refusal."""
+        reading = asyncio.ensure_future(self._call.read())
+        writing = asyncio.create_task(self._say_hello())
+        try:
+            await asyncio.wait([reading, writing], return_when=asyncio.FIRST_COMPLETED)
+            return await self._in_time(reading)
+        finally:
+            reading.cancel()
+            writing.cancel()
+            await asyncio.gather(reading, writing, return_exceptions=True)
+
+    async def _say_hello(self) -> None:
+        for message in wire.hello_messages(self._hello(), self._desk.reports()):
+            await self._in_time(self._call.write(message))
 
     def _hello(self) -> link_pb2.Hello:
         contact = self._desk.contact()

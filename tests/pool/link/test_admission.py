@@ -10,11 +10,13 @@ import pytest
 from gpushared.api.v1 import link_pb2
 from gpushared.domain.jobs import messages as m
 from gpushared.domain.jobs.member import Free, Inventory
-from gpushared.domain.jobs.model import NodeName
+from gpushared.domain.jobs.model import AttemptKey, JobId, NodeName
+from gpushared.domain.jobs.protocol import Place
+from gpushared.domain.request import Request
 from gpushared.pool import wire
 from gpushared.pool.member.backoff import Retry
 from tests.pool.link.coordinator import Coordinator, enlist, foreign
-from tests.pool.link.member import Node
+from tests.pool.link.member import Node, spec
 from tests.pool.link.raw import answer, first_answer, stream
 
 N1 = NodeName("n1")
@@ -196,3 +198,13 @@ async def test_two_reports_of_one_attempt_are_handed_on_in_their_order(coordinat
             await coordinator.machine.heard(lambda event: isinstance(event, m.Reported), times=4)
     reported = [event for event in coordinator.machine.events if isinstance(event, m.Reported)]
     assert [event.report.revision for event in reported] == [1, 2, 2, 1]  # type: ignore[union-attr]
+
+
+async def test_a_refusal_is_heard_while_a_long_hello_is_being_said(coordinator: Coordinator) -> None:
+    """The coordinator does not read what follows, and the node must still learn why."""
+    node = Node(enlist(coordinator.trust, N1), lambda: address_of(coordinator), retry=PATIENT)
+    spec_of_some_size = spec(name="n" * 1000)
+    for number in range(1500):
+        key = AttemptKey(JobId(f"{number:010}"), 1)
+        await node.desk.take(Place(key, 1, spec_of_some_size, Request()))
+    assert "is not enrolled" in await refusal_of(node)
