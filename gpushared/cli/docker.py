@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from gpushared.cli.docker_args import RunWords
 from gpushared.client import Client
+from gpushared.client.http import Answer
 from gpushared.domain.errors import EngineUnavailable, NotFound, PermissionRefused
 
 OK, MISSING, REFUSED = 200, 404, 403
@@ -76,15 +77,20 @@ def _is_present(client: Client, image: str) -> bool:
     answer = client.docker("GET", f"/images/{quote(image, safe='/:@')}/json")
     if answer.status in {OK, MISSING}:
         return answer.status == OK
-    from json import loads
-
-    try:
-        message = str(loads(answer.body)["message"])
-    except (ValueError, KeyError, TypeError):
-        message = f"status {answer.status}"
+    message = message_of(answer)
     if answer.status == REFUSED:
         raise PermissionRefused(message)
     raise EngineUnavailable(
         f"docker cannot say whether the image is there: {message}",
         hint="`gpushare gpus` shows what is wrong with the node",
     )
+
+
+def message_of(answer: Answer) -> str:
+    """What docker's answer says is wrong."""
+    from json import loads
+
+    try:
+        return str(loads(answer.body)["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"status {answer.status}"

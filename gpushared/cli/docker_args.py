@@ -33,9 +33,10 @@ OUR_VALUES = frozenset(
         "away-from",
         "max-wait",
         "result-file",
+        "node",
     }
 )
-OUR_SWITCHES = frozenset({"immediate", "hold", "requeue", "no-requeue"})
+OUR_SWITCHES = frozenset({"immediate", "hold", "requeue", "no-requeue", "pool"})
 
 
 class OurOptions(NamedTuple):
@@ -48,9 +49,8 @@ class OurOptions(NamedTuple):
 
 RUN = OurOptions(OUR_VALUES, OUR_SWITCHES, "run")
 SUBMIT = OurOptions(
-    OUR_VALUES - {"max-wait", "result-file"}
-    | {"node", "array", "after-ok", "retries", "stop-after", "nodes"},
-    OUR_SWITCHES | {"pool", "span"},
+    OUR_VALUES - {"max-wait", "result-file"} | {"array", "after-ok", "retries", "stop-after", "nodes"},
+    OUR_SWITCHES | {"span"},
     "submit",
 )
 DOCKER_SWITCHES = frozenset(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import NamedTuple, NoReturn
+from urllib.parse import quote
 
 from gpushared.cli import docker
 from gpushared.client import Client
 from gpushared.client.job_messages import Job, JobPart
-from gpushared.domain.errors import NotFound, StateConflict
+from gpushared.client.jobs import Jobs
+from gpushared.domain.errors import NotFound, StateConflict, Unavailable
 
 
 class Place(NamedTuple):
@@ -29,26 +32,40 @@ def docker_host_for(client: Client, job: Job, rank: int = 0) -> Place:
             hint=f"its story: gpushare why {job.id}",
         )
     if job.pool and part.node != client.status().node:
-        raise StateConflict(
-            f"the container of job {job.id} is on the node {part.node}",
-            hint=f"ask there: gpushare logs {job.id}",
-        )
+        door = Jobs(client).door(job.id, rank)
+        return Place(door.host, _container_elsewhere(Client(door.host), job, part))
     return Place(f"unix://{client.path}", _container(client, job, part))
 
 
 def _container(client: Client, job: Job, part: JobPart) -> str:
     lease = client.get(part.lease_id)
     if not lease.container_id:
-        raise StateConflict(
-            f"job {job.id} is {job.state} and has no container yet", hint=f"its story: gpushare why {job.id}"
-        )
+        raise _no_container(job)
     return lease.container_id
+
+
+def _container_elsewhere(there: Client, job: Job, part: JobPart) -> str:
+    """Through the tunnel there is the gate and nothing else, so its label tells."""
+    filters = quote(json.dumps({"label": [f"gpushare.lease={part.lease_id}"]}))
+    answer = there.docker("GET", f"/containers/json?all=1&filters={filters}")
+    if answer.status != docker.OK:
+        raise Unavailable(f"node {part.node} does not say what it has: {docker.message_of(answer)}")
+    found = json.loads(answer.body)
+    if not found:
+        raise _no_container(job)
+    return str(found[0]["Id"])
+
+
+def _no_container(job: Job) -> StateConflict:
+    return StateConflict(
+        f"job {job.id} is {job.state} and has no container yet", hint=f"its story: gpushare why {job.id}"
+    )
 
 
 def container_of(client: Client, job: Job, rank: int = 0) -> Place:
     """As ``docker_host_for``, and the container is there still. Raises StateConflict."""
     place = docker_host_for(client, job, rank)
-    if client.docker("GET", f"/containers/{place.container}/json").status == docker.MISSING:
+    if Client(place.host).docker("GET", f"/containers/{place.container}/json").status == docker.MISSING:
         raise StateConflict(
             f"the container of job {job.id} has been removed, and its output with it",
             hint=f"how it ended: gpushare why {job.id}",

@@ -9,6 +9,7 @@ from typing import TextIO
 from gpushared.cli import text
 from gpushared.cli.ps import share
 from gpushared.client import Lease, Waiting
+from gpushared.client.job_messages import Job
 
 _CLEAR = "\r\x1b[K"
 _DEFAULT_WIDTH = 80
@@ -33,6 +34,16 @@ class Progress:
         self.waited = True
         if self._live or seen != self._seen:
             self._line(_sentence(lease, waiting, now))
+        self._seen = seen
+
+    def job(self, job: Job) -> None:
+        """A job's place in the pool's queue, and why it waits."""
+        where = f", position {job.position}" if job.position else ""
+        why = f": {job.reason}" if job.reason else ""
+        seen = (job.state, job.position, job.reason)
+        self.waited = self.waited or job.state == "queued"
+        if seen != self._seen:
+            self._line(f"{job.id} {job.state} in the pool{where}{why}")
         self._seen = seen
 
     def lost(self, seconds: float) -> None:

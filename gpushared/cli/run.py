@@ -74,6 +74,8 @@ RUN_OPTIONS = [
     option("notice-signal", "SIGNAL", "Send this to the container before its time is up: USR1, TERM."),
     option("immediate", None, "Fail instead of waiting when there is no room."),
     option("max-wait", "DURATION", "Give up after this time in the queue."),
+    option("pool", None, "Anywhere in the pool, with the terminal here.  [default: on this node]"),
+    option("node", "NODE", "On this node of the pool, with the terminal here."),
     option("result-file", "PATH", "Write lease, outcome, exit code and reason there, as JSON."),
 ]
 

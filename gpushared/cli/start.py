@@ -23,6 +23,10 @@ def run_container(args: Sequence[str]) -> int:
     words = split(args)
     if not words.image:
         raise UsageError("no image was named", hint="gpushare run --gpu 0.25 IMAGE [COMMAND...]")
+    if "pool" in words.ours or "node" in words.ours:
+        from gpushared.cli.pool_run import run_in_pool
+
+        return run_in_pool(words)
     if path := words.ours.get("result-file"):
         from gpushared.cli.result import run_with_result
 
@@ -46,7 +50,7 @@ class Prepared:
 
     def __init__(self, words: RunWords) -> None:
         self.words = words
-        max_wait = _max_wait_seconds(words)
+        max_wait = max_wait_seconds(words)
         refuse_ways_around(words)
         self.docker = docker.find_docker()
         self.client = Client()
@@ -159,7 +163,8 @@ def _restarts(words: RunWords) -> int:
     return number
 
 
-def _max_wait_seconds(words: RunWords) -> int | None:
+def max_wait_seconds(words: RunWords) -> int | None:
+    """How long the user would wait; None = for ever."""
     if "max-wait" not in words.ours:
         return None
     from gpushared.domain.units import parse_duration

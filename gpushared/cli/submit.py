@@ -8,7 +8,16 @@ from gpushared.cli import docker_args
 from gpushared.cli.run import RUN_OPTIONS, WordsCommand, option
 from gpushared.cli.submitting import submit_job
 
-_NOT_FOR_JOBS = {"--max-wait", "--result-file", "--after", "--requeue", "--no-requeue", "--immediate"}
+_NOT_FOR_JOBS = {
+    "--max-wait",
+    "--result-file",
+    "--after",
+    "--pool",
+    "--node",
+    "--requeue",
+    "--no-requeue",
+    "--immediate",
+}
 
 submit = WordsCommand(
     "submit",

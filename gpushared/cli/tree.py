@@ -35,6 +35,7 @@ COMMANDS = (
     "preempt",
     "logs",
     "attach",
+    "door",
     "presets",
     "project",
     "config",

@@ -81,6 +81,15 @@ class SubmitAnswer(Message):
     notes: tuple[str, ...] = ()
 
 
+class DoorAnswer(Message):
+    """Where docker reaches a job: ``host`` is for DOCKER_HOST."""
+
+    host: str = ""
+    lease_id: str = ""
+    node: str = ""
+    here: bool = False
+
+
 class JobList(Message):
     """A page of jobs; ``notices`` say what whoever reads it should know."""
 

@@ -6,7 +6,7 @@ from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpushared.client.api import ANSWER_SECONDS, Client
-from gpushared.client.job_messages import Job, JobExplanation, JobList, NodeList, SubmitAnswer
+from gpushared.client.job_messages import DoorAnswer, Job, JobExplanation, JobList, NodeList, SubmitAnswer
 
 SUBMIT_SECONDS = 120.0
 """An array of thousands is written job by job."""
@@ -100,6 +100,10 @@ class Jobs:
     def explain(self, job_id: str) -> JobExplanation:
         """Why a job waits or what became of it, and its story."""
         return JobExplanation(self._client.call("Jobs/Explain", {"job_id": job_id}))
+
+    def door(self, job_id: str, rank: int = 0) -> DoorAnswer:
+        """A Docker endpoint of this machine that leads to the gate of the job's node."""
+        return DoorAnswer(self._client.call("Jobs/Door", {"job_id": job_id, "rank": rank}))
 
     def nodes(self) -> NodeList:
         """What the pool has, and what of it is free."""

@@ -1,0 +1,19 @@
+"""``gpushare door JOB``: where docker reaches a job's node."""
+
+from __future__ import annotations
+
+import click
+
+from gpushared.client import Client
+from gpushared.client.jobs import Jobs
+
+
+@click.command(short_help="Print a DOCKER_HOST that leads to a job's node.")
+@click.argument("job")
+@click.option("--rank", default=0, show_default=True, help="Which node of a gang's.")
+def door(job: str, rank: int) -> None:
+    """Print a DOCKER_HOST that leads to the node that runs JOB, as you.
+
+    Whatever docker does there passes that node's gate: it reaches your own containers there, and no others.
+    """
+    print(Jobs(Client()).door(job, rank).host)

@@ -1,0 +1,128 @@
+"""``gpushare run --pool`` and ``--node``: a place somewhere in the pool, and then docker through a tunnel.
+
+The container is made on the node that has the room, by the ordinary docker CLI here: terminal, signals,
+resizes and the exit code are docker's own, as on this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from gpushared.cli import docker
+from gpushared.cli.docker_args import RunWords, refuse_ways_around, warnings
+from gpushared.cli.faults import UsageError, say
+from gpushared.cli.progress import Progress
+from gpushared.cli.start import asked, max_wait_seconds
+from gpushared.cli.submitting import persistently
+from gpushared.cli.waiting import POLL_SECONDS, Interrupted, MaxWaitReached, signals_interrupt
+from gpushared.client import Client
+from gpushared.client.job_messages import Job
+from gpushared.client.jobs import Jobs
+from gpushared.domain.errors import GpushareError, NotFound, StateConflict
+
+_NOT_ELSEWHERE = ("result-file", "restart-on-fault", "after", "near", "away-from")
+
+
+def run_in_pool(words: RunWords) -> int:
+    """Becomes ``docker run``; comes back only where there is nothing to become, with the exit code."""
+    for name in _NOT_ELSEWHERE:
+        if name in words.ours:
+            raise UsageError(f"--{name} means nothing for a container in the pool", hint="leave it out")
+    refuse_ways_around(words)
+    for warning in warnings(words):
+        say(f"warning: {warning}")
+    program = docker.find_docker()
+    place = PoolPlace(Jobs(Client()), words)
+    try:
+        with signals_interrupt():
+            place.ask()
+            place.wait()
+            _become(program, place, words)
+    except Interrupted as error:
+        place.leave()
+        say(f"left the queue ({signal.Signals(error.exit_code - 128).name})")
+        return error.exit_code
+    except GpushareError:
+        place.leave()
+        raise
+    except OSError as error:
+        place.leave()
+        raise NotFound(f"docker cannot be started: {error.strerror}", hint=program) from error
+
+
+def _become(program: str, place: PoolPlace, words: RunWords) -> NoReturn:
+    door = place.jobs.door(place.job.id)
+    docker.become(program, docker.run_words(words, door.lease_id), docker.environment_for(door.host))
+
+
+class PoolPlace:
+    """A job without a container of its own, from the pool's queue to a reserved lease on some node."""
+
+    def __init__(self, jobs: Jobs, words: RunWords) -> None:
+        self.jobs = jobs
+        self.job = Job({})
+        self._asked = _asked(words)
+        self._max_wait = max_wait_seconds(words)
+        self._progress = Progress(sys.stderr)
+
+    def ask(self) -> None:
+        """Have it kept by this node, and by the pool where that answers."""
+        answer = persistently(lambda: self.jobs.submit(**self._asked))
+        for note in answer.notes:
+            say(note)
+        self.job = self.jobs.get(answer.job_ids[0])
+
+    def wait(self) -> None:
+        """Until it has its lease. Raises StateConflict where it will have none, MaxWaitReached."""
+        since = time.time()
+        deadline = None if self._max_wait is None else time.monotonic() + self._max_wait
+        while not self._is_reserved():
+            self._progress.job(self.job)
+            seconds = POLL_SECONDS if deadline is None else min(POLL_SECONDS, deadline - time.monotonic())
+            self._look_again(seconds)
+        self._progress.clear()
+        waited = f", after {time.time() - since:.0f} s" if self._progress.waited else ""
+        say(f"{self.job.id} is on node {self.job.parts[0].node}{waited}")
+
+    def _look_again(self, seconds: float) -> None:
+        if self.job.is_over or seconds <= 0:
+            self._progress.clear()
+        if self.job.is_over:
+            raise StateConflict(self.job.reason or f"the job was {self.job.state}", hint=self.job.hint)
+        if seconds <= 0:
+            raise MaxWaitReached(f"no room in the pool in {self._max_wait} s", hint=self.job.reason)
+        job = self.job
+        self.job = persistently(lambda: self.jobs.wait(job.id, job.token, timeout_seconds=seconds))
+
+    def leave(self) -> None:
+        """Best effort: what nobody claims goes back by itself."""
+        if self.job.id:
+            with suppress(GpushareError):
+                self.jobs.cancel(self.job.id, grace_seconds=0)
+
+    def _is_reserved(self) -> bool:
+        return bool(self.job.parts) and all(
+            part.lease_id and part.state in {"reserved", "running"} for part in self.job.parts
+        )
+
+
+def _asked(words: RunWords) -> dict[str, Any]:
+    lease = asked(words)
+    lease["class"] = lease.pop("lease_class")
+    lease["requeue"] = False  # its client is attached to it
+    return {
+        "request_id": os.urandom(16).hex(),
+        "lease": lease,
+        "image": words.image,
+        "platform": words.value("platform"),
+        "pull": words.value("pull"),
+        "pool": True,
+        "node": words.ours.get("node", ""),
+        "interactive": True,
+        "requeue": False,
+    }
