@@ -11,6 +11,7 @@ import asyncio
 import logging
 import socket
 from collections import Counter
+from functools import partial
 
 from gpushared.domain.errors import LimitReached, Unavailable
 from gpushared.domain.request import Caller
@@ -53,9 +54,9 @@ class Insider:
         ours.setblocking(False)
         theirs.setblocking(False)
         self._open[caller.uid] += 1
-        task = asyncio.create_task(self._serve(ours, caller, self._routes))
+        task = asyncio.create_task(_serve(ours, caller, self._routes))
         self._tasks.add(task)
-        task.add_done_callback(self._finished)
+        task.add_done_callback(partial(self._finished, ours, caller))
         return theirs
 
     def gate_as(self, caller: Caller) -> EngineSocket:
@@ -69,22 +70,23 @@ class Insider:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _serve(self, sock: socket.socket, caller: Caller, routes: Routes) -> None:
-        try:
-            reader, writer = await asyncio.open_unix_connection(sock=sock)
-            await serve_http(reader, writer, caller, routes)
-        except OSError as error:
-            log.debug("inner connection lost: %s", error)
-        finally:
-            self._open[caller.uid] -= 1
-            if not self._open[caller.uid]:
-                del self._open[caller.uid]
-            sock.close()
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
+    def _finished(self, sock: socket.socket, caller: Caller, task: asyncio.Task[None]) -> None:
+        """Here and not in the task, of which nothing runs where it is cancelled before it began."""
         self._tasks.discard(task)
+        sock.close()
+        self._open[caller.uid] -= 1
+        if not self._open[caller.uid]:
+            del self._open[caller.uid]
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("an inner connection failed", exc_info=error)
+
+
+async def _serve(sock: socket.socket, caller: Caller, routes: Routes) -> None:
+    try:
+        reader, writer = await asyncio.open_unix_connection(sock=sock)
+        await serve_http(reader, writer, caller, routes)
+    except OSError as error:
+        log.debug("inner connection lost: %s", error)
 
 
 class _GateAs(EngineSocket):

@@ -1,0 +1,181 @@
+"""Connections from inside: somebody's, judged like any other, with all that a real one can do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gpushared.domain.errors import EngineUnavailable, LimitReached, Unavailable
+from gpushared.domain.request import Caller
+from gpushared.gate.http import Exchange, Routes, Stream, WebReply, WebRequest
+from gpushared.serving import insider as module
+from gpushared.serving.insider import Insider
+
+ADA = Caller(1000, 1000, "ada")
+EVE = Caller(1001, 1001, "eve")
+PIECE = bytes(64 * 1024)
+MANY = 256
+
+
+async def answer_json(request: WebRequest) -> WebReply:
+    return WebReply(200, f"{request.caller.name} {request.body.decode()}".encode())
+
+
+class Door:
+    """Answers with who asked; on ``/raw`` it leaves HTTP and does what ``raw`` does."""
+
+    def __init__(self) -> None:
+        self.raw: asyncio.Queue[Stream] = asyncio.Queue()
+        self.done = asyncio.Event()
+        self.waiting = asyncio.Event()
+        self.hung_up = asyncio.Event()
+
+    async def docker(self, exchange: Exchange) -> None:
+        if exchange.target == b"/wait":
+            self.waiting.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.hung_up.set()
+                raise
+        if exchange.target != b"/raw":
+            await exchange.respond(200, exchange.caller.name.encode())
+            return
+        self.raw.put_nowait(await exchange.hijack(b"HTTP/1.1 101 UPGRADED\r\n\r\n"))
+        await self.done.wait()
+
+    @property
+    def routes(self) -> Routes:
+        return Routes(json=answer_json, docker=self.docker)
+
+
+@pytest.fixture
+async def door() -> Door:
+    return Door()
+
+
+@pytest.fixture
+async def insider(door: Door) -> AsyncIterator[Insider]:
+    made = Insider()
+    made.serve(door.routes)
+    yield made
+    door.done.set()
+    await made.close()
+
+
+async def ask(insider: Insider, caller: Caller, head: bytes) -> bytes:
+    reader, writer = await insider.open_as(caller)
+    writer.write(head)
+    answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return answer.partition(b"\r\n\r\n")[2]
+
+
+async def raw(insider: Insider, door: Door) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Stream]:
+    reader, writer = await insider.open_as(ADA)
+    writer.write(b"POST /raw HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+    await reader.readuntil(b"\r\n\r\n")
+    return reader, writer, await door.raw.get()
+
+
+async def test_each_connection_is_the_given_caller_s(insider: Insider) -> None:
+    head = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    answers = await asyncio.gather(ask(insider, ADA, head), ask(insider, EVE, head))
+    assert tuple(answers) == (b"ada", b"eve")
+
+
+async def test_unary_calls_are_answered_too(insider: Insider) -> None:
+    head = b"POST /gpushare.v1.X/Y HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
+    assert await ask(insider, ADA, head) == b"ada {}"
+
+
+async def test_the_gate_can_be_asked_like_an_engine(insider: Insider) -> None:
+    answer = await insider.gate_as(EVE).call("GET", b"/_ping")
+    assert (answer.status, answer.body) == (200, b"eve")
+
+
+async def test_a_half_close_is_the_end_of_one_direction(insider: Insider, door: Door) -> None:
+    reader, writer, server = await raw(insider, door)
+    writer.write(b"all I have to say")
+    writer.write_eof()
+    assert server.early + await server.reader.read() == b"all I have to say"
+    server.writer.write(b"and this is the answer")
+    server.writer.close()
+    assert await reader.read() == b"and this is the answer"
+    writer.close()
+
+
+async def test_who_does_not_read_is_not_written_to_for_ever(insider: Insider, door: Door) -> None:
+    reader, writer, server = await raw(insider, door)
+
+    async def pour() -> None:
+        for _ in range(MANY):
+            server.writer.write(PIECE)
+            await server.writer.drain()
+        server.writer.write_eof()
+
+    pouring = asyncio.create_task(pour())
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not pouring.done()
+    size = 0
+    while data := await reader.read(1 << 20):
+        size += len(data)
+    await pouring
+    assert size == MANY * len(PIECE)
+    writer.close()
+
+
+async def test_who_hangs_up_ends_what_was_waited_for(insider: Insider, door: Door) -> None:
+    _, writer = await insider.open_as(ADA)
+    writer.write(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
+    await writer.drain()
+    writer.close()
+    async with asyncio.timeout(10):
+        await door.hung_up.wait()
+
+
+async def test_one_user_may_have_so_many_and_no_more(
+    insider: Insider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_CONNECTIONS_PER_USER", 2)
+    held = [insider.socket_as(ADA), insider.socket_as(ADA)]
+    with pytest.raises(LimitReached, match="ada has 2 connections"):
+        insider.socket_as(ADA)
+    other = insider.socket_as(EVE)
+    for one in (*held, other):
+        one.close()
+    async with asyncio.timeout(10):
+        while True:
+            with contextlib.suppress(LimitReached):
+                insider.socket_as(ADA).close()
+                break
+            await asyncio.sleep(0.01)  # no event announces that a connection is over
+
+
+async def test_before_the_doors_are_open_nobody_is_let_in() -> None:
+    with pytest.raises(Unavailable):
+        await Insider().open_as(ADA)
+
+
+async def test_at_the_end_all_are_hung_up_on(insider: Insider) -> None:
+    reader, writer = await insider.open_as(ADA)
+    bare: socket.socket = insider.socket_as(EVE)
+    await insider.close()
+    assert await reader.read() == b""
+    assert await asyncio.get_running_loop().sock_recv(bare, 1) == b""
+    writer.close()
+    bare.close()
+
+
+async def test_an_answer_that_is_cut_off_is_no_answer(insider: Insider, door: Door) -> None:
+    call = asyncio.create_task(insider.gate_as(ADA).call("GET", b"/wait"))
+    await door.waiting.wait()
+    await insider.close()
+    with pytest.raises(EngineUnavailable):
+        await call
