@@ -68,6 +68,8 @@ class Ground:
         self._fleet = Fleet(())
         self._policy: PolicyName | None = None
         self._facts: dict[NodeName, _Facts] = {}
+        self._touched: set[NodeName] = set()
+        """Nodes on which something was booked since, which may never come true."""
         self._taken: dict[NodeName, dict[LeaseId, Taken]] = {}
         self._holders: dict[NodeName, tuple[Holder, ...]] = {}
         self._models: Mapping[str, Gpu] = {}
@@ -86,9 +88,10 @@ class Ground:
             self._begin_anew(facts, state)
         for name, fact in facts.items():
             before = self._facts.get(name)
-            if not fact.same(before):
+            if name in self._touched or not fact.same(before):
                 self._draw(name, fact, state, policy, ground=not fact.same_ground(before))
         self._facts = facts
+        self._touched.clear()
         return GroundPlaces(self, self._fleet, _resting(state, now, self._by_node))
 
     def holders(self) -> list[Holder]:
@@ -147,7 +150,7 @@ class Ground:
         self._fleet.take(lease, request, Placement(node, tuple(grants)))
         self._fleet.commit()
         self._taken[node][lease] = request, tuple(grants)
-        self._facts.pop(node, None)
+        self._touched.add(node)
 
     def give(self, lease: LeaseId) -> None:
         held = self._fleet.holder(lease)
@@ -157,7 +160,7 @@ class Ground:
         self._fleet.give(lease)
         self._fleet.commit()
         self._taken[node].pop(lease, None)
-        self._facts.pop(node, None)
+        self._touched.add(node)
 
     def gpu(self, gpu: GpuId) -> Gpu:
         return self._gpus[gpu]

@@ -55,7 +55,7 @@ class PoolRules:
     """A gang that waits longer has nodes kept for it."""
     plan_seconds: float = 0.05
     """Between two passes over the queue."""
-    looked_at: int = 2000
+    looked_at: int = 500
     """So many waiting jobs are looked at in a pass,"""
     looked_at_alike: int = 64
     """and so many that ask for the same."""
