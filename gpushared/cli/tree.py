@@ -38,6 +38,8 @@ COMMANDS = (
     "door",
     "presets",
     "project",
+    "node",
+    "pool",
     "config",
     "doctor",
     "version",

@@ -16,8 +16,10 @@ from gpushared.client.messages import (
     GpuList,
     Lease,
     LeaseList,
+    LeftPool,
     NodeStatus,
     OfferAnswer,
+    PoolMembership,
     Preset,
     PresetList,
     Project,
@@ -34,6 +36,8 @@ OK = 200
 ANSWER_SECONDS = 30.0
 """How long a call that does not wait for anything may take."""
 STOP_GRACE_SECONDS = 10
+JOIN_SECONDS = 90.0
+"""A coordinator that does not answer is waited for by the daemon."""
 
 
 def socket_path(host: str | None = None) -> str:
@@ -250,6 +254,15 @@ class Client:
     def presets(self) -> tuple[Preset, ...]:
         """The requests that the admin gave names."""
         return PresetList(self.call("Node/Presets", {})).presets
+
+    def join_pool(self, address: str, token: str, name: str = "") -> PoolMembership:
+        """Makes the node a member of the pool whose coordinator is at ``HOST`` or ``HOST:PORT``."""
+        asked = {"address": address, "token": token, "name": name}
+        return PoolMembership(self.call("Node/Join", asked, JOIN_SECONDS))
+
+    def leave_pool(self) -> LeftPool:
+        """The node forgets its pool; the answer's ``pool`` is empty where it was in none."""
+        return LeftPool(self.call("Node/Leave", {}))
 
     def simulate(self, change: Mapping[str, object]) -> None:
         """Plays the driver of simulated GPUs; ``change`` as SimulationChange of node.proto."""

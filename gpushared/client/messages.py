@@ -405,6 +405,23 @@ class DoctorReport(Message):
     settings: tuple[Setting, ...] = ()
 
 
+class PoolMembership(Message):
+    """The answer of ``Node.Join``: which node of which pool this is."""
+
+    pool: str = ""
+    node: str = ""
+    address: str = ""
+    expires_at: float = 0.0
+    realms: tuple[str, ...] = ()
+
+
+class LeftPool(Message):
+    """The answer of ``Node.Leave``; empty where the node was in no pool."""
+
+    pool: str = ""
+    node: str = ""
+
+
 class Preset(Message):
     """A request that the admin gave a name."""
 

@@ -8,7 +8,7 @@ import pytest
 from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
 
-from gpushared.client import job_messages, messages
+from gpushared.client import job_messages, messages, pool_messages
 from gpushared.client.messages import Lease, Message
 from gpushared.domain.errors import Unavailable
 from tests.cli.answers import GRANT, QUEUED, lease
@@ -24,7 +24,7 @@ PROTO_NAMES = {
 CLASSES = sorted(
     {
         value
-        for module in (messages, job_messages)
+        for module in (messages, job_messages, pool_messages)
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, Message)
     },
@@ -34,7 +34,7 @@ CLASSES = sorted(
 
 def descriptor(kind: type[Message]) -> dict[str, FieldDescriptor]:
     name = PROTO_NAMES.get(kind.__name__, kind.__name__)
-    for module in ("leases", "gpus", "projects", "node", "jobs"):
+    for module in ("leases", "gpus", "projects", "node", "jobs", "pool"):
         pb2 = importlib.import_module(f"gpushared.api.v1.{module}_pb2")
         if hasattr(pb2, name):
             return dict(getattr(pb2, name).DESCRIPTOR.fields_by_name)

@@ -140,8 +140,8 @@ class Callers:
         if not caller.trusted:
             raise PermissionRefused(
                 f"{caller.name} may not administer the pool",
-                hint="root may, and members of the groups in coordinator.trusted_groups; jobs are submitted on a "
-                "node, or with an API token",
+                hint="root may, and members of the groups in coordinator.trusted_groups; jobs are submitted "
+                "on a node, or with an API token",
             )
         principal = f"{caller.name}@{self._pool}"
         return PoolCaller(Owner(principal, caller.name, admin=True), None, ALL_SCOPES, is_admin=True)

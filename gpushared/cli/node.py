@@ -1,0 +1,94 @@
+"""``gpushare node``: this machine as a node of a pool."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from gpushared.cli import text
+from gpushared.cli.faults import UsageError
+from gpushared.client import Client
+from gpushared.domain.errors import ConfigError
+
+_HELP = {"help_option_names": ["-h", "--help"]}
+STDIN = "-"
+MAX_TOKEN_BYTES = 4096
+
+
+@click.group("node", context_settings=_HELP, short_help="Let this machine join a pool, or leave it.")
+def node() -> None:
+    """Let this machine join a pool, or leave it.
+
+    \b
+    Examples:
+      sudo gpushare node join dgx --token-file token
+      sudo gpushare node leave
+    """  # noqa: D301 - click's mark for lines it must not join
+
+
+@node.command("join", context_settings=_HELP, short_help="Join the pool of a coordinator.")
+@click.option(
+    "--token-file",
+    metavar="FILE",
+    required=True,
+    help="Holds what `gpushare pool token` printed; - is standard input.",
+)
+@click.option("--name", metavar="NAME", default="", help="The node's name there, instead of its own.")
+@click.argument("address", metavar="HOST[:PORT]")
+def join(address: str, token_file: str, name: str) -> int:
+    """Join the pool whose coordinator is at HOST. For root and trusted groups.
+
+    The daemon of this machine makes a key, which never leaves it, and is connected at once. It believes the
+    coordinator that the token names, and no other. What runs here runs on.
+
+    \b
+    Examples:
+      sudo gpushare node join dgx --token-file token
+      ssh dgx sudo gpushare pool token -q | sudo gpushare node join dgx --token-file -
+    """  # noqa: D301 - click's mark for lines it must not join
+    joined = Client().join_pool(address, _token(token_file), name)
+    until = time.strftime("%Y-%m-%d", time.localtime(joined.expires_at))
+    realms = f", and speaks for users of {', '.join(joined.realms)}" if joined.realms else ""
+    click.echo(text.printable(f"this machine is node {joined.node} of the pool {joined.pool}{realms}"))
+    click.echo(f"its certificate, which it renews by itself, is valid until {until}")
+    return 0
+
+
+def _token(file: str) -> str:
+    """Never from the command line itself, which everybody on the machine can read."""
+    if file.startswith("GSJ1-"):
+        raise UsageError("the token itself is not to stand there", hint="put it into a file, or use -")
+    try:
+        if file == STDIN:
+            return sys.stdin.read(MAX_TOKEN_BYTES).strip()
+        with Path(file).open(encoding="utf-8") as opened:
+            return opened.read(MAX_TOKEN_BYTES).strip()
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{file} is no text", hint="it is to hold what `gpushare pool token` printed"
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}", hint="is the path right?") from error
+
+
+@node.command("leave", context_settings=_HELP, short_help="Leave the pool.")
+def leave() -> int:
+    """Leave the pool: forget its certificate and keys. For root and trusted groups.
+
+    Leases and containers stay. The coordinator is not told: there, `gpushare node forget` takes it off the
+    list.
+
+    \b
+    Examples:
+      sudo gpushare node leave
+    """  # noqa: D301 - click's mark for lines it must not join
+    left = Client().leave_pool()
+    if not left.pool:
+        click.echo("this machine is in no pool")
+        return 0
+    click.echo(text.printable(f"this machine has left the pool {left.pool}, where it was node {left.node}"))
+    click.echo(text.printable(f"on the coordinator's machine: gpushare node forget {left.node} --is-off"))
+    return 0

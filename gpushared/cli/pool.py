@@ -1,0 +1,281 @@
+"""``gpushare pool``: begin a pool and administer it, on the machine of its coordinator."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import click
+
+from gpushared.cli import table, text
+from gpushared.cli.table import Column, Row
+from gpushared.client.pool import PoolClient
+from gpushared.client.pool_messages import ApiToken, JoinToken
+from gpushared.domain.units import parse_duration
+
+_HELP = {"help_option_names": ["-h", "--help"]}
+
+
+@click.group("pool", context_settings=_HELP, short_help="Begin a pool of nodes and administer it.")
+def pool() -> None:
+    """Begin a pool of nodes and administer it, on the machine of its coordinator. For root.
+
+    Also for members of the groups in coordinator.trusted_groups; `init` works without a coordinator.
+
+    \b
+    Examples:
+      gpushare pool init lab
+      gpushare pool token --node ws3
+      gpushare pool api-token --person ada --scope submit,read
+    """  # noqa: D301 - click's mark for lines it must not join
+
+
+# --- init ----------------------------------------------------------------------------------------------
+
+
+@pool.command("init", context_settings=_HELP, short_help="Begin a pool: its coordinator's files and keys.")
+@click.option(
+    "-c", "--config", type=click.Path(path_type=Path), metavar="PATH", help="The coordinator's configuration."
+)
+@click.option("--state-dir", metavar="DIR", help="Where its files are to be, instead of as configured.")
+@click.option("--user", metavar="USER", default="", help="Who is to own them: whom the coordinator runs as.")
+@click.argument("name")
+def init(name: str, config: Path | None, state_dir: str | None, user: str) -> int:
+    """Begin a pool: make the state directory of its coordinator, with a certificate authority in it.
+
+    NAME is up to 32 small letters, digits and dashes, and stays. The key of the authority never leaves the
+    directory; back it up where nobody else reads it.
+
+    \b
+    Examples:
+      sudo gpushare pool init lab
+    """  # noqa: D301 - click's mark for lines it must not join
+    from gpushared.config.pool import POOL, load_pool
+    from gpushared.pool.trust.founding import found_pool
+
+    settings = load_pool(config or POOL.path, environ=os.environ, must_exist=config is not None)
+    folder = Path(state_dir or settings.coordinator.state_dir)
+    founded = found_pool(folder, name, time.time(), user)
+    click.echo(f"pool {name} begins in {folder}, owned by {founded.user}")
+    click.echo(f"its authority is {founded.digest}")
+    click.echo("next:")
+    click.echo("  systemctl enable --now gpushared-pool    start the coordinator")
+    click.echo("  gpushare pool token --node NAME          let a machine join; it prints what to do there")
+    return 0
+
+
+# --- tokens --------------------------------------------------------------------------------------------
+
+
+def _seconds(valid: str) -> int:
+    return parse_duration(valid) if valid else 0
+
+
+@pool.command("token", context_settings=_HELP, short_help="Make a token with which one machine may join.")
+@click.option("--node", metavar="NAME", default="", help="Only for a node of this name.")
+@click.option("--valid", metavar="TIME", default="1h", help="How long it may be used.", show_default=True)
+@click.option(
+    "--realm", "realms", metavar="REALM", multiple=True, help="Whose users the node may speak for, besides."
+)
+@click.option("-q", "--quiet", is_flag=True, help="Print the token alone.")
+def token(node: str, valid: str, realms: tuple[str, ...], quiet: bool) -> int:
+    """Make a token with which one machine may join the pool, once. It is shown only now.
+
+    Keep it in a file that only root reads. It also tells the machine which coordinator to trust. A node
+    speaks for the users of the realm of its own name; several that have the same accounts share a realm. With
+    --node of a member the machine takes that member's place.
+
+    \b
+    Examples:
+      gpushare pool token --node ws3
+      gpushare pool token --node ws3 --realm cluster --valid 1d -q > token
+    """  # noqa: D301 - click's mark for lines it must not join
+    made = PoolClient().create_join_token(node=node, realms=realms, valid_seconds=_seconds(valid))
+    click.echo(made.token)
+    if not quiet:
+        name = f" --name {made.node}" if made.node else ""
+        click.echo(
+            f"it is good for one machine, until {text.clock(made.expires_at, time.time())}; there, with the "
+            f"line above in a file:\n  gpushare node join {os.uname().nodename} --token-file FILE{name}",
+            err=True,
+        )
+    return 0
+
+
+@pool.command("api-token", context_settings=_HELP, short_help="Make a token with which a pipeline works.")
+@click.option("--person", metavar="PERSON", required=True, help="Whom it speaks for: ada, or ada@ws3.")
+@click.option(
+    "--scope",
+    "scopes",
+    metavar="SCOPE,...",
+    multiple=True,
+    help="submit, read, cancel, logs, admin  [default: all but admin]",
+)
+@click.option("--valid", metavar="TIME", default="12h", help="How long, at most 366d.", show_default=True)
+@click.option("--description", metavar="TEXT", default="", help="One line: what it is for.")
+@click.option("-q", "--quiet", is_flag=True, help="Print the token alone.")
+def api_token(person: str, scopes: tuple[str, ...], valid: str, description: str, quiet: bool) -> int:
+    """Make a token with which a program works in the pool for a person. It is shown only now.
+
+    Only its hash is kept. admin is for those who are admins in the coordinator's configuration.
+
+    \b
+    Examples:
+      gpushare pool api-token --person ada --scope submit,read --valid 12h
+      gpushare pool api-token --person ci --valid 30d --description "nightly tests" -q > token
+    """  # noqa: D301 - click's mark for lines it must not join
+    words = [word.strip() for scope in scopes for word in scope.split(",") if word.strip()]
+    made = PoolClient().create_api_token(
+        person=person, scopes=words, valid_seconds=_seconds(valid), description=description
+    )
+    click.echo(made.token)
+    if not quiet:
+        until = time.strftime("%Y-%m-%d %H:%M", time.localtime(made.expires_at))
+        click.echo(
+            f"it speaks for {made.person} ({', '.join(made.scopes)}) until {until}; to end it before: "
+            f"gpushare pool revoke {made.id}",
+            err=True,
+        )
+    return 0
+
+
+_COLUMNS = (
+    Column("id"),
+    Column("kind"),
+    Column("for"),
+    Column("scopes"),
+    Column("state"),
+    Column("last used"),
+    Column("description"),
+)
+
+
+@pool.command("tokens", context_settings=_HELP, short_help="List the tokens, without their secrets.")
+@click.option(
+    "-o", "--output", type=click.Choice(["table", "json"]), default="table", help="Form.", show_default=True
+)
+def tokens(output: str) -> int:
+    """List the tokens, without their secrets: those that count, and those that ended within a week.
+
+    \b
+    Examples:
+      gpushare pool tokens
+      gpushare pool tokens -o json
+    """  # noqa: D301 - click's mark for lines it must not join
+    client, now = PoolClient(), time.time()
+    joins, apis = client.join_tokens(), client.api_tokens()
+    if output == "json":
+        items = [{"kind": "join", **one.to_json()} for one in joins]
+        items += [{"kind": "api", **one.to_json()} for one in apis]
+        click.echo(json.dumps({"schema": "gpushare.tokens/1", "items": items}, indent=2))
+        return 0
+    rows = [_join_row(one, now) for one in joins] + [_api_row(one, now) for one in apis]
+    click.echo("\n".join(table.lines(_COLUMNS, rows, headers=True, colour=False)))
+    return 0
+
+
+def _join_row(one: JoinToken, now: float) -> Row:
+    state = f"used by {one.used_by}" if one.used_at else _state(one.revoked, one.expires_at, now)
+    return {
+        "id": one.id,
+        "kind": "join",
+        "for": one.node or "any node",
+        "state": state,
+        "last used": _ago(one.used_at, now),
+        "description": f"realms {','.join(one.realms)}" if one.realms else "",
+    }
+
+
+def _api_row(one: ApiToken, now: float) -> Row:
+    return {
+        "id": one.id,
+        "kind": "api",
+        "for": one.person,
+        "scopes": ",".join(one.scopes),
+        "state": _state(one.revoked, one.expires_at, now),
+        "last used": _ago(one.used_at, now),
+        "description": one.description,
+    }
+
+
+def _state(revoked: bool, expires_at: float, now: float) -> str:
+    if revoked:
+        return "revoked"
+    return f"{text.span(expires_at - now)} left" if now < expires_at else "expired"
+
+
+def _ago(moment: float | None, now: float) -> str:
+    return "" if moment is None else f"{text.span(now - moment)} ago"
+
+
+@pool.command("revoke", context_settings=_HELP, short_help="Let a token count no more.")
+@click.argument("token_id", metavar="ID")
+def revoke(token_id: str) -> int:
+    """Let a token count no more, of either kind. `gpushare pool tokens` shows the ids.
+
+    A node that has joined needs its token no more: gpushare node forget shuts it out.
+
+    \b
+    Examples:
+      gpushare pool revoke k3f7q2aa
+    """  # noqa: D301 - click's mark for lines it must not join
+    click.echo(text.printable(PoolClient().revoke_token(token_id)))
+    return 0
+
+
+# --- the authority and the coordinator -----------------------------------------------------------------
+
+
+@pool.command("rotate-ca", context_settings=_HELP, short_help="Replace the pool's authority in two steps.")
+@click.option("--finish", is_flag=True, help="The second step: trust the old one no more.")
+def rotate_ca(finish: bool) -> int:
+    """Replace the pool's certificate authority, without a restart of anything.
+
+    First all nodes trust a new one beside the old one, and get certificates of it. With --finish, which is
+    refused while a node has none yet, the old one is dropped.
+
+    \b
+    Examples:
+      gpushare pool rotate-ca
+      gpushare pool rotate-ca --finish
+    """  # noqa: D301 - click's mark for lines it must not join
+    for sentence in PoolClient().rotate_ca(finish=finish):
+        click.echo(text.printable(sentence))
+    return 0
+
+
+_PHASES = {
+    "normal": "places jobs",
+    "settling": "has just started: jobs from before wait until all nodes have reported",
+    "recovering": "recovers from a loss of memory: jobs from before wait until all nodes have reported",
+}
+
+
+@pool.command("status", context_settings=_HELP, short_help="Say how the coordinator is.")
+@click.option(
+    "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Form.", show_default=True
+)
+def status(output: str) -> int:
+    """Say how the coordinator is, and what it waits for.
+
+    \b
+    Examples:
+      gpushare pool status
+      gpushare pool status -o json
+    """  # noqa: D301 - click's mark for lines it must not join
+    found = PoolClient().status()
+    if output == "json":
+        click.echo(json.dumps({"schema": "gpushare.pool/1", "items": [found.to_json()]}, indent=2))
+        return 0
+    lines = [
+        f"pool {found.pool}: {_PHASES.get(found.phase, found.phase)}",
+        f"  nodes    {found.nodes}",
+        f"  jobs     {found.running} running, {found.queued} queued",
+        f"  since    {text.span(time.time() - (found.started_at or time.time()))}, epoch {found.epoch}",
+    ]
+    lines += [f"  waits    for node {node}" for node in found.awaited_nodes]
+    lines += [f"  trouble  {trouble}" for trouble in found.troubles]
+    click.echo("\n".join(text.printable(line) for line in lines))
+    return 0

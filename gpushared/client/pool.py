@@ -1,0 +1,88 @@
+"""The coordinator of a pool, for administrators on its own machine: JSON on its unix socket."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpushared.client.api import MAX_SOCKET_PATH_BYTES, Client
+from gpushared.client.faults import ConnectionLost
+from gpushared.client.pool_messages import (
+    ApiToken,
+    JoinToken,
+    ListApiTokensResponse,
+    ListJoinTokensResponse,
+    PoolStatus,
+    RotateCaAnswer,
+)
+from gpushared.domain.errors import ConfigError, DaemonUnavailable
+
+POOL_SOCKET_VARIABLE = "GPUSHARE_POOL_SOCKET"
+DEFAULT_POOL_SOCKET = "/run/gpushared-pool/gpushared-pool.sock"
+
+
+def pool_socket(path: str | None = None) -> str:
+    """The path given, else in GPUSHARE_POOL_SOCKET, else the system's. Raises ConfigError."""
+    path = path or os.environ.get(POOL_SOCKET_VARIABLE) or DEFAULT_POOL_SOCKET
+    path = path.removeprefix("unix://")
+    if not path.startswith("/") or len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
+        raise ConfigError(
+            f"{path[:100]!r} is no path of a unix socket",
+            hint=f"export {POOL_SOCKET_VARIABLE}={DEFAULT_POOL_SOCKET}",
+        )
+    return path
+
+
+class PoolClient:
+    """The coordinator on this machine. Raises the errors of ``gpushared.domain.errors``, as ``Client``."""
+
+    def __init__(self, path: str | None = None) -> None:
+        self._client = Client(f"unix://{pool_socket(path)}")
+
+    def status(self) -> PoolStatus:
+        return PoolStatus(self._call("Status", {}))
+
+    def create_join_token(
+        self, *, node: str = "", realms: Sequence[str] = (), valid_seconds: int = 0
+    ) -> JoinToken:
+        """``node``: the only name that will do; 0 seconds: an hour."""
+        asked = {"node": node, "realms": list(realms), "valid_seconds": valid_seconds}
+        return JoinToken(self._call("CreateJoinToken", asked))
+
+    def join_tokens(self) -> tuple[JoinToken, ...]:
+        return ListJoinTokensResponse(self._call("ListJoinTokens", {})).tokens
+
+    def create_api_token(
+        self, *, person: str, scopes: Sequence[str] = (), valid_seconds: int = 0, description: str = ""
+    ) -> ApiToken:
+        """No scopes: all but ``admin``; 0 seconds: 12 hours."""
+        asked = {
+            "person": person,
+            "scopes": list(scopes),
+            "valid_seconds": valid_seconds,
+            "description": description,
+        }
+        return ApiToken(self._call("CreateApiToken", asked))
+
+    def api_tokens(self) -> tuple[ApiToken, ...]:
+        return ListApiTokensResponse(self._call("ListApiTokens", {})).tokens
+
+    def revoke_token(self, token_id: str) -> str:
+        """What was done, in a sentence."""
+        return str(self._call("RevokeToken", {"id": token_id}).get("sentence", ""))
+
+    def rotate_ca(self, *, finish: bool = False) -> tuple[str, ...]:
+        return RotateCaAnswer(self._call("RotateCa", {"finish": finish})).sentences
+
+    def _call(self, call: str, asked: Mapping[str, object]) -> dict[str, Any]:
+        try:
+            return self._client.call(f"PoolAdmin/{call}", asked)
+        except ConnectionLost:
+            raise
+        except DaemonUnavailable as error:
+            raise DaemonUnavailable(
+                f"no coordinator of a pool answers on {self._client.path}",
+                hint="this is for the machine of the coordinator: see `systemctl status gpushared-pool`; for "
+                f"a socket elsewhere: export {POOL_SOCKET_VARIABLE}=PATH",
+            ) from error

@@ -1,0 +1,69 @@
+"""The answers of a pool's coordinator as typed objects; as ``messages``, by ``pool.proto``."""
+
+from __future__ import annotations
+
+from gpushared.client.messages import Message, Time
+
+
+class JoinToken(Message):
+    """Lets one machine become a node. ``token`` is told once, when it is made."""
+
+    token: str = ""
+    id: str = ""
+    expires_at: float = 0.0
+    node: str = ""
+    used_by: str = ""
+    realms: tuple[str, ...] = ()
+    created_at: float = 0.0
+    used_at: Time = None
+    revoked: bool = False
+    made_by: str = ""
+
+
+class ApiToken(Message):
+    """Speaks for a person. ``token`` is told once, when it is made."""
+
+    token: str = ""
+    id: str = ""
+    person: str = ""
+    scopes: tuple[str, ...] = ()
+    expires_at: float = 0.0
+    created_at: float = 0.0
+    used_at: Time = None
+    description: str = ""
+    revoked: bool = False
+    made_by: str = ""
+
+
+class ListJoinTokensResponse(Message):
+    """The answer of ``PoolAdmin.ListJoinTokens``."""
+
+    tokens: tuple[JoinToken, ...] = ()
+
+
+class ListApiTokensResponse(Message):
+    """The answer of ``PoolAdmin.ListApiTokens``."""
+
+    tokens: tuple[ApiToken, ...] = ()
+
+
+class RotateCaAnswer(Message):
+    """What was done, and what is next."""
+
+    sentences: tuple[str, ...] = ()
+
+
+class PoolStatus(Message):
+    """The coordinator. ``phase``: ``normal``, ``settling`` or ``recovering``."""
+
+    pool: str = ""
+    version: str = ""
+    epoch: int = 0
+    revision: int = 0
+    phase: str = ""
+    awaited_nodes: tuple[str, ...] = ()
+    troubles: tuple[str, ...] = ()
+    nodes: int = 0
+    queued: int = 0
+    running: int = 0
+    started_at: Time = None
