@@ -35,6 +35,7 @@ def lease_row(lease: Lease, now: float) -> Row:
         "cap": lease.compute_cap,
         "preset": lease.preset,
         "project": lease.project,
+        "job": lease.job_id,
         "gpu-uuid": ",".join(grant.gpu_uuid for grant in lease.grants),
         "container": lease.container_id[:12],
     }
@@ -134,6 +135,7 @@ Examples:
         Column("cap", wide=True),
         Column("preset", wide=True),
         Column("project", wide=True),
+        Column("job", wide=True),
         Column("container", wide=True),
         Column("gpu-uuid", wide=True),
     ),

@@ -67,6 +67,9 @@ def _lines(explanation: Explanation, now: float) -> Iterator[str]:
     if lease.simulated:
         yield SIMULATED
     yield _title(lease)
+    if lease.job_id:
+        of_pool = f" of pool {lease.job_pool}" if lease.job_pool else ""
+        yield f"  job      {lease.job_id}{of_pool}, attempt {lease.job_attempt}"
     yield from _waiting(lease, now)
     for refusal in explanation.refusals:
         gpus = "1 GPU" if refusal.gpus == 1 else f"{refusal.gpus} GPUs"

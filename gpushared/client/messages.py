@@ -166,6 +166,9 @@ class Lease(Message):
     away_from: tuple[str, ...] = ()
     host_cpu_milli: int = 0
     host_memory_bytes: int = 0
+    job_id: str = ""
+    job_attempt: int = 0
+    job_pool: str = ""
 
 
 class ResizeAnswer(Message):
@@ -413,6 +416,7 @@ class PoolMembership(Message):
     address: str = ""
     expires_at: float = 0.0
     realms: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class LeftPool(Message):

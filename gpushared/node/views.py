@@ -89,6 +89,9 @@ class Views:
             host_cpu_milli=lease.request.host_cpu_milli or 0,
             host_memory_bytes=lease.request.host_memory_bytes or 0,
         )
+        if lease.attempt is not None:
+            view.job_id, view.job_attempt = lease.attempt.job, lease.attempt.number
+            view.job_pool = lease.coordinator
         if lease.notice is not None:
             view.notice.CopyFrom(notice(lease.notice))
         setattr(view, "class", lease.request.lease_class)
@@ -121,7 +124,7 @@ class Views:
         )
 
     def _add_waiting(self, view: leases_pb2.Lease, lease: Lease) -> None:
-        told = self._waiting(lease)
+        told = self.waiting_of(lease)
         if told is not None:
             view.waiting.CopyFrom(_waiting_view(told))
 
@@ -156,7 +159,8 @@ class Views:
             start_to=start.at if start else 0.0,
         )
 
-    def _waiting(self, lease: Lease) -> Waiting | None:
+    def waiting_of(self, lease: Lease) -> Waiting | None:
+        """Why a lease waits and where it stands; None where it does not wait."""
         outlook = self._loop.outlook()
         decision = outlook.decisions.get(lease.id)
         if decision is None:
@@ -172,7 +176,7 @@ class Views:
 
     def refusals(self, lease: Lease) -> list[leases_pb2.Refusal]:
         """How often each reason refused a GPU, for a lease that waits."""
-        told = self._waiting(lease)
+        told = self.waiting_of(lease)
         if told is None:
             return []
         return [leases_pb2.Refusal(reason=r, gpus=count, text=text) for r, count, text in told.refusals]

@@ -462,6 +462,9 @@ class Lease(_message.Message):
     AWAY_FROM_FIELD_NUMBER: _builtins.int
     HOST_CPU_MILLI_FIELD_NUMBER: _builtins.int
     HOST_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    JOB_ATTEMPT_FIELD_NUMBER: _builtins.int
+    JOB_POOL_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     state: _builtins.str
     owner_uid: _builtins.int
@@ -510,6 +513,11 @@ class Lease(_message.Message):
     """It has been so for so long that it is protected from giving way no more."""
     host_cpu_milli: _builtins.int
     host_memory_bytes: _builtins.int
+    job_id: _builtins.str
+    """The job that it is for, and which attempt to run it; empty for none."""
+    job_attempt: _builtins.int
+    job_pool: _builtins.str
+    """The pool by whose order; empty for the node's own jobs."""
     @_builtins.property
     def grants(self) -> _containers.RepeatedCompositeFieldContainer[Global___Grant]: ...
     @_builtins.property
@@ -572,10 +580,13 @@ class Lease(_message.Message):
         away_from: _abc.Iterable[_builtins.str] | None = ...,
         host_cpu_milli: _builtins.int = ...,
         host_memory_bytes: _builtins.int = ...,
+        job_id: _builtins.str = ...,
+        job_attempt: _builtins.int = ...,
+        job_pool: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "memory_used_bytes", b"memory_used_bytes", "notice", b"notice", "outcome", b"outcome", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "after", b"after", "asks", b"asks", "away_from", b"away_from", "begin_at", b"begin_at", "class", b"class", "compute_cap", b"compute_cap", "container_id", b"container_id", "container_name", b"container_name", "created_at", b"created_at", "deadline", b"deadline", "expires_at", b"expires_at", "fault", b"fault", "grants", b"grants", "held_by", b"held_by", "host_cpu_milli", b"host_cpu_milli", "host_memory_bytes", b"host_memory_bytes", "id", b"id", "idle_since", b"idle_since", "image", b"image", "isolation", b"isolation", "lowered", b"lowered", "memory_used_bytes", b"memory_used_bytes", "memory_wall", b"memory_wall", "models", b"models", "near", b"near", "notice", b"notice", "outcome", b"outcome", "owner", b"owner", "owner_uid", b"owner_uid", "preempt_step", b"preempt_step", "preempt_why", b"preempt_why", "preemptions", b"preemptions", "preset", b"preset", "priority", b"priority", "project", b"project", "restart_on_fault", b"restart_on_fault", "restarts", b"restarts", "simulated", b"simulated", "since", b"since", "state", b"state", "token", b"token", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "after", b"after", "asks", b"asks", "away_from", b"away_from", "begin_at", b"begin_at", "class", b"class", "compute_cap", b"compute_cap", "container_id", b"container_id", "container_name", b"container_name", "created_at", b"created_at", "deadline", b"deadline", "expires_at", b"expires_at", "fault", b"fault", "grants", b"grants", "held_by", b"held_by", "host_cpu_milli", b"host_cpu_milli", "host_memory_bytes", b"host_memory_bytes", "id", b"id", "idle_since", b"idle_since", "image", b"image", "isolation", b"isolation", "job_attempt", b"job_attempt", "job_id", b"job_id", "job_pool", b"job_pool", "lowered", b"lowered", "memory_used_bytes", b"memory_used_bytes", "memory_wall", b"memory_wall", "models", b"models", "near", b"near", "notice", b"notice", "outcome", b"outcome", "owner", b"owner", "owner_uid", b"owner_uid", "preempt_step", b"preempt_step", "preempt_why", b"preempt_why", "preemptions", b"preemptions", "preset", b"preset", "priority", b"priority", "project", b"project", "restart_on_fault", b"restart_on_fault", "restarts", b"restarts", "simulated", b"simulated", "since", b"since", "state", b"state", "token", b"token", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__memory_used_bytes: _TypeAlias = _typing.Literal["memory_used_bytes"]  # noqa: Y015
     _WhichOneofArgType__memory_used_bytes: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes"]  # noqa: Y015
