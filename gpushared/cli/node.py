@@ -54,6 +54,8 @@ def join(address: str, token_file: str, name: str) -> int:
     realms = f", and speaks for users of {', '.join(joined.realms)}" if joined.realms else ""
     click.echo(text.printable(f"this machine is node {joined.node} of the pool {joined.pool}{realms}"))
     click.echo(f"its certificate, which it renews by itself, is valid until {until}")
+    for note in joined.notes:
+        click.echo(text.printable(f"note: {note}"))
     return 0
 
 

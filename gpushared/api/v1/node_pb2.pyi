@@ -453,6 +453,7 @@ class PoolMembership(_message.Message):
     ADDRESS_FIELD_NUMBER: _builtins.int
     EXPIRES_AT_FIELD_NUMBER: _builtins.int
     REALMS_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     node: _builtins.str
     address: _builtins.str
@@ -462,6 +463,10 @@ class PoolMembership(_message.Message):
     def realms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """For whose users the node may speak, besides those of its own name."""
 
+    @_builtins.property
+    def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What in the node's configuration does not go with it, for people."""
+
     def __init__(
         self,
         *,
@@ -470,10 +475,11 @@ class PoolMembership(_message.Message):
         address: _builtins.str = ...,
         expires_at: _builtins.float = ...,
         realms: _abc.Iterable[_builtins.str] | None = ...,
+        notes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "expires_at", b"expires_at", "node", b"node", "pool", b"pool", "realms", b"realms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "expires_at", b"expires_at", "node", b"node", "notes", b"notes", "pool", b"pool", "realms", b"realms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
