@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 
 from gpushared.cli import text
-from gpushared.cli.listing import Listing, Options, Screen
+from gpushared.cli.listing import Listing, Options, Own, Screen
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client, Drained, Gpu
+from gpushared.client.job_messages import PoolGpu, PoolNode
+from gpushared.client.jobs import Jobs
 
 SPLIT = "mig"
 
@@ -46,7 +48,9 @@ def _drain_note(gpu: Gpu, drained: Drained, now: float) -> str:
     return f"drained: GPU {name}: {drained.reason} ({drained.by}, {since})"
 
 
-def fetch(client: Client, options: Options) -> Screen:  # noqa: ARG001 - a listing's signature
+def fetch(client: Client, options: Options) -> Screen:
+    if options.value("pool"):
+        return _of_pool(client)
     answer = client.gpus()
     now = time.time()
     notes = [f"trouble: {trouble}" for trouble in answer.troubles]
@@ -60,6 +64,39 @@ def fetch(client: Client, options: Options) -> Screen:  # noqa: ARG001 - a listi
         notes=[text.printable(note) for note in notes],
         extra={"node": answer.node, "troubles": list(answer.troubles)},
     )
+
+
+def _of_pool(client: Client) -> Screen:
+    """As the nodes told the coordinator last; what only a node itself knows is left empty."""
+    answer = Jobs(client).nodes()
+    now = time.time()
+    notes = list(answer.notices)
+    for node in answer.nodes:
+        if node.presence not in {"ready", "drained"}:
+            heard = "never" if node.heard_at is None else f"{text.span(now - node.heard_at)} ago"
+            notes.append(f"{node.name} is {node.presence}: last heard of {heard}")
+        notes += [f"trouble: {node.name}: GPU {gpu.index}: {gpu.trouble}" for gpu in node.gpus if gpu.trouble]
+    return Screen(
+        rows=[_pool_row(gpu, node) for node in answer.nodes for gpu in node.gpus],
+        items=[{**gpu.to_json(), "node": node.name} for node in answer.nodes for gpu in node.gpus],
+        ids=[gpu.id for node in answer.nodes for gpu in node.gpus],
+        simulated=any(node.simulated for node in answer.nodes),
+        notes=[text.printable(note) for note in notes],
+        extra={"pool": answer.pool, "notices": list(answer.notices)},
+    )
+
+
+def _pool_row(gpu: PoolGpu, node: PoolNode) -> Row:
+    return {
+        "node": node.name,
+        "gpu": str(gpu.index),
+        "name": gpu.name,
+        "mode": node.presence if node.presence != "ready" else "",
+        "memory": text.memory_pair(gpu.memory_bytes - gpu.free_memory_bytes, gpu.memory_bytes),
+        "leases": str(gpu.leases),
+        "free": f"{text.share(gpu.free_compute_permille)}, {text.memory(gpu.free_memory_bytes)}",
+        "uuid": gpu.id,
+    }
 
 
 LISTING = Listing(
@@ -76,6 +113,7 @@ Examples:
   gpushare gpus
   gpushare gpus -o wide
   gpushare gpus -o columns=gpu,free
+  gpushare gpus --pool
 """,
     schema="gpushare.gpus/1",
     columns=(
@@ -97,4 +135,5 @@ Examples:
         Column("uuid", wide=True),
     ),
     fetch=fetch,
+    own=(Own(("--pool",), "Those of all nodes of the pool, as they told last; MEMORY is leased/total."),),
 )

@@ -14,7 +14,7 @@ OUR_FAILURE = 125
 CTRL_C = 130
 BROKEN_PIPE = 141
 """As a shell reports a program that ended by SIGPIPE."""
-PLAIN = frozenset({"ps", "gpus", "queue", "presets", "version", "jobs"})
+PLAIN = frozenset({"ps", "gpus", "queue", "presets", "version", "jobs", "nodes"})
 COMPLETION_VARIABLE = "_GPUSHARE_COMPLETE"
 
 

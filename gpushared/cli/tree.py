@@ -19,6 +19,7 @@ COMMANDS = (
     "cancel",
     "ps",
     "gpus",
+    "nodes",
     "drain",
     "undrain",
     "queue",

@@ -1,0 +1,110 @@
+"""``gpushare nodes``: the machines of the pool, what is known of each, and since when."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+from gpushared.cli import text
+from gpushared.cli.listing import Listing, Options, Screen
+from gpushared.cli.table import Column, Row
+from gpushared.client import Client
+from gpushared.client.job_messages import PoolGpu, PoolNode
+from gpushared.client.jobs import Jobs
+
+WHOLE_PERMILLE = 1000
+
+
+def _row(node: PoolNode, now: float) -> Row:
+    return {
+        "node": node.name,
+        "state": node.presence,
+        "gpus": _gpus(node.gpus),
+        "free": _free(node.gpus),
+        "running": str(node.running),
+        "waiting": str(node.waiting),
+        "heard": text.span(None if node.heard_at is None else now - node.heard_at),
+        "version": node.version,
+        "address": node.address,
+        "enrolled": text.span(None if node.enrolled_at is None else now - node.enrolled_at),
+    }
+
+
+def _gpus(gpus: tuple[PoolGpu, ...]) -> str:
+    """``8x H100, 2x L4``."""
+    return ", ".join(f"{count}x {name}" for name, count in Counter(gpu.name for gpu in gpus).items())
+
+
+def _free(gpus: tuple[PoolGpu, ...]) -> str:
+    """What could be leased, all GPUs together, and how many of them are untouched."""
+    if not gpus:
+        return ""
+    well = [gpu for gpu in gpus if not gpu.trouble]
+    total = sum(gpu.free_compute_permille for gpu in well) / WHOLE_PERMILLE
+    whole = sum(not gpu.leases and gpu.free_compute_permille == WHOLE_PERMILLE for gpu in well)
+    return f"{total:.2f} ({whole} whole)"
+
+
+def _note(node: PoolNode, now: float) -> str:
+    """What is not as it should be, and how sure that is."""
+    if node.presence == "drained":
+        return f"drained: {node.name}: {node.drain_reason} ({node.drained_by})"
+    if node.presence in {"suspect", "unknown"} and node.silent_since is not None:
+        since = text.span(now - node.silent_since)
+        return (
+            f"{node.name} is silent for {since}: what ran there is believed to run on, and is kept; "
+            f"if it is off for good: gpushare node forget {node.name} --is-off"
+        )
+    if node.presence == "never-seen":
+        return f"{node.name} has not been heard of since the coordinator started; nothing is known of it"
+    return ""
+
+
+def fetch(client: Client, options: Options) -> Screen:  # noqa: ARG001 - a listing's signature
+    answer = Jobs(client).nodes()
+    now = time.time()
+    notes = [*answer.notices, *(_note(node, now) for node in answer.nodes)]
+    notes += [
+        f"trouble: {node.name}: GPU {gpu.index}: {gpu.trouble}"
+        for node in answer.nodes
+        for gpu in node.gpus
+        if gpu.trouble
+    ]
+    return Screen(
+        rows=[_row(node, now) for node in answer.nodes],
+        items=[node.to_json() for node in answer.nodes],
+        ids=[node.name for node in answer.nodes],
+        simulated=any(node.simulated for node in answer.nodes),
+        notes=[text.printable(note) for note in notes if note],
+        extra={"pool": answer.pool, "notices": list(answer.notices)},
+    )
+
+
+LISTING = Listing(
+    name="nodes",
+    summary="Show the machines of the pool, what is known of each, and since when.",
+    details="""STATE is ready, suspect (silent for 15 s), unknown (silent for 30 s), drained, or never-seen
+since the coordinator started. Silence is never taken for death: what ran on a silent node is kept, and
+shown as believed. FREE adds up what its GPUs could still lease. HEARD is when it was last heard of.
+
+\b
+Examples:
+  gpushare nodes
+  gpushare nodes -o wide
+  gpushare nodes -o json
+""",
+    schema="gpushare.nodes/1",
+    columns=(
+        Column("node"),
+        Column("state"),
+        Column("gpus"),
+        Column("free", right=True),
+        Column("running", right=True),
+        Column("waiting", right=True),
+        Column("heard", right=True),
+        Column("version", wide=True),
+        Column("address", wide=True),
+        Column("enrolled", right=True, wide=True),
+    ),
+    fetch=fetch,
+)
