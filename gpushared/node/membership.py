@@ -1,0 +1,101 @@
+"""The calls ``Node.Join`` and ``Node.Leave``: which pool this node is in is for its administrators to say."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from gpushared.api.v1 import node_pb2
+from gpushared.config.jobs import PoolConfig
+from gpushared.config.model import Config
+from gpushared.domain.errors import ConfigError, PermissionRefused
+from gpushared.domain.request import Caller
+from gpushared.pool.member.enrolment import Enrolment
+from gpushared.pool.member.membership import Membership
+from gpushared.serving.jsonapi import Unary
+from gpushared.serving.troubles import Troubles
+
+log = logging.getLogger(__name__)
+
+
+PART = "membership"
+"""Under which troubles name what hinders the membership."""
+
+
+def open_enrolment(config: Config, troubles: Troubles) -> Enrolment:
+    """The node's membership, in its folder; nothing is read yet."""
+    folder = Path(config.pool.state_dir or Path(config.node.state_dir) / "pool")
+
+    def trouble(text: str | None) -> None:
+        if text is None:
+            troubles.cleared(PART)
+        else:
+            troubles.raised(PART, text)
+
+    return Enrolment(folder, time.time, trouble)
+
+
+async def load_enrolment(enrolment: Enrolment, troubles: Troubles) -> None:
+    """What is damaged is told, and the node serves its own users without a pool."""
+    try:
+        await enrolment.load()
+    except ConfigError as error:
+        troubles.raised(PART, str(error))
+
+
+class Memberships:
+    """``enrolment`` tells whoever else needs to know; the link to the pool begins and ends with it."""
+
+    def __init__(self, enrolment: Enrolment, config: Callable[[], PoolConfig], node_name: str) -> None:
+        self._enrolment = enrolment
+        self._config = config
+        self._node_name = node_name
+
+    def calls(self) -> dict[str, Unary]:
+        return {
+            "gpushare.v1.Node/Join": Unary(node_pb2.JoinPoolRequest, self.join),
+            "gpushare.v1.Node/Leave": Unary(node_pb2.LeavePoolRequest, self.leave),
+        }
+
+    async def join(self, message: node_pb2.JoinPoolRequest, caller: Caller) -> node_pb2.PoolMembership:
+        """Comes back when the node is a member, durably."""
+        _check(caller, "join a pool")
+        joined = await self._enrolment.join(message.address, message.token, message.name or self._node_name)
+        log.info("joined by=%s", caller.name)
+        return node_pb2.PoolMembership(
+            pool=joined.pool,
+            node=joined.node,
+            address=joined.address,
+            expires_at=joined.facts.expires_at,
+            realms=sorted(joined.facts.realms),
+            notes=self._notes(joined),
+        )
+
+    async def leave(self, _: node_pb2.LeavePoolRequest, caller: Caller) -> node_pb2.LeftPool:
+        """Comes back when its keys are gone."""
+        _check(caller, "leave a pool")
+        left = await self._enrolment.leave()
+        log.info("left by=%s", caller.name)
+        return node_pb2.LeftPool(pool=left.pool, node=left.node) if left else node_pb2.LeftPool()
+
+    def _notes(self, joined: Membership) -> Iterator[str]:
+        realm = self._config().realm
+        if realm and not joined.facts.may_assert(realm):
+            yield (
+                f"pool.realm is {realm}, for whose users this node may not speak: jobs for the pool will be "
+                f"refused; there: gpushare pool token --node {joined.node} --realm {realm}"
+            )
+        elif not realm and joined.node != self._node_name:
+            yield (
+                f"its users are USER@{joined.node} in the pool, although the node itself is named "
+                f"{self._node_name}"
+            )
+
+
+def _check(caller: Caller, what: str) -> None:
+    if not caller.trusted:
+        raise PermissionRefused(
+            f"only trusted callers may let this node {what}", hint="be root, or in the docker group"
+        )
