@@ -29,15 +29,13 @@ from gpushared.domain.jobs.model import HERE, JobId, NodeName
 from gpushared.domain.jobs.protocol import Order, Report
 from gpushared.domain.units import shown
 from gpushared.pool import wire
-from gpushared.pool.stream import Context, Guard, Machine, NodeStream, Origins, usual_beat
+from gpushared.pool.stream import Context, Guard, Machine, NodeStream, Origins, refuse, usual_beat
 from gpushared.serving.doors import abort
 
 log = logging.getLogger(__name__)
 
 HELLO_SECONDS = 30.0
 """For each message of a hello."""
-LINGER_SECONDS = 5.0
-"""How long a node that is refused has to hang up itself."""
 MAX_HELLO_BYTES = 128 << 20
 DISCONNECT_RETRY_SECONDS = 1.0
 MAX_REFUSED_KEPT = 1024
@@ -104,7 +102,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         """Whom to trust from now on, to all that are connected; the others are told at their next hello."""
         for stream in self._streams.values():
             if wire.TRUST in stream.capabilities:
-                stream.put(link_pb2.NewTrust, lambda: link_pb2.Down(trust=trust))
+                stream.tell_trust(trust)
 
     def tell_allowance(self, node: NodeName, allowance: link_pb2.Allowance) -> None:
         stream = self._streams.get(node)
@@ -160,9 +158,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
             await self._serve(self._stream(node, hello), event, context)
         except GpushareError as error:
             self._tell_of_refusal(node, error, context)
-            await context.write(link_pb2.Down(refuse=wire.refusal(error)))
-            # A call that ends while its client still writes shows it the end, and not what was said before.
-            await asyncio.sleep(LINGER_SECONDS)
+            await refuse(context, error)
 
     async def Serve(  # type: ignore[override]  # noqa: N802 - gRPC's name
         self, _requests: object, context: TunnelContext
@@ -222,7 +218,9 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
             log.info("node=%s connected from=%s reports=%d", stream.node, context.peer(), len(hello.reports))
             self._refused.pop(stream.node, None)
             self._tell_standing_drain(stream.node)
-            await stream.talk(context)
+            why = await stream.talk(context)
+            if why is not None:
+                self._tell_of_refusal(stream.node, why, context)
         finally:
             if self._streams.get(stream.node) is stream:
                 del self._streams[stream.node]

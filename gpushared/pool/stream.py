@@ -41,6 +41,7 @@ IN_WORK = 32
 FIRST_RETRY_SECONDS = 0.5
 LAST_RETRY_SECONDS = 8.0
 _JOB_ID = re.compile(r"[0-9a-z]{1,32}(_[0-9]{1,7})?")
+LINGER_SECONDS = 5.0
 MAX_GRACE_SECONDS = 24 * 3600
 
 _PASSING = (Unavailable, TimedOut, LimitReached)
@@ -130,6 +131,9 @@ class NodeStream:
         self._origins = origins
         self._beat_seconds = beat
         self._why: asyncio.Future[GpushareError] = asyncio.get_running_loop().create_future()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._trust: tuple[int, bool] | None = None
         self._slots = asyncio.Semaphore(IN_WORK)
         self._work: set[asyncio.Task[None]] = set()
 
@@ -143,27 +147,41 @@ class NodeStream:
         if not self.mailbox.put(subject, word):
             self.end(LimitReached(f"node {self.node} reads too slowly: {MAX_WAITING} things wait for it"))
 
-    async def talk(self, context: Context) -> None:
-        """Read and write until either side ends it. Raises what ``end`` was given."""
+    async def talk(self, context: Context) -> GpushareError | None:
+        """Read and write until either side ends it; why, where it was this side, and the node was told."""
         ways = [asyncio.create_task(self._read(context)), asyncio.create_task(self._write(context))]
         ends: list[asyncio.Future[Any]] = [*ways, self._why]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if self._why.done():
-                raise self._why.result()
+                await self._part(context, self._why.result())
+                return self._why.result()
             for way in ways:
-                if way.done():
-                    way.result()
+                if way.done() and (error := way.exception()) is not None:
+                    log.info("node=%s its stream broke: %s", self.node, error)
+            return None
         finally:
             for task in (*ways, *self._work):
                 task.cancel()
             await asyncio.gather(*ways, *self._work, return_exceptions=True)
 
+    async def _part(self, context: Context, why: GpushareError) -> None:
+        """One write at a time is all that gRPC takes, and a node that does not read may hold up the last for ever."""
+        try:
+            async with asyncio.timeout(LINGER_SECONDS):
+                await self._idle.wait()
+        except TimeoutError:
+            return
+        await refuse(context, why)
+
     # --- down ------------------------------------------------------------------------------------------
 
     async def _write(self, context: Context) -> None:
-        while True:
-            await context.write(await self.mailbox.take())
+        while not self._why.done():
+            message = await self.mailbox.take()
+            self._idle.clear()
+            await context.write(message)
+            self._idle.set()
 
     def update(self, job: JobId) -> None:
         """Tell how a job stands that came in through this node."""
@@ -278,4 +296,19 @@ class NodeStream:
     def _trust_seen(self, seen: link_pb2.TrustSeen) -> None:
         trust = self._guard.newer_trust(self.node, seen.generation)
         if trust is not None:
+            self.tell_trust(trust)
+
+    def tell_trust(self, trust: link_pb2.NewTrust) -> None:
+        """Once the same: until a node has renewed its certificate, it is always behind."""
+        if self._trust != (trust.generation, trust.renew_now):
+            self._trust = (trust.generation, trust.renew_now)
             self.put(link_pb2.NewTrust, lambda: link_pb2.Down(trust=trust))
+
+
+async def refuse(context: Context, why: GpushareError) -> None:
+    """Say why the call ends, and give the node a moment to hang up.
+
+    A call that ends while its client still writes shows it the end, and not what was said before.
+    """
+    await context.write(link_pb2.Down(refuse=wire.refusal(why)))
+    await asyncio.sleep(LINGER_SECONDS)

@@ -371,8 +371,9 @@ class Session:
             self.cancel(job)
 
     async def _trust(self, trust: link_pb2.NewTrust) -> None:
-        await self._guests.new_trust(trust)
-        self._mailbox.put(link_pb2.TrustSeen, self._trust_seen)
+        before = self._guests.trust_generation()
+        if await self._guests.new_trust(trust) != before:
+            self._mailbox.put(link_pb2.TrustSeen, self._trust_seen)
 
 
 async def _guarded(work: Callable[[], Awaitable[None]]) -> None:
