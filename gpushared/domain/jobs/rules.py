@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from gpushared.domain.fleet.policies import PolicyName
 from gpushared.domain.policy.projects import Policy, Project, without_preemption
 from gpushared.domain.rules import Preemption
-from gpushared.domain.rules import Preemption
 
 
 @dataclass(frozen=True, slots=True)
