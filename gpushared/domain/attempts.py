@@ -66,6 +66,8 @@ from gpushared.domain.units import format_duration, format_memory
 
 CONTACT_WRITTEN_SECONDS = 10.0
 """Contact is written that seldom: a node that forgets some of it fences the earlier."""
+FENCE_GRACE_SECONDS = 10
+"""However long this node's stops may take otherwise: the coordinator waits no longer for a fence."""
 PRUNE_SECONDS = 3600.0
 REFUSALS = (RequestError, LimitReached, NotFound, PermissionRefused, StateConflict)
 """What a request may be refused with: then it is the attempt that is refused, and that is written."""
@@ -179,10 +181,10 @@ def launch_failed(event: LaunchFailed, draft: Draft) -> None:
     attempt = _live(event.coordinator, event.key, draft)
     if attempt is None:
         return
-    _end_as(attempt, event.ending, draft)
+    _end_as(attempt, event.ending, draft, draft.rules.stop_grace_seconds)
 
 
-def _end_as(attempt: Attempt, ending: Ending, draft: Draft) -> None:
+def _end_as(attempt: Attempt, ending: Ending, draft: Draft, grace_seconds: int) -> None:
     """End a live attempt with an ending of its own, whatever its lease's outcome will be called."""
     lease = _lease_of(attempt, draft)
     if lease is None:
@@ -190,8 +192,7 @@ def _end_as(attempt: Attempt, ending: Ending, draft: Draft) -> None:
         draft.do(GiveUpAttempt(attempt.key, attempt.coordinator))
         return
     _note(attempt, attempt.state, draft, ending=ending)
-    outcome = Failed(ending.reason, ending.hint)
-    _end(attempt, outcome, ending.reason, draft, draft.rules.stop_grace_seconds)
+    _end(attempt, Failed(ending.reason, ending.hint), ending.reason, draft, grace_seconds)
 
 
 # --- whether the coordinator may take it for dead ------------------------------------------------------
@@ -242,7 +243,8 @@ def _fence(coordinator: str, boot_id: str, at: float, draft: Draft) -> None:
             assert attempt.spec is not None, "a fence is in the spec"
             patience = format_duration(attempt.spec.stop_after_seconds or 0)
             reason = f"this node had not been heard by {coordinator} for {patience}"
-            _end_as(attempt, Ending(EndKind.FENCED, reason), draft)
+            grace = min(draft.rules.stop_grace_seconds, FENCE_GRACE_SECONDS)
+            _end_as(attempt, Ending(EndKind.FENCED, reason), draft, grace)
 
 
 # --- an attempt's state follows its lease's ------------------------------------------------------------

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpushared.domain.errors import GpushareError, NotFound, PermissionRefused
+from gpushared.domain.errors import GpushareError, NotFound, PermissionRefused, RequestError
 from gpushared.domain.jobs.attempts import Attempts, report_of, reports
 from gpushared.domain.jobs.contact import Contact
 from gpushared.domain.jobs.key import AttemptKey
@@ -30,6 +31,7 @@ from gpushared.domain.jobs.model import Ending, EndKind, Owner
 from gpushared.domain.jobs.node_messages import ContactMade, FencesLooked, OrderTaken
 from gpushared.domain.jobs.protocol import Order, Place, Report, StaleEpoch
 from gpushared.domain.request import Caller
+from gpushared.domain.units import shown
 from gpushared.node.loop import Loop
 
 log = logging.getLogger(__name__)
@@ -38,6 +40,9 @@ AccountOf = Callable[[Owner, str], Awaitable[Caller]]
 """As whom an owner's containers run here, by whose order. Raises NotFound, PermissionRefused for nobody."""
 Callback = Callable[[AttemptKey], None]
 
+_JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+"""What may stand in the name of a container."""
+MAX_NUMBER = 1 << 31
 FENCE_SECONDS = 1.0
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -67,6 +72,8 @@ class AttemptDesk:
         ``coordinator`` is the pool's name, empty for the node's own book. An error of the tree means that
         nothing was decided: the order is to be said again.
         """
+        if _JOB_ID.fullmatch(order.key.job) is None or not 0 < order.key.number < MAX_NUMBER:
+            raise RequestError(f"{shown(str(order.key))} is no attempt to run a job")
         step = await self._loop.take(await self._event(order, coordinator))
         assert step.report is not None, "orders are answered"
         return step.report
@@ -127,8 +134,9 @@ class AttemptDesk:
         if not isinstance(order, Place) or self._book(coordinator).get(order.key) is not None:
             return OrderTaken(order, coordinator)
         try:
+            _check_texts(order)
             account = await self._account_of(order.spec.owner, coordinator)
-        except (NotFound, PermissionRefused) as error:
+        except (NotFound, PermissionRefused, RequestError) as error:
             refusal = Ending(EndKind.FAILED, error.message, hint=error.hint)
             return OrderTaken(order, coordinator, refusal=refusal)
         return OrderTaken(order, coordinator, account)
@@ -161,6 +169,15 @@ class CoordinatorDesk:
 
     def subscribe(self, callback: Callback) -> Callable[[], None]:
         return self.desk.subscribe(self.coordinator, callback)
+
+
+def _check_texts(order: Place) -> None:
+    """JSON lets half a surrogate pair through, which no engine is told."""
+    spec = order.spec
+    try:
+        f"{spec.name}{spec.image}{spec.platform}{spec.body}{spec.owner.principal}".encode()
+    except UnicodeEncodeError as error:
+        raise RequestError("the job's texts are no UTF-8") from error
 
 
 def _is_fenced(book: Attempts) -> bool:

@@ -96,6 +96,9 @@ class Launcher:
             del self._works[place]
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("work for attempt %s failed", place[1], exc_info=error)
+            # A bug of ours must not leave it waiting for ever.
+            ending = Ending(EndKind.FAILED, f"the daemon made a mistake: {error}", hint="see its log")
+            self._begin(place, self._insist(LaunchFailed(place[1], ending, place[0])))
 
     def _give_up(self, place: _Place) -> None:
         if (work := self._works.get(place)) is not None:
@@ -113,6 +116,9 @@ class Launcher:
                 await self._loop.send(event)
             except (JournalUnavailable, LimitReached):
                 await asyncio.sleep(RETRY_SECONDS)
+            except GpushareError as error:
+                log.warning("what became of attempt %s is not noted: %s", event.key, error)
+                return
             else:
                 return
 

@@ -1,0 +1,68 @@
+"""Who an owner is on a node is the node's own matter."""
+
+from __future__ import annotations
+
+import pwd
+
+import pytest
+
+from gpushared.domain.errors import PermissionRefused, TimedOut
+from gpushared.domain.jobs.model import Owner
+from gpushared.pool.member import accounts as module
+from gpushared.pool.member.accounts import AccountRules, LocalAccounts
+
+GAMES = pwd.getpwnam("games")
+RULES = AccountRules(
+    "ws1",
+    trusted_realms=("lab",),
+    accounts={"eve@lab": "nobody", "eva": "games", "toor": "root", "x": "a\0b"},
+    trusted_groups=("games",),
+)
+
+
+@pytest.mark.parametrize(
+    ("principal", "person", "account"),
+    [
+        ("games@ws1", "", "games"),
+        ("games@lab", "", "games"),
+        ("eve@lab", "eva", "nobody"),
+        ("eve@far", "eva", "games"),
+    ],
+    ids=["of this node", "of a trusted realm", "named by principal", "named by person"],
+)
+async def test_an_owner_is_the_account_that_the_node_says(principal: str, person: str, account: str) -> None:
+    caller = await LocalAccounts(RULES).caller(Owner(principal, person), "pool")
+    assert (caller.uid, caller.name) == (pwd.getpwnam(account).pw_uid, account)
+
+
+@pytest.mark.parametrize(
+    ("principal", "person", "words"),
+    [
+        ("games@far", "games", "does not trust the realm 'far'"),
+        ("games", "games", "does not trust the realm ''"),
+        ("@lab", "", "does not trust"),
+        ("root@ws1", "root", "do not run as root"),
+        ("a@far", "toor", "do not run as root"),
+        ("no-such-user@lab", "", "no such account"),
+        ("a@far", "x", "no such account"),
+    ],
+    ids=["far", "no realm", "no name", "root", "root by another name", "unknown", "NUL"],
+)
+async def test_everybody_else_is_refused_in_words(principal: str, person: str, words: str) -> None:
+    with pytest.raises(PermissionRefused) as refused:
+        await LocalAccounts(RULES).caller(Owner(principal, person), "pool")
+    assert words in refused.value.message
+    assert refused.value.hint
+
+
+async def test_only_by_the_node_s_own_book_does_somebody_keep_the_trust_of_their_groups() -> None:
+    accounts, owner = LocalAccounts(RULES), Owner("games@ws1", "games")
+    trusts = [(await accounts.caller(owner, coordinator)).trusted for coordinator in ("", "pool")]
+    assert trusts == [True, False]
+
+
+async def test_name_services_that_hang_are_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which must not be taken for a refusal, because that would be for ever."""
+    monkeypatch.setattr(module, "NAME_SERVICE_SECONDS", 0.0)
+    with pytest.raises(TimedOut):
+        await LocalAccounts(RULES).caller(Owner("games@ws1", "games"), "pool")
