@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from gpushared.cli import docker
 from gpushared.client import Client
-from gpushared.client.job_messages import Job, JobPart
+from gpushared.client.job_messages import DoorAnswer, Job
 from gpushared.client.jobs import Jobs
 from gpushared.domain.errors import NotFound, StateConflict, Unavailable
 
@@ -25,52 +25,28 @@ def docker_host_for(client: Client, job: Job, rank: int = 0) -> Place:
 
     Raises StateConflict where there is none (yet, or any more).
     """
-    part = next((one for one in job.parts if one.rank == rank), None)
-    if part is None or not part.lease_id:
-        raise StateConflict(
-            f"job {job.id} is {job.state} and has no container" + (f": {job.reason}" if job.reason else ""),
-            hint=f"its story: gpushare why {job.id}",
-        )
-    if job.pool and part.node != client.status().node:
-        door = Jobs(client).door(job.id, rank)
-        return Place(door.host, _container_elsewhere(Client(door.host), job, part))
-    return Place(f"unix://{client.path}", _container(client, job, part))
-
-
-def _container(client: Client, job: Job, part: JobPart) -> str:
-    lease = client.get(part.lease_id)
-    if not lease.container_id:
-        raise _no_container(job)
-    return lease.container_id
-
-
-def _container_elsewhere(there: Client, job: Job, part: JobPart) -> str:
-    """Through the tunnel there is the gate and nothing else, so its label tells."""
-    filters = quote(json.dumps({"label": [f"gpushare.lease={part.lease_id}"]}))
-    answer = there.docker("GET", f"/containers/json?all=1&filters={filters}")
-    if answer.status != docker.OK:
-        raise Unavailable(f"node {part.node} does not say what it has: {docker.message_of(answer)}")
-    found = json.loads(answer.body)
-    if not found:
-        raise _no_container(job)
-    return str(found[0]["Id"])
-
-
-def _no_container(job: Job) -> StateConflict:
-    return StateConflict(
-        f"job {job.id} is {job.state} and has no container yet", hint=f"its story: gpushare why {job.id}"
-    )
-
-
-def container_of(client: Client, job: Job, rank: int = 0) -> Place:
-    """As ``docker_host_for``, and the container is there still. Raises StateConflict."""
-    place = docker_host_for(client, job, rank)
-    if Client(place.host).docker("GET", f"/containers/{place.container}/json").status == docker.MISSING:
+    door = Jobs(client).door(job.id, rank)
+    container = _container(Client(door.host), door)
+    if container:
+        return Place(door.host, container)
+    if job.is_over:
         raise StateConflict(
             f"the container of job {job.id} has been removed, and its output with it",
             hint=f"how it ended: gpushare why {job.id}",
         )
-    return place
+    raise StateConflict(
+        f"job {job.id} is {job.state} and has no container yet", hint=f"its story: gpushare why {job.id}"
+    )
+
+
+def _container(there: Client, door: DoorAnswer) -> str:
+    """Its id, by the label of its lease, however it is called; empty for none."""
+    filters = quote(json.dumps({"label": [f"gpushare.lease={door.lease_id}"]}))
+    answer = there.docker("GET", f"/containers/json?all=1&filters={filters}")
+    if answer.status != docker.OK:
+        raise Unavailable(f"node {door.node} does not say what it has: {docker.message_of(answer)}")
+    found = json.loads(answer.body)
+    return str(found[0]["Id"]) if found else ""
 
 
 def become(place: Place, *words: str) -> NoReturn:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from gpushared.cli.job_places import Place, container_of
+from gpushared.cli.job_places import Place, docker_host_for
 from gpushared.client import Client, Lease
 from gpushared.client.jobs import Jobs
 from gpushared.domain.errors import NotFound, StateConflict
@@ -52,7 +52,7 @@ def container_named(client: Client, word: str, rank: int = 0) -> Place:
     return first_found(
         word,
         lambda name: _of_lease(client, client.get(name)),
-        lambda name: container_of(client, jobs.get(name), rank),
+        lambda name: docker_host_for(client, jobs.get(name), rank),
     )
 
 

@@ -23,6 +23,7 @@ from gpushared.node.effects import resize_effects
 from gpushared.node.examination import Examination
 from gpushared.node.follower import Follower
 from gpushared.node.loop import Loop
+from gpushared.node.membership import Memberships
 from gpushared.node.projects import Projects
 from gpushared.node.sampler import Sampler
 from gpushared.ports import Journal
@@ -52,6 +53,7 @@ class Api:
         simulated: bool,
         stop_grace_seconds: int,
         examination: Examination,
+        memberships: Memberships,
     ) -> None:
         self.presets: Mapping[str, Ask] = {}
         self.preset_texts: Mapping[str, str] = {}
@@ -66,9 +68,10 @@ class Api:
         self._stop_grace_seconds = stop_grace_seconds
         self._examination = examination
         self._started_at = loop.now()
-        self._views = views.Views(loop, simulated=simulated)
-        self.drains = Drains(loop, sampler, self._views)
+        self.views = views.Views(loop, simulated=simulated)
+        self.drains = Drains(loop, sampler, self.views)
         self.projects = Projects(loop, simulated=simulated)
+        self.memberships = memberships
 
     def calls(self) -> dict[str, Unary]:
         """All unary calls by their full name."""
@@ -96,6 +99,7 @@ class Api:
             "gpushare.v1.Node/Status": Unary(node_pb2.NodeStatusRequest, self.status),
             "gpushare.v1.Node/Presets": Unary(node_pb2.PresetsRequest, self.list_presets),
             "gpushare.v1.Node/Doctor": Unary(node_pb2.DoctorRequest, self.doctor),
+            **self.memberships.calls(),
         }
 
     # --- leases ----------------------------------------------------------------------------------------
@@ -117,7 +121,7 @@ class Api:
     async def offer(self, message: leases_pb2.LeaseRequest, caller: Caller) -> leases_pb2.OfferAnswer:
         """What would become of a request; nothing is booked."""
         request = self._read(message)
-        return self._views.offer(request, offer(self._loop.state, request, caller, self._loop.now()))
+        return self.views.offer(request, offer(self._loop.state, request, caller, self._loop.now()))
 
     async def wait(self, message: leases_pb2.WaitRequest, caller: Caller) -> leases_pb2.Lease:
         """Come back when the lease no longer looks as in the token."""
@@ -196,7 +200,7 @@ class Api:
             leases = [*(lease for lease in leases if lease.id not in ended_since), *over]
         return leases_pb2.ListLeasesResponse(
             leases=[self._view(lease, caller) for lease in leases],
-            unmanaged=self._views.strangers(self._sampler.newest),
+            unmanaged=self.views.strangers(self._sampler.newest),
             simulated=self._simulated,
         )
 
@@ -208,9 +212,9 @@ class Api:
         return leases_pb2.Explanation(
             lease=self._view(lease, caller),
             story=views.story(entries),
-            refusals=self._views.refusals(lease),
-            fits_now=self._views.nearest(lease),
-            kept=self._views.kept(lease),
+            refusals=self.views.refusals(lease),
+            fits_now=self.views.nearest(lease),
+            kept=self.views.kept(lease),
             gives_way=when_others_need_it(lease, self._loop.state, self._loop.now()),
         )
 
@@ -219,7 +223,7 @@ class Api:
         return self._view(await self._loop.send(event) or lease, caller)
 
     def _view(self, lease: Lease, caller: Caller) -> leases_pb2.Lease:
-        return self._views.lease(lease, caller, self._sampler.newest)
+        return self.views.lease(lease, caller, self._sampler.newest)
 
     async def _again(self, lease: Lease) -> Lease:
         """The lease as it is now."""
@@ -246,7 +250,7 @@ class Api:
 
     async def list_gpus(self, _: gpus_pb2.ListGpusRequest, __: Caller) -> gpus_pb2.ListGpusResponse:
         return gpus_pb2.ListGpusResponse(
-            gpus=self._views.gpus(self._sampler.newest),
+            gpus=self.views.gpus(self._sampler.newest),
             simulated=self._simulated,
             node=self._node_name,
             troubles=self._troubles.all(),

@@ -11,7 +11,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,12 +41,17 @@ from gpushared.node.follower import Follower
 from gpushared.node.host import host_size
 from gpushared.node.idle_rules import is_quiet
 from gpushared.node.job_host import JobHost
+from gpushared.node.jobs import NodeJobs
+from gpushared.node.jobs_room import JobsRoom
 from gpushared.node.loop import Loop
+from gpushared.node.membership import Memberships, load_enrolment, open_enrolment
 from gpushared.node.performer import Performer
 from gpushared.node.promises import Promises
 from gpushared.node.sampler import Sampler
 from gpushared.node.selftest import check_identity
 from gpushared.node.simulation import Simulation
+from gpushared.pool.sqlite_store import SqliteStore
+from gpushared.pool.store import Store
 from gpushared.ports import (
     Checkpoints,
     Clock,
@@ -84,6 +89,7 @@ UP = (ContainerStatus.RUNNING, ContainerStatus.PAUSED, ContainerStatus.RESTARTIN
 SOCKET_NAME = "gpushared.sock"
 INNER_SOCKET = "inner/grpc.sock"
 JOURNAL_NAME = "journal.db"
+JOBS_NAME = "jobs.db"
 MPS_ENVIRONMENT = ("LD_LIBRARY_PATH",)
 """What programs of ours that use the driver get of our environment besides PATH: where its libraries are."""
 MPS_BINARY = "nvidia-cuda-mps-control"
@@ -105,6 +111,8 @@ class Parts:
     engine: Engine
     checkpoints: Checkpoints
     journal: Journal
+    jobs: Store
+    """The memory of the node's own book of jobs."""
     clock: Clock
     wall: DriverWall = field(default_factory=lambda: DriverWall(None))
     """The driver's memory limits, which ``sharing`` uses too."""
@@ -148,6 +156,7 @@ def real_parts(config: Config) -> Parts:
         journal=SqliteJournal(
             Path(config.node.state_dir) / JOURNAL_NAME, keep_ended=config.node.keep_ended_leases
         ),
+        jobs=SqliteStore(Path(config.node.state_dir) / JOBS_NAME),
         clock=SystemClock(),
     )
 
@@ -188,6 +197,7 @@ class Daemon:
         self._stop = asyncio.Event()
         self._troubles = Troubles()
         self._promises = Promises(self._troubles)
+        self._enrolment = open_enrolment(config, self._troubles)
         self._identities = Identities(config.gate.trusted_groups)
         self._runtime_dir = Path(config.node.runtime_dir)
         self._gate: Gate | None = None
@@ -309,6 +319,7 @@ class Daemon:
             self._attendance,
             config.engine.stop_grace_seconds,
         )
+        await load_enrolment(self._enrolment, self._troubles)
         self._api = self._make_api(loop)
         self._set_presets()
         gate = self._gate = Gate(config.engine.socket, self._desk, policy_of(config))
@@ -316,14 +327,29 @@ class Daemon:
         inner = self._runtime_dir / INNER_SOCKET
         inner.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         inner.parent.chmod(0o700)
-        routes = Routes(json=JsonApi(self._calls()).answer, docker=gate.handle)
+        json = JsonApi(self._calls())
+        routes = Routes(json=json.answer, docker=gate.handle)
         await self._jobs.serve(routes, stack)
+        jobs = await stack.enter_async_context(self._open_jobs(loop))
+        json.add(jobs.calls())
         front = Front(inner, self._identities, routes)
         doors = Doors(self._identities, front.secret)
-        await stack.enter_async_context(grpcapi.serving(self._api, doors, str(inner)))
+        await stack.enter_async_context(grpcapi.serving(self._api, jobs, doors, str(inner)))
         await stack.enter_async_context(front.serving(listener))
         await check_identity(listener.getsockname())
         await self._live(loop)
+
+    def _open_jobs(self, loop: Loop) -> AbstractAsyncContextManager[NodeJobs]:
+        """Only once containers can be made, because what waits is begun at once."""
+        room = JobsRoom(self._parts.jobs, self._parts.clock, self._troubles, self._enrolment.asserter)
+        return room.open(
+            lambda: self._config,
+            loop,
+            self._api,
+            self._jobs,
+            node_name=self._node_name(),
+            socket=str(self._runtime_dir / SOCKET_NAME),
+        )
 
     def _make_api(self, loop: Loop) -> Api:
         return Api(
@@ -337,6 +363,7 @@ class Daemon:
             simulated=self._parts.gpus.simulated,
             stop_grace_seconds=self._config.engine.stop_grace_seconds,
             examination=self._make_examination(loop),
+            memberships=Memberships(self._enrolment, lambda: self._config.pool, self._node_name()),
         )
 
     def _node_name(self) -> str:
@@ -374,6 +401,7 @@ class Daemon:
                 self._follower.run(),
                 self._tick(loop),
                 self._jobs.run(),
+                self._enrolment.keep_renewed(),
                 loop.ended(),
                 self._stop.wait(),
             )
@@ -447,6 +475,7 @@ class Daemon:
         await self._parts.checkpoints.close()
         await self._parts.engine.close()
         await self._parts.gpus.close()
+        await self._parts.jobs.close()
         await self._parts.journal.close()
 
 

@@ -13,6 +13,8 @@ from grpc_reflection.v1alpha import reflection
 from gpushared.api.v1 import (
     gpus_pb2,
     gpus_pb2_grpc,
+    jobs_pb2,
+    jobs_pb2_grpc,
     leases_pb2,
     leases_pb2_grpc,
     node_pb2,
@@ -22,6 +24,7 @@ from gpushared.api.v1 import (
 )
 from gpushared.domain.errors import GpushareError
 from gpushared.node.api import Api, is_over
+from gpushared.node.jobs import NodeJobs
 from gpushared.serving.doors import OPTIONS, Context, Doors, abort
 
 
@@ -157,17 +160,98 @@ class Node(node_pb2_grpc.NodeServicer):
     ) -> node_pb2.DoctorReport:
         return await self._doors.unary(self._api.doctor, request, context)
 
+    async def Join(
+        self, request: node_pb2.JoinPoolRequest, context: Context[Any, Any]
+    ) -> node_pb2.PoolMembership:
+        return await self._doors.unary(self._api.memberships.join, request, context)
+
+    async def Leave(
+        self, request: node_pb2.LeavePoolRequest, context: Context[Any, Any]
+    ) -> node_pb2.LeftPool:
+        return await self._doors.unary(self._api.memberships.leave, request, context)
+
+
+class Jobs(jobs_pb2_grpc.JobsServicer):
+    def __init__(self, jobs: NodeJobs, doors: Doors) -> None:
+        self._jobs = jobs
+        self._doors = doors
+
+    async def Submit(
+        self, request: jobs_pb2.SubmitRequest, context: Context[Any, Any]
+    ) -> jobs_pb2.SubmitAnswer:
+        return await self._doors.unary(self._jobs.submit, request, context)
+
+    async def SubmitBatch(
+        self, request: jobs_pb2.SubmitBatchRequest, context: Context[Any, Any]
+    ) -> jobs_pb2.SubmitBatchAnswer:
+        return await self._doors.unary(self._jobs.submit_batch, request, context)
+
+    async def Get(self, request: jobs_pb2.JobRef, context: Context[Any, Any]) -> jobs_pb2.Job:
+        return await self._doors.unary(self._jobs.get, request, context)
+
+    async def List(
+        self, request: jobs_pb2.ListJobsRequest, context: Context[Any, Any]
+    ) -> jobs_pb2.ListJobsResponse:
+        return await self._doors.unary(self._jobs.list_jobs, request, context)
+
+    async def Wait(self, request: jobs_pb2.WaitJobRequest, context: Context[Any, Any]) -> jobs_pb2.Job:
+        return await self._doors.unary(self._jobs.wait, request, context)
+
+    async def Watch(
+        self, request: jobs_pb2.JobRef, context: Context[Any, Any]
+    ) -> AsyncIterator[jobs_pb2.Job]:
+        try:
+            async for view in self._jobs.watch(request, await self._doors.caller_of(context)):
+                yield view
+        except GpushareError as error:
+            await abort(context, error)
+
+    async def Cancel(self, request: jobs_pb2.CancelJobRequest, context: Context[Any, Any]) -> jobs_pb2.Job:
+        return await self._doors.unary(self._jobs.cancel, request, context)
+
+    async def Hold(self, request: jobs_pb2.HoldJobRequest, context: Context[Any, Any]) -> jobs_pb2.Job:
+        return await self._doors.unary(self._jobs.hold, request, context)
+
+    async def Explain(self, request: jobs_pb2.JobRef, context: Context[Any, Any]) -> jobs_pb2.JobExplanation:
+        return await self._doors.unary(self._jobs.explain, request, context)
+
+    async def Logs(
+        self, request: jobs_pb2.LogsRequest, context: Context[Any, Any]
+    ) -> AsyncIterator[jobs_pb2.LogChunk]:
+        try:
+            async for chunk in self._jobs.logs(request, await self._doors.caller_of(context)):
+                yield chunk
+        except GpushareError as error:
+            await abort(context, error)
+
+    async def Tunnel(
+        self,
+        request_iterator: AsyncIterator[jobs_pb2.TunnelChunk],  # noqa: ARG002 - gRPC's signature
+        context: Context[Any, Any],
+    ) -> AsyncIterator[jobs_pb2.TunnelChunk]:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "ask a node for a Door, or the coordinator")
+        yield jobs_pb2.TunnelChunk()  # never reached; a generator is what gRPC wants
+
+    async def Door(self, request: jobs_pb2.DoorRequest, context: Context[Any, Any]) -> jobs_pb2.DoorAnswer:
+        return await self._doors.unary(self._jobs.door, request, context)
+
+    async def Nodes(
+        self, request: jobs_pb2.NodesRequest, context: Context[Any, Any]
+    ) -> jobs_pb2.NodesResponse:
+        return await self._doors.unary(self._jobs.nodes, request, context)
+
 
 @asynccontextmanager
-async def serving(api: Api, doors: Doors, socket_path: str) -> AsyncIterator[None]:
+async def serving(api: Api, jobs: NodeJobs, doors: Doors, socket_path: str) -> AsyncIterator[None]:
     """A gRPC server on the inner socket, with health and reflection, as long as the block runs."""
     server = grpc.aio.server(options=OPTIONS)
     leases_pb2_grpc.add_LeasesServicer_to_server(Leases(api, doors), server)
     gpus_pb2_grpc.add_GpusServicer_to_server(Gpus(api, doors), server)
     projects_pb2_grpc.add_ProjectsServicer_to_server(Projects(api, doors), server)
     node_pb2_grpc.add_NodeServicer_to_server(Node(api, doors), server)
+    jobs_pb2_grpc.add_JobsServicer_to_server(Jobs(jobs, doors), server)
     names = [
-        *(f"gpushare.v1.{service}" for service in ("Leases", "Gpus", "Projects", "Node")),
+        *(f"gpushare.v1.{service}" for service in ("Leases", "Gpus", "Projects", "Node", "Jobs")),
         health.SERVICE_NAME,
         reflection.SERVICE_NAME,
     ]

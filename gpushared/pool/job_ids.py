@@ -46,6 +46,12 @@ def is_array_id(text: str) -> bool:
     return len(text) == LENGTH and all(letter in ALPHABET for letter in text)
 
 
+def is_job_id(text: str) -> bool:
+    """Whether it looks like the whole id of a job."""
+    array, underscore, number = text.partition("_")
+    return is_array_id(array) and (not underscore or (number.isascii() and number.isdecimal()))
+
+
 def read_array(text: str) -> tuple[int, ...]:
     """The numbers of ``0-99`` or ``1,3,5-9`` in order, each once; empty for no array. Raises RequestError."""
     if not text:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable
 
 from gpushared.api.v1 import jobs_pb2
 from gpushared.domain.asking import describe
-from gpushared.domain.jobs.member import Member
 from gpushared.domain.jobs.model import (
     HERE,
     AttemptState,
     Cancelled,
     Cancelling,
     Ended,
-    Ending,
     Job,
     JobFailed,
     JobOutcome,
@@ -26,10 +22,9 @@ from gpushared.domain.jobs.model import (
     Queued,
     Running,
     Succeeded,
-    Then,
 )
-from gpushared.domain.shelf import Shelf
-from gpushared.domain.units import shown
+from gpushared.domain.jobs.state import PoolState
+from gpushared.pool.job_whys import Why, is_silent, quiet_since, why
 
 _OUTCOME_WORDS: dict[type[JobOutcome], str] = {
     Succeeded: "succeeded",
@@ -38,41 +33,28 @@ _OUTCOME_WORDS: dict[type[JobOutcome], str] = {
 }
 
 
-class Members(Protocol):
-    """What views read of the machine's state."""
-
-    @property
-    def members(self) -> Shelf[NodeName, Member]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Why:
-    """Why a job waits: a code for programs, a sentence, what helps, and its place (0 = not known)."""
-
-    code: str
-    sentence: str
-    hint: str = ""
-    position: int = 0
+WhyOf = Callable[[Job], Why | None]
 
 
 class JobViews:
     """Renders jobs from the newest state.
 
-    ``here`` is what the node itself is called where its own book is meant, ``why`` tells of those that wait.
+    ``here`` is what the node itself is called where its own book is meant. ``told`` knows better than the
+    coordinator's rules why a job waits, or says None.
     """
 
     def __init__(
         self,
-        state: Callable[[], Members],
-        why: Callable[[Job], Why | None],
+        state: Callable[[], PoolState],
+        now: Callable[[], float],
         *,
         here: str = "",
-        pool: bool,
+        told: WhyOf = lambda _: None,
     ) -> None:
         self._state = state
-        self._why = why
+        self._now = now
         self._here = here
-        self._pool = pool
+        self._told = told
 
     def job(self, job: Job) -> jobs_pb2.Job:
         """One job, whoever asks: whether they may is the service's question."""
@@ -88,7 +70,7 @@ class JobViews:
             attempt=job.attempts,
             parts=[self._part(part) for part in job.parts],
             array_id=job.spec.array or "",
-            pool=self._pool,
+            pool=not self._here,
             interactive=job.spec.interactive,
             priority=job.priority,
         )
@@ -102,16 +84,7 @@ class JobViews:
 
     def why(self, job: Job) -> Why | None:
         """Why it does not run; None where there is nothing to say."""
-        if isinstance(job.state, Ended):
-            return _why_over(job)
-        silent = self._silent(job.parts)
-        if silent is not None:
-            return silent
-        if job.held_by and isinstance(job.state, Queued):
-            return Why("held", f"it is held by {job.held_by}", f"gpushare unhold {job.id}")
-        if isinstance(job.state, Cancelling):
-            return _why_cancelling(job.state)
-        return None if isinstance(job.state, Running) else self._why(job)
+        return self._told(job) or why(job, self._state(), self._now())
 
     def name_of(self, node: NodeName) -> str:
         return self._here if node == HERE else node
@@ -126,7 +99,7 @@ class JobViews:
                 waits = any(part.state is AttemptState.WAITING for part in parts)
                 return "queued" if waits else "placing"
             case Running(parts=parts):
-                if self._silent(parts) is not None:
+                if any(is_silent(part, self._state(), self._now()) for part in parts):
                     return "unknown"
                 return "paused" if all(part.state is AttemptState.PAUSED for part in parts) else "running"
             case Cancelling():
@@ -140,33 +113,13 @@ class JobViews:
             state=part.state or "",
             lease_id=part.lease or "",
             rank=part.rank,
-            silent_since=self._silent_since(part.node) or 0.0,
+            silent_since=quiet_since(part.node, self._state(), self._now()) or 0.0,
         )
         if part.ending is not None:
             view.reason = part.ending.reason
             if part.ending.exit_code is not None:
                 view.exit_code = part.ending.exit_code
         return view
-
-    def _silent_since(self, node: NodeName) -> float | None:
-        member = self._state().members.get(node)
-        return None if member is None or member.connected else member.silent_since
-
-    def _silent(self, parts: Iterable[Part]) -> Why | None:
-        """What is not known, because its node is silent."""
-        silent = [
-            part.node
-            for part in parts
-            if not (part.state and part.state.is_final) and self._silent_since(part.node) is not None
-        ]
-        if not silent:
-            return None
-        names = ", ".join(silent)
-        return Why(
-            "node_silent",
-            f"nothing is heard of {names}; what runs there is kept",
-            f"is it off for good? An admin says so with `gpushare node forget {silent[0]} --is-off`",
-        )
 
     def _add_times(self, view: jobs_pb2.Job, job: Job) -> None:
         if isinstance(job.state, Running):
@@ -177,9 +130,9 @@ class JobViews:
                 view.exit_code = code
 
     def _add_reason(self, view: jobs_pb2.Job, job: Job) -> None:
-        why = self.why(job)
-        if why is not None:
-            view.reason, view.hint, view.position = why.sentence, why.hint, why.position
+        told = self.why(job)
+        if told is not None:
+            view.reason, view.hint, view.position = told.sentence, told.hint, told.position
 
 
 def exit_code(state: Ended) -> int | None:
@@ -191,7 +144,7 @@ def exit_code(state: Ended) -> int | None:
 
 def default_name(job: str) -> str:
     """What the container of a job is called that was given no name."""
-    return f"gpushare-{job}"
+    return f"job-{job}"
 
 
 def token_of(view: jobs_pb2.Job) -> str:
@@ -204,28 +157,3 @@ def _asks(job: Job) -> str:
     if job.spec.span:
         return f"{words} over several nodes"
     return words if job.spec.nodes == 1 else f"{job.spec.nodes} nodes x {words}"
-
-
-def _why_over(job: Job) -> Why | None:
-    assert isinstance(job.state, Ended), "asked of those that are over"
-    match job.state.outcome:
-        case Succeeded():
-            return None
-        case JobFailed(reason=reason, hint=hint):
-            return Why("failed", reason, hint)
-        case Cancelled(by=by):
-            return Why("cancelled", f"cancelled by {shown(by)}")
-
-
-def _why_cancelling(state: Cancelling) -> Why:
-    after = {
-        Then.CANCEL: "it is being ended",
-        Then.REQUEUE: "what runs of it is being ended, then it is queued again",
-        Then.FAIL: "what still runs of it is being ended",
-    }[state.then]
-    made = f": {_ending_words(state.ending)}" if state.ending is not None else ""
-    return Why("cancelling", f"{after}{made}")
-
-
-def _ending_words(ending: Ending) -> str:
-    return ending.reason or ending.kind

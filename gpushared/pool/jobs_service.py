@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from gpushared.api.v1 import jobs_pb2
@@ -43,11 +43,11 @@ class Machine(Protocol):
     async def job_changed(self, job: JobId, timeout_seconds: float) -> bool: ...
 
 
-Check = Callable[[Wanted, Owner], None]
+Check = Callable[[Wanted, Owner], Awaitable[None]]
 """Raises where a job could never run, before it is kept."""
 
 
-def _no_check(wanted: Wanted, owner: Owner) -> None:
+async def _no_check(wanted: Wanted, owner: Owner) -> None:
     pass
 
 
@@ -57,6 +57,24 @@ def _no_presets() -> Mapping[str, Ask]:
 
 def _no_notices() -> Sequence[str]:
     return ()
+
+
+async def in_batch(
+    message: jobs_pb2.SubmitBatchRequest,
+    submit: Callable[[jobs_pb2.SubmitRequest], Awaitable[jobs_pb2.SubmitAnswer]],
+) -> jobs_pb2.SubmitBatchAnswer:
+    """Each request for itself. Raises RequestError for too many."""
+    if len(message.jobs) > MAX_BATCH:
+        raise RequestError(
+            f"{len(message.jobs)} requests at once are too many", hint=f"send at most {MAX_BATCH}"
+        )
+    results = []
+    for one in message.jobs:
+        try:
+            results.append(jobs_pb2.SubmitResult(answer=await submit(one)))
+        except GpushareError as error:
+            results.append(jobs_pb2.SubmitResult(code=error.code, message=error.message, hint=error.hint))
+    return jobs_pb2.SubmitBatchAnswer(results=results)
 
 
 class JobsService:
@@ -88,7 +106,7 @@ class JobsService:
     ) -> jobs_pb2.SubmitAnswer:
         """All of it is kept, or none."""
         wanted = await self.read(message, owner, origin=origin)
-        self._check(wanted, owner)
+        await self._check(wanted, owner)
         jobs = await self._keep(wanted, owner)
         array = jobs[0].spec.array if wanted.array is not None else None
         return jobs_pb2.SubmitAnswer(job_ids=[job.id for job in jobs], array_id=array or "")
@@ -101,19 +119,7 @@ class JobsService:
     async def submit_batch(
         self, message: jobs_pb2.SubmitBatchRequest, owner: Owner
     ) -> jobs_pb2.SubmitBatchAnswer:
-        """Each for itself."""
-        if len(message.jobs) > MAX_BATCH:
-            raise RequestError(
-                f"{len(message.jobs)} requests at once are too many", hint=f"send at most {MAX_BATCH}"
-            )
-        results = [await self._result(one, owner) for one in message.jobs]
-        return jobs_pb2.SubmitBatchAnswer(results=results)
-
-    async def _result(self, message: jobs_pb2.SubmitRequest, owner: Owner) -> jobs_pb2.SubmitResult:
-        try:
-            return jobs_pb2.SubmitResult(answer=await self.submit(message, owner))
-        except GpushareError as error:
-            return jobs_pb2.SubmitResult(code=error.code, message=error.message, hint=error.hint)
+        return await in_batch(message, lambda one: self.submit(one, owner))
 
     async def _after(self, message: jobs_pb2.SubmitRequest, owner: Owner) -> tuple[After, ...]:
         """The jobs that are waited for, of an array all. Raises NotFound, RequestError."""

@@ -51,6 +51,10 @@ class JsonApi:
     def __init__(self, calls: Mapping[str, Unary]) -> None:
         self._calls = dict(calls)
 
+    def add(self, calls: Mapping[str, Unary]) -> None:
+        """More calls, from now on."""
+        self._calls |= calls
+
     async def answer(self, request: WebRequest) -> WebReply:
         """The answer to one request; errors of the tree become Connect's error form."""
         unary = self._calls.get(request.path.removeprefix("/"))

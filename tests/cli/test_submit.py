@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.cli.process import Gpushare
 from tests.cli.standin import HANG_UP, Call, StandIn, ok, refusal
 
 JOB = "k3m9x0p2qa"
+IN_LEASE = "/containers/json?all=1&filters=%7B%22label%22%3A%20%5B%22gpushare.lease%3Dl-7f3k%22%5D%7D"
 NONE = refusal(404, "not_found", "there is no such thing")
 
 
@@ -314,8 +316,8 @@ def test_logs_of_a_job_become_docker_s_of_its_container(
     gpushare: Gpushare, standin: StandIn, docker_recorder: Path
 ) -> None:
     standin.answers["Jobs/Get"] = ok(RUNNING)
-    standin.answers["Leases/Get"] = ok({"id": "l-7f3k", "container_id": "c1"})
-    standin.answers["/containers/c1/json"] = ok({})
+    standin.answers["Jobs/Door"] = ok({"host": standin.host, "lease_id": "l-7f3k", "here": True})
+    standin.answers[IN_LEASE] = ok([{"Id": "c1"}])
     assert gpushare("logs", "-f", "--tail", "3", JOB).returncode == 7
     recorded = docker_recorder.with_name("record.logs").read_text().split()
     assert recorded == ["logs", "--follow", "--tail=3", "c1"]
@@ -323,23 +325,32 @@ def test_logs_of_a_job_become_docker_s_of_its_container(
     assert docker_recorder.with_name("record.attach").read_text().split() == ["attach", "c1"]
 
 
+def test_docker_is_pointed_at_the_door_that_leads_to_the_job_s_node(
+    gpushare: Gpushare, standin: StandIn, docker_recorder: Path, tmp_path: Path
+) -> None:
+    """However the container is called there: it is found by its lease."""
+    with tempfile.TemporaryDirectory(prefix="gs-") as folder:
+        there = StandIn(Path(folder) / "door.sock")
+        there.answers[IN_LEASE] = ok([{"Id": "c9"}])
+        standin.answers["Jobs/Get"] = ok(RUNNING | {"pool": True})
+        standin.answers["Jobs/Door"] = ok({"host": there.host, "lease_id": "l-7f3k", "node": "ws4"})
+        assert gpushare("logs", "--rank", "1", JOB).returncode == 7
+        there.close()
+    assert standin.asked("Jobs/Door") == [{"job_id": JOB, "rank": 1}]
+    environ = docker_recorder.with_name("record.logs.env").read_text()
+    assert f"DOCKER_HOST={there.host}" in environ
+
+
 @pytest.mark.parametrize(
     ("found", "sentence"),
-    [
-        (job(reason="it waits for 2 more jobs"), "is queued and has no container: it waits for 2 more jobs"),
-        (
-            OVER | {"parts": [{"node": "ws3", "lease_id": "l-7f3k"}]},
-            "has been removed, and its output with it",
-        ),
-        (RUNNING | {"pool": True, "parts": [{"node": "ws4", "lease_id": "l-1"}]}, "is on the node ws4"),
-    ],
+    [(RUNNING, "is running and has no container yet"), (OVER, "has been removed, and its output with it")],
 )
 def test_where_there_is_no_output_it_says_why(
     gpushare: Gpushare, standin: StandIn, found: dict[str, Any], sentence: str
 ) -> None:
     standin.answers["Jobs/Get"] = ok(found)
-    standin.answers["Leases/Get"] = ok({"id": "l-7f3k", "container_id": "c1"})
-    standin.answers["/containers/c1/json"] = NONE
+    standin.answers["Jobs/Door"] = ok({"host": standin.host, "lease_id": "l-7f3k", "here": True})
+    standin.answers[IN_LEASE] = ok([])
     done = gpushare("logs", JOB)
     assert done.returncode == 125
     assert sentence in done.stderr

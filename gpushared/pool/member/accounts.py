@@ -54,9 +54,9 @@ class LocalAccounts:
     async def caller(self, owner: Owner, coordinator: str) -> Caller:
         """As whom an owner's containers run here.
 
-        By a pool's order nobody is trusted, whatever groups they are in: who has taken over another machine
-        of the pool has not taken over this one. By the node's own book (``coordinator`` empty) they are what
-        they are on the socket. Raises PermissionRefused, and TimedOut where the name services hang.
+        By a pool's order nobody is trusted or root, whatever they are here: who has taken over another
+        machine of the pool has not taken over this one. By the node's own book (``coordinator`` empty) they
+        are what they are on the socket. Raises PermissionRefused, and TimedOut where the name services hang.
         """
         name = self.rules.account_name(owner)
         try:
@@ -71,7 +71,7 @@ class LocalAccounts:
                 f"{shown(owner.principal)} would be {shown(name)} on this node, and there is no such account",
                 hint="the node's admin makes one, or names another below [pool.accounts]",
             )
-        if caller.uid == 0:
+        if caller.uid == 0 and coordinator:
             raise PermissionRefused(
                 f"{shown(owner.principal)} would be root on this node, and jobs do not run as root",
                 hint="submit it as a user with an account of its own",

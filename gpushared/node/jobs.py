@@ -1,0 +1,254 @@
+"""The calls of ``Jobs`` on a node: its own book, and the pool that it is in, behind one door.
+
+What names the pool, or another node, goes to the pool; everything else is this node's own. Whoever asks for
+a job by its name need not know where it is: the node's own are looked at first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Protocol, TypeVar
+
+from google.protobuf.message import Message
+
+from gpushared.api.v1 import jobs_pb2
+from gpushared.domain.asking import Ask
+from gpushared.domain.errors import LimitReached, NotFound, RequestError, StateConflict, Unavailable
+from gpushared.domain.jobs.model import Job, JobId, Owner, Placing, Running
+from gpushared.domain.lease import Queued, Requeued, Suspended
+from gpushared.domain.offer import offer
+from gpushared.domain.request import Caller
+from gpushared.node.job_host import JobHost
+from gpushared.node.local_book import OWN, LocalBook
+from gpushared.node.loop import Loop
+from gpushared.node.pool_jobs import PoolJobs
+from gpushared.node.views import Views
+from gpushared.pool.job_logs import job_logs
+from gpushared.pool.job_search import LISTED
+from gpushared.pool.job_views import JobViews
+from gpushared.pool.job_whys import Why
+from gpushared.pool.job_words import Wanted
+from gpushared.pool.jobs_service import MAX_WAIT_SECONDS, JobsService, in_batch
+from gpushared.serving.jsonapi import Unary
+
+IN_POOL = "pool:"
+"""Before the page tokens of the pool's part of a listing."""
+OVER = frozenset({"succeeded", "failed", "cancelled"})
+
+_Asked = TypeVar("_Asked", bound=Message)
+_Answered = TypeVar("_Answered", bound=Message)
+
+
+class Doors(Protocol):
+    """Sockets on this machine that lead to the gates of other nodes; ``TunnelDoors``."""
+
+    async def door(self, job: JobId, rank: int, caller: Caller) -> str:
+        """Its path."""
+        ...
+
+
+class NodeJobs:
+    """``pool`` is set while the node is in one. ``realm`` is asked anew each time."""
+
+    def __init__(
+        self,
+        book: LocalBook,
+        loop: Loop,
+        views: Views,
+        host: JobHost,
+        *,
+        node_name: str,
+        realm: Callable[[], str],
+        presets: Callable[[], Mapping[str, Ask]],
+        stop_grace_seconds: int,
+        socket: str,
+    ) -> None:
+        """``socket``: the path of the node's own."""
+        self.pool: PoolJobs | None = None
+        self.doors: Doors | None = None
+        self._book = book
+        self._loop = loop
+        self._lease_views = views
+        self._host = host
+        self._node_name = node_name
+        self._realm = realm
+        self._socket = socket
+        own = JobViews(lambda: book.loop.state, loop.now, here=node_name, told=self._told)
+        self._own = JobsService(
+            book.loop,
+            book.archive,
+            own,
+            presets=presets,
+            check=self._check,
+            stop_grace_seconds=stop_grace_seconds,
+        )
+
+    def calls(self) -> dict[str, Unary]:
+        """All unary calls by their full name."""
+        return {
+            "gpushare.v1.Jobs/Submit": Unary(jobs_pb2.SubmitRequest, self.submit),
+            "gpushare.v1.Jobs/SubmitBatch": Unary(jobs_pb2.SubmitBatchRequest, self.submit_batch),
+            "gpushare.v1.Jobs/Get": Unary(jobs_pb2.JobRef, self.get),
+            "gpushare.v1.Jobs/List": Unary(jobs_pb2.ListJobsRequest, self.list_jobs),
+            "gpushare.v1.Jobs/Wait": Unary(jobs_pb2.WaitJobRequest, self.wait),
+            "gpushare.v1.Jobs/Cancel": Unary(jobs_pb2.CancelJobRequest, self.cancel),
+            "gpushare.v1.Jobs/Hold": Unary(jobs_pb2.HoldJobRequest, self.hold),
+            "gpushare.v1.Jobs/Explain": Unary(jobs_pb2.JobRef, self.explain),
+            "gpushare.v1.Jobs/Door": Unary(jobs_pb2.DoorRequest, self.door),
+            "gpushare.v1.Jobs/Nodes": Unary(jobs_pb2.NodesRequest, self.nodes),
+        }
+
+    def owner(self, caller: Caller) -> Owner:
+        """Who a caller is where jobs are concerned; here everybody is a person of their own."""
+        principal = f"{caller.name}@{self._realm()}"
+        return Owner(principal, principal, admin=caller.trusted)
+
+    # --- taking ----------------------------------------------------------------------------------------
+
+    async def submit(self, message: jobs_pb2.SubmitRequest, caller: Caller) -> jobs_pb2.SubmitAnswer:
+        if message.pool or message.node not in {"", self._node_name}:
+            return await self._pool("submit a job to it").submit(message, self.owner(caller), caller)
+        if message.nodes > 1 or message.span:
+            raise RequestError("one node cannot be several", hint="submit it to the pool: --pool")
+        if message.stop_after_seconds:
+            raise RequestError(
+                "nobody can lose sight of a job on its own node, so there is nothing to stop it after",
+                hint="--stop-after is for jobs of the pool",
+            )
+        here = jobs_pb2.SubmitRequest()
+        here.CopyFrom(message)
+        here.node = ""
+        return await self._own.submit(here, self.owner(caller))
+
+    async def submit_batch(
+        self, message: jobs_pb2.SubmitBatchRequest, caller: Caller
+    ) -> jobs_pb2.SubmitBatchAnswer:
+        return await in_batch(message, lambda one: self.submit(one, caller))
+
+    async def _check(self, wanted: Wanted, owner: Owner) -> None:
+        """Raises what the node itself would say to it: no account, or that it never fits."""
+        caller = await self._host.accounts.caller(owner, OWN)
+        _, spec = wanted.jobs[0]
+        with suppress(LimitReached):  # a full queue is no reason: that is what jobs wait for
+            offer(self._loop.state, spec.request, caller, self._loop.now())
+
+    # --- one job, wherever it is -----------------------------------------------------------------------
+
+    async def get(self, message: jobs_pb2.JobRef, caller: Caller) -> jobs_pb2.Job:
+        return await self._either(self._own.get, "Get", message, caller)
+
+    async def wait(self, message: jobs_pb2.WaitJobRequest, caller: Caller) -> jobs_pb2.Job:
+        return await self._either(self._own.wait, "Wait", message, caller)
+
+    async def cancel(self, message: jobs_pb2.CancelJobRequest, caller: Caller) -> jobs_pb2.Job:
+        return await self._either(self._own.cancel, "Cancel", message, caller)
+
+    async def hold(self, message: jobs_pb2.HoldJobRequest, caller: Caller) -> jobs_pb2.Job:
+        return await self._either(self._own.hold, "Hold", message, caller)
+
+    async def explain(self, message: jobs_pb2.JobRef, caller: Caller) -> jobs_pb2.JobExplanation:
+        return await self._either(self._own.explain, "Explain", message, caller)
+
+    async def watch(self, message: jobs_pb2.JobRef, caller: Caller) -> AsyncIterator[jobs_pb2.Job]:
+        """Each change, until it is over."""
+        view, token = None, ""
+        while view is None or view.state not in OVER:
+            asked = jobs_pb2.WaitJobRequest(
+                job_id=message.job_id, token=token, timeout_seconds=MAX_WAIT_SECONDS
+            )
+            view = await self.wait(asked, caller)
+            if view.token != token:
+                yield view
+            token = view.token
+
+    async def logs(self, message: jobs_pb2.LogsRequest, caller: Caller) -> AsyncIterator[jobs_pb2.LogChunk]:
+        """What a container here writes, read as whoever asks: the gate judges what they may see."""
+        job = await self._own.find(message.job_id, self.owner(caller))
+        part = next((part for part in job.parts if part.rank == message.rank), None)
+        if part is None or part.lease is None:
+            raise StateConflict(
+                f"job {job.id} has no container (yet)", hint=f"its story: gpushare why {job.id}"
+            )
+        gate = self._host.insider.gate_as(caller)
+        async for chunk in job_logs(gate, part.lease, follow=message.follow, tail=message.tail):
+            yield chunk
+
+    async def door(self, message: jobs_pb2.DoorRequest, caller: Caller) -> jobs_pb2.DoorAnswer:
+        """Where docker reaches a job's container: here, or through a tunnel."""
+        view = await self.get(jobs_pb2.JobRef(job_id=message.job_id), caller)
+        part = next((part for part in view.parts if part.rank == message.rank), None)
+        if part is None or not part.lease_id:
+            said = f": {view.reason}" if view.reason else ""
+            raise StateConflict(
+                f"job {view.id} is {view.state} and has no container{said}",
+                hint=f"its story: gpushare why {view.id}",
+            )
+        path, here = self._socket, not view.pool or part.node == self._node_name
+        if not here:
+            if self.doors is None:
+                raise Unavailable(
+                    f"the container of job {view.id} is on the node {part.node}", hint="ask there"
+                )
+            path = await self.doors.door(JobId(view.id), message.rank, caller)
+        return jobs_pb2.DoorAnswer(host=f"unix://{path}", lease_id=part.lease_id, node=part.node, here=here)
+
+    async def _either(
+        self, own: Callable[[_Asked, Owner], Awaitable[_Answered]], name: str, message: _Asked, caller: Caller
+    ) -> _Answered:
+        """This node's own, else the pool's."""
+        owner = self.owner(caller)
+        try:
+            return await own(message, owner)
+        except NotFound:
+            if self.pool is None:
+                raise
+        answer: _Answered = await self.pool.of_job(name, message, owner, caller)
+        return answer
+
+    # --- many ------------------------------------------------------------------------------------------
+
+    async def list_jobs(self, message: jobs_pb2.ListJobsRequest, caller: Caller) -> jobs_pb2.ListJobsResponse:
+        """This node's own, then the pool's."""
+        owner = self.owner(caller)
+        if self.pool is None:
+            return await self._own.list_jobs(message, owner)
+        own = jobs_pb2.ListJobsResponse()
+        if not message.page_token.startswith(IN_POOL):
+            own = await self._own.list_jobs(message, owner)
+            if own.next_page_token or len(own.jobs) >= (message.limit or LISTED):
+                own.next_page_token = own.next_page_token or IN_POOL
+                return own
+        asked = jobs_pb2.ListJobsRequest()
+        asked.CopyFrom(message)
+        asked.page_token = message.page_token.removeprefix(IN_POOL)
+        asked.limit = (message.limit or LISTED) - len(own.jobs)
+        page = await self.pool.list_jobs(asked, owner, caller)
+        own.jobs.extend(page.jobs)
+        own.notices.extend(page.notices)
+        own.next_page_token = IN_POOL + page.next_page_token if page.next_page_token else ""
+        return own
+
+    async def nodes(self, message: jobs_pb2.NodesRequest, caller: Caller) -> jobs_pb2.NodesResponse:
+        return await self._pool("list its nodes").nodes(message, caller)
+
+    # --- helpers ---------------------------------------------------------------------------------------
+
+    def _pool(self, purpose: str) -> PoolJobs:
+        if self.pool is None:
+            raise StateConflict(
+                f"this node is in no pool, so there is none to {purpose}",
+                hint="gpushare node join HOST --token-file FILE",
+            )
+        return self.pool
+
+    def _told(self, job: Job) -> Why | None:
+        """Of one that waits in the node's own queue: what the queue says."""
+        if not isinstance(job.state, Placing | Running):
+            return None
+        lease_id = job.state.parts[0].lease
+        lease = self._loop.state.leases.get(lease_id) if lease_id is not None else None
+        if lease is None or not isinstance(lease.state, Queued | Requeued | Suspended):
+            return None
+        waiting = self._lease_views.waiting_of(lease)
+        return Why(waiting.reason, waiting.text, position=waiting.position) if waiting is not None else None

@@ -1,0 +1,83 @@
+"""Everything about jobs that come in on this node: its own book, and what it keeps for a pool."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from gpushared.config.model import Config
+from gpushared.domain.errors import StateConflict
+from gpushared.domain.jobs.rules import PoolRules
+from gpushared.node.api import Api
+from gpushared.node.job_host import JobHost
+from gpushared.node.jobs import NodeJobs
+from gpushared.node.local_book import LocalBook
+from gpushared.node.loop import Loop
+from gpushared.pool.member.outbox import OUTBOX, Outbox
+from gpushared.pool.store import Store
+from gpushared.pool.trust.assertions import Asserter
+from gpushared.ports import Clock
+from gpushared.serving.troubles import Troubles
+
+
+def book_rules_of(config: Config) -> PoolRules:
+    """The figures of the node's own book."""
+    return PoolRules(here=True, stop_grace_seconds=config.engine.stop_grace_seconds)
+
+
+def _in_no_pool() -> Asserter:
+    raise StateConflict("this node is in no pool", hint="gpushare node join HOST --token-file FILE")
+
+
+class JobsRoom:
+    """``jobs`` has the calls; ``outbox`` what the link to a pool needs. Both only while it is ``open``."""
+
+    jobs: NodeJobs
+    outbox: Outbox
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        troubles: Troubles,
+        asserter: Callable[[], Asserter] = _in_no_pool,
+    ) -> None:
+        """``asserter`` speaks for this node's users; it raises StateConflict where there is no pool."""
+        self._store = store
+        self._clock = clock
+        self._troubles = troubles
+        self._asserter = asserter
+
+    @asynccontextmanager
+    async def open(
+        self,
+        config: Callable[[], Config],
+        loop: Loop,
+        api: Api,
+        host: JobHost,
+        *,
+        node_name: str,
+        socket: str,
+    ) -> AsyncIterator[NodeJobs]:
+        """``socket``: the path of the node's own. Raises ConfigError, StoreUnavailable, TimedOut."""
+        book = LocalBook(self._store, book_rules_of(config()), host.desk, self._clock, self._troubles)
+        async with book.running():
+            kept = await self._store.load(OUTBOX)
+            self.outbox = Outbox(
+                {key: record.value for key, record in kept.records.items()},
+                book.loop.write,
+                self._asserter,
+                self._clock.now,
+            )
+            self.jobs = NodeJobs(
+                book,
+                loop,
+                api.views,
+                host,
+                node_name=node_name,
+                realm=lambda: config().pool.realm or node_name,
+                presets=lambda: api.presets,
+                stop_grace_seconds=config().engine.stop_grace_seconds,
+                socket=socket,
+            )
+            yield self.jobs

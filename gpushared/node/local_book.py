@@ -1,0 +1,150 @@
+"""The node's own jobs: a coordinator of one member, the node itself, reached by a call instead of a stream.
+
+The same rules as a pool's, over a store of its own beside the journal. Every order is answered from the
+node's journal, so that killing the daemon at any point loses no job and starts none twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from gpushared.domain.errors import GpushareError
+from gpushared.domain.jobs.member import Free, Inventory
+from gpushared.domain.jobs.messages import NodeHello, PoolInstruction, Reported, Send
+from gpushared.domain.jobs.model import HERE, AttemptKey
+from gpushared.domain.jobs.protocol import Order
+from gpushared.domain.jobs.rules import PoolRules
+from gpushared.node.attempts import AttemptDesk
+from gpushared.pool.archive import Archive
+from gpushared.pool.loop import PoolLoop
+from gpushared.pool.mailbox import Mailbox
+from gpushared.pool.restoring import restored
+from gpushared.pool.store import Store
+from gpushared.ports import Clock
+from gpushared.serving.troubles import Troubles
+
+log = logging.getLogger(__name__)
+
+OWN = ""
+"""The coordinator's name in orders of the node's own book."""
+MAX_WAITING = 1 << 16
+"""Subjects that may wait for the node or for the book; what finds no room is said again later."""
+HANDS = 8
+RETRY_SECONDS = 1.0
+PRUNE_SECONDS = 3600.0
+KEPT_SECONDS = 30 * 24 * 3600.0
+"""So long a job that is over is remembered."""
+KEPT = 100_000
+
+_Work = Callable[[], Awaitable[None]]
+
+
+class LocalBook:
+    """Owns the loop. ``running`` is its life; before it nothing is known of any job."""
+
+    def __init__(
+        self, store: Store, rules: PoolRules, desk: AttemptDesk, clock: Clock, troubles: Troubles
+    ) -> None:
+        self.archive = Archive(store)
+        self._store = store
+        self._rules = rules
+        self._desk = desk
+        self._clock = clock
+        self._troubles = troubles
+        self._loop: PoolLoop | None = None
+        self._works: Mailbox[_Work] = Mailbox(MAX_WAITING)
+
+    @property
+    def loop(self) -> PoolLoop:
+        assert self._loop is not None, "only while running"
+        return self._loop
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """From the store on. Raises ConfigError, StoreUnavailable, TimedOut, Deposed."""
+        epoch = await self._store.lead()
+        state = await restored(self._store, self._rules, epoch=epoch, now=self._clock.now())
+        log.info("jobs loaded waiting_or_running=%d over=%d", len(state.jobs), len(state.ended))
+        loop = self._loop = PoolLoop(state, self._store, self._clock, self._troubles)
+        loop.subscribe(self._perform)
+        loop.on_new_epoch(self._greet)
+        async with loop.running():
+            stop_listening = self._desk.subscribe(OWN, self._report)
+            self._greet()
+            tasks = [asyncio.create_task(self._hand()) for _ in range(HANDS)]
+            tasks.append(asyncio.create_task(self._prune()))
+            try:
+                yield
+            finally:
+                stop_listening()
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- between the two -------------------------------------------------------------------------------
+
+    def _perform(self, instruction: PoolInstruction) -> None:
+        if isinstance(instruction, Send):
+            order = instruction.order
+            self._put((type(order), order.key), lambda: self._order(order))
+
+    def _report(self, key: AttemptKey) -> None:
+        self._put((Reported, key), lambda: self._told(key))
+
+    def _greet(self) -> None:
+        """Everything that the node knows, as at the beginning of a stream."""
+        self._put((NodeHello,), self._hello)
+
+    def _put(self, subject: object, work: _Work) -> None:
+        if not self._works.put(subject, lambda: work):
+            log.warning("%d orders and reports of jobs wait already", MAX_WAITING)
+
+    async def _hand(self) -> None:
+        while True:
+            work = await self._works.take()
+            await work()
+
+    async def _order(self, order: Order) -> None:
+        """What came of no answer is said again by the rules themselves."""
+        try:
+            report = await self._desk.take(order, OWN)
+        except GpushareError as error:
+            log.info("order for attempt %s not taken: %s", order.key, error)
+            return
+        await self._insist(Reported(HERE, report))
+
+    async def _told(self, key: AttemptKey) -> None:
+        report = self._desk.report(OWN, key)
+        if report is not None:
+            await self._insist(Reported(HERE, report))
+
+    async def _hello(self) -> None:
+        seen = self._desk.seen(OWN)
+        await self._insist(
+            NodeHello(HERE, Inventory(()), Free(), self._desk.reports(OWN), seen.epoch, seen.revision)
+        )
+
+    async def _insist(self, event: Reported | NodeHello) -> None:
+        """Nobody says it again, so it is said until it is written."""
+        while True:
+            try:
+                await self.loop.send(event)
+            except GpushareError as error:
+                log.info("the book of jobs does not take what the node says: %s", error)
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                return
+
+    async def _prune(self) -> None:
+        while True:
+            with contextlib.suppress(GpushareError):  # the store's trouble is shown by the loop
+                now = self._clock.now()
+                await self.archive.prune(self._write, keep=KEPT, ended_before=now - KEPT_SECONDS, now=now)
+            await asyncio.sleep(PRUNE_SECONDS)
+
+    async def _write(self, puts: dict[str, bytes], deletes: tuple[str, ...]) -> int:
+        return await self.loop.write(puts, deletes)

@@ -1,0 +1,310 @@
+"""The pool's jobs as this node's users see them: asked of the coordinator, or what it said last.
+
+A job that came in here is shown while the pool does not answer, with the time of what is known. One that
+came in elsewhere is not known here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from google.protobuf.message import Message
+
+from gpushared.api.v1 import jobs_pb2
+from gpushared.domain.asking import Ask, describe
+from gpushared.domain.errors import GpushareError, NotFound, RequestError, TimedOut, Unavailable
+from gpushared.domain.jobs.model import After, AfterKind, JobId, NodeName, Owner
+from gpushared.domain.request import Caller
+from gpushared.domain.units import shown
+from gpushared.pool.job_ids import is_array_id, is_job_id
+from gpushared.pool.job_search import LISTED, SHORTEST_BEGINNING
+from gpushared.pool.job_views import default_name, token_of
+from gpushared.pool.job_words import Wanted, read_submit
+from gpushared.pool.jobs_service import MAX_AFTER
+from gpushared.pool.member.outbox import Outbox, OutboxRecord, refusal_of
+
+ANSWER_SECONDS = 10.0
+WAIT_SECONDS = 60.0
+TAKEN_SECONDS = 5.0
+"""So long a submit waits for the pool's word, so that a refusal is heard by whoever asked."""
+STOP_GRACE_SECONDS = 10
+MAX_GRACE_SECONDS = 3600
+_GONE = frozenset({"succeeded", "failed", "cancelled"})
+_GET, _LIST, _WAIT, _CANCEL, _HOLD, _EXPLAIN, _NODES = (
+    "Get", "List", "Wait", "Cancel", "Hold", "Explain", "Nodes",
+)  # fmt: skip
+
+
+class Coordinator(Protocol):
+    """The coordinator's own ``Jobs``, called in the name of a user of this node."""
+
+    async def call(self, name: str, message: Message, caller: Caller, timeout_seconds: float) -> Any:
+        """Errors of the tree: Unavailable and TimedOut where it does not answer, else what it says."""
+        ...
+
+
+class Link(Protocol):
+    """The stream to the coordinator."""
+
+    @property
+    def connected(self) -> bool: ...
+    def away(self) -> str:
+        """Since when and why there is none, in a sentence."""
+        ...
+
+
+class PoolJobs:
+    """``groups_of``: the groups of a caller that the node vouches for."""
+
+    def __init__(
+        self,
+        pool: str,
+        node: NodeName,
+        outbox: Outbox,
+        coordinator: Coordinator,
+        link: Link,
+        *,
+        presets: Callable[[], Mapping[str, Ask]],
+        groups_of: Callable[[Caller], tuple[str, ...]] = lambda _: (),
+    ) -> None:
+        self.name = pool
+        self._node = node
+        self._outbox = outbox
+        self._coordinator = coordinator
+        self._link = link
+        self._presets = presets
+        self._groups_of = groups_of
+
+    # --- taking ----------------------------------------------------------------------------------------
+
+    async def submit(
+        self, message: jobs_pb2.SubmitRequest, owner: Owner, caller: Caller
+    ) -> jobs_pb2.SubmitAnswer:
+        """Comes back when it is kept here, and where the pool answers, when it is kept there too."""
+        after = await self._after(message, caller)
+        wanted = read_submit(message, owner, after, self._presets(), origin=self._node)
+        await self._outbox.put(
+            wanted.jobs,
+            principal=owner.principal,
+            groups=self._groups_of(caller),
+            held=wanted.held,
+            priority=wanted.priority,
+        )
+        notes = await self._taken(wanted)
+        ids = [job for job, _ in wanted.jobs]
+        return jobs_pb2.SubmitAnswer(job_ids=ids, array_id=wanted.array or "", notes=notes)
+
+    async def _taken(self, wanted: Wanted) -> list[str]:
+        """What is to be said of where it is now. Raises what the pool refuses with; then nothing is kept."""
+        until = time.monotonic() + TAKEN_SECONDS
+        for job, _ in wanted.jobs:
+            while (record := self._outbox.record(job)) is not None and not (record.taken or record.over):
+                left = until - time.monotonic()
+                if not self._link.connected or left <= 0:
+                    return [f"kept on this node until the pool has it: {self._link.away() or 'it is slow'}"]
+                await self._outbox.changed(job, min(left, 1.0))
+            refusal = refusal_of(record) if record is not None else None
+            if refusal is not None:
+                await self._take_back(wanted)
+                raise refusal
+        return []
+
+    async def _take_back(self, wanted: Wanted) -> None:
+        for job, spec in wanted.jobs:
+            record = self._outbox.record(job)
+            if record is not None and record.refused is not None:
+                await self._outbox.forget(job)
+            else:
+                await self._outbox.withdraw(job, 0, principal=spec.owner.principal)
+
+    async def _after(self, message: jobs_pb2.SubmitRequest, caller: Caller) -> tuple[After, ...]:
+        """Jobs of the pool; those that are written out are the pool's to judge."""
+        found: dict[JobId, After] = {}
+        for one in message.after:
+            kind = AfterKind.OK if one.ok else AfterKind.ANY
+            for job in await self._meant(one.job_id, caller):
+                found[job] = After(job, kind)
+        if len(found) > MAX_AFTER:
+            raise RequestError(f"a job can wait for {MAX_AFTER} others at most, not {len(found)}")
+        return tuple(found.values())
+
+    async def _meant(self, reference: str, caller: Caller) -> list[JobId]:
+        here = [one.job for one in self._outbox.records() if one.spec.array == reference]
+        if here or self._outbox.record(JobId(reference)) is not None:
+            return here or [JobId(reference)]
+        if is_array_id(reference) and self._link.connected:
+            asked = jobs_pb2.ListJobsRequest(array_id=reference, ended=True, limit=MAX_AFTER)
+            page = await self._ask(_LIST, asked, caller)
+            if page.jobs:
+                return [JobId(job.id) for job in page.jobs]
+        if is_job_id(reference):
+            return [JobId(reference)]
+        job = await self._ask(_GET, jobs_pb2.JobRef(job_id=reference), caller)
+        return [JobId(job.id)]
+
+    # --- one job ---------------------------------------------------------------------------------------
+
+    async def of_job(self, name: str, message: Any, owner: Owner, caller: Caller) -> Any:
+        """A call about one job of the pool. Raises NotFound, and what the pool says."""
+        record = self._known(message.job_id, owner)
+        if record is not None and name == _CANCEL:
+            return await self._cancel(record, message, owner, caller)
+        if self._link.connected:
+            try:
+                return await self._ask(name, message, caller)
+            except (Unavailable, TimedOut):
+                if record is None:
+                    raise
+            except NotFound:
+                if record is None:  # else it is kept here and on its way there
+                    raise
+        if record is None:
+            raise self._unknown(message.job_id)
+        return await self._from_memory(name, record, message)
+
+    async def _cancel(
+        self, record: OutboxRecord, message: jobs_pb2.CancelJobRequest, owner: Owner, caller: Caller
+    ) -> jobs_pb2.Job:
+        """Through the outbox, so that it holds however long the pool is away."""
+        grace = message.grace_seconds if message.HasField("grace_seconds") else STOP_GRACE_SECONDS
+        if not 0 <= grace <= MAX_GRACE_SECONDS:
+            raise RequestError(
+                f"a grace of {grace} s is not possible", hint=f"give 0 to {MAX_GRACE_SECONDS} seconds"
+            )
+        await self._outbox.withdraw(
+            record.job, grace, principal=owner.principal, groups=self._groups_of(caller)
+        )
+        return self._view(self._outbox.record(record.job) or record)
+
+    async def _from_memory(self, name: str, record: OutboxRecord, message: Any) -> Any:
+        match name:
+            case "Get":
+                return self._view(record)
+            case "Explain":
+                view = self._view(record)
+                story = [jobs_pb2.JobStoryEntry(at=record.came_at, text=f"came in on node {self._node}")]
+                return jobs_pb2.JobExplanation(
+                    job=view, reason_code="pool_away", sentence=view.reason, hint=view.hint, story=story
+                )
+            case "Wait":
+                return await self._wait(record, message)
+        raise Unavailable(self._away(), hint="try again when it answers")
+
+    async def _wait(self, record: OutboxRecord, message: jobs_pb2.WaitJobRequest) -> jobs_pb2.Job:
+        seconds = min(max(message.timeout_seconds, 0.0), WAIT_SECONDS)
+        until = time.monotonic() + seconds
+        while (view := self._view(record)).token == message.token and view.state not in _GONE:
+            left = until - time.monotonic()
+            if left <= 0 or self._link.connected:
+                break
+            await self._outbox.changed(record.job, min(left, 1.0))
+            record = self._outbox.record(record.job) or record
+        return view
+
+    # --- many ------------------------------------------------------------------------------------------
+
+    async def list_jobs(
+        self, message: jobs_pb2.ListJobsRequest, owner: Owner, caller: Caller
+    ) -> jobs_pb2.ListJobsResponse:
+        """Of the pool, or of what came in here and what is known of it."""
+        if self._link.connected:
+            try:
+                answer: jobs_pb2.ListJobsResponse = await self._ask(_LIST, message, caller)
+            except (Unavailable, TimedOut):
+                pass
+            else:
+                return answer
+        shown_ones = [
+            self._view(record)
+            for record in self._outbox.records()
+            if self._may_see(record, owner)
+            and (message.ended or not record.over)
+            and message.array_id in {"", record.spec.array or ""}
+        ]
+        first = int(message.page_token or 0) if message.page_token.isdecimal() else 0
+        last = first + (message.limit or LISTED)
+        return jobs_pb2.ListJobsResponse(
+            jobs=shown_ones[first:last],
+            next_page_token=str(last) if len(shown_ones) > last else "",
+            notices=[f"{self._away()}; of its jobs those that came in here are shown, as they were then"],
+        )
+
+    async def nodes(self, message: jobs_pb2.NodesRequest, caller: Caller) -> jobs_pb2.NodesResponse:
+        if not self._link.connected:
+            raise Unavailable(self._away(), hint="`gpushare gpus` shows this node")
+        answer: jobs_pb2.NodesResponse = await self._ask(_NODES, message, caller)
+        return answer
+
+    # --- helpers ---------------------------------------------------------------------------------------
+
+    async def _ask(self, name: str, message: Message, caller: Caller) -> Any:
+        seconds = ANSWER_SECONDS
+        if isinstance(message, jobs_pb2.WaitJobRequest):
+            seconds += min(max(message.timeout_seconds, 0.0), WAIT_SECONDS)
+        return await self._coordinator.call(name, message, caller, seconds)
+
+    def _known(self, reference: str, owner: Owner) -> OutboxRecord | None:
+        """A job that came in here, as ``job_search.find`` finds those of a book."""
+        record = self._outbox.record(JobId(reference))
+        if record is not None:
+            return record if self._may_see(record, owner) else None
+        mine = [one for one in self._outbox.records() if self._may_see(one, owner)]
+        named = [one for one in mine if reference == (one.spec.name or default_name(one.job))]
+        if named:
+            return named[-1]
+        begins = [one for one in mine if one.job.startswith(reference)]
+        long_enough = len(reference) >= SHORTEST_BEGINNING and reference.isalnum()
+        return begins[0] if long_enough and len(begins) == 1 else None
+
+    def _may_see(self, record: OutboxRecord, owner: Owner) -> bool:
+        return owner.admin or record.principal == owner.principal
+
+    def _unknown(self, reference: str) -> GpushareError:
+        """Whether the pool has it, only the pool can tell."""
+        if not self._link.connected:
+            return Unavailable(
+                f"{self._away()}, and no job {shown(reference)} came in here",
+                hint="try again when it answers",
+            )
+        return NotFound(f"there is no job {shown(reference)}", hint="`gpushare jobs` lists them")
+
+    def _away(self) -> str:
+        return f"the pool {self.name} does not answer: {self._link.away()}"
+
+    def _view(self, record: OutboxRecord) -> jobs_pb2.Job:
+        """What was known last, and since when nothing newer is."""
+        view = record.mirrored() or _unsent(record)
+        if not record.over:
+            as_of = time.strftime("%H:%M", time.localtime(record.updated_at or record.came_at))
+            said = f": {view.reason}" if view.reason else ""
+            view.reason = f"as of {as_of}, the pool does not answer{said}"
+            if record.withdrawal is not None:
+                view.state, view.reason = "cancelling", f"to be cancelled as soon as it can be; {view.reason}"
+        if (refusal := refusal_of(record)) is not None:
+            view.state, view.reason, view.hint = "failed", refusal.message, refusal.hint
+        view.token = token_of(view)
+        return view
+
+
+def _unsent(record: OutboxRecord) -> jobs_pb2.Job:
+    """Of one that the pool said nothing of."""
+    spec = record.spec
+    view = jobs_pb2.Job(
+        id=record.job,
+        state="held" if record.held else "queued",
+        name=spec.name or default_name(record.job),
+        image=spec.image,
+        owner=spec.owner.principal,
+        asks=describe(spec.request),
+        submitted_at=record.came_at,
+        array_id=spec.array or "",
+        pool=True,
+        interactive=spec.interactive,
+        priority=record.priority,
+    )
+    setattr(view, "class", spec.request.lease_class)
+    if spec.index is not None:
+        view.array_index = spec.index
+    return view

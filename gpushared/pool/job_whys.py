@@ -1,0 +1,181 @@
+"""Why a job does not run: what its coordinator knows, in a code for programs and a sentence for people."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gpushared.domain.jobs.member import Presence
+from gpushared.domain.jobs.model import (
+    AttemptState,
+    Cancelled,
+    Cancelling,
+    Ended,
+    Job,
+    JobFailed,
+    NodeName,
+    Part,
+    Placing,
+    Queued,
+    Running,
+    Succeeded,
+    Then,
+)
+from gpushared.domain.jobs.silence import presence, silent_since
+from gpushared.domain.jobs.state import PoolState, kind_of
+from gpushared.domain.lease import LeaseId
+from gpushared.domain.units import shown
+
+NAMED = 3
+
+
+class JobReason(StrEnum):
+    """Besides the reasons of leases that wait; docs/reference/reasons.md explains each."""
+
+    HELD = "held"
+    AFTER_JOB = "after_job"
+    BEGIN_TIME = "begin_time"
+    TRIED_AGAIN = "tried_again"
+    RECOVERING = "recovering"
+    PLACING = "placing"
+    PREPARING = "preparing"
+    STARTING = "starting"
+    NODE_SILENT = "node_silent"
+    CANCELLING = "cancelling"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """Why a job waits: a code, a sentence, what helps, and its place in its queue (0 = not known)."""
+
+    code: str
+    sentence: str
+    hint: str = ""
+    position: int = 0
+
+
+def why(job: Job, state: PoolState, now: float) -> Why | None:
+    """None where there is nothing to say: it runs, succeeded, or is about to be placed."""
+    match job.state:
+        case Ended():
+            return _why_over(job.state)
+        case Queued():
+            return _why_queued(job, state, now)
+        case Cancelling():
+            return _why_silent(job.parts, state, now) or _why_cancelling(job.state)
+        case Placing(parts=parts):
+            return _why_silent(parts, state, now) or _why_placing(parts)
+        case Running(parts=parts):
+            return _why_silent(parts, state, now)
+
+
+def is_silent(part: Part, state: PoolState, now: float) -> bool:
+    """Whether what is said of a part is only believed, because its node is not heard of."""
+    member = state.members.get(part.node)
+    if state.rules.here or member is None or (part.state is not None and part.state.is_final):
+        return False
+    return presence(member, state, now) in {Presence.UNKNOWN, Presence.NEVER}
+
+
+def quiet_since(node: NodeName, state: PoolState, now: float) -> float | None:
+    """When a node was last heard of, where that is longer ago than it should be."""
+    member = state.members.get(node)
+    return None if state.rules.here or member is None else silent_since(member, state, now)
+
+
+# --- it waits ------------------------------------------------------------------------------------------
+
+
+def _why_queued(job: Job, state: PoolState, now: float) -> Why | None:
+    assert isinstance(job.state, Queued), "asked of those that wait"
+    if job.held_by:
+        return Why(JobReason.HELD, f"it is held by {shown(job.held_by)}", f"gpushare unhold {job.id}")
+    if job.awaits:
+        more = "" if len(job.awaits) == 1 else "s"
+        return Why(
+            JobReason.AFTER_JOB,
+            f"it waits for {len(job.awaits)} job{more}: {_names([one.job for one in job.awaits])}",
+        )
+    if job.id in state.old:
+        return _why_old(state)
+    begin_at = job.spec.request.begin_at
+    if begin_at is not None and begin_at > now:
+        return Why(JobReason.BEGIN_TIME, f"it is not to start before {_clock(begin_at)}")
+    if job.state.not_before > now and job.story:
+        return Why(JobReason.TRIED_AGAIN, job.story[-1].text)
+    verdict = state.verdicts.get(LeaseId(job.id)) or state.verdicts.get(kind_of(job, state.policy))
+    return Why(verdict.reason, verdict.text) if verdict is not None else None
+
+
+def _why_old(state: PoolState) -> Why:
+    missing = state.missing()
+    waits = f"{_names(missing)} to report" if missing else "a moment, lest a node reports late"
+    return Why(
+        JobReason.RECOVERING,
+        f"the pool began anew and waits for {waits}, because the job may run there",
+        f"one that is off for good: gpushare node forget {missing[0]} --is-off" if missing else "",
+    )
+
+
+def _why_placing(parts: Sequence[Part]) -> Why | None:
+    for state, code, words in (
+        (None, JobReason.PLACING, "it was sent to {}, which has not answered yet"),
+        (AttemptState.PREPARING, JobReason.PREPARING, "its image is being made ready on {}"),
+        (AttemptState.RESERVED, JobReason.STARTING, "its container is being started on {}"),
+    ):
+        there = [part.node for part in parts if part.state is state]
+        if there:
+            return Why(code, words.format(_names([node or "this node" for node in there])))
+    return None
+
+
+def _why_silent(parts: Sequence[Part], state: PoolState, now: float) -> Why | None:
+    silent = [part.node for part in parts if is_silent(part, state, now)]
+    if not silent:
+        return None
+    since = quiet_since(silent[0], state, now)
+    when = f" since {_clock(since)}" if since is not None else ""
+    return Why(
+        JobReason.NODE_SILENT,
+        f"{_names(silent)}: silent{when}; the job is kept there",
+        f"is it off for good? An admin says so: gpushare node forget {silent[0]} --is-off",
+    )
+
+
+# --- it ends, or is over -------------------------------------------------------------------------------
+
+
+def _why_cancelling(state: Cancelling) -> Why:
+    sentence = {
+        Then.CANCEL: "it is being ended",
+        Then.REQUEUE: "what runs of it is being ended, then it waits again",
+        Then.FAIL: "what still runs of it is being ended",
+    }[state.then]
+    ending = state.ending
+    made = f": {ending.reason or ending.kind}" if ending is not None else ""
+    return Why(JobReason.CANCELLING, sentence + made)
+
+
+def _why_over(state: Ended) -> Why | None:
+    match state.outcome:
+        case Succeeded():
+            return None
+        case JobFailed(reason=reason, hint=hint):
+            return Why(JobReason.FAILED, reason, hint)
+        case Cancelled(by=by):
+            return Why(JobReason.CANCELLED, f"cancelled by {shown(by)}")
+
+
+def _names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
+
+
+def _clock(at: float) -> str:
+    """In this machine's time."""
+    form = "%H:%M" if abs(at - time.time()) < 12 * 3600 else "%Y-%m-%d %H:%M"
+    return time.strftime(form, time.localtime(at))

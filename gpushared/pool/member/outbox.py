@@ -1,0 +1,283 @@
+"""Jobs for the pool that came in through this node: kept here until the pool says that they are over.
+
+So losing the pool's memory loses none of them. What the pool says of each is kept beside it, to be shown
+while the pool does not answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from google.protobuf.message import DecodeError
+
+from gpushared.api.v1 import jobs_pb2, link_pb2
+from gpushared.domain.errors import GpushareError, LimitReached
+from gpushared.domain.jobs.model import JobId, JobSpec
+from gpushared.pool.chunks import cut
+from gpushared.pool.member.ports import Kept
+from gpushared.pool.records import Changes
+from gpushared.pool.trust.assertions import Asserter
+from gpushared.pool.wire import refused
+from gpushared.records import RecordError, from_json, to_json
+
+log = logging.getLogger(__name__)
+
+OUTBOX = "outbox/"
+MAX_KEPT = 50_000
+"""Jobs that are not over."""
+MAX_OVER = 1000
+"""Those that are over are shown for a while."""
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawal:
+    """Somebody wants it cancelled."""
+
+    grace_seconds: int
+    principal: str
+    groups: tuple[str, ...] = ()
+    acknowledged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The pool will not have it; as ``link_pb2.Refuse``."""
+
+    code: str
+    message: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxRecord:
+    """``update``: the newest ``gpushare.v1.Job`` of it, in base64, and when it came."""
+
+    job: JobId
+    sequence: int
+    spec: JobSpec
+    held: bool
+    priority: int
+    principal: str
+    groups: tuple[str, ...] = ()
+    came_at: float = 0.0
+    taken: bool = False
+    withdrawal: Withdrawal | None = None
+    update: str = ""
+    updated_at: float = 0.0
+    over: bool = False
+    refused: Refused | None = None
+
+    def mirrored(self) -> jobs_pb2.Job | None:
+        """What the pool said last."""
+        if not self.update:
+            return None
+        with contextlib.suppress(DecodeError, ValueError):
+            return jobs_pb2.Job.FromString(base64.b64decode(self.update))
+        return None
+
+
+Write = Callable[[Mapping[str, bytes], tuple[str, ...]], Awaitable[int]]
+
+
+class Teller(Protocol):
+    """The link, which is told of what is new."""
+
+    def submit(self, job: JobId) -> None: ...
+    def cancel(self, job: JobId) -> None: ...
+
+
+class Outbox:
+    """``write`` is one transaction of the store that ``records`` were loaded from.
+
+    Errors of every change: those of ``write``; then nothing changed.
+    """
+
+    def __init__(
+        self,
+        records: Mapping[str, bytes],
+        write: Write,
+        asserter: Callable[[], Asserter],
+        now: Callable[[], float],
+    ) -> None:
+        self.teller: Teller | None = None
+        self._write = write
+        self._asserter = asserter
+        self._now = now
+        self._records = {record.job: record for record in _read(records)}
+        self._next = 1 + max((record.sequence for record in self._records.values()), default=0)
+        self._changed: dict[JobId, asyncio.Event] = {}
+        self._turn = asyncio.Lock()
+
+    # --- what the node puts in, and shows --------------------------------------------------------------
+
+    async def put(
+        self,
+        jobs: Sequence[tuple[JobId, JobSpec]],
+        *,
+        principal: str,
+        groups: tuple[str, ...] = (),
+        held: bool = False,
+        priority: int = 0,
+    ) -> None:
+        """Durably, all or none; those that are here already stay as they are. Raises LimitReached."""
+        async with self._turn:
+            new = [(job, spec) for job, spec in jobs if job not in self._records]
+            if sum(not record.over for record in self._records.values()) + len(new) > MAX_KEPT:
+                raise LimitReached(f"this node keeps {MAX_KEPT} jobs for the pool already", hint="try later")
+            records = [
+                OutboxRecord(job, self._next + place, spec, held, priority, principal, groups, self._now())
+                for place, (job, spec) in enumerate(new)
+            ]
+            await self._keep(records)
+            self._next += len(records)
+        if self.teller is not None:
+            for record in records:
+                self.teller.submit(record.job)
+
+    async def withdraw(
+        self, job: JobId, grace_seconds: int, *, principal: str, groups: tuple[str, ...] = ()
+    ) -> None:
+        """Have it cancelled when the pool can be told; of a job that is not here, nothing."""
+        async with self._turn:
+            record = self._records.get(job)
+            if record is None or record.over:
+                return
+            await self._keep([replace(record, withdrawal=Withdrawal(grace_seconds, principal, groups))])
+        if self.teller is not None:
+            self.teller.cancel(job)
+
+    async def forget(self, job: JobId) -> None:
+        """One that was refused, and whose owner was told."""
+        async with self._turn:
+            if job in self._records:
+                await self._write({}, (OUTBOX + job,))
+                del self._records[job]
+        self._wake(job)
+
+    def record(self, job: JobId) -> OutboxRecord | None:
+        """Over or not."""
+        return self._records.get(job)
+
+    def records(self) -> list[OutboxRecord]:
+        """All, in the order in which they came in."""
+        return sorted(self._records.values(), key=lambda record: record.sequence)
+
+    async def changed(self, job: JobId, timeout_seconds: float) -> bool:
+        """Wait until something is said of it; False when the time is over first."""
+        event = self._changed.setdefault(job, asyncio.Event())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                return await event.wait()
+        return False
+
+    # --- what the link asks and tells ------------------------------------------------------------------
+
+    def jobs(self) -> tuple[JobId, ...]:
+        return tuple(record.job for record in self.records() if not record.over)
+
+    def job(self, job: JobId) -> Kept | None:
+        record = self._records.get(job)
+        return None if record is None or record.over else Kept(record.spec, record.held, record.priority)
+
+    def cancels(self) -> dict[JobId, int]:
+        return {
+            record.job: record.withdrawal.grace_seconds
+            for record in self.records()
+            if record.withdrawal is not None and not record.withdrawal.acknowledged and not record.over
+        }
+
+    def vouch(self, job: JobId, digest: bytes) -> bytes:
+        """The word of this moment: how long a job waited here does not matter."""
+        record = self._records[job]
+        return self._asserter().sign(record.principal, record.groups, digest, self._now())
+
+    def vouch_cancel(self, job: JobId, digest: bytes) -> bytes:
+        asked = self._records[job].withdrawal
+        assert asked is not None, "only those of ``cancels`` are told of"
+        return self._asserter().sign(asked.principal, asked.groups, digest, self._now())
+
+    async def taken(self, job: JobId, refusal: GpushareError | None) -> None:
+        """A job that the pool knew once is never given up because of a refusal: it may run."""
+        async with self._turn:
+            record = self._records.get(job)
+            if record is None or (refusal is not None and record.taken):
+                return
+            told = Refused(refusal.code, refusal.message, refusal.hint) if refusal is not None else None
+            await self._keep([replace(record, taken=told is None, refused=told, over=told is not None)])
+
+    async def cancelled(self, job: JobId, refusal: GpushareError | None) -> None:
+        async with self._turn:
+            record = self._records.get(job)
+            if record is None or record.withdrawal is None:
+                return
+            if refusal is not None:
+                log.warning("the pool does not cancel job=%s: %s", job, refusal)
+            await self._keep([replace(record, withdrawal=replace(record.withdrawal, acknowledged=True))])
+
+    async def updated(self, update: link_pb2.JobUpdate) -> None:
+        try:
+            job = jobs_pb2.Job.FromString(update.job)
+        except DecodeError as error:
+            log.warning("what the pool says of a job cannot be read: %s", error)
+            return
+        async with self._turn:
+            record = self._records.get(JobId(job.id))
+            if record is None or record.over:
+                return
+            text = base64.b64encode(update.job).decode()
+            newer = replace(record, taken=True, update=text, updated_at=self._now(), over=update.over)
+            await self._keep([newer])
+            if update.over:
+                await self._forget_oldest()
+
+    # --- keeping ---------------------------------------------------------------------------------------
+
+    async def _keep(self, records: Sequence[OutboxRecord]) -> None:
+        steps: list[Changes] = [{OUTBOX + one.job: to_json(OutboxRecord, one).encode()} for one in records]
+        written: list[str] = []
+        try:
+            for chunk in cut([[step] for step in steps]):
+                puts = {key: value for key, value in chunk.changes.items() if value is not None}
+                if puts:
+                    await self._write(puts, ())
+                written += puts
+        except GpushareError:
+            gone = [key for key in written if JobId(key.removeprefix(OUTBOX)) not in self._records]
+            for place in range(0, len(gone), 100):
+                await self._write({}, tuple(gone[place : place + 100]))
+            raise
+        for record in records:
+            self._records[record.job] = record
+            self._wake(record.job)
+
+    async def _forget_oldest(self) -> None:
+        over = sorted((one for one in self._records.values() if one.over), key=lambda one: one.updated_at)
+        for record in over[: max(0, len(over) - MAX_OVER)]:
+            await self._write({}, (OUTBOX + record.job,))
+            del self._records[record.job]
+
+    def _wake(self, job: JobId) -> None:
+        if (event := self._changed.pop(job, None)) is not None:
+            event.set()
+
+
+def refusal_of(record: OutboxRecord) -> GpushareError | None:
+    """Why the pool will not have it."""
+    told = record.refused
+    return None if told is None else refused(told.code, told.message, told.hint)
+
+
+def _read(records: Mapping[str, bytes]) -> list[OutboxRecord]:
+    found: list[OutboxRecord] = []
+    for key, value in records.items():
+        try:
+            found.append(from_json(OutboxRecord, value))
+        except RecordError as error:
+            log.warning("the outbox's record %s cannot be read and stays as it is: %s", key, error)
+    return found
