@@ -166,7 +166,7 @@ class NodeStream:
             await asyncio.gather(*ways, *self._work, return_exceptions=True)
 
     async def _part(self, context: Context, why: GpushareError) -> None:
-        """One write at a time is all that gRPC takes, and a node that does not read may hold up the last for ever."""
+        """Only one write may be under way, and a node that does not read holds it up for ever."""
         try:
             async with asyncio.timeout(LINGER_SECONDS):
                 await self._idle.wait()
