@@ -22,12 +22,14 @@ from gpushared.domain.jobs.model import JobSpec, Pull
 from gpushared.domain.request import Caller
 from gpushared.domain.units import format_duration, shown
 from gpushared.gate.engine import EngineConnection, EngineSocket
+from gpushared.node.gate_words import check_away, message_of
 from gpushared.serving.insider import Insider
 
 OK = 200
 NOT_FOUND = 404
 RETRY_SECONDS = 2.0
 MAX_LINE_BYTES = 1024 * 1024
+MAX_WORDS = 500
 
 
 class Images:
@@ -79,9 +81,10 @@ async def _is_here(spec: JobSpec, gate: EngineSocket) -> bool:
     answer = await gate.call("GET", f"/images/{quote(spec.image, safe='/:@')}/json".encode())
     if answer.status == NOT_FOUND:
         return False
+    check_away(answer.status, answer.body)
     found = answer.json()
     if answer.status != OK or not isinstance(found, dict):
-        raise _refused(spec, answer.body)
+        raise _refused(spec, message_of(answer.status, answer.body))
     return not spec.platform or _is_of(spec.platform, found)
 
 
@@ -110,14 +113,16 @@ async def _pull(spec: JobSpec, gate: EngineSocket) -> None:
         )
         head = await connection.response()
         async for line in _lines(connection):
-            if head.status_code != OK or b'"error"' in line:
-                _check_line(spec, line, failed=head.status_code != OK)
+            if head.status_code != OK and line.strip():
+                check_away(head.status_code, line)
+                raise _refused(spec, message_of(head.status_code, line))
+            _check_progress(spec, line)
     except ConnectionError as error:
         raise EngineUnavailable("the Docker engine hung up in the middle of a pull") from error
     finally:
         connection.close()
     if not await _is_here(spec, gate):
-        raise _refused(spec, b"it is not there after the pull")
+        raise _refused(spec, "it is not there after the pull")
 
 
 async def _lines(connection: EngineConnection) -> AsyncIterator[bytes]:
@@ -132,15 +137,15 @@ async def _lines(connection: EngineConnection) -> AsyncIterator[bytes]:
     yield rest
 
 
-def _check_line(spec: JobSpec, line: bytes, *, failed: bool) -> None:
+def _check_progress(spec: JobSpec, line: bytes) -> None:
+    if b'"error"' not in line:
+        return
     try:
         told = json.loads(line)
     except ValueError:
-        told = None
-    told = told if isinstance(told, dict) else {}
-    error = told.get("error") or (told.get("message") if failed else None)
-    if error or (failed and line.strip()):
-        raise _refused(spec, str(error or line.decode(errors="replace")).encode())
+        return
+    if isinstance(told, dict) and told.get("error"):
+        raise _refused(spec, str(told["error"]))
 
 
 def name_and_tag(image: str) -> tuple[str, str]:
@@ -154,9 +159,8 @@ def name_and_tag(image: str) -> tuple[str, str]:
     return plain, digest or tagged
 
 
-def _refused(spec: JobSpec, words: bytes) -> GpushareError:
-    text = words.decode(errors="replace").strip()[:500]
+def _refused(spec: JobSpec, words: str) -> GpushareError:
     return RequestError(
-        f"image {shown(spec.image)} is not on this node and cannot be pulled: {text}",
+        f"image {shown(spec.image)} is not on this node and cannot be pulled: {words.strip()[:MAX_WORDS]}",
         hint="is its name right, and can the node reach its registry without a login?",
     )

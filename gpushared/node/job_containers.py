@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from urllib.parse import quote, urlencode
 
-from gpushared.domain.errors import RequestError, TimedOut, Unavailable
+from gpushared.domain.errors import RequestError
 from gpushared.domain.jobs.attempt import Attempt
 from gpushared.domain.jobs.model import Ending, EndKind, JobSpec
 from gpushared.domain.lease import ContainerId, Lease
@@ -15,12 +14,12 @@ from gpushared.gate.body import Body, parse_object, section, serialise
 from gpushared.gate.containers import inspect
 from gpushared.gate.create import CREATE_SECONDS
 from gpushared.gate.engine import Answer, EngineSocket
+from gpushared.node.gate_words import check_away, message_of
 from gpushared.ports import LABEL_ATTEMPT, LABEL_DEVICE, LABEL_JOB, LABEL_LEASE
 
 CREATED = 201
 STARTED = (204, 304)
 NOT_FOUND, CONFLICT = 404, 409
-AWAY = (503, 504)
 START_SECONDS = 120.0
 MAX_EXIT_CODE = 255
 
@@ -111,9 +110,8 @@ class Containers:
 
     def _refused(self, answer: Answer) -> Refused:
         """The gate's or the engine's words. Raises what may pass as what it is."""
-        text = _message(answer)
-        if answer.status in AWAY:
-            raise (Unavailable if answer.status == AWAY[0] else TimedOut)(text)
+        check_away(answer.status, answer.body)
+        text = message_of(answer.status, answer.body)
         if answer.status == CONFLICT:
             hint = "end or remove that one, or submit it with another --name"
             return Refused(Ending(EndKind.FAILED, f"{text} (on this node)", hint=hint))
@@ -124,12 +122,3 @@ class Containers:
 
 def _device_of(found: Body) -> object:
     return section(section(found, "Config"), "Labels").get(LABEL_DEVICE)
-
-
-def _message(answer: Answer) -> str:
-    try:
-        told = json.loads(answer.body)
-    except ValueError:
-        told = None
-    message = told.get("message") if isinstance(told, dict) else None
-    return str(message or f"the Docker engine answered {answer.status}").strip()

@@ -1,0 +1,27 @@
+"""What the gate's answers say to the daemon itself."""
+
+from __future__ import annotations
+
+import json
+
+from gpushared.domain.errors import TimedOut, Unavailable
+
+UNAVAILABLE, GATEWAY_TIMEOUT = 503, 504
+
+
+def message_of(status: int, body: bytes) -> str:
+    """The words of a refusal, whether the engine's or the gate's."""
+    try:
+        told = json.loads(body)
+    except ValueError:
+        told = None
+    message = told.get("message") if isinstance(told, dict) else None
+    return str(message or f"the Docker engine answered {status}").strip()
+
+
+def check_away(status: int, body: bytes) -> None:
+    """Raise ``Unavailable`` or ``TimedOut`` for an answer that says that the engine is away."""
+    if status == UNAVAILABLE:
+        raise Unavailable(message_of(status, body))
+    if status == GATEWAY_TIMEOUT:
+        raise TimedOut(message_of(status, body))

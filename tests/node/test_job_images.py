@@ -1,0 +1,109 @@
+"""A job's image is there before anything is leased for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpushared.domain.jobs.model import AttemptState, EndKind
+from gpushared.domain.jobs.protocol import CancelPart, Place
+from gpushared.node.images import name_and_tag
+from tests.bed import parts
+from tests.bed.engine import PrivateEngine
+from tests.node.conftest import NewDaemon
+from tests.node.daemon import wait_until
+from tests.node.registry import Registry, serving
+from tests.node.test_attempts import Node, new_node, order
+
+
+@pytest.fixture
+def node(new_daemon: NewDaemon, docker_engine: str) -> Node:
+    made = new_node(new_daemon, docker_engine)
+    made.daemon.start()
+    return made
+
+
+@pytest.fixture
+def registry(docker_engine: str, tmp_path: Path) -> Iterator[Registry]:
+    with serving(docker_engine, parts.BUSYBOX_IMAGE, tmp_path) as served:
+        yield served
+
+
+def with_image(place: Place, image: str) -> Place:
+    body = json.loads(place.spec.body) | {"Image": image}
+    return replace(place, spec=replace(place.spec, image=image, body=json.dumps(body)))
+
+
+def test_an_image_is_pulled_and_only_then_a_gpu_is_taken(node: Node, registry: Registry) -> None:
+    place = with_image(order(node, "echo pulled"), registry.image)
+    node.placed(place)
+    assert registry.asked.wait(30)
+    assert node.reports()[place.key].state is AttemptState.PREPARING
+    assert node.daemon.leases() == {}
+    registry.let_go.set()
+    node.until(place.key, AttemptState.ENDED)
+    assert node.logs(place.key.job) == "pulled\n"
+
+
+def test_a_cancelled_pull_is_given_up(node: Node, registry: Registry) -> None:
+    place = with_image(order(node, "true"), registry.image)
+    node.placed(place)
+    assert registry.asked.wait(30)
+    node.take(CancelPart(place.key, 1))
+    ended = node.until(place.key, AttemptState.ENDED).ending
+    assert ended is not None
+    assert ended.kind is EndKind.CANCELLED
+    assert node.daemon.leases() == {}
+
+
+def test_a_pull_that_a_death_cut_off_is_begun_again(node: Node, registry: Registry) -> None:
+    place = with_image(order(node, "echo pulled"), registry.image)
+    node.placed(place)
+    assert registry.asked.wait(30)
+    node.daemon.kill()
+    registry.let_go.set()
+    node.daemon.start()
+    node.until(place.key, AttemptState.ENDED)
+    assert node.logs(place.key.job) == "pulled\n"
+
+
+def test_a_registry_that_is_not_there_is_told_of(node: Node) -> None:
+    place = with_image(order(node, "true"), "127.0.0.1:1/none:1")
+    node.placed(place)
+    ended = node.until(place.key, AttemptState.ENDED).ending
+    assert ended is not None
+    assert "'127.0.0.1:1/none:1' is not on this node and cannot be pulled: " in ended.reason
+    assert "connect" in ended.reason
+
+
+def test_a_job_that_comes_while_the_engine_is_away_begins_when_it_is_back(
+    new_daemon: NewDaemon, private_engine: Callable[..., PrivateEngine]
+) -> None:
+    engine = private_engine("--live-restore")
+    node = new_node(new_daemon, engine.socket)
+    node.daemon.start()
+    engine.stop()
+    wait_until(lambda: node.daemon.call("Node/Status")["engine"]["trouble"], "the engine is missed")
+    place = order(node, "sleep 1000")
+    assert node.placed(place).state is AttemptState.PREPARING
+    engine.start()
+    node.until(place.key, AttemptState.RUNNING)
+
+
+@pytest.mark.parametrize(
+    ("image", "parts_"),
+    [
+        ("busybox", ("busybox", "latest")),
+        ("busybox:1.36", ("busybox", "1.36")),
+        ("host:5000/a/b", ("host:5000/a/b", "latest")),
+        ("host:5000/a/b:1", ("host:5000/a/b", "1")),
+        ("a@sha256:0f", ("a", "sha256:0f")),
+        ("host:5000/a:1@sha256:0f", ("host:5000/a", "sha256:0f")),
+    ],
+)
+def test_of_a_name_without_a_tag_only_the_latest_is_pulled(image: str, parts_: tuple[str, str]) -> None:
+    assert name_and_tag(image) == parts_
