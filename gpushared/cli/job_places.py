@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from gpushared.cli import docker
 from gpushared.client import Client
-from gpushared.client.job_messages import DoorAnswer, Job
+from gpushared.client.job_messages import Job
 from gpushared.client.jobs import Jobs
 from gpushared.domain.errors import NotFound, StateConflict, Unavailable
 
@@ -26,7 +26,7 @@ def docker_host_for(client: Client, job: Job, rank: int = 0) -> Place:
     Raises StateConflict where there is none (yet, or any more).
     """
     door = Jobs(client).door(job.id, rank)
-    container = _container(Client(door.host), door)
+    container = _container(Client(door.host), job, door.node)
     if container:
         return Place(door.host, container)
     if job.is_over:
@@ -39,12 +39,13 @@ def docker_host_for(client: Client, job: Job, rank: int = 0) -> Place:
     )
 
 
-def _container(there: Client, door: DoorAnswer) -> str:
-    """Its id, by the label of its lease, however it is called; empty for none."""
-    filters = quote(json.dumps({"label": [f"gpushare.lease={door.lease_id}"]}))
+def _container(there: Client, job: Job, node: str) -> str:
+    """Its id, by the labels that the gate gives a job's container, however it is called; empty for none."""
+    labels = [f"gpushare.job={job.id}", f"gpushare.attempt={job.attempt}"]
+    filters = quote(json.dumps({"label": labels}))
     answer = there.docker("GET", f"/containers/json?all=1&filters={filters}")
     if answer.status != docker.OK:
-        raise Unavailable(f"node {door.node} does not say what it has: {docker.message_of(answer)}")
+        raise Unavailable(f"node {node} does not say what it has: {docker.message_of(answer)}")
     found = json.loads(answer.body)
     return str(found[0]["Id"]) if found else ""
 

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from gpushared.api.v1 import jobs_pb2
 from gpushared.domain.asking import Ask
 from gpushared.domain.errors import LimitReached, NotFound, RequestError, StateConflict, Unavailable
-from gpushared.domain.jobs.model import Job, JobId, Owner, Placing, Running
+from gpushared.domain.jobs.model import AttemptKey, Job, JobId, Owner, Placing, Running
 from gpushared.domain.lease import Queued, Requeued, Suspended
 from gpushared.domain.offer import offer
 from gpushared.domain.request import Caller
@@ -26,6 +26,7 @@ from gpushared.node.pool_jobs import PoolJobs
 from gpushared.node.views import Views
 from gpushared.pool.job_logs import job_logs
 from gpushared.pool.job_search import LISTED
+from gpushared.pool.job_streams import part_of
 from gpushared.pool.job_views import JobViews
 from gpushared.pool.job_whys import Why
 from gpushared.pool.job_words import Wanted
@@ -165,13 +166,10 @@ class NodeJobs:
     async def logs(self, message: jobs_pb2.LogsRequest, caller: Caller) -> AsyncIterator[jobs_pb2.LogChunk]:
         """What a container here writes, read as whoever asks: the gate judges what they may see."""
         job = await self._own.find(message.job_id, self.owner(caller))
-        part = next((part for part in job.parts if part.rank == message.rank), None)
-        if part is None or part.lease is None:
-            raise StateConflict(
-                f"job {job.id} has no container (yet)", hint=f"its story: gpushare why {job.id}"
-            )
+        part_of(job, message.rank)
         gate = self._host.insider.gate_as(caller)
-        async for chunk in job_logs(gate, part.lease, follow=message.follow, tail=message.tail):
+        key = AttemptKey(job.id, job.attempts)
+        async for chunk in job_logs(gate, key, follow=message.follow, tail=message.tail):
             yield chunk
 
     async def door(self, message: jobs_pb2.DoorRequest, caller: Caller) -> jobs_pb2.DoorAnswer:

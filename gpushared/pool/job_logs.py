@@ -11,8 +11,9 @@ import h11
 
 from gpushared.api.v1 import jobs_pb2
 from gpushared.domain.errors import EngineUnavailable, StateConflict
+from gpushared.domain.jobs.key import AttemptKey
 from gpushared.gate.engine import EngineConnection, EngineSocket
-from gpushared.ports import LABEL_LEASE
+from gpushared.ports import LABEL_ATTEMPT, LABEL_JOB
 
 OK, GONE = 200, 404
 STDERR = 2
@@ -22,13 +23,13 @@ RAW_STREAM = b"application/vnd.docker.raw-stream"
 
 
 async def job_logs(
-    gate: EngineSocket, lease: str, *, follow: bool, tail: int
+    gate: EngineSocket, key: AttemptKey, *, follow: bool, tail: int
 ) -> AsyncIterator[jobs_pb2.LogChunk]:
     """From its beginning, or its last ``tail`` lines; with ``follow`` until it ends.
 
-    Raises StateConflict where the lease has no container (yet, or any more), EngineUnavailable.
+    Raises StateConflict where the attempt has no container (yet, or any more), EngineUnavailable.
     """
-    container, terminal = await _container(gate, lease)
+    container, terminal = await _container(gate, key)
     lines = str(tail) if tail > 0 else "all"
     target = f"/containers/{container}/logs?stdout=1&stderr=1&follow={int(follow)}&tail={lines}"
     connection = await gate.connect()
@@ -47,9 +48,10 @@ async def job_logs(
         connection.close()
 
 
-async def _container(gate: EngineSocket, lease: str) -> tuple[str, bool]:
+async def _container(gate: EngineSocket, key: AttemptKey) -> tuple[str, bool]:
     """Its id, and whether it has a terminal, whose output is one stream."""
-    filters = quote(json.dumps({"label": [f"{LABEL_LEASE}={lease}"]}))
+    labels = [f"{LABEL_JOB}={key.job}", f"{LABEL_ATTEMPT}={key.number}"]
+    filters = quote(json.dumps({"label": labels}))
     answer = await gate.call("GET", f"/containers/json?all=1&filters={filters}".encode())
     found = answer.json() if answer.status == OK else []
     if not found:

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 
 from gpushared.api.v1 import jobs_pb2, link_pb2
 from gpushared.domain.errors import RequestError, StateConflict
-from gpushared.domain.jobs.model import Job, Owner, Part
+from gpushared.domain.jobs.model import AttemptKey, Job, Owner, Part
 from gpushared.pool.job_logs import job_logs
 from gpushared.pool.tunnel_calls import UserContext, gate_through, splice
 from gpushared.pool.tunnels import Pipe, Tunnels
@@ -29,9 +29,9 @@ class JobStreams:
     ) -> AsyncIterator[jobs_pb2.LogChunk]:
         """From the beginning, or the last ``tail`` lines. Raises StateConflict, Unavailable."""
         part = part_of(job, message.rank)
-        assert part.lease is not None, "part_of gives only parts with a lease"
+        key = AttemptKey(job.id, job.attempts)
         async with gate_through(lambda: self._open(job, part, owner), f"node {part.node}") as gate:
-            async for chunk in job_logs(gate, part.lease, follow=message.follow, tail=message.tail):
+            async for chunk in job_logs(gate, key, follow=message.follow, tail=message.tail):
                 yield chunk
 
     def _open(self, job: Job, part: Part, owner: Owner) -> AbstractAsyncContextManager[Pipe]:

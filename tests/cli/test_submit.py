@@ -7,6 +7,7 @@ import json
 import tempfile
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -15,7 +16,8 @@ from tests.cli.process import Gpushare
 from tests.cli.standin import HANG_UP, Call, StandIn, ok, refusal
 
 JOB = "k3m9x0p2qa"
-IN_LEASE = "/containers/json?all=1&filters=%7B%22label%22%3A%20%5B%22gpushare.lease%3Dl-7f3k%22%5D%7D"
+LABELS = quote(json.dumps({"label": [f"gpushare.job={JOB}", "gpushare.attempt=1"]}))
+OF_JOB = f"/containers/json?all=1&filters={LABELS}"
 NONE = refusal(404, "not_found", "there is no such thing")
 
 
@@ -28,6 +30,7 @@ def job(**said: object) -> dict[str, Any]:
         "owner": "ada@ws3",
         "asks": "0.5",
         "token": "t1",
+        "attempt": 1,
         **said,
     }
 
@@ -317,7 +320,7 @@ def test_logs_of_a_job_become_docker_s_of_its_container(
 ) -> None:
     standin.answers["Jobs/Get"] = ok(RUNNING)
     standin.answers["Jobs/Door"] = ok({"host": standin.host, "lease_id": "l-7f3k", "here": True})
-    standin.answers[IN_LEASE] = ok([{"Id": "c1"}])
+    standin.answers[OF_JOB] = ok([{"Id": "c1"}])
     assert gpushare("logs", "-f", "--tail", "3", JOB).returncode == 7
     recorded = docker_recorder.with_name("record.logs").read_text().split()
     assert recorded == ["logs", "--follow", "--tail=3", "c1"]
@@ -328,10 +331,10 @@ def test_logs_of_a_job_become_docker_s_of_its_container(
 def test_docker_is_pointed_at_the_door_that_leads_to_the_job_s_node(
     gpushare: Gpushare, standin: StandIn, docker_recorder: Path, tmp_path: Path
 ) -> None:
-    """However the container is called there: it is found by its lease."""
+    """However the container is called there: it is found by its job."""
     with tempfile.TemporaryDirectory(prefix="gs-") as folder:
         there = StandIn(Path(folder) / "door.sock")
-        there.answers[IN_LEASE] = ok([{"Id": "c9"}])
+        there.answers[OF_JOB] = ok([{"Id": "c9"}])
         standin.answers["Jobs/Get"] = ok(RUNNING | {"pool": True})
         standin.answers["Jobs/Door"] = ok({"host": there.host, "lease_id": "l-7f3k", "node": "ws4"})
         assert gpushare("logs", "--rank", "1", JOB).returncode == 7
@@ -350,7 +353,7 @@ def test_where_there_is_no_output_it_says_why(
 ) -> None:
     standin.answers["Jobs/Get"] = ok(found)
     standin.answers["Jobs/Door"] = ok({"host": standin.host, "lease_id": "l-7f3k", "here": True})
-    standin.answers[IN_LEASE] = ok([])
+    standin.answers[OF_JOB] = ok([])
     done = gpushare("logs", JOB)
     assert done.returncode == 125
     assert sentence in done.stderr
