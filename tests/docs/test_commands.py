@@ -29,7 +29,8 @@ COMMANDS = dict(commands(cli))
 
 def section(path: str) -> str:
     """The page's part on one command."""
-    match = re.search(rf"^#+ `{re.escape(path)}(?![a-z-])[^`\n]*`\n(.*?)(?=^#+ `|\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    heading = rf"^#+ `{re.escape(path)}(?![a-z-])[^`\n]*`\n"
+    match = re.search(rf"{heading}(.*?)(?=^#+ `|\Z)", PAGE, re.MULTILINE | re.DOTALL)
     assert match, f"{path} has no section in docs/reference/commands.md"
     return match[1]
 
