@@ -253,5 +253,5 @@ def _size(holder: Holder) -> int:
 
 
 TestQueueMachine = QueueMachine.TestCase
-TestQueueMachine.settings = settings(settings(), max_examples=settings().max_examples // 4)
+TestQueueMachine.settings = settings(settings(), max_examples=settings().max_examples // 5)
 """A step is several passes."""
