@@ -1,0 +1,274 @@
+"""`gpushare pool` and `gpushare node` as processes, against a real coordinator and a node's real front."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gpushared.config.jobs import PoolConfig
+from gpushared.config.pool import CoordinatorConfig, CoordinatorSection
+from gpushared.config.users import UserConfig
+from gpushared.domain.request import Caller
+from gpushared.gate.http import Exchange, Routes
+from gpushared.node.membership import Memberships
+from gpushared.pool.app import PoolDaemon, real_pool_parts
+from gpushared.pool.member.enrolment import Enrolment
+from gpushared.pool.trust.founding import found_pool
+from gpushared.serving.front import Front, listen
+from gpushared.serving.identity import Identities, Peer
+from gpushared.serving.jsonapi import JsonApi
+from gpushared.serving.systemd import Notifier
+from tests.pool.trust.coordinator import within
+
+GPUSHARE = [sys.executable, "-c", "import sys; from gpushared.cli.main import main; sys.exit(main())"]
+
+
+@dataclass(frozen=True)
+class Said:
+    code: int
+    out: str
+    err: str
+
+
+@dataclass
+class World:
+    """A coordinator, and a machine that may join it."""
+
+    folder: Path
+    coordinator: PoolDaemon
+    enrolment: Enrolment
+
+    async def __call__(self, *words: str, stdin: str = "", **environ: str) -> Said:
+        process = await asyncio.create_subprocess_exec(
+            *GPUSHARE,
+            *words,
+            env={
+                **os.environ,
+                "GPUSHARE_POOL_SOCKET": str(self.folder / "run" / "gpushared-pool.sock"),
+                "GPUSHARE_HOST": f"unix://{self.folder / 'node.sock'}",
+                "COLUMNS": "100",
+                **environ,
+            },
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        out, err = await within(process.communicate(stdin.encode()), 60)
+        assert process.returncode is not None
+        return Said(process.returncode, out.decode(), err.decode())
+
+    async def token(self, *words: str) -> str:
+        said = await self("pool", "token", "-q", *words)
+        assert said.code == 0, said.err
+        return said.out.strip()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.coordinator.users_port}"
+
+
+class _Everybody(Identities):
+    """Takes whoever connects for one caller."""
+
+    def __init__(self, caller: Caller) -> None:
+        super().__init__(())
+        self._one = caller
+
+    async def caller(self, peer: Peer) -> Caller:
+        return self._one
+
+
+async def _no_docker(_: Exchange) -> None:
+    raise AssertionError
+
+
+@asynccontextmanager
+async def a_world(folder: Path, node_caller: Caller) -> AsyncIterator[World]:
+    found_pool(folder / "state", "lab", time.time())
+    section = CoordinatorSection(
+        listen="127.0.0.1:0",
+        listen_nodes="127.0.0.1:0",
+        state_dir=str(folder / "state"),
+        runtime_dir=str(folder / "run"),
+    )
+    config = CoordinatorConfig(section, users={"ada": UserConfig(("ada@ws3",), admin=True)})
+    ready = _Ready()
+    daemon = PoolDaemon(config, real_pool_parts(config), ready)
+    enrolment = Enrolment(folder / "node" / "pool", time.time)
+    memberships = Memberships(enrolment, lambda: PoolConfig(realm="cluster"), "ws3")
+    async with AsyncExitStack() as stack:
+        task = asyncio.create_task(daemon.run())
+        stack.push_async_callback(_ended, daemon, task)
+        await within(
+            asyncio.wait({task, asyncio.create_task(ready.told.wait())}, return_when="FIRST_COMPLETED")
+        )
+        assert not task.done() or task.result()
+        listener = stack.enter_context(listen(folder / "node.sock", 0o600))
+        routes = Routes(json=JsonApi(memberships.calls()).answer, docker=_no_docker)
+        front = Front(folder / "unused", _Everybody(node_caller), routes)
+        await stack.enter_async_context(front.serving(listener))
+        yield World(folder, daemon, enrolment)
+
+
+class _Ready(Notifier):
+    """What systemd is told, as an event."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+        self.told = asyncio.Event()
+
+    def ready(self, status: str) -> None:
+        self.told.set()
+
+
+async def _ended(daemon: PoolDaemon, task: asyncio.Task[None]) -> None:
+    daemon.stop()
+    await within(task)
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with a_world(tmp_path, Caller(0, 0, "root", trusted=True)) as made:
+        yield made
+
+
+async def test_a_pool_is_begun_and_the_next_step_is_told(tmp_path: Path) -> None:
+    world = World(tmp_path, None, None)  # type: ignore[arg-type]  # no daemon is needed
+    said = await world("pool", "init", "lab", "--state-dir", str(tmp_path / "state"))
+    assert said.code == 0, said.err
+    assert "pool lab begins" in said.out
+    assert "gpushare pool token" in said.out
+    again = await world("pool", "init", "lab", "--state-dir", str(tmp_path / "state"))
+    assert again.code == 125
+    assert "there is a certificate authority" in again.err
+    wrong = await world("pool", "init", "LAB!", "--state-dir", str(tmp_path / "other"))
+    assert "cannot be a pool's name" in wrong.err
+    assert not (tmp_path / "other" / "ca").exists()
+
+
+async def test_a_machine_joins_and_leaves_by_its_daemon(world: World) -> None:
+    file = world.folder / "token"
+    file.write_text(await world.token("--node", "ws3", "--realm", "cluster") + "\n")
+    said = await world("node", "join", world.address, "--token-file", str(file))
+    assert said.code == 0, said.err
+    assert "this machine is node ws3 of the pool lab, and speaks for users of cluster" in said.out
+    assert "note:" not in said.out
+    assert world.enrolment.membership is not None
+    status = json.loads((await world("pool", "status", "-o", "json")).out)["items"][0]
+    assert (status["pool"], status["nodes"]) == ("lab", 1)
+    left = await world("node", "leave")
+    assert "has left the pool lab, where it was node ws3" in left.out
+    assert "gpushare node forget ws3" in left.out
+    assert world.enrolment.membership is None
+    assert (await world("node", "leave")).out == "this machine is in no pool\n"
+
+
+async def test_the_token_may_come_by_standard_input_and_never_on_the_command_line(world: World) -> None:
+    token = await world.token()
+    wrong = await world("node", "join", world.address, "--token-file", token)
+    assert wrong.code == 2
+    assert token not in wrong.err
+    said = await world("node", "join", world.address, "--token-file", "-", "--name", "ws7", stdin=token)
+    assert said.code == 0, said.err
+    assert "node ws7" in said.out
+    assert "note: pool.realm is cluster, for whose users this node may not speak" in said.out
+
+
+async def test_who_is_not_trusted_joins_nothing(tmp_path: Path) -> None:
+    async with a_world(tmp_path, Caller(1000, 1000, "eve")) as world:
+        token = await world.token()
+        said = await world("node", "join", world.address, "--token-file", "-", stdin=token)
+        assert said.code == 125
+        assert "only trusted callers may let this node join a pool" in said.err
+        assert (await world("node", "leave")).code == 125
+
+
+@pytest.mark.parametrize(("content", "words"), [(None, "cannot be read"), (b"\xff\xfe", "is no text")])
+async def test_a_token_file_that_holds_none_is_told(
+    tmp_path: Path, content: bytes | None, words: str
+) -> None:
+    world, file = World(tmp_path, None, None), tmp_path / "token"  # type: ignore[arg-type]
+    if content is not None:
+        file.write_bytes(content)
+    said = await world("node", "join", "dgx", "--token-file", str(file))
+    assert words in said.err
+    assert "hint:" in said.err
+
+
+async def test_tokens_are_listed_without_their_secrets_and_revoked(world: World) -> None:
+    join = await world.token("--node", "ws3", "--valid", "2h")
+    made = await world("pool", "api-token", "--person", "ada", "--scope", "read,submit", "--scope", "admin")
+    api = made.out.strip()
+    assert "it speaks for ada (admin, read, submit) until" in made.err
+    listed = await world("pool", "tokens")
+    assert join.split("-")[-1] not in listed.out
+    assert api.split("_")[-1] not in listed.out
+    lines = {line.split()[0]: line for line in listed.out.splitlines()}
+    assert "1h59m left" in lines[join.split("-")[-2]]
+    assert "admin,read,submit" in lines[api.split("_")[1]]
+    for token_id in (join.split("-")[-2], api.split("_")[1]):
+        assert "is revoked" in (await world("pool", "revoke", token_id)).out
+    items = json.loads((await world("pool", "tokens", "-o", "json")).out)["items"]
+    assert [(item["kind"], item["revoked"]) for item in items] == [("join", True), ("api", True)]
+    assert all(item["token"] is None for item in items)
+    unknown = await world("pool", "revoke", "nothing")
+    assert "there is no token 'nothing'" in unknown.err
+
+
+async def test_the_authority_is_replaced_by_two_commands(world: World) -> None:
+    early = await world("pool", "rotate-ca", "--finish")
+    assert "nothing is being replaced" in early.err
+    first = await world("pool", "rotate-ca")
+    assert "a new authority is trusted beside the old one" in first.out
+    second = await world("pool", "rotate-ca", "--finish")
+    assert "the old authority is no longer trusted" in second.out
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("pool", "token", "--valid", "8d"), "cannot be valid for"),
+        (("pool", "token", "--valid", "x"), "is not a duration"),
+        (("pool", "token", "--node", "a b"), "cannot be a node's name"),
+        (("pool", "token", "--realm", "@"), "cannot be a realm's name"),
+        (("pool", "api-token", "--person", "bob", "--scope", "admin"), "bob is no admin of the pool"),
+        (("pool", "api-token", "--person", "bob", "--scope", "all"), "there is no such scope"),
+        (("pool", "api-token", "--person", "bob", "--valid", "400d"), "is not a duration"),
+    ],
+)
+async def test_what_cannot_be_is_refused_with_a_hint(
+    world: World, words: tuple[str, ...], complaint: str
+) -> None:
+    said = await world(*words)
+    assert said.code == 125
+    assert complaint in said.err
+    assert "hint:" in said.err
+    assert said.out == ""
+
+
+async def test_without_a_coordinator_here_it_is_said_where_to_look(tmp_path: Path) -> None:
+    world = World(tmp_path, None, None)  # type: ignore[arg-type]
+    said = await world("pool", "status")
+    assert said.code == 125
+    assert "no coordinator of a pool answers" in said.err
+    assert "gpushared-pool" in said.err
+
+
+async def test_the_frequent_commands_do_without_certificates(tmp_path: Path) -> None:
+    """Their library takes longer to import than they take in all."""
+    names = "main ps gpus queue start submit jobs".split()
+    program = (
+        f"import sys, {', '.join(f'gpushared.cli.{name}' for name in names)}; "
+        "sys.exit(not {'cryptography', 'grpc'}.isdisjoint(sys.modules))"
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
+    assert await within(process.wait(), 60) == 0
