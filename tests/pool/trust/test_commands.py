@@ -265,7 +265,7 @@ async def test_without_a_coordinator_here_it_is_said_where_to_look(tmp_path: Pat
 
 async def test_the_frequent_commands_do_without_certificates(tmp_path: Path) -> None:
     """Their library takes longer to import than they take in all."""
-    names = "main ps gpus queue start submit jobs".split()
+    names = ["main", "ps", "gpus", "queue", "start", "submit", "jobs"]
     program = (
         f"import sys, {', '.join(f'gpushared.cli.{name}' for name in names)}; "
         "sys.exit(not {'cryptography', 'grpc'}.isdisjoint(sys.modules))"
