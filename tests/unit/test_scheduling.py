@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gpushared.domain import messages as m
 from gpushared.domain.gpu import MIB, Gpu, GpuId
-from gpushared.domain.lease import ContainerId, LeaseId
+from gpushared.domain.lease import Active, ContainerId, LeaseId
 from gpushared.domain.messages import Condition
 from gpushared.domain.node import handle
 from gpushared.domain.request import Caller, Request
@@ -38,18 +38,22 @@ def test_a_lease_of_an_old_journal_has_held_its_gpus_since_it_was_in_its_state()
 
 def test_its_use_is_counted_from_then_too_whatever_states_it_goes_through() -> None:
     state, lease = _of_an_old_journal()
-    for event in (
+    runs: list[m.Event] = [
         m.ClaimAsked(lease, ALICE),
         m.ContainerCreated(lease, BOX, "box", "image"),
         m.ContainerSeen(BOX, Condition.RUNNING),
-    ):
+    ]
+    for event in runs:
         state = handle(state, event, 2800.0).state
-    assert state.leases[lease].state.since == 2800.0
+    active = state.leases[lease].state
+    assert isinstance(active, Active)
+    assert active.since == 2800.0
     assert holder(state.leases[lease], state, state.policy, 4600.0).started_at == 1000.0
-    for event in (
+    ends: list[m.Event] = [
         m.ContainerSeen(BOX, Condition.EXITED, exit_code=0),
         m.GpusSampled(4600.0, frozenset(), {}, frozenset(state.gpus)),
-    ):
+    ]
+    for event in ends:
         state = handle(state, event, 4600.0).state
     assert lease not in state.leases
     assert state.usage.total("alice") == 3600 * 0.5
