@@ -1,28 +1,45 @@
-"""``gpushare drain``: no new leases on a GPU."""
+"""``gpushare drain``: no new leases on a GPU, no new work for a node."""
 
 from __future__ import annotations
+
+import re
 
 import click
 
 from gpushared.cli import text
 from gpushared.client import Client, Gpu
+from gpushared.client.pool import PoolClient
+
+_GPU = re.compile(r"all|\d+(:\d+)?|(GPU|MIG|SIM)-.*", re.IGNORECASE)
+"""All that a GPU is called; a node's name is anything else."""
 
 
-@click.command("drain", short_help="Give no new leases on a GPU.")
+def is_node(name: str) -> bool:
+    """Whether it is a node of the pool that is meant, and no GPU of this one."""
+    return _GPU.fullmatch(name) is None
+
+
+@click.command("drain", short_help="Give no new leases on a GPU, or no new work to a node.")
 @click.option("--reason", metavar="TEXT", required=True, help="One line, shown to whoever waits.")
-@click.argument("gpu")
-def drain(gpu: str, reason: str) -> int:
-    """Give no new leases on a GPU; leases that are there run on. Only for root and trusted groups.
+@click.argument("target", metavar="GPU|NODE")
+def drain(target: str, reason: str) -> int:
+    """Give no new leases on a GPU, or no new work to a node of the pool; what is there runs on.
 
-    GPU is an index, 0:1 for a MIG instance, a UUID, or `all`. It stays drained, over restarts and reboots
-    too, until `gpushare undrain`.
+    GPU is one of this machine: an index, 0:1 for a MIG instance, a UUID, or `all`; for root and trusted
+    groups. Any other name is a NODE of the pool, and for the pool's administrators. Drained it stays, over
+    restarts and reboots too, until `gpushare undrain`.
 
     \b
     Examples:
       gpushare drain 1 --reason "new fan at 3 pm"
       gpushare drain all --reason "driver update tonight"
+      gpushare drain dgx-1 --reason "moves to the other room"
     """  # noqa: D301 - click's mark for lines it must not join
-    for one in Client().drain(gpu, reason):
+    if is_node(target):
+        for sentence in PoolClient().drain_node(target, reason):
+            click.echo(text.printable(sentence))
+        return 0
+    for one in Client().drain(target, reason):
         click.echo(text.printable(f"GPU {one.label or one.index} is {one.mode}{_running(one)}"))
     return 0
 

@@ -11,6 +11,7 @@ import click
 from gpushared.cli import text
 from gpushared.cli.faults import UsageError
 from gpushared.client import Client
+from gpushared.client.pool import PoolClient
 from gpushared.domain.errors import ConfigError
 
 _HELP = {"help_option_names": ["-h", "--help"]}
@@ -20,7 +21,7 @@ MAX_TOKEN_BYTES = 4096
 
 @click.group("node", context_settings=_HELP, short_help="Let this machine join a pool, or leave it.")
 def node() -> None:
-    """Let this machine join a pool, or leave it.
+    """Let this machine join a pool, or leave it; take a node that is off from the pool's list.
 
     \b
     Examples:
@@ -93,4 +94,25 @@ def leave() -> int:
         return 0
     click.echo(text.printable(f"this machine has left the pool {left.pool}, where it was node {left.node}"))
     click.echo(text.printable(f"on the coordinator's machine: gpushare node forget {left.node} --is-off"))
+    return 0
+
+
+@node.command("forget", context_settings=_HELP, short_help="Give your word that a node is off.")
+@click.option("--is-off", is_flag=True, help="Your word that nothing runs there any more.")
+@click.option(
+    "--only-waive", is_flag=True, help="Only do not wait for it in a recovery; what ran there is kept."
+)
+@click.argument("name", metavar="NODE")
+def forget(name: str, is_off: bool, only_waive: bool) -> int:
+    """Take a node that does not answer off the pool's list. For the pool's administrators.
+
+    With --is-off what ran there is over: its jobs are queued again, and its certificate is worth nothing any
+    more. If the node does run, its jobs run twice: nobody but you can know.
+
+    \b
+    Examples:
+      gpushare node forget ws3 --is-off
+    """  # noqa: D301 - click's mark for lines it must not join
+    for sentence in PoolClient().forget_node(name, is_off=is_off, only_waive=only_waive):
+        click.echo(text.printable(sentence))
     return 0

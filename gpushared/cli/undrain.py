@@ -1,28 +1,34 @@
-"""``gpushare undrain``: leases on a GPU again."""
+"""``gpushare undrain``: leases on a GPU again, or work for a node."""
 
 from __future__ import annotations
 
 import click
 
 from gpushared.cli import text
+from gpushared.cli.drain import is_node
 from gpushared.client import Client
+from gpushared.client.pool import PoolClient
 
 NO_LEASES = frozenset({"drained", "unhealthy"})
 
 
-@click.command("undrain", short_help="Give leases on a GPU again.")
-@click.argument("gpu")
-def undrain(gpu: str) -> int:
-    """Give leases on a GPU again that was drained or found sick. Only for root and trusted groups.
+@click.command("undrain", short_help="Give leases on a GPU again, or work to a node.")
+@click.argument("target", metavar="GPU|NODE")
+def undrain(target: str) -> int:
+    """Give leases again on a GPU that was drained or found sick, or work to a node of the pool.
 
-    GPU is an index, 0:1 for a MIG instance, a UUID, or `all`. One that is still lost is refused: reset it
-    or reboot first.
+    GPU is one of this machine: an index, 0:1 for a MIG instance, a UUID, or `all`; for root and trusted
+    groups. One that is still lost is refused: reset it or reboot first. Any other name is a NODE of the pool.
 
     \b
     Examples:
       gpushare undrain 1
     """  # noqa: D301 - click's mark for lines it must not join
-    for one in Client().undrain(gpu):
+    if is_node(target):
+        for sentence in PoolClient().undrain_node(target):
+            click.echo(text.printable(sentence))
+        return 0
+    for one in Client().undrain(target):
         now = f"is still {one.mode}" if one.mode in NO_LEASES else "gets leases again"
         click.echo(text.printable(f"GPU {one.label or one.index} {now}"))
     return 0

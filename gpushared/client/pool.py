@@ -13,6 +13,7 @@ from gpushared.client.pool_messages import (
     JoinToken,
     ListApiTokensResponse,
     ListJoinTokensResponse,
+    NodeAnswer,
     PoolStatus,
     RotateCaAnswer,
 )
@@ -74,6 +75,18 @@ class PoolClient:
 
     def rotate_ca(self, *, finish: bool = False) -> tuple[str, ...]:
         return RotateCaAnswer(self._call("RotateCa", {"finish": finish})).sentences
+
+    def drain_node(self, node: str, reason: str) -> tuple[str, ...]:
+        """No new work for a node. What was done, in sentences."""
+        return NodeAnswer(self._call("DrainNode", {"node": node, "reason": reason})).sentences
+
+    def undrain_node(self, node: str) -> tuple[str, ...]:
+        return NodeAnswer(self._call("DrainNode", {"node": node, "undrain": True})).sentences
+
+    def forget_node(self, node: str, *, is_off: bool = False, only_waive: bool = False) -> tuple[str, ...]:
+        """``is_off``: the caller's word that nothing runs there any more."""
+        asked = {"node": node, "is_off": is_off, "only_waive": only_waive}
+        return NodeAnswer(self._call("ForgetNode", asked)).sentences
 
     def _call(self, call: str, asked: Mapping[str, object]) -> dict[str, Any]:
         try:

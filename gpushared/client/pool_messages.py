@@ -53,6 +53,12 @@ class RotateCaAnswer(Message):
     sentences: tuple[str, ...] = ()
 
 
+class NodeAnswer(Message):
+    """What was done about a node, for people."""
+
+    sentences: tuple[str, ...] = ()
+
+
 class PoolStatus(Message):
     """The coordinator. ``phase``: ``normal``, ``settling`` or ``recovering``."""
 
