@@ -1,0 +1,41 @@
+"""A pool of nodes for programs: submit jobs, follow them, read their output. Synchronous and asyncio twins.
+
+    from gpushared.client.pipeline import JobRequest, Pool
+
+    with Pool() as pool:                          # GPUSHARE_POOL and its kin, or this machine's node
+        job = pool.submit(JobRequest("busybox", ["echo", "hello"], gpu="0.25"))
+        print(pool.wait(job).state)
+
+Importing it imports gRPC. Errors are those of ``gpushared.domain.errors``.
+"""
+
+from gpushared.client.faults import ConnectionLost
+from gpushared.client.job_messages import (
+    Job,
+    JobExplanation,
+    JobPart,
+    JobStoryEntry,
+    NodeList,
+    PoolGpu,
+    PoolNode,
+    SubmitAnswer,
+)
+from gpushared.client.pipeline.async_pool import AsyncPool
+from gpushared.client.pipeline.pool import Pool
+from gpushared.client.pipeline.request import JobRequest, Mount
+
+__all__ = [
+    "AsyncPool",
+    "ConnectionLost",
+    "Job",
+    "JobExplanation",
+    "JobPart",
+    "JobRequest",
+    "JobStoryEntry",
+    "Mount",
+    "NodeList",
+    "Pool",
+    "PoolGpu",
+    "PoolNode",
+    "SubmitAnswer",
+]

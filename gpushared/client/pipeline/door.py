@@ -1,0 +1,136 @@
+"""Where the pool is reached, and by what a program proves who it is."""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from gpushared.client.api import socket_path
+from gpushared.domain.errors import ConfigError, RequestError
+
+POOL_VARIABLE = "GPUSHARE_POOL"
+CA_VARIABLE = "GPUSHARE_POOL_CA"
+TOKEN_FILE_VARIABLE = "GPUSHARE_POOL_TOKEN_FILE"  # noqa: S105 - a variable's name
+USERS_PORT = 7440
+MAX_MESSAGE_BYTES = 4 << 20
+MAX_TOKEN_BYTES = 1024
+_ORGANIZATION = re.compile(r"'organizationName', 'gpushare pool ([a-z0-9-]{1,32})'")
+"""What the authorities of pools are called."""
+_CALL_OPTIONS: tuple[tuple[str, int | str], ...] = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # A pool that is cut off without a word is noticed after both.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.initial_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+    # What is tried again, how long and when is decided by ``patience``.
+    ("grpc.enable_retries", 0),
+    # A site's web proxy must not get between a program and its pool.
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """``anchors`` are certificates in PEM; None: a node's unix socket, where the kernel says who asks."""
+
+    target: str
+    anchors: bytes | None = None
+    server_name: str = ""
+    token_file: Path | None = None
+
+    @property
+    def options(self) -> list[tuple[str, int | str]]:
+        named = [("grpc.ssl_target_name_override", self.server_name)] if self.server_name else []
+        return [*_CALL_OPTIONS, *named]
+
+    @property
+    def credentials(self) -> grpc.ChannelCredentials | None:
+        return None if self.anchors is None else grpc.ssl_channel_credentials(self.anchors)
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Read anew for each call, as a token may be replaced while a program runs. Raises ConfigError."""
+        if self.token_file is None:
+            return ()
+        return (("authorization", f"Bearer {read_token(self.token_file)}"),)
+
+
+def find_door(
+    address: str | None = None,
+    *,
+    ca_file: str | Path | None = None,
+    token_file: str | Path | None = None,
+) -> Door:
+    """``HOST[:PORT]`` of a coordinator or ``unix:///PATH`` of a node, else GPUSHARE_POOL, else this node.
+
+    ``ca_file`` and ``token_file`` are GPUSHARE_POOL_CA and GPUSHARE_POOL_TOKEN_FILE where not given. Raises
+    ConfigError, RequestError.
+    """
+    address = address or os.environ.get(POOL_VARIABLE) or ""
+    if not address or address.startswith("unix:"):
+        return Door(f"unix:{socket_path(address or None)}")
+    ca = _named(ca_file, CA_VARIABLE, "the pool's authority", "gpushare pool ca > pool-ca.pem")
+    token = _named(token_file, TOKEN_FILE_VARIABLE, "an API token", "gpushare pool api-token --person NAME")
+    anchors = _read(ca)
+    read_token(token)  # what is wrong with it is said now, not in the middle of a run
+    return Door(_with_port(address), anchors, f"coordinator.{pool_of(anchors)}.gpushare.internal", token)
+
+
+def _named(given: str | Path | None, variable: str, what: str, how: str) -> Path:
+    path = given or os.environ.get(variable)
+    if not path:
+        raise ConfigError(
+            f"a coordinator is asked with {what}, and no file with it was named",
+            hint=f"on the coordinator's machine: {how}; then name the file by {variable}",
+        )
+    return Path(path)
+
+
+def _with_port(address: str) -> str:
+    """As gRPC has it. Raises RequestError."""
+    host, colon, port = address.rpartition(":")
+    if not colon or address.endswith("]"):
+        host, port = address, str(USERS_PORT)
+    if not host or set(host) & set(" /@") or not port.isdecimal():
+        raise RequestError(f"{address[:100]!r} is no address of a pool", hint="write HOST or HOST:PORT")
+    return f"{host}:{port}"
+
+
+def pool_of(anchors: bytes) -> str:
+    """The name of the pool whose authority this is. Raises ConfigError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_verify_locations(cadata=anchors.decode())
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigError(
+            f"the pool's authority cannot be read: {error}", hint="make the file anew: gpushare pool ca"
+        ) from error
+    for certificate in context.get_ca_certs():
+        # A name's parts, each of pairs: ((("organizationName", "..."),), (("commonName", "..."),)).
+        match = _ORGANIZATION.search(str(certificate["subject"]))
+        if match is not None:
+            return match[1]
+    raise ConfigError("that is no authority of a pool", hint="make the file anew: gpushare pool ca")
+
+
+def read_token(path: Path) -> str:
+    """The token in a file. Raises ConfigError."""
+    token = _read(path)[:MAX_TOKEN_BYTES].decode(errors="replace").strip()
+    if not token.isascii() or not token.isprintable() or not token:
+        raise ConfigError(
+            f"{path} holds no API token", hint="gpushare pool api-token --person NAME -q > FILE"
+        )
+    return token
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", hint="is the path right?") from error

@@ -1,0 +1,71 @@
+"""Errors on their way from gRPC into the tree."""
+
+from __future__ import annotations
+
+from typing import Protocol, cast
+
+import grpc
+
+from gpushared.client.faults import ConnectionLost
+from gpushared.domain import errors
+from gpushared.domain.errors import GpushareError
+
+HINT_METADATA = "gpushare-hint-bin"
+"""Trailing metadata in which the daemons send an error's hint."""
+MAX_DETAILS = 300
+_BY_STATUS: dict[grpc.StatusCode, type[GpushareError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: errors.RequestError,
+    grpc.StatusCode.FAILED_PRECONDITION: errors.StateConflict,
+    grpc.StatusCode.NOT_FOUND: errors.NotFound,
+    grpc.StatusCode.PERMISSION_DENIED: errors.PermissionRefused,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: errors.LimitReached,
+    grpc.StatusCode.UNAVAILABLE: errors.Unavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: errors.TimedOut,
+}
+_AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED})
+_TLS_FAILED = ("CERTIFICATE_VERIFY_FAILED", "Ssl handshake failed", "Hostname Verification Check failed")
+
+
+class _Status(Protocol):
+    """What both of grpc's kinds of errors have, of which only one declares it."""
+
+    def code(self) -> grpc.StatusCode: ...
+    def details(self) -> str | None: ...
+    def trailing_metadata(self) -> tuple[tuple[str, str | bytes], ...] | None: ...
+
+
+def error_of(error: grpc.RpcError, target: str) -> GpushareError:
+    """What the daemon said; ConnectionLost where it said nothing, which may pass."""
+    status = cast("_Status", error)
+    code, hint = status.code(), _hint(status)
+    details = _one_line(status.details() or code.name)
+    if any(sign in details for sign in _TLS_FAILED):
+        return errors.PermissionRefused(
+            f"who answers at {target} is not this pool's coordinator: {details}",
+            hint="is the address right, and the file with the pool's authority? `gpushare pool ca` makes it",
+        )
+    if code in _AWAY and not hint:
+        return ConnectionLost(
+            f"the pool at {target} does not answer: {details}", hint="does it run there? is the port open?"
+        )
+    return _BY_STATUS.get(code, GpushareError)(details, hint=hint)
+
+
+def ended_early(target: str) -> ConnectionLost:
+    """A stream came to its end before what it tells of did."""
+    return ConnectionLost(
+        f"the pool at {target} ended its answer", hint="it may be on its way down; try again"
+    )
+
+
+def _hint(status: _Status) -> str:
+    for key, value in status.trailing_metadata() or ():
+        if key == HINT_METADATA and isinstance(value, bytes):
+            return value.decode(errors="replace")
+    return ""
+
+
+def _one_line(details: str) -> str:
+    """The end of what gRPC says, where the cause is."""
+    cause = details.rpartition("last error: ")[2]
+    return "".join(c if c.isprintable() else " " for c in cause)[-MAX_DETAILS:]

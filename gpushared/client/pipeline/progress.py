@@ -1,0 +1,86 @@
+"""How far a watcher and a reader of output have come, so that a new connection goes on there. Pure."""
+
+from __future__ import annotations
+
+from google.protobuf import json_format
+from google.protobuf.message import Message as Wire
+
+from gpushared.api.v1 import jobs_pb2
+from gpushared.client.job_messages import Job
+from gpushared.client.messages import Message
+from gpushared.domain.errors import GpushareError, StateConflict
+
+STARTED = frozenset({"running", "paused", "unknown", "cancelling", "succeeded", "failed", "cancelled"})
+"""States in which a job has, or had, or will never have a container to read from."""
+RUNNING = frozenset({"running", "paused", "unknown", "cancelling"})
+
+
+def read(kind: type[Message], wire: Wire) -> Message:
+    """An answer as one of the client's typed objects."""
+    return kind(
+        json_format.MessageToDict(
+            wire, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        )
+    )
+
+
+def job_of(wire: jobs_pb2.Job) -> Job:
+    job = read(Job, wire)
+    assert isinstance(job, Job)
+    return job
+
+
+class Watched:
+    """One job's changes, each once, over however many connections."""
+
+    def __init__(self) -> None:
+        self._token = ""
+
+    def news(self, job: Job) -> bool:
+        """Whether it looks otherwise than the last time."""
+        if job.token and job.token == self._token:
+            return False
+        self._token = job.token
+        return True
+
+
+class Position:
+    """How much of the output of one of a job's attempts was handed on."""
+
+    def __init__(self, job: Job, tail: int) -> None:
+        self._attempt = job.attempt
+        self._tail = tail
+        self._bytes = 0
+        self._skip = 0
+
+    def resume(self, job: Job) -> None:
+        """A new connection gives all from the beginning. Raises StateConflict where nobody knows how much.
+
+        A job that was run again meanwhile has another container, whose output is read from its beginning.
+        """
+        if job.attempt != self._attempt:
+            self._attempt, self._bytes = job.attempt, 0
+        elif self._tail and self._bytes:
+            raise StateConflict(
+                f"the connection was lost while the last lines of job {job.id} were read",
+                hint="read the output from its beginning (tail=0), which goes on by itself",
+            )
+        self._skip = self._bytes
+
+    def news(self, data: bytes) -> bytes:
+        """What of it was not handed on yet."""
+        skipped = min(self._skip, len(data))
+        self._skip -= skipped
+        self._bytes += len(data) - skipped
+        return data[skipped:]
+
+    def is_complete(self, job: Job) -> bool:
+        """Whether output that ended in order is all of it; ``job`` as it is after that end.
+
+        A daemon on its way down ends an answer, too. A container's end is known a moment after its output's.
+        """
+        return job.attempt != self._attempt or job.state not in RUNNING
+
+    def all_was_read(self, job: Job, error: GpushareError) -> bool:
+        """Whether there is no more because the container was removed after its end."""
+        return bool(self._bytes) and isinstance(error, StateConflict) and job.is_over

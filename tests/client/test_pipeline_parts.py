@@ -1,0 +1,262 @@
+"""What a program's client decides without a network: requests, doors, patience, where reading goes on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gpushared.client.faults import ConnectionLost
+from gpushared.client.job_messages import Job
+from gpushared.client.pipeline.door import find_door, pool_of
+from gpushared.client.pipeline.patience import FIRST_SECONDS, Patience
+from gpushared.client.pipeline.progress import Position, Watched
+from gpushared.client.pipeline.request import JobRequest, Mount
+from gpushared.domain.errors import (
+    ConfigError,
+    GpushareError,
+    NotFound,
+    RequestError,
+    StateConflict,
+    TimedOut,
+)
+from gpushared.pool.trust.authority import Authority
+
+WORDS = ["sh", "-c", "echo $PART"]
+AWAY = ConnectionLost("the pool does not answer")
+
+
+@pytest.fixture
+def anchors(tmp_path: Path) -> Path:
+    """The authority of a pool named lab, as a file."""
+    file = tmp_path / "pool-ca.pem"
+    file.write_bytes(Authority.found(tmp_path / "ca", "lab", time.time()).anchors_pem)
+    return file
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    file = tmp_path / "token"
+    file.write_text("gsp_one\n")
+    return file
+
+
+# --- requests
+
+
+def test_a_request_becomes_the_body_that_docker_takes() -> None:
+    request = JobRequest(
+        "busybox", WORDS, env={"PART": "7"}, mounts=[Mount("/data", "/in", read_only=True)], workdir="/in"
+    )
+    assert json.loads(request.message("r").create_body) == {
+        "Image": "busybox",
+        "Cmd": WORDS,
+        "Env": ["PART=7"],
+        "WorkingDir": "/in",
+        "HostConfig": {
+            "Mounts": [{"Type": "bind", "Source": "/data", "Target": "/in", "ReadOnly": True}],
+        },
+    }
+
+
+def test_a_command_of_one_text_is_divided_as_a_shell_would() -> None:
+    assert JobRequest("busybox", "sh -c 'echo $PART'").create_body()["Cmd"] == WORDS
+
+
+def test_a_body_of_ones_own_is_sent_as_it_is_and_names_the_image() -> None:
+    message = JobRequest(body={"Image": "busybox", "Tty": True}, gpu=0.5).message("r")
+    assert (json.loads(message.create_body), message.image) == ({"Image": "busybox", "Tty": True}, "busybox")
+    assert message.lease.gpu == "0.5"
+
+
+def test_all_that_is_asked_of_the_pool_is_in_the_message() -> None:
+    request = JobRequest(
+        "busybox", gpu="0.25", lease_class="build", after=["a"], after_ok=["b"], retries=2, requeue=False
+    )
+    message = request.message("mine", "0-3")
+    assert (message.request_id, message.array, message.pool, message.retries) == ("mine", "0-3", True, 2)
+    assert [(one.job_id, one.ok) for one in message.after] == [("a", False), ("b", True)]
+    assert getattr(message.lease, "class") == "build"
+    assert not message.requeue
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pytest.param(JobRequest(), id="no image"),
+        pytest.param(JobRequest("busybox", "echo 'it"), id="an open quote"),
+        pytest.param(JobRequest(command=["true"], body={"Image": "busybox"}), id="a body and its parts"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused_before_it_is_sent(request_: JobRequest) -> None:
+    with pytest.raises(RequestError) as refused:
+        request_.message("r")
+    assert refused.value.hint
+
+
+# --- doors
+
+
+@pytest.mark.parametrize(
+    ("address", "target"),
+    [
+        ("dgx", "dgx:7440"),
+        ("dgx:99", "dgx:99"),
+        ("[::1]", "[::1]:7440"),
+        ("[::1]:99", "[::1]:99"),
+        ("192.0.2.1", "192.0.2.1:7440"),
+    ],
+)
+def test_a_coordinator_is_asked_by_tls_under_the_name_of_its_pool(
+    address: str, target: str, anchors: Path, token: Path
+) -> None:
+    door = find_door(address, ca_file=anchors, token_file=token)
+    assert (door.target, door.anchors) == (target, anchors.read_bytes())
+    assert door.server_name == "coordinator.lab.gpushare.internal"
+    assert door.metadata() == (("authorization", "Bearer gsp_one"),)
+
+
+def test_the_variables_are_taken_where_nothing_is_given(
+    monkeypatch: pytest.MonkeyPatch, anchors: Path, token: Path
+) -> None:
+    monkeypatch.setenv("GPUSHARE_POOL", "dgx")
+    monkeypatch.setenv("GPUSHARE_POOL_CA", str(anchors))
+    monkeypatch.setenv("GPUSHARE_POOL_TOKEN_FILE", str(token))
+    assert find_door().target == "dgx:7440"
+    monkeypatch.delenv("GPUSHARE_POOL")
+    monkeypatch.setenv("GPUSHARE_HOST", "unix:///run/node.sock")
+    assert find_door() == find_door("unix:///run/node.sock")
+    assert (find_door().target, find_door().credentials, find_door().metadata()) == (
+        *("unix:/run/node.sock", None),
+        (),
+    )
+
+
+def test_a_token_that_is_replaced_is_taken_at_the_next_call(anchors: Path, token: Path) -> None:
+    door = find_door("dgx", ca_file=anchors, token_file=token)
+    token.write_text("gsp_two")
+    assert door.metadata() == (("authorization", "Bearer gsp_two"),)
+
+
+def test_a_rotated_authority_has_both_anchors_and_one_name(anchors: Path) -> None:
+    assert pool_of(anchors.read_bytes() * 2) == "lab"
+
+
+@pytest.mark.parametrize("what", ["no file", "no text", "no token", "nothing", "no port"])
+def test_what_is_wrong_is_said_at_once_with_what_to_do(what: str, anchors: Path, token: Path) -> None:
+    match what:
+        case "no file":
+            anchors.unlink()
+        case "no text":
+            anchors.write_bytes(b"\xff")
+        case "no token":
+            token.write_text("\n")
+        case "nothing":
+            anchors.write_text("")
+    with pytest.raises((ConfigError, RequestError)) as refused:
+        find_door("dgx:x" if what == "no port" else "dgx", ca_file=anchors, token_file=token)
+    assert refused.value.hint
+
+
+def test_the_commands_do_not_import_grpc() -> None:
+    """It takes longer than a whole listing."""
+    code = "import gpushared.client, gpushared.client.jobs, sys; sys.exit('grpc' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# --- patience
+
+
+def test_it_asks_more_and_more_rarely_until_the_time_is_over() -> None:
+    patience = Patience(100.0, known=True)
+    pauses = [patience.pause_seconds(AWAY, 0.0) for _ in range(10)]
+    assert pauses[0] <= 0.2
+    assert 2.5 <= pauses[-1] <= 5.0
+    assert patience.pause_seconds(TimedOut("late"), 99.0)
+    with pytest.raises(ConnectionLost):
+        patience.pause_seconds(AWAY, 100.0)
+
+
+def test_an_answer_makes_it_patient_again() -> None:
+    patience = Patience(100.0, known=True)
+    patience.pause_seconds(AWAY, 0.0)
+    patience.answered()
+    assert patience.pause_seconds(AWAY, 150.0) <= 0.2
+
+
+def test_who_never_answered_is_not_waited_for_long() -> None:
+    patience = Patience(100.0, known=False)
+    patience.pause_seconds(AWAY, 0.0)
+    with pytest.raises(ConnectionLost):
+        patience.pause_seconds(AWAY, FIRST_SECONDS)
+
+
+@pytest.mark.parametrize("error", [NotFound("no"), StateConflict("no"), RequestError("no")])
+def test_what_would_be_said_again_is_not_asked_again(error: GpushareError) -> None:
+    with pytest.raises(type(error)):
+        Patience(100.0, known=True).pause_seconds(error, 0.0)
+
+
+# --- where reading goes on
+
+
+def job(state: str = "running", attempt: int = 1, token: str = "") -> Job:
+    return Job({"id": "j", "state": state, "attempt": attempt, "token": token})
+
+
+def test_a_watcher_tells_each_change_once_over_all_connections() -> None:
+    watched = Watched()
+    assert [watched.news(job(token=token)) for token in ("a", "a", "b", "b", "a")] == [
+        *(True, False, True, False, True),
+    ]
+
+
+def test_a_reader_goes_on_where_the_connection_was_lost() -> None:
+    position = Position(job(), tail=0)
+    assert position.news(b"one two ") == b"one two "
+    position.resume(job())
+    assert [position.news(piece) for piece in (b"one", b" two th", b"ree")] == [b"", b"th", b"ree"]
+    position.resume(job())
+    assert position.news(b"one two three four") == b" four"
+
+
+def test_the_output_of_another_attempt_is_read_from_its_beginning() -> None:
+    position = Position(job(), tail=0)
+    position.news(b"first")
+    position.resume(job(attempt=2))
+    assert position.news(b"second") == b"second"
+
+
+def test_the_last_lines_are_not_guessed_again() -> None:
+    position = Position(job(), tail=3)
+    position.resume(job())
+    position.news(b"some")
+    with pytest.raises(StateConflict, match="tail=0"):
+        position.resume(job())
+
+
+@pytest.mark.parametrize(
+    ("after", "complete"),
+    [
+        (job(), False),
+        (job("unknown"), False),
+        (job("succeeded"), True),
+        (job("queued"), True),
+        (job(attempt=2), True),
+    ],
+)
+def test_output_is_complete_when_its_attempt_no_longer_runs(after: Job, complete: bool) -> None:
+    assert Position(job(), tail=0).is_complete(after) is complete
+
+
+def test_what_was_read_to_the_end_and_removed_then_is_complete() -> None:
+    position = Position(job(), tail=0)
+    assert not position.all_was_read(job("succeeded"), StateConflict("removed"))
+    position.news(b"all")
+    assert position.all_was_read(job("succeeded"), StateConflict("removed"))
+    assert not position.all_was_read(job(), StateConflict("not yet"))
+    assert not position.all_was_read(job("succeeded"), AWAY)
