@@ -91,12 +91,13 @@ class SimulatedGpus:
         self,
         models: tuple[SimulatedModel, ...],
         *,
+        machine: str = "",
         mps_reserve_bytes: int = MPS_RESERVE_BYTES,
         timeout_seconds: float = 10.0,
     ) -> None:
-        """``models``: one for each GPU; the same ones give the same UUIDs every time."""
+        """``models``: one for each GPU; the same ones give the same UUIDs every time on a ``machine``."""
         self._mps_reserve_bytes = mps_reserve_bytes
-        self._gpus = _make_gpus(models)
+        self._gpus = _make_gpus(models, machine)
         self._thread = CallThread("The simulated driver", timeout_seconds=timeout_seconds)
         self._xids: deque[tuple[GpuId, int]] = deque(maxlen=_MAX_KEPT_XIDS)
         self._hang_seconds = 0.0
@@ -107,11 +108,17 @@ class SimulatedGpus:
         cls,
         spec: str,
         *,
+        machine: str = "",
         mps_reserve_bytes: int = MPS_RESERVE_BYTES,
         timeout_seconds: float = 10.0,
     ) -> Self:
         """GPUs as ``parse_models`` reads them, such as ``h100:2,t4``. Errors: ``RequestError``."""
-        return cls(parse_models(spec), mps_reserve_bytes=mps_reserve_bytes, timeout_seconds=timeout_seconds)
+        return cls(
+            parse_models(spec),
+            machine=machine,
+            mps_reserve_bytes=mps_reserve_bytes,
+            timeout_seconds=timeout_seconds,
+        )
 
     async def survey(self) -> tuple[Gpu, ...]:
         return await self._thread.call(self._survey)
@@ -322,12 +329,15 @@ def _start_time(pid: int) -> int | None:
     return None if fields[0] in {b"Z", b"X"} else int(fields[19])
 
 
-def _make_gpus(models: tuple[SimulatedModel, ...]) -> tuple[_SimulatedGpu, ...]:
-    """UUIDs go by the model and its place among its like, so that they outlive changes of the others."""
+def _make_gpus(models: tuple[SimulatedModel, ...], machine: str) -> tuple[_SimulatedGpu, ...]:
+    """UUIDs go by the model and its place among its like, so that they outlive changes of the others.
+
+    And by the machine: those of a pool must not have GPUs of the same name.
+    """
     made: Counter[str] = Counter()
     gpus: list[_SimulatedGpu] = []
     for index, one in enumerate(models):
-        gpu_id = GpuId(f"GPU-{uuid.uuid5(_UUID_SPACE, f'{one.model}:{made[one.model]}')}")
+        gpu_id = GpuId(f"GPU-{uuid.uuid5(_UUID_SPACE, f'{machine}{one.model}:{made[one.model]}')}")
         made[one.model] += 1
         gpu = _SimulatedGpu(
             gpu_id, index, MODELS[one.model], split=one.instances is not None, link_group=one.link_group

@@ -124,7 +124,11 @@ def real_parts(config: Config) -> Parts:
     """The parts as configured. GPUs are simulated only where the configuration says so, never silently."""
     simulated = bool(config.gpus.simulate)
     gpus: Gpus = (
-        SimulatedGpus.parse(config.gpus.simulate, mps_reserve_bytes=config.gpus.mps_reserve_bytes)
+        SimulatedGpus.parse(
+            config.gpus.simulate,
+            machine=config.node.name or socket.gethostname(),
+            mps_reserve_bytes=config.gpus.mps_reserve_bytes,
+        )
         if simulated
         else NvmlGpus(mps_reserve_bytes=config.gpus.mps_reserve_bytes)
     )

@@ -97,6 +97,14 @@ async def test_a_gpu_keeps_its_id_when_others_are_added_beside_it():
     await large.close()
 
 
+async def test_machines_have_gpus_of_their_own() -> None:
+    """As real ones: a pool knows a GPU by its id alone."""
+    one, other = SimulatedGpus.parse("t4", machine="ws1"), SimulatedGpus.parse("t4", machine="ws2")
+    assert (await one.survey())[0].id != (await other.survey())[0].id
+    await one.close()
+    await other.close()
+
+
 async def test_leasable_memory_is_the_models_less_driver_and_mps(gpus: SimulatedGpus):
     h100 = (await gpus.survey())[0]
     assert (h100.memory_total_bytes, h100.leasable_bytes) == (81559 * MIB, (81559 - 551 - 300) * MIB)
