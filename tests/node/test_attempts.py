@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pwd
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import pytest
 
@@ -27,7 +29,7 @@ from gpushared.domain.request import Request
 from gpushared.records import from_json, to_json
 from tests.bed import parts
 from tests.node.conftest import NewDaemon
-from tests.node.daemon import OWN_LABEL, DaemonProcess, Json, wait_until
+from tests.node.daemon import OWN_LABEL, DaemonFailed, DaemonProcess, Json, wait_until
 
 USER = pwd.getpwnam("games")
 CONFIG = """
@@ -283,6 +285,45 @@ def test_killed_around_the_making_of_a_container_it_still_makes_one(
     (container,) = node.containers(place.key.job)
     assert container["RestartCount"] == 0
     assert node.logs(place.key.job) == "once\n"
+
+
+def test_whatever_write_it_is_killed_at_each_attempt_runs_once_and_ends_as_it_should(
+    new_daemon: NewDaemon, docker_engine: str
+) -> None:
+    node = new_node(new_daemon, docker_engine, dies="every write")
+    node.daemon.start()
+    short, cancelled = order(node, "echo once; sleep 1; exit 3"), order(node, "echo once; sleep 1000")
+    for place in (short, cancelled):
+        stubbornly(node, partial(node.placed, place))
+    ended = stubbornly(node, lambda: node.until(short.key, AttemptState.ENDED)).ending
+    assert ended is not None
+    assert (ended.kind, ended.exit_code) == (EndKind.EXITED, 3)
+    stubbornly(node, lambda: node.until(cancelled.key, AttemptState.RUNNING))
+    stubbornly(node, lambda: node.take(CancelPart(cancelled.key, 1, 0, "ada")))
+    ended = stubbornly(node, lambda: node.until(cancelled.key, AttemptState.ENDED)).ending
+    assert ended is not None
+    assert ended.kind is EndKind.CANCELLED
+    for place in (short, cancelled):
+        assert node.logs(place.key.job) == "once\n"
+        assert stubbornly(node, partial(node.placed, place)).state is AttemptState.ENDED
+    deaths = (node.daemon.directory / "died").read_text().splitlines()
+    told = {line.split(" ", 2)[0] + " " + line.split(" ", 2)[2] for line in deaths}
+    states = ("preparing", "reserved", "running", "ended", "running to be cancelled", "ended to be cancelled")
+    assert {f"{when} {state}" for when in ("before", "after") for state in states} <= told
+
+
+T = TypeVar("T")
+
+
+def stubbornly(node: Node, say: Callable[[], T]) -> T:
+    """Say it again, to the next life, where the daemon died of it."""
+    while True:
+        try:
+            return say()
+        except (OSError, ValueError):
+            node.daemon.wait()
+            with contextlib.suppress(DaemonFailed):  # it may die of its own start
+                node.daemon.start()
 
 
 def test_a_gang_starts_when_it_is_told_to_and_knows_its_others(node: Node) -> None:

@@ -1,6 +1,7 @@
 """A daemon with a side door by which tests are its coordinators: a line of JSON in, a line of JSON out.
 
-It can also kill itself at a named point of making a job's container, once: ``GPUSHARED_DIES`` is the point.
+It can also kill itself: at a named point of making a job's container, once, or with ``every write`` before
+and after each kind of write of an attempt's record. ``GPUSHARED_DIES`` says which.
 """
 
 from __future__ import annotations
@@ -9,14 +10,16 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from gpushared.domain.errors import GpushareError
+from gpushared.domain.jobs.attempt import Attempt
 from gpushared.domain.jobs.model import AttemptKey, JobId
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
 from gpushared.gate.http import Routes
@@ -24,12 +27,14 @@ from gpushared.node.app import Daemon, real_parts
 from gpushared.node.job_containers import Containers
 from gpushared.node.job_host import JobHost
 from gpushared.node.main import read_config
+from gpushared.ports import Journal, JournalWrite
 from gpushared.records import from_json, to_json
 from gpushared.serving.logs import set_up_logging
 from gpushared.serving.systemd import Notifier
 
 ANSWER = Report | StaleEpoch
 WAIT_SECONDS = 20.0
+EVERY_WRITE = "every write"
 
 
 class SideDoor:
@@ -79,6 +84,34 @@ class SideDoor:
         return None if report is None else to_json(ANSWER, report)
 
 
+class DyingJournal:
+    """The ``Journal`` port over another one; what it died at is noted, so that the next life gets past it."""
+
+    def __init__(self, inner: Journal, notes: Path) -> None:
+        self._inner = inner
+        self._notes = notes
+        self.load, self.story, self.lease = inner.load, inner.story, inner.lease
+        self.ended, self.close = inner.ended, inner.close
+
+    async def commit(self, writes: Sequence[JournalWrite]) -> None:
+        marks = [f"{one.key} {_mark(one)}" for write in writes for one in write.attempts]
+        self._die_at("before", marks)
+        await self._inner.commit(writes)
+        self._die_at("after", marks)
+
+    def _die_at(self, when: str, marks: Sequence[str]) -> None:
+        known = set(self._notes.read_text().splitlines()) if self._notes.exists() else set()
+        new = sorted({f"{when} {mark}" for mark in marks} - known)
+        if new:
+            with self._notes.open("a") as notes:
+                notes.writelines(f"{mark}\n" for mark in new)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _mark(attempt: Attempt) -> str:
+    return f"{attempt.state}{' to be cancelled' if attempt.cancelled_by else ''}"
+
+
 def die_at(point: str, notes: Path) -> None:
     """Kill this process before or after a step of making containers, at the first of all lives."""
     when, _, name = point.partition(" ")
@@ -111,12 +144,13 @@ def main(config: Path, simulate: str, runtime_dir: str, state_dir: str, engine: 
     keys = {"gpus.simulate": simulate, "node.runtime_dir": runtime_dir, "node.state_dir": state_dir}
     settings = read_config(config, {**keys, "engine.socket": engine, "log.level": log_level})
     set_up_logging(settings.log)
-    if point := os.environ.get("GPUSHARED_DIES"):
-        die_at(point, Path(state_dir).with_name("died"))
-    asyncio.run(_run(settings, Path(state_dir).with_name("orders")))
+    point, notes = os.environ.get("GPUSHARED_DIES", ""), Path(state_dir).with_name("died")
+    if point and point != EVERY_WRITE:
+        die_at(point, notes)
+    asyncio.run(_run(settings, notes.with_name("orders"), notes if point == EVERY_WRITE else None))
 
 
-async def _run(settings: Any, door: Path) -> None:
+async def _run(settings: Any, door: Path, deaths: Path | None) -> None:
     serve = JobHost.serve
 
     async def with_door(self: JobHost, routes: Routes, stack: AsyncExitStack) -> None:
@@ -125,7 +159,10 @@ async def _run(settings: Any, door: Path) -> None:
         await serve(self, routes, stack)
 
     JobHost.serve = with_door  # type: ignore[method-assign]  # the door is the point
-    daemon = Daemon(settings, real_parts(settings), Notifier())
+    made = real_parts(settings)
+    if deaths is not None:
+        made = replace(made, journal=DyingJournal(made.journal, deaths))
+    daemon = Daemon(settings, made, Notifier())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, daemon.stop)
     await daemon.run()
 
