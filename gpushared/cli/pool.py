@@ -228,6 +228,20 @@ def revoke(token_id: str) -> int:
 # --- the authority and the coordinator -----------------------------------------------------------------
 
 
+@pool.command("anchors", context_settings=_HELP, short_help="Print whom programs with API tokens trust.")
+def anchors() -> int:
+    """Print the certificates that programs are to trust which call the coordinator with API tokens.
+
+    They are no secret, but must come to the program unchanged. They change when the authority is replaced.
+
+    \b
+    Examples:
+      gpushare pool anchors > lab.pem
+    """  # noqa: D301 - click's mark for lines it must not join
+    click.echo(PoolClient().anchors().decode(), nl=False)
+    return 0
+
+
 @pool.command("rotate-ca", context_settings=_HELP, short_help="Replace the pool's authority in two steps.")
 @click.option("--finish", is_flag=True, help="The second step: trust the old one no more.")
 def rotate_ca(finish: bool) -> int:

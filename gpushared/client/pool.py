@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from gpushared.client.pool_messages import (
     NodeAnswer,
     PoolStatus,
     RotateCaAnswer,
+    Trust,
 )
 from gpushared.domain.errors import ConfigError, DaemonUnavailable
 
@@ -87,6 +89,10 @@ class PoolClient:
         """``is_off``: the caller's word that nothing runs there any more."""
         asked = {"node": node, "is_off": is_off, "only_waive": only_waive}
         return NodeAnswer(self._call("ForgetNode", asked)).sentences
+
+    def anchors(self) -> bytes:
+        """Certificates in PEM, which programs are to trust that call the users' port."""
+        return b64decode(Trust(self._call("Anchors", {})).anchors)
 
     def _call(self, call: str, asked: Mapping[str, object]) -> dict[str, Any]:
         try:

@@ -47,6 +47,15 @@ class ListApiTokensResponse(Message):
     tokens: tuple[ApiToken, ...] = ()
 
 
+class Trust(Message):
+    """The answer of ``PoolAdmin.Anchors``; ``anchors`` is base64 of certificates in PEM."""
+
+    pool: str = ""
+    anchors: str = ""
+    generation: int = 0
+    now: float = 0.0
+
+
 class RotateCaAnswer(Message):
     """What was done, and what is next."""
 

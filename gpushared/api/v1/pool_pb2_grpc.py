@@ -238,6 +238,11 @@ class PoolAdminStub:
                 request_serializer=gpushare_dot_v1_dot_pool__pb2.RotateCaRequest.SerializeToString,
                 response_deserializer=gpushare_dot_v1_dot_pool__pb2.RotateCaAnswer.FromString,
                 _registered_method=True)
+        self.Anchors = channel.unary_unary(
+                '/gpushare.v1.PoolAdmin/Anchors',
+                request_serializer=gpushare_dot_v1_dot_pool__pb2.GetTrustRequest.SerializeToString,
+                response_deserializer=gpushare_dot_v1_dot_pool__pb2.Trust.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/gpushare.v1.PoolAdmin/Status',
                 request_serializer=gpushare_dot_v1_dot_pool__pb2.PoolStatusRequest.SerializeToString,
@@ -299,6 +304,13 @@ class PoolAdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Anchors(self, request, context):
+        """Whom programs are to trust that call with API tokens; told where it can be believed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Status(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -347,6 +359,11 @@ def add_PoolAdminServicer_to_server(servicer, server):
                     servicer.RotateCa,
                     request_deserializer=gpushare_dot_v1_dot_pool__pb2.RotateCaRequest.FromString,
                     response_serializer=gpushare_dot_v1_dot_pool__pb2.RotateCaAnswer.SerializeToString,
+            ),
+            'Anchors': grpc.unary_unary_rpc_method_handler(
+                    servicer.Anchors,
+                    request_deserializer=gpushare_dot_v1_dot_pool__pb2.GetTrustRequest.FromString,
+                    response_serializer=gpushare_dot_v1_dot_pool__pb2.Trust.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -571,6 +588,33 @@ class PoolAdmin:
             '/gpushare.v1.PoolAdmin/RotateCa',
             gpushare_dot_v1_dot_pool__pb2.RotateCaRequest.SerializeToString,
             gpushare_dot_v1_dot_pool__pb2.RotateCaAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Anchors(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gpushare.v1.PoolAdmin/Anchors',
+            gpushare_dot_v1_dot_pool__pb2.GetTrustRequest.SerializeToString,
+            gpushare_dot_v1_dot_pool__pb2.Trust.FromString,
             options,
             channel_credentials,
             insecure,

@@ -95,6 +95,8 @@ class PoolAdminStub:
     ForgetNode: _grpc.UnaryUnaryMultiCallable[_pool_pb2.ForgetNodeRequest, _pool_pb2.NodeAnswer]
     """An admin's word that a node is off: what ran there is over, and its certificate with it."""
     RotateCa: _grpc.UnaryUnaryMultiCallable[_pool_pb2.RotateCaRequest, _pool_pb2.RotateCaAnswer]
+    Anchors: _grpc.UnaryUnaryMultiCallable[_pool_pb2.GetTrustRequest, _pool_pb2.Trust]
+    """Whom programs are to trust that call with API tokens; told where it can be believed."""
     Status: _grpc.UnaryUnaryMultiCallable[_pool_pb2.PoolStatusRequest, _pool_pb2.PoolStatus]
 
 @_typing.type_check_only
@@ -112,6 +114,8 @@ class PoolAdminAsyncStub(PoolAdminStub):
     ForgetNode: _aio.UnaryUnaryMultiCallable[_pool_pb2.ForgetNodeRequest, _pool_pb2.NodeAnswer]  # type: ignore[assignment]
     """An admin's word that a node is off: what ran there is over, and its certificate with it."""
     RotateCa: _aio.UnaryUnaryMultiCallable[_pool_pb2.RotateCaRequest, _pool_pb2.RotateCaAnswer]  # type: ignore[assignment]
+    Anchors: _aio.UnaryUnaryMultiCallable[_pool_pb2.GetTrustRequest, _pool_pb2.Trust]  # type: ignore[assignment]
+    """Whom programs are to trust that call with API tokens; told where it can be believed."""
     Status: _aio.UnaryUnaryMultiCallable[_pool_pb2.PoolStatusRequest, _pool_pb2.PoolStatus]  # type: ignore[assignment]
 
 class PoolAdminServicer(metaclass=_abc_1.ABCMeta):
@@ -174,6 +178,14 @@ class PoolAdminServicer(metaclass=_abc_1.ABCMeta):
         request: _pool_pb2.RotateCaRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_pool_pb2.RotateCaAnswer, _abc.Awaitable[_pool_pb2.RotateCaAnswer]]: ...
+
+    @_abc_1.abstractmethod
+    def Anchors(
+        self,
+        request: _pool_pb2.GetTrustRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pool_pb2.Trust, _abc.Awaitable[_pool_pb2.Trust]]:
+        """Whom programs are to trust that call with API tokens; told where it can be believed."""
 
     @_abc_1.abstractmethod
     def Status(

@@ -31,6 +31,7 @@ class TrustAdmin:
             "ListApiTokens": self.list_api_tokens,
             "RevokeToken": self.revoke_token,
             "RotateCa": self.rotate_ca,
+            "Anchors": self.anchors,
         }
 
     async def create_join_token(
@@ -92,6 +93,7 @@ class TrustAdmin:
                 sentence = await kind.revoke(message.id, now)
             except NotFound:
                 continue
+            self._trust.standing.look_again(now)
             log.info("token revoked id=%s by=%s", message.id, caller.owner.principal)
             return pool_pb2.Revoked(sentence=sentence)
         raise NotFound(
@@ -106,6 +108,17 @@ class TrustAdmin:
         sentences = await change()
         log.warning("authority changed finish=%s by=%s", message.finish, caller.owner.principal)
         return pool_pb2.RotateCaAnswer(sentences=sentences)
+
+    async def anchors(self, _: pool_pb2.GetTrustRequest, caller: PoolCaller) -> pool_pb2.Trust:
+        """For programs that call the users' port: whom they are to trust. Nothing of it is secret."""
+        caller.require_admin()
+        authority = self._trust.authority
+        return pool_pb2.Trust(
+            pool=authority.pool,
+            anchors=authority.anchors_pem,
+            generation=authority.generation,
+            now=self._trust.now(),
+        )
 
 
 def _join_token(record: JoinRecord) -> pool_pb2.JoinToken:

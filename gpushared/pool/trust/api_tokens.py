@@ -74,14 +74,20 @@ class ApiTokens:
         kept = self._known.get(words.id)
         if kept is None or not matches(words.secret, kept.record.hashed):
             raise PermissionRefused("this API token is not known here", hint=f"is it of this pool? {_NEW}")
-        record = kept.record
-        if record.revoked_at is not None:
-            raise PermissionRefused(f"the API token {record.id} was revoked", hint=_NEW)
-        if now >= record.expires_at:
-            ago = f"{now - record.expires_at:.0f} s ago"
-            raise PermissionRefused(f"the API token {record.id} expired {ago}", hint=_NEW)
-        self._used[record.id] = now
-        return record
+        if (problem := self.problem(words.id, now)) is not None:
+            raise problem
+        self._used[words.id] = now
+        return kept.record
+
+    def problem(self, token_id: str, now: float) -> PermissionRefused | None:
+        """What is wrong with a token that was recognised before; None = nothing."""
+        kept = self._known.get(token_id)
+        if kept is None or kept.record.revoked_at is not None:
+            return PermissionRefused(f"the API token {token_id} was revoked", hint=_NEW)
+        if now >= kept.record.expires_at:
+            ago = f"{now - kept.record.expires_at:.0f} s ago"
+            return PermissionRefused(f"the API token {token_id} expired {ago}", hint=_NEW)
+        return None
 
     async def note_use(self) -> None:
         """Write down when tokens were used last, where that is not known nearly so well already."""

@@ -79,8 +79,9 @@ class Authority:
                 hint="to begin anew, which every node must then join again, move that folder away",
             )
         make_private_folder(folder)
-        authority = cls(folder, pool, 1, [_new_anchor(folder, pool, 1, now)])
-        authority._write()
+        anchors = [_new_anchor(folder, pool, 1, now)]
+        authority = cls(folder, pool, 1, anchors)
+        authority._trust(1, anchors)
         return authority
 
     @classmethod
@@ -100,10 +101,12 @@ class Authority:
                 f"the certificate authority in {folder} is damaged: {error}", hint=hint
             ) from error
 
-    def _write(self) -> None:
-        numbers = [anchor.number for anchor in self._anchors]
-        facts = {"pool": self.pool, "generation": self.generation, "anchors": numbers}
+    def _trust(self, generation: int, anchors: Sequence[Anchor]) -> None:
+        """From now on, once it is durable. Raises Unavailable, and then nothing is changed."""
+        numbers = [anchor.number for anchor in anchors]
+        facts = {"pool": self.pool, "generation": generation, "anchors": numbers}
         write_private(self._folder / TRUST_FILE, json.dumps(facts).encode())
+        self.generation, self._anchors = generation, tuple(anchors)
 
     # --- whom to trust ---------------------------------------------------------------------------------
 
@@ -138,18 +141,15 @@ class Authority:
                 "the authority is being replaced already", hint="gpushare pool rotate-ca --finish ends it"
             )
         number = self._anchors[-1].number + 1
-        self._anchors = (*self._anchors, _new_anchor(self._folder, self.pool, number, now))
-        self.generation += 1
-        self._write()
+        newest = _new_anchor(self._folder, self.pool, number, now)
+        self._trust(self.generation + 1, (*self._anchors, newest))
 
     def finish_rotation(self) -> None:
         """Trust the new one alone, and forget the old one's key. Raises StateConflict."""
         if not self.rotating:
             raise StateConflict("nothing is being replaced", hint="gpushare pool rotate-ca begins it")
         *dropped, newest = self._anchors
-        self._anchors = (newest,)
-        self.generation += 1
-        self._write()
+        self._trust(self.generation + 1, (newest,))
         for anchor in dropped:
             _key_path(self._folder, anchor.number).unlink(missing_ok=True)
 

@@ -8,8 +8,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
@@ -22,7 +25,7 @@ from gpushared.pool.trust.assertions import ASSERTION_METADATA, AssertionCheck, 
 from gpushared.pool.trust.certificates import NodeCertificate, read_node_certificate
 from gpushared.pool.trust.people import People
 from gpushared.pool.trust.secret_words import read_api_token
-from gpushared.pool.trust.standing import Standing
+from gpushared.pool.trust.standing import Judge, Standing
 from gpushared.pool.trust.token_records import ApiRecord, Scope
 from gpushared.serving.doors import Context, Doors, abort
 
@@ -32,6 +35,11 @@ ALL_SCOPES = frozenset(Scope)
 
 _Asked = TypeVar("_Asked", bound=Message)
 _Answered = TypeVar("_Answered")
+
+
+def _always(_: float) -> GpushareError | None:
+    """Nothing can go wrong: the kernel's word."""
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +54,8 @@ class PoolCaller:
     scopes: frozenset[Scope]
     is_admin: bool
     groups: tuple[str, ...] = ()
+    judge: Judge = field(default=_always, compare=False, repr=False)
+    """What may later be wrong with that by which they were let in."""
 
     def require(self, scope: Scope) -> None:
         """Raises PermissionRefused where it was not given for that."""
@@ -133,7 +143,8 @@ class Callers:
         """
         assertion = self._assertions.believe(signed, node, digest, self._now())
         owner = self._people().owner(assertion.principal)
-        return PoolCaller(owner, node.node, ALL_SCOPES, owner.admin, assertion.groups)
+        judge = self._standing.judge(node)
+        return PoolCaller(owner, node.node, ALL_SCOPES, owner.admin, assertion.groups, judge)
 
     def local(self, caller: Caller) -> PoolCaller:
         """A caller on the coordinator's unix socket."""
@@ -164,7 +175,13 @@ class Callers:
             admin = record.person in people.admins
             owner = Owner(f"{record.person}@{self._pool}", record.person, admin)
         is_admin = owner.admin and Scope.ADMIN in record.scopes
-        return PoolCaller(replace(owner, admin=is_admin), None, frozenset(record.scopes), is_admin)
+        return PoolCaller(
+            replace(owner, admin=is_admin),
+            None,
+            frozenset(record.scopes),
+            is_admin,
+            judge=lambda now: self._tokens.problem(record.id, now),
+        )
 
     async def unary(
         self,
@@ -177,6 +194,46 @@ class Callers:
             return await call(message, await self.caller_of(context, message))
         except GpushareError as error:
             await abort(context, error)
+
+    async def stream(
+        self,
+        call: Callable[[_Asked, PoolCaller], AsyncIterator[_Answered]],
+        message: _Asked,
+        context: Context[Any, Any],
+    ) -> AsyncGenerator[_Answered, None]:
+        """The same for answers that go on: they end when the caller's token or certificate counts no more."""
+        try:
+            caller = await self.caller_of(context, message)
+            with self.watching(caller) as gone:
+                async with contextlib.aclosing(until(gone, call(message, caller))) as answers:
+                    async for answer in answers:
+                        yield answer
+        except GpushareError as error:
+            await abort(context, error)
+
+    def watching(self, caller: PoolCaller) -> AbstractContextManager[asyncio.Future[GpushareError]]:
+        """While a stream of theirs is open: the future has the reason as soon as it must be closed."""
+        return self._standing.watching(caller.judge)
+
+
+async def until(
+    gone: asyncio.Future[GpushareError], answers: AsyncIterator[_Answered]
+) -> AsyncGenerator[_Answered, None]:
+    """The answers, and then the reason to end them as an error, whichever comes first."""
+    while True:
+        following = asyncio.ensure_future(anext(answers))
+        both: set[asyncio.Future[Any]] = {following, gone}
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if gone.done():
+                raise gone.result()
+            yield following.result()
+        except StopAsyncIteration:
+            return
+        finally:
+            if not following.done():
+                following.cancel()
+                await asyncio.wait({following})
 
 
 def _first(auth: Mapping[str, Iterable[bytes]], name: str) -> bytes:

@@ -17,6 +17,10 @@ REVOKED = "was revoked"
 _AGAIN = "make a token on the coordinator's machine, and let it join again: gpushare pool token --node {0}"
 
 
+Judge = Callable[[float], GpushareError | None]
+"""What is wrong, at a time, with that by which somebody was let in; None = nothing."""
+
+
 class Standing:
     """Judges certificates whose signatures TLS has checked already."""
 
@@ -26,7 +30,11 @@ class Standing:
         self.fallen: Callable[[NodeName, GpushareError], None] = lambda _, __: None
         """Told of each noted node whose certificate no longer counts, once."""
         self._noted: dict[NodeName, NodeCertificate] = {}
-        self._open: dict[asyncio.Future[GpushareError], NodeCertificate] = {}
+        self._open: dict[asyncio.Future[GpushareError], Judge] = {}
+
+    def judge(self, certificate: NodeCertificate) -> Judge:
+        """What tells, at any later time, what is wrong with it then."""
+        return lambda now: self._problem(certificate, now)
 
     def check(self, certificate: NodeCertificate, now: float) -> None:
         """Raises PermissionRefused."""
@@ -62,10 +70,10 @@ class Standing:
         return self._noted.get(node)
 
     @contextmanager
-    def watching(self, certificate: NodeCertificate) -> Iterator[asyncio.Future[GpushareError]]:
+    def watching(self, judge: Judge) -> Iterator[asyncio.Future[GpushareError]]:
         """While a stream is open: the future has the reason as soon as it must be closed."""
         gone: asyncio.Future[GpushareError] = asyncio.get_running_loop().create_future()
-        self._open[gone] = certificate
+        self._open[gone] = judge
         try:
             yield gone
         finally:
@@ -73,9 +81,9 @@ class Standing:
             gone.cancel()
 
     def look_again(self, now: float) -> None:
-        """After a revocation or a change of the anchors, and from time to time: certificates expire."""
-        for gone, certificate in list(self._open.items()):
-            problem = self._problem(certificate, now)
+        """After a revocation or a change of the anchors, and from time to time, because things expire."""
+        for gone, judge in list(self._open.items()):
+            problem = judge(now)
             if problem is not None and not gone.done():
                 gone.set_result(problem)
         for node, certificate in list(self._noted.items()):

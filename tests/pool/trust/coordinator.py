@@ -63,6 +63,20 @@ class Jobs(jobs_pb2_grpc.JobsServicer):
         who = f"{caller.owner.person} as {caller.owner.principal}{' (admin)' if caller.is_admin else ''}"
         return jobs_pb2.Job(id=request.job_id, owner=who)
 
+    async def Watch(  # noqa: N802 - gRPC's name
+        self, request: jobs_pb2.JobRef, context: Context[Any, Any]
+    ) -> AsyncIterator[jobs_pb2.Job]:
+        async for answer in self._trust.callers.stream(_watch, request, context):
+            yield answer
+
+
+async def _watch(request: jobs_pb2.JobRef, caller: PoolCaller) -> AsyncIterator[jobs_pb2.Job]:
+    """Says who asks, and then nothing for ever; of the job ``over`` that is all."""
+    caller.require(Scope.READ)
+    yield jobs_pb2.Job(id=request.job_id, owner=caller.owner.person)
+    if request.job_id != "over":
+        await asyncio.Event().wait()
+
 
 class Link(link_pb2_grpc.NodeLinkServicer):
     """A stream that stays open as long as the node's certificate counts."""
@@ -75,7 +89,7 @@ class Link(link_pb2_grpc.NodeLinkServicer):
     ) -> AsyncIterator[link_pb2.Down]:
         try:
             certificate = self._trust.callers.node_of(context)
-            with self._trust.standing.watching(certificate) as gone:
+            with self._trust.standing.watching(self._trust.standing.judge(certificate)) as gone:
                 yield link_pb2.Down(welcome=link_pb2.Welcome(pool=certificate.node))
                 raise await gone
         except GpushareError as error:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import grpc
 import pytest
 
-from gpushared.api.v1 import jobs_pb2
+from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc
 from gpushared.config.users import UserConfig
 from gpushared.domain.errors import ConfigError, LimitReached, PermissionRefused, RequestError
 from gpushared.domain.jobs.model import NodeName, Owner
@@ -27,6 +28,7 @@ from tests.pool.trust.coordinator import (
     coordinator,
     member,
     refusal,
+    within,
 )
 
 ASKED = jobs_pb2.CancelJobRequest(job_id="j")
@@ -168,8 +170,6 @@ async def test_a_node_by_itself_is_no_user(pool: Coordinator, tmp_path: Path) ->
     node = await member(pool, tmp_path, "ws3")
     pool.users_port = pool.nodes_port
     async with pool.channel(pool.nodes_port, node.credentials()) as channel:
-        from gpushared.api.v1 import jobs_pb2_grpc
-
         error = await refusal(jobs_pb2_grpc.JobsStub(channel).Cancel(ASKED))
     assert "asks without saying for which of its users" in error.message
 
@@ -382,6 +382,41 @@ async def test_a_record_that_somebody_else_changed_meanwhile_is_changed_as_it_is
     assert (newer.description, newer.revoked_at) == ("ci", 5.0)
     with pytest.raises(PermissionRefused, match="revoked"):
         tokens.recognise(words, 6.0)
+
+
+# --- streams ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["revoked", "expired"])
+async def test_an_open_stream_ends_when_its_token_counts_no_more(pool: Coordinator, how: str) -> None:
+    token = await pool.api_token("bob")
+    async with pool.channel(pool.users_port, grpc.ssl_channel_credentials(pool.anchors)) as channel:
+        watch = jobs_pb2_grpc.JobsStub(channel).Watch
+        stream = watch(jobs_pb2.JobRef(job_id="j"), metadata=(bearer(token),))
+        assert (await within(stream.read())).owner == "bob"
+        if how == "revoked":
+            await pool.trust.api_tokens.revoke(token.split("_")[1], pool.clock())
+        pool.trust.standing.look_again(pool.clock() + (0 if how == "revoked" else DAY))
+        error = await refusal(stream.read())
+        assert isinstance(error, PermissionRefused)
+        assert how in error.message
+
+
+async def test_a_stream_of_a_token_that_counts_ends_by_itself(pool: Coordinator) -> None:
+    token = await pool.api_token("bob")
+    async with pool.channel(pool.users_port, grpc.ssl_channel_credentials(pool.anchors)) as channel:
+        watch = jobs_pb2_grpc.JobsStub(channel).Watch
+        stream = watch(jobs_pb2.JobRef(job_id="over"), metadata=(bearer(token),))
+        assert [job.owner async for job in stream] == ["bob"]
+    assert pool.trust.standing._open == {}
+
+
+async def test_a_stream_is_refused_as_a_call_is(pool: Coordinator) -> None:
+    token = await pool.api_token("bob", "submit")
+    async with pool.channel(pool.users_port, grpc.ssl_channel_credentials(pool.anchors)) as channel:
+        watch = jobs_pb2_grpc.JobsStub(channel).Watch
+        stream = watch(jobs_pb2.JobRef(job_id="j"), metadata=(bearer(token),))
+        assert "lacks the scope read" in (await refusal(stream.read())).message
 
 
 # --- the unix socket, and people -------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from gpushared.config.jobs import PoolConfig
 from gpushared.config.pool import CoordinatorConfig, CoordinatorSection
@@ -231,6 +232,15 @@ async def test_the_authority_is_replaced_by_two_commands(world: World) -> None:
     assert "a new authority is trusted beside the old one" in first.out
     second = await world("pool", "rotate-ca", "--finish")
     assert "the old authority is no longer trusted" in second.out
+
+
+async def test_whom_programs_are_to_trust_is_printed(world: World) -> None:
+    before = await world("pool", "anchors")
+    assert x509.load_pem_x509_certificates(before.out.encode())
+    await world("pool", "rotate-ca")
+    after = await world("pool", "anchors")
+    assert len(x509.load_pem_x509_certificates(after.out.encode())) == 2
+    assert after.out.startswith(before.out)
 
 
 @pytest.mark.parametrize(

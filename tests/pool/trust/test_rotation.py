@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpushared.api.v1 import link_pb2
-from gpushared.domain.errors import PermissionRefused, StateConflict
+from gpushared.domain.errors import PermissionRefused, StateConflict, Unavailable
 from gpushared.pool.member.enrolment import EARLIEST_RENEWAL, LATEST_RENEWAL, Enrolment
 from gpushared.pool.trust.server_identity import REISSUE_SECONDS
 from tests.pool.trust.coordinator import Coordinator, Stream, cancel, coordinator, member, refusal, within
@@ -132,6 +132,23 @@ async def test_the_two_steps_come_one_after_the_other(pool: Coordinator) -> None
     assert "rotate-ca begins it" in (await refusal(pool.trust.finish_rotation())).hint
     await pool.trust.begin_rotation()
     assert "--finish ends it" in (await refusal(pool.trust.begin_rotation())).hint
+
+
+async def test_a_step_that_cannot_be_written_has_not_been_made(
+    pool: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority, before = pool.trust.authority, pool.trust.authority.anchors_pem
+
+    def disk_full(path: Path, _: bytes) -> None:
+        if path.name == "trust.json":
+            raise Unavailable("the disk is full", hint="make room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gpushared.pool.trust.authority.write_private", disk_full)
+        await refusal(pool.trust.begin_rotation())
+    assert (authority.anchors_pem, authority.generation, authority.rotating) == (before, 1, False)
+    await pool.trust.begin_rotation()
+    assert authority.rotating
 
 
 async def test_a_rotation_goes_on_after_a_restart(tmp_path: Path) -> None:
