@@ -8,6 +8,7 @@ from gpushared.api.v1 import pool_pb2, pool_pb2_grpc
 from gpushared.pool.admin import Admin
 from gpushared.pool.join_service import JoinService
 from gpushared.pool.parts import Coordinator, Door, Service
+from gpushared.pool.trust.admin import TrustAdmin
 from gpushared.pool.unary_service import unary_service
 
 EVERYWHERE = frozenset(Door)
@@ -27,7 +28,7 @@ def admin_services(coordinator: Coordinator) -> Sequence[Service]:
     return (
         unary_service(
             pool_pb2.DESCRIPTOR.services_by_name["PoolAdmin"],
-            admin.handlers(),
+            {**admin.handlers(), **TrustAdmin(coordinator.trust).handlers()},
             coordinator.trust.callers,
             EVERYWHERE,
         ),

@@ -163,12 +163,18 @@ class PoolLoop:
         await asyncio.shield(self._task)
 
     async def _run(self) -> None:
+        batch: list[_Sent] = []
         try:
             while True:
-                await self._handle(await self._batch())
+                batch = await self._batch()
+                await self._handle(batch)
+        except Deposed as error:
+            log.critical("this coordinator must not act any more: %s", error)
+            raise
         finally:
             left = [self._pending.get_nowait() for _ in range(self._pending.qsize())]
-            _refuse(left, Unavailable("the coordinator is ending", hint="try again in a moment"))
+            ending = Unavailable("the coordinator is ending", hint="try again in a moment")
+            _refuse([*batch, *left], ending)
 
     async def _batch(self) -> list[_Sent]:
         """What waits, or a tick when the state wants to be looked at again."""
