@@ -81,16 +81,13 @@ class Memberships:
         return node_pb2.LeftPool(pool=left.pool, node=left.node) if left else node_pb2.LeftPool()
 
     def _notes(self, joined: Membership) -> Iterator[str]:
-        realm = self._config().realm
-        if realm and not joined.facts.may_assert(realm):
+        """The node's users are those of a realm, which its certificate must cover."""
+        realm = self._config().realm or self._node_name
+        if not joined.facts.may_assert(realm):
             yield (
-                f"pool.realm is {realm}, for whose users this node may not speak: jobs for the pool will be "
-                f"refused; there: gpushare pool token --node {joined.node} --realm {realm}"
-            )
-        elif not realm and joined.node != self._node_name:
-            yield (
-                f"its users are USER@{joined.node} in the pool, although the node itself is named "
-                f"{self._node_name}"
+                f"users of this node are USER@{realm}, for whom node {joined.node} may not speak, so their jobs "
+                f'are refused in the pool: set pool.realm = "{joined.node}" here, or join again with a token '
+                f"made by gpushare pool token --node {joined.node} --realm {realm}"
             )
 
 

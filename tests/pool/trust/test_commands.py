@@ -181,7 +181,7 @@ async def test_the_token_may_come_by_standard_input_and_never_on_the_command_lin
     said = await world("node", "join", world.address, "--token-file", "-", "--name", "ws7", stdin=token)
     assert said.code == 0, said.err
     assert "node ws7" in said.out
-    assert "note: pool.realm is cluster, for whose users this node may not speak" in said.out
+    assert "note: users of this node are USER@cluster, for whom node ws7 may not speak" in said.out
 
 
 async def test_who_is_not_trusted_joins_nothing(tmp_path: Path) -> None:
