@@ -94,7 +94,7 @@ class DyingJournal:
         self.ended, self.close = inner.ended, inner.close
 
     async def commit(self, writes: Sequence[JournalWrite]) -> None:
-        marks = [f"{one.key} {_mark(one)}" for write in writes for one in write.attempts]
+        marks = [_mark(one) for write in writes for one in write.attempts]
         self._die_at("before", marks)
         await self._inner.commit(writes)
         self._die_at("after", marks)
