@@ -100,7 +100,12 @@ def replace_part(job: Job, new: Part, draft: PoolDraft) -> None:
 
 
 def advance(job: Job, draft: PoolDraft) -> None:
-    """Take a job as far as its parts are."""
+    """Take a job as far as its parts are.
+
+    An end that an old memory is told of may be that of an attempt before the one that runs now.
+    """
+    if draft.is_in_doubt(job.id) and any(map(is_over, job.parts)):
+        return
     match job.state:
         case Placing(committed=False) if is_gang(job.spec):
             _gather(job, job.state, draft)

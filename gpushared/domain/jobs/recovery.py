@@ -32,7 +32,7 @@ from gpushared.domain.jobs.model import (
 )
 from gpushared.domain.jobs.orders import name_of, order_for
 from gpushared.domain.jobs.protocol import CancelPart, Place, Query, Report, StaleEpoch
-from gpushared.domain.jobs.state import PoolDraft, Wake, is_gang, kind_of, ready_at
+from gpushared.domain.jobs.state import PoolDraft, PoolState, Wake, is_gang, kind_of, ready_at
 from gpushared.domain.jobs.waiting import Kind, Waiting
 from gpushared.domain.policy.projects import project_of
 from gpushared.domain.shelf import Shelf
@@ -63,7 +63,7 @@ def hello(event: NodeHello, draft: PoolDraft) -> None:
     state.stale = True
     if not known or event.seen_epoch > state.epoch or event.seen_revision > state.revision > 0:
         _remember_less(draft)
-    if event.seen_epoch > state.epoch:
+    if _is_outranked(event, state):
         state.epoch = event.seen_epoch + 1
         state.reported = frozenset()
         return
@@ -73,6 +73,15 @@ def hello(event: NodeHello, draft: PoolDraft) -> None:
     state.reported |= {event.node}
     _ask_of_the_rest(event.node, told, draft)
     settle_if_due(draft)
+
+
+def _is_outranked(event: NodeHello, state: PoolState) -> bool:
+    """Whether orders of this epoch, or of one above it, may be under way that are not ours.
+
+    An old store counts its epochs from an old one: a node that we have not met may know ours already.
+    """
+    ours = state.recovering_since is not None and event.node not in state.reported
+    return event.seen_epoch > state.epoch or (ours and event.seen_epoch == state.epoch)
 
 
 def _remember_less(draft: PoolDraft) -> None:
@@ -109,8 +118,11 @@ def _ask_of_the_rest(node: NodeName, told: set[AttemptKey], draft: PoolDraft) ->
 
 
 def reported(event: Reported, draft: PoolDraft) -> None:
-    """What a node says of one attempt."""
+    """What a node says of one attempt. Before its hello it says nothing that it will not say again there."""
     node, report = event.node, event.report
+    member = draft.state.members.get(node)
+    if member is None or not member.connected:
+        return
     if isinstance(report, StaleEpoch):
         _outranked(report, draft)
         return
@@ -146,6 +158,8 @@ def _unknown(node: NodeName, report: Report, draft: PoolDraft) -> None:
     if report.key.job in state.ended:
         if not report.state.is_final:
             _end_stray(node, report, draft)
+        return
+    if report.spec is None and not report.state.is_final:
         return
     if report.spec is None:
         number = max(report.key.number, state.numbers.get(report.key.job, 0))

@@ -147,12 +147,18 @@ class PoolState:
         return found
 
     def missing(self) -> tuple[NodeName, ...]:
-        """The members that have not reported since the start, and that nobody waived."""
+        """The members that have not reported since the start, and that nobody waived.
+
+        One that was forgotten may have come back since an old copy was made.
+        """
+        doubtful = self.recovering_since is not None
         return tuple(
             sorted(
                 name
                 for name, member in self.members.items()
-                if member.forgotten_at is None and name not in self.reported and name not in self.waived
+                if (doubtful or member.forgotten_at is None)
+                and name not in self.reported
+                and name not in self.waived
             )
         )
 
@@ -206,6 +212,10 @@ class PoolDraft:
     def is_old(self, job: JobId) -> bool:
         """Whether it may run somewhere without our knowing."""
         return job in self.state.old
+
+    def is_in_doubt(self, job: JobId) -> bool:
+        """Whether there may have been newer attempts than those that we remember."""
+        return self.state.recovering_since is not None and job in self.state.old
 
     def owned(self, job: JobId, by: Owner) -> Job:
         """A job, over or not, that somebody may change; raises NotFound or PermissionRefused."""
