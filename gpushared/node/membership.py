@@ -85,8 +85,8 @@ class Memberships:
         realm = self._config().realm or self._node_name
         if not joined.facts.may_assert(realm):
             yield (
-                f"users of this node are USER@{realm}, for whom node {joined.node} may not speak, so their jobs "
-                f'are refused in the pool: set pool.realm = "{joined.node}" here, or join again with a token '
+                f"users of this node are USER@{realm}, for whom node {joined.node} may not speak, so their "
+                f'jobs are refused in the pool: set pool.realm = "{joined.node}" here, or join again with a token '
                 f"made by gpushare pool token --node {joined.node} --realm {realm}"
             )
 
