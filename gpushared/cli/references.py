@@ -57,6 +57,8 @@ def container_named(client: Client, word: str, rank: int = 0) -> Place:
 
 
 def _of_lease(client: Client, lease: Lease) -> Place:
+    if not lease.container_id and lease.job_id:
+        return docker_host_for(client, Jobs(client).get(lease.job_id))
     if not lease.container_id:
         raise StateConflict(
             f"lease {lease.id} is {lease.state} and shows you no container",

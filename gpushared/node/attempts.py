@@ -65,6 +65,8 @@ class AttemptDesk:
         self._account_of = account_of
         self._boot_id = boot
         self._subscribers: dict[str, list[Callback]] = {}
+        self.on_change: Callable[[str, AttemptKey], None] = lambda _coordinator, _key: None
+        """Called with each change, whoever the coordinator is."""
 
     async def take(self, order: Order, coordinator: str) -> Report | StaleEpoch:
         """What this node says to an order; asked again it says the same.
@@ -103,6 +105,7 @@ class AttemptDesk:
 
     def tell(self, coordinator: str, key: AttemptKey) -> None:
         """An attempt's record changed and is durable."""
+        self.on_change(coordinator, key)
         for callback in list(self._subscribers.get(coordinator, ())):
             callback(key)
 

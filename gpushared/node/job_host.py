@@ -61,6 +61,7 @@ class JobHost:
         images = Images(self.insider, max_pulls=config.jobs.max_pulls, pull_seconds=config.jobs.pull_seconds)
         self.launcher = Launcher(loop, self.desk, self.insider, follower, images)
         self._kept = KeptContainers(loop, engine, self.insider, keeping_of(config))
+        self.desk.on_change = self._kept.told
         performer.on_attempt = self.launcher.perform
 
     async def serve(self, routes: Routes, stack: AsyncExitStack) -> None:

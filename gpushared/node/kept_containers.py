@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpushared.domain.errors import GpushareError
 from gpushared.domain.jobs.attempt import Attempt
+from gpushared.domain.jobs.key import AttemptKey
 from gpushared.domain.lease import ContainerId, LeaseId
 from gpushared.domain.request import Caller
 from gpushared.gate.engine import EngineSocket
@@ -42,6 +44,7 @@ class KeptContainers:
         self._insider = insider
         self._gone: set[LeaseId] = set()
         """Leases whose containers are known to be away."""
+        self._news = asyncio.Event()
 
     async def run(self) -> None:
         """For ever."""
@@ -50,7 +53,17 @@ class KeptContainers:
                 await self.look()
             except GpushareError as error:
                 log.debug("containers of ended jobs not looked at: %s", error)
-            await asyncio.sleep(LOOK_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._news.wait()
+            self._news.clear()
+
+    def told(self, coordinator: str, key: AttemptKey) -> None:
+        """An attempt changed; one whose container is not to be kept is looked at at once when it is over."""
+        book = self._loop.state.attempts.get(coordinator)
+        record = book.get(key) if book is not None else None
+        if record is not None and record.state.is_final and record.spec is not None and record.spec.remove:
+            self._news.set()
 
     async def look(self) -> None:
         """Remove what is due. Asks the engine only where something is."""
@@ -62,7 +75,7 @@ class KeptContainers:
         )
         surplus = max(0, len(left) - self.keeping.most)
         oldest = self._loop.now() - self.keeping.seconds
-        due = [one for number, one in enumerate(left) if number < surplus or one.at <= oldest]
+        due = [one for n, one in enumerate(left) if n < surplus or one.at <= oldest or _is_removed(one)]
         if due:
             await self._remove({one.lease for one in due if one.lease is not None})
 
@@ -85,6 +98,10 @@ class KeptContainers:
     def _is_over(self, facts: ContainerFacts) -> bool:
         leased = self._loop.state.of_device(facts.device_name) is not None
         return bool(facts.labels.get(LABEL_JOB)) and facts.status in OVER and not leased
+
+
+def _is_removed(record: Attempt) -> bool:
+    return record.spec is not None and record.spec.remove
 
 
 async def _removed(container: ContainerId, gate: EngineSocket) -> bool:

@@ -78,11 +78,12 @@ def _spec(
 ) -> JobSpec:
     request_id = message.request_id or message.lease.request_id
     check_request_id(request_id)
+    image = _image(message)
     body, remove = ("", message.remove) if message.interactive else _body(message)
     return JobSpec(
         request=request,
         owner=owner,
-        image=_image(message),
+        image=image,
         body=body,
         platform=_short(message.platform, "platform"),
         name=_name(message.name),

@@ -85,4 +85,6 @@ def _look_up(name: str, trusted_groups: Collection[str]) -> Caller | None:
     except (KeyError, ValueError):  # ValueError: a NUL in it
         return None
     # By its number from here on: two names of one number are one account.
-    return Caller(0, 0, "root") if entry.pw_uid == 0 else look_up(entry.pw_uid, entry.pw_gid, trusted_groups)
+    if entry.pw_uid == 0:
+        return Caller(0, 0, "root", trusted=True)
+    return look_up(entry.pw_uid, entry.pw_gid, trusted_groups)

@@ -1,0 +1,346 @@
+"""Jobs on a real node: the daemon as a process, the real engine, real containers."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bed import parts
+from tests.node.conftest import NewDaemon
+from tests.node.daemon import END_SECONDS, GPUSHARE, OWN_LABEL, DaemonFailed, DaemonProcess, Json, Refused
+
+ADA, BOB = 5, 7
+"""``games`` and ``lp``: users that every Debian has, and nobody uses."""
+OVER = ("succeeded", "failed", "cancelled")
+
+
+def body_of(daemon: DaemonProcess, *command: str, **fields: Any) -> str:
+    body = {
+        "Image": parts.BUSYBOX_IMAGE,
+        "Cmd": list(command),
+        "Labels": {OWN_LABEL: daemon.directory.name},
+        "StopTimeout": 0,
+        "HostConfig": {"NetworkMode": "none"},
+        **fields,
+    }
+    return base64.b64encode(json.dumps(body).encode()).decode()
+
+
+def submit(
+    daemon: DaemonProcess,
+    *command: str,
+    uid: int = 0,
+    gpu: str = "0.25",
+    lease: Json | None = None,
+    **fields: Any,
+) -> list[str]:
+    """The ids of the jobs."""
+    message = {
+        "lease": {"gpu": gpu, **(lease or {})},
+        "image": parts.BUSYBOX_IMAGE,
+        "create_body": body_of(daemon, *command),
+        **fields,
+    }
+    answer = daemon.call("Jobs/Submit", message, uid=uid)
+    assert isinstance(answer["job_ids"], list)
+    return list(answer["job_ids"])
+
+
+def job(daemon: DaemonProcess, job_id: str, uid: int = 0) -> Json:
+    return daemon.call("Jobs/Get", {"job_id": job_id}, uid=uid)
+
+
+def wait_job(daemon: DaemonProcess, job_id: str, *states: str, uid: int = 0) -> Json:
+    """Wait, by the daemon's own long poll, until the job is in one of these states (over, unless said)."""
+    token, deadline = "", time.monotonic() + END_SECONDS
+    seen: Json = {}
+    while time.monotonic() < deadline:
+        seen = daemon.call("Jobs/Wait", {"job_id": job_id, "token": token, "timeout_seconds": 5}, uid=uid)
+        if seen["state"] in (states or OVER):
+            return seen
+        assert states or seen["state"] not in OVER, seen
+        token = seen["token"]
+    raise DaemonFailed(f"the job is {seen}:\n{daemon.text()[-3000:]}")
+
+
+def story(daemon: DaemonProcess, job_id: str) -> list[str]:
+    explained = daemon.call("Jobs/Explain", {"job_id": job_id})
+    return [entry["text"] for entry in explained["story"]]
+
+
+def gpushare(daemon: DaemonProcess, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "GPUSHARE_HOST": f"unix://{daemon.socket}",
+        "PATH": f"{parts.DOCKER.parent}:{os.environ['PATH']}",
+    }
+    return subprocess.run(
+        [str(GPUSHARE), *words],
+        env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def marks(path: Path) -> Counter[str]:
+    """What containers wrote in a folder that they all have: one line for each beginning."""
+    return Counter(path.read_text().split()) if path.exists() else Counter()
+
+
+# --- one job
+
+
+def test_a_submitted_job_runs_and_its_output_and_exit_code_are_had_by_the_command_line(
+    daemon: DaemonProcess,
+) -> None:
+    options = ["--network", "none", "--label", f"{OWN_LABEL}={daemon.directory.name}", "-e", "GREETING=hello"]
+    said = 'echo "$GREETING $GPUSHARE_JOB_ID $GPUSHARE_COMPUTE_PERCENT"; exit 3'
+    done = gpushare(daemon, "submit", "--gpu", "0.25", *options, parts.BUSYBOX_IMAGE, "sh", "-c", said)
+    assert done.returncode == 0, done.stderr
+    name = done.stdout.strip()
+    waited = gpushare(daemon, "wait", name)
+    assert (waited.returncode, waited.stdout) == (3, "")
+    assert gpushare(daemon, "logs", name).stdout == f"hello {name} 25\n"
+    assert gpushare(daemon, "logs", f"job-{name}").stdout == f"hello {name} 25\n"
+    assert "exit code 3" in gpushare(daemon, "why", name).stdout
+    listed = gpushare(daemon, "jobs", "--ended", "-o", "columns=job,state", "--no-headers").stdout
+    assert listed.split() == [name, "failed(3)"]
+
+
+def test_a_job_waits_in_the_node_s_queue_and_says_why(daemon: DaemonProcess) -> None:
+    holder = daemon.request("2")
+    (name,) = submit(daemon, "true", gpu="1")
+    waiting = wait_job(daemon, name, "queued")
+    assert waiting["position"] == 1
+    assert waiting["reason"]
+    lease = daemon.lease(waiting["parts"][0]["lease_id"])
+    assert lease["state"] == "queued"
+    daemon.call("Leases/Release", {"lease_id": holder["id"]})
+    assert wait_job(daemon, name)["state"] == "succeeded"
+
+
+def test_nobody_who_waits_is_needed(daemon: DaemonProcess) -> None:
+    """A request without a client leaves the queue after a while; a job's does not."""
+    (name,) = submit(daemon, "sleep", "1000")
+    assert wait_job(daemon, name, "running")["parts"][0]["state"] == "running"
+    assert gpushare(daemon, "cancel", "--grace", "0", name).stdout == f"{name}\n"
+    assert wait_job(daemon, name)["state"] == "cancelled"
+
+
+def test_the_same_request_gives_the_same_job(daemon: DaemonProcess) -> None:
+    first = submit(daemon, "true", request_id="mine")
+    assert submit(daemon, "true", request_id="mine") == first
+    assert wait_job(daemon, first[0])["state"] == "succeeded"
+    assert submit(daemon, "true", request_id="mine") == first
+    assert submit(daemon, "true", request_id="mine", uid=ADA) != first
+
+
+def test_a_job_that_is_removed_leaves_no_container(daemon: DaemonProcess) -> None:
+    (name,) = submit(daemon, "true", remove=True)
+    assert wait_job(daemon, name)["state"] == "succeeded"
+    deadline = time.monotonic() + END_SECONDS
+    while parts.docker(daemon.engine, "inspect", f"job-{name}").returncode == 0:
+        assert time.monotonic() < deadline, "the container stays"
+        time.sleep(0.1)
+    assert "has been removed" in gpushare(daemon, "logs", name).stderr
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"lease": {"gpu": "64"}}, "GPUs"),
+        ({"lease": {"gpu": "much"}}, "much"),
+        ({"nodes": 2}, "one node cannot be several"),
+        ({"pool": True}, "this node is in no pool"),
+        ({"node": "elsewhere"}, "this node is in no pool"),
+        ({"after": [{"job_id": "0000000000"}]}, "there is no job"),
+        ({"array": "5-1"}, "are no numbers of an array"),
+        ({"image": ""}, "no image was named"),
+        ({"stop_after_seconds": 60}, "--stop-after is for jobs of the pool"),
+    ],
+)
+def test_what_can_never_run_is_refused_before_it_is_kept(
+    lone_daemon: DaemonProcess, fields: Json, sentence: str
+) -> None:
+    message = {
+        "lease": {"gpu": "1"},
+        "image": "x",
+        "create_body": base64.b64encode(b'{"Image": "x"}').decode(),
+    }
+    with pytest.raises(Refused) as refused:
+        lone_daemon.call("Jobs/Submit", message | fields)
+    assert sentence in refused.value.message + refused.value.hint
+    assert lone_daemon.call("Jobs/List", {"ended": True})["jobs"] == []
+
+
+# --- arrays, dependencies, retries
+
+
+def test_an_array_of_twenty_runs_each_once_and_knows_its_numbers(
+    daemon: DaemonProcess, tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o777)
+    body = body_of(
+        daemon, "sh", "-c", "echo $GPUSHARE_ARRAY_INDEX >>/out/seen",
+        HostConfig={"NetworkMode": "none", "Binds": [f"{tmp_path}:/out"]},
+    )  # fmt: skip
+    names = submit(daemon, create_body=body, array="1-20", gpu="0.1")
+    assert [name.partition("_")[2] for name in names] == [str(number) for number in range(1, 21)]
+    array = names[0].partition("_")[0]
+    assert gpushare(daemon, "wait", array).returncode == 0
+    assert marks(tmp_path / "seen") == Counter(str(number) for number in range(1, 21))
+    listed = daemon.call("Jobs/List", {"array_id": array, "ended": True})["jobs"]
+    assert sorted(one["id"] for one in listed) == sorted(names)
+    assert daemon.free_permille() == [1000, 1000]
+
+
+def test_a_chain_runs_in_its_order_and_breaks_where_one_fails(daemon: DaemonProcess, tmp_path: Path) -> None:
+    def writing(text: str, code: int) -> str:
+        host = {"NetworkMode": "none", "Binds": [f"{tmp_path}:/out"]}
+        return body_of(daemon, "sh", "-c", f"echo {text} >>/out/seen; exit {code}", HostConfig=host)
+
+    tmp_path.chmod(0o777)
+    (first,) = submit(daemon, create_body=writing("first", 0))
+    (second,) = submit(daemon, create_body=writing("second", 4), after=[{"job_id": first, "ok": True}])
+    (third,) = submit(daemon, create_body=writing("third", 0), after=[{"job_id": second, "ok": True}])
+    (fourth,) = submit(daemon, create_body=writing("fourth", 0), after=[{"job_id": third}])
+    assert wait_job(daemon, fourth)["state"] == "succeeded"
+    assert (tmp_path / "seen").read_text().split() == ["first", "second", "fourth"]
+    broken = job(daemon, third)
+    assert (broken["state"], second in broken["reason"]) == ("failed", True)
+
+
+def test_a_job_that_fails_is_tried_again_as_often_as_was_said(daemon: DaemonProcess, tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    script = 'echo x >>/out/seen; test "$(wc -l </out/seen)" -ge 2'
+    body = body_of(
+        daemon, "sh", "-c", script, HostConfig={"NetworkMode": "none", "Binds": [f"{tmp_path}:/out"]}
+    )
+    (name,) = submit(daemon, create_body=body, retries=3)
+    done = wait_job(daemon, name)
+    assert (done["state"], done["attempt"]) == ("succeeded", 2)
+    assert marks(tmp_path / "seen") == Counter(x=2)
+    assert any("retry 1 of 3" in line for line in story(daemon, name))
+
+
+# --- its end
+
+
+def test_a_queued_job_leaves_the_queue_when_it_is_cancelled(daemon: DaemonProcess) -> None:
+    daemon.request("2")
+    (name,) = submit(daemon, "true", gpu="1")
+    lease = wait_job(daemon, name, "queued")["parts"][0]["lease_id"]
+    daemon.call("Jobs/Cancel", {"job_id": name})
+    assert wait_job(daemon, name)["state"] == "cancelled"
+    assert lease not in daemon.leases()
+
+
+def test_a_held_job_is_not_begun_until_it_is_let_go(daemon: DaemonProcess) -> None:
+    (name,) = submit(daemon, "true", lease={"held": True})
+    assert job(daemon, name)["state"] == "held"
+    assert daemon.leases() == {}
+    assert gpushare(daemon, "unhold", name).stdout == f"{name}\n"
+    assert wait_job(daemon, name)["state"] == "succeeded"
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"image": "gpushared-test/absent", "pull": "never"}, "gpushared-test/absent"),
+        ({"binds": ["/nonexistent/path:/x"]}, "/nonexistent/path"),
+    ],
+)
+def test_what_is_missing_where_it_runs_fails_the_job_by_its_name(
+    daemon: DaemonProcess, fields: Json, reason: str
+) -> None:
+    image = fields.pop("image", parts.BUSYBOX_IMAGE)
+    host = {"NetworkMode": "none", "Binds": fields.pop("binds", [])}
+    body = body_of(daemon, "true", Image=image, HostConfig=host)
+    (name,) = submit(daemon, create_body=body, image=image, uid=ADA, **fields)
+    done = wait_job(daemon, name, uid=ADA)
+    assert (done["state"], reason in done["reason"]) == ("failed", True), done
+
+
+# --- whose it is
+
+
+def test_a_user_neither_sees_nor_ends_another_s_job(daemon: DaemonProcess) -> None:
+    (name,) = submit(daemon, "sleep", "1000", uid=ADA, name=f"hers-{daemon.directory.name}")
+    wait_job(daemon, name, "running", uid=ADA)
+    for call in ("Get", "Wait", "Cancel", "Hold", "Explain", "Door"):
+        for reference in (name, name[:5], f"hers-{daemon.directory.name}"):
+            with pytest.raises(Refused) as refused:
+                daemon.call(f"Jobs/{call}", {"job_id": reference}, uid=BOB)
+            assert refused.value.code == "not_found"
+    assert daemon.call("Jobs/List", {}, uid=BOB)["jobs"] == []
+    with pytest.raises(Refused) as refused:
+        daemon.call("Jobs/List", {"all": True}, uid=BOB)
+    assert refused.value.code == "permission_denied"
+    with pytest.raises(Refused):
+        submit(daemon, "true", uid=BOB, after=[{"job_id": name}])
+    assert [one["id"] for one in daemon.call("Jobs/List", {}, uid=ADA)["jobs"]] == [name]
+    assert [one["id"] for one in daemon.call("Jobs/List", {"all": True})["jobs"]] == [name]
+    daemon.call("Jobs/Cancel", {"job_id": name, "grace_seconds": 0})
+    assert wait_job(daemon, name, uid=ADA)["state"] == "cancelled"
+
+
+def test_a_job_runs_as_its_owner(daemon: DaemonProcess) -> None:
+    (name,) = submit(daemon, "sh", "-c", 'test "$(id -u)" = 5', uid=ADA)
+    assert wait_job(daemon, name, uid=ADA)["state"] == "succeeded"
+    (name,) = submit(daemon, "sh", "-c", 'test "$(id -u)" = 0')
+    assert wait_job(daemon, name)["state"] == "succeeded"
+
+
+# --- the daemon dies
+
+
+def test_a_killed_daemon_loses_no_job_and_begins_none_twice(
+    new_daemon: NewDaemon, docker_engine: str, tmp_path: Path
+) -> None:
+    """Some run, some wait in the node's queue, some for others; the daemon is killed again and again."""
+    daemon = new_daemon(engine=docker_engine)
+    daemon.start()
+    tmp_path.chmod(0o777)
+    body = body_of(
+        daemon, "sh", "-c", "echo $GPUSHARE_JOB_ID >>/out/seen; sleep 1",
+        HostConfig={"NetworkMode": "none", "Binds": [f"{tmp_path}:/out"]},
+    )  # fmt: skip
+    names = submit(daemon, create_body=body, array="0-11", gpu="0.5")
+    names += submit(daemon, create_body=body, after=[{"job_id": names[0]}, {"job_id": names[5]}])
+    for _ in range(4):
+        time.sleep(0.7)  # into the middle of whatever it does
+        daemon.kill()
+        daemon.start()
+    for name in names:
+        assert wait_job(daemon, name)["state"] == "succeeded", story(daemon, name)
+    assert marks(tmp_path / "seen") == Counter(names)
+    assert daemon.leases() == {}
+
+
+def test_a_job_that_ends_while_the_daemon_is_away_ends_with_its_own_code(daemon: DaemonProcess) -> None:
+    (name,) = submit(daemon, "sh", "-c", "sleep 1; exit 9")
+    wait_job(daemon, name, "running")
+    daemon.kill()
+    deadline = time.monotonic() + END_SECONDS
+    while daemon.container(f"job-{name}")["State"]["Running"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    daemon.start()
+    done = wait_job(daemon, name)
+    assert (done["state"], done["exit_code"], done["attempt"]) == ("failed", 9, 1)
+
+
+def test_what_was_over_before_a_restart_is_known_after_it(daemon: DaemonProcess) -> None:
+    (name,) = submit(daemon, "true")
+    wait_job(daemon, name)
+    (held,) = submit(daemon, "true", lease={"held": True})
+    daemon.restart()
+    assert job(daemon, name)["state"] == "succeeded"
+    assert job(daemon, held)["state"] == "held"
+    assert story(daemon, name)[0].startswith("submitted by root@")
