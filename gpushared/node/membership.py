@@ -86,8 +86,8 @@ class Memberships:
         if not joined.facts.may_assert(realm):
             yield (
                 f"users of this node are USER@{realm}, for whom node {joined.node} may not speak, so their "
-                f'jobs are refused in the pool: set pool.realm = "{joined.node}" here, or join again with a token '
-                f"made by gpushare pool token --node {joined.node} --realm {realm}"
+                f'jobs are refused in the pool: set pool.realm = "{joined.node}" here, or join again with a '
+                f"token made by gpushare pool token --node {joined.node} --realm {realm}"
             )
 
 
