@@ -104,11 +104,22 @@ class PoolLink:
         self._outbox = outbox
         self._troubles = troubles
         self._simulated = simulated
+        self._changed = asyncio.Event()
 
     @property
     def state(self) -> LinkState | None:
         """For people; None where the node is in no pool."""
         return None if self.link is None else self.link.state
+
+    async def changed(self, timeout_seconds: float) -> bool:
+        """Wait until the node is in a pool, or in none any more; False when the time is over first."""
+        changed = self._changed
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await changed.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def address(self) -> str:
         """Of the coordinator's nodes' port: as configured, else as it was told when the node joined."""
@@ -125,7 +136,8 @@ class PoolLink:
 
     async def _be_in(self, membership: Membership) -> None:
         """Until it is another pool or none. A renewed certificate only makes a lost link dial at once."""
-        link = self.link = self._make(membership)
+        link = self._make(membership)
+        self._set(link)
         unsubscribe = self._desk.subscribe(membership.pool, link.report)
         task = asyncio.create_task(link.run())
         watch = asyncio.create_task(self._until_other(membership, link))
@@ -134,13 +146,18 @@ class PoolLink:
             if task.done():
                 task.result()
         finally:
-            self.link = None
+            self._set(None)
             unsubscribe()
             for one in (task, watch):
                 one.cancel()
             await asyncio.gather(task, watch, return_exceptions=True)
             await link.dial.close()
             self._troubles.cleared(PART)
+
+    def _set(self, link: MemberLink | None) -> None:
+        self.link = link
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def _until_other(self, membership: Membership, link: MemberLink) -> None:
         version = -1

@@ -1,0 +1,324 @@
+"""A real coordinator's daemon and the real machine of a node, joined by a real link: what jobs become."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from gpushared.config.jobs import PoolConfig
+from gpushared.config.model import Config
+from gpushared.config.pool import CoordinatorConfig, CoordinatorSection
+from gpushared.domain import messages as n
+from gpushared.domain.jobs import messages as m
+from gpushared.domain.jobs.attempt import Attempt
+from gpushared.domain.jobs.model import AttemptKey, Ended, Job, JobId, Owner, Placing, Running, Succeeded
+from gpushared.domain.jobs.node_messages import (
+    AttemptInstruction,
+    AttemptPrepared,
+    LaunchAttempt,
+    PrepareAttempt,
+    TellCoordinator,
+)
+from gpushared.domain.lease import ContainerId
+from gpushared.domain.request import Caller
+from gpushared.domain.state import NodeState
+from gpushared.node.attempts import AttemptDesk
+from gpushared.node.loop import Loop
+from gpushared.node.pool_link import PoolLink
+from gpushared.pool.app import ROOMS, PoolDaemon, real_pool_parts
+from gpushared.pool.member.enrolment import Enrolment
+from gpushared.pool.member.link import MemberLink
+from gpushared.pool.parts import Coordinator, Service
+from gpushared.pool.trust.founding import found_pool
+from gpushared.serving.systemd import Notifier
+from gpushared.serving.troubles import Troubles
+from gpushared.testing.gpus import fake_gpu
+from gpushared.testing.journal import MemoryJournal
+from tests.pool.link.member import Outbox, spec
+from tests.pool.link.proxy import Proxy
+
+JOB = JobId("0123456789")
+POOL = "lab"
+WAIT_SECONDS = 30.0
+
+
+class _Clock:
+    def now(self) -> float:
+        return time.time()
+
+
+class Machine:
+    """A node's core with one GPU. Containers are words: they run as soon as they are launched."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.name = name
+        self.loop = Loop(NodeState(boot_id="boot-1"), MemoryJournal(), _Clock(), Troubles())
+        self.desk = AttemptDesk(self.loop, _account, "boot-1")
+        self.enrolment = Enrolment(folder / name, time.time)
+        self.troubles = Troubles()
+        self.coordinator = ""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.loop.perform = self._perform
+
+    def serve(self) -> PoolLink:
+        outbox = Outbox(self.enrolment.asserter(), self.name)  # type: ignore[arg-type]
+        config = Config(pool=PoolConfig(coordinator=self.coordinator))
+        return PoolLink(
+            lambda: config, self.enrolment, self.desk, self.loop, outbox, self.troubles, simulated=True
+        )
+
+    def record(self, key: AttemptKey) -> Attempt | None:
+        book = self.loop.state.attempts.get(POOL)
+        return None if book is None else book.get(key)
+
+    def _perform(self, instruction: n.Instruction | AttemptInstruction) -> None:
+        match instruction:
+            case TellCoordinator(key, coordinator):
+                self.desk.tell(coordinator, key)
+            case PrepareAttempt(key, coordinator):
+                self._begin([AttemptPrepared(key, coordinator)])
+            case LaunchAttempt(key, coordinator):
+                record = self.record(key)
+                assert record is not None
+                assert record.lease is not None
+                container = ContainerId(f"c-{key.job}")
+                self._begin(
+                    [
+                        n.ClaimAsked(record.lease, Caller(1000, 1000, "ada")),
+                        n.ContainerCreated(record.lease, container, "c", "busybox"),
+                        n.ContainerSeen(container, n.Condition.RUNNING),
+                    ]
+                )
+
+    def _begin(self, events: Sequence[n.Event]) -> None:
+        task = asyncio.create_task(self.send(*events))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def send(self, *events: n.Event) -> None:
+        for event in events:
+            await self.loop.send(event)
+
+    async def finish(self, key: AttemptKey) -> None:
+        """Its container ends with 0, and the GPU shows nobody any more."""
+        container = ContainerId(f"c-{key.job}")
+        await self.send(n.ContainerSeen(container, n.Condition.EXITED, exit_code=0))
+        gpus = frozenset(self.loop.state.gpus)
+        await self.send(n.GpusSampled(time.time() + 1, frozenset(), {}, gpus))
+
+
+async def _account(owner: Owner, _: str) -> Caller:
+    return Caller(1000, 1000, owner.name)
+
+
+class _Ready(Notifier):
+    def __init__(self) -> None:
+        super().__init__("")
+        self.told = asyncio.Event()
+
+    def ready(self, status: str) -> None:
+        self.told.set()
+
+
+@dataclass
+class World:
+    """The pool's folder, and the coordinator while it runs."""
+
+    folder: Path
+    nodes_port: int = 0
+    parts: list[Coordinator] = field(default_factory=list)
+    _daemon: PoolDaemon | None = None
+    _task: asyncio.Task[None] | None = None
+
+    @property
+    def coordinator(self) -> Coordinator:
+        return self.parts[-1]
+
+    async def start(self) -> None:
+        config = CoordinatorConfig(
+            CoordinatorSection(
+                listen="127.0.0.1:0",
+                listen_nodes=f"127.0.0.1:{self.nodes_port}",
+                state_dir=str(self.folder / "state"),
+                runtime_dir=str(self.folder / "run"),
+            )
+        )
+        ready = _Ready()
+        self._daemon = PoolDaemon(config, real_pool_parts(config), ready, rooms=(*ROOMS, self._note))
+        self._task = asyncio.create_task(self._daemon.run())
+        told = asyncio.create_task(ready.told.wait())
+        async with asyncio.timeout(WAIT_SECONDS):
+            await asyncio.wait({self._task, told}, return_when=asyncio.FIRST_COMPLETED)
+        if self._task.done():
+            told.cancel()
+            self._task.result()
+        self.nodes_port = self._daemon.nodes_port
+
+    def _note(self, coordinator: Coordinator) -> Sequence[Service]:
+        self.parts.append(coordinator)
+        return ()
+
+    async def stop(self) -> None:
+        if self._daemon is not None and self._task is not None:
+            self._daemon.stop()
+            await self._task
+            self._daemon = None
+
+    async def join(self, machine: Machine) -> None:
+        assert self._daemon is not None
+        token, _ = await self.coordinator.trust.join_tokens.make("root", time.time(), node=machine.name)
+        await machine.enrolment.join(f"127.0.0.1:{self._daemon.users_port}", str(token), machine.name)
+
+    async def until(self, so: Callable[[Job], bool], job: JobId = JOB) -> Job:
+        """Wait until the job is so."""
+        async with asyncio.timeout(WAIT_SECONDS):
+            while True:
+                state = self.coordinator.loop.state
+                found = state.jobs.get(job) or state.ended.get(job)
+                if found is not None and so(found):
+                    return found
+                await self.coordinator.loop.changed(1.0)
+
+    async def submit(self, job: JobId = JOB) -> None:
+        await self.coordinator.loop.send(m.JobSubmitted(job, spec("ada@n1")))
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    found_pool(tmp_path / "state", POOL, time.time())
+    made = World(tmp_path)
+    await made.start()
+    yield made
+    await made.stop()
+
+
+@pytest.fixture
+async def machine(world: World, tmp_path: Path) -> AsyncIterator[Machine]:
+    made = Machine(tmp_path, "n1")
+    async with made.loop.running():
+        await made.send(n.GpusSurveyed((fake_gpu(),)))
+        await world.join(made)
+        yield made
+
+
+async def until(link: PoolLink, so: Callable[[MemberLink | None], bool]) -> MemberLink | None:
+    """Wait until the link is so; None is no membership."""
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not so(link.link):
+            await (link.link or link).changed(0.2)
+    return link.link
+
+
+def is_up(link: MemberLink | None) -> bool:
+    return link is not None and link.connected
+
+
+async def linked(machine: Machine, stack: AsyncExitStack) -> PoolLink:
+    """The machine with its link running, and welcomed."""
+    link = machine.serve()
+    task = asyncio.create_task(link.run())
+    stack.push_async_callback(_end, task)
+    await until(link, is_up)
+    return link
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_job_is_placed_runs_and_ends(world: World, machine: Machine) -> None:
+    """And what it held is free again, so that the next one gets it."""
+    async with AsyncExitStack() as stack:
+        await linked(machine, stack)
+        for job in (JOB, JobId("1111111111")):
+            await world.submit(job)
+            await world.until(lambda job: isinstance(job.state, Running), job)
+            await machine.finish(AttemptKey(job, 1))
+            over = await world.until(lambda job: isinstance(job.state, Ended), job)
+            assert isinstance(over.state, Ended)
+            assert isinstance(over.state.outcome, Succeeded)
+
+
+async def test_a_node_that_joined_later_is_not_waited_for_in_vain(world: World, machine: Machine) -> None:
+    """The job waits until there is somebody who may run it."""
+    await world.submit()
+    async with AsyncExitStack() as stack:
+        link = await linked(machine, stack)
+        await world.until(lambda job: isinstance(job.state, Running))
+        assert link.state is not None
+        assert "in pool lab" in link.state.text()
+
+
+async def test_a_job_that_ends_while_the_link_is_cut_is_over_when_it_is_back(
+    world: World, machine: Machine
+) -> None:
+    """Silence was not taken for death: it ran once."""
+    async with Proxy(world.nodes_port).running() as proxy, AsyncExitStack() as stack:
+        machine.coordinator = proxy.address
+        link = await linked(machine, stack)
+        await world.submit()
+        await world.until(lambda job: isinstance(job.state, Running))
+        proxy.refuses = True
+        await proxy.cut()
+        await machine.finish(AttemptKey(JOB, 1))
+        proxy.refuses = False
+        assert link.link is not None
+        link.link.hurry()
+        over = await world.until(lambda job: isinstance(job.state, Ended))
+    assert over.attempts == 1
+
+
+async def test_an_order_that_was_lost_on_its_way_is_said_again(world: World, machine: Machine) -> None:
+    """Everything that goes down is swallowed when the job is placed; the next hello settles it."""
+    async with Proxy(world.nodes_port).running() as proxy, AsyncExitStack() as stack:
+        machine.coordinator = proxy.address
+        link = await linked(machine, stack)
+        proxy.down.lossy = True
+        await world.submit()
+        await world.until(lambda job: isinstance(job.state, Placing))
+        assert machine.record(AttemptKey(JOB, 1)) is None
+        proxy.down.lossy = False
+        await proxy.cut()
+        assert link.link is not None
+        link.link.hurry()
+        running = await world.until(lambda job: isinstance(job.state, Running))
+    assert machine.record(AttemptKey(JOB, running.attempts)) is not None
+
+
+async def test_a_coordinator_that_was_away_finds_its_jobs_where_they_are(
+    world: World, machine: Machine
+) -> None:
+    """One ended meanwhile, and its node says so to the next life, of a higher epoch."""
+    async with AsyncExitStack() as stack:
+        link = await linked(machine, stack)
+        machine.coordinator = f"127.0.0.1:{world.nodes_port}"
+        await world.submit()
+        await world.until(lambda job: isinstance(job.state, Running))
+        await world.stop()
+        await machine.finish(AttemptKey(JOB, 1))
+        await world.start()
+        assert link.link is not None
+        link.link.hurry()
+        over = await world.until(lambda job: isinstance(job.state, Ended))
+        assert over.attempts == 1
+        await until(link, is_up)
+        assert machine.desk.seen(POOL).epoch == world.coordinator.loop.state.epoch
+
+
+async def test_the_link_ends_with_the_membership(world: World, machine: Machine) -> None:
+    """And begins with the next one."""
+    async with AsyncExitStack() as stack:
+        link = await linked(machine, stack)
+        before = link.link
+        await machine.enrolment.leave()
+        await until(link, lambda link: link is None)
+        assert link.state is None
+        await world.join(machine)
+        assert await until(link, is_up) is not before
