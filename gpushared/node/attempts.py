@@ -10,7 +10,6 @@ told of; the returned function ends it. It is called in the event loop and must 
 ``desk.seen(coordinator)`` -> ``Contact``: the highest epoch and revision of it that this node knows of.
 ``await desk.contact(coordinator, sent_at, ...)``: it acknowledged what was sent at ``boottime()`` then.
 ``await desk.check_fences()``: ends what waited for contact too long; due before anything is sent again.
-``desk.of(coordinator)``: all of this for one coordinator, as ``pool.member.ports.Desk`` wants it.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpushared.domain.errors import GpushareError, NotFound, PermissionRefused, RequestError
@@ -99,10 +97,6 @@ class AttemptDesk:
         callbacks.append(callback)
         return lambda: callbacks.remove(callback)
 
-    def of(self, coordinator: str) -> CoordinatorDesk:
-        """This desk for one coordinator."""
-        return CoordinatorDesk(self, coordinator)
-
     def tell(self, coordinator: str, key: AttemptKey) -> None:
         """An attempt's record changed and is durable."""
         self.on_change(coordinator, key)
@@ -143,35 +137,6 @@ class AttemptDesk:
             refusal = Ending(EndKind.FAILED, error.message, hint=error.hint)
             return OrderTaken(order, coordinator, refusal=refusal)
         return OrderTaken(order, coordinator, account)
-
-
-@dataclass(frozen=True, slots=True)
-class CoordinatorDesk:
-    """The desk as one coordinator's link sees it."""
-
-    desk: AttemptDesk
-    coordinator: str
-
-    async def take(self, order: Order) -> Report | StaleEpoch:
-        return await self.desk.take(order, self.coordinator)
-
-    def reports(self) -> tuple[Report, ...]:
-        return self.desk.reports(self.coordinator)
-
-    def report(self, key: AttemptKey) -> Report | None:
-        return self.desk.report(self.coordinator, key)
-
-    def contact(self) -> Contact:
-        return self.desk.seen(self.coordinator)
-
-    async def contact_made(self, sent_at: float, epoch: int, revision: int) -> None:
-        await self.desk.contact(self.coordinator, sent_at, epoch=epoch, revision=revision)
-
-    async def look(self) -> None:
-        await self.desk.check_fences()
-
-    def subscribe(self, callback: Callback) -> Callable[[], None]:
-        return self.desk.subscribe(self.coordinator, callback)
 
 
 def _check_texts(order: Place) -> None:
