@@ -60,10 +60,13 @@ def main(
 )
 def install(prefix: Path) -> None:
     """Put the systemd units in place and say what was done."""
-    from gpushared.node.install import install_units
+    from gpushared.serving.install import Package, install_units
 
+    units = ("gpushared.service", "gpushared.socket")
     try:
-        for line in install_units(prefix):
+        for line in install_units(
+            prefix, Package("gpushared", units, "containers, leases and the queue stay")
+        ):
             click.echo(line)
     except GpushareError as error:
         _complain(error)

@@ -33,7 +33,7 @@ KEYS = {
 """Flags as configuration keys."""
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(gpushared.__version__, prog_name="gpushared-pool")
 @click.option(
     "--config", type=click.Path(path_type=Path), help="Configuration file instead of the usual one."
@@ -45,14 +45,43 @@ KEYS = {
 @click.option("--log-level", help="debug, info, warning or error.")
 @click.option("--allow-root", is_flag=True, help="Serve although this is root, which nothing here needs.")
 @click.option("--check", is_flag=True, help="Serve nothing: only say what is wrong with the configuration.")
-def main(config: Path | None, *, allow_root: bool, check: bool, **flags: str | None) -> None:
+@click.pass_context
+def main(
+    context: click.Context,
+    /,
+    config: Path | None,
+    *,
+    allow_root: bool,
+    check: bool,
+    **flags: str | None,
+) -> None:
     """Coordinate a pool: keep its jobs, and give them to its nodes.
 
     Runs in the foreground until it gets SIGTERM; nodes and containers run on without it. SIGHUP makes it
     read its configuration again. The pool itself is made by `gpushare pool init`.
     """
     words = {KEYS[name]: value for name, value in flags.items() if value is not None}
-    sys.exit(checked(config, words) if check else serve(config, words, allow_root=allow_root))
+    if check:
+        sys.exit(checked(config, words))
+    if context.invoked_subcommand is None:
+        sys.exit(serve(config, words, allow_root=allow_root))
+
+
+@main.command()
+@click.option(
+    "--prefix", type=click.Path(path_type=Path), default=Path("/"), help="Install below this folder."
+)
+def install(prefix: Path) -> None:
+    """Put the systemd unit and the daemon's user in place and say what was done."""
+    from gpushared.serving.install import Package, install_units
+
+    package = Package("gpushared-pool", ("gpushared-pool.service",), "nodes, containers and jobs stay")
+    try:
+        for line in install_units(prefix, package):
+            click.echo(line)
+    except GpushareError as error:
+        _complain(error)
+        sys.exit(error.exit_code)
 
 
 def read_config(path: Path | None, flags: Mapping[str, str]) -> CoordinatorConfig:

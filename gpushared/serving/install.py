@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -16,19 +17,38 @@ from gpushared.domain.errors import ConfigError, GpushareError, PermissionRefuse
 
 ROOT = Path("/")
 UNIT_DIR = "etc/systemd/system"
-TARGETS = {
-    "gpushared.service": f"{UNIT_DIR}/gpushared.service",
-    "gpushared.socket": f"{UNIT_DIR}/gpushared.socket",
-    "gpushared.sysusers.conf": "etc/sysusers.d/gpushared.conf",
-    "gpushared.tmpfiles.conf": "etc/tmpfiles.d/gpushared.conf",
-}
-COMMANDS_IN_UNITS = re.compile(r"/usr/bin/(gpushared?)\b")
+COMMANDS_IN_UNITS = re.compile(r"/usr/bin/(gpushared-pool|gpushared?)\b")
 MANAGER_RUNS = Path("/run/systemd/system")
 """Exists exactly where systemd is the running service manager (sd_booted(3))."""
 SYSTEMCTL_SECONDS = 60
 
 
-def install_units(prefix: Path) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class Package:
+    """What a daemon brings for systemd. ``kept``: what a restart leaves as it is, for people."""
+
+    daemon: str
+    units: tuple[str, ...]
+    kept: str
+
+    @property
+    def targets(self) -> dict[str, str]:
+        """Where each file belongs, by its name."""
+        return {name: f"{UNIT_DIR}/{name}" for name in self.units} | {
+            f"{self.daemon}.sysusers.conf": self.sysusers,
+            f"{self.daemon}.tmpfiles.conf": self.tmpfiles,
+        }
+
+    @property
+    def sysusers(self) -> str:
+        return f"etc/sysusers.d/{self.daemon}.conf"
+
+    @property
+    def tmpfiles(self) -> str:
+        return f"etc/tmpfiles.d/{self.daemon}.conf"
+
+
+def install_units(prefix: Path, package: Package) -> Iterator[str]:
     """Write the units below ``prefix`` and, on the running system, tell systemd; a line for each deed.
 
     Raises PermissionRefused without the rights, and ConfigError where there is no systemd to install for,
@@ -37,14 +57,15 @@ def install_units(prefix: Path) -> Iterator[str]:
     if prefix == ROOT and not MANAGER_RUNS.is_dir() and shutil.which("systemctl") is None:
         raise ConfigError(
             "there is no systemd on this machine",
-            hint="run `gpushared` under your own service manager, or write the units elsewhere with --prefix",
+            hint=f"run `{package.daemon}` under your own service manager, "
+            "or write the units elsewhere with --prefix",
         )
-    texts = {target: _unit_text(unit) for unit, target in TARGETS.items()}
+    texts = {target: _unit_text(unit) for unit, target in package.targets.items()}
     for target, text in texts.items():
         yield _write(prefix / target, text)
     if prefix == ROOT and MANAGER_RUNS.is_dir():
-        yield from _tell_systemd()
-        yield _next_step()
+        yield from _tell_systemd(package)
+        yield _next_step(package)
 
 
 def _unit_text(name: str) -> str:
@@ -96,9 +117,9 @@ def _cannot_write(target: Path, error: OSError) -> GpushareError:
     return ConfigError(message, hint="is the file system full or read-only?")
 
 
-def _tell_systemd() -> Iterator[str]:
-    yield _run(["systemd-sysusers", "/etc/sysusers.d/gpushared.conf"])
-    yield _run(["systemd-tmpfiles", "--create", "/etc/tmpfiles.d/gpushared.conf"])
+def _tell_systemd(package: Package) -> Iterator[str]:
+    yield _run(["systemd-sysusers", f"/{package.sysusers}"])
+    yield _run(["systemd-tmpfiles", "--create", f"/{package.tmpfiles}"])
     yield _run(["systemctl", "daemon-reload"])
 
 
@@ -114,10 +135,9 @@ def _run(words: Sequence[str]) -> str:
     return f"ran {' '.join(words)}"
 
 
-def _next_step() -> str:
-    active = subprocess.run(
-        ["systemctl", "is-active", "--quiet", "gpushared.service"], timeout=SYSTEMCTL_SECONDS, check=False
-    )
+def _next_step(package: Package) -> str:
+    words = ["systemctl", "is-active", "--quiet", f"{package.daemon}.service"]
+    active = subprocess.run(words, timeout=SYSTEMCTL_SECONDS, check=False)
     if active.returncode == 0:
-        return "next: systemctl restart gpushared   (containers, leases and the queue stay)"
-    return "next: systemctl enable --now gpushared"
+        return f"next: systemctl restart {package.daemon}   ({package.kept})"
+    return f"next: systemctl enable --now {package.daemon}"
