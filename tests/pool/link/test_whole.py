@@ -292,6 +292,27 @@ async def test_an_order_that_was_lost_on_its_way_is_said_again(world: World, mac
     assert machine.record(AttemptKey(JOB, running.attempts)) is not None
 
 
+async def test_orders_that_come_late_and_twice_run_a_job_once(world: World, machine: Machine) -> None:
+    """Both ways take their time, and the order is said again and again meanwhile."""
+    async with Proxy(world.nodes_port).running() as proxy, AsyncExitStack() as stack:
+        machine.coordinator = proxy.address
+        await linked(machine, stack)
+        proxy.up.delay_seconds = proxy.down.delay_seconds = 0.05
+        said: list[m.Send] = []
+        world.coordinator.loop.subscribe(lambda one: said.append(one) if isinstance(one, m.Send) else None)
+        await world.submit()
+        await world.until(lambda job: isinstance(job.state, Placing))
+        for _ in range(3):
+            await asyncio.sleep(0.02)
+            world.coordinator.link.perform(said[0])
+        await world.until(lambda job: isinstance(job.state, Running))
+        world.coordinator.link.perform(said[0])
+        await machine.finish(said[0].order.key)
+        over = await world.until(lambda job: isinstance(job.state, Ended))
+    assert over.attempts == 1
+    assert len(machine.loop.state.ended) == 1
+
+
 async def test_a_coordinator_that_was_away_finds_its_jobs_where_they_are(
     world: World, machine: Machine
 ) -> None:
