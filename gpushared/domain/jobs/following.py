@@ -27,7 +27,7 @@ from gpushared.domain.jobs.model import (
 )
 from gpushared.domain.jobs.orders import name_of, send
 from gpushared.domain.jobs.protocol import Report
-from gpushared.domain.jobs.state import Booked, PoolDraft, is_gang, is_over
+from gpushared.domain.jobs.state import Booked, PoolDraft, is_gang, is_incomplete, is_over
 from gpushared.domain.units import format_duration
 
 MAX_REFUSERS = 16
@@ -117,6 +117,8 @@ def advance(job: Job, draft: PoolDraft) -> None:
 
 def _gather(job: Job, state: Placing, draft: PoolDraft) -> None:
     """A gang before all of it is reserved: one that does not come makes all go again."""
+    if is_incomplete(job) or draft.is_in_doubt(job.id):
+        return
     over = [part for part in state.parts if is_over(part)]
     if over:
         take_down(job, over[0], draft)

@@ -32,7 +32,7 @@ from gpushared.domain.jobs.model import (
 )
 from gpushared.domain.jobs.orders import name_of, order_for
 from gpushared.domain.jobs.protocol import CancelPart, Place, Query, Report, StaleEpoch
-from gpushared.domain.jobs.state import PoolDraft, PoolState, Wake, is_gang, kind_of, ready_at
+from gpushared.domain.jobs.state import PoolDraft, PoolState, Wake, is_gang, is_incomplete, kind_of, ready_at
 from gpushared.domain.jobs.waiting import Kind, Waiting
 from gpushared.domain.policy.projects import project_of
 from gpushared.domain.shelf import Shelf
@@ -323,17 +323,8 @@ def _resume(job: Job, draft: PoolDraft) -> None:
     match job.state:
         case Queued():
             look_at_dependencies(job, draft)
-        case Placing() | Running() if _is_incomplete(job):
+        case Placing() | Running() if is_incomplete(job):
             text = "not all of its parts were told of, so it is ended and waits again"
             cancel(job, Then.REQUEUE, "the coordinator", draft, text)
         case _:
             advance(job, draft)
-
-
-def _is_incomplete(job: Job) -> bool:
-    """Of a gang that was adopted: some of its parts were not told of."""
-    if not is_gang(job.spec):
-        return False
-    if job.spec.span:
-        return sum(part.request.gpu_count for part in job.parts) < job.spec.request.gpu_count
-    return len(job.parts) < job.spec.nodes

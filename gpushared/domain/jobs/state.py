@@ -381,6 +381,15 @@ def is_gang(spec: JobSpec) -> bool:
     return spec.nodes > 1 or spec.span
 
 
+def is_incomplete(job: Job) -> bool:
+    """Of a gang that was taken over: some of its parts were not told of."""
+    if not is_gang(job.spec):
+        return False
+    if job.spec.span:
+        return sum(part.request.gpu_count for part in job.parts) < job.spec.request.gpu_count
+    return len(job.parts) < job.spec.nodes
+
+
 def nodes_of(job: Job | None) -> frozenset[NodeName]:
     """The nodes with a part of its attempt that is not over, as far as is known."""
     if job is None or isinstance(job.state, Queued | Ended):
