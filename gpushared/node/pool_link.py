@@ -11,7 +11,7 @@ import gpushared
 from gpushared.config.model import Config
 from gpushared.domain.jobs.contact import Contact
 from gpushared.domain.jobs.member import Free, Inventory
-from gpushared.domain.jobs.model import AttemptKey, NodeName
+from gpushared.domain.jobs.model import AttemptKey, JobId, NodeName
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
 from gpushared.node.attempts import AttemptDesk
 from gpushared.node.loop import Loop
@@ -104,12 +104,39 @@ class PoolLink:
         self._outbox = outbox
         self._troubles = troubles
         self._simulated = simulated
+        self._dialled = ""
         self._changed = asyncio.Event()
 
     @property
     def state(self) -> LinkState | None:
         """For people; None where the node is in no pool."""
         return None if self.link is None else self.link.state
+
+    @property
+    def connected(self) -> bool:
+        """Whether the pool's coordinator answers."""
+        return self.link is not None and self.link.connected
+
+    def away(self) -> str:
+        """Since when and why it does not, in a sentence; empty while it does."""
+        if self.link is None:
+            return "this node is in no pool"
+        return "" if self.link.connected else self.link.state.text()
+
+    def submit(self, job: JobId) -> None:
+        """A job came into the outbox; without a link it waits there."""
+        if self.link is not None:
+            self.link.submit(job)
+
+    def cancel(self, job: JobId) -> None:
+        """A cancellation did."""
+        if self.link is not None:
+            self.link.cancel(job)
+
+    def reload(self) -> None:
+        """Dial anew where the configuration names another coordinator now."""
+        if self.link is not None and self._dialled != self.address():
+            self.link.redial()
 
     async def changed(self, timeout_seconds: float) -> bool:
         """Wait until the node is in a pool, or in none any more; False when the time is over first."""
@@ -175,7 +202,8 @@ class PoolLink:
         )
 
         async def look_around() -> None:
-            facts.address = await local_address(self.address())
+            self._dialled = self.address()
+            facts.address = await local_address(self._dialled)
 
         return MemberLink(
             Identity(
