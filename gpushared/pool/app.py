@@ -23,6 +23,7 @@ from gpushared.pool.clock import SteadyClock
 from gpushared.pool.high_water import HighWater, read_high_water, write_high_water
 from gpushared.pool.identities import AdminIdentities
 from gpushared.pool.job_views import JobViews
+from gpushared.pool.jobs_room import jobs_services
 from gpushared.pool.link import LinkService
 from gpushared.pool.link_room import link_services
 from gpushared.pool.loop import PoolLoop
@@ -52,7 +53,7 @@ INNER_SOCKET = "inner/grpc.sock"
 TICK_SECONDS = 1.0
 MARK_SECONDS = 5.0
 PRUNE_SECONDS = 300.0
-ROOMS: tuple[Room, ...] = (admin_services, link_services)
+ROOMS: tuple[Room, ...] = (admin_services, link_services, jobs_services)
 
 
 @dataclass(frozen=True, slots=True)

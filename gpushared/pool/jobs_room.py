@@ -1,0 +1,159 @@
+"""``Jobs`` of a coordinator, at all its doors: for nodes in their users' names, tokens, administrators."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from gpushared.api.v1 import jobs_pb2
+from gpushared.domain.errors import GpushareError, RequestError
+from gpushared.domain.jobs.model import Owner
+from gpushared.pool.archive import Archive
+from gpushared.pool.job_streams import JobStreams
+from gpushared.pool.job_views import JobViews
+from gpushared.pool.jobs_service import JobsService
+from gpushared.pool.node_views import nodes_of
+from gpushared.pool.parts import Coordinator, Door, Service
+from gpushared.pool.trust.callers import PoolCaller
+from gpushared.pool.trust.token_records import Scope
+from gpushared.pool.tunnels import Tunnels
+from gpushared.pool.unary_service import Handler, unary_service
+from gpushared.serving.doors import Context, abort
+
+_JOBS = jobs_pb2.DESCRIPTOR.services_by_name["Jobs"]
+NOTICED = 5
+"""So many nodes are named in a notice."""
+_Asked = TypeVar("_Asked", bound=Message)
+_Answered = TypeVar("_Answered", bound=Message)
+
+
+def jobs_services(coordinator: Coordinator) -> Sequence[Service]:
+    """The unary calls, and the streams that have no JSON."""
+    tunnels = Tunnels(lambda: coordinator.link)
+    coordinator.link.tunnels = tunnels
+    room = _Room(coordinator, JobStreams(tunnels))
+    unary = unary_service(_JOBS, room.handlers(), coordinator.trust.callers, frozenset(Door))
+
+    def add(server: grpc.aio.Server) -> None:
+        unary.add(server)
+        server.add_generic_rpc_handlers((room.streams(),))
+
+    return (Service(unary.name, unary.doors, add, unary.calls),)
+
+
+class _Room:
+    def __init__(self, coordinator: Coordinator, streams: JobStreams) -> None:
+        self._coordinator = coordinator
+        self._streams = streams
+        loop = coordinator.loop
+        self._service = JobsService(
+            loop,
+            Archive(coordinator.store),
+            JobViews(lambda: loop.state, loop.now),
+            notices=self._notices,
+        )
+
+    # --- unary -----------------------------------------------------------------------------------------
+
+    def handlers(self) -> dict[str, Handler]:
+        service = self._service
+        return {
+            "Submit": _for(Scope.SUBMIT, service.submit),
+            "SubmitBatch": _for(Scope.SUBMIT, service.submit_batch),
+            "Get": _for(Scope.READ, service.get),
+            "List": _for(Scope.READ, service.list_jobs),
+            "Wait": _for(Scope.READ, service.wait),
+            "Cancel": _for(Scope.CANCEL, service.cancel),
+            "Hold": _for(Scope.CANCEL, service.hold),
+            "Explain": _for(Scope.READ, service.explain),
+            "Nodes": _for(Scope.READ, self._nodes),
+        }
+
+    async def _nodes(self, _: jobs_pb2.NodesRequest, __: Owner) -> jobs_pb2.NodesResponse:
+        loop = self._coordinator.loop
+        return jobs_pb2.NodesResponse(
+            nodes=nodes_of(loop.state, loop.now()), pool=self._coordinator.trust.pool, notices=self._notices()
+        )
+
+    def _notices(self) -> list[str]:
+        """What makes the picture less than certain."""
+        state = self._coordinator.loop.state
+        if state.settled:
+            return []
+        missing = state.missing()
+        names = ", ".join(missing[:NOTICED]) + (
+            f" and {len(missing) - NOTICED} more" if missing[NOTICED:] else ""
+        )
+        waits = f"; not heard of yet: {names}" if names else ""
+        if state.recovering_since is not None:
+            return [f"the pool lost some of its memory and asks its nodes what they have{waits}"]
+        return [f"the pool has just begun and asks its nodes what they have{waits}"]
+
+    # --- streams ---------------------------------------------------------------------------------------
+
+    def streams(self) -> grpc.GenericRpcHandler:
+        return grpc.method_handlers_generic_handler(
+            _JOBS.full_name,
+            {
+                "Watch": grpc.unary_stream_rpc_method_handler(
+                    self._watch, jobs_pb2.JobRef.FromString, jobs_pb2.Job.SerializeToString
+                ),
+                "Logs": grpc.unary_stream_rpc_method_handler(
+                    self._logs, jobs_pb2.LogsRequest.FromString, jobs_pb2.LogChunk.SerializeToString
+                ),
+                "Tunnel": grpc.stream_stream_rpc_method_handler(
+                    self._tunnel, jobs_pb2.TunnelChunk.FromString, jobs_pb2.TunnelChunk.SerializeToString
+                ),
+            },
+        )
+
+    async def _watch(
+        self, message: jobs_pb2.JobRef, context: Context[Any, Any]
+    ) -> AsyncIterator[jobs_pb2.Job]:
+        try:
+            owner = await self._owner(context, message, Scope.READ)
+            async for view in self._service.watch(message, owner):
+                yield view
+        except GpushareError as error:
+            await abort(context, error)
+
+    async def _logs(
+        self, message: jobs_pb2.LogsRequest, context: Context[Any, Any]
+    ) -> AsyncIterator[jobs_pb2.LogChunk]:
+        try:
+            owner = await self._owner(context, message, Scope.LOGS)
+            job = await self._service.find(message.job_id, owner)
+            async for chunk in self._streams.logs(job, message, owner):
+                yield chunk
+        except GpushareError as error:
+            await abort(context, error)
+
+    async def _tunnel(self, _: object, context: Context[Any, Any]) -> None:
+        """Written to and read from by hand, because both ways end by themselves."""
+        try:
+            first = await context.read()
+            if not isinstance(first, jobs_pb2.TunnelChunk):
+                raise RequestError("a tunnel begins with the job that it leads to")
+            owner = await self._owner(context, first, Scope.SUBMIT)
+            job = await self._service.find(first.job_id, owner)
+            await self._streams.tunnel(job, first.rank, owner, context)
+        except GpushareError as error:
+            await abort(context, error)
+
+    async def _owner(self, context: Context[Any, Any], message: Message, scope: Scope) -> Owner:
+        caller = await self._coordinator.trust.callers.caller_of(context, message)
+        caller.require(scope)
+        return caller.owner
+
+
+def _for(scope: Scope, call: Callable[[_Asked, Owner], Awaitable[_Answered]]) -> Handler:
+    """The call for those who may."""
+
+    async def handler(message: Any, caller: PoolCaller) -> Message:
+        caller.require(scope)
+        return await call(message, caller.owner)
+
+    return handler

@@ -1,0 +1,64 @@
+"""The nodes of a pool as users see them: what is known of each, and since when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpushared.api.v1 import jobs_pb2
+from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu, GpuId
+from gpushared.domain.jobs.member import Member
+from gpushared.domain.jobs.model import Running
+from gpushared.domain.jobs.silence import presence, silent_since
+from gpushared.domain.jobs.state import PoolState
+
+
+def nodes_of(state: PoolState, now: float) -> list[jobs_pb2.PoolNode]:
+    """All that are enrolled and not forgotten, by name."""
+    members = sorted(state.members.values(), key=lambda member: member.name)
+    return [_node(member, state, now) for member in members if member.forgotten_at is None]
+
+
+def _node(member: Member, state: PoolState, now: float) -> jobs_pb2.PoolNode:
+    inventory, jobs = member.inventory, state.by_node.get(member.name) or ()
+    running = sum(1 for name in jobs if isinstance(state.jobs[name].state, Running))
+    view = jobs_pb2.PoolNode(
+        name=member.name,
+        presence=presence(member, state, now),
+        heard_at=member.heard_at or 0.0,
+        silent_since=silent_since(member, state, now) or 0.0,
+        drain_reason=member.drain_reason,
+        drained_by=member.drained_by,
+        waiting=member.free.waiting,
+        running=running,
+        enrolled_at=member.enrolled_at,
+    )
+    if inventory is not None:
+        view.version, view.address, view.simulated = inventory.version, inventory.address, inventory.simulated
+        view.gpus.extend(_gpus(inventory.gpus, member))
+    return view
+
+
+def _gpus(gpus: Iterable[Gpu], member: Member) -> list[jobs_pb2.PoolGpu]:
+    """What was free of each by the node's last word."""
+    troubles = dict(member.free.troubles)
+    stray: dict[GpuId, int] = {}
+    for gpu, size in member.free.stray_bytes:
+        stray[gpu] = stray.get(gpu, 0) + size
+    return [_gpu(gpu, member, stray.get(gpu.id, 0), troubles.get(gpu.id, "")) for gpu in gpus]
+
+
+def _gpu(gpu: Gpu, member: Member, stray_bytes: int, trouble: str) -> jobs_pb2.PoolGpu:
+    held = [grant for one in member.free.holdings for grant in one.grants if grant.gpu == gpu.id]
+    whole = any(one.exclusive and grant.gpu == gpu.id for one in member.free.holdings for grant in one.grants)
+    free_bytes = gpu.leasable_bytes - stray_bytes - sum(grant.memory_bytes for grant in held)
+    free_permille = WHOLE_PERMILLE - sum(grant.compute_permille for grant in held)
+    return jobs_pb2.PoolGpu(
+        id=gpu.id,
+        index=gpu.index,
+        name=gpu.name,
+        memory_bytes=gpu.memory_total_bytes,
+        free_memory_bytes=0 if whole else max(0, free_bytes),
+        free_compute_permille=0 if whole else max(0, free_permille),
+        trouble=gpu.trouble or trouble,
+        leases=len(held),
+    )
