@@ -167,7 +167,7 @@ class Callers:
         return self._speaking_for(record)
 
     def _speaking_for(self, record: ApiRecord) -> PoolCaller:
-        """The pool itself is the realm of persons that no node vouches for: no node may speak for it."""
+        """A person without a realm is of the pool's own, for which no node speaks unless it was told to."""
         people = self._people()
         if "@" in record.person:
             owner = people.owner(record.person)

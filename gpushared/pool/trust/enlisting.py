@@ -44,13 +44,16 @@ class Enlisting:
         tokens: JoinTokens,
         now: Callable[[], float],
         enrolled: Enrolled,
+        named_realms: Callable[[], frozenset[str]],
     ) -> None:
+        """``named_realms``: those of the pool's user table."""
         self._authority = authority
         self._ledger = ledger
         self._standing = standing
         self._tokens = tokens
         self._now = now
         self._enrolled = enrolled
+        self._named_realms = named_realms
         self._turn = asyncio.Lock()
 
     async def enlist(self, name: str, csr: bytes, words: JoinWords) -> Signed:
@@ -95,6 +98,11 @@ class Enlisting:
             raise StateConflict(
                 f"{node} is a realm of the node {other}, so a node of this name could speak for its users",
                 hint=f"choose another name, or say that it is meant: gpushare pool token --node {node}",
+            )
+        if node in self._named_realms():
+            raise StateConflict(
+                f"the pool's user table names people of {node}, so not every machine may be called so",
+                hint=f"say that this one is meant: gpushare pool token --node {node}",
             )
 
     async def renew(self, csr: bytes, before: NodeCertificate) -> Signed:

@@ -25,6 +25,11 @@ class People:
     """Whose users are the persons of the same names."""
     admins: frozenset[str] = frozenset()
 
+    @property
+    def named_realms(self) -> frozenset[str]:
+        """All that the table names: whoever speaks for one of these speaks for somebody in it."""
+        return self.realms | {principal.partition("@")[2] for principal in self.persons}
+
     def owner(self, principal: str) -> Owner:
         """Who that is in the pool. Raises RequestError where it is no principal."""
         user, realm = split_principal(principal)

@@ -72,7 +72,13 @@ class Trust:
         )
         self.guard = LinkGuard(self.authority, self.ledger, self.standing, self.callers, now)
         self.enlisting = Enlisting(
-            self.authority, self.ledger, self.standing, self.join_tokens, now, enrolled
+            self.authority,
+            self.ledger,
+            self.standing,
+            self.join_tokens,
+            now,
+            enrolled,
+            lambda: people().named_realms,
         )
         self.identity = ServerIdentity(self.authority, hosts, now())
         self.anchors_changed: Callable[[], None] = lambda: None

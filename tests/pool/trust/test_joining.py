@@ -31,22 +31,22 @@ def node(tmp_path: Path, name: str, clock: Clock | None = None) -> Enrolment:
 async def test_a_machine_with_a_token_becomes_a_node_and_stays_one_over_a_restart(
     pool: Coordinator, tmp_path: Path
 ) -> None:
-    joining = node(tmp_path, "ws3")
-    membership = await joining.join(pool.address, await pool.token(realms=["vision"]), "ws3")
+    joining = node(tmp_path, "dgx")
+    membership = await joining.join(pool.address, await pool.token(realms=["vision"]), "dgx")
 
-    assert (membership.pool, membership.node) == (POOL, "ws3")
+    assert (membership.pool, membership.node) == (POOL, "dgx")
     assert membership.facts.realms == {"vision"}
     assert membership.node_address == f"127.0.0.1:{pool.nodes_port}"
-    assert pool.enrolled == [("ws3", ("vision",))]
-    assert set(pool.members()) == {"ws3"}
-    again = node(tmp_path, "ws3")
+    assert pool.enrolled == [("dgx", ("vision",))]
+    assert set(pool.members()) == {"dgx"}
+    again = node(tmp_path, "dgx")
     await again.load()
     assert again.membership == membership
 
 
 async def test_what_a_node_keeps_is_for_its_owner_alone(pool: Coordinator, tmp_path: Path) -> None:
-    await node(tmp_path, "ws3").join(pool.address, await pool.token(), "ws3")
-    kept = tmp_path / "ws3" / "pool"
+    await node(tmp_path, "dgx").join(pool.address, await pool.token(), "dgx")
+    kept = tmp_path / "dgx" / "pool"
     assert stat.S_IMODE(kept.stat().st_mode) == 0o700
     assert [stat.S_IMODE(file.stat().st_mode) for file in kept.iterdir()] == [0o600]
     authority = tmp_path / "coordinator" / "ca"
@@ -56,10 +56,10 @@ async def test_what_a_node_keeps_is_for_its_owner_alone(pool: Coordinator, tmp_p
 async def test_a_nodes_certificate_is_for_thirty_days_and_for_clients_only(
     pool: Coordinator, tmp_path: Path
 ) -> None:
-    membership = await node(tmp_path, "ws3").join(pool.address, await pool.token(), "ws3")
+    membership = await node(tmp_path, "dgx").join(pool.address, await pool.token(), "dgx")
     certificate = x509.load_pem_x509_certificate(membership.certificate.encode())
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert names.get_values_for_type(x509.UniformResourceIdentifier) == ["gpushare://lab/node/ws3"]
+    assert names.get_values_for_type(x509.UniformResourceIdentifier) == ["gpushare://lab/node/dgx"]
     assert names.get_values_for_type(x509.DNSName) == []
     usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     assert list(usage) == [x509.oid.ExtendedKeyUsageOID.CLIENT_AUTH]
@@ -68,20 +68,20 @@ async def test_a_nodes_certificate_is_for_thirty_days_and_for_clients_only(
 
 async def test_a_token_is_good_for_one_node(pool: Coordinator, tmp_path: Path) -> None:
     token = await pool.token()
-    await node(tmp_path, "ws3").join(pool.address, token, "ws3")
+    await node(tmp_path, "dgx").join(pool.address, token, "dgx")
     error = await refusal(node(tmp_path, "thief").join(pool.address, token, "thief"))
     assert isinstance(error, PermissionRefused)
-    assert "was used already by the node ws3" in error.message
-    assert "gpushare node forget ws3" in error.hint
+    assert "was used already by the node dgx" in error.message
+    assert "gpushare node forget dgx" in error.hint
 
 
 async def test_a_stolen_token_gives_nobody_the_place_of_the_node_that_used_it(
     pool: Coordinator, tmp_path: Path
 ) -> None:
-    token = await pool.token(node="ws3")
-    await node(tmp_path, "ws3").join(pool.address, token, "ws3")
+    token = await pool.token(node="dgx")
+    await node(tmp_path, "dgx").join(pool.address, token, "dgx")
     before = pool.members()
-    error = await refusal(node(tmp_path, "thief").join(pool.address, token, "ws3"))
+    error = await refusal(node(tmp_path, "thief").join(pool.address, token, "dgx"))
     assert "was used already" in error.message
     assert pool.members() == before
 
@@ -109,12 +109,12 @@ async def test_two_uses_that_both_read_the_token_unused_are_settled_by_the_store
 async def test_asking_again_because_the_answer_was_lost_is_the_same_question(
     pool: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    token, joining = await pool.token(), node(tmp_path, "ws3")
+    token, joining = await pool.token(), node(tmp_path, "dgx")
     with monkeypatch.context() as patch:
         patch.setattr("gpushared.pool.member.membership.write_private", _disk_full)
-        await refusal(joining.join(pool.address, token, "ws3"))
-    membership = await joining.join(pool.address, token, "ws3")
-    assert pool.members()["ws3"].serial == membership.facts.serial
+        await refusal(joining.join(pool.address, token, "dgx"))
+    membership = await joining.join(pool.address, token, "dgx")
+    assert pool.members()["dgx"].serial == membership.facts.serial
 
 
 def _disk_full(*_: object) -> None:
@@ -122,15 +122,15 @@ def _disk_full(*_: object) -> None:
 
 
 async def test_a_token_of_one_node_is_for_no_other(pool: Coordinator, tmp_path: Path) -> None:
-    error = await refusal(node(tmp_path, "ws4").join(pool.address, await pool.token("ws3"), "ws4"))
-    assert "is for a node named ws3, not 'ws4'" in error.message
-    assert "--name ws3" in error.hint
+    error = await refusal(node(tmp_path, "dgy").join(pool.address, await pool.token("dgx"), "dgy"))
+    assert "is for a node named dgx, not 'dgy'" in error.message
+    assert "--name dgx" in error.hint
 
 
 async def test_an_expired_token_is_refused_with_how_long_ago(pool: Coordinator, tmp_path: Path) -> None:
     token, clock = await pool.token(), Clock(3700)
     pool.clock.offset = 3700
-    error = await refusal(node(tmp_path, "ws3", clock).join(pool.address, token, "ws3"))
+    error = await refusal(node(tmp_path, "dgx", clock).join(pool.address, token, "dgx"))
     assert "expired 100 s ago" in error.message
 
 
@@ -138,26 +138,26 @@ async def test_a_revoked_token_is_refused(pool: Coordinator, tmp_path: Path) -> 
     token = await pool.token()
     token_id = token.split("-")[-2]
     await pool.trust.join_tokens.revoke(token_id, pool.clock())
-    error = await refusal(node(tmp_path, "ws3").join(pool.address, token, "ws3"))
+    error = await refusal(node(tmp_path, "dgx").join(pool.address, token, "dgx"))
     assert f"the join token {token_id} was revoked" in error.message
 
 
 async def test_a_token_with_another_secret_is_not_known(pool: Coordinator, tmp_path: Path) -> None:
     token = await pool.token()
     forged = token[:-52] + ("a" * 52)
-    error = await refusal(node(tmp_path, "ws3").join(pool.address, forged, "ws3"))
+    error = await refusal(node(tmp_path, "dgx").join(pool.address, forged, "dgx"))
     assert "knows no join token" in error.message
 
 
 async def test_what_is_no_token_is_not_repeated(pool: Coordinator, tmp_path: Path) -> None:
-    error = await refusal(node(tmp_path, "ws3").join(pool.address, "GSJ1-my-secret-password", "ws3"))
+    error = await refusal(node(tmp_path, "dgx").join(pool.address, "GSJ1-my-secret-password", "dgx"))
     assert "password" not in str(error)
 
 
 async def test_another_pools_coordinator_is_not_believed(pool: Coordinator, tmp_path: Path) -> None:
     """Same name, same address, another authority: whoever took the place of the real one."""
     async with coordinator(tmp_path / "impostor") as impostor:
-        error = await refusal(node(tmp_path, "ws3").join(impostor.address, await pool.token(), "ws3"))
+        error = await refusal(node(tmp_path, "dgx").join(impostor.address, await pool.token(), "dgx"))
         assert "is not the coordinator for which this token was made" in error.message
         assert impostor.enrolled == []
 
@@ -167,7 +167,7 @@ async def test_a_clock_that_is_an_hour_off_is_named_with_its_offset(
     pool: Coordinator, tmp_path: Path, offset: float, words: str
 ) -> None:
     clock = Clock(offset)
-    error = await refusal(node(tmp_path, "ws3", clock).join(pool.address, await pool.token(), "ws3"))
+    error = await refusal(node(tmp_path, "dgx", clock).join(pool.address, await pool.token(), "dgx"))
     assert f"this machine's clock is 3600 s {words} the coordinator's" in error.message
     assert "timedatectl" in error.hint
     assert pool.members() == {}
@@ -175,24 +175,24 @@ async def test_a_clock_that_is_an_hour_off_is_named_with_its_offset(
 
 @pytest.mark.parametrize("offset", [119, -119])
 async def test_clocks_may_be_two_minutes_apart(pool: Coordinator, tmp_path: Path, offset: float) -> None:
-    joining = node(tmp_path, "ws3", Clock(offset))
-    membership = await joining.join(pool.address, await pool.token(), "ws3")
-    assert membership.node == "ws3"
+    joining = node(tmp_path, "dgx", Clock(offset))
+    membership = await joining.join(pool.address, await pool.token(), "dgx")
+    assert membership.node == "dgx"
 
 
 async def test_nobody_takes_the_name_of_a_member_without_a_token_for_it(
     pool: Coordinator, tmp_path: Path
 ) -> None:
-    await node(tmp_path, "ws3").join(pool.address, await pool.token(), "ws3")
-    error = await refusal(node(tmp_path, "new").join(pool.address, await pool.token(), "ws3"))
+    await node(tmp_path, "dgx").join(pool.address, await pool.token(), "dgx")
+    error = await refusal(node(tmp_path, "new").join(pool.address, await pool.token(), "dgx"))
     assert isinstance(error, StateConflict)
-    assert "there is a node ws3 in the pool lab already" in error.message
-    assert "gpushare pool token --node ws3" in error.hint
+    assert "there is a node dgx in the pool lab already" in error.message
+    assert "gpushare pool token --node dgx" in error.hint
 
 
 async def test_a_token_for_a_name_replaces_the_machine_that_had_it(pool: Coordinator, tmp_path: Path) -> None:
-    old = await node(tmp_path, "old").join(pool.address, await pool.token(), "ws3")
-    new = await node(tmp_path, "new").join(pool.address, await pool.token("ws3"), "ws3")
+    old = await node(tmp_path, "old").join(pool.address, await pool.token(), "dgx")
+    new = await node(tmp_path, "new").join(pool.address, await pool.token("dgx"), "dgx")
     assert pool.trust.ledger.is_revoked(old.facts)
     assert not pool.trust.ledger.is_revoked(new.facts)
 
@@ -200,11 +200,19 @@ async def test_a_token_for_a_name_replaces_the_machine_that_had_it(pool: Coordin
 async def test_a_name_that_is_a_realm_of_others_needs_a_token_for_it(
     pool: Coordinator, tmp_path: Path
 ) -> None:
-    await node(tmp_path, "ws3").join(pool.address, await pool.token(realms=["vision"]), "ws3")
+    await node(tmp_path, "dgx").join(pool.address, await pool.token(realms=["vision"]), "dgx")
     error = await refusal(node(tmp_path, "x").join(pool.address, await pool.token(), "vision"))
     assert "could speak for its users" in error.message
     membership = await node(tmp_path, "y").join(pool.address, await pool.token("vision"), "vision")
     assert membership.node == "vision"
+
+
+async def test_a_name_of_the_user_table_needs_a_token_for_it(pool: Coordinator, tmp_path: Path) -> None:
+    """Else whoever has any token could pass for the admins among its users."""
+    for name in ("ws3", "cluster"):
+        error = await refusal(node(tmp_path, "x").join(pool.address, await pool.token(), name))
+        assert f"names people of {name}" in error.message
+        assert f"gpushare pool token --node {name}" in error.hint
 
 
 async def test_no_node_is_named_as_the_pool_whose_name_its_own_users_have(
@@ -224,7 +232,7 @@ async def test_a_name_that_could_mean_something_else_is_refused(
 
 async def test_nobody_answers(tmp_path: Path, pool: Coordinator) -> None:
     token = await pool.token()
-    error = await refusal(node(tmp_path, "ws3").join("127.0.0.1:1", token, "ws3"))
+    error = await refusal(node(tmp_path, "dgx").join("127.0.0.1:1", token, "dgx"))
     assert isinstance(error, Unavailable)
     assert "127.0.0.1:1" in error.message
 
@@ -250,19 +258,19 @@ def test_peers_that_are_gone_do_not_stay_in_memory() -> None:
 
 
 async def test_a_node_that_is_in_a_pool_joins_no_other(pool: Coordinator, tmp_path: Path) -> None:
-    joining = node(tmp_path, "ws3")
-    await joining.join(pool.address, await pool.token(), "ws3")
-    error = await refusal(joining.join(pool.address, await pool.token(), "ws4"))
-    assert "is in the pool lab already, as ws3" in error.message
+    joining = node(tmp_path, "dgx")
+    await joining.join(pool.address, await pool.token(), "dgx")
+    error = await refusal(joining.join(pool.address, await pool.token(), "dgy"))
+    assert "is in the pool lab already, as dgx" in error.message
 
 
 async def test_a_node_that_left_has_no_keys_any_more(pool: Coordinator, tmp_path: Path) -> None:
-    joining = node(tmp_path, "ws3")
-    await joining.join(pool.address, await pool.token(), "ws3")
+    joining = node(tmp_path, "dgx")
+    await joining.join(pool.address, await pool.token(), "dgx")
     left = await joining.leave()
     assert left is not None
-    assert left.node == "ws3"
-    assert list((tmp_path / "ws3" / "pool").iterdir()) == []
+    assert left.node == "dgx"
+    assert list((tmp_path / "dgx" / "pool").iterdir()) == []
     assert await joining.leave() is None
     with pytest.raises(StateConflict, match="this node is in no pool"):
         joining.credentials()
@@ -279,8 +287,8 @@ async def test_a_damaged_membership_is_told_as_such(tmp_path: Path, text: str) -
 
 
 async def test_keys_that_others_can_read_are_not_used(pool: Coordinator, tmp_path: Path) -> None:
-    joining = node(tmp_path, "ws3")
-    await joining.join(pool.address, await pool.token(), "ws3")
-    (tmp_path / "ws3" / "pool" / "membership.json").chmod(0o644)
+    joining = node(tmp_path, "dgx")
+    await joining.join(pool.address, await pool.token(), "dgx")
+    (tmp_path / "dgx" / "pool" / "membership.json").chmod(0o644)
     with pytest.raises(ConfigError, match="may be read by others"):
         await joining.load()
