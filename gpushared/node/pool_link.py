@@ -7,8 +7,11 @@ import contextlib
 import socket
 from collections.abc import Callable
 
+import grpc
+
 import gpushared
 from gpushared.config.model import Config
+from gpushared.domain.errors import StateConflict
 from gpushared.domain.jobs.contact import Contact
 from gpushared.domain.jobs.member import Free, Inventory
 from gpushared.domain.jobs.model import AttemptKey, JobId, NodeName
@@ -135,7 +138,7 @@ class PoolLink:
 
     def reload(self) -> None:
         """Dial anew where the configuration names another coordinator now."""
-        if self.link is not None and self._dialled != self.address():
+        if self.link is not None and self._dialled != self.link.dial.address:
             self.link.redial()
 
     async def changed(self, timeout_seconds: float) -> bool:
@@ -148,9 +151,16 @@ class PoolLink:
             return False
         return True
 
-    def address(self) -> str:
+    async def channel(self) -> grpc.aio.Channel:
+        """One to the coordinator for calls beside the stream; not to be closed. Raises StateConflict."""
+        if self.link is None:
+            raise StateConflict("this node is in no pool", hint="gpushare node join HOST --token-file FILE")
+        return await self.link.dial.kept()
+
+    def _address_of(self, membership: Membership) -> str:
         """Of the coordinator's nodes' port: as configured, else as it was told when the node joined."""
-        return self._config().pool.coordinator or self._enrolment.address()
+        newest = self._enrolment.membership or membership
+        return self._config().pool.coordinator or newest.node_address
 
     async def run(self) -> None:
         """For ever."""
@@ -195,14 +205,14 @@ class PoolLink:
     def _make(self, membership: Membership) -> MemberLink:
         facts = NodeFacts(self._loop, membership.pool, simulated=self._simulated)
         dial = Dial(
-            self.address,
+            lambda: self._address_of(membership),
             self._enrolment.credentials,
             self._enrolment.server_name(),
             lambda: self._enrolment.version,
         )
 
         async def look_around() -> None:
-            self._dialled = self.address()
+            self._dialled = dial.address
             facts.address = await local_address(self._dialled)
 
         return MemberLink(

@@ -40,7 +40,7 @@ class Dial:
         self._version = version
         self._kept: grpc.aio.Channel | None = None
         self._kept_for: tuple[str, int] | None = None
-        self._left: set[asyncio.Task[None]] = set()
+        self._left: dict[asyncio.Task[None], grpc.aio.Channel] = {}
 
     @property
     def address(self) -> str:
@@ -79,17 +79,20 @@ class Dial:
 
     def _leave(self, channel: grpc.aio.Channel) -> None:
         task = asyncio.create_task(channel.close(PARTING_SECONDS))
-        self._left.add(task)
-        task.add_done_callback(self._left.discard)
+        self._left[task] = channel
+        task.add_done_callback(lambda done: self._left.pop(done, None))
 
     async def close(self) -> None:
         """End the channel that was kept, and those before it."""
-        for task in self._left:
+        left, channels = list(self._left), list(self._left.values())
+        for task in left:
             task.cancel()
-        await asyncio.gather(*self._left, return_exceptions=True)
+        await asyncio.gather(*left, return_exceptions=True)
         if self._kept is not None:
-            kept, self._kept = self._kept, None
-            await kept.close()
+            channels.append(self._kept)
+            self._kept = None
+        for channel in channels:
+            await channel.close()
 
     def fault(self, error: grpc.aio.AioRpcError) -> GpushareError:
         """A failed call as an error of the tree."""

@@ -1,0 +1,51 @@
+"""Calls of a node's users to the coordinator, each with the node's word on who asks."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from gpushared.api.v1 import jobs_pb2_grpc
+from gpushared.domain.request import Caller
+from gpushared.pool.trust.assertions import ASSERTION_METADATA, Asserter, request_digest
+from gpushared.serving.statuses import error_of
+
+Metadata = tuple[tuple[str, bytes], ...]
+
+
+class CoordinatorCalls:
+    """The coordinator's ``Jobs``, over one connection that all calls share."""
+
+    def __init__(
+        self,
+        channel: Callable[[], Awaitable[grpc.aio.Channel]],
+        asserter: Callable[[], Asserter],
+        principal_of: Callable[[Caller], str],
+        groups_of: Callable[[Caller], tuple[str, ...]],
+        now: Callable[[], float],
+    ) -> None:
+        """``channel`` is ``Dial.kept``; it and ``asserter`` raise StateConflict where there is no pool."""
+        self._channel = channel
+        self._asserter = asserter
+        self._principal_of = principal_of
+        self._groups_of = groups_of
+        self._now = now
+
+    async def call(self, name: str, message: Message, caller: Caller, timeout_seconds: float) -> Any:
+        """A unary call by its name. Raises Unavailable, TimedOut, and what the coordinator says."""
+        channel = await self._channel()
+        call = getattr(jobs_pb2_grpc.JobsStub(channel), name)
+        try:
+            return await call(message, timeout=timeout_seconds, metadata=self.word(message, caller))
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error, "the pool's coordinator") from error
+
+    def word(self, message: Message, caller: Caller) -> Metadata:
+        """The metadata of a call whose first message this is, once."""
+        signed = self._asserter().sign(
+            self._principal_of(caller), self._groups_of(caller), request_digest(message), self._now()
+        )
+        return ((ASSERTION_METADATA, signed),)

@@ -1,0 +1,74 @@
+"""Calls of a node's users to the coordinator, as the coordinator understands them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gpushared.api.v1 import jobs_pb2
+from gpushared.domain.errors import PermissionRefused, Unavailable
+from gpushared.domain.request import Caller
+from gpushared.pool.member.calls import CoordinatorCalls
+from gpushared.pool.member.dial import Dial
+from gpushared.pool.member.enrolment import Enrolment
+from tests.pool.trust.coordinator import Coordinator, coordinator
+
+ADA = Caller(1000, 1000, "ada")
+
+
+@pytest.fixture
+async def pool(tmp_path: Path) -> AsyncIterator[Coordinator]:
+    async with coordinator(tmp_path / "pool") as serving:
+        yield serving
+
+
+async def calls_of(pool: Coordinator, folder: Path, realm: str = "n1") -> tuple[CoordinatorCalls, Dial]:
+    enrolment = Enrolment(folder, time.time)
+    await enrolment.join(pool.address, await pool.token("n1"), "n1")
+    dial = Dial(enrolment.address, enrolment.credentials, enrolment.server_name(), lambda: enrolment.version)
+    calls = CoordinatorCalls(
+        dial.kept, enrolment.asserter, lambda caller: f"{caller.name}@{realm}", lambda _: (), time.time
+    )
+    return calls, dial
+
+
+async def test_a_call_is_made_in_the_name_of_the_user_who_asks(pool: Coordinator, tmp_path: Path) -> None:
+    calls, dial = await calls_of(pool, tmp_path / "n1")
+    answer = await calls.call("Cancel", jobs_pb2.CancelJobRequest(job_id="0123456789"), ADA, 20.0)
+    assert answer.owner == "ada@n1 as ada@n1"
+    await dial.close()
+
+
+async def test_what_the_coordinator_refuses_is_refused_here(pool: Coordinator, tmp_path: Path) -> None:
+    """Here that a node speaks for users who are not its own."""
+    calls, dial = await calls_of(pool, tmp_path / "n1", realm="elsewhere")
+    with pytest.raises(PermissionRefused):
+        await calls.call("Cancel", jobs_pb2.CancelJobRequest(job_id="0123456789"), ADA, 20.0)
+    await dial.close()
+
+
+async def test_a_coordinator_that_is_away_is_said_to_be(pool: Coordinator, tmp_path: Path) -> None:
+    calls, dial = await calls_of(pool, tmp_path / "n1")
+    nobody = Dial(lambda: "127.0.0.1:1", dial._credentials, "x")
+    calls._channel = nobody.kept
+    with pytest.raises(Unavailable, match="the pool's coordinator does not answer"):
+        await calls.call("Get", jobs_pb2.JobRef(job_id="0123456789"), ADA, 20.0)
+    await nobody.close()
+    await dial.close()
+
+
+async def test_calls_share_a_connection_until_the_certificate_is_renewed(
+    pool: Coordinator, tmp_path: Path
+) -> None:
+    """Then the next call has another, and those that were under way end by themselves."""
+    enrolment = Enrolment(tmp_path / "n1", time.time)
+    await enrolment.join(pool.address, await pool.token("n1"), "n1")
+    dial = Dial(enrolment.address, enrolment.credentials, enrolment.server_name(), lambda: enrolment.version)
+    first = await dial.kept()
+    assert await dial.kept() is first
+    await enrolment.renew()
+    assert await dial.kept() is not first
+    await dial.close()
