@@ -17,7 +17,7 @@ from gpushared.pool.job_views import JobViews
 from gpushared.pool.jobs_service import JobsService
 from gpushared.pool.node_views import nodes_of
 from gpushared.pool.parts import Coordinator, Door, Service
-from gpushared.pool.trust.callers import PoolCaller
+from gpushared.pool.trust.callers import PoolCaller, unless
 from gpushared.pool.trust.token_records import Scope
 from gpushared.pool.tunnels import Tunnels
 from gpushared.pool.unary_service import Handler, unary_service
@@ -48,6 +48,7 @@ class _Room:
     def __init__(self, coordinator: Coordinator, streams: JobStreams) -> None:
         self._coordinator = coordinator
         self._streams = streams
+        self._callers = coordinator.trust.callers
         loop = coordinator.loop
         self._service = JobsService(
             loop,
@@ -113,23 +114,27 @@ class _Room:
     async def _watch(
         self, message: jobs_pb2.JobRef, context: Context[Any, Any]
     ) -> AsyncIterator[jobs_pb2.Job]:
-        try:
-            owner = await self._owner(context, message, Scope.READ)
-            async for view in self._service.watch(message, owner):
-                yield view
-        except GpushareError as error:
-            await abort(context, error)
+        async for view in self._callers.stream(self._watched, message, context):
+            yield view
+
+    async def _watched(self, message: jobs_pb2.JobRef, caller: PoolCaller) -> AsyncIterator[jobs_pb2.Job]:
+        caller.require(Scope.READ)
+        async for view in self._service.watch(message, caller.owner):
+            yield view
 
     async def _logs(
         self, message: jobs_pb2.LogsRequest, context: Context[Any, Any]
     ) -> AsyncIterator[jobs_pb2.LogChunk]:
-        try:
-            owner = await self._owner(context, message, Scope.LOGS)
-            job = await self._service.find(message.job_id, owner)
-            async for chunk in self._streams.logs(job, message, owner):
-                yield chunk
-        except GpushareError as error:
-            await abort(context, error)
+        async for chunk in self._callers.stream(self._written, message, context):
+            yield chunk
+
+    async def _written(
+        self, message: jobs_pb2.LogsRequest, caller: PoolCaller
+    ) -> AsyncIterator[jobs_pb2.LogChunk]:
+        caller.require(Scope.LOGS)
+        job = await self._service.find(message.job_id, caller.owner)
+        async for chunk in self._streams.logs(job, message, caller.owner):
+            yield chunk
 
     async def _tunnel(self, _: object, context: Context[Any, Any]) -> None:
         """Written to and read from by hand, because both ways end by themselves."""
@@ -137,16 +142,13 @@ class _Room:
             first = await context.read()
             if not isinstance(first, jobs_pb2.TunnelChunk):
                 raise RequestError("a tunnel begins with the job that it leads to")
-            owner = await self._owner(context, first, Scope.SUBMIT)
-            job = await self._service.find(first.job_id, owner)
-            await self._streams.tunnel(job, first.rank, owner, context)
+            caller = await self._callers.caller_of(context, first)
+            caller.require(Scope.SUBMIT)
+            job = await self._service.find(first.job_id, caller.owner)
+            with self._callers.watching(caller) as gone:
+                await unless(gone, self._streams.tunnel(job, first.rank, caller.owner, context))
         except GpushareError as error:
             await abort(context, error)
-
-    async def _owner(self, context: Context[Any, Any], message: Message, scope: Scope) -> Owner:
-        caller = await self._coordinator.trust.callers.caller_of(context, message)
-        caller.require(scope)
-        return caller.owner
 
 
 def _for(scope: Scope, call: Callable[[_Asked, Owner], Awaitable[_Answered]]) -> Handler:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -214,6 +214,21 @@ class Callers:
     def watching(self, caller: PoolCaller) -> AbstractContextManager[asyncio.Future[GpushareError]]:
         """While a stream of theirs is open: the future has the reason as soon as it must be closed."""
         return self._standing.watching(caller.judge)
+
+
+async def unless(gone: asyncio.Future[GpushareError], work: Coroutine[Any, Any, _Answered]) -> _Answered:
+    """What the work comes to; or, if that comes first, the reason to end it as an error."""
+    task = asyncio.create_task(work)
+    both: set[asyncio.Future[Any]] = {task, gone}
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if gone.done():
+            raise gone.result()
+        return task.result()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
 
 
 async def until(

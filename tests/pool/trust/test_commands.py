@@ -12,23 +12,28 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
 import pytest
 from cryptography import x509
 
+from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc, leases_pb2
 from gpushared.config.jobs import PoolConfig
 from gpushared.config.pool import CoordinatorConfig, CoordinatorSection
 from gpushared.config.users import UserConfig
+from gpushared.domain.errors import GpushareError, PermissionRefused
 from gpushared.domain.request import Caller
 from gpushared.gate.http import Exchange, Routes
 from gpushared.node.membership import Memberships
 from gpushared.pool.app import PoolDaemon, real_pool_parts
 from gpushared.pool.member.enrolment import Enrolment
+from gpushared.pool.trust.callers import unless
 from gpushared.pool.trust.founding import found_pool
+from gpushared.pool.trust.names import coordinator_host
 from gpushared.serving.front import Front, listen
 from gpushared.serving.identity import Identities, Peer
 from gpushared.serving.jsonapi import JsonApi
 from gpushared.serving.systemd import Notifier
-from tests.pool.trust.coordinator import within
+from tests.pool.trust.coordinator import refusal, within
 
 GPUSHARE = [sys.executable, "-c", "import sys; from gpushared.cli.main import main; sys.exit(main())"]
 
@@ -241,6 +246,54 @@ async def test_whom_programs_are_to_trust_is_printed(world: World) -> None:
     after = await world("pool", "anchors")
     assert len(x509.load_pem_x509_certificates(after.out.encode())) == 2
     assert after.out.startswith(before.out)
+
+
+async def test_what_a_stolen_token_opened_ends_when_it_is_revoked(world: World) -> None:
+    """A stream that shows a job's changes, of which there are none."""
+    token = (await world("pool", "api-token", "--person", "bob", "-q")).out.strip()
+    anchors = (await world("pool", "anchors")).out.encode()
+    metadata = (("authorization", f"Bearer {token}"),)
+    options = [("grpc.ssl_target_name_override", coordinator_host("lab"))]
+    credentials = grpc.ssl_channel_credentials(anchors)
+    async with grpc.aio.secure_channel(world.address, credentials, options) as channel:
+        jobs = jobs_pb2_grpc.JobsStub(channel)
+        asked = jobs_pb2.SubmitRequest(
+            request_id="1",
+            lease=leases_pb2.LeaseRequest(gpu="1"),
+            create_body=b'{"Image": "busybox"}',
+            image="busybox",
+            pool=True,
+        )
+        job = (await within(jobs.Submit(asked, metadata=metadata))).job_ids[0]
+        stream = jobs.Watch(jobs_pb2.JobRef(job_id=job), metadata=metadata)
+        assert (await within(stream.read())).owner == "bob@lab"
+        assert "is revoked" in (await world("pool", "revoke", token.split("_")[1])).out
+        error = await refusal(stream.read())
+    assert error.message == f"the API token {token.split('_')[1]} was revoked"
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_work_for_a_caller_ends_by_itself_or_with_what_let_them_in(ends: bool) -> None:
+    gone: asyncio.Future[GpushareError] = asyncio.get_running_loop().create_future()
+    begun, ended = asyncio.Event(), []
+
+    async def work() -> str:
+        begun.set()
+        try:
+            await (asyncio.sleep(0) if ends else asyncio.Event().wait())
+        finally:
+            ended.append(True)
+        return "done"
+
+    task = asyncio.create_task(unless(gone, work()))
+    await within(begun.wait())
+    if ends:
+        assert await within(task) == "done"
+    else:
+        gone.set_result(PermissionRefused("the token was revoked"))
+        with pytest.raises(PermissionRefused, match="was revoked"):
+            await within(task)
+    assert ended == [True]
 
 
 @pytest.mark.parametrize(
