@@ -46,6 +46,7 @@ from gpushared.node.jobs_room import JobsRoom
 from gpushared.node.loop import Loop
 from gpushared.node.membership import Memberships, load_enrolment, open_enrolment
 from gpushared.node.performer import Performer
+from gpushared.node.pool_room import PoolRoom
 from gpushared.node.promises import Promises
 from gpushared.node.sampler import Sampler
 from gpushared.node.selftest import check_identity
@@ -334,7 +335,7 @@ class Daemon:
         json = JsonApi(self._calls())
         routes = Routes(json=json.answer, docker=gate.handle)
         await self._jobs.serve(routes, stack)
-        jobs = await stack.enter_async_context(self._open_jobs(loop))
+        jobs = await self._open_jobs(loop, stack)
         json.add(jobs.calls())
         front = Front(inner, self._identities, routes)
         doors = Doors(self._identities, front.secret)
@@ -343,9 +344,8 @@ class Daemon:
         await check_identity(listener.getsockname())
         await self._live(loop)
 
-    def _open_jobs(self, loop: Loop) -> AbstractAsyncContextManager[NodeJobs]:
+    def _open_jobs(self, room: JobsRoom, loop: Loop) -> AbstractAsyncContextManager[NodeJobs]:
         """Only once containers can be made, because what waits is begun at once."""
-        room = JobsRoom(self._parts.jobs, self._parts.clock, self._troubles, self._enrolment.asserter)
         return room.open(
             lambda: self._config,
             loop,
@@ -353,6 +353,19 @@ class Daemon:
             self._jobs,
             node_name=self._node_name(),
             socket=str(self._runtime_dir / SOCKET_NAME),
+        )
+
+    def _make_pool(self, room: JobsRoom, loop: Loop) -> PoolRoom:
+        return PoolRoom(
+            lambda: self._config,
+            self._enrolment,
+            loop,
+            self._jobs,
+            room,
+            self._api,
+            self._troubles,
+            runtime_dir=self._runtime_dir,
+            simulated=self._parts.gpus.simulated,
         )
 
     def _make_api(self, loop: Loop) -> Api:
@@ -406,6 +419,7 @@ class Daemon:
                 self._tick(loop),
                 self._jobs.run(),
                 self._enrolment.keep_renewed(),
+                self._pool.run(),
                 loop.ended(),
                 self._stop.wait(),
             )
@@ -465,6 +479,7 @@ class Daemon:
         self._identities.forget()
         self._gate.policy = policy_of(config)
         self._jobs.reload(config)
+        self._pool.link.reload()
         self._set_presets()
         self._told = ""  # the next tick says again what is served, after what is said about this
         log.info("configuration reloaded")

@@ -1,0 +1,102 @@
+"""Everything by which this node is in a pool: the link, the pool's jobs as users here see them, tunnels."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from gpushared.api.v1 import jobs_pb2
+from gpushared.config.model import Config
+from gpushared.domain.jobs.attempt import Attempt
+from gpushared.domain.jobs.model import AttemptKey, NodeName
+from gpushared.domain.request import Caller
+from gpushared.node.api import Api
+from gpushared.node.job_host import JobHost
+from gpushared.node.jobs_room import JobsRoom
+from gpushared.node.loop import Loop
+from gpushared.node.pool_jobs import PoolJobs
+from gpushared.node.pool_link import PoolLink
+from gpushared.pool.member.calls import CoordinatorCalls, Metadata
+from gpushared.pool.member.enrolment import Enrolment
+from gpushared.pool.member.tunnel_doors import TunnelDoors
+from gpushared.pool.member.tunnel_ends import TunnelEnds
+from gpushared.serving.statuses import error_of
+from gpushared.serving.troubles import Troubles
+
+DOORS_FOLDER = "doors"
+
+
+class PoolRoom:
+    """Comes and goes with the membership; everything local is the same without it."""
+
+    def __init__(
+        self,
+        config: Callable[[], Config],
+        enrolment: Enrolment,
+        loop: Loop,
+        host: JobHost,
+        room: JobsRoom,
+        api: Api,
+        troubles: Troubles,
+        *,
+        runtime_dir: Path,
+        simulated: bool,
+    ) -> None:
+        """``room`` is open."""
+        self.link = PoolLink(config, enrolment, host.desk, loop, room.outbox, troubles, simulated=simulated)
+        self._loop = loop
+        self._enrolment = enrolment
+        self._room = room
+        self._api = api
+        self._calls = CoordinatorCalls(
+            self.link.channel,
+            enrolment.asserter,
+            lambda caller: room.jobs.owner(caller).principal,
+            lambda _: (),
+            time.time,
+        )
+        self._ends = TunnelEnds(self.link.channel, self._attempt, host.insider.socket_as)
+        self._doors = TunnelDoors(
+            runtime_dir / DOORS_FOLDER,
+            self.link.channel,
+            self._vouch,
+            lambda error: error_of(error, "the pool's coordinator"),
+        )
+        self.link.guests.open_tunnel = self._ends.open
+        room.outbox.teller = self.link
+
+    async def run(self) -> None:
+        """For ever."""
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._doors.close)
+            stack.push_async_callback(self._ends.close)
+            await asyncio.gather(self.link.run(), self._follow())
+
+    async def _follow(self) -> None:
+        """Have the pool's jobs at hand while the node is in a pool."""
+        while True:
+            version, membership = self._enrolment.version, self._enrolment.membership
+            jobs = self._room.jobs
+            jobs.doors = None if membership is None else self._doors
+            if membership is None:
+                jobs.pool = None
+            elif jobs.pool is None or jobs.pool.name != membership.pool:
+                jobs.pool = self._pool_jobs(membership.pool, NodeName(membership.node))
+            await self._enrolment.changed(version)
+
+    def _pool_jobs(self, pool: str, node: NodeName) -> PoolJobs:
+        return PoolJobs(
+            pool, node, self._room.outbox, self._calls, self.link, presets=lambda: self._api.presets
+        )
+
+    def _attempt(self, key: AttemptKey) -> Attempt | None:
+        """Of the pool that this node is in now."""
+        membership = self._enrolment.membership
+        book = self._loop.state.attempts.get(membership.pool) if membership is not None else None
+        return None if book is None else book.get(key)
+
+    async def _vouch(self, caller: Caller, first: jobs_pb2.TunnelChunk) -> Metadata:
+        return self._calls.word(first, caller)
