@@ -108,7 +108,7 @@ class NodeJobs:
     # --- taking ----------------------------------------------------------------------------------------
 
     async def submit(self, message: jobs_pb2.SubmitRequest, caller: Caller) -> jobs_pb2.SubmitAnswer:
-        if message.pool or message.node not in {"", self._node_name}:
+        if message.pool or not (message.node == "" or self._is_here(message.node)):
             return await self._pool("submit a job to it").submit(message, self.owner(caller), caller)
         if message.nodes > 1 or message.span:
             raise RequestError("one node cannot be several", hint="submit it to the pool: --pool")
@@ -182,7 +182,7 @@ class NodeJobs:
                 f"job {view.id} is {view.state} and has no container{said}",
                 hint=f"its story: gpushare why {view.id}",
             )
-        path, here = self._socket, not view.pool or part.node == self._node_name
+        path, here = self._socket, not view.pool or self._is_here(part.node)
         if not here:
             if self.doors is None:
                 raise Unavailable(
@@ -231,6 +231,10 @@ class NodeJobs:
         return await self._pool("list its nodes").nodes(message, caller)
 
     # --- helpers ---------------------------------------------------------------------------------------
+
+    def _is_here(self, node: str) -> bool:
+        """Whether this node is meant, by its own name or by that which it has in the pool."""
+        return node == self._node_name if self.pool is None else node == self.pool.node
 
     def _pool(self, purpose: str) -> PoolJobs:
         if self.pool is None:

@@ -70,7 +70,7 @@ class PoolJobs:
         groups_of: Callable[[Caller], tuple[str, ...]] = lambda _: (),
     ) -> None:
         self.name = pool
-        self._node = node
+        self.node = node
         self._outbox = outbox
         self._coordinator = coordinator
         self._link = link
@@ -84,7 +84,7 @@ class PoolJobs:
     ) -> jobs_pb2.SubmitAnswer:
         """Comes back when it is kept here, and where the pool answers, when it is kept there too."""
         after = await self._after(message, caller)
-        wanted = read_submit(message, owner, after, self._presets(), origin=self._node)
+        wanted = read_submit(message, owner, after, self._presets(), origin=self.node)
         await self._outbox.put(
             wanted.jobs,
             principal=owner.principal,
@@ -184,7 +184,7 @@ class PoolJobs:
                 return self._view(record)
             case "Explain":
                 view = self._view(record)
-                story = [jobs_pb2.JobStoryEntry(at=record.came_at, text=f"came in on node {self._node}")]
+                story = [jobs_pb2.JobStoryEntry(at=record.came_at, text=f"came in on node {self.node}")]
                 return jobs_pb2.JobExplanation(
                     job=view, reason_code="pool_away", sentence=view.reason, hint=view.hint, story=story
                 )
