@@ -29,6 +29,8 @@ ANSWER_SECONDS = 10.0
 WAIT_SECONDS = 60.0
 TAKEN_SECONDS = 5.0
 """So long a submit waits for the pool's word, so that a refusal is heard by whoever asked."""
+POOL_AWAY = "pool_away"
+"""The reason of what is not known because the coordinator does not answer."""
 STOP_GRACE_SECONDS = 10
 MAX_GRACE_SECONDS = 3600
 _GONE = frozenset({"succeeded", "failed", "cancelled"})
@@ -186,7 +188,7 @@ class PoolJobs:
                 view = self._view(record)
                 story = [jobs_pb2.JobStoryEntry(at=record.came_at, text=f"came in on node {self.node}")]
                 return jobs_pb2.JobExplanation(
-                    job=view, reason_code="pool_away", sentence=view.reason, hint=view.hint, story=story
+                    job=view, reason_code=POOL_AWAY, sentence=view.reason, hint=view.hint, story=story
                 )
             case "Wait":
                 return await self._wait(record, message)
