@@ -75,7 +75,7 @@ def find_door(
     address = address or os.environ.get(POOL_VARIABLE) or ""
     if not address or address.startswith("unix:"):
         return Door(f"unix:{socket_path(address or None)}")
-    ca = _named(ca_file, CA_VARIABLE, "the pool's authority", "gpushare pool ca > pool-ca.pem")
+    ca = _named(ca_file, CA_VARIABLE, "the pool's authority", "gpushare pool anchors > FILE")
     token = _named(token_file, TOKEN_FILE_VARIABLE, "an API token", "gpushare pool api-token --person NAME")
     anchors = _read(ca)
     read_token(token)  # what is wrong with it is said now, not in the middle of a run
@@ -109,14 +109,14 @@ def pool_of(anchors: bytes) -> str:
         context.load_verify_locations(cadata=anchors.decode())
     except (ssl.SSLError, ValueError) as error:
         raise ConfigError(
-            f"the pool's authority cannot be read: {error}", hint="make the file anew: gpushare pool ca"
+            f"the pool's authority cannot be read: {error}", hint="make the file anew: gpushare pool anchors"
         ) from error
     for certificate in context.get_ca_certs():
         # A name's parts, each of pairs: ((("organizationName", "..."),), (("commonName", "..."),)).
         match = _ORGANIZATION.search(str(certificate["subject"]))
         if match is not None:
             return match[1]
-    raise ConfigError("that is no authority of a pool", hint="make the file anew: gpushare pool ca")
+    raise ConfigError("that is no authority of a pool", hint="make the file anew: gpushare pool anchors")
 
 
 def read_token(path: Path) -> str:

@@ -1,0 +1,107 @@
+"""A real coordinator in a process of its own, which a test may kill and start again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from gpushared.client.pool import PoolClient
+from gpushared.domain.errors import GpushareError
+
+GPUSHARED_POOL: Final = Path(sys.executable).with_name("gpushared-pool")
+GPUSHARE: Final = Path(sys.executable).with_name("gpushare")
+START_SECONDS: Final = 30
+END_SECONDS: Final = 20
+POOL: Final = "lab"
+
+
+@dataclass
+class CoordinatorProcess:
+    """Founded on its first start. It has the same ports in all its lives."""
+
+    directory: Path
+    config: str = ""
+    process: subprocess.Popen[bytes] | None = None
+    ports: tuple[int, int] = field(default_factory=lambda: (free_port(), free_port()))
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.ports[0]}"
+
+    @property
+    def admin(self) -> PoolClient:
+        return PoolClient(str(self.directory / "r/gpushared-pool.sock"))
+
+    @property
+    def anchors_file(self) -> Path:
+        file = self.directory / "anchors.pem"
+        file.write_bytes(self.admin.anchors())
+        return file
+
+    def token_file(self, person: str = "ada", *scopes: str) -> Path:
+        file = self.directory / f"token-{person}-{'-'.join(scopes)}"
+        file.write_text(self.admin.create_api_token(person=person, scopes=scopes).token)
+        return file
+
+    def start(self) -> None:
+        """Come back when it serves."""
+        config, log = self.directory / "pool.toml", self.directory / "log"
+        config.write_text(self._config())
+        if not (self.directory / "s").exists():
+            words = [str(GPUSHARE), "pool", "init", "--config", str(config), "--user", "root", POOL]
+            subprocess.run(words, check=True, capture_output=True)
+        with log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [GPUSHARED_POOL, "--config", config, "--allow-root"], stdout=output, stderr=output
+            )
+        until = time.monotonic() + START_SECONDS
+        while not self._serves():
+            assert self.process.poll() is None, log.read_text()[-3000:]
+            assert time.monotonic() < until, log.read_text()[-3000:]
+            time.sleep(0.05)
+
+    def _serves(self) -> bool:
+        try:
+            return bool(self.admin.status().pool)
+        except GpushareError:
+            return False
+
+    def _config(self) -> str:
+        users, nodes = self.ports
+        return f"""
+[coordinator]
+listen = "127.0.0.1:{users}"
+listen_nodes = "127.0.0.1:{nodes}"
+state_dir = "{self.directory}/s"
+runtime_dir = "{self.directory}/r"
+{self.config}"""
+
+    def end(self, how: signal.Signals = signal.SIGKILL) -> None:
+        """As a crash, unless another signal is given."""
+        assert self.process is not None
+        self.process.send_signal(how)
+        self.process.wait(END_SECONDS)
+
+    def dispose(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.end()
+
+    def gpushare(self, *words: str) -> str:
+        """What an administrator's command prints."""
+        environ = {**os.environ, "GPUSHARE_POOL_SOCKET": str(self.directory / "r/gpushared-pool.sock")}
+        done = subprocess.run([GPUSHARE, *words], env=environ, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
