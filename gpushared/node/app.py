@@ -11,7 +11,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -344,9 +344,10 @@ class Daemon:
         await check_identity(listener.getsockname())
         await self._live(loop)
 
-    def _open_jobs(self, room: JobsRoom, loop: Loop) -> AbstractAsyncContextManager[NodeJobs]:
+    async def _open_jobs(self, loop: Loop, stack: AsyncExitStack) -> NodeJobs:
         """Only once containers can be made, because what waits is begun at once."""
-        return room.open(
+        room = JobsRoom(self._parts.jobs, self._parts.clock, self._troubles, self._enrolment.asserter)
+        opened = room.open(
             lambda: self._config,
             loop,
             self._api,
@@ -354,9 +355,8 @@ class Daemon:
             node_name=self._node_name(),
             socket=str(self._runtime_dir / SOCKET_NAME),
         )
-
-    def _make_pool(self, room: JobsRoom, loop: Loop) -> PoolRoom:
-        return PoolRoom(
+        jobs = await stack.enter_async_context(opened)
+        self._pool = PoolRoom(
             lambda: self._config,
             self._enrolment,
             loop,
@@ -367,6 +367,7 @@ class Daemon:
             runtime_dir=self._runtime_dir,
             simulated=self._parts.gpus.simulated,
         )
+        return jobs
 
     def _make_api(self, loop: Loop) -> Api:
         return Api(
