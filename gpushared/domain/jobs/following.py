@@ -27,7 +27,7 @@ from gpushared.domain.jobs.model import (
 )
 from gpushared.domain.jobs.orders import name_of, send
 from gpushared.domain.jobs.protocol import Report
-from gpushared.domain.jobs.state import Booked, PoolDraft, is_gang, is_incomplete, is_over
+from gpushared.domain.jobs.state import Booked, PoolDraft, Wake, is_gang, is_incomplete, is_over
 from gpushared.domain.units import format_duration
 
 MAX_REFUSERS = 16
@@ -66,6 +66,14 @@ def begin(job: Job, parts: tuple[Part, ...], booked: Booked, draft: PoolDraft) -
     draft.put(job)
     draft.state.booked = draft.state.booked.put(job.id, booked)
     send(job, draft)
+    watch_silence(job, draft)
+
+
+def watch_silence(job: Job, draft: PoolDraft) -> None:
+    """Look after the nodes of a job that end it when they hear nothing, also if no connection breaks."""
+    if job.spec.stop_after_seconds is not None:
+        for part in job.parts:
+            draft.wake(draft.now + job.spec.stop_after_seconds, Wake.SILENCE, part.node)
 
 
 def apply(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:

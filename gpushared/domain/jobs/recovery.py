@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from gpushared.domain.errors import GpushareError
 from gpushared.domain.jobs.asking import enter, look_at_dependencies
-from gpushared.domain.jobs.following import advance, apply, cancel, lost, replace_part
+from gpushared.domain.jobs.following import advance, apply, cancel, lost, replace_part, watch_silence
 from gpushared.domain.jobs.member import Member
 from gpushared.domain.jobs.messages import NodeEnrolled, NodeForgotten, NodeHello, Reported, Send
 from gpushared.domain.jobs.model import (
@@ -200,6 +200,7 @@ def _adopt(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
     job = job.note(draft.now, f"{name_of(node)} tells of attempt {report.key.number}, which is taken over")
     draft.state.old = draft.state.old.put(job.id, None)
     draft.put(job)
+    watch_silence(job, draft)
     apply(draft.state.jobs[job.id], node, report, draft)
     _cancel_again(job.id, node, draft)
 

@@ -1,0 +1,203 @@
+"""A job that its node ends when it hears nothing, and that the coordinator starts elsewhere afterwards.
+
+All patterns of a link that works in both directions, in one, late, or not at all are tried, step by step,
+with a node whose clock is as wrong as it may be; both sides are the functions that the daemons run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from gpushared.domain.jobs import attempts
+from gpushared.domain.jobs import messages as m
+from gpushared.domain.jobs.attempts import Attempts
+from gpushared.domain.jobs.coordinator import handle, restore
+from gpushared.domain.jobs.member import Free
+from gpushared.domain.jobs.model import (
+    AttemptKey,
+    AttemptState,
+    Cancelling,
+    Ending,
+    EndKind,
+    Job,
+    JobSpec,
+    NodeName,
+    Placing,
+    Queued,
+    Running,
+)
+from gpushared.domain.jobs.rules import PoolRules
+from gpushared.domain.jobs.state import PoolState
+from gpushared.domain.lease import LeaseId
+from tests.property.protocol_world import ACCOUNT, ADA, HALF, JOB, NOW, inventory
+
+STEP_SECONDS = 10.0
+STEPS = 16
+STOP_AFTER_SECONDS = 40
+FIRST, SECOND = NodeName("n0"), NodeName("n1")
+KEY = AttemptKey(JOB, 1)
+SPEC = JobSpec(HALF, ADA, image="x", stop_after_seconds=STOP_AFTER_SECONDS)
+RULES = PoolRules(settle_seconds=0.0, plan_seconds=0.0)
+UP, DOWN, BOTH, LATE, NONE = "up", "down", "both", "late", "none"
+"""Which direction of the first node's link works in a step: up is to the coordinator. Late: a step later."""
+
+
+@dataclass(frozen=True)
+class World:
+    """``contact_at`` and ``late`` (a beat under way) are times of the node's clock, ``now`` is the pool's."""
+
+    state: PoolState
+    book: Attempts
+    now: float = NOW
+    contact_at: float = 0.0
+    late: float | None = None
+    fenced: bool = False
+    """It is being ended, which takes the grace of a stop."""
+
+    @property
+    def elapsed(self) -> float:
+        return self.now - NOW
+
+    def shape(self) -> object:
+        job = self.state.jobs[JOB]
+        heard_at = self.state.members[FIRST].heard_at
+        record = self.book.records[KEY]
+        state = type(job.state), job.attempts
+        return self.now, self.contact_at, self.late, self.fenced, heard_at, state, record.state
+
+
+@dataclass
+class Fencing:
+    """``rate``: how fast the node's clock goes beside the coordinator's."""
+
+    rate: float = 1.0
+    rules: PoolRules = RULES
+    any_word_counts: bool = False
+    """Whether the node takes everything that it hears for a contact; it must not."""
+    replaced: int = field(default=0)
+
+    def run(self) -> None:
+        """Raises AssertionError where two copies run."""
+        seen: set[object] = set()
+        worlds = [self.first()]
+        while worlds:
+            world = worlds.pop()
+            if world.elapsed >= STEPS * STEP_SECONDS:
+                continue
+            for link in (UP, DOWN, BOTH, LATE, NONE):
+                after = self.stepped(world, link)
+                self._check(after)
+                if after.shape() not in seen:
+                    seen.add(after.shape())
+                    worlds.append(after)
+
+    def first(self) -> World:
+        """The job runs on the first node, which was just heard of."""
+        state = restore(self.rules, epoch=1, now=NOW)
+        for name in (FIRST, SECOND):
+            state = handle(state, m.NodeEnrolled(name), NOW).state
+            hello = m.NodeHello(name, inventory(name), Free(), seen_epoch=1)
+            state = handle(state, hello, NOW).state
+        step = handle(state, m.JobSubmitted(JOB, SPEC), NOW)
+        (send,) = (one for one in step.instructions if isinstance(one, m.Send))
+        assert send.node == FIRST
+        book = attempts.take(Attempts(), send.order, ACCOUNT, None, NOW).book
+        book = attempts.changed(book, KEY, AttemptState.RUNNING, lease=LeaseId("l-1"), now=NOW)
+        report = attempts.report_of(book.records[KEY])
+        return World(handle(step.state, m.Reported(FIRST, report), NOW).state, book)
+
+    def stepped(self, world: World, link: str) -> World:
+        """A step later; the coordinator's beat comes first, then the node looks, then the coordinator."""
+        now = world.now + STEP_SECONDS
+        world = replace(world, now=now)
+        world = self._beaten(world, link)
+        world = self._looked(world)
+        state = handle(world.state, m.NodeBeat(SECOND), now).state
+        return replace(world, state=handle(state, m.PoolTick(), now).state)
+
+    def _beaten(self, world: World, link: str) -> World:
+        clock = world.elapsed * self.rate
+        arrives = world.late if world.late is not None else clock if link in (UP, BOTH) else None
+        world = replace(world, late=clock if link == LATE else None)
+        if arrives is not None:
+            state = handle(world.state, m.NodeBeat(FIRST), world.now).state
+            world = replace(world, state=state)
+            if link in (BOTH, DOWN, LATE):
+                world = replace(world, contact_at=max(world.contact_at, arrives))
+        if self.any_word_counts and link in (BOTH, DOWN):
+            world = replace(world, contact_at=clock)
+        return world
+
+    def _looked(self, world: World) -> World:
+        if world.fenced:
+            fenced = Ending(EndKind.FENCED, "it heard nothing")
+            book = attempts.changed(world.book, KEY, AttemptState.ENDED, ending=fenced, now=world.now)
+            return replace(world, book=book)
+        clock = world.elapsed * self.rate
+        return replace(world, fenced=KEY in attempts.to_fence(world.book, world.contact_at, clock))
+
+    def _check(self, world: World) -> None:
+        job = world.state.jobs[JOB]
+        second = isinstance(job.state, Placing | Running) and job.attempts > 1
+        if second:
+            self.replaced += 1
+        still = world.book.records[KEY].state is AttemptState.RUNNING
+        assert not (second and still), f"both run {world.elapsed:g} seconds after the start"
+
+
+@pytest.mark.parametrize("rate", [0.99, 1.0, 1.01], ids=["slow", "right", "fast"])
+def test_the_second_copy_starts_when_the_first_one_is_surely_over(rate: float) -> None:
+    """Whatever the link does, and although the clocks differ by a hundredth."""
+    fencing = Fencing(rate)
+    fencing.run()
+    assert fencing.replaced, "it must be started elsewhere in some of the patterns"
+
+
+def test_a_node_that_takes_any_word_for_a_contact_is_found() -> None:
+    """Where only the way down works, it hears much, and is not heard."""
+    with pytest.raises(AssertionError, match="both run"):
+        Fencing(any_word_counts=True).run()
+
+
+def test_a_coordinator_without_margin_is_found() -> None:
+    """A stop takes its time, and nobody looks at each moment."""
+    rules = replace(RULES, fence_margin_seconds=0.0, stop_grace_seconds=0, fence_drift=0.0)
+    with pytest.raises(AssertionError, match="both run"):
+        Fencing(rules=rules).run()
+
+
+def test_a_clock_at_less_than_half_speed_is_found() -> None:
+    """The promise holds for clocks that go wrong by a hundredth, not for any."""
+    with pytest.raises(AssertionError, match="both run"):
+        Fencing(rate=0.4).run()
+
+
+@pytest.mark.parametrize("stop_after_seconds", [None, STOP_AFTER_SECONDS])
+def test_an_order_without_an_answer_is_never_replaced(stop_after_seconds: int | None) -> None:
+    """It may be under way as long as it likes, and would start whenever it comes."""
+    spec = replace(SPEC, stop_after_seconds=stop_after_seconds)
+    state = Fencing().first().state
+    job = state.jobs[JOB]
+    part = replace(job.parts[0], state=None, lease=None, revision=0)
+    unanswered = replace(job, spec=spec, state=Placing(1, (part,), NOW))
+    state = restore(RULES, epoch=2, jobs=[unanswered], members=list(state.members.values()), now=NOW)
+    state = handle(state, m.NodeHello(SECOND, inventory(SECOND), Free(), seen_epoch=1), NOW).state
+    later = handle(state, m.PoolTick(), NOW + 1e6).state
+    assert isinstance(later.jobs[JOB].state, Placing)
+    assert later.jobs[JOB].attempts == 1
+
+
+def test_a_silent_job_that_is_kept_is_kept() -> None:
+    """Without ``stop_after_seconds``, for ever."""
+    job = replace(Fencing().first().state.jobs[JOB], spec=replace(SPEC, stop_after_seconds=None))
+    members = list(Fencing().first().state.members.values())
+    state = restore(RULES, epoch=2, jobs=[job], members=members, now=NOW)
+    later = handle(state, m.PoolTick(), NOW + 1e9).state
+    assert _is_running(later.jobs[JOB])
+
+
+def _is_running(job: Job) -> bool:
+    assert not isinstance(job.state, Queued | Cancelling)
+    return isinstance(job.state, Running)
