@@ -91,6 +91,7 @@ class PoolDaemon:
         self._runtime_dir = Path(config.coordinator.runtime_dir)
         self._mark_path = Path(config.coordinator.state_dir) / CA_FOLDER / MARK_NAME
         self._loop: PoolLoop | None = None
+        self._marked = HighWater()
         self._json = JsonApi({})
         self._told = ""
         self.users_port = 0
@@ -122,6 +123,7 @@ class PoolDaemon:
             front, doors = self._front()
             trust = self._trust(doors)
             loop = await self._loop_of(trust, epoch, mark)
+            stack.push_async_callback(self._mark, loop)
             await stack.enter_async_context(loop.running())
             await stack.enter_async_context(trust.running())
             await self._serve(self._coordinator(loop, trust), front, stack)
@@ -262,19 +264,22 @@ class PoolDaemon:
                 self._notifier.status(status)
 
     async def _keep_mark(self, loop: PoolLoop) -> None:
-        """How far the store is, for the case that a copy of it is put back."""
-        written = HighWater()
         while True:
-            mark = HighWater(loop.epoch, loop.revision)
-            if mark != written:
-                try:
-                    await asyncio.to_thread(write_high_water, self._mark_path, mark)
-                except Unavailable as error:
-                    self._troubles.raised("mark", str(error))
-                else:
-                    written = mark
-                    self._troubles.cleared("mark")
+            await self._mark(loop)
             await asyncio.sleep(MARK_SECONDS)
+
+    async def _mark(self, loop: PoolLoop) -> None:
+        """How far the store is, for the case that a copy of it is put back."""
+        mark = HighWater(loop.epoch, loop.revision)
+        if mark == self._marked:
+            return
+        try:
+            await asyncio.to_thread(write_high_water, self._mark_path, mark)
+        except Unavailable as error:
+            self._troubles.raised("mark", str(error))
+        else:
+            self._marked = mark
+            self._troubles.cleared("mark")
 
     async def _prune(self, loop: PoolLoop) -> None:
         while True:

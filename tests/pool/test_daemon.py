@@ -1,0 +1,252 @@
+"""The coordinator as a process: killed at any write, with its store lost, or an old copy put back."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpushared.pool.app import SOCKET_NAME, STORE_NAME
+from gpushared.pool.trust.authority import Authority
+from gpushared.pool.trust.trust import CA_FOLDER
+
+PROGRAM = Path(__file__).with_name("dying_coordinator.py")
+SECONDS = 30
+
+
+class GoneError(Exception):
+    """The coordinator did not answer: it is dead."""
+
+
+class Daemon:
+    """One life of a coordinator."""
+
+    def __init__(self, state: Path, runtime: Path, number: int, when: str) -> None:
+        self.socket = runtime / SOCKET_NAME
+        words = [sys.executable, str(PROGRAM), str(state), str(runtime), str(number), when]
+        self.process = subprocess.Popen(
+            words, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": "."}
+        )
+
+    def call(self, call: str, **fields: Any) -> dict[str, Any]:
+        """Raises GoneError."""
+        connection = http.client.HTTPConnection("coordinator", timeout=SECONDS)
+        try:
+            connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connection.sock.settimeout(SECONDS)
+            connection.sock.connect(str(self.socket))
+            connection.request("POST", f"/gpushare.v1.{call}", json.dumps(fields))
+            answer: dict[str, Any] = json.loads(connection.getresponse().read())
+        except (OSError, http.client.HTTPException) as error:
+            raise GoneError from error
+        finally:
+            connection.close()
+        assert "code" not in answer, answer
+        return answer
+
+    def submit(self, request_id: str) -> str:
+        answer = self.call(
+            "Jobs/Submit",
+            request_id=request_id,
+            lease={"gpu": "0.1"},
+            image="busybox",
+            create_body=base64.b64encode(b'{"Image": "busybox"}').decode(),
+            pool=True,
+        )
+        (job,) = answer["job_ids"]
+        return str(job)
+
+    def jobs(self) -> dict[str, str]:
+        """State by id, of everybody's."""
+        listed = self.call("Jobs/List", ended=True, all=True, limit=1000)
+        return {job["id"]: job["state"] for job in listed["jobs"]}
+
+    def wait_until_served(self) -> None:
+        deadline = time.monotonic() + SECONDS
+        while True:
+            try:
+                self.call("PoolAdmin/Status")
+            except GoneError:
+                assert self.process.poll() is None, self.process.communicate()[1]
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            else:
+                return
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def stop(self) -> str:
+        """Its log, after a clean end."""
+        self.process.send_signal(signal.SIGTERM)
+        log = self.process.communicate(timeout=SECONDS)[1]
+        assert self.process.returncode == 0, log
+        return str(log)
+
+
+class Place:
+    """Where a pool's coordinator lives."""
+
+    def __init__(self, folder: Path, runtime: Path) -> None:
+        self.state = folder
+        self.runtime = runtime
+        Authority.found(folder / CA_FOLDER, "lab", time.time())
+
+    @contextmanager
+    def life(self, number: int = 0, when: str = "before", runtime: Path | None = None) -> Iterator[Daemon]:
+        """A coordinator that dies at that write, or at the end of the block."""
+        daemon = Daemon(self.state, runtime or self.runtime, number, when)
+        try:
+            daemon.wait_until_served()
+            yield daemon
+        finally:
+            if daemon.process.poll() is None:
+                daemon.kill()
+            if daemon.process.stderr is not None:
+                daemon.process.stderr.close()
+
+    def store(self) -> list[Path]:
+        return list(self.state.glob(f"{STORE_NAME}*"))
+
+
+@pytest.fixture
+def place(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return Place(tmp_path / "state", tmp_path_factory.mktemp("r"))
+
+
+def submit_until_it_dies(daemon: Daemon, prefix: str) -> tuple[dict[str, str], str]:
+    """The jobs that were answered by their requests, and the request that was not."""
+    answered: dict[str, str] = {}
+    for at in range(1000):
+        request = f"{prefix}-{at}"
+        try:
+            answered[request] = daemon.submit(request)
+        except GoneError:
+            return answered, request
+    raise AssertionError("it never died")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_killed_at_each_write_it_loses_nothing_that_it_said_it_has(place: Place, when: str) -> None:
+    """And what it did not say may be asked again without becoming two."""
+    answered: dict[str, str] = {}
+    asked_last = ""
+    epoch = unanswered = 0
+    for number in (1, 2, 3, 4, 0):
+        with place.life(number, when) as daemon:
+            before, epoch = epoch, int(daemon.call("PoolAdmin/Status")["epoch"])
+            assert epoch > before
+            known = daemon.jobs()
+            assert set(answered.values()) <= known.keys()
+            assert len(known) == len(answered) + unanswered
+            if number:
+                more, asked_last = submit_until_it_dies(daemon, f"{when}-{number}")
+                answered |= more
+                assert daemon.process.wait(SECONDS) == -signal.SIGKILL
+                unanswered += when == "after"
+            else:
+                again = daemon.submit(asked_last)
+                assert daemon.submit(asked_last) == again
+                assert len(daemon.jobs()) == len(known) + (when == "before")
+
+
+def test_killed_while_many_submit_it_has_all_that_were_answered(place: Place) -> None:
+    told: list[str] = []
+    for life in range(2):
+        with place.life() as daemon, ThreadPoolExecutor(8) as many:
+            calls = [many.submit(submit_until_it_dies, daemon, f"{life}-{who}") for who in range(8)]
+            deadline = time.monotonic() + SECONDS
+            while len(daemon.jobs()) < 40 * (life + 1):
+                assert time.monotonic() < deadline
+            daemon.kill()
+            told += [job for call in calls for job in call.result()[0].values()]
+    with place.life() as daemon:
+        assert set(told) <= daemon.jobs().keys()
+
+
+def test_a_clean_end_keeps_everything(place: Place) -> None:
+    with place.life() as daemon:
+        job = daemon.submit("one")
+        daemon.call("Jobs/Cancel", job_id=job)
+        held = daemon.submit("two")
+        daemon.stop()
+    with place.life() as daemon:
+        assert daemon.jobs() == {job: "cancelled", held: "queued"}
+        assert daemon.call("PoolAdmin/Status")["phase"] == "normal"
+
+
+def test_an_old_copy_of_the_store_is_noticed_at_the_start(place: Place, tmp_path: Path) -> None:
+    """Beside the certificates stands how far the store was."""
+    with place.life() as daemon:
+        daemon.submit("one")
+        daemon.stop()
+    shutil.copy(place.state / STORE_NAME, tmp_path / "copy")
+    with place.life() as daemon:
+        lost = daemon.submit("two")
+        status = daemon.call("PoolAdmin/Status")
+        daemon.stop()
+    for file in place.store():
+        file.unlink()
+    shutil.copy(tmp_path / "copy", place.state / STORE_NAME)
+    with place.life() as daemon:
+        again = daemon.call("PoolAdmin/Status")
+        assert again["phase"] == "recovering"
+        assert int(again["epoch"]) > int(status["epoch"])
+        assert lost not in daemon.jobs()
+    with place.life() as daemon:
+        assert daemon.call("PoolAdmin/Status")["phase"] == "recovering"
+
+
+def test_a_lost_store_is_noticed_at_the_start(place: Place) -> None:
+    with place.life() as daemon:
+        daemon.submit("one")
+        status = daemon.call("PoolAdmin/Status")
+        daemon.stop()
+    for file in place.store():
+        file.unlink()
+    with place.life() as daemon:
+        again = daemon.call("PoolAdmin/Status")
+        assert again["phase"] == "recovering"
+        assert int(again["epoch"]) > int(status["epoch"])
+
+
+def test_a_second_coordinator_on_the_same_store_is_refused_and_the_first_goes_on(
+    place: Place, tmp_path: Path
+) -> None:
+    with place.life() as first:
+        second = Daemon(place.state, tmp_path / "r2", 0, "before")
+        told = second.process.communicate(timeout=SECONDS)[1]
+        assert second.process.returncode != 0
+        assert f"another coordinator leads with {place.state}/{STORE_NAME}" in told
+        assert f"(process {first.process.pid})" in told
+        first.submit("one")
+
+
+def test_a_store_that_somebody_else_leads_ends_the_process(place: Place, tmp_path: Path) -> None:
+    """As with a lock that is worth nothing: the store's epoch is what counts."""
+    with place.life() as first:
+        first.submit("one")
+        (place.state / f"{STORE_NAME}.lock").unlink()
+        with place.life(runtime=tmp_path / "r2") as second:
+            second.submit("two")
+            with pytest.raises((GoneError, AssertionError)):
+                first.submit("three")
+            assert first.process.wait(SECONDS) != 0
+            assert first.process.stderr is not None
+            assert "must not act any more" in first.process.stderr.read()
+            assert len(second.jobs()) == 2
