@@ -124,7 +124,7 @@ class PoolLink:
         """Since when and why it does not, in a sentence; empty while it does."""
         if self.link is None:
             return "this node is in no pool"
-        return "" if self.link.connected else self.link.state.text()
+        return "" if self.link.connected else self.link.state.away
 
     def submit(self, job: JobId) -> None:
         """A job came into the outbox; without a link it waits there."""

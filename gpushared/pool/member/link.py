@@ -48,6 +48,9 @@ class LinkState:
     heard_at: float | None = None
     """When the coordinator last acknowledged something."""
     last_error: str = ""
+    """With what to do about it."""
+    why: str = ""
+    """The same without."""
     next_try_at: float | None = None
     epoch: int = 0
 
@@ -55,10 +58,15 @@ class LinkState:
         """One line: how it stands with the pool."""
         if self.connected_since is not None:
             return f"in pool {self.pool} by {self.address} since {_clock(self.connected_since)}"
+        return f"in pool {self.pool}, but {self.away}"
+
+    @property
+    def away(self) -> str:
+        """Since when and why there is no link, and when it is tried again."""
         since = f" since {_clock(self.away_since)}" if self.away_since is not None else ""
+        why = f" ({self.why})" if self.why else ""
         again = f"; dialled again at {_clock(self.next_try_at)}" if self.next_try_at is not None else ""
-        why = f": {self.last_error}" if self.last_error else ""
-        return f"pool {self.pool} is not reached{since}{why}{again}"
+        return f"there is no link to {self.address}{since}{why}{again}"
 
 
 class MemberLink:
@@ -141,6 +149,7 @@ class MemberLink:
             away_since=self._away_since,
             heard_at=heard or self._heard_at,
             last_error=str(self._error) if self._error is not None else "",
+            why=self._error.message if self._error is not None else "",
             next_try_at=self._next_try_at,
             epoch=self._epoch,
         )
