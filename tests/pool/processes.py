@@ -83,6 +83,10 @@ state_dir = "{self.directory}/s"
 runtime_dir = "{self.directory}/r"
 {self.config}"""
 
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
     def end(self, how: signal.Signals = signal.SIGKILL) -> None:
         """As a crash, unless another signal is given."""
         assert self.process is not None
@@ -90,7 +94,7 @@ runtime_dir = "{self.directory}/r"
         self.process.wait(END_SECONDS)
 
     def dispose(self) -> None:
-        if self.process is not None and self.process.poll() is None:
+        if self.running:
             self.end()
 
     def gpushare(self, *words: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import signal
 import threading
 import time
@@ -24,24 +25,36 @@ SECONDS = 30
 AGAIN = pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
 
 
-@pytest.fixture
-def coordinator() -> Iterator[CoordinatorProcess]:
+@pytest.fixture(scope="module")
+def shared_coordinator() -> Iterator[CoordinatorProcess]:
     """One without nodes: what is submitted waits."""
     made = CoordinatorProcess(make_directory())
-    made.start()
     yield made
     made.dispose()
 
 
 @pytest.fixture
-def pool(coordinator: CoordinatorProcess) -> Iterator[Pool]:
-    """Ada's, with all that a token gives unless said otherwise."""
-    with connected(coordinator) as made:
+def coordinator(shared_coordinator: CoordinatorProcess) -> CoordinatorProcess:
+    """The same, running. Tests see only jobs of their own, because each has a person of its own."""
+    if not shared_coordinator.running:
+        shared_coordinator.start()
+    return shared_coordinator
+
+
+@pytest.fixture
+def person() -> str:
+    return f"ada-{secrets.token_hex(4)}"
+
+
+@pytest.fixture
+def pool(coordinator: CoordinatorProcess, person: str) -> Iterator[Pool]:
+    """With all that a token gives unless said otherwise."""
+    with connected(coordinator, person) as made:
         yield made
 
 
-def connected(coordinator: CoordinatorProcess, *scopes: str) -> Pool:
-    token = coordinator.token_file("ada", *scopes)
+def connected(coordinator: CoordinatorProcess, person: str, *scopes: str) -> Pool:
+    token = coordinator.token_file(person, *scopes)
     return Pool(coordinator.address, ca_file=coordinator.anchors_file, token_file=token)
 
 
@@ -52,10 +65,11 @@ def aside() -> Iterator[ThreadPoolExecutor]:
         yield threads
 
 
-def test_a_job_is_submitted_found_listed_explained_and_ended(pool: Pool) -> None:
+def test_a_job_is_submitted_found_listed_explained_and_ended(pool: Pool, person: str) -> None:
     job = pool.submit(REQUEST)
     assert pool.get(job[:6]).id == job
-    assert (pool.get(job).state, pool.get(job).owner, pool.get(job).asks) == ("queued", "ada@lab", "0.25")
+    found = pool.get(job)
+    assert (found.state, found.owner, found.asks) == ("queued", f"{person}@lab", "0.25")
     assert [one.id for one in pool.jobs()] == [job]
     assert pool.explain(job).story
     assert pool.cancel(job).state == "cancelled"
@@ -105,8 +119,8 @@ def test_a_refusal_is_an_error_of_the_tree_with_a_hint(
     assert refused.value.hint
 
 
-def test_a_token_is_good_for_what_it_was_made_for(coordinator: CoordinatorProcess) -> None:
-    with connected(coordinator, "read") as pool:
+def test_a_token_is_good_for_what_it_was_made_for(coordinator: CoordinatorProcess, person: str) -> None:
+    with connected(coordinator, person, "read") as pool:
         assert list(pool.jobs()) == []
         with pytest.raises(PermissionRefused, match="submit"):
             pool.submit(REQUEST)
