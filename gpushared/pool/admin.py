@@ -137,7 +137,8 @@ class Admin:
         if jobs:
             now = self._machine.state.jobs
             again = sum(isinstance(one.state, Queued) for job in jobs if (one := now.get(job)) is not None)
-            sentences.append(f"{len(jobs)} jobs were there, {again} of them wait for another node now")
+            were = "one job was" if len(jobs) == 1 else f"{len(jobs)} jobs were"
+            sentences.append(f"{were} there; those that wait for another node now: {again}")
         return sentences
 
     def _member(self, name: str) -> Member:
@@ -150,7 +151,7 @@ class Admin:
         if reason is None:
             return f"node {node} takes work again"
         running = len(self._machine.state.by_node.get(node, ()))
-        return f"node {node} gets no new work of the pool; {running} of its jobs run on there"
+        return f"node {node} gets no new work of the pool; jobs that run on there: {running}"
 
 
 def phase_of(state: PoolState) -> str:

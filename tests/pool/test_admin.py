@@ -1,0 +1,176 @@
+"""What administrators may ask of a pool and its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from gpushared.api.v1 import pool_pb2
+from gpushared.domain.errors import GpushareError, NotFound, PermissionRefused, RequestError, StateConflict
+from gpushared.domain.jobs.member import Member
+from gpushared.domain.jobs.messages import NodeDisconnected, NodeEnrolled, Reported
+from gpushared.domain.jobs.model import AttemptState, NodeName, Owner, Queued
+from gpushared.domain.jobs.protocol import Report
+from gpushared.pool.admin import Admin
+from gpushared.pool.trust.callers import ALL_SCOPES, PoolCaller
+from tests.pool.pools import ADA, NODE, Pool, coordinator, job_id
+
+ROOT = PoolCaller(Owner("root@lab", "root", admin=True), None, ALL_SCOPES, is_admin=True)
+USER = PoolCaller(ADA, NODE, ALL_SCOPES, is_admin=False)
+
+
+class Certificates:
+    """Remembers whose were revoked; ``known`` have one."""
+
+    def __init__(self) -> None:
+        self.known = {NODE}
+        self.revoked: list[tuple[NodeName, str]] = []
+
+    async def expel(self, node: NodeName, by: str) -> None:
+        if node not in self.known:
+            raise NotFound(f"no node {node} has a certificate")
+        self.known.remove(node)
+        self.revoked.append((node, by))
+
+
+class Office:
+    """A pool with its administration."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.certificates = Certificates()
+        self.drained: list[NodeName] = []
+        self.admin = Admin(
+            pool.loop, self.certificates, pool.troubles, pool="lab", drained=self.drained.append
+        )
+
+    async def status(self) -> pool_pb2.PoolStatus:
+        return await self.admin.status(pool_pb2.PoolStatusRequest(), ROOT)
+
+    async def drain(self, **fields: Any) -> list[str]:
+        answer = await self.admin.drain_node(pool_pb2.DrainNodeRequest(**fields), ROOT)
+        return list(answer.sentences)
+
+    async def forget(self, **fields: Any) -> list[str]:
+        answer = await self.admin.forget_node(pool_pb2.ForgetNodeRequest(**fields), ROOT)
+        return list(answer.sentences)
+
+    async def run_job(self, number: int) -> None:
+        await self.pool.submit(number)
+        order = await self.pool.until_placed(number)
+        await self.pool.loop.send(Reported(NODE, Report(order.key, AttemptState.RUNNING, 1)))
+
+
+@pytest.fixture
+async def office() -> AsyncIterator[Office]:
+    async with coordinator() as pool:
+        await pool.join()
+        yield Office(pool)
+
+
+async def test_status_tells_how_the_coordinator_is(office: Office) -> None:
+    await office.run_job(1)
+    await office.pool.submit(2, target=NODE)
+    office.pool.troubles.raised("store", "the disk is full")
+    status = await office.status()
+    assert (status.pool, status.epoch, status.phase) == ("lab", 1, "normal")
+    assert (status.nodes, status.running, list(status.troubles)) == (1, 1, ["the disk is full"])
+    assert status.queued == sum(isinstance(job.state, Queued) for job in office.pool.loop.state.jobs.values())
+    assert status.revision == office.pool.loop.revision > 0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("status", pool_pb2.PoolStatusRequest()),
+        ("drain_node", pool_pb2.DrainNodeRequest(node="n1", reason="x")),
+        ("forget_node", pool_pb2.ForgetNodeRequest(node="n1", is_off=True)),
+    ],
+)
+async def test_only_administrators_are_answered(office: Office, call: str, message: Any) -> None:
+    with pytest.raises(PermissionRefused, match="only admins"):
+        await getattr(office.admin, call)(message, USER)
+    assert office.certificates.revoked == []
+
+
+async def test_a_drained_node_gets_no_new_work_and_is_told(office: Office) -> None:
+    await office.run_job(1)
+    assert await office.drain(node="n1", reason="new fans") == [
+        "node n1 gets no new work of the pool; jobs that run on there: 1"
+    ]
+    member = office.pool.loop.state.members[NODE]
+    assert (member.drained_by, member.drain_reason) == ("root@lab", "new fans")
+    assert await office.drain(node="n1", undrain=True) == ["node n1 takes work again"]
+    assert office.pool.loop.state.members[NODE].drained_by == ""
+    assert office.drained == [NODE, NODE]
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "told"),
+    [
+        ({"node": "n1"}, RequestError, "why is it to be drained"),
+        ({"node": "n1", "reason": "two\nlines"}, RequestError, "one line"),
+        ({"node": "n9", "reason": "x"}, NotFound, "no node 'n9'"),
+        ({"node": "n9", "undrain": True}, NotFound, "no node 'n9'"),
+    ],
+)
+async def test_what_cannot_be_drained(
+    office: Office, fields: dict[str, Any], error: type[GpushareError], told: str
+) -> None:
+    with pytest.raises(error, match=told):
+        await office.drain(**fields)
+
+
+async def test_a_forgotten_node_s_jobs_wait_again_once_its_certificate_is_revoked(office: Office) -> None:
+    await office.run_job(1)
+    await office.pool.loop.send(NodeDisconnected(NODE))
+    assert await office.forget(node="n1", is_off=True) == [
+        "node n1 is forgotten",
+        "its certificate is revoked: to come back it has to join again",
+        "one job was there; those that wait for another node now: 1",
+    ]
+    assert office.certificates.revoked == [(NODE, "root@lab")]
+    assert isinstance(office.pool.loop.state.jobs[job_id(1)].state, Queued)
+    with pytest.raises(NotFound):
+        await office.forget(node="n1", is_off=True)
+    assert (await office.status()).nodes == 0
+
+
+async def test_a_node_without_a_certificate_can_be_forgotten(office: Office) -> None:
+    await office.pool.loop.send(NodeEnrolled(NodeName("n2")))
+    assert await office.forget(node="n2", is_off=True) == [
+        "node n2 is forgotten",
+        "it has no certificate any more",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "told"),
+    [
+        ({"node": "n1"}, RequestError, "really off"),
+        ({"node": "n1", "is_off": True}, StateConflict, "is connected"),
+        ({"node": "n9", "is_off": True}, NotFound, "no node 'n9'"),
+    ],
+)
+async def test_nobody_s_word_is_taken_against_what_is_known(
+    office: Office, fields: dict[str, Any], error: type[GpushareError], told: str
+) -> None:
+    with pytest.raises(error, match=told):
+        await office.forget(**fields)
+    assert office.certificates.revoked == []
+
+
+async def test_a_recovery_need_not_wait_for_a_waived_node() -> None:
+    lost = Member(NODE, 5.0, ("n1",))
+    async with coordinator(enrolled=(lost,)) as pool:
+        office = Office(pool)
+        status = await office.status()
+        assert (status.phase, list(status.awaited_nodes)) == ("recovering", ["n1"])
+        assert await office.forget(node="n1", only_waive=True) == [
+            "the recovery does not wait for node n1 any more",
+            "no other node is waited for",
+        ]
+        assert office.certificates.revoked == []
+        assert list((await office.status()).awaited_nodes) == []
