@@ -36,7 +36,7 @@ from gpushared.domain.jobs.node_messages import (
     OrderTaken,
     PrepareAttempt,
 )
-from gpushared.domain.jobs.protocol import CancelPart
+from gpushared.domain.jobs.protocol import CancelPart, Report
 from gpushared.domain.lease import (
     Active,
     Draining,
@@ -82,6 +82,7 @@ def order_taken(event: OrderTaken, draft: Draft) -> None:
     book = draft.attempts.get(coordinator) or Attempts(coordinator=coordinator)
     taken = book_of.take(book, event.order, event.account, event.refusal, draft.now)
     draft.report = taken.report
+    draft.report_to = coordinator
     draft.keep_book(taken.book, key)
     _note_epoch(taken.book, draft)
     if taken.attempt is None:
@@ -258,6 +259,9 @@ def follow(draft: Draft) -> None:
         attempt = _live(lease.coordinator, lease.attempt, draft)
         if attempt is not None:
             _follow(attempt, lease, draft)
+    if isinstance(draft.report, Report):
+        # The answer is the record as it is written, which the order itself may have moved on.
+        draft.report = book_of.report_of(draft.attempts[draft.report_to].records[draft.report.key])
 
 
 def _follow(attempt: Attempt, lease: Lease, draft: Draft) -> None:

@@ -255,6 +255,7 @@ class Draft:
         self.pruned_at = state.pruned_at
         self.forgotten_before: float | None = None
         self.report: Report | StaleEpoch | None = None
+        self.report_to = ""
         self._records: dict[tuple[str, AttemptKey], None] = {}
         self._contacts_to_write: dict[str, None] = {}
         self.instructions: list[Instruction] = []

@@ -15,6 +15,7 @@ from gpushared.domain.elastic import is_elastic, least, most
 from gpushared.domain.errors import GpushareError, InvalidTransition
 from gpushared.domain.gpu import MIB, WHOLE_PERMILLE, Gpu, GpuId
 from gpushared.domain.granting import decisions
+from gpushared.domain.jobs.node_messages import AttemptPrepared
 from gpushared.domain.lease import (
     STORY_KEPT_IN_MEMORY,
     Active,
@@ -477,7 +478,7 @@ class NodeMachine(RuleBasedStateMachine):
         new = step.state.leases.keys() | step.state.ended.keys()
         new -= before.leases.keys() | before.ended.keys()
         assert len(new) == step.state.next_sequence - before.next_sequence <= 1
-        assert not new or isinstance(event, m.RequestSubmitted)
+        assert not new or isinstance(event, m.RequestSubmitted | AttemptPrepared)
         for lease in step.changed:
             old = before.leases.get(lease.id)
             if old is not None and old.grants and lease.grants and not _is_resize_of(event, lease):
