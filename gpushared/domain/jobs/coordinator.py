@@ -187,7 +187,7 @@ def _(event: m.NodeBeat, draft: PoolDraft) -> None:
         return
     news = event.inventory is not None and event.inventory != member.inventory
     free = member.free if event.free is None else event.free
-    if news or free != member.free:
+    if news or free != member.free or not silence.takes_work(member, draft.state, draft.now):
         draft.state.stale = True
     inventory = event.inventory if news else member.inventory
     beaten = replace(member, heard_at=draft.now, silent_since=None, free=free, inventory=inventory)

@@ -60,6 +60,7 @@ def hello(event: NodeHello, draft: PoolDraft) -> None:
         forgotten_at=None,
     )
     draft.put_member(member, durable=news)
+    state.waived -= {event.node}
     state.stale = True
     if not known or event.seen_epoch > state.epoch or event.seen_revision > state.revision > 0:
         _remember_less(draft)

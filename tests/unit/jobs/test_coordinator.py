@@ -1,0 +1,521 @@
+"""What becomes of a job: from its submission to its end, over retries, refusals, cancels and lost nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpushared.domain.errors import (
+    GpushareError,
+    LimitReached,
+    NotFound,
+    PermissionRefused,
+    RequestError,
+    StateConflict,
+)
+from gpushared.domain.jobs import messages as m
+from gpushared.domain.jobs.model import (
+    HERE,
+    After,
+    AfterKind,
+    AttemptState,
+    Cancelled,
+    Cancelling,
+    Ending,
+    EndKind,
+    JobFailed,
+    JobId,
+    NodeName,
+    Owner,
+    Placing,
+    Queued,
+    Running,
+    Succeeded,
+)
+from gpushared.domain.jobs.protocol import CancelPart, Place
+from tests.unit.jobs.pool_world import ADA, BOB, HALF, ROOT, RULES, WHOLE, J, Pool, exited
+
+S = AttemptState
+
+
+def test_a_job_is_placed_at_once_where_there_is_room_and_written_before_it_is_said() -> None:
+    """The step that says it holds the attempt that is to be written."""
+    pool = Pool("a")
+    pool.submit()
+    ((node, order),) = pool.orders()
+    assert (node, type(order), str(order.key)) == ("a", Place, "j1/1")
+    (written,) = pool.step.jobs
+    assert isinstance(written.state, Placing)
+    assert pool.told() == ["submitted by ada@lab", "attempt 1 goes to node a"]
+
+
+def test_what_its_node_says_again_anyhow_is_shown_and_not_written() -> None:
+    """Only its begin and its end are."""
+    pool = Pool("a")
+    pool.submit()
+    for state, written in [(S.PREPARING, False), (S.RESERVED, False), (S.RUNNING, True), (S.PAUSED, False)]:
+        step = pool.says("a", state)
+        assert bool(step.jobs) == written
+        assert bool(step.shown) != written
+    pool.is_now(Running)
+
+
+ENDS: dict[str, tuple[dict[str, Any], Ending, object]] = {
+    "it exits with 0: it succeeded": ({}, exited(0), Succeeded()),
+    "it exits with 3: it failed, with that code": ({}, exited(3), JobFailed("exit code 3", 3)),
+    "it could not be created: it failed, with the reason and what helps": (
+        {},
+        Ending(EndKind.FAILED, "no such path /data", hint="make it"),
+        JobFailed("no such path /data", None, "make it"),
+    ),
+    "its time is over: it failed": (
+        {"retries": 0},
+        Ending(EndKind.EXPIRED),
+        JobFailed("its time limit was reached"),
+    ),
+    "somebody stopped it on its node: it was cancelled": (
+        {"retries": 5},
+        Ending(EndKind.STOPPED, "root stopped it"),
+        Cancelled("root stopped it"),
+    ),
+    "its node went down, and it is not to be run again: it failed": (
+        {"requeue": False},
+        Ending(EndKind.LOST, "the node went down"),
+        JobFailed("the node went down"),
+    ),
+    "its node went down, and somebody was attached to it: it failed": (
+        {"interactive": True, "image": ""},
+        Ending(EndKind.LOST, "the node went down"),
+        JobFailed("the node went down"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_an_attempt_that_ends_is_the_end_of_its_job_where(name: str) -> None:
+    """And that is written, with the part that its logs are found by."""
+    spec, ending, outcome = ENDS[name]
+    pool = Pool("a")
+    pool.running(**spec)
+    pool.says("a", S.ENDED, ending=ending)
+    assert pool.ended() == outcome
+    assert pool.where() == ["a"]
+    assert J not in pool.state.jobs
+
+
+AGAIN: dict[str, tuple[dict[str, Any], Ending, int, float]] = {
+    "it failed and may be retried: later, and that counts": ({"retries": 2}, exited(1), 1, 5.0),
+    "its node went down: at once, and that does not count": ({}, Ending(EndKind.LOST), 0, 0.0),
+    "it gave way: at once": ({}, Ending(EndKind.PREEMPTED), 0, 0.0),
+    "its node heard nothing for too long: at once": ({}, Ending(EndKind.FENCED), 0, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", AGAIN)
+def test_an_attempt_that_ends_is_followed_by_another_where(name: str) -> None:
+    """With a new number, which is never used for another one."""
+    spec, ending, failures, wait = AGAIN[name]
+    pool = Pool("a")
+    pool.running(**spec)
+    pool.says("a", S.ENDED, ending=ending)
+    if wait:
+        assert pool.is_now(Queued).not_before == pool.now + wait
+        assert pool.step.look_again_at == pool.now + wait
+        pool.wait(wait)
+    ((_, order),) = pool.orders(Place)
+    assert str(order.key) == "j1/2"
+    assert pool.job().failures == failures
+
+
+def test_a_job_is_retried_later_each_time_and_not_for_ever() -> None:
+    """The limit is what it was submitted with."""
+    pool = Pool("a")
+    pool.running(retries=2)
+    for wait in (5.0, 10.0):
+        pool.says("a", S.ENDED, ending=exited(1))
+        assert pool.is_now(Queued).not_before == pool.now + wait
+        pool.wait(wait)
+        pool.says("a", S.RUNNING)
+    pool.says("a", S.ENDED, ending=exited(1))
+    assert pool.ended() == JobFailed("exit code 1", 1)
+
+
+# --- what comes late -----------------------------------------------------------------------------------
+
+
+def test_reports_count_only_for_their_attempt_their_node_and_when_they_are_newer() -> None:
+    """Whatever the network does with them."""
+    pool = Pool("a", "b")
+    pool.running()
+    old = [
+        ("b", pool.report("b", S.ENDED, ending=exited(0))),
+        ("a", pool.report("a", S.ENDED, ending=exited(0), attempt=7)),
+        ("a", pool.report("a", S.ENDED, ending=exited(0), revision=1)),
+    ]
+    before = pool.job()
+    for node, report in old[:1] + old[2:]:
+        pool.do(m.Reported(NodeName(node), report))
+        assert pool.job() == before
+
+
+def test_an_attempt_that_is_not_its_jobs_any_more_is_ended() -> None:
+    """Where its node comes back with it after somebody said that it was off."""
+    pool = Pool("a", "b")
+    node = pool.running()
+    other = "b" if node == "a" else "a"
+    pool.do(m.NodeForgotten(NodeName(node), ROOT))
+    assert pool.where() == [other]
+    stray = pool.report(node, S.RUNNING, attempt=1, revision=2)
+    pool.hello(node, stray)
+    ((told, order),) = pool.orders(CancelPart)
+    assert (told, str(order.key)) == (node, "j1/1")
+    assert pool.where() == [other]
+
+
+def test_what_a_node_says_before_its_hello_is_not_heard() -> None:
+    """It will say it again."""
+    pool = Pool("a")
+    pool.submit()
+    pool.do(m.NodeDisconnected(NodeName("a")))
+    pool.says("a", S.RUNNING)
+    pool.is_now(Placing)
+    pool.hello("a", pool.report("a", S.RUNNING))
+    pool.is_now(Running)
+
+
+def test_an_order_without_an_answer_is_said_again() -> None:
+    """To a node that is there; one that is not hears it when it is back."""
+    pool = Pool("a")
+    pool.submit()
+    (first,) = pool.orders()
+    pool.wait(RULES.resend_seconds)
+    assert pool.orders() == [first]
+    pool.do(m.NodeDisconnected(NodeName("a")))
+    pool.wait(RULES.resend_seconds)
+    assert pool.orders() == []
+    pool.hello("a")
+    assert pool.orders() == [first]
+    pool.says("a", S.PREPARING)
+    pool.wait(RULES.resend_seconds)
+    assert pool.orders() == []
+
+
+# --- refusals ------------------------------------------------------------------------------------------
+
+
+def test_a_node_without_room_is_asked_again_later_and_later() -> None:
+    """And the job keeps its place in the queue."""
+    pool = Pool("a")
+    pool.submit()
+    waits = []
+    for _ in range(4):
+        pool.says("a", S.REFUSED, ending=Ending(EndKind.NO_ROOM, "all is taken"))
+        waits.append(pool.is_now(Queued).not_before - pool.now)
+        pool.wait(waits[-1])
+        pool.is_now(Placing)
+    assert all(0.5 * 2**at * 0.5 <= wait <= 0.5 * 2**at * 1.5 for at, wait in enumerate(waits))
+
+
+def test_a_node_that_refuses_three_times_in_a_row_is_tried_last_for_a_while() -> None:
+    """Until it takes one, or a minute is over."""
+    pool = Pool("a", "b")
+    pool.submit(target=NodeName("a"))
+    for _ in range(3):
+        pool.wait(5.0)
+        pool.beat("a")
+        pool.beat("b")
+        pool.says("a", S.REFUSED, ending=Ending(EndKind.NO_ROOM))
+    pool.submit("j2")
+    assert pool.where("j2") == ["b"]
+    pool.submit("j3", WHOLE)
+    assert pool.where("j3") == ["a"]
+    pool.says("a", S.RUNNING, JobId("j3"))
+    pool.says("a", S.ENDED, JobId("j3"), ending=exited(0))
+    assert not pool.state.resting
+
+
+def test_a_node_that_will_not_have_a_job_is_not_asked_again_for_it() -> None:
+    """Another one is; when none is left that was it, with the last reason."""
+    pool = Pool("a", "b")
+    pool.submit()
+    (first,) = pool.where()
+    pool.says(first, S.REFUSED, ending=Ending(EndKind.FAILED, f"no account on {first}", hint="make one"))
+    (second,) = pool.where()
+    assert second != first
+    pool.says(second, S.REFUSED, ending=Ending(EndKind.FAILED, "no account", hint="make one"))
+    assert pool.ended() == JobFailed("no account", hint="make one")
+
+
+def test_a_job_that_will_not_wait_ends_when_there_is_no_room_after_all() -> None:
+    """With what its node said."""
+    pool = Pool("a")
+    pool.submit(immediate=True)
+    pool.says("a", S.REFUSED, ending=Ending(EndKind.NO_ROOM, "all is taken"))
+    assert "no room for it at once: all is taken" in pool.ended().reason
+
+
+# --- cancels -------------------------------------------------------------------------------------------
+
+
+def test_a_cancelled_job_that_waits_is_over_at_once() -> None:
+    """Nobody need be asked."""
+    pool = Pool()
+    pool.submit()
+    pool.do(m.CancelAsked(J, ADA))
+    assert pool.ended() == Cancelled("ada@lab")
+
+
+@pytest.mark.parametrize("state", [None, S.PREPARING, S.RESERVED, S.RUNNING, S.PAUSED])
+def test_a_cancelled_attempt_is_over_when_its_node_says_so(state: AttemptState | None) -> None:
+    """Not before: it might run on."""
+    pool = Pool("a")
+    pool.submit()
+    if state is not None:
+        pool.says("a", state)
+    pool.do(m.CancelAsked(J, ADA, grace_seconds=3))
+    ((_, order),) = pool.orders()
+    assert isinstance(order, CancelPart)
+    assert (order.grace_seconds, order.by) == (3, "ada@lab")
+    pool.is_now(Cancelling)
+    pool.says("a", S.ENDED, ending=Ending(EndKind.CANCELLED))
+    assert pool.ended() == Cancelled("ada@lab")
+
+
+def test_a_job_that_was_done_before_its_cancel_came_succeeded() -> None:
+    """What happened counts."""
+    pool = Pool("a")
+    pool.running()
+    pool.do(m.CancelAsked(J, ADA))
+    pool.says("a", S.ENDED, ending=exited(0))
+    assert pool.ended() == Succeeded()
+
+
+def test_only_its_owner_and_administrators_may_change_a_job() -> None:
+    """And whoever is refused is told whom to ask."""
+    pool = Pool()
+    pool.submit()
+    asks: list[m.PoolEvent] = [
+        m.CancelAsked(J, BOB),
+        m.JobHoldAsked(J, BOB, held=True),
+        m.JobPriorityAsked(J, BOB, 5),
+    ]
+    for event in asks:
+        with pytest.raises(PermissionRefused, match="belongs to ada"):
+            pool.do(event)
+    pool.do(m.CancelAsked(J, ROOT))
+    assert pool.ended() == Cancelled("root@lab")
+
+
+def test_a_cancelled_job_is_cancelled_once() -> None:
+    """Whoever asks again is told how it stands."""
+    pool = Pool()
+    pool.submit()
+    pool.do(m.CancelAsked(J, ADA))
+    over = pool.job()
+    assert pool.do(m.CancelAsked(J, ADA)).job == over
+
+
+# --- asking --------------------------------------------------------------------------------------------
+
+
+def test_asking_twice_makes_one_job() -> None:
+    """By its id, or by its owner's request id; other owners have request ids of their own."""
+    pool = Pool()
+    pool.submit("j1", request_id="r")
+    assert pool.submit("j1", request_id="r").job == pool.job("j1")
+    assert pool.submit("j2", request_id="r").job == pool.job("j1")
+    pool.submit("j3", owner=BOB, request_id="r")
+    pool.submit("j4", request_id="r", index=1)
+    assert set(pool.state.jobs) == {"j1", "j3", "j4"}
+
+
+WRONG: dict[str, tuple[dict[str, Any], type[GpushareError]]] = {
+    "an unknown node": ({"target": NodeName("zoo")}, NotFound),
+    "an unknown job to wait for": ({"after": (After(JobId("nope")),)}, NotFound),
+    "a gang on one node": ({"nodes": 2, "target": NodeName("a")}, RequestError),
+    "no nodes at all": ({"nodes": 0}, RequestError),
+    "an interactive gang": ({"nodes": 2, "interactive": True}, RequestError),
+    "a project that is not there": ({"request": replace(HALF, project="nope")}, RequestError),
+    "a priority beyond all": ({"priority": 1000}, RequestError),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_can_never_be_is_refused_with_words_for(name: str) -> None:
+    """And changes nothing."""
+    pool = Pool("a")
+    spec, error = WRONG[name]
+    before = pool.state
+    with pytest.raises(error) as refused:
+        pool.submit(**spec)
+    assert refused.value.message
+    assert pool.state is before
+    assert not pool.state.jobs
+
+
+def test_nobody_fills_the_queue_alone() -> None:
+    """There is a bound for each person, and one for all."""
+    pool = Pool(rules=replace(RULES, max_queued_per_person=2, max_queued=3))
+    pool.submit("j1")
+    pool.submit("j2")
+    with pytest.raises(LimitReached, match="of ada"):
+        pool.submit("j3")
+    pool.submit("j3", owner=BOB)
+    with pytest.raises(LimitReached, match="3 jobs"):
+        pool.submit("j4", owner=BOB)
+
+
+def test_a_held_job_waits_until_it_is_let_go() -> None:
+    """By its owner, or before it was even taken."""
+    pool = Pool("a")
+    pool.submit(held=True)
+    pool.is_now(Queued)
+    pool.do(m.JobHoldAsked(J, ADA, held=False))
+    pool.is_now(Placing)
+    with pytest.raises(StateConflict):
+        pool.do(m.JobHoldAsked(J, ADA, held=True))
+    assert "let go by ada@lab" in pool.told()
+
+
+def test_the_higher_priority_goes_first_in_a_project() -> None:
+    """Set when it is submitted, or later."""
+    pool = Pool("a")
+    pool.running("j0", request=WHOLE)
+    pool.submit("j1", WHOLE)
+    pool.submit("j2", WHOLE, priority=5)
+    pool.submit("j3", WHOLE)
+    pool.do(m.JobPriorityAsked(JobId("j3"), ADA, 9))
+    order = []
+    for name in ("j0", "j3", "j2"):
+        pool.says("a", S.RUNNING, JobId(name))
+        pool.says("a", S.ENDED, JobId(name), ending=exited(0))
+        order += [one for one in ("j1", "j2", "j3") if isinstance(pool.job(one).state, Placing)]
+    assert order == ["j3", "j2", "j1"]
+
+
+# --- dependencies --------------------------------------------------------------------------------------
+
+
+DEPENDENCIES = [
+    ("any end will do, and it failed", AfterKind.ANY, exited(1), Placing),
+    ("it must succeed, and it did", AfterKind.OK, exited(0), Placing),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "ending", "state"), DEPENDENCIES, ids=[d[0] for d in DEPENDENCIES])
+def test_a_job_waits_for_others(name: str, kind: AfterKind, ending: Ending, state: type[Placing]) -> None:
+    """Until all of them are over."""
+    pool = Pool("a")
+    pool.running("j1")
+    pool.submit("j2", after=(After(JobId("j1"), kind),))
+    pool.is_now(Queued, "j2")
+    pool.says("a", S.ENDED, JobId("j1"), ending=ending)
+    pool.wait()
+    assert isinstance(pool.job("j2").state, state), name
+
+
+def test_a_job_whose_dependency_failed_fails_and_so_do_those_behind_it() -> None:
+    """With a reason that names the job."""
+    pool = Pool("a")
+    pool.running("j1")
+    pool.submit("j2", after=(After(JobId("j1"), AfterKind.OK),))
+    pool.submit("j3", after=(After(JobId("j2"), AfterKind.OK),))
+    pool.submit("j4", after=(After(JobId("j3"), AfterKind.ANY),))
+    pool.says("a", S.ENDED, JobId("j1"), ending=exited(1))
+    pool.wait(1.0)
+    assert "job j1, which had to succeed before it, failed" in pool.ended("j2").reason
+    assert "job j2, which had to succeed before it, failed" in pool.ended("j3").reason
+    pool.is_now(Placing, "j4")
+
+
+def test_hundreds_of_jobs_that_waited_for_one_are_looked_at_a_part_at_a_time() -> None:
+    """So that no step grows without bound."""
+    pool = Pool("a")
+    pool.running("j0")
+    for at in range(250):
+        pool.submit(f"d{at}", after=(After(JobId("j0"), AfterKind.OK),))
+    pool.says("a", S.ENDED, JobId("j0"), ending=exited(1))
+    assert len(pool.step.jobs) <= 101
+    while pool.step.look_again_at <= pool.now + 1.0:
+        pool.wait(0.01)
+        assert len(pool.step.jobs) <= 100
+    assert not pool.state.jobs
+
+
+# --- nodes ---------------------------------------------------------------------------------------------
+
+
+def test_a_silent_node_keeps_its_jobs_until_somebody_says_that_it_is_off() -> None:
+    """Silence is no death; an administrator's word is."""
+    pool = Pool("a", "b")
+    node = pool.running()
+    pool.do(m.NodeDisconnected(NodeName(node)))
+    pool.wait(1e7)
+    assert pool.where() == [node]
+    pool.beat("a")
+    pool.beat("b")
+    pool.do(m.NodeForgotten(NodeName(node), ROOT))
+    assert pool.where() != [node]
+    assert f"root@lab said that node {node} is off" in pool.told()
+
+
+def test_a_drained_node_gets_nothing_new_and_keeps_what_it_has() -> None:
+    """Until it is undrained."""
+    pool = Pool("a")
+    pool.running("j1")
+    pool.do(m.NodeDrainAsked(NodeName("a"), ROOT, "new fan"))
+    pool.submit("j2")
+    pool.is_now(Running, "j1")
+    pool.is_now(Queued, "j2")
+    pool.do(m.NodeDrainAsked(NodeName("a"), ROOT, None))
+    pool.is_now(Placing, "j2")
+
+
+def test_an_unknown_node_cannot_be_drained() -> None:
+    with pytest.raises(NotFound, match="no node 'zoo'"):
+        Pool().do(m.NodeDrainAsked(NodeName("zoo"), ROOT, "x"))
+
+
+def test_beats_write_nothing() -> None:
+    """However many there are."""
+    pool = Pool("a")
+    step = pool.beat("a")
+    assert (step.jobs, step.members, step.standing, step.instructions) == ((), (), None, ())
+
+
+def test_the_node_through_which_a_job_came_is_told_of_each_change_of_it() -> None:
+    """So that its outbox can let go of it."""
+    pool = Pool("a")
+    pool.submit(origin=NodeName("a"))
+    pool.says("a", S.RUNNING)
+    pool.says("a", S.ENDED, ending=exited(0))
+    assert m.TellOrigin(J) in pool.step.instructions
+
+
+# --- a node's own book ---------------------------------------------------------------------------------
+
+
+def test_in_a_nodes_own_book_everything_goes_into_the_nodes_queue_at_once() -> None:
+    """Where it waits with everybody else, unless it is not to wait."""
+    pool = Pool(rules=replace(RULES, here=True))
+    pool.hello("")
+    pool.submit("j1", WHOLE)
+    ((node, order),) = pool.orders()
+    assert isinstance(order, Place)
+    assert (node, order.wait, order.spec.request) == (HERE, True, WHOLE)
+    pool.submit("j2", WHOLE, immediate=True)
+    ((_, order),) = pool.orders()
+    assert isinstance(order, Place)
+    assert not order.wait
+    pool.says("", S.REFUSED, JobId("j2"), ending=Ending(EndKind.FAILED, "no image"))
+    assert pool.ended("j2") == JobFailed("no image")
+
+
+def test_ownership_goes_by_person_and_not_by_principal() -> None:
+    """Who comes through another node is still the same."""
+    pool = Pool()
+    pool.submit()
+    pool.do(m.CancelAsked(J, Owner("ada@elsewhere", "ada")))
+    assert pool.ended() == Cancelled("ada@elsewhere")

@@ -1,0 +1,214 @@
+"""Jobs on several nodes at once: all of their parts start, or none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpushared.domain.jobs import messages as m
+from gpushared.domain.jobs.model import (
+    AttemptState,
+    Cancelled,
+    Cancelling,
+    Ending,
+    EndKind,
+    JobFailed,
+    JobId,
+    NodeName,
+    Placing,
+    Queued,
+    Running,
+    Succeeded,
+    Then,
+)
+from gpushared.domain.jobs.protocol import CancelPart, Commit, Place
+from gpushared.domain.request import Isolation, Request
+from tests.unit.jobs.pool_world import ADA, RULES, WHOLE, J, Pool, exited
+
+S = AttemptState
+LOST = Ending(EndKind.LOST, "the node went down")
+
+
+def _reserved(**spec: Any) -> Pool:
+    pool = Pool("a", "b", "c")
+    pool.submit(request=WHOLE, nodes=2, **spec)
+    for node in pool.where():
+        pool.says(node, S.RESERVED)
+    return pool
+
+
+def _running(**spec: Any) -> Pool:
+    pool = _reserved(**spec)
+    for node in pool.where():
+        pool.says(node, S.RUNNING)
+    pool.is_now(Running)
+    return pool
+
+
+def test_a_gang_is_reserved_on_different_nodes_in_the_order_of_their_names() -> None:
+    """So that two gangs that want the same nodes meet on the first."""
+    pool = Pool("c", "a", "b")
+    pool.submit(request=WHOLE, nodes=3)
+    orders = pool.orders(Place)
+    assert [node for node, _ in orders] == ["a", "b", "c"]
+    assert all(isinstance(order, Place) and order.gang for _, order in orders)
+    assert [part.rank for part in pool.job().parts] == [0, 1, 2]
+
+
+def test_a_gang_starts_when_all_are_reserved_and_that_was_written() -> None:
+    """Each is told of all the others."""
+    pool = _reserved()
+    (written,) = pool.step.jobs
+    assert isinstance(written.state, Placing)
+    assert written.state.committed
+    orders = [order for _, order in pool.orders(Commit)]
+    assert all(isinstance(order, Commit) for order in orders)
+    gangs = [order.gang for order in orders if isinstance(order, Commit)]
+    assert [gang.rank for gang in gangs] == [0, 1]
+    assert {gang.hosts for gang in gangs} == {tuple(f"{node}.lab" for node in pool.where())}
+    assert len({gang.port for gang in gangs}) == 1
+    assert gangs[0].gpus == (1, 1)
+
+
+def test_a_commit_is_said_again_until_its_node_says_that_it_runs() -> None:
+    """To that one only."""
+    pool = _reserved()
+    first, second = pool.where()
+    pool.says(first, S.RUNNING)
+    pool.wait(RULES.resend_seconds)
+    assert [node for node, _ in pool.orders()] == [second]
+    pool.says(second, S.RUNNING)
+    pool.is_now(Running)
+    pool.wait(RULES.resend_seconds)
+    assert pool.orders() == []
+
+
+def test_a_gang_of_which_one_is_refused_is_taken_down_and_tried_again_later() -> None:
+    """After all of its nodes have let go of it."""
+    pool = Pool("a", "b")
+    pool.submit(request=WHOLE, nodes=2)
+    pool.says("a", S.RESERVED)
+    pool.says("b", S.REFUSED, ending=Ending(EndKind.NO_ROOM, "all is taken"))
+    assert [node for node, _ in pool.orders(CancelPart)] == ["a"]
+    assert pool.is_now(Cancelling).then is Then.REQUEUE
+    pool.says("a", S.ENDED, ending=Ending(EndKind.CANCELLED))
+    assert pool.is_now(Queued).not_before > pool.now
+    pool.wait(5.0)
+    assert {str(order.key) for _, order in pool.orders(Place)} == {"j1/2"}
+
+
+def test_a_reservation_that_ran_out_before_its_commit_came_takes_the_gang_down() -> None:
+    """Also those that run already."""
+    pool = _reserved()
+    first, second = pool.where()
+    pool.says(first, S.RUNNING)
+    pool.says(second, S.ENDED, ending=Ending(EndKind.NO_ROOM, "its reservation ran out"))
+    assert [node for node, _ in pool.orders(CancelPart)] == [first]
+    pool.says(first, S.ENDED, ending=Ending(EndKind.CANCELLED))
+    assert not isinstance(pool.job().state, Cancelling)
+    assert pool.job().failures == 0
+
+
+ENDS: dict[str, tuple[dict[str, Any], Ending, object]] = {
+    "one failed: it failed": ({}, exited(2), JobFailed("exit code 2", 2)),
+    "one was lost, and it is not to be run again: it failed": (
+        {"requeue": False},
+        LOST,
+        JobFailed("the node went down"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_the_end_of_one_part_is_the_end_of_all_where(name: str) -> None:
+    """The others are ended, and the reason is that of the first."""
+    spec, ending, outcome = ENDS[name]
+    pool = _running(**spec)
+    first, second = pool.where()
+    pool.says(second, S.ENDED, ending=ending)
+    assert [node for node, _ in pool.orders(CancelPart)] == [first]
+    pool.says(first, S.ENDED, ending=Ending(EndKind.CANCELLED))
+    assert pool.ended() == outcome
+
+
+def test_a_gang_that_lost_a_node_is_begun_anew_as_a_whole() -> None:
+    """When the others have confirmed their end, not before."""
+    pool = _running()
+    first, second = pool.where()
+    pool.says(first, S.ENDED, ending=LOST)
+    assert pool.orders(Place) == []
+    pool.says(second, S.ENDED, ending=Ending(EndKind.CANCELLED))
+    assert {str(order.key) for _, order in pool.orders(Place)} == {"j1/2"}
+
+
+def test_a_gang_succeeded_when_all_of_it_did() -> None:
+    """One that is ready before the others waits for them."""
+    pool = _running()
+    first, second = pool.where()
+    pool.says(first, S.ENDED, ending=exited(0))
+    pool.is_now(Running)
+    pool.says(second, S.ENDED, ending=exited(0))
+    assert pool.ended() == Succeeded()
+
+
+def test_a_cancelled_gang_is_over_when_all_of_its_nodes_have_said_so() -> None:
+    pool = _running()
+    first, second = pool.where()
+    pool.do(m.CancelAsked(J, ADA))
+    pool.says(first, S.ENDED, ending=Ending(EndKind.CANCELLED))
+    pool.is_now(Cancelling)
+    pool.says(second, S.ENDED, ending=Ending(EndKind.CANCELLED))
+    assert pool.ended() == Cancelled("ada@lab")
+
+
+def test_a_gang_waits_until_enough_nodes_have_room_at_once() -> None:
+    """And takes nothing before."""
+    pool = Pool("a", "b")
+    pool.running("j0", request=WHOLE)
+    pool.submit(request=WHOLE, nodes=2)
+    pool.is_now(Queued)
+    (node,) = pool.where("j0")
+    pool.says(node, S.ENDED, JobId("j0"), ending=exited(0))
+    assert pool.where() == ["a", "b"]
+
+
+def test_a_gang_that_waits_long_has_nodes_kept_for_it() -> None:
+    """Else small jobs would take each GPU as it becomes free."""
+    pool = Pool("a", "b", rules=replace(RULES, gang_patience_seconds=60.0))
+    pool.running("j0", request=WHOLE)
+    (busy,) = pool.where("j0")
+    pool.submit(request=WHOLE, nodes=2)
+    for _ in range(5):
+        pool.wait(20.0)
+        pool.beat("a")
+        pool.beat("b")
+    pool.submit("small", request=WHOLE)
+    pool.is_now(Queued, "small")
+    pool.says(busy, S.ENDED, JobId("j0"), ending=exited(0))
+    pool.is_now(Placing)
+    pool.is_now(Queued, "small")
+
+
+SPREADS = [
+    ("one node has all: there", {"a": 4, "b": 8}, 8, [("b", 8)]),
+    ("two have it together", {"a": 4, "b": 8}, 12, [("a", 4), ("b", 8)]),
+    ("the rest goes where it fits best", {"a": 8, "b": 4, "c": 2}, 10, [("a", 8), ("c", 2)]),
+    ("as few as possible", {"a": 2, "b": 2, "c": 4}, 6, [("a", 2), ("c", 4)]),
+    ("all together have too few: it waits", {"a": 2, "b": 2}, 6, []),
+]
+
+
+@pytest.mark.parametrize(("name", "nodes", "count", "shares"), SPREADS, ids=[one[0] for one in SPREADS])
+def test_the_gpus_of_one_request_are_spread_over_as_few_nodes_as_possible(
+    name: str, nodes: dict[str, int], count: int, shares: list[tuple[str, int]]
+) -> None:
+    """Each part asks for what its node gives."""
+    pool = Pool()
+    for node, gpus in nodes.items():
+        pool.do(m.NodeEnrolled(NodeName(node)))
+        pool.hello(node, gpus=gpus)
+    request = Request(gpu_count=count, compute_permille=1000, isolation=Isolation.EXCLUSIVE)
+    pool.submit(request=request, span=True)
+    assert [(part.node, part.request.gpu_count) for part in pool.job().parts] == shares, name
