@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from gpushared.cli import table, text
+from gpushared.cli.faults import UsageError
 from gpushared.cli.table import Column, Row
 from gpushared.client.pool import PoolClient
 from gpushared.client.pool_messages import ApiToken, JoinToken
@@ -210,18 +211,24 @@ def _ago(moment: float | None, now: float) -> str:
     return "" if moment is None else f"{text.span(now - moment)} ago"
 
 
-@pool.command("revoke", context_settings=_HELP, short_help="Let a token count no more.")
-@click.argument("token_id", metavar="ID")
-def revoke(token_id: str) -> int:
+@pool.command("revoke", context_settings=_HELP, short_help="Let a token, or a node, count no more.")
+@click.option("--node", metavar="NAME", default="", help="Instead of a token: this node's certificates.")
+@click.argument("token_id", metavar="ID", required=False, default="")
+def revoke(token_id: str, node: str) -> int:
     """Let a token count no more, of either kind. `gpushare pool tokens` shows the ids.
 
-    A node that has joined needs its token no more: gpushare node forget shuts it out.
+    A node that has joined needs its token no more: --node revokes its certificates, and cuts it off at once.
+    It may join again with a token for its name.
 
     \b
     Examples:
       gpushare pool revoke k3f7q2aa
+      gpushare pool revoke --node ws3
     """  # noqa: D301 - click's mark for lines it must not join
-    click.echo(text.printable(PoolClient().revoke_token(token_id)))
+    if bool(token_id) == bool(node):
+        raise UsageError("name a token, or a node with --node", hint="`gpushare pool tokens` shows the ids")
+    client = PoolClient()
+    click.echo(text.printable(client.revoke_node(node) if node else client.revoke_token(token_id)))
     return 0
 
 

@@ -75,6 +75,10 @@ class PoolClient:
         """What was done, in a sentence."""
         return str(self._call("RevokeToken", {"id": token_id}).get("sentence", ""))
 
+    def revoke_node(self, node: str) -> str:
+        """Its certificates, so that it is cut off; what was done, in a sentence."""
+        return str(self._call("RevokeToken", {"node": node}).get("sentence", ""))
+
     def rotate_ca(self, *, finish: bool = False) -> tuple[str, ...]:
         return RotateCaAnswer(self._call("RotateCa", {"finish": finish})).sentences
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16gpushare/v1/pool.proto\x12\x0bgpushare.v1\"\x11\n\x0fGetTrustRequest\"G\n\x05Trust\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x0f\n\x07\x61nchors\x18\x02 \x01(\x0c\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x0b\n\x03now\x18\x04 \x01(\x01\"D\n\x0bSignRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0b\n\x03\x63sr\x18\x02 \x01(\x0c\x12\r\n\x05token\x18\x03 \x01(\t\x12\x0b\n\x03now\x18\x04 \x01(\x01\"W\n\nSignAnswer\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12!\n\x05trust\x18\x02 \x01(\x0b\x32\x12.gpushare.v1.Trust\x12\x11\n\tnode_port\x18\x03 \x01(\x05\"(\n\x0cRenewRequest\x12\x0b\n\x03\x63sr\x18\x01 \x01(\x0c\x12\x0b\n\x03now\x18\x02 \x01(\x01\"G\n\x10JoinTokenRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x15\n\rvalid_seconds\x18\x02 \x01(\x05\x12\x0e\n\x06realms\x18\x03 \x03(\t\"\xb0\x01\n\tJoinToken\x12\r\n\x05token\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x12\n\nexpires_at\x18\x03 \x01(\x01\x12\x0c\n\x04node\x18\x04 \x01(\t\x12\x0f\n\x07used_by\x18\x05 \x01(\t\x12\x0e\n\x06realms\x18\x06 \x03(\t\x12\x12\n\ncreated_at\x18\x07 \x01(\x01\x12\x0f\n\x07used_at\x18\x08 \x01(\x01\x12\x0f\n\x07revoked\x18\t \x01(\x08\x12\x0f\n\x07made_by\x18\n \x01(\t\"\x13\n\x11ListTokensRequest\"@\n\x16ListJoinTokensResponse\x12&\n\x06tokens\x18\x01 \x03(\x0b\x32\x16.gpushare.v1.JoinToken\"]\n\x0f\x41piTokenRequest\x12\x0e\n\x06person\x18\x01 \x01(\t\x12\x0e\n\x06scopes\x18\x02 \x03(\t\x12\x15\n\rvalid_seconds\x18\x03 \x01(\x05\x12\x13\n\x0b\x64\x65scription\x18\x04 \x01(\t\"\xb5\x01\n\x08\x41piToken\x12\r\n\x05token\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0e\n\x06person\x18\x03 \x01(\t\x12\x0e\n\x06scopes\x18\x04 \x03(\t\x12\x12\n\nexpires_at\x18\x05 \x01(\x01\x12\x12\n\ncreated_at\x18\x06 \x01(\x01\x12\x0f\n\x07used_at\x18\x07 \x01(\x01\x12\x13\n\x0b\x64\x65scription\x18\x08 \x01(\t\x12\x0f\n\x07revoked\x18\t \x01(\x08\x12\x0f\n\x07made_by\x18\n \x01(\t\">\n\x15ListApiTokensResponse\x12%\n\x06tokens\x18\x01 \x03(\x0b\x32\x15.gpushare.v1.ApiToken\"\x16\n\x08TokenRef\x12\n\n\x02id\x18\x01 \x01(\t\"\x1b\n\x07Revoked\x12\x10\n\x08sentence\x18\x01 \x01(\t\"A\n\x10\x44rainNodeRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07undrain\x18\x03 \x01(\x08\"E\n\x11\x46orgetNodeRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0e\n\x06is_off\x18\x02 \x01(\x08\x12\x12\n\nonly_waive\x18\x03 \x01(\x08\"\x1f\n\nNodeAnswer\x12\x11\n\tsentences\x18\x01 \x03(\t\"!\n\x0fRotateCaRequest\x12\x0e\n\x06\x66inish\x18\x01 \x01(\x08\"#\n\x0eRotateCaAnswer\x12\x11\n\tsentences\x18\x01 \x03(\t\"\x13\n\x11PoolStatusRequest\"\xc8\x01\n\nPoolStatus\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\x10\n\x08revision\x18\x04 \x01(\x03\x12\r\n\x05phase\x18\x05 \x01(\t\x12\x15\n\rawaited_nodes\x18\x06 \x03(\t\x12\x10\n\x08troubles\x18\x07 \x03(\t\x12\r\n\x05nodes\x18\x08 \x01(\x05\x12\x0e\n\x06queued\x18\t \x01(\x05\x12\x0f\n\x07running\x18\n \x01(\x05\x12\x12\n\nstarted_at\x18\x0b \x01(\x01\x32\xbc\x01\n\x04Join\x12<\n\x08GetTrust\x12\x1c.gpushare.v1.GetTrustRequest\x1a\x12.gpushare.v1.Trust\x12\x39\n\x04Sign\x12\x18.gpushare.v1.SignRequest\x1a\x17.gpushare.v1.SignAnswer\x12;\n\x05Renew\x12\x19.gpushare.v1.RenewRequest\x1a\x17.gpushare.v1.SignAnswer2\xd7\x05\n\tPoolAdmin\x12H\n\x0f\x43reateJoinToken\x12\x1d.gpushare.v1.JoinTokenRequest\x1a\x16.gpushare.v1.JoinToken\x12U\n\x0eListJoinTokens\x12\x1e.gpushare.v1.ListTokensRequest\x1a#.gpushare.v1.ListJoinTokensResponse\x12\x45\n\x0e\x43reateApiToken\x12\x1c.gpushare.v1.ApiTokenRequest\x1a\x15.gpushare.v1.ApiToken\x12S\n\rListApiTokens\x12\x1e.gpushare.v1.ListTokensRequest\x1a\".gpushare.v1.ListApiTokensResponse\x12:\n\x0bRevokeToken\x12\x15.gpushare.v1.TokenRef\x1a\x14.gpushare.v1.Revoked\x12\x43\n\tDrainNode\x12\x1d.gpushare.v1.DrainNodeRequest\x1a\x17.gpushare.v1.NodeAnswer\x12\x45\n\nForgetNode\x12\x1e.gpushare.v1.ForgetNodeRequest\x1a\x17.gpushare.v1.NodeAnswer\x12\x45\n\x08RotateCa\x12\x1c.gpushare.v1.RotateCaRequest\x1a\x1b.gpushare.v1.RotateCaAnswer\x12;\n\x07\x41nchors\x12\x1c.gpushare.v1.GetTrustRequest\x1a\x12.gpushare.v1.Trust\x12\x41\n\x06Status\x12\x1e.gpushare.v1.PoolStatusRequest\x1a\x17.gpushare.v1.PoolStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16gpushare/v1/pool.proto\x12\x0bgpushare.v1\"\x11\n\x0fGetTrustRequest\"G\n\x05Trust\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x0f\n\x07\x61nchors\x18\x02 \x01(\x0c\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x0b\n\x03now\x18\x04 \x01(\x01\"D\n\x0bSignRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0b\n\x03\x63sr\x18\x02 \x01(\x0c\x12\r\n\x05token\x18\x03 \x01(\t\x12\x0b\n\x03now\x18\x04 \x01(\x01\"W\n\nSignAnswer\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12!\n\x05trust\x18\x02 \x01(\x0b\x32\x12.gpushare.v1.Trust\x12\x11\n\tnode_port\x18\x03 \x01(\x05\"(\n\x0cRenewRequest\x12\x0b\n\x03\x63sr\x18\x01 \x01(\x0c\x12\x0b\n\x03now\x18\x02 \x01(\x01\"G\n\x10JoinTokenRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x15\n\rvalid_seconds\x18\x02 \x01(\x05\x12\x0e\n\x06realms\x18\x03 \x03(\t\"\xb0\x01\n\tJoinToken\x12\r\n\x05token\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x12\n\nexpires_at\x18\x03 \x01(\x01\x12\x0c\n\x04node\x18\x04 \x01(\t\x12\x0f\n\x07used_by\x18\x05 \x01(\t\x12\x0e\n\x06realms\x18\x06 \x03(\t\x12\x12\n\ncreated_at\x18\x07 \x01(\x01\x12\x0f\n\x07used_at\x18\x08 \x01(\x01\x12\x0f\n\x07revoked\x18\t \x01(\x08\x12\x0f\n\x07made_by\x18\n \x01(\t\"\x13\n\x11ListTokensRequest\"@\n\x16ListJoinTokensResponse\x12&\n\x06tokens\x18\x01 \x03(\x0b\x32\x16.gpushare.v1.JoinToken\"]\n\x0f\x41piTokenRequest\x12\x0e\n\x06person\x18\x01 \x01(\t\x12\x0e\n\x06scopes\x18\x02 \x03(\t\x12\x15\n\rvalid_seconds\x18\x03 \x01(\x05\x12\x13\n\x0b\x64\x65scription\x18\x04 \x01(\t\"\xb5\x01\n\x08\x41piToken\x12\r\n\x05token\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0e\n\x06person\x18\x03 \x01(\t\x12\x0e\n\x06scopes\x18\x04 \x03(\t\x12\x12\n\nexpires_at\x18\x05 \x01(\x01\x12\x12\n\ncreated_at\x18\x06 \x01(\x01\x12\x0f\n\x07used_at\x18\x07 \x01(\x01\x12\x13\n\x0b\x64\x65scription\x18\x08 \x01(\t\x12\x0f\n\x07revoked\x18\t \x01(\x08\x12\x0f\n\x07made_by\x18\n \x01(\t\">\n\x15ListApiTokensResponse\x12%\n\x06tokens\x18\x01 \x03(\x0b\x32\x15.gpushare.v1.ApiToken\"$\n\x08TokenRef\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\"\x1b\n\x07Revoked\x12\x10\n\x08sentence\x18\x01 \x01(\t\"A\n\x10\x44rainNodeRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07undrain\x18\x03 \x01(\x08\"E\n\x11\x46orgetNodeRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0e\n\x06is_off\x18\x02 \x01(\x08\x12\x12\n\nonly_waive\x18\x03 \x01(\x08\"\x1f\n\nNodeAnswer\x12\x11\n\tsentences\x18\x01 \x03(\t\"!\n\x0fRotateCaRequest\x12\x0e\n\x06\x66inish\x18\x01 \x01(\x08\"#\n\x0eRotateCaAnswer\x12\x11\n\tsentences\x18\x01 \x03(\t\"\x13\n\x11PoolStatusRequest\"\xc8\x01\n\nPoolStatus\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\x10\n\x08revision\x18\x04 \x01(\x03\x12\r\n\x05phase\x18\x05 \x01(\t\x12\x15\n\rawaited_nodes\x18\x06 \x03(\t\x12\x10\n\x08troubles\x18\x07 \x03(\t\x12\r\n\x05nodes\x18\x08 \x01(\x05\x12\x0e\n\x06queued\x18\t \x01(\x05\x12\x0f\n\x07running\x18\n \x01(\x05\x12\x12\n\nstarted_at\x18\x0b \x01(\x01\x32\xbc\x01\n\x04Join\x12<\n\x08GetTrust\x12\x1c.gpushare.v1.GetTrustRequest\x1a\x12.gpushare.v1.Trust\x12\x39\n\x04Sign\x12\x18.gpushare.v1.SignRequest\x1a\x17.gpushare.v1.SignAnswer\x12;\n\x05Renew\x12\x19.gpushare.v1.RenewRequest\x1a\x17.gpushare.v1.SignAnswer2\xd7\x05\n\tPoolAdmin\x12H\n\x0f\x43reateJoinToken\x12\x1d.gpushare.v1.JoinTokenRequest\x1a\x16.gpushare.v1.JoinToken\x12U\n\x0eListJoinTokens\x12\x1e.gpushare.v1.ListTokensRequest\x1a#.gpushare.v1.ListJoinTokensResponse\x12\x45\n\x0e\x43reateApiToken\x12\x1c.gpushare.v1.ApiTokenRequest\x1a\x15.gpushare.v1.ApiToken\x12S\n\rListApiTokens\x12\x1e.gpushare.v1.ListTokensRequest\x1a\".gpushare.v1.ListApiTokensResponse\x12:\n\x0bRevokeToken\x12\x15.gpushare.v1.TokenRef\x1a\x14.gpushare.v1.Revoked\x12\x43\n\tDrainNode\x12\x1d.gpushare.v1.DrainNodeRequest\x1a\x17.gpushare.v1.NodeAnswer\x12\x45\n\nForgetNode\x12\x1e.gpushare.v1.ForgetNodeRequest\x1a\x17.gpushare.v1.NodeAnswer\x12\x45\n\x08RotateCa\x12\x1c.gpushare.v1.RotateCaRequest\x1a\x1b.gpushare.v1.RotateCaAnswer\x12;\n\x07\x41nchors\x12\x1c.gpushare.v1.GetTrustRequest\x1a\x12.gpushare.v1.Trust\x12\x41\n\x06Status\x12\x1e.gpushare.v1.PoolStatusRequest\x1a\x17.gpushare.v1.PoolStatusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -56,25 +56,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTAPITOKENSRESPONSE']._serialized_start=950
   _globals['_LISTAPITOKENSRESPONSE']._serialized_end=1012
   _globals['_TOKENREF']._serialized_start=1014
-  _globals['_TOKENREF']._serialized_end=1036
-  _globals['_REVOKED']._serialized_start=1038
-  _globals['_REVOKED']._serialized_end=1065
-  _globals['_DRAINNODEREQUEST']._serialized_start=1067
-  _globals['_DRAINNODEREQUEST']._serialized_end=1132
-  _globals['_FORGETNODEREQUEST']._serialized_start=1134
-  _globals['_FORGETNODEREQUEST']._serialized_end=1203
-  _globals['_NODEANSWER']._serialized_start=1205
-  _globals['_NODEANSWER']._serialized_end=1236
-  _globals['_ROTATECAREQUEST']._serialized_start=1238
-  _globals['_ROTATECAREQUEST']._serialized_end=1271
-  _globals['_ROTATECAANSWER']._serialized_start=1273
-  _globals['_ROTATECAANSWER']._serialized_end=1308
-  _globals['_POOLSTATUSREQUEST']._serialized_start=1310
-  _globals['_POOLSTATUSREQUEST']._serialized_end=1329
-  _globals['_POOLSTATUS']._serialized_start=1332
-  _globals['_POOLSTATUS']._serialized_end=1532
-  _globals['_JOIN']._serialized_start=1535
-  _globals['_JOIN']._serialized_end=1723
-  _globals['_POOLADMIN']._serialized_start=1726
-  _globals['_POOLADMIN']._serialized_end=2453
+  _globals['_TOKENREF']._serialized_end=1050
+  _globals['_REVOKED']._serialized_start=1052
+  _globals['_REVOKED']._serialized_end=1079
+  _globals['_DRAINNODEREQUEST']._serialized_start=1081
+  _globals['_DRAINNODEREQUEST']._serialized_end=1146
+  _globals['_FORGETNODEREQUEST']._serialized_start=1148
+  _globals['_FORGETNODEREQUEST']._serialized_end=1217
+  _globals['_NODEANSWER']._serialized_start=1219
+  _globals['_NODEANSWER']._serialized_end=1250
+  _globals['_ROTATECAREQUEST']._serialized_start=1252
+  _globals['_ROTATECAREQUEST']._serialized_end=1285
+  _globals['_ROTATECAANSWER']._serialized_start=1287
+  _globals['_ROTATECAANSWER']._serialized_end=1322
+  _globals['_POOLSTATUSREQUEST']._serialized_start=1324
+  _globals['_POOLSTATUSREQUEST']._serialized_end=1343
+  _globals['_POOLSTATUS']._serialized_start=1346
+  _globals['_POOLSTATUS']._serialized_end=1546
+  _globals['_JOIN']._serialized_start=1549
+  _globals['_JOIN']._serialized_end=1737
+  _globals['_POOLADMIN']._serialized_start=1740
+  _globals['_POOLADMIN']._serialized_end=2467
 # @@protoc_insertion_point(module_scope)

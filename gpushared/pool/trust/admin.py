@@ -8,6 +8,7 @@ from typing import Any
 
 from gpushared.api.v1 import pool_pb2
 from gpushared.domain.errors import NotFound, RequestError
+from gpushared.domain.jobs.model import NodeName
 from gpushared.domain.units import shown
 from gpushared.pool.trust.callers import PoolCaller
 from gpushared.pool.trust.token_records import ApiRecord, JoinRecord
@@ -83,10 +84,13 @@ class TrustAdmin:
         return pool_pb2.ListApiTokensResponse(tokens=map(_api_token, records))
 
     async def revoke_token(self, message: pool_pb2.TokenRef, caller: PoolCaller) -> pool_pb2.Revoked:
-        """Of either kind: an id is of one of them only."""
+        """Of either kind: an id is of one of them only. Or a node's certificates."""
         caller.require_admin()
-        if not message.id:
-            raise RequestError("no token is named", hint="`gpushare pool tokens` lists them with their ids")
+        if bool(message.id) == bool(message.node):
+            hint = "`gpushare pool tokens` lists tokens with their ids, `gpushare nodes` the nodes"
+            raise RequestError("name a token or a node", hint=hint)
+        if message.node:
+            return await self._revoke_node(NodeName(message.node), caller)
         now = self._trust.now()
         for kind in (self._trust.api_tokens, self._trust.join_tokens):
             try:
@@ -98,6 +102,13 @@ class TrustAdmin:
             return pool_pb2.Revoked(sentence=sentence)
         raise NotFound(
             f"there is no token {shown(message.id)}", hint="`gpushare pool tokens` lists them with their ids"
+        )
+
+    async def _revoke_node(self, node: NodeName, caller: PoolCaller) -> pool_pb2.Revoked:
+        await self._trust.enlisting.expel(node, caller.owner.principal)
+        return pool_pb2.Revoked(
+            sentence=f"the certificates of node {node} are revoked: it is cut off until it joins again with "
+            f"a token for it; what runs there is kept until: gpushare node forget {node} --is-off"
         )
 
     async def rotate_ca(

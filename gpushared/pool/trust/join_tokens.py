@@ -118,7 +118,7 @@ class JoinTokens:
         if kept.record.used_at is not None:
             return (
                 f"join token {token_id} was used already, by {kept.record.used_by}; to shut that node out: "
-                f"gpushare node forget {kept.record.used_by}"
+                f"gpushare pool revoke --node {kept.record.used_by}"
             )
         await self._records.put(replace(kept.record, revoked_at=now), kept.revision)
         return f"join token {token_id} is revoked"
@@ -129,5 +129,5 @@ def _used(record: JoinRecord) -> PermissionRefused:
     return PermissionRefused(
         f"the join token {record.id} was used already{by}",
         hint=f"each is good for one node; {_NEW}. Did you not use it yourself? Then somebody else has it: "
-        f"gpushare node forget {record.used_by or 'NODE'}",
+        f"gpushare pool revoke --node {record.used_by or 'NODE'}",
     )

@@ -52,7 +52,8 @@ class Standing:
             return PermissionRefused(f"the certificate of node {node} {REVOKED}", hint=again)
         if not self._authority.trusts(certificate.authority):
             why = "is signed by an authority that this pool has replaced"
-            return PermissionRefused(f"the certificate of node {node} {why}", hint=again)
+            back = f"a node that has a newer one comes back with it by itself; for another one: {again}"
+            return PermissionRefused(f"the certificate of node {node} {why}", hint=back)
         if now >= certificate.expires_at + TOLERANCE_SECONDS:
             ago = f"{now - certificate.expires_at:.0f} s ago"
             return PermissionRefused(

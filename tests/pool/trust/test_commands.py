@@ -178,6 +178,15 @@ async def test_a_machine_joins_and_leaves_by_its_daemon(world: World) -> None:
     assert (await world("node", "leave")).out == "this machine is in no pool\n"
 
 
+async def test_a_node_is_cut_off_by_its_name(world: World) -> None:
+    token = await world.token()
+    await world("node", "join", world.address, "--token-file", "-", "--name", "ws7", stdin=token)
+    assert "node ws7 are revoked" in (await world("pool", "revoke", "--node", "ws7")).out
+    error = await refusal(world.enrolment.renew())
+    assert error.message == "the certificate of node ws7 was revoked"
+    assert "no node 'ws7' has a certificate" in (await world("pool", "revoke", "--node", "ws7")).err
+
+
 async def test_the_token_may_come_by_standard_input_and_never_on_the_command_line(world: World) -> None:
     token = await world.token()
     wrong = await world("node", "join", world.address, "--token-file", token)
@@ -226,6 +235,7 @@ async def test_tokens_are_listed_without_their_secrets_and_revoked(world: World)
     items = json.loads((await world("pool", "tokens", "-o", "json")).out)["items"]
     assert [(item["kind"], item["revoked"]) for item in items] == [("join", True), ("api", True)]
     assert all(item["token"] is None for item in items)
+    assert "name a token, or a node" in (await world("pool", "revoke")).err
     unknown = await world("pool", "revoke", "nothing")
     assert "there is no token 'nothing'" in unknown.err
 

@@ -72,7 +72,7 @@ async def test_a_token_is_good_for_one_node(pool: Coordinator, tmp_path: Path) -
     error = await refusal(node(tmp_path, "thief").join(pool.address, token, "thief"))
     assert isinstance(error, PermissionRefused)
     assert "was used already by the node dgx" in error.message
-    assert "gpushare node forget dgx" in error.hint
+    assert "gpushare pool revoke --node dgx" in error.hint
 
 
 async def test_a_stolen_token_gives_nobody_the_place_of_the_node_that_used_it(
@@ -88,8 +88,8 @@ async def test_a_stolen_token_gives_nobody_the_place_of_the_node_that_used_it(
 
 async def test_of_two_who_use_a_token_at_the_same_time_one_gets_in(pool: Coordinator, tmp_path: Path) -> None:
     token = await pool.token()
-    nodes = [node(tmp_path, f"ws{number}") for number in range(4)]
-    joins = [one.join(pool.address, token, f"ws{number}") for number, one in enumerate(nodes)]
+    nodes = [node(tmp_path, f"dg{number}") for number in range(4)]
+    joins = [one.join(pool.address, token, f"dg{number}") for number, one in enumerate(nodes)]
     results = await asyncio.gather(*joins, return_exceptions=True)
     refused = [result for result in results if isinstance(result, PermissionRefused)]
     assert len(refused) == 3
