@@ -31,6 +31,7 @@ from gpushared.domain.jobs.rules import PoolRules
 from gpushared.domain.jobs.state import NEVER, PoolState, PoolStep
 from gpushared.pool.archive import Archive
 from gpushared.pool.chunks import Chunk, cut
+from gpushared.pool.records import SIGN_OF_LIFE
 from gpushared.pool.steps import StepWriter
 from gpushared.pool.store import Deposed, Store, StoreUnavailable, Transaction
 from gpushared.ports import Clock
@@ -73,6 +74,7 @@ class PoolLoop:
         # Weak: those who wait hold them.
         self._job_changed: WeakValueDictionary[JobId, asyncio.Event] = WeakValueDictionary()
         self._task: asyncio.Task[None] | None = None
+        self._healing: asyncio.Task[None] | None = None
 
     # --- for everybody ---------------------------------------------------------------------------------
 
@@ -154,8 +156,10 @@ class PoolLoop:
         try:
             yield
         finally:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            tasks = [task for task in (self._task, self._healing) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def ended(self) -> None:
         """Comes back never, or with the error that the coordinator cannot go on after: Deposed."""
@@ -220,8 +224,10 @@ class PoolLoop:
     # --- one batch -------------------------------------------------------------------------------------
 
     async def _handle(self, batch: Sequence[_Sent]) -> None:
-        # Others write too; a node may have been told of what they wrote.
-        state = replace(self.state, revision=self.revision)
+        # Others write too; a node may have been told of what they wrote. And while nothing can be written,
+        # nothing is to be placed with each beat, which would then be refused with it.
+        planned_at = max(self.state.planned_at, self._rest_until)
+        state = replace(self.state, revision=self.revision, planned_at=planned_at)
         done: list[tuple[_Sent, PoolStep]] = []
         for sent in batch:
             step = self._step(state, sent)
@@ -237,7 +243,7 @@ class PoolLoop:
                 self._conclude(done[concluded : chunk.concludes])
                 concluded = chunk.concludes
         except (StoreUnavailable, TimedOut) as error:
-            self._troubles.raised("store", str(error))
+            self._in_trouble(error)
             self._rest_until = self._clock.now() + RETRY_SECONDS
             self._writer.refused(done[concluded][1] if torn else None)
             _refuse([sent for sent, _ in done[concluded:]], error)
@@ -261,45 +267,55 @@ class PoolLoop:
 
     async def _commit(self, chunk: Chunk) -> None:
         if not chunk.changes:
-            if not self._troubles.of("store"):
-                return
-            # Else an idle pool would show a trouble that is long over.
-            chunk.add(self._writer.sign_of_life())
-        transaction = chunk.transaction(self._epoch)
+            return
+        transaction, before = chunk.transaction(self._epoch), self.revision
         try:
             self.revision = max(self.revision, await self._store.commit(transaction))
         except TimedOut as error:
-            self._troubles.raised("store", str(error))
-            await self._settle(transaction)
+            self._in_trouble(error)
+            await self._settle(transaction, before)
         self._writer.written()
         self._troubles.cleared("store")
 
-    async def _settle(self, transaction: Transaction) -> None:
-        """Find out whether it happened after all. Raises StoreUnavailable where it did not, and never will.
+    def _in_trouble(self, error: GpushareError) -> None:
+        self._troubles.raised("store", str(error))
+        if self._healing is None or self._healing.done():
+            self._healing = asyncio.create_task(self._heal(), name="store healing")
+
+    async def _heal(self) -> None:
+        """Write now and then, or an idle pool would show a trouble that is long over."""
+        while self._troubles.of("store"):
+            await asyncio.sleep(RETRY_SECONDS)
+            with contextlib.suppress(GpushareError):
+                await self.write({SIGN_OF_LIFE: b""})
+                self._troubles.cleared("store")
+
+    async def _settle(self, transaction: Transaction, before: int) -> None:
+        """Find out whether it happened after all, after that revision. Raises StoreUnavailable where it did not, and never will.
 
         With a new epoch nothing of the earlier one can still come, so that what is read then is final.
         """
         while True:
             try:
                 self._epoch = await self._store.lead(above=self._epoch)
-                written = await self._is_written(transaction)
+                written = await self._is_written(transaction, before)
             except (StoreUnavailable, TimedOut) as error:
-                self._troubles.raised("store", str(error))
+                self._in_trouble(error)
                 await asyncio.sleep(RETRY_SECONDS)
             else:
                 break
         if not written:
             raise StoreUnavailable("the store took too long", hint="is its disk healthy? see `dmesg`")
 
-    async def _is_written(self, transaction: Transaction) -> bool:
-        """Nobody else writes these records, and what we wrote before is not newer than ``revision``."""
+    async def _is_written(self, transaction: Transaction, before: int) -> bool:
+        """Nobody else writes these records, and what we wrote of them earlier is not newer than ``before``."""
         key = min((*transaction.puts, *transaction.deletes))
         found = dict(await self._store.page(key, 1)).get(key)
         if key not in transaction.puts:
             return found is None
-        if found is None or found.revision <= self.revision:
+        if found is None or found.revision <= before:
             return False
-        self.revision = found.revision
+        self.revision = max(self.revision, found.revision)
         return True
 
     # --- after it is durable ---------------------------------------------------------------------------

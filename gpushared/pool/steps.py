@@ -10,7 +10,6 @@ from gpushared.pool.records import (
     JOB,
     MEMBER,
     RECOVERING,
-    SIGN_OF_LIFE,
     Changes,
     job_changes,
     member_bytes,
@@ -45,10 +44,6 @@ class StepWriter:
         self._members.clear()
         if torn is not None:
             self._torn |= {job.id for job in torn.jobs}
-
-    def sign_of_life(self) -> Changes:
-        """Something to write that changes nothing."""
-        return {SIGN_OF_LIFE: b""}
 
     def _step(self, step: PoolStep) -> Iterator[Changes]:
         for job in step.jobs:

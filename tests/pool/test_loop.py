@@ -94,12 +94,31 @@ async def test_what_cannot_be_written_did_not_happen(pool: Pool) -> None:
     assert pool.troubles.of("store") == ""
 
 
-async def test_an_idle_pool_notices_that_its_store_can_be_written_again(pool: Pool) -> None:
-    pool.store.fail_next(StoreUnavailable("the disk is full"))
+async def test_an_idle_pool_notices_that_its_store_can_be_written_again(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_module, "RETRY_SECONDS", 0.0)
+    pool.store.fail_next(StoreUnavailable("the disk is full"), times=3)
     with pytest.raises(StoreUnavailable):
         await pool.submit(1)
-    await pool.loop.send(PoolTick())
+    assert pool.troubles.of("store")
+    assert pool.loop._healing is not None
+    await pool.loop._healing
     assert pool.troubles.of("store") == ""
+
+
+async def test_beats_are_taken_while_nothing_can_be_written(pool: Pool) -> None:
+    """What waits is tried to be placed now and then, not with each beat, which would be refused with it."""
+    await pool.join()
+    await pool.submit(1)
+    pool.store.fail_next(StoreUnavailable("the disk is full"), times=1000)
+    with pytest.raises(StoreUnavailable):
+        await pool.submit(2)
+    for _ in range(5):
+        await pool.loop.send(NodeBeat(NODE, free=Free(waiting=1)))
+        await pool.loop.send(NodeBeat(NODE, free=Free(waiting=2)))
+    assert pool.loop.state.members[NODE].free == Free(waiting=2)
+    assert isinstance(pool.loop.state.jobs[job_id(1)].state, Queued)
 
 
 async def test_beats_write_nothing(pool: Pool) -> None:
