@@ -164,7 +164,8 @@ def refused(event: object, error: GpushareError, state: NodeState, now: float) -
     assert attempt is not None, "only one that lives asks for a lease"
     # Those of a full node are for people who ask it themselves.
     hint = "" if isinstance(error, LimitReached) else error.hint
-    ending = Ending(EndKind.FAILED, error.message, hint=hint)
+    kind = EndKind.NO_ROOM if isinstance(error, LimitReached) else EndKind.FAILED
+    ending = Ending(kind, error.message, hint=hint)
     _note(attempt, AttemptState.REFUSED, draft, ending=ending)
     return draft
 

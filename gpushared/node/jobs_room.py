@@ -19,10 +19,17 @@ from gpushared.pool.trust.assertions import Asserter
 from gpushared.ports import Clock
 from gpushared.serving.troubles import Troubles
 
+MAX_AT_ONCE = 50
+"""So many jobs of one person are in the node's queue at a time."""
+
 
 def book_rules_of(config: Config) -> PoolRules:
-    """The figures of the node's own book."""
-    return PoolRules(here=True, stop_grace_seconds=config.engine.stop_grace_seconds)
+    """The figures of the node's own book; half of what one may have in the queue is left for ``run``."""
+    return PoolRules(
+        here=True,
+        stop_grace_seconds=config.engine.stop_grace_seconds,
+        here_at_once=min(MAX_AT_ONCE, max(1, config.queue.max_queued_per_user // 2)),
+    )
 
 
 def _in_no_pool() -> Asserter:

@@ -26,6 +26,7 @@ from gpushared.domain.jobs.model import (
 from gpushared.domain.jobs.silence import presence, silent_since
 from gpushared.domain.jobs.state import PoolState, kind_of
 from gpushared.domain.lease import LeaseId
+from gpushared.domain.placement import Reason
 from gpushared.domain.units import shown
 
 NAMED = 3
@@ -107,6 +108,8 @@ def _why_queued(job: Job, state: PoolState, now: float) -> Why | None:
         return Why(JobReason.BEGIN_TIME, f"it is not to start before {_clock(begin_at)}")
     if job.state.not_before > now and job.story:
         return Why(JobReason.TRIED_AGAIN, job.story[-1].text)
+    if state.rules.here:
+        return Why(Reason.QUEUE_ORDER, "it waits behind others of its owner, which are in the node's queue")
     verdict = state.verdicts.get(LeaseId(job.id)) or state.verdicts.get(kind_of(job, state.policy))
     return Why(verdict.reason, verdict.text) if verdict is not None else None
 

@@ -229,6 +229,24 @@ def test_a_job_that_fails_is_tried_again_as_often_as_was_said(daemon: DaemonProc
     assert any("retry 1 of 3" in line for line in story(daemon, name))
 
 
+def test_more_jobs_than_the_node_s_queue_takes_wait_in_the_book_and_all_run(
+    new_daemon: NewDaemon, docker_engine: str
+) -> None:
+    """The queue's bound is one for requests; people who wait at a terminal find room in it meanwhile."""
+    daemon = new_daemon(engine=docker_engine, config="[queue]\nmax_queued_per_user = 4\n")
+    daemon.start()
+    holder = daemon.request("2", uid=ADA)
+    names = submit(daemon, "true", array="1-9", uid=ADA)
+    wait_job(daemon, names[0], "queued", uid=ADA)
+    others = daemon.request("1", uid=ADA)
+    assert others["state"] == "queued"
+    assert "behind others" in job(daemon, names[-1], uid=ADA)["reason"]
+    for lease in (holder, others):
+        daemon.call("Leases/Release", {"lease_id": lease["id"]}, uid=ADA)
+    for name in names:
+        assert wait_job(daemon, name, uid=ADA)["state"] == "succeeded"
+
+
 # --- its end
 
 

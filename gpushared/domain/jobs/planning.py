@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from itertools import islice
 
@@ -47,12 +48,22 @@ def place_who_can(draft: PoolDraft) -> None:
 
 
 def _place_here(draft: PoolDraft) -> None:
-    """Everything that may start goes into the node's own queue."""
-    most = draft.rules.placed_at_once
+    """What may start goes into the node's own queue, of each person's so many at a time, in order."""
+    most, begun = draft.rules.placed_at_once, 0
+    queued = _in_the_queue(draft)
     for name in draft.state.waiting.first(most, most):
         job = draft.state.jobs[name]
-        begin(job, (Part(HERE, job.spec.request),), {}, draft)
-    draft.state.stale = bool(draft.state.waiting)
+        if queued[job.spec.owner.person] < draft.rules.here_at_once:
+            queued[job.spec.owner.person] += 1
+            begin(job, (Part(HERE, job.spec.request),), {}, draft)
+            begun += 1
+    draft.state.stale = bool(begun and draft.state.waiting)
+
+
+def _in_the_queue(draft: PoolDraft) -> Counter[str]:
+    """How many jobs of each person were sent to the node itself and do not run yet."""
+    placed = (draft.state.jobs[name] for name in draft.state.by_node.get(HERE) or ())
+    return Counter(job.spec.owner.person for job in placed if isinstance(job.state, Placing))
 
 
 def _pass_over(draft: PoolDraft) -> None:

@@ -61,6 +61,9 @@ class PoolRules:
     """and so many that ask for the same."""
     placed_at_once: int = 100
     """So many are placed in a pass."""
+    here_at_once: int = 50
+    """With ``here``: so many of one person wait in the node's own queue, which has bounds; the others wait
+    in the book."""
 
     def policy_with(self, projects: Mapping[str, Project]) -> Policy:
         """Who goes next, and whether anybody gives way."""

@@ -26,6 +26,7 @@ from gpushared.domain.jobs.model import (
     NodeName,
     Owner,
     Part,
+    Placing,
     Queued,
     Running,
 )
@@ -269,6 +270,8 @@ class PoolDraft:
         """Enter in the indexes what changed."""
         state = self.state
         was, now = nodes_of(before), nodes_of(job)
+        if state.rules.here and before is not None and isinstance(before.state, Placing):
+            state.stale = True  # it may have left the node's queue, and so made room for the next
         for node in was - now:
             state.by_node = state.by_node.put(node, state.by_node[node].drop(job.id))
             state.stale = True
