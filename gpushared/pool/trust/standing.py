@@ -14,7 +14,10 @@ from gpushared.pool.trust.clocks import TOLERANCE_SECONDS
 from gpushared.pool.trust.ledger import Ledger
 
 REVOKED = "was revoked"
-_AGAIN = "make a token on the coordinator's machine, and let it join again: gpushare pool token --node {0}"
+_AGAIN = (
+    "let it join again: gpushare pool token --node {0} on the coordinator's machine; on {0} gpushare node "
+    "leave, then gpushare node join"
+)
 
 
 Judge = Callable[[float], GpushareError | None]
