@@ -291,9 +291,10 @@ class PoolLoop:
                 self._troubles.cleared("store")
 
     async def _settle(self, transaction: Transaction, before: int) -> None:
-        """Find out whether it happened after all, after that revision. Raises StoreUnavailable where it did not, and never will.
+        """Find out whether it happened after all, after that revision.
 
-        With a new epoch nothing of the earlier one can still come, so that what is read then is final.
+        Raises StoreUnavailable where it did not, and never will: with a new epoch nothing of the earlier one
+        can still come, so that what is read then is final.
         """
         while True:
             try:
@@ -308,8 +309,8 @@ class PoolLoop:
             raise StoreUnavailable("the store took too long", hint="is its disk healthy? see `dmesg`")
 
     async def _is_written(self, transaction: Transaction, before: int) -> bool:
-        """Nobody else writes these records, and what we wrote of them earlier is not newer than ``before``."""
-        key = min((*transaction.puts, *transaction.deletes))
+        """Nobody else writes these records, and what we wrote of them earlier is not newer than that."""
+        key = min(transaction.puts or transaction.deletes)
         found = dict(await self._store.page(key, 1)).get(key)
         if key not in transaction.puts:
             return found is None
