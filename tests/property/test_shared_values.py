@@ -1,0 +1,59 @@
+"""The mapping and the sequence that are never changed, beside a dictionary and a list that are."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpushared.domain import line
+from gpushared.domain.line import Line
+from gpushared.domain.shelf import Shelf
+
+KEYS = st.integers(0, 400)
+CHANGES = st.lists(st.tuples(st.booleans(), KEYS, st.integers()), max_size=120)
+
+
+@given(st.dictionaries(KEYS, st.integers()), CHANGES)
+def test_a_shelf_is_a_dictionary_whose_earlier_selves_stay(
+    first: dict[int, int], changes: list[tuple[bool, int, int]]
+) -> None:
+    """Whatever is put in or taken out later."""
+    shelf, model = Shelf(first), dict(first)
+    before: list[tuple[Shelf[int, int], dict[int, int]]] = []
+    for puts, key, value in changes:
+        before.append((shelf, dict(model)))
+        if puts:
+            shelf, model[key] = shelf.put(key, value), value
+        else:
+            shelf = shelf.drop(key)
+            model.pop(key, None)
+    for one, its_model in [*before, (shelf, model)]:
+        assert dict(one) == its_model
+        assert len(one) == len(its_model)
+        assert all((key in one) == (key in its_model) for key in range(0, 400, 7))
+
+
+@given(st.sets(st.tuples(KEYS, KEYS)), st.lists(st.tuples(st.booleans(), KEYS, KEYS), max_size=120))
+def test_a_line_is_a_sorted_list_whose_earlier_selves_stay(
+    first: set[tuple[int, int]], changes: list[tuple[bool, int, int]]
+) -> None:
+    """With chunks so small that they are split and emptied."""
+    usual, line.CHUNK = line.CHUNK, 4
+    try:
+        waiting, model = Line(first), set(first)
+        before = []
+        for puts, one, other in changes:
+            before.append((waiting, sorted(model)))
+            if puts:
+                waiting = waiting.put((one, other))
+                model.add((one, other))
+            else:
+                waiting = waiting.drop((one, other))
+                model.discard((one, other))
+        for found, its_model in [*before, (waiting, sorted(model))]:
+            assert list(found) == its_model
+            assert found.first() == (its_model[0] if its_model else None)
+            assert (len(found), bool(found)) == (len(its_model), bool(its_model))
+            assert all(item in found for item in its_model)
+    finally:
+        line.CHUNK = usual

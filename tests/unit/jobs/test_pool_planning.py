@@ -1,0 +1,205 @@
+"""Where a pool's jobs go, whose turn it is, and that a pass looks at no more than it must."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpushared.domain.jobs import messages as m
+from gpushared.domain.jobs.ground import Ground
+from gpushared.domain.jobs.member import Free
+from gpushared.domain.jobs.model import AttemptState, Ending, EndKind, JobId, NodeName, Placing, Queued
+from gpushared.domain.jobs.protocol import CancelPart, Place
+from gpushared.domain.policy.passes import WaitReason
+from gpushared.domain.policy.projects import Policy, Project, Quota
+from tests.unit.jobs.pool_world import ADA, BOB, HALF, RULES, WHOLE, J, Pool, exited, held
+
+S = AttemptState
+
+
+def _project(name: str, user: str, **quota: Any) -> Project:
+    return Project(name, users=frozenset({user}), quota=Quota(**quota))
+
+
+WITH_PROJECTS = replace(
+    RULES,
+    policy=Policy(
+        projects={
+            "lab": _project("lab", "ada", guaranteed=1000),
+            "guests": _project("guests", "bob", limit=2000),
+        },
+    ),
+)
+
+
+def test_what_local_users_hold_is_not_given_away() -> None:
+    """It counts wherever it came from, as their node tells."""
+    pool = Pool("a", "b")
+    pool.beat("a", holdings=(held("a", 0),))
+    pool.submit("j1")
+    pool.submit("j2")
+    pool.submit("j3")
+    assert (pool.where("j1"), pool.where("j2"), pool.where("j3")) == (["b"], ["b"], [])
+    pool.beat("a", holdings=())
+    assert pool.where("j3") == ["a"]
+
+
+def test_what_was_placed_counts_before_its_node_tells_of_it_and_once_when_it_does() -> None:
+    """So that nothing is placed twice on the same part of a GPU, nor left empty."""
+    pool = Pool("a")
+    pool.submit("j1")
+    told = replace(held("a", 0, permille=500), attempt=pool.report("a", S.RUNNING, JobId("j1")).key)
+    pool.says("a", S.RUNNING, JobId("j1"))
+    pool.beat("a", holdings=(told,))
+    pool.submit("j2")
+    pool.is_now(Placing, "j2")
+    pool.submit("j3")
+    pool.is_now(Queued, "j3")
+    pool.says("a", S.ENDED, JobId("j1"), ending=exited(0))
+    pool.is_now(Placing, "j3")
+
+
+def test_a_job_for_one_node_waits_for_that_one() -> None:
+    """Whatever is free elsewhere."""
+    pool = Pool("a", "b")
+    pool.running("j0", request=WHOLE, target=NodeName("b"))
+    pool.submit(target=NodeName("b"))
+    pool.is_now(Queued)
+    pool.says("b", S.ENDED, JobId("j0"), ending=exited(0))
+    assert pool.where() == ["b"]
+
+
+def test_a_job_may_be_near_another_one() -> None:
+    """On its node, where that has room."""
+    pool = Pool("a", "b", gpus=2)
+    for node in ("a", "b"):
+        pool.hello(node, gpus=2)
+    node = pool.running("j0", request=WHOLE)
+    other = "b" if node == "a" else "a"
+    pool.submit("j1", request=replace(HALF, near=("j0",)))
+    ((_, order),) = pool.orders(Place)
+    assert isinstance(order, Place)
+    assert order.request == HALF, "its node knows nothing of other jobs"
+    pool.submit("j2", request=replace(WHOLE, gpu_count=2))
+    assert (pool.where("j1"), pool.where("j2")) == ([node], [other])
+
+
+def test_who_used_less_goes_first() -> None:
+    """Among people as among projects."""
+    pool = Pool("a")
+    pool.running("j0", request=WHOLE)
+    pool.submit("j1", WHOLE)
+    pool.submit("j2", WHOLE, owner=BOB)
+    pool.now += 3600
+    pool.says("a", S.ENDED, JobId("j0"), ending=exited(0))
+    pool.wait()
+    pool.beat("a")
+    pool.is_now(Placing, "j2")
+    assert pool.state.usage.total("ada") == 3600
+
+
+def test_nobody_gets_more_than_their_projects_limit() -> None:
+    """And the reason is known for all who ask for the same."""
+    pool = Pool("a", rules=WITH_PROJECTS)
+    pool.hello("a", gpus=4)
+    for at in range(4):
+        pool.submit(f"j{at}", WHOLE, owner=BOB)
+    assert [bool(pool.where(f"j{at}")) for at in range(4)] == [True, True, False, False]
+    kind = pool.state.waiting.where[JobId("j3")][1]
+    assert pool.state.verdicts[kind].reason is WaitReason.PROJECT_LIMIT
+
+
+def test_jobs_give_way_to_what_a_project_is_guaranteed() -> None:
+    """They are ended, wait again, and the winner has their place and nobody else."""
+    pool = Pool("a", rules=WITH_PROJECTS)
+    pool.running("guest", request=WHOLE, owner=BOB)
+    pool.now += 3600
+    pool.beat("a")
+    pool.submit("mine", WHOLE)
+    ((_, order),) = pool.orders()
+    assert isinstance(order, CancelPart)
+    assert order.key.job == "guest"
+    pool.submit("late", WHOLE, owner=BOB)
+    pool.says("a", S.ENDED, JobId("guest"), ending=Ending(EndKind.CANCELLED))
+    pool.wait()
+    pool.is_now(Placing, "mine")
+    pool.is_now(Queued, "guest")
+    pool.is_now(Queued, "late")
+    assert any("gives way to job mine" in text for text in pool.told("guest"))
+
+
+def test_a_pass_places_no_more_than_so_many_and_goes_on_soon() -> None:
+    """So that no step grows without bound."""
+    rules = replace(RULES, placed_at_once=10, looked_at=30, looked_at_alike=12, plan_seconds=0.05)
+    pool = Pool(rules=rules)
+    for at in range(100):
+        pool.submit(f"j{at}", WHOLE)
+    pool.do(m.NodeEnrolled(NodeName("a")))
+    pool.wait(1.0)
+    pool.hello("a", gpus=64)
+    sizes = [len(pool.orders())]
+    while pool.step.look_again_at <= pool.now + 0.05:
+        pool.wait(0.05)
+        sizes.append(len(pool.orders()))
+    assert max(sizes) == 10
+    assert sum(sizes) == 64
+
+
+def test_a_job_behind_others_that_ask_for_the_same_and_wait_needs_no_pass() -> None:
+    """However many of them come."""
+    pool = Pool("a")
+    pool.running("j0", request=WHOLE)
+    pool.submit("j1", WHOLE)
+    at = pool.state.planned_at
+    pool.now += 1
+    pool.submit("j2", WHOLE)
+    assert pool.state.planned_at == at
+    pool.submit("j3", HALF)
+    assert pool.state.planned_at == pool.now
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_kept_picture_of_the_pool_is_as_one_that_is_drawn_anew(seed: int) -> None:
+    """After whatever happened, and also after passes whose steps were dropped."""
+    pool = Pool("a", "b", "c", gpus=2)
+    kept = pool.state.ground = Ground()
+    for at in range(40):
+        _something(pool, seed * 1000 + at)
+        now = pool.now
+        mine = kept.drawn(pool.state, pool.state.policy, now)
+        anew = Ground().drawn(pool.state, pool.state.policy, now)
+        assert mine.rooms() == anew.rooms()
+        assert {one.lease.id for one in kept.holders()} == _ids(pool)
+
+
+def _ids(pool: Pool) -> set[str]:
+    ground = Ground()
+    ground.drawn(pool.state, pool.state.policy, pool.now)
+    return {one.lease.id for one in ground.holders()}
+
+
+def _something(pool: Pool, number: int) -> None:
+    """Something that happens, by number."""
+    node = "abc"[number % 3]
+    live = sorted(pool.state.jobs)
+    job = live[number // 7 % len(live)] if live else J
+    part = next(iter(pool.where(job)), None) if live else None
+    match number // 3 % 7:
+        case 0 | 1:
+            before = pool.state
+            pool.submit(f"j{number}", WHOLE if number % 2 else HALF)
+            if number % 5 == 0:
+                pool.state = before
+        case 2:
+            pool.beat(node, holdings=(held(node, 0, permille=250),) if number % 2 else ())
+        case 3:
+            pool.do(m.NodeDrainAsked(NodeName(node), ADA, "x" if number % 2 else None))
+        case 4 if part is not None:
+            pool.says(part, S.RUNNING, job)
+        case 5 if part is not None:
+            pool.says(part, S.ENDED, job, ending=exited(0))
+        case 6:
+            free = Free(stray_bytes=((held(node, 1).grants[0].gpu, number % 3 << 30),))
+            pool.hello(node, gpus=2, free=free)
