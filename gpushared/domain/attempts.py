@@ -69,6 +69,7 @@ CONTACT_WRITTEN_SECONDS = 10.0
 FENCE_GRACE_SECONDS = 10
 """However long this node's stops may take otherwise: the coordinator waits no longer for a fence."""
 PRUNE_SECONDS = 3600.0
+RAN_OUT = Ending(EndKind.NO_ROOM, "its reservation ran out before all of its gang had one")
 REFUSALS = (RequestError, LimitReached, NotFound, PermissionRefused, StateConflict)
 """What a request may be refused with: then it is the attempt that is refused, and that is written."""
 
@@ -268,9 +269,9 @@ def follow(draft: Draft) -> None:
 def _follow(attempt: Attempt, lease: Lease, draft: Draft) -> None:
     match lease.state:
         case Ended(outcome=outcome):
-            never_began = attempt.gang and isinstance(outcome, NeverClaimed) and attempt.facts is None
-            to = AttemptState.REFUSED if never_began else AttemptState.ENDED
-            ending = _ending(attempt, outcome, draft)
+            alone = attempt.gang and isinstance(outcome, NeverClaimed) and attempt.facts is None
+            to = AttemptState.REFUSED if alone else AttemptState.ENDED
+            ending = RAN_OUT if alone else _ending(attempt, outcome, draft)
             # One may be over before it was ever seen to run.
             ran = ending.kind is EndKind.EXITED and attempt.started_at is None
             _note(attempt, to, draft, ending=ending, lease=lease, started_at=draft.now if ran else None)

@@ -286,7 +286,7 @@ def test_a_gang_that_was_not_told_to_start_was_refused_and_hears_no_commit_after
     node.placed(gang=True, reserve_seconds=30)
     node.now += 30
     node.send(m.Tick())
-    assert node.attempt.state is AttemptState.REFUSED
+    assert (node.attempt.state, node.ending.kind) == (AttemptState.REFUSED, EndKind.NO_ROOM)
     step = node.send(OrderTaken(Commit(KEY, 1, GANG), POOL))
     assert (step.instructions, step.attempts) == ((), ())
     assert isinstance(node.lease.state, Ended)
