@@ -78,8 +78,8 @@ class Containers:
         body["Labels"] = {**labels, LABEL_LEASE: str(lease.id)}
         if self._spec.image:
             body["Image"] = self._spec.image
-        # Nobody is attached to it, so nobody could ever end its input.
-        for stream in ("AttachStdin", "AttachStdout", "AttachStderr", "OpenStdin", "StdinOnce"):
+        # As docker run -d has it: its input, where one was asked for, stays open for whoever attaches.
+        for stream in ("AttachStdin", "AttachStdout", "AttachStderr", "StdinOnce"):
             body[stream] = False
         return body
 

@@ -51,6 +51,8 @@ def read_submit(
     """``after``: what ``message.after`` names. Raises RequestError, NotFound."""
     request = read_lease_request(message.lease, presets)
     numbers = read_array(message.array)
+    if numbers and message.interactive:
+        raise RequestError("an interactive job cannot be an array", hint="leave --array out")
     spec = _spec(message, request, owner, after, origin)
     base = new_id(owner.principal, spec.request_id)
     if not numbers:
@@ -113,14 +115,13 @@ def _image(message: jobs_pb2.SubmitRequest) -> str:
 
 def _body(message: jobs_pb2.SubmitRequest) -> tuple[str, bool]:
     """The create body as it is kept, and whether the container is to be removed. Raises RequestError."""
-    if message.array and message.interactive:
-        raise RequestError("an interactive job cannot be an array", hint="leave --array out")
     body = _object(message.create_body, "the create body")
     if (said := body.get("Image")) != message.image:
         raise RequestError(
             f"the create body is of the image {shown(str(said))}, and the job of {shown(message.image)}"
         )
-    host = body.get("HostConfig") or {}
+    host = body.get("HostConfig")
+    host = {} if host is None else host
     if not isinstance(host, dict):
         raise RequestError("the create body's HostConfig is not an object")
     _refuse_restarts(host)

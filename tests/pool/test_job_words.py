@@ -1,0 +1,141 @@
+"""From what somebody asks for to jobs: what is taken, what is refused and in which words."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gpushared.api.v1 import jobs_pb2, leases_pb2
+from gpushared.cli import references
+from gpushared.domain.errors import RequestError
+from gpushared.domain.jobs.model import JobSpec, Owner, Pull
+from gpushared.pool.job_ids import ALPHABET, MAX_ARRAY, is_job_id, new_id, read_array
+from gpushared.pool.job_words import MAX_BODY_BYTES, Wanted, read_submit
+
+ADA = Owner("ada@lab", "ada")
+
+
+def wanted(body: dict[str, Any] | bytes | None = None, **fields: Any) -> Wanted:
+    content = {"Image": fields.get("image", "busybox"), **body} if isinstance(body, dict) else body
+    written = content if isinstance(content, bytes) else json.dumps(content or {"Image": "busybox"}).encode()
+    lease = leases_pb2.LeaseRequest(gpu="0.5", **fields.pop("lease", {}))
+    message = jobs_pb2.SubmitRequest(**{"lease": lease, "image": "busybox", "create_body": written, **fields})
+    return read_submit(message, ADA, (), {})
+
+
+def spec(*args: Any, **fields: Any) -> JobSpec:
+    (one,) = wanted(*args, **fields).jobs
+    return one[1]
+
+
+def test_a_job_is_what_docker_would_create_with_a_gpu_request_beside_it() -> None:
+    made = spec(
+        {"Cmd": ["a", "b"], "HostConfig": {"Memory": 1}}, name="trainer", retries=2, platform="linux/arm64"
+    )
+    assert json.loads(made.body) == {"Image": "busybox", "Cmd": ["a", "b"], "HostConfig": {"Memory": 1}}
+    assert (made.owner, made.name, made.retries, made.platform) == (ADA, "trainer", 2, "linux/arm64")
+    assert (made.pull, made.requeue, made.nodes, made.stop_after_seconds) == (Pull.MISSING, True, 1, None)
+
+
+def test_docker_s_own_removal_becomes_ours_because_docker_s_would_take_the_exit_code_along() -> None:
+    made = spec({"HostConfig": {"AutoRemove": True}})
+    assert made.remove
+    assert "AutoRemove" not in json.loads(made.body)["HostConfig"]
+    assert spec(remove=True).remove
+    assert not spec().remove
+
+
+@pytest.mark.parametrize(
+    ("body", "fields", "sentence"),
+    [
+        (b"", {}, "the create body is not JSON"),
+        (b"[]", {}, "is not a JSON object"),
+        (b'{"Image": "other"}', {}, "is of the image 'other'"),
+        ({"HostConfig": []}, {}, "HostConfig is not an object"),
+        ({"HostConfig": {"RestartPolicy": {"Name": "always"}}}, {}, "is not restarted by docker"),
+        ({"Env": ["A=" + "x" * MAX_BODY_BYTES]}, {}, "has"),
+        ({}, {"image": ""}, "no image was named"),
+        ({}, {"name": "no spaces"}, "cannot be a container's name"),
+        ({}, {"name": "x" * 200}, "cannot be a container's name"),
+        ({}, {"pull": "sometimes"}, "does not say when to pull"),
+        ({}, {"retries": -1}, "-1 retries are not possible"),
+        ({}, {"retries": 101}, "101 retries are not possible"),
+        ({}, {"nodes": 5000}, "5000 nodes are not possible"),
+        ({}, {"stop_after_seconds": 1}, "are not possible"),
+        ({}, {"request_id": "x" * 200}, "the request id has 200 characters"),
+        ({}, {"interactive": True, "retries": 1}, "is not run again by itself"),
+        ({}, {"interactive": True, "array": "0-1"}, "cannot be an array"),
+        ({}, {"lease": {"time": "soon"}}, "soon"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_its_name(
+    body: dict[str, Any] | bytes, fields: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(RequestError, match=sentence):
+        wanted(body, **fields)
+
+
+# --- arrays
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("", ()),
+        ("0-3", (0, 1, 2, 3)),
+        ("7", (7,)),
+        ("5-9,1,3", (1, 3, 5, 6, 7, 8, 9)),
+        ("1,1,0-1", (0, 1)),
+        ("999999", (999999,)),
+        (f"1-{MAX_ARRAY}", tuple(range(1, MAX_ARRAY + 1))),
+    ],
+)
+def test_the_numbers_of_an_array_are_read_each_once_and_in_order(text: str, numbers: tuple[int, ...]) -> None:
+    assert read_array(text) == numbers
+
+
+@pytest.mark.parametrize(
+    "text", ["x", "3-1", "-1", "1-", "1,,2", "1000000", f"0-{MAX_ARRAY}", "0-999999", "1-2-3", "\u0661"]
+)
+def test_what_are_no_numbers_or_too_many_is_refused(text: str) -> None:
+    with pytest.raises(RequestError):
+        read_array(text)
+
+
+def test_each_job_of_an_array_has_its_number_in_its_id_and_its_name() -> None:
+    made = wanted(array="2,10", name="part")
+    assert [job for job, _ in made.jobs] == [f"{made.array}_2", f"{made.array}_10"]
+    assert [one.name for _, one in made.jobs] == ["part-2", "part-10"]
+    assert {(one.array, one.index) for _, one in made.jobs} == {(made.array, 2), (made.array, 10)}
+
+
+# --- ids
+
+
+def test_a_request_that_is_repeated_names_the_same_jobs_and_nobody_else_s() -> None:
+    assert wanted(request_id="r", array="0-1").jobs == wanted(request_id="r", array="0-1").jobs
+    assert new_id("ada@lab", "r") != new_id("bob@lab", "r")
+    assert new_id("ada@lab", "") != new_id("ada@lab", "")
+
+
+def test_the_command_line_knows_a_job_s_id_when_it_sees_one() -> None:
+    for number in range(200):
+        made = new_id("ada@lab", str(number))
+        assert len(made) == 10
+        assert set(made) <= set(ALPHABET)
+        for text in (made, f"{made}_7"):
+            assert is_job_id(text)
+            assert references.is_job_id(text)
+    for text in (
+        "trainer",
+        "l-7f3k",
+        "0123456789_",
+        "0123456789_x",
+        "012345678",
+        "0123456789ab",
+        "iiiiiiiiii",
+    ):
+        assert not is_job_id(text)
+        assert not references.is_job_id(text)
