@@ -27,7 +27,7 @@ from gpushared.node.views import Views
 from gpushared.pool.job_logs import job_logs
 from gpushared.pool.job_search import LISTED
 from gpushared.pool.job_streams import part_of
-from gpushared.pool.job_views import JobViews
+from gpushared.pool.job_views import OVER, JobViews
 from gpushared.pool.job_whys import Why
 from gpushared.pool.job_words import Wanted
 from gpushared.pool.jobs_service import MAX_WAIT_SECONDS, JobsService, in_batch
@@ -35,7 +35,6 @@ from gpushared.serving.jsonapi import Unary
 
 IN_POOL = "pool:"
 """Before the page tokens of the pool's part of a listing."""
-OVER = frozenset({"succeeded", "failed", "cancelled"})
 
 _Asked = TypeVar("_Asked", bound=Message)
 _Answered = TypeVar("_Answered", bound=Message)

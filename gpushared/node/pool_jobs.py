@@ -20,7 +20,7 @@ from gpushared.domain.request import Caller
 from gpushared.domain.units import shown
 from gpushared.pool.job_ids import is_array_id, is_job_id
 from gpushared.pool.job_search import LISTED, SHORTEST_BEGINNING
-from gpushared.pool.job_views import default_name, token_of
+from gpushared.pool.job_views import OVER, default_name, token_of
 from gpushared.pool.job_words import Wanted, read_submit
 from gpushared.pool.jobs_service import MAX_AFTER
 from gpushared.pool.member.outbox import Outbox, OutboxRecord, refusal_of
@@ -33,7 +33,6 @@ POOL_AWAY = "pool_away"
 """The reason of what is not known because the coordinator does not answer."""
 STOP_GRACE_SECONDS = 10
 MAX_GRACE_SECONDS = 3600
-_GONE = frozenset({"succeeded", "failed", "cancelled"})
 _GET, _LIST, _WAIT, _CANCEL, _HOLD, _EXPLAIN, _NODES = (
     "Get", "List", "Wait", "Cancel", "Hold", "Explain", "Nodes",
 )  # fmt: skip
@@ -197,7 +196,7 @@ class PoolJobs:
     async def _wait(self, record: OutboxRecord, message: jobs_pb2.WaitJobRequest) -> jobs_pb2.Job:
         seconds = min(max(message.timeout_seconds, 0.0), WAIT_SECONDS)
         until = time.monotonic() + seconds
-        while (view := self._view(record)).token == message.token and view.state not in _GONE:
+        while (view := self._view(record)).token == message.token and view.state not in OVER:
             left = until - time.monotonic()
             if left <= 0 or self._link.connected:
                 break

@@ -32,6 +32,9 @@ _OUTCOME_WORDS: dict[type[JobOutcome], str] = {
     Cancelled: "cancelled",
 }
 
+OVER = frozenset(_OUTCOME_WORDS.values())
+"""The words for the states of jobs that are over."""
+
 
 WhyOf = Callable[[Job], Why | None]
 

@@ -20,7 +20,7 @@ from gpushared.domain.jobs.state import PoolState
 from gpushared.pool import job_search as search
 from gpushared.pool.job_ids import MAX_ARRAY, is_array_id
 from gpushared.pool.job_search import Asked, Past
-from gpushared.pool.job_views import JobViews
+from gpushared.pool.job_views import OVER, JobViews
 from gpushared.pool.job_words import Wanted, read_submit
 
 MAX_BATCH = 64
@@ -198,15 +198,14 @@ class JobsService:
 
     async def watch(self, message: jobs_pb2.JobRef, owner: Owner) -> AsyncIterator[jobs_pb2.Job]:
         """Each change, until it is over."""
-        job, token = await self._find(message.job_id, owner), ""
-        while True:
+        job = await self._find(message.job_id, owner)
+        view, token = None, ""
+        while view is None or view.state not in OVER:
             asked = jobs_pb2.WaitJobRequest(job_id=job.id, token=token, timeout_seconds=MAX_WAIT_SECONDS)
             view = await self.wait(asked, owner)
             if view.token != token:
                 yield view
-                token = view.token
-            if isinstance(self._again(job).state, Ended):
-                return
+            token = view.token
 
     async def explain(self, message: jobs_pb2.JobRef, owner: Owner) -> jobs_pb2.JobExplanation:
         job = await self._find(message.job_id, owner)

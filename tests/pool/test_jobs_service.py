@@ -1,0 +1,257 @@
+"""The calls about jobs, over a coordinator's loop on a store in memory: who sees, finds and ends what."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from gpushared.api.v1 import jobs_pb2, leases_pb2
+from gpushared.domain.errors import LimitReached, NotFound, PermissionRefused, RequestError, StateConflict
+from gpushared.domain.jobs.messages import Reported
+from gpushared.domain.jobs.model import AttemptState, Ending, EndKind, Owner
+from gpushared.domain.jobs.protocol import Report
+from gpushared.domain.jobs.rules import PoolRules
+from gpushared.domain.lease import LeaseId
+from gpushared.pool.archive import Archive
+from gpushared.pool.job_views import JobViews
+from gpushared.pool.jobs_service import JobsService
+from tests.pool.pools import NODE, SECONDS, Pool, coordinator
+
+ADA, BOB = Owner("ada@lab", "ada"), Owner("bob@lab", "bob")
+EVE = Owner("eve@lab", "eve", admin=True)
+HELD = {"held": True}
+
+
+class Jobs(JobsService):
+    """The service, and what its tests say to it."""
+
+    def __init__(self, pool: Pool) -> None:
+        views = JobViews(lambda: pool.loop.state, pool.loop.now)
+        super().__init__(pool.loop, Archive(pool.store), views)
+        self.pool = pool
+
+    async def ask(self, owner: Owner = ADA, lease: dict[str, Any] | None = None, **fields: Any) -> list[str]:
+        """The ids of the jobs."""
+        asked = leases_pb2.LeaseRequest(gpu="0.1", **(HELD if lease is None else lease))
+        body = json.dumps({"Image": "busybox"}).encode()
+        message = jobs_pb2.SubmitRequest(lease=asked, image="busybox", create_body=body, **fields)
+        return list((await self.submit(message, owner)).job_ids)
+
+    async def ids(self, owner: Owner = ADA, **asked: Any) -> list[str]:
+        """Those of all pages."""
+        found: list[str] = []
+        token = ""
+        while True:
+            page = await self.list_jobs(jobs_pb2.ListJobsRequest(page_token=token, **asked), owner)
+            found += [job.id for job in page.jobs]
+            token = page.next_page_token
+            if not token:
+                return found
+
+    async def seen(self, reference: str, owner: Owner = ADA) -> jobs_pb2.Job:
+        return await self.get(jobs_pb2.JobRef(job_id=reference), owner)
+
+    async def end(self, reference: str, owner: Owner = ADA) -> jobs_pb2.Job:
+        return await self.cancel(jobs_pb2.CancelJobRequest(job_id=reference), owner)
+
+
+@pytest.fixture
+async def jobs() -> AsyncIterator[Jobs]:
+    async with coordinator() as pool:
+        yield Jobs(pool)
+
+
+# --- taking
+
+
+async def test_all_of_an_array_is_kept_and_asked_for_again_it_is_the_same(jobs: Jobs) -> None:
+    first = await jobs.ask(array="0-299", request_id="r")
+    assert len(first) == 300
+    assert await jobs.ask(array="0-299", request_id="r") == first
+    assert sorted(await jobs.ids()) == sorted(first)
+
+
+async def test_nothing_of_an_array_is_kept_where_there_is_no_room_for_all_of_it() -> None:
+    async with coordinator(rules=PoolRules(max_queued_per_person=5)) as pool:
+        jobs = Jobs(pool)
+        with pytest.raises(LimitReached):
+            await jobs.ask(array="0-9")
+        assert await jobs.ids() == []
+        assert len(await jobs.ask(array="0-4")) == 5
+
+
+async def test_of_a_batch_each_stands_for_itself(jobs: Jobs) -> None:
+    good = jobs_pb2.SubmitRequest(
+        lease=leases_pb2.LeaseRequest(gpu="0.1", held=True), image="a", create_body=b'{"Image": "a"}'
+    )
+    answer = await jobs.submit_batch(
+        jobs_pb2.SubmitBatchRequest(jobs=[good, jobs_pb2.SubmitRequest(), good]), ADA
+    )
+    assert [bool(result.answer.job_ids) for result in answer.results] == [True, False, True]
+    assert answer.results[1].code == "invalid_argument"
+    with pytest.raises(RequestError):
+        await jobs.submit_batch(jobs_pb2.SubmitBatchRequest(jobs=[good] * 65), ADA)
+
+
+async def test_a_job_waits_for_all_of_an_array_by_its_id(jobs: Jobs) -> None:
+    array = await jobs.ask(array="1-3")
+    after = [jobs_pb2.JobAfter(job_id=array[0].partition("_")[0], ok=True)]
+    (name,) = await jobs.ask(after=after, lease={})
+    assert (await jobs.seen(name)).reason.startswith("it waits for 3 jobs")
+    for one in array[:2]:
+        await jobs.end(one)
+    assert (await jobs.seen(name)).state == "failed"
+
+
+async def test_nobody_waits_for_what_they_may_not_see(jobs: Jobs) -> None:
+    (name,) = await jobs.ask()
+    with pytest.raises(NotFound):
+        await jobs.ask(BOB, after=[jobs_pb2.JobAfter(job_id=name)])
+
+
+# --- finding
+
+
+async def test_a_job_is_found_by_its_id_its_name_and_an_unmistakable_beginning(jobs: Jobs) -> None:
+    (name,) = await jobs.ask(name="trainer")
+    for reference in (name, "trainer", name[:6]):
+        assert (await jobs.seen(reference)).id == name
+    (other,) = await jobs.ask()
+    assert (await jobs.seen(f"job-{other}")).id == other
+
+
+async def test_a_beginning_of_several_is_none_of_them(jobs: Jobs) -> None:
+    array = await jobs.ask(array="0-1")
+    with pytest.raises(RequestError, match="is the beginning of 2 jobs"):
+        await jobs.seen(array[0][:5])
+
+
+async def test_of_two_of_a_name_the_one_that_is_not_over_is_meant(jobs: Jobs) -> None:
+    (first,) = await jobs.ask(name="trainer")
+    (second,) = await jobs.ask(name="trainer")
+    assert (await jobs.seen("trainer")).id == second
+    await jobs.end(second)
+    assert (await jobs.seen("trainer")).id == first
+
+
+@pytest.mark.parametrize("reference", ["", "0000000000", "trainer", "nothing"])
+async def test_what_is_not_there_or_somebody_else_s_is_not_found(jobs: Jobs, reference: str) -> None:
+    (name,) = await jobs.ask(name="trainer")
+    for sought in (reference, name):
+        with pytest.raises((NotFound, RequestError)):
+            await jobs.seen(sought, BOB)
+        with pytest.raises((NotFound, RequestError)):
+            await jobs.end(sought, BOB)
+    assert (await jobs.seen(name, EVE)).id == name
+
+
+# --- listing
+
+
+async def test_everybody_lists_their_own_and_administrators_all(jobs: Jobs) -> None:
+    mine, theirs = await jobs.ask(), await jobs.ask(BOB)
+    assert await jobs.ids() == mine
+    assert await jobs.ids(BOB) == theirs
+    assert await jobs.ids(EVE) == []
+    assert await jobs.ids(EVE, all=True) == mine + theirs
+    with pytest.raises(PermissionRefused):
+        await jobs.ids(all=True)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+async def test_pages_give_each_job_once_live_ones_first_then_the_newest_that_are_over(
+    jobs: Jobs, limit: int
+) -> None:
+    names = [(await jobs.ask())[0] for _ in range(6)]
+    await jobs.ask(BOB)
+    for name in (names[1], names[4]):
+        await jobs.end(name)
+        jobs.pool.clock.advance(1)
+    live = [name for name in names if name not in {names[1], names[4]}]
+    assert await jobs.ids(limit=limit) == live
+    assert await jobs.ids(limit=limit, ended=True) == [*live, names[4], names[1]]
+
+
+@pytest.mark.parametrize("limit", [1, 7, 100])
+async def test_an_array_is_listed_whole_whether_its_jobs_are_over_or_not(jobs: Jobs, limit: int) -> None:
+    names = await jobs.ask(array="0-11")
+    await jobs.ask(array="0-2")
+    for name in names[::3]:
+        await jobs.end(name)
+    array = names[0].partition("_")[0]
+    assert sorted(await jobs.ids(array_id=array, ended=True, limit=limit)) == sorted(names)
+    assert sorted(await jobs.ids(array_id=array, limit=limit)) == sorted(set(names) - set(names[::3]))
+    assert await jobs.ids(BOB, array_id=array, ended=True, limit=limit) == []
+
+
+# --- waiting, and what is told
+
+
+async def test_a_wait_comes_back_when_the_job_looks_otherwise(jobs: Jobs) -> None:
+    (name,) = await jobs.ask()
+    token = (await jobs.seen(name)).token
+    asked = jobs_pb2.WaitJobRequest(job_id=name, token=token, timeout_seconds=SECONDS)
+    waiting = asyncio.create_task(jobs.wait(asked, ADA))
+    await asyncio.sleep(0)
+    await jobs.end(name)
+    async with asyncio.timeout(SECONDS):
+        assert (await waiting).state == "cancelled"
+    over = jobs_pb2.WaitJobRequest(job_id=name, token=(await jobs.seen(name)).token, timeout_seconds=60)
+    async with asyncio.timeout(SECONDS):
+        assert (await jobs.wait(over, ADA)).state == "cancelled"
+
+
+async def test_each_change_is_watched_until_the_end(jobs: Jobs) -> None:
+    (name,) = await jobs.ask()
+    seen: list[str] = []
+    async with asyncio.timeout(SECONDS):
+        async for view in jobs.watch(jobs_pb2.JobRef(job_id=name), ADA):
+            seen.append(view.state)
+            if view.state == "held":
+                await jobs.end(name)
+    assert seen == ["held", "cancelled"]
+
+
+async def test_a_job_that_runs_tells_where_and_how_it_ended(jobs: Jobs) -> None:
+    await jobs.pool.join()
+    (name,) = await jobs.ask(lease={})
+    async with asyncio.timeout(SECONDS):
+        while not (found := (await jobs.seen(name)).parts):
+            jobs.pool.clock.advance(0.1)
+            await jobs.pool.loop.changed(0.01)
+    assert [part.node for part in found] == [NODE]
+    assert (await jobs.seen(name)).state == "placing"
+    key = next(iter(jobs.pool.told)).order.key  # type: ignore[union-attr]
+    for revision, state in enumerate((AttemptState.RESERVED, AttemptState.RUNNING), start=1):
+        await jobs.pool.loop.send(Reported(NODE, Report(key, state, revision, LeaseId("l-7f3k"))))
+    running = await jobs.seen(name)
+    assert (running.state, running.parts[0].lease_id, bool(running.started_at)) == ("running", "l-7f3k", True)
+    ended = Report(key, AttemptState.ENDED, 9, LeaseId("l-7f3k"), Ending(EndKind.EXITED, exit_code=3))
+    await jobs.pool.loop.send(Reported(NODE, ended))
+    over = await jobs.seen(name)
+    assert (over.state, over.exit_code, over.reason) == ("failed", 3, "exit code 3")
+    told = await jobs.explain(jobs_pb2.JobRef(job_id=name), ADA)
+    assert told.reason_code == "failed"
+    assert told.story[0].text == "submitted by ada@lab"
+
+
+async def test_who_holds_a_job_is_said_and_what_runs_is_not_held(jobs: Jobs) -> None:
+    (name,) = await jobs.ask()
+    told = await jobs.explain(jobs_pb2.JobRef(job_id=name), ADA)
+    assert (told.job.state, told.reason_code) == ("held", "held")
+    await jobs.hold(jobs_pb2.HoldJobRequest(job_id=name, held=False), ADA)
+    assert (await jobs.seen(name)).state == "queued"
+    await jobs.end(name)
+    with pytest.raises(StateConflict):
+        await jobs.hold(jobs_pb2.HoldJobRequest(job_id=name, held=True), ADA)
+
+
+@pytest.mark.parametrize("grace", [-1, 3601])
+async def test_a_grace_that_cannot_be_is_refused(jobs: Jobs, grace: int) -> None:
+    (name,) = await jobs.ask()
+    with pytest.raises(RequestError):
+        await jobs.cancel(jobs_pb2.CancelJobRequest(job_id=name, grace_seconds=grace), ADA)
