@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from gpushared.domain.jobs.explaining import lack_of_room
 from gpushared.domain.jobs.member import Presence
 from gpushared.domain.jobs.model import (
     AttemptState,
@@ -27,7 +28,7 @@ from gpushared.domain.jobs.silence import presence, silent_since
 from gpushared.domain.jobs.state import PoolState, kind_of
 from gpushared.domain.lease import LeaseId
 from gpushared.domain.placement import Reason
-from gpushared.domain.units import shown
+from gpushared.domain.policy.passes import WaitReason
 
 NAMED = 3
 
@@ -94,7 +95,7 @@ def quiet_since(node: NodeName, state: PoolState, now: float) -> float | None:
 def _why_queued(job: Job, state: PoolState, now: float) -> Why | None:
     assert isinstance(job.state, Queued), "asked of those that wait"
     if job.held_by:
-        return Why(JobReason.HELD, f"it is held by {shown(job.held_by)}", f"gpushare unhold {job.id}")
+        return Why(JobReason.HELD, f"it is held by {job.held_by}", f"gpushare unhold {job.id}")
     if job.awaits:
         more = "" if len(job.awaits) == 1 else "s"
         return Why(
@@ -111,6 +112,9 @@ def _why_queued(job: Job, state: PoolState, now: float) -> Why | None:
     if state.rules.here:
         return Why(Reason.QUEUE_ORDER, "it waits behind others of its owner, which are in the node's queue")
     verdict = state.verdicts.get(LeaseId(job.id)) or state.verdicts.get(kind_of(job, state.policy))
+    if verdict is not None and verdict.reason is WaitReason.RESOURCES:
+        lack = lack_of_room(job, state, now)
+        return Why(lack.reason, lack.sentence, lack.hint)
     return Why(verdict.reason, verdict.text) if verdict is not None else None
 
 
@@ -170,7 +174,7 @@ def _why_over(state: Ended) -> Why | None:
         case JobFailed(reason=reason, hint=hint):
             return Why(JobReason.FAILED, reason, hint)
         case Cancelled(by=by):
-            return Why(JobReason.CANCELLED, f"cancelled by {shown(by)}")
+            return Why(JobReason.CANCELLED, f"cancelled by {by}")
 
 
 def _names(names: Sequence[str]) -> str:
