@@ -36,7 +36,7 @@ ADA = Owner("ada@lab", "ada")
 BOB = Owner("bob@lab", "bob")
 ROOT = Owner("root@lab", "root", admin=True)
 HALF = Request(compute_permille=500, memory_permille=500)
-WHOLE = Request(compute_permille=1000, isolation=Isolation.EXCLUSIVE)
+WHOLE = Request(compute_permille=1000, memory_permille=1000, isolation=Isolation.EXCLUSIVE)
 RULES = PoolRules(plan_seconds=0.0)
 J = JobId("j1")
 

@@ -1,0 +1,152 @@
+"""Why there is no room for a job in the pool: of how many GPUs, and what stands against each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpushared.domain.asking import describe
+from gpushared.domain.gpu import Gpu, GpuId
+from gpushared.domain.jobs.ground import Ground
+from gpushared.domain.jobs.member import Member, Presence
+from gpushared.domain.jobs.model import HERE, Job
+from gpushared.domain.jobs.silence import heard, presence
+from gpushared.domain.jobs.state import PoolState, is_gang
+from gpushared.domain.placement import Reason, Room, is_grant, place, rooms_of
+from gpushared.domain.queue import why_no_room
+from gpushared.domain.request import Request
+from gpushared.domain.units import format_duration, shown
+
+NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """What is missing: a code for programs, a sentence for people, and what helps."""
+
+    reason: Reason
+    sentence: str
+    hint: str = ""
+
+
+_WORDS = {
+    Reason.RESOURCES: "too full",
+    Reason.SHARING_MODE: "shared by others, or not to be shared",
+    Reason.UNMANAGED_USE: "used without a lease",
+    Reason.GPU_UNHEALTHY: "out of use",
+    Reason.OTHER_MODEL: "of another model",
+    Reason.OTHER_GPU: "not the one that was asked for",
+}
+
+
+def lack_of_room(job: Job, state: PoolState, now: float) -> Lack:
+    """Of a job that waits; what the last pass said of it is not looked at."""
+    members = [one for one in state.members.values() if one.forgotten_at is None]
+    if not members:
+        return Lack(
+            Reason.RESOURCES,
+            "the pool has no nodes",
+            "a node joins with what `gpushare pool token` says",
+        )
+    target = state.members.get(job.spec.target) if job.spec.target != HERE else None
+    away = _away(target, state, now) if target is not None else ""
+    if target is not None and away:
+        return Lack(Reason.GPU_UNHEALTHY, f"only node {target.name} will do, and it {away}", _hint(target))
+    request, hosts = _rooms(job, state, now)
+    rooms = [room for its_rooms in hosts.values() for room in its_rooms]
+    if not _could_be(job, request, hosts):
+        return _never(job, request, rooms)
+    if (
+        any(is_grant(place(request, _by_id(its_rooms))) for its_rooms in hosts.values())
+        and job.spec.nodes == 1
+    ):
+        return Lack(Reason.QUEUE_ORDER, f"there is room for {_needs(job)}; it is not its turn")
+    refusals = [one for its_rooms in hosts.values() for one in why_no_room(request, _by_id(its_rooms))[1]]
+    silent = [one for one in members if _away(one, state, now)]
+    counts = Counter(refusal.reason for refusal in refusals)
+    reason = counts.most_common(1)[0][0] if counts else Reason.RESOURCES
+    return Lack(reason, _sentence(job, counts, len(rooms), silent, state, now), _hint(*silent))
+
+
+Hosts = Mapping[str, Sequence[Room]]
+
+
+def _rooms(job: Job, state: PoolState, now: float) -> tuple[Request, Hosts]:
+    """What one node is to have for it, and the rooms of the nodes that may have it."""
+    request = replace(job.spec.request, near=(), away_from=())
+    if job.spec.span:
+        request = replace(request, gpu_count=1)
+    places = (state.ground or Ground()).drawn(state, state.policy, now)
+    allowed = {
+        host: rooms
+        for host, rooms in places.rooms().items()
+        if host not in job.refused_by and job.spec.target in (HERE, host)
+    }
+    return request, allowed
+
+
+def _could_be(job: Job, request: Request, hosts: Hosts) -> bool:
+    """Whether enough nodes would have room if nobody held anything and all were well."""
+    able = sum(is_grant(place(request, rooms_of(map(_well, rooms), (), {}))) for rooms in hosts.values())
+    return able >= job.spec.nodes
+
+
+def _well(room: Room) -> Gpu:
+    return replace(room.gpu, trouble=None)
+
+
+def _by_id(rooms: Iterable[Room]) -> dict[GpuId, Room]:
+    return {room.gpu.id: room for room in rooms}
+
+
+def _never(job: Job, request: Request, rooms: Sequence[Room]) -> Lack:
+    what, models = describe(request), sorted({room.gpu.name for room in rooms})
+    text = f"no node of the pool could take {what}, not even when it is empty"
+    if job.spec.target != HERE:
+        text = f"node {job.spec.target} could not take {what}, not even when it is empty"
+    elif job.spec.nodes > 1:
+        text = f"the pool has no {job.spec.nodes} nodes that could take {what}, not even when they are empty"
+    return Lack(Reason.NEVER_FITS, text, f"there are {', '.join(models)}" if models else "")
+
+
+def _sentence(
+    job: Job, counts: Counter[Reason], gpus: int, silent: Sequence[Member], state: PoolState, now: float
+) -> str:
+    against = [f"{count} {_WORDS.get(reason, reason)}" for reason, count in counts.most_common()]
+    of_all = f"of {gpus} GPU" + ("" if gpus == 1 else "s")
+    text = f"needs {_needs(job)}; {of_all} are {', '.join(against)}" if against else f"needs {_needs(job)}"
+    if not silent:
+        return text
+    said = [f"node {one.name} {_away(one, state, now)}" for one in silent[:NAMED]]
+    more = f", and {len(silent) - NAMED} more" if len(silent) > NAMED else ""
+    return f"{text} ({'; '.join(said)}{more})"
+
+
+def _needs(job: Job) -> str:
+    if is_gang(job.spec) and not job.spec.span:
+        return f"{describe(job.spec.request)} on each of {job.spec.nodes} nodes at once"
+    return describe(job.spec.request) + (" on few nodes at once" if job.spec.span else "")
+
+
+def _away(member: Member, state: PoolState, now: float) -> str:
+    """Why a node takes no work, as what follows its name; empty where it does."""
+    if member.forgotten_at is not None:
+        return "was said to be off"
+    match presence(member, state, now):
+        case Presence.NEVER:
+            return "has not been heard of since the coordinator started"
+        case Presence.UNKNOWN:
+            return f"has been silent for {format_duration(now - heard(member))}"
+        case _ if member.drained_by:
+            return f"is drained by {member.drained_by}: {shown(member.drain_reason)}"
+        case _:
+            return "" if member.connected else "is not connected"
+
+
+def _hint(*members: Member) -> str:
+    """What to do about the first one that was not drained."""
+    lost = next((one for one in members if not one.drained_by), None)
+    if lost is not None:
+        return f"if it is off for good: gpushare node forget {lost.name} --is-off"
+    return f"gpushare undrain {members[0].name}" if members else ""
