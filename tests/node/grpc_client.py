@@ -18,7 +18,16 @@ from google.protobuf import json_format
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from gpushared.api.v1 import gpus_pb2, gpus_pb2_grpc, leases_pb2, leases_pb2_grpc, node_pb2, node_pb2_grpc
+from gpushared.api.v1 import (
+    gpus_pb2,
+    gpus_pb2_grpc,
+    jobs_pb2,
+    jobs_pb2_grpc,
+    leases_pb2,
+    leases_pb2_grpc,
+    node_pb2,
+    node_pb2_grpc,
+)
 from gpushared.serving.doors import HINT_METADATA
 from tests.bed import parts
 
@@ -28,6 +37,7 @@ STUBS = {
     "Leases": leases_pb2_grpc.LeasesStub,
     "Gpus": gpus_pb2_grpc.GpusStub,
     "Node": node_pb2_grpc.NodeStub,
+    "Jobs": jobs_pb2_grpc.JobsStub,
 }
 REQUESTS = {
     "Leases/Request": leases_pb2.LeaseRequest,
@@ -45,7 +55,21 @@ REQUESTS = {
     "Node/Status": node_pb2.NodeStatusRequest,
     "Node/Presets": node_pb2.PresetsRequest,
     "Node/Doctor": node_pb2.DoctorRequest,
+    "Jobs/Submit": jobs_pb2.SubmitRequest,
+    "Jobs/SubmitBatch": jobs_pb2.SubmitBatchRequest,
+    "Jobs/Get": jobs_pb2.JobRef,
+    "Jobs/List": jobs_pb2.ListJobsRequest,
+    "Jobs/Wait": jobs_pb2.WaitJobRequest,
+    "Jobs/Cancel": jobs_pb2.CancelJobRequest,
+    "Jobs/Hold": jobs_pb2.HoldJobRequest,
+    "Jobs/Explain": jobs_pb2.JobRef,
+    "Jobs/Door": jobs_pb2.DoorRequest,
+    "Jobs/Nodes": jobs_pb2.NodesRequest,
+    "Jobs/Watch": jobs_pb2.JobRef,
+    "Jobs/Logs": jobs_pb2.LogsRequest,
 }
+STREAMS = {"Jobs/Watch", "Jobs/Logs"}
+"""Their answers are told as ``items``."""
 
 
 def ask(path: Path, calls: Sequence[tuple[str, Mapping[str, Any]]], *, uid: int = 0) -> list[Json]:
@@ -83,11 +107,17 @@ def _answer(channel: grpc.Channel, name: str, message: Json) -> Json:
         service, method = name.split("/")
         request = json_format.ParseDict(message, REQUESTS[name]())
         answer = getattr(STUBS[service](channel), method)(request, timeout=SECONDS)
+        if name in STREAMS:
+            return {"items": [_told(one) for one in answer]}
     except grpc.RpcError as error:
         trailing: dict[str, Any] = {one.key: one.value for one in error.trailing_metadata() or ()}
         hint = trailing.get(HINT_METADATA, b"")
         code = error.code().name.lower()
         return {"code": code, "message": error.details(), "hint": hint.decode() if hint else ""}
+    return _told(answer)
+
+
+def _told(answer: Any) -> Json:
     told: Json = json_format.MessageToDict(
         answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )

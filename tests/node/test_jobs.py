@@ -16,6 +16,7 @@ import pytest
 from tests.bed import parts
 from tests.node.conftest import NewDaemon
 from tests.node.daemon import END_SECONDS, GPUSHARE, OWN_LABEL, DaemonFailed, DaemonProcess, Json, Refused
+from tests.node.grpc_client import ask
 
 ADA, BOB = 5, 7
 """``games`` and ``lp``: users that every Debian has, and nobody uses."""
@@ -76,7 +77,7 @@ def story(daemon: DaemonProcess, job_id: str) -> list[str]:
     return [entry["text"] for entry in explained["story"]]
 
 
-def gpushare(daemon: DaemonProcess, *words: str) -> subprocess.CompletedProcess[str]:
+def gpushare(daemon: DaemonProcess, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     environment = {
         **os.environ,
         "GPUSHARE_HOST": f"unix://{daemon.socket}",
@@ -84,7 +85,7 @@ def gpushare(daemon: DaemonProcess, *words: str) -> subprocess.CompletedProcess[
     }
     return subprocess.run(
         [str(GPUSHARE), *words],
-        env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
+        env=environment, input=stdin, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
 
 
@@ -177,6 +178,54 @@ def test_what_can_never_run_is_refused_before_it_is_kept(
         lone_daemon.call("Jobs/Submit", message | fields)
     assert sentence in refused.value.message + refused.value.hint
     assert lone_daemon.call("Jobs/List", {"ended": True})["jobs"] == []
+
+
+def test_grpc_and_json_give_the_same_answers_about_jobs(daemon: DaemonProcess) -> None:
+    (name,) = submit(daemon, "sh", "-c", "echo out; echo err >&2; exit 4")
+    wait_job(daemon, name)
+    (other,) = submit(daemon, "true", lease={"held": True})
+    calls: list[tuple[str, Json]] = [
+        ("Jobs/Get", {"job_id": name}),
+        ("Jobs/Explain", {"job_id": name}),
+        ("Jobs/List", {"ended": True}),
+        ("Jobs/Hold", {"job_id": other, "held": True}),
+        ("Jobs/Wait", {"job_id": name, "token": "other"}),
+        ("Jobs/Door", {"job_id": name}),
+    ]
+    by_grpc = ask(daemon.socket, calls)
+    assert by_grpc == [daemon.call(call, message) for call, message in calls]
+    refused, watched, logs, theirs, none, batch = ask(
+        daemon.socket,
+        [
+            ("Jobs/Get", {"job_id": "nothing"}),
+            ("Jobs/Watch", {"job_id": name}),
+            ("Jobs/Logs", {"job_id": name}),
+            ("Jobs/Logs", {"job_id": other}),
+            ("Jobs/Nodes", {}),
+            ("Jobs/SubmitBatch", {"jobs": [{}, {}]}),
+        ],
+    )
+    assert (refused["code"], bool(refused["hint"])) == ("not_found", True)
+    assert [one["state"] for one in watched["items"]] == ["failed"]
+    written = {one["stderr"]: base64.b64decode(one["data"]) for one in logs["items"]}
+    assert written == {False: b"out\n", True: b"err\n"}
+    assert theirs["code"] == "failed_precondition"
+    assert "in no pool" in none["message"]
+    assert [one["code"] for one in batch["results"]] == ["invalid_argument"] * 2
+    (hidden,) = ask(daemon.socket, [("Jobs/Logs", {"job_id": name})], uid=BOB)
+    assert hidden["code"] == "not_found"
+
+
+def test_whoever_attaches_writes_to_a_job_that_waits_for_it(daemon: DaemonProcess) -> None:
+    options = ["--network", "none", "--label", f"{OWN_LABEL}={daemon.directory.name}", "-i"]
+    done = gpushare(
+        daemon, "submit", "--gpu", "0.25", *options, parts.BUSYBOX_IMAGE, "sh", "-c", "read x; exit $x"
+    )
+    name = done.stdout.strip()
+    wait_job(daemon, name, "running")
+    attached = gpushare(daemon, "attach", name, stdin="7\n")
+    assert attached.returncode == 7
+    assert gpushare(daemon, "wait", name).returncode == 7
 
 
 # --- arrays, dependencies, retries
