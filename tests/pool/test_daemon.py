@@ -32,6 +32,10 @@ class GoneError(Exception):
     """The coordinator did not answer: it is dead."""
 
 
+class RefusedError(Exception):
+    """The coordinator said no, and why."""
+
+
 class Daemon:
     """One life of a coordinator."""
 
@@ -43,7 +47,7 @@ class Daemon:
         )
 
     def call(self, call: str, **fields: Any) -> dict[str, Any]:
-        """Raises GoneError."""
+        """Raises GoneError, RefusedError."""
         connection = http.client.HTTPConnection("coordinator", timeout=SECONDS)
         try:
             connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -55,7 +59,8 @@ class Daemon:
             raise GoneError from error
         finally:
             connection.close()
-        assert "code" not in answer, answer
+        if "code" in answer:
+            raise RefusedError(f"{answer['message']}; {answer['details']}")
         return answer
 
     def submit(self, request_id: str) -> str:
@@ -244,9 +249,69 @@ def test_a_store_that_somebody_else_leads_ends_the_process(place: Place, tmp_pat
         (place.state / f"{STORE_NAME}.lock").unlink()
         with place.life(runtime=tmp_path / "r2") as second:
             second.submit("two")
-            with pytest.raises((GoneError, AssertionError)):
+            with pytest.raises((GoneError, RefusedError)):
                 first.submit("three")
             assert first.process.wait(SECONDS) != 0
             assert first.process.stderr is not None
             assert "must not act any more" in first.process.stderr.read()
             assert len(second.jobs()) == 2
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of two MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
+    mounted = subprocess.run(words, check=False, capture_output=True, text=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"cannot mount a small disk: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """The file that takes all that is left."""
+    ballast = folder / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        try:
+            for _ in range(1024):
+                file.write(bytes(4096))
+        except OSError:
+            return ballast
+    raise AssertionError("it never became full")
+
+
+def submit_until_refused(daemon: Daemon) -> tuple[list[str], str]:
+    """The store's files have room for some; those, and what was said then."""
+    kept: list[str] = []
+    for at in range(200):
+        try:
+            kept.append(daemon.submit(f"last-{at}"))
+        except RefusedError as refused:
+            return kept, str(refused)
+    raise AssertionError("it never was refused")
+
+
+def test_with_a_full_disk_everything_is_still_shown_and_the_next_write_that_works_goes_on(
+    small_disk: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    place = Place(small_disk / "state", tmp_path_factory.mktemp("r"))
+    with place.life() as daemon:
+        job = daemon.submit("before")
+        ballast = fill(small_disk)
+        more, refusal = submit_until_refused(daemon)
+        kept = {job, *more}
+        assert "the disk is full" in refusal
+        assert "goes on by itself" in refusal
+        assert daemon.jobs().keys() == kept
+        assert "the disk is full" in " ".join(daemon.call("PoolAdmin/Status")["troubles"])
+        ballast.unlink()
+        deadline = time.monotonic() + SECONDS
+        while daemon.call("PoolAdmin/Status")["troubles"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        kept.add(daemon.submit("after"))
+        daemon.stop()
+    with place.life() as daemon:
+        assert daemon.jobs().keys() == kept
