@@ -177,7 +177,8 @@ class MemberLink:
             try:
                 await self._connect()
             except GpushareError as error:
-                self._lost(error)
+                # Anew, because the traceback holds the call, and a call keeps its connection dialling.
+                self._lost(type(error)(error.message, hint=error.hint))
             await self._wait()
 
     async def _connect(self) -> None:

@@ -137,6 +137,10 @@ class Session:
             for task in (*tasks, *self._work):
                 task.cancel()
             await asyncio.gather(*tasks, *self._work, return_exceptions=True)
+            # The error that ends the stream holds this frame, and the tasks the error: a circle that would
+            # keep the call, and with it the connection, until somebody collects garbage.
+            tasks.clear()
+            ends.clear()
 
     def end(self, why: GpushareError) -> None:
         """Close it from this side."""
@@ -159,6 +163,7 @@ class Session:
             reading.cancel()
             writing.cancel()
             await asyncio.gather(reading, writing, return_exceptions=True)
+            del reading, writing  # as in ``talk``
 
     async def _say_hello(self) -> None:
         for message in wire.hello_messages(self._hello(), self._desk.reports()):
@@ -186,6 +191,8 @@ class Session:
                 return await work
         except TimeoutError:
             raise TimedOut(f"the coordinator did not answer in {self._timing.answer:.0f} s") from None
+        finally:
+            del work  # as in ``talk``
 
     # --- up --------------------------------------------------------------------------------------------
 

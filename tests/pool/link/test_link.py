@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import grpc
 import pytest
 
 from gpushared.api.v1 import link_pb2
@@ -17,6 +20,7 @@ from gpushared.domain.jobs.member import Free
 from gpushared.domain.jobs.model import AttemptKey, AttemptState, JobId
 from gpushared.domain.jobs.protocol import Place, StaleEpoch
 from gpushared.domain.request import Request
+from gpushared.pool.member.dial import Dial
 from gpushared.pool.member.session import Timing
 from gpushared.pool.stream import MAX_WAITING
 from tests.pool.link.coordinator import Coordinator, Machine
@@ -232,6 +236,38 @@ async def test_after_a_cut_the_next_hello_tells_all_attempts(coordinator: Coordi
             await node.connected()
     assert [(report.key, report.state) for report in hello.reports] == [(KEY, AttemptState.RUNNING)]
     assert hello.seen_epoch == 1
+
+
+async def test_nothing_is_left_of_links_that_were_lost(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that somebody still holds keeps its connection dialling, and the coordinator has it in vain."""
+    channels: list[weakref.ref[grpc.aio.Channel]] = []
+    made = Dial.channel
+
+    async def note(dial: Dial) -> grpc.aio.Channel:
+        channel = await made(dial)
+        channels.append(weakref.ref(channel))
+        return channel
+
+    monkeypatch.setattr(Dial, "channel", note)
+    async with Proxy(coordinator.port).running() as proxy:
+        node = Node(coordinator.enrol(N1), lambda: proxy.address)
+        gc.collect()
+        gc.disable()
+        try:
+            async with node.running():
+                await node.connected()
+                proxy.refuses = True
+                await proxy.cut()
+                while len(channels) < 5:
+                    await node.link.changed(20)
+                proxy.refuses = False
+                await node.connected()
+                alive = [channel for channel in channels if channel() is not None]
+        finally:
+            gc.enable()
+    assert len(alive) == 1
 
 
 @pytest.mark.parametrize("way", ["up", "down"])
