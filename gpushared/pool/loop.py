@@ -261,9 +261,15 @@ class PoolLoop:
     async def _rise(self, steps: Sequence[PoolStep]) -> None:
         """Lead with an epoch above all that nodes have seen, or they would take no orders of ours."""
         wanted = max((step.epoch for step in steps if step.epoch is not None), default=0)
-        if wanted > self._epoch:
-            self._epoch = await self._store.lead(above=wanted - 1)
-            log.warning("nodes know of a higher epoch; this coordinator now leads with %d", self._epoch)
+        while wanted > self._epoch:
+            try:
+                self._epoch = await self._store.lead(above=wanted - 1)
+            except TimedOut as error:
+                # It may have happened; then all that is written with the epoch before would be refused.
+                self._in_trouble(error)
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                log.warning("nodes know of a higher epoch; this coordinator now leads with %d", self._epoch)
 
     async def _commit(self, chunk: Chunk) -> None:
         if not chunk.changes:

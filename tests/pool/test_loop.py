@@ -338,6 +338,25 @@ async def test_the_epoch_rises_above_what_a_node_has_seen(pool: Pool) -> None:
     await pool.submit(1)
 
 
+async def test_an_epoch_of_which_nothing_was_heard_is_asked_for_again(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have risen in the store, and then nothing of the earlier one would be written any more."""
+    monkeypatch.setattr(loop_module, "RETRY_SECONDS", 0.0)
+    original = pool.store.lead
+
+    async def once(above: int = 0) -> int:
+        pool.store.lead = original  # type: ignore[method-assign]
+        await original(above)
+        raise TimedOut("the store did not answer in 15 s")
+
+    pool.store.lead = once  # type: ignore[method-assign]
+    await pool.loop.send(NodeEnrolled(NODE))
+    await pool.loop.send(NodeHello(NODE, INVENTORY, Free(), seen_epoch=41))
+    assert pool.loop.epoch > 42
+    await pool.submit(1)
+
+
 async def test_an_order_that_was_of_too_low_an_epoch_raises_it(pool: Pool) -> None:
     await pool.join()
     await pool.submit(1)
