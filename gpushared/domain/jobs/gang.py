@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from gpushared.domain.gpu import WHOLE_PERMILLE, GpuId
 from gpushared.domain.jobs.following import begin
-from gpushared.domain.jobs.ground import GroundPlaces, marked, part_id
+from gpushared.domain.jobs.ground import GroundPlaces, in_full, marked, part_id
 from gpushared.domain.jobs.model import Job, NodeName, Part, Queued
 from gpushared.domain.jobs.state import PoolDraft
 from gpushared.domain.lease import Grant, LeaseId
@@ -54,7 +54,7 @@ def _order(job: Job, policy: Policy) -> tuple[int, int]:
 
 def _over_limit(job: Job, ledger: Ledger, places: GroundPlaces) -> Verdict | None:
     """Whether its project may hold no so much more."""
-    request, times = job.spec.request, job.spec.nodes
+    request, times = in_full(job.spec.request, places.models()), job.spec.nodes
     models = [gpu for gpu in places.models().values() if not request.models or gpu.name in request.models]
     for gpu in models:
         room = ledger.room_to_limit(job.project, gpu.name, request.lease_class)
@@ -124,7 +124,7 @@ def _spread(job: Job, places: GroundPlaces) -> list[Share]:
 
 def _capable(job: Job, places: GroundPlaces) -> list[tuple[int, NodeName]]:
     """The nodes with how many GPUs they have for it now, the most first."""
-    one = replace(job.spec.request, gpu_count=1, near=(), away_from=())
+    one = _single(job, places)
     found = []
     for host in places.hosts():
         if host in job.refused_by or (job.spec.target and host != job.spec.target):
@@ -135,6 +135,12 @@ def _capable(job: Job, places: GroundPlaces) -> list[tuple[int, NodeName]]:
         if count:
             found.append((-count, NodeName(host)))
     return [(-count, host) for count, host in sorted(found)]
+
+
+def _single(job: Job, places: GroundPlaces) -> Request:
+    """One GPU of what it asks for."""
+    request = in_full(job.spec.request, places.models())
+    return replace(request, gpu_count=1, near=(), away_from=())
 
 
 # --- what is kept --------------------------------------------------------------------------------------
@@ -160,7 +166,7 @@ def _keep(job: Job, places: GroundPlaces) -> frozenset[GpuId]:
 
 def _emptiest(job: Job, places: GroundPlaces) -> Iterator[tuple[int, str]]:
     """Nodes by how much is free there, with how many GPUs they would have for it when they are empty."""
-    one = replace(job.spec.request, gpu_count=1, near=(), away_from=())
+    one = _single(job, places)
     free = {host: sum(room.free_permille for room in places.rooms_on(host)) for host in places.hosts()}
     for host in sorted(free, key=lambda name: (-free[name], name)):
         rooms = [_emptied(room) for room in places.rooms_on(host)]

@@ -25,6 +25,7 @@ from gpushared.domain.policy.passes import Holder
 from gpushared.domain.policy.places import NOTHING
 from gpushared.domain.policy.projects import Policy
 from gpushared.domain.request import Isolation, Request
+from gpushared.domain.surroundings import is_called, models_named
 
 NODE_MARK = "@"
 """Before a node's name, where a request is to be near it or away from it as a whole."""
@@ -192,7 +193,7 @@ class GroundPlaces:
         closed: Collection[GpuId] = NOTHING,
         host: str | None = None,
     ) -> tuple[Grant, ...]:
-        request, target, away = _unmarked(request)
+        request, target, away = _unmarked(in_full(request, self.models()))
         if target is not None and host not in (None, target):
             return ()
         host = host if target is None else target
@@ -244,6 +245,16 @@ class GroundPlaces:
 
     def hosts(self) -> Iterable[str]:
         return [host.name for host in self._fleet.hosts]
+
+
+def in_full(request: Request, models: Mapping[str, Gpu]) -> Request:
+    """The request with its models by their full names, as far as the pool has such now.
+
+    Nodes come and go, so that what people call a model is found anew for each pass.
+    """
+    known = [word for word in request.models if any(is_called(name, word) for name in models)]
+    full = models_named(known, models.values()) if known else request.models
+    return request if full == request.models else replace(request, models=full)
 
 
 def marked(request: Request, target: NodeName, refused_by: Iterable[NodeName]) -> Request:

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 from itertools import islice
 
+from gpushared.domain.gpu import Gpu
 from gpushared.domain.jobs.following import begin, cancel
 from gpushared.domain.jobs.gang import place_gangs
-from gpushared.domain.jobs.ground import Ground, GroundPlaces, marked
+from gpushared.domain.jobs.ground import Ground, GroundPlaces, in_full, marked
 from gpushared.domain.jobs.model import (
     HERE,
     Ending,
@@ -76,7 +77,7 @@ def _pass_over(draft: PoolDraft) -> None:
     names = state.waiting.first(rules.looked_at, rules.looked_at_alike)
     names += [name for name in _winners(draft) if name not in names]
     found = plan(
-        [candidate(state.jobs[name], policy) for name in names],
+        [candidate(state.jobs[name], policy, places.models()) for name in names],
         holders,
         places,
         state.usage,
@@ -92,10 +93,10 @@ def _pass_over(draft: PoolDraft) -> None:
         draft.wake(found.look_again_at, Wake.PLAN)
 
 
-def candidate(job: Job, policy: Policy) -> Candidate:
-    """A job that waits, as the policy sees it."""
+def candidate(job: Job, policy: Policy, models: Mapping[str, Gpu]) -> Candidate:
+    """A job that waits, as the policy sees it. ``models``: those of the pool, by their names."""
     assert isinstance(job.state, Queued)
-    request = job.spec.request
+    request = in_full(job.spec.request, models)
     lease = Lease(
         id=LeaseId(job.id),
         sequence=job.sequence,

@@ -88,10 +88,16 @@ class Pool:
     # --- nodes -----------------------------------------------------------------------------------------
 
     def hello(
-        self, node: str, *reports: Report, gpus: int = 1, seen_epoch: int = 0, free: Free | None = None
+        self,
+        node: str,
+        *reports: Report,
+        gpus: int = 1,
+        model: str = "H100",
+        seen_epoch: int = 0,
+        free: Free | None = None,
     ) -> PoolStep:
         name = NodeName(node)
-        inventory = Inventory(gpus_of(node, gpus), address=f"{node}.lab")
+        inventory = Inventory(gpus_of(node, gpus, model), address=f"{node}.lab")
         return self.do(m.NodeHello(name, inventory, free or Free(), reports, seen_epoch))
 
     def says(

@@ -71,6 +71,21 @@ def test_a_job_for_one_node_waits_for_that_one() -> None:
     assert pool.where() == ["b"]
 
 
+@pytest.mark.parametrize("shape", [{}, {"nodes": 2}, {"span": True}], ids=["one node", "several", "span"])
+def test_people_name_a_gpus_model_by_any_part_of_its_name(shape: dict[str, Any]) -> None:
+    """Also where nodes with such GPUs come only while the job waits."""
+    pool = Pool("a", "b")
+    count = 2 if "span" in shape else 1
+    pool.submit(request=replace(WHOLE, models=("rtx4090", "t4"), gpu_count=count), **shape)
+    pool.is_now(Queued)
+    for node in ("c", "d"):
+        pool.do(m.NodeEnrolled(NodeName(node)))
+        pool.hello(node, model="NVIDIA GeForce RTX 4090")
+    pool.wait(1.0)
+    assert pool.where() == (["c", "d"] if shape else [pool.where()[0]])
+    assert set(pool.where()) <= {"c", "d"}
+
+
 def test_a_job_may_be_near_another_one() -> None:
     """On its node, where that has room."""
     pool = Pool("a", "b", gpus=2)
