@@ -48,7 +48,7 @@ PAIR = JobSpec(HALF, ADA, image="x", nodes=2)
 TWO = Story(spec=PAIR, quick=True, failures=False, most_attempts=2)
 
 THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
-MOST_WORLDS = 1_000_000 if THOROUGH else 10_000
+MOST_WORLDS = 1_000_000 if THOROUGH else 8_000
 """Most stories are through with fewer; of the others the worlds that need the fewest steps are looked at."""
 
 STORIES = {
