@@ -24,7 +24,7 @@ from gpushared.domain.jobs.model import (
     Succeeded,
 )
 from gpushared.domain.jobs.state import PoolState
-from gpushared.pool.job_whys import Why, is_silent, quiet_since, why
+from gpushared.pool.job_whys import Why, in_full, is_silent, quiet_since, why
 
 _OUTCOME_WORDS: dict[type[JobOutcome], str] = {
     Succeeded: "succeeded",
@@ -88,6 +88,10 @@ class JobViews:
     def why(self, job: Job) -> Why | None:
         """Why it does not run; None where there is nothing to say."""
         return self._told(job) or why(job, self._state(), self._now())
+
+    def why_in_full(self, job: Job) -> Why | None:
+        """The same for one job alone, which may take longer to find out."""
+        return self._told(job) or in_full(job, self._state(), self._now())
 
     def name_of(self, node: NodeName) -> str:
         return self._here if node == HERE else node

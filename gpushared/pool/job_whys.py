@@ -75,6 +75,16 @@ def why(job: Job, state: PoolState, now: float) -> Why | None:
             return _why_silent(parts, state, now)
 
 
+def in_full(job: Job, state: PoolState, now: float) -> Why | None:
+    """The same for one job alone: of one that has no room, what stands against it on each node."""
+    told = why(job, state, now)
+    waits = isinstance(job.state, Queued) and not state.rules.here
+    if not waits or (told is not None and told.code != Reason.RESOURCES):
+        return told
+    lack = lack_of_room(job, state, now)
+    return Why(lack.reason, lack.sentence, lack.hint)
+
+
 def is_silent(part: Part, state: PoolState, now: float) -> bool:
     """Whether what is said of a part is only believed, because its node is not heard of."""
     member = state.members.get(part.node)

@@ -209,7 +209,7 @@ class JobsService:
 
     async def explain(self, message: jobs_pb2.JobRef, owner: Owner) -> jobs_pb2.JobExplanation:
         job = await self._find(message.job_id, owner)
-        why = self.views.why(job)
+        why = self.views.why_in_full(job)
         return jobs_pb2.JobExplanation(
             job=self.views.job(job),
             reason_code=why.code if why else "",

@@ -239,6 +239,13 @@ async def test_a_job_that_runs_tells_where_and_how_it_ended(jobs: Jobs) -> None:
     assert told.story[0].text == "submitted by ada@lab"
 
 
+async def test_a_job_without_room_is_told_what_stands_against_it_on_the_nodes(jobs: Jobs) -> None:
+    (name,) = await jobs.ask(lease={})
+    told = await jobs.explain(jobs_pb2.JobRef(job_id=name), ADA)
+    assert told.sentence == "the pool has no nodes"
+    assert "gpushare pool token" in told.hint
+
+
 async def test_who_holds_a_job_is_said_and_what_runs_is_not_held(jobs: Jobs) -> None:
     (name,) = await jobs.ask()
     told = await jobs.explain(jobs_pb2.JobRef(job_id=name), ADA)
