@@ -158,8 +158,6 @@ def _ring(what: Wake, whose: str, draft: PoolDraft) -> None:
             silence.look(NodeName(whose), draft)
         case Wake.SETTLE:
             recovery.settle_if_due(draft)
-        case Wake.PLAN:
-            draft.state.stale = True
 
 
 # --- events --------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from gpushared.domain.jobs.model import (
     Running,
     Then,
 )
-from gpushared.domain.jobs.state import NEVER, PoolDraft, Wake
+from gpushared.domain.jobs.state import NEVER, PoolDraft
 from gpushared.domain.jobs.waiting import Kind
 from gpushared.domain.lease import Grant, Lease, LeaseId
 from gpushared.domain.lease import Queued as LeaseQueued
@@ -37,9 +37,10 @@ Verdicts = Mapping[LeaseId | Kind, Verdict]
 def place_who_can(draft: PoolDraft) -> None:
     """Place those whose turn it is, where something changed since it was last looked."""
     state = draft.state
-    if not state.stale or draft.now < state.plan_at:
+    due = state.stale or state.plan_again_at <= draft.now
+    if not due or draft.now < state.plan_at:
         return
-    state.stale, state.planned_at = False, draft.now
+    state.stale, state.planned_at, state.plan_again_at = False, draft.now, NEVER
     if not state.waiting and not state.gangs:
         state.verdicts, state.under_way = {}, {}
     elif draft.rules.here:
@@ -89,8 +90,7 @@ def _pass_over(draft: PoolDraft) -> None:
     _carry_out(found, places, draft)
     if more or (found.grants and len(state.waiting)):
         state.stale = True
-    if found.look_again_at < NEVER:
-        draft.wake(found.look_again_at, Wake.PLAN)
+    state.plan_again_at = found.look_again_at
 
 
 def candidate(job: Job, policy: Policy, models: Mapping[str, Gpu]) -> Candidate:

@@ -57,8 +57,6 @@ class Wake(StrEnum):
     SILENCE = "silence"
     """A node that may have been silent for too long."""
     SETTLE = "settle"
-    PLAN = "plan"
-    """Time alone may let somebody start."""
 
 
 Alarm = tuple[float, str, str]
@@ -117,6 +115,8 @@ class PoolState:
     stale: bool = False
     """Something changed since the last pass that could let somebody start."""
     planned_at: float = 0.0
+    plan_again_at: float = NEVER
+    """When time alone may let somebody start, by the last pass."""
     resting: Mapping[NodeName, float] = field(default_factory=dict)
     """Nodes that are tried last, and until when."""
     ground: Any = field(default=None, compare=False, repr=False)
@@ -131,7 +131,7 @@ class PoolState:
         """When time alone may change something; infinite where only an event can."""
         first = self.alarms.first()
         alarm = NEVER if first is None else first[0]
-        return min(alarm, self.plan_at if self.stale else NEVER)
+        return min(alarm, self.plan_at if self.stale else max(self.plan_at, self.plan_again_at))
 
     @property
     def plan_at(self) -> float:

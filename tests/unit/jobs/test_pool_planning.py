@@ -218,3 +218,19 @@ def _something(pool: Pool, number: int) -> None:
         case 6:
             free = Free(stray_bytes=((held(node, 1).grants[0].gpu, number % 3 << 30),))
             pool.hello(node, gpus=2, free=free)
+
+
+def test_time_alone_lets_somebody_start_when_the_last_pass_said_so() -> None:
+    """A job gives way only after it has run for a while; what a later pass says takes the place of that."""
+    pool = Pool("a", rules=WITH_PROJECTS)
+    pool.running("guest", request=WHOLE, owner=BOB)
+    pool.submit("mine", WHOLE)
+    pool.is_now(Queued, "mine")
+    due = pool.state.plan_again_at
+    assert pool.now < due < pool.now + 3600
+    pool.now = due - 1
+    pool.beat("a")
+    assert pool.orders() == []
+    assert pool.step.look_again_at == due
+    pool.wait(1)
+    assert [order.key.job for _, order in pool.orders(CancelPart)] == ["guest"]
