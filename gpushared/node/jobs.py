@@ -16,7 +16,7 @@ from gpushared.api.v1 import jobs_pb2
 from gpushared.domain.asking import Ask
 from gpushared.domain.errors import LimitReached, NotFound, RequestError, StateConflict, Unavailable
 from gpushared.domain.jobs.model import AttemptKey, Job, JobId, Owner, Placing, Running
-from gpushared.domain.lease import Queued, Requeued, Suspended
+from gpushared.domain.lease import LeaseId, Queued, Requeued, Suspended
 from gpushared.domain.offer import offer
 from gpushared.domain.request import Caller
 from gpushared.node.job_host import JobHost
@@ -181,7 +181,8 @@ class NodeJobs:
                 f"job {view.id} is {view.state} and has no container{said}",
                 hint=f"its story: gpushare why {view.id}",
             )
-        path, here = self._socket, not view.pool or self._is_here(part.node)
+        path = self._socket
+        here = not view.pool or (self._is_here(part.node) and self._has_lease(LeaseId(part.lease_id), caller))
         if not here:
             if self.doors is None:
                 raise Unavailable(
@@ -230,6 +231,15 @@ class NodeJobs:
         return await self._pool("list its nodes").nodes(message, caller)
 
     # --- helpers ---------------------------------------------------------------------------------------
+
+    def _has_lease(self, lease: LeaseId, caller: Caller) -> bool:
+        """Whether it is the caller's own. By a pool's order jobs run here as who their owners are *here*.
+
+        That may be another account than the one that asks, which then comes in as from any other node.
+        """
+        state = self._loop.state
+        known = state.leases.get(lease) or state.ended.get(lease)
+        return known is None or known.owner_uid == caller.uid
 
     def _is_here(self, node: str) -> bool:
         """Whether this node is meant, by its own name or by that which it has in the pool."""
