@@ -7,6 +7,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -20,6 +21,7 @@ from gpushared.domain.jobs.member import Free
 from gpushared.domain.jobs.model import AttemptKey, AttemptState, JobId
 from gpushared.domain.jobs.protocol import Place, StaleEpoch
 from gpushared.domain.request import Request
+from gpushared.pool.link import LinkService
 from gpushared.pool.member.dial import Dial
 from gpushared.pool.member.session import Timing
 from gpushared.pool.stream import MAX_WAITING
@@ -166,6 +168,60 @@ async def test_a_hello_that_is_longer_than_a_message_comes_in_several(coordinato
         hello = await hello_of(coordinator.machine)
     assert [report.key for report in hello.reports] == keys
     assert all(report.spec == spec() for report in hello.reports)
+
+
+async def test_a_node_is_told_of_its_drain_at_once_and_at_each_hello(coordinator: Coordinator) -> None:
+    """By whom, and why."""
+    node = member_of(coordinator)
+    members = coordinator.machine.state.members
+    told: asyncio.Queue[link_pb2.DrainNotice] = asyncio.Queue()
+    node.link.guests.drained = told.put_nowait
+    async with node.running(), asyncio.timeout(20):
+        await node.connected()
+        members[node.name] = replace(members[node.name], drained_by="root", drain_reason="a new fan")
+        coordinator.link.tell_drain(node.name)
+        first = await told.get()
+        node.link.redial()
+        again = await told.get()
+    assert (first.by, first.reason) == ("root", "a new fan")
+    assert again == first
+
+
+async def test_clocks_that_are_too_far_apart_are_told_with_the_difference(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before somebody wonders why certificates and jobs are refused."""
+    node = member_of(coordinator)
+    told_now = LinkService._welcome
+
+    def ahead(link: LinkService) -> link_pb2.Welcome:
+        welcome = told_now(link)
+        welcome.now += 3600
+        return welcome
+
+    monkeypatch.setattr(LinkService, "_welcome", ahead)
+    async with node.running():
+        await node.connected()
+    assert "3600 s ahead of" in node.troubles.of("pool-clock")
+
+
+async def test_a_coordinator_of_another_pool_is_not_joined(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even where its certificate is of the same authority."""
+    node = member_of(coordinator)
+    told_now = LinkService._welcome
+
+    def other(link: LinkService) -> link_pb2.Welcome:
+        welcome = told_now(link)
+        welcome.pool = "other"
+        return welcome
+
+    monkeypatch.setattr(LinkService, "_welcome", other)
+    async with node.running():
+        await node.until(lambda link: bool(link.state.last_error))
+    assert "of the pool lab, and the coordinator of 'other'" in node.link.state.last_error
+    assert node.desk.seen.epoch == 0
 
 
 async def test_an_order_that_cannot_be_read_is_passed_over(
