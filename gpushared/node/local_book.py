@@ -76,7 +76,9 @@ class LocalBook:
             stop_listening = self._desk.subscribe(OWN, self._report)
             self._greet()
             tasks = [asyncio.create_task(self._hand()) for _ in range(HANDS)]
-            tasks.append(asyncio.create_task(self._prune()))
+            tasks += [asyncio.create_task(self._prune()), asyncio.create_task(loop.ended())]
+            for task in tasks:
+                task.add_done_callback(self._ended)
             try:
                 yield
             finally:
@@ -84,6 +86,12 @@ class LocalBook:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """None of them ends by itself; leases and their containers go on without."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("the book of jobs is in trouble", exc_info=error)
+            self._troubles.raised("jobs", f"jobs are not looked after any more: {error}; restart gpushared")
 
     # --- between the two -------------------------------------------------------------------------------
 
