@@ -7,7 +7,7 @@ came in elsewhere is not known here.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Protocol
 
 from google.protobuf.message import Message
@@ -43,6 +43,10 @@ class Coordinator(Protocol):
 
     async def call(self, name: str, message: Message, caller: Caller, timeout_seconds: float) -> Any:
         """Errors of the tree: Unavailable and TimedOut where it does not answer, else what it says."""
+        ...
+
+    def stream(self, name: str, message: Message, caller: Caller) -> AsyncIterator[Any]:
+        """The messages of a call that streams its answer. Errors as those of ``call``."""
         ...
 
 
@@ -203,6 +207,13 @@ class PoolJobs:
             await self._outbox.changed(record.job, min(left, 1.0))
             record = self._outbox.record(record.job) or record
         return view
+
+    async def logs(self, message: jobs_pb2.LogsRequest, caller: Caller) -> AsyncIterator[jobs_pb2.LogChunk]:
+        """What a job's container writes, wherever it is."""
+        if not self._link.connected:
+            raise Unavailable(self._away(), hint="try again when it answers")
+        async for chunk in self._coordinator.stream("Logs", message, caller):
+            yield chunk
 
     # --- many ------------------------------------------------------------------------------------------
 

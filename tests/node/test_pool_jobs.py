@@ -63,6 +63,9 @@ class World:
             raise Unavailable("nobody answers")
         return await getattr(self.service, CALLS.get(name, name.lower()))(message, ADA)
 
+    def stream(self, name: str, message: Message, caller: Caller) -> AsyncIterator[Any]:
+        raise Unavailable("nobody answers")
+
     async def carry(self) -> None:
         """What the link does: up what is in the outbox, down how it stands."""
         for job in self.outbox.jobs():

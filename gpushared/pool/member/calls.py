@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -42,6 +42,18 @@ class CoordinatorCalls:
             return await call(message, timeout=timeout_seconds, metadata=self.word(message, caller))
         except grpc.aio.AioRpcError as error:
             raise error_of(error, "the pool's coordinator") from error
+
+    async def stream(self, name: str, message: Message, caller: Caller) -> AsyncIterator[Any]:
+        """The messages of a call that streams its answer, while somebody reads. Raises as ``call``."""
+        channel = await self._channel()
+        call = getattr(jobs_pb2_grpc.JobsStub(channel), name)(message, metadata=self.word(message, caller))
+        try:
+            async for answer in call:
+                yield answer
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error, "the pool's coordinator") from error
+        finally:
+            call.cancel()
 
     def word(self, message: Message, caller: Caller) -> Metadata:
         """The metadata of a call whose first message this is, once."""
