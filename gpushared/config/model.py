@@ -275,6 +275,13 @@ class PlacementConfig:
     )
 
 
+class HostNetwork(StrEnum):
+    """Which containers of callers who are not trusted may have the machine's own network."""
+
+    NEVER = "never"
+    GANGS = "gangs"
+
+
 @dataclass(frozen=True, slots=True)
 class GateConfig:
     """What the Docker endpoint allows to callers who are not trusted."""
@@ -289,6 +296,13 @@ class GateConfig:
     )
     pids_limit: int = setting(
         4096, Whole(16, 4_194_304), "How many processes and threads a container may have."
+    )
+    host_network: HostNetwork = setting(  # noqa: RUF009 - makes a field
+        HostNetwork.NEVER,
+        Choice(HostNetwork),
+        "Which containers may have the machine's own network by `--network host`: `gangs` lets the parts of "
+        "[jobs on several nodes](../how-to/multi-node.md), which reach each other by it, and with it what "
+        "listens on the machine for itself only.",
     )
 
 

@@ -24,6 +24,8 @@ LABEL_HOST_PATHS = "gpushare.host-paths"
 """The paths that a confined caller mounted, resolved, as JSON; the lease's mounts are not among them."""
 OWN_NETWORKS = frozenset({"", "default", "bridge", "none"})
 """The engine's own that everybody may use."""
+HOST_NETWORK = "host"
+"""The machine's."""
 OK = 200
 NOT_FOUND = 404
 

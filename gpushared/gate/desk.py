@@ -52,6 +52,14 @@ class Desk(Protocol):
         """
         ...
 
+    def in_gang(self, lease: LeaseId, caller: Caller) -> bool:
+        """Whether it is the caller's own, for a part of a job on several nodes that all have theirs."""
+        ...
+
+    def has_gang(self, container: ContainerId) -> bool:
+        """Whether its live lease is for such a part."""
+        ...
+
     async def unclaim(self, lease: LeaseId) -> None:
         """No container came of the claim: the reservation stands again, with a fresh time to claim it."""
         ...

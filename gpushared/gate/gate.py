@@ -22,6 +22,7 @@ from gpushared.gate.body import (
     strings,
 )
 from gpushared.gate.containers import (
+    HOST_NETWORK,
     LABEL_HOST_PATHS,
     Container,
     check_unused,
@@ -55,7 +56,7 @@ from gpushared.gate.proxy import Farewell, forward, nothing
 from gpushared.gate.routes import Action, Match, Payload, match_route
 from gpushared.gate.site import Policy
 from gpushared.gate.target import Target, parse_target
-from gpushared.gate.wish import take_wish
+from gpushared.gate.wish import ClaimWish, Wish, take_wish
 from gpushared.ports import LABEL_OWNER
 
 NOTHING = frozenset({b"", b"{}", b"null"})
@@ -175,15 +176,16 @@ class Gate:
         wish = take_wish(body)
         if not call.caller.trusted:
             try:
-                body = await self._confine(body, call.caller)
+                body = await self._confine(body, call.caller, wish)
             except (PermissionRefused, RequestError, NotFound):
                 await self._creator.forgo(wish, call.caller)
                 raise
         return await self._creator.create(Order(call.target, body, call.caller), wish)
 
-    async def _confine(self, body: Body, caller: Caller) -> Body:
+    async def _confine(self, body: Body, caller: Caller, wish: Wish | None) -> Body:
         account = await look_up(caller)
-        judged = judge_create(body, Context(account, self.policy))
+        in_gang = isinstance(wish, ClaimWish) and self._desk.in_gang(wish.lease, caller)
+        judged = judge_create(body, Context(account, self.policy, in_gang))
         mounts = judged["HostConfig"]["Mounts"]
         for network in networks_of(judged):
             await find_network(self._engine, network, caller)
@@ -225,10 +227,19 @@ class Gate:
         container = await find_container(self._engine, call.match.name, call.caller)
         if not call.caller.trusted:
             for network in container.networks:
-                await find_network(self._engine, network, call.caller)
+                await self._check_network(network, container, call.caller)
             if paths := container.host_paths:
                 await check_again(paths, await look_up(call.caller), self.policy)
         return container
+
+    async def _check_network(self, network: str, container: Container, caller: Caller) -> None:
+        if network != HOST_NETWORK:
+            await find_network(self._engine, network, caller)
+        elif not (self.policy.gangs_on_host_network and self._desk.has_gang(container.id)):
+            raise PermissionRefused(
+                "this container has the machine's own network, which is for jobs on several nodes only",
+                hint="submit it again",
+            )
 
     async def _restart(self, call: _Call) -> None:
         container = await self._startable(call)

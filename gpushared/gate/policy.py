@@ -14,7 +14,7 @@ from gpushared.domain.errors import PermissionRefused
 from gpushared.domain.units import shown
 from gpushared.gate.accounts import Account
 from gpushared.gate.body import Body, Json, check_keys, objects, section, strings, text
-from gpushared.gate.containers import OWN_NETWORKS
+from gpushared.gate.containers import HOST_NETWORK, OWN_NETWORKS
 from gpushared.gate.fields import LOG_CONFIG, PORT_BINDING, RESTART_POLICY
 from gpushared.gate.mounts import judge_mounts
 from gpushared.gate.site import Policy
@@ -30,10 +30,14 @@ PORTS = re.compile(r"([0-9]{1,5}(-[0-9]{1,5})?)?")
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """For whom, and by which site's policy, a body is judged."""
+    """For whom, and by which site's policy, a body is judged.
+
+    ``in_gang``: it is to be a part of a job on several nodes.
+    """
 
     account: Account
     policy: Policy
+    in_gang: bool = False
 
 
 Rule = Callable[[str, Json, Context], Json]
@@ -86,10 +90,12 @@ def judge_volume(body: Body, context: Context) -> Body:
 
 
 def networks_of(body: Body) -> list[str]:
-    """The networks that a create body names, but for the engine's own."""
+    """The networks that a judged create body names, but for the engine's own."""
     endpoints = section(section(body, "NetworkingConfig"), "EndpointsConfig")
-    named = {*endpoints, str(section(body, "HostConfig").get("NetworkMode") or "")}
-    return sorted(named - OWN_NETWORKS)
+    mode = str(section(body, "HostConfig").get("NetworkMode") or "")
+    # With the host's network, which was judged, there is no other; clients name it here too.
+    own = OWN_NETWORKS | {HOST_NETWORK} if mode == HOST_NETWORK else OWN_NETWORKS
+    return sorted({*endpoints, mode} - own)
 
 
 def _apply(body: Body, rules: Mapping[str, Rule], context: Context) -> Body:
@@ -182,10 +188,15 @@ def _security(name: str, value: Json, _context: Context) -> Json:
             raise PermissionRefused(f"{name} {option!r} is not allowed for you")
 
 
-def _network_mode(name: str, value: Json, _context: Context) -> Json:
+def _network_mode(name: str, value: Json, context: Context) -> Json:
     value = text({name: value}, name)
-    if value == "host":
+    if value == HOST_NETWORK and not context.in_gang:
         raise PermissionRefused("the host's network is not for you", hint="publish ports with -p instead")
+    if value == HOST_NETWORK and not context.policy.gangs_on_host_network:
+        raise PermissionRefused(
+            "this node does not give its own network to jobs on several nodes",
+            hint='its administrator may: [gate] host_network = "gangs"',
+        )
     if ":" in value:
         raise PermissionRefused(
             f"{name} {value!r} is not allowed for you", hint="put both containers on one network"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpushared.config.model import Config, HostMode
+from gpushared.config.model import Config, HostMode, HostNetwork
 from gpushared.domain.request import LeaseClass
 from gpushared.domain.rules import Action, Rules, WatchdogPolicy
 from gpushared.gate.site import Policy
@@ -51,4 +51,8 @@ def watchdog_of(config: Config) -> dict[LeaseClass, WatchdogPolicy]:
 
 def policy_of(config: Config) -> Policy:
     """The configuration's rules for confined callers."""
-    return Policy(bind_prefixes=config.gate.mount_prefixes, pids_limit=config.gate.pids_limit)
+    return Policy(
+        bind_prefixes=config.gate.mount_prefixes,
+        pids_limit=config.gate.pids_limit,
+        gangs_on_host_network=config.gate.host_network is HostNetwork.GANGS,
+    )

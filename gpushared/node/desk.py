@@ -122,6 +122,18 @@ class NodeDesk:
             env_defaults=launcher_defaults(attempt),
         )
 
+    def in_gang(self, lease: LeaseId, caller: Caller) -> bool:
+        known = self._loop.state.leases.get(lease)
+        return known is not None and known.owner_uid == caller.uid and self._is_of_gang(known)
+
+    def has_gang(self, container: ContainerId) -> bool:
+        known = self._loop.state.of_container(container)
+        return known is not None and self._is_of_gang(known)
+
+    def _is_of_gang(self, lease: Lease) -> bool:
+        attempt = self._loop.state.attempt_of(lease)
+        return attempt is not None and attempt.facts is not None
+
     async def _edits(self, lease: LeaseId) -> Edits:
         try:
             async with asyncio.timeout(EDITS_SECONDS):

@@ -47,6 +47,8 @@ class FakeDesk:
     left: asyncio.Event = field(default_factory=asyncio.Event)
     stays: dict[str, bool] = field(default_factory=dict)
     words: str | None = None
+    gangs: set[str] = field(default_factory=set)
+    """Leases and containers of jobs on several nodes."""
 
     def __post_init__(self) -> None:
         self.room.set()
@@ -62,6 +64,12 @@ class FakeDesk:
         if self.owners.get(lease) != caller.uid:
             raise NotFound(f"there is no lease {lease}", hint="`gpushare ps` lists yours")
         return self._claim(lease)
+
+    def in_gang(self, lease: LeaseId, caller: Caller) -> bool:
+        return lease in self.gangs and self.owners.get(lease) == caller.uid
+
+    def has_gang(self, container: ContainerId) -> bool:
+        return container in self.gangs
 
     async def unclaim(self, lease: LeaseId) -> None:
         self._note("unclaim", lease)
@@ -84,6 +92,8 @@ class FakeDesk:
         self, lease: LeaseId, container: ContainerId, name: str, image: str, *, stays: bool
     ) -> None:
         self.stays[lease] = stays
+        if lease in self.gangs:
+            self.gangs.add(container)
         self._note("created", lease, name, image)
 
     async def before_start(self, container: ContainerId, caller: Caller) -> None:

@@ -10,6 +10,7 @@ import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,11 +45,14 @@ def home() -> Iterator[Path]:
 class House:
     """Docker clients of several callers before one gate."""
 
-    def __init__(self, alice: Served, bob: Served, environment: dict[str, str], image: str) -> None:
+    def __init__(
+        self, gate: Gate, alice: Served, bob: Served, environment: dict[str, str], image: str
+    ) -> None:
         self.served = {ALICE: alice, BOB: bob}
         self.alice = Docker(alice.url, environment, image)
         self.bob = Docker(bob.url, environment, image)
         self.image = image
+        self.gate = gate
 
 
 @pytest.fixture
@@ -59,7 +63,7 @@ async def house(
     async with AsyncExitStack() as stack:
         alice = await stack.enter_async_context(serving_gate(gate, ALICE))
         bob = await stack.enter_async_context(serving_gate(gate, BOB))
-        yield House(alice, bob, docker_environment, busybox_image)
+        yield House(gate, alice, bob, docker_environment, busybox_image)
 
 
 @pytest.fixture
@@ -417,6 +421,55 @@ async def test_a_container_never_starts_on_a_network_that_has_become_somebody_el
         assert f"No such network: {own}".encode() in started.err
     for network in (name, f"{name}-b"):
         await house.bob("network", "rm", network)
+
+
+HOST_NETWORK = ("--network", "host", "--label", "gpushare.lease=l-alices")
+SITES = [
+    ("the part of a gang where the site allows it", True, {"l-alices"}, b""),
+    ("the part of a gang elsewhere", False, {"l-alices"}, b'[gate] host_network = "gangs"'),
+    ("another lease", True, set[str](), b"the host's network is not for you"),
+]
+
+
+@pytest.mark.parametrize(("of", "allowed", "gangs", "refusal"), SITES, ids=[site[0] for site in SITES])
+async def test_the_machine_s_network_is_for(
+    house: House, desk: FakeDesk, of: str, allowed: bool, gangs: set[str], refusal: bytes
+) -> None:
+    house.gate.policy = replace(house.gate.policy, gangs_on_host_network=allowed)
+    desk.owners["l-alices"], desk.gangs = ALICE.uid, gangs
+    done = await house.alice("run", "--rm", *HOST_NETWORK, house.image, "readlink", "/proc/self/ns/net")
+    here = str(Path("/proc/self/ns/net").readlink()).encode()
+    assert (done.code, done.out.strip() == here) == ((125, False) if refusal else (0, True)), done.err
+    assert refusal in done.err
+
+
+async def test_a_gang_s_container_has_the_machine_s_network_only_as_long_as_it_is_one(
+    house: House, desk: FakeDesk, name: str, docker: Docker
+) -> None:
+    """Afterwards it cannot be started."""
+    house.gate.policy = replace(house.gate.policy, gangs_on_host_network=True)
+    desk.owners["l-alices"], desk.gangs = ALICE.uid, {"l-alices"}
+    created = await house.alice("create", "--name", name, *HOST_NETWORK, house.image, "true")
+    first = await house.alice("start", "-a", name)
+    desk.gangs.clear()
+    again = await house.alice("start", "-a", name)
+    await docker("rm", "-f", name)
+    assert (created.code, first.code) == (0, 0), (created.err, first.err)
+    assert b"jobs on several nodes only" in again.err
+
+
+async def test_the_machine_s_network_is_nobody_s_second_one(house: House, desk: FakeDesk) -> None:
+    house.gate.policy = replace(house.gate.policy, gangs_on_host_network=True)
+    desk.owners["l-alices"], desk.gangs = ALICE.uid, {"l-alices"}
+    body = {
+        "Image": house.image,
+        "Labels": {"gpushare.lease": "l-alices"},
+        "HostConfig": {"NetworkMode": "bridge"},
+        "NetworkingConfig": {"EndpointsConfig": {"host": {}}},
+    }
+    words = request("POST", "/containers/create", json.dumps(body).encode(), "Content-Type: application/json")
+    reply = await ask(house.served[ALICE], words)
+    assert (reply.status, b"No such network: host" in reply.body) == (400, True), reply
 
 
 async def test_a_network_is_named_in_full(house: House, name: str) -> None:
