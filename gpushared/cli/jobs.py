@@ -66,6 +66,8 @@ def fetch(client: Client, options: Options) -> Screen:
         notices = page.notices
         if ended and not array:
             break  # what was over long ago is rarely meant
+    if array:
+        found.sort(key=lambda job: job.array_index or 0)
     now = time.time()
     return Screen(
         rows=[_narrow(job_row(job, now), options.output) for job in found],
