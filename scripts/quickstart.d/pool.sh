@@ -1,0 +1,377 @@
+# shellcheck shell=bash
+# Several machines on one: each has a network of its own (a namespace with a cable to a switch), a Docker engine of its
+# own, simulated GPUs, and a daemon. Behind the same switch runs the pool's coordinator, as a user without rights. Needs
+# common.sh, venv.sh, and the words of quickstart.
+
+NODE_NAMES=(a b c d e f g h)
+NODE_GPUS=(h100:2 rtx4090:2 t4:4 a100:2 h100:1 a100:1 rtx4090:1 t4:2)
+POOL=$NAME-pool
+POOL_RUN=/run/$POOL
+POOL_STATE=/var/lib/$POOL
+SHARED=$POOL_STATE/shared
+# Set aside for documentation (RFC 5737), so that nobody's network has it.
+POOL_NET=${GPUSHARED_QUICKSTART_NET:-198.51.100}
+COORDINATOR=$POOL_NET.1
+HUB=$POOL-hub
+HOST_LINK=gpq$(cksum <<<"$POOL" | cut -d' ' -f1)
+PERSON=demo
+JOBS_RUN_AS=nobody
+export GPUSHARE_POOL_SOCKET=$POOL_RUN/coordinator/gpushared-pool.sock
+
+# on NODE WORDS...: gpushare, as somebody on that node types it.
+on() {
+  local node=$1
+  shift
+  GPUSHARE_HOST=unix://$POOL_RUN/$node/gpushared.sock gpushare "$@"
+}
+
+engine_of() {
+  local node=$1
+  shift
+  docker -H "unix://$POOL_RUN/$node/docker.sock" "$@"
+}
+
+# --- what the machine must have
+
+require_pool_tools() {
+  is_root || die "a pool of several machines on this one needs network namespaces: run this with sudo"
+  local tool
+  for tool in nsenter setpriv useradd; do
+    command -v "$tool" >/dev/null || die "$tool is missing here, a part of every usual Linux system"
+  done
+  if ! command -v ip >/dev/null; then
+    command -v apt-get >/dev/null || die "ip is missing here: install iproute2 and run this again"
+    mkdir -p "$RUN"
+    apt_install iproute2
+  fi
+  command -v dockerd >/dev/null || die "dockerd is missing here, and each machine of the pool gets one: install Docker Engine"
+  DOCKER=$(command -v docker)
+}
+
+# --- the network
+
+# make_namespace NAME: unless it is there.
+make_namespace() {
+  [ -e "/run/netns/$1" ] || ip netns add "$1"
+  ip -n "$1" link set dev lo up
+}
+
+# The switch, with the coordinator's address, and a cable to this machine, so that its programs reach the coordinator.
+make_hub() {
+  make_namespace "$HUB"
+  if ! ip -n "$HUB" link show dev switch >/dev/null 2>&1; then
+    ip -n "$HUB" link add name switch type bridge
+    ip -n "$HUB" address add "$COORDINATOR/24" dev switch
+    ip -n "$HUB" link set dev switch up
+  fi
+  if ! ip link show dev "$HOST_LINK" >/dev/null 2>&1; then
+    [ -z "$(ip -4 route show "$POOL_NET.0/24")" ] ||
+      die "this machine has a network $POOL_NET.0/24 already: name another one, as GPUSHARED_QUICKSTART_NET=203.0.113"
+    ip link add name "$HOST_LINK" type veth peer name host netns "$HUB"
+    plug host
+    ip address add "$POOL_NET.254/24" dev "$HOST_LINK"
+    ip link set dev "$HOST_LINK" up
+  fi
+}
+
+plug() { ip -n "$HUB" link set dev "$1" master switch up; }
+
+# make_machine NODE NUMBER
+make_machine() {
+  local node=$1 namespace=$POOL-$1
+  make_namespace "$namespace"
+  ip -n "$namespace" link show dev eth0 >/dev/null 2>&1 && return
+  ip -n "$HUB" link add name "$node" type veth peer name eth0 netns "$namespace"
+  plug "$node"
+  ip -n "$namespace" address add "$POOL_NET.$((10 + $2))/24" dev eth0
+  ip -n "$namespace" link set dev eth0 up
+}
+
+remove_network() {
+  local namespace
+  for namespace in /run/netns/"$POOL"-*; do
+    [ -e "$namespace" ] || continue
+    ip netns del "${namespace##*/}"
+  done
+  ip link del dev "$HOST_LINK" 2>/dev/null || true
+}
+
+# --- the engines
+
+start_node_engine() {
+  local node=$1 run=$POOL_RUN/$1 log=$POOL_STATE/$1/dockerd.log
+  ! is_ours "$run/dockerd.pid" "$run" || return 0
+  rm -f "$run/docker.pid" "$run/docker/containerd/containerd.pid"
+  # The machine's own settings must not reach this engine.
+  echo '{}' >"$POOL_STATE/$node/docker.json"
+  detach "$log" nsenter --net="/run/netns/$POOL-$node" dockerd --host "unix://$run/docker.sock" \
+    --data-root "$POOL_STATE/$node/docker" --exec-root "$run/docker" --pidfile "$run/docker.pid" \
+    --containerd-namespace "$POOL-$node" --containerd-plugins-namespace "$POOL-$node-plugins" \
+    --config-file "$POOL_STATE/$node/docker.json" --bridge none --iptables=false
+  echo "$PID" >"$run/dockerd.pid"
+}
+
+# These engines have no way to a registry: they get the image from this machine's.
+load_image() {
+  local node=$1
+  wait_for_engine "$POOL_RUN/$node/docker.sock" "$POOL_STATE/$node/dockerd.log" "$(cat "$POOL_RUN/$node/dockerd.pid")"
+  if engine_of "$node" image inspect busybox >/dev/null 2>&1; then return; fi
+  engine save "$IMAGE" | engine_of "$node" load >/dev/null
+  [ "$IMAGE" = busybox ] || engine_of "$node" tag "$IMAGE" busybox
+}
+
+# --- the coordinator
+
+make_pool_user() {
+  if id "$NAME" >/dev/null 2>&1; then return; fi
+  useradd --system --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin "$NAME"
+  touch "$POOL_STATE/made-user"
+}
+
+coordinator_config() {
+  cat <<END
+[coordinator]
+listen = "$COORDINATOR:7440"
+listen_nodes = "$COORDINATOR:7441"
+state_dir = "$POOL_STATE/coordinator"
+runtime_dir = "$POOL_RUN/coordinator"
+
+# Whoever is root on one of the machines, and the token of the example pipeline.
+[users.$PERSON]
+principals = [$(printf '"root@%s", ' "${NODES[@]}")]
+END
+}
+
+start_coordinator() {
+  local log=$POOL_STATE/coordinator.log config=$POOL_STATE/pool.toml become=()
+  is_ours "$POOL_RUN/coordinator.pid" "$config" && return
+  coordinator_config >"$config"
+  mkdir -p "$POOL_RUN/coordinator"
+  chown "$NAME:" "$POOL_RUN/coordinator"
+  if [ ! -e "$POOL_STATE/coordinator/ca" ]; then show pool init --config "$config" --user "$NAME" lab; fi
+  become=(setpriv --reuid "$NAME" --regid "$(id -g "$NAME")" --clear-groups)
+  if ! (cd / && "${become[@]}" "$VENV/bin/gpushared-pool" --version >/dev/null 2>&1); then
+    say "the coordinator runs as root here, because other users may not read this checkout"
+    become=(env GPUSHARED_QUICKSTART_AS=root)
+    chown -R root: "$POOL_RUN/coordinator" "$POOL_STATE/coordinator"
+    set -- --allow-root
+  fi
+  detach "$log" nsenter --net="/run/netns/$HUB" "${become[@]}" "$VENV/bin/gpushared-pool" --config "$config" "$@"
+  echo "$PID" >"$POOL_RUN/coordinator.pid"
+  wait_until_serving "$log" "$PID" gpushare pool status
+}
+
+# wait_until_serving LOG PID COMMAND...
+wait_until_serving() {
+  local log=$1 pid=$2 deadline=$((SECONDS + 60))
+  shift 2
+  until "$@" >/dev/null 2>&1; do
+    if ! kill -0 "$pid" 2>/dev/null || [ "$SECONDS" -ge "$deadline" ]; then
+      tail -n 15 "$log" >&2
+      die "a daemon does not serve; its log is $log"
+    fi
+    sleep 0.2
+  done
+}
+
+# --- the nodes
+
+node_config() {
+  cat <<END
+[node]
+name = "$1"
+
+# Root of one machine is nobody special on another.
+[pool.accounts]
+$PERSON = "$JOBS_RUN_AS"
+
+[gate]
+mount_prefixes = ["~", "$SHARED"]
+END
+}
+
+# start_node NODE GPUS
+start_node() {
+  local node=$1 run=$POOL_RUN/$1 state=$POOL_STATE/$1
+  is_ours "$run/gpushared.pid" "$state/config.toml" && return
+  node_config "$node" >"$state/config.toml"
+  detach "$state/gpushared.log" nsenter --net="/run/netns/$POOL-$node" "$VENV/bin/gpushared" \
+    --config "$state/config.toml" --simulate "$2" --runtime-dir "$run" --state-dir "$state/state" \
+    --engine "$run/docker.sock"
+  echo "$PID" >"$run/gpushared.pid"
+}
+
+wait_for_node() {
+  wait_until_serving "$POOL_STATE/$1/gpushared.log" "$(cat "$POOL_RUN/$1/gpushared.pid")" on "$1" version
+}
+
+# join NODE: by the commands that an administrator uses.
+join() {
+  local node=$1
+  [ ! -e "$POOL_STATE/$node/state/pool/membership.json" ] || return 0
+  printf '\n$ gpushare pool token --node %s -q | gpushare node join %s --token-file -        # on %s\n' \
+    "$node" "$COORDINATOR" "$node"
+  gpushare pool token --node "$node" -q | on "$node" node join "$COORDINATOR" --token-file - --name "$node"
+}
+
+wait_for_pool() {
+  local deadline=$((SECONDS + 60)) ready
+  while true; do
+    ready=$(on a nodes --no-headers -o columns=node,state 2>/dev/null | grep -c ' ready') || true
+    [ "$ready" != "${#NODES[@]}" ] || return 0
+    if [ "$SECONDS" -ge "$deadline" ]; then
+      on a nodes >&2 || true
+      die "not all nodes are connected; see the logs below $POOL_STATE"
+    fi
+    sleep 0.3
+  done
+}
+
+# What the example pipeline needs: whom to trust, and a token.
+make_credentials() {
+  gpushare pool anchors >"$POOL_STATE/pool-ca.pem"
+  if [ -e "$POOL_STATE/token" ]; then return; fi
+  (umask 077 && gpushare pool api-token --person "$PERSON" --valid 30d --description "the quickstart's pipeline" -q \
+    >"$POOL_STATE/token")
+}
+
+# --- start, cut, heal, stop
+
+read_nodes() {
+  [ -e "$POOL_STATE/nodes" ] || die "there is no pool here; begin one: scripts/quickstart --pool 3"
+  read -ra NODES <"$POOL_STATE/nodes"
+}
+
+choose_nodes() {
+  case $1 in [2-8]) ;; *) die "--pool takes 2 to 8 machines" ;; esac
+  if [ -e "$POOL_STATE/nodes" ]; then
+    read_nodes
+    [ ${#NODES[@]} = "$1" ] || die "a pool of ${#NODES[@]} machines runs here already; end it first: scripts/quickstart --stop"
+  fi
+  NODES=("${NODE_NAMES[@]:0:$1}")
+}
+
+start_pool() {
+  local node number
+  require_pool_tools
+  choose_nodes "$1"
+  mkdir -p "$POOL_STATE" "$POOL_RUN" "$SHARED"
+  chmod 1777 "$SHARED"
+  echo "${NODES[*]}" >"$POOL_STATE/nodes"
+  choose_image
+  say "${#NODES[@]} machines, each with a network, a Docker engine and GPUs of its own; the GPUs are SIMULATED"
+  make_hub
+  for number in "${!NODES[@]}"; do
+    node=${NODES[number]}
+    mkdir -p "$POOL_STATE/$node" "$POOL_RUN/$node"
+    make_machine "$node" $((number + 1))
+    start_node_engine "$node"
+  done
+  make_pool_user
+  start_coordinator
+  for node in "${NODES[@]}"; do load_image "$node"; done
+  for number in "${!NODES[@]}"; do start_node "${NODES[number]}" "${NODE_GPUS[number]}"; done
+  for node in "${NODES[@]}"; do
+    wait_for_node "$node"
+    join "$node"
+  done
+  wait_for_pool
+  make_credentials
+  printf '\n$ gpushare nodes\n'
+  on a nodes
+  explain_pool
+}
+
+explain_pool() {
+  cat <<END
+
+All of it goes on running. To be somebody on machine a:
+
+  export GPUSHARE_HOST=unix://$POOL_RUN/a/gpushared.sock
+  export PATH="$VENV/bin:\$PATH"
+  shared=$SHARED     # a folder that all machines have
+
+  gpushare nodes                                                 # the machines, and what is free on them
+  gpushare run --pool --gpu 1 --model 4090 --rm -it busybox sh   # your terminal, a container on b
+  jobs=\$(gpushare submit --pool --array 0-19 --gpu 0.5 -v \$shared:/out busybox \\
+    sh -c 'sleep 20; echo part \$GPUSHARE_ARRAY_INDEX | tee -a /out/done')
+  gpushare jobs --array \$jobs                                   # twenty jobs on three machines
+  scripts/quickstart --pool ${#NODES[@]} --cut b                            # b's network cable is pulled: what runs there runs on
+  scripts/quickstart --pool ${#NODES[@]} --heal b                           # and put back
+  gpushare wait \$jobs && sort \$shared/done | uniq -c           # each of them once
+
+A program in the pool, by TLS and with a token (docs/how-to/pipelines.md):
+
+  export GPUSHARE_POOL=$COORDINATOR GPUSHARE_POOL_CA=$POOL_STATE/pool-ca.pem
+  export GPUSHARE_POOL_TOKEN_FILE=$POOL_STATE/token
+  .venv/bin/python examples/pipeline.py
+
+Administrators' commands find the coordinator by:
+
+  export GPUSHARE_POOL_SOCKET=$GPUSHARE_POOL_SOCKET
+
+To end it:  scripts/quickstart --stop
+END
+}
+
+# set_cable NODE up|down
+set_cable() {
+  is_root || die "only root may pull cables: run this with sudo"
+  read_nodes
+  case " ${NODES[*]} " in *" $1 "*) ;; *) die "there is no machine $1; there are ${NODES[*]}" ;; esac
+  ip -n "$HUB" link set dev "$1" "$2" || die "machine $1 is not on; start it: scripts/quickstart --pool ${#NODES[@]}"
+}
+
+cut() {
+  set_cable "$1" down
+  say "machine $1 is cut off: nothing gets to it or from it, and its daemon and its containers run on"
+}
+
+heal() {
+  set_cable "$1" up
+  say "machine $1 has its network again"
+}
+
+# end_process PIDFILE WORD SECONDS
+end_process() {
+  local pid
+  is_ours "$1" "$2" || return 0
+  pid=$(cat "$1")
+  kill "$pid" 2>/dev/null || true
+  wait_for_end "$pid" "$3"
+  kill -9 "$pid" 2>/dev/null || true
+}
+
+stop_machine() {
+  local node=$1 run=$POOL_RUN/$1 containers
+  end_process "$run/gpushared.pid" "$run" 30
+  mapfile -t containers < <(timeout 10 docker -H "unix://$run/docker.sock" ps -aq 2>/dev/null)
+  [ ${#containers[@]} = 0 ] || engine_of "$node" rm -f "${containers[@]}" >/dev/null 2>&1 || true
+  end_process "$run/dockerd.pid" "$run" 30
+}
+
+remove_pool_files() {
+  local mount
+  awk -v run="$POOL_RUN/" -v state="$POOL_STATE/" 'index($5, run) == 1 || index($5, state) == 1 { print $5 }' \
+    /proc/self/mountinfo | sort -r | while read -r mount; do umount --lazy "$mount" || true; done
+  [ ! -e "$POOL_STATE/made-user" ] || userdel "$NAME" 2>/dev/null || true
+  rm -rf "$POOL_RUN" "$POOL_STATE"
+}
+
+stop_pool() {
+  [ -e "$POOL_STATE" ] || [ -e "$POOL_RUN" ] || return 0
+  is_root || die "the pool was begun by root: run this with sudo"
+  local node waited=()
+  if [ -e "$POOL_STATE/nodes" ]; then
+    read_nodes
+    say "ending ${#NODES[@]} machines"
+    for node in "${NODES[@]}"; do
+      stop_machine "$node" &
+      waited+=($!)
+    done
+    wait "${waited[@]}" || true
+  fi
+  end_process "$POOL_RUN/coordinator.pid" "$POOL_STATE/pool.toml" 30
+  remove_network
+  remove_pool_files
+}
