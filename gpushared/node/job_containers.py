@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 from dataclasses import replace
 from urllib.parse import quote, urlencode
 
@@ -11,7 +13,7 @@ from gpushared.domain.jobs.model import Ending, EndKind, JobSpec
 from gpushared.domain.lease import ContainerId, Lease
 from gpushared.domain.units import shown
 from gpushared.gate.body import Body, parse_object, section, serialise
-from gpushared.gate.containers import inspect
+from gpushared.gate.containers import HOST_NETWORK, inspect
 from gpushared.gate.create import CREATE_SECONDS
 from gpushared.gate.engine import Answer, EngineSocket
 from gpushared.node.gate_words import check_away, message_of
@@ -44,6 +46,7 @@ class Containers:
     async def create(self, lease: Lease) -> ContainerId:
         """The container in its lease; one that was made by an earlier try is found by its name."""
         body = self._body(lease)
+        self._check_port(body)
         answer = await self._create(body)
         if answer.status == CONFLICT:
             found = await self._holder_of_name()
@@ -83,6 +86,13 @@ class Containers:
             body[stream] = False
         return body
 
+    def _check_port(self, body: Body) -> None:
+        """A gang meets where nobody else is; its next attempt does so at another port."""
+        gang, network = self._attempt.facts, section(body, "HostConfig").get("NetworkMode")
+        if gang is None or gang.rank or network != HOST_NETWORK or is_free(gang.port):
+            return
+        raise Refused(Ending(EndKind.NO_ROOM, f"port {gang.port} of this node is in use"))
+
     async def _create(self, body: Body) -> Answer:
         query = {"name": self.name} | ({"platform": self._spec.platform} if self._spec.platform else {})
         target = f"/containers/create?{urlencode(query)}".encode()
@@ -118,6 +128,20 @@ class Containers:
         if answer.status == NOT_FOUND and "image" in text.lower():
             text = f"image {shown(self._spec.image)} is not on this node any more: {text}"
         return Refused(Ending(EndKind.FAILED, text))
+
+
+def is_free(port: int) -> bool:
+    """Whether nobody listens on a TCP port of this machine, on whatever address."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            with socket.socket(family) as probe:
+                # As servers have it: what is left of closed connections does not count.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("", port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return False
+    return True
 
 
 def _device_of(found: Body) -> object:

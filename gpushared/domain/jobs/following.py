@@ -173,7 +173,10 @@ def take_down(job: Job, part: Part, draft: PoolDraft) -> None:
     """One part of several is over: end the rest of them."""
     ending = _ending(part)
     then = {Fate.FAILED: Then.FAIL, Fate.CANCELLED: Then.CANCEL}.get(_fate(part), Then.REQUEUE)
-    if then is Then.REQUEUE and not _comes_back(job, part):
+    if _will_not_have_it(part):
+        job = replace(job, refused_by=(*job.refused_by, part.node))
+        then = Then.FAIL if _nobody_left(job, draft) else Then.REQUEUE
+    elif then is Then.REQUEUE and not _comes_back(job, part):
         then = Then.FAIL
     text = f"its part on {name_of(part.node)} {_ended_how(part)}, so the rest of it is ended"
     cancel(job, then, ending.reason or f"its part on {name_of(part.node)}", draft, text, ending=ending)
@@ -203,6 +206,9 @@ def _taken_down(job: Job, state: Cancelling, draft: PoolDraft) -> None:
         end(job, Succeeded(), "it ended with exit code 0 before it could be stopped", draft)
     elif state.then is Then.CANCEL:
         end(job, Cancelled(state.by), f"cancelled by {state.by}", draft)
+    elif state.then is Then.FAIL and any(map(_will_not_have_it, state.parts)) and _nobody_left(job, draft):
+        said = _ending(next(filter(_will_not_have_it, state.parts)))
+        end(job, JobFailed(_said(said), hint=said.hint), "too few nodes are left that might have it", draft)
     elif state.then is Then.FAIL:
         _fail(job, state.ending or Ending(EndKind.FAILED, state.by), draft)
     else:
@@ -296,16 +302,22 @@ def _fate(part: Part) -> Fate:
 def _comes_back(job: Job, part: Part) -> bool:
     """Whether it is run again after something that was none of its own doing."""
     if part.state is AttemptState.REFUSED:
-        return _ending(part).kind is not EndKind.FAILED
+        return not _will_not_have_it(part)
     return job.spec.requeue and not job.spec.interactive
 
 
+def _will_not_have_it(part: Part) -> bool:
+    """Whether its node refuses it whatever is free there."""
+    return part.state is AttemptState.REFUSED and _ending(part).kind is EndKind.FAILED
+
+
 def _nobody_left(job: Job, draft: PoolDraft) -> bool:
-    """Whether no member is left that might have it."""
+    """Whether fewer members are left that might have it than it needs."""
     if job.spec.target in job.refused_by or len(job.refused_by) >= MAX_REFUSERS:
         return True
     members = draft.state.members.values()
-    return all(one.name in job.refused_by for one in members if one.forgotten_at is None)
+    left = sum(one.name not in job.refused_by for one in members if one.forgotten_at is None)
+    return left < max(1, job.spec.nodes)
 
 
 def _said(ending: Ending) -> str:

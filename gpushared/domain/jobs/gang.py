@@ -12,7 +12,8 @@ from dataclasses import replace
 from gpushared.domain.gpu import WHOLE_PERMILLE, GpuId
 from gpushared.domain.jobs.following import begin
 from gpushared.domain.jobs.ground import GroundPlaces, in_full, marked, part_id
-from gpushared.domain.jobs.model import Job, NodeName, Part, Queued
+from gpushared.domain.jobs.model import AttemptKey, Job, NodeName, Part, Queued
+from gpushared.domain.jobs.orders import port_for
 from gpushared.domain.jobs.state import PoolDraft
 from gpushared.domain.lease import Grant, LeaseId
 from gpushared.domain.placement import Room, refuse
@@ -70,14 +71,22 @@ def _place(job: Job, places: GroundPlaces, draft: PoolDraft) -> Verdict | None:
     shares = sorted(_spread(job, places) if job.spec.span else _on_each(job, places))
     if not shares:
         return Verdict(WaitReason.RESOURCES, _lack(job))
-    parts = tuple(
+    first, *others = (
         Part(node, request, rank, address=draft.address_of(node))
         for rank, (node, request, _) in enumerate(shares)
     )
+    parts = (replace(first, port=_port(job, first.node, draft)), *others)
     for part, (_, request, grants) in zip(parts, shares, strict=True):
         places.take(part_id(job, part), request, grants)
     begin(job, parts, {node: grants for node, _, grants in shares}, draft)
     return None
+
+
+def _port(job: Job, node: NodeName, draft: PoolDraft) -> int:
+    """A port of the node on which no other gang meets."""
+    there = draft.state.by_node.get(node) or ()
+    parts = (part for name in there for part in draft.state.jobs[name].parts if part.node == node)
+    return port_for(AttemptKey(job.id, job.attempts + 1), {part.port for part in parts})
 
 
 def _lack(job: Job) -> str:

@@ -194,6 +194,8 @@ class Part:
     revision: int = 0
     address: str = ""
     """Where the others of a gang reach it."""
+    port: int = 0
+    """Of a gang's first part: where they all meet."""
 
 
 # --- states --------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ same as saying it first.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from zlib import crc32
 
@@ -26,7 +27,7 @@ from gpushared.domain.jobs.state import PoolDraft, Wake, is_gang, is_over
 from gpushared.domain.request import Request
 
 PORTS = range(20_000, 30_000)
-"""From which the port of a gang's first node is taken."""
+"""From which the port of a gang's first node is taken. Below those that Linux gives to connections."""
 
 
 def order_for(job: Job, part: Part, draft: PoolDraft) -> Order | None:
@@ -68,6 +69,13 @@ def resend(job: Job, draft: PoolDraft) -> None:
         draft.wake(draft.now + draft.rules.resend_seconds, Wake.RESEND, job.id)
 
 
+def port_for(key: AttemptKey, taken: Collection[int] = ()) -> int:
+    """Where a gang's attempt meets; another attempt meets elsewhere, should something else be there."""
+    first = crc32(str(key).encode()) % len(PORTS)
+    ports = (PORTS[(first + step) % len(PORTS)] for step in range(len(PORTS)))
+    return next((port for port in ports if port not in taken), PORTS[first])
+
+
 def name_of(node: NodeName) -> str:
     """``node b``; ``this node`` in a node's own book."""
     return "this node" if node == HERE else f"node {node}"
@@ -96,9 +104,10 @@ def for_node(request: Request) -> Request:
 def _facts(job: Job, part: Part) -> Gang:
     parts = sorted(job.parts, key=lambda one: one.rank)
     number = 0 if not isinstance(job.state, Placing | Running) else job.state.attempt
+    # One that was taken over from a node's memory has no port of its own.
     return Gang(
         hosts=tuple(one.address or one.node for one in parts),
         rank=part.rank,
-        port=PORTS[crc32(f"{job.id}/{number}".encode()) % len(PORTS)],
+        port=parts[0].port or port_for(AttemptKey(job.id, number)),
         gpus=tuple(one.request.gpu_count for one in parts),
     )

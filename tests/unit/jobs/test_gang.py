@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gpushared.domain.jobs import messages as m
+from gpushared.domain.jobs import orders
 from gpushared.domain.jobs.model import (
     AttemptState,
     Cancelled,
@@ -97,6 +98,54 @@ def test_a_gang_of_which_one_is_refused_is_taken_down_and_tried_again_later() ->
     assert pool.is_now(Queued).not_before > pool.now
     pool.wait(5.0)
     assert {str(order.key) for _, order in pool.orders(Place)} == {"j1/2"}
+
+
+WONT = Ending(EndKind.FAILED, "ada@lab has no account on this node", hint="the node's admin names one")
+
+
+def test_a_gang_that_one_node_will_not_have_goes_to_others() -> None:
+    """Where there are enough."""
+    pool = Pool("a", "b", "c")
+    pool.submit(request=WHOLE, nodes=2)
+    pool.says("a", S.REFUSED, ending=WONT)
+    pool.says("b", S.ENDED, ending=Ending(EndKind.CANCELLED))
+    pool.wait(5.0)
+    assert pool.where() == ["b", "c"]
+
+
+@pytest.mark.parametrize("retries", [0, 3])
+def test_a_gang_that_too_few_nodes_will_have_fails_with_the_reason(retries: int) -> None:
+    """Trying again would not help."""
+    pool = Pool("a", "b")
+    pool.submit(request=WHOLE, nodes=2, retries=retries)
+    pool.says("a", S.REFUSED, ending=WONT)
+    pool.says("b", S.ENDED, ending=Ending(EndKind.CANCELLED))
+    assert pool.ended() == JobFailed(WONT.reason, hint=WONT.hint)
+
+
+def test_gangs_that_meet_on_one_node_do_so_at_different_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However their names fall: each begins to look at the same one here."""
+    monkeypatch.setattr(orders, "crc32", lambda _: len(orders.PORTS) - 1)
+    pool = Pool()
+    for node in "ab":
+        pool.do(m.NodeEnrolled(NodeName(node)))
+        pool.hello(node, gpus=2)
+    for name in ("first", "second"):
+        pool.submit(name, request=WHOLE, nodes=2)
+    assert [pool.job(name).parts[0].node for name in ("first", "second")] == ["a", "a"]
+    assert [pool.job(name).parts[0].port for name in ("first", "second")] == [
+        orders.PORTS[-1],
+        orders.PORTS[0],
+    ]
+
+
+def test_another_attempt_of_a_gang_meets_at_another_port() -> None:
+    """Lest it meet whatever was there again."""
+    pool = _running()
+    before = pool.job().parts[0].port
+    for node in pool.where():
+        pool.says(node, S.ENDED, ending=LOST)
+    assert pool.job().parts[0].port not in {0, before}
 
 
 def test_a_reservation_that_ran_out_before_its_commit_came_takes_the_gang_down() -> None:
