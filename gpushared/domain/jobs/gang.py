@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from gpushared.domain.gpu import WHOLE_PERMILLE, GpuId
 from gpushared.domain.jobs.following import begin
-from gpushared.domain.jobs.ground import GroundPlaces, in_full, marked, part_id
+from gpushared.domain.jobs.ground import GroundPlaces, as_asked_of, in_full, marked, part_id
 from gpushared.domain.jobs.model import AttemptKey, Job, NodeName, Part, Queued
 from gpushared.domain.jobs.orders import port_for
 from gpushared.domain.jobs.state import PoolDraft
@@ -107,7 +107,7 @@ def _on_each(job: Job, places: GroundPlaces) -> list[Share]:
             return []
         node = NodeName(places.host_of(grants[0].gpu))
         used = used.union(places.gpus_of(node))
-        found.append((node, job.spec.request, grants))
+        found.append((node, as_asked_of(node, job.spec.request, places), grants))
     return found
 
 
@@ -126,7 +126,7 @@ def _spread(job: Job, places: GroundPlaces) -> list[Share]:
             continue
         taken = NodeName(places.host_of(grants[0].gpu))
         used = used.union(places.gpus_of(taken))
-        found.append((taken, share, grants))
+        found.append((taken, as_asked_of(taken, share, places), grants))
         left -= share.gpu_count
     return found if left <= 0 else []
 

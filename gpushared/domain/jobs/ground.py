@@ -257,6 +257,13 @@ def in_full(request: Request, models: Mapping[str, Gpu]) -> Request:
     return request if full == request.models else replace(request, models=full)
 
 
+def as_asked_of(host: str, request: Request, places: GroundPlaces) -> Request:
+    """The request with those of its models that the node has: it refuses a name that it does not know."""
+    if not request.models:
+        return request
+    return in_full(request, {gpu.name: gpu for gpu in map(places.gpu, places.gpus_of(host))})
+
+
 def marked(request: Request, target: NodeName, refused_by: Iterable[NodeName]) -> Request:
     """A request that is to be on one node, or on none of some."""
     near = (*request.near, NODE_MARK + target) if target else request.near

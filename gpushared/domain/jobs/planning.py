@@ -9,7 +9,7 @@ from itertools import islice
 from gpushared.domain.gpu import Gpu
 from gpushared.domain.jobs.following import begin, cancel
 from gpushared.domain.jobs.gang import place_gangs
-from gpushared.domain.jobs.ground import Ground, GroundPlaces, in_full, marked
+from gpushared.domain.jobs.ground import Ground, GroundPlaces, as_asked_of, in_full, marked
 from gpushared.domain.jobs.model import (
     HERE,
     Ending,
@@ -136,7 +136,7 @@ def _carry_out(found: Plan, places: GroundPlaces, draft: PoolDraft) -> None:
 
 def _place(job: Job, grants: tuple[Grant, ...], places: GroundPlaces, draft: PoolDraft) -> None:
     node = NodeName(places.host_of(grants[0].gpu))
-    part = Part(node, job.spec.request, address=draft.address_of(node))
+    part = Part(node, as_asked_of(node, job.spec.request, places), address=draft.address_of(node))
     begin(job, (part,), {node: grants}, draft)
 
 

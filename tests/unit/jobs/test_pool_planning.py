@@ -84,6 +84,8 @@ def test_people_name_a_gpus_model_by_any_part_of_its_name(shape: dict[str, Any])
     pool.wait(1.0)
     assert pool.where() == (["c", "d"] if shape else [pool.where()[0]])
     assert set(pool.where()) <= {"c", "d"}
+    for part in pool.job().parts:
+        assert part.request.models == ("NVIDIA GeForce RTX 4090",), "a node knows no others than its own"
 
 
 def test_a_job_may_be_near_another_one() -> None:
