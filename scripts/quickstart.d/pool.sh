@@ -289,16 +289,16 @@ All of it goes on running. To be somebody on machine a:
 
   export GPUSHARE_HOST=unix://$POOL_RUN/a/gpushared.sock
   export PATH="$VENV/bin:\$PATH"
-  shared=$SHARED     # a folder that all machines have
+  shared=$SHARED    # a folder that all machines have
 
-  gpushare nodes                                                 # the machines, and what is free on them
-  gpushare run --pool --gpu 1 --model 4090 --rm -it busybox sh   # your terminal, a container on b
+  gpushare nodes                                                # the machines, and what is free on them
+  gpushare run --pool --gpu 1 --model 4090 --rm -it busybox sh  # your terminal, a container on b
   jobs=\$(gpushare submit --pool --array 0-19 --gpu 0.5 -v \$shared:/out busybox \\
     sh -c 'sleep 20; echo part \$GPUSHARE_ARRAY_INDEX | tee -a /out/done')
-  gpushare jobs --array \$jobs                                   # twenty jobs on three machines
-  scripts/quickstart --pool ${#NODES[@]} --cut b                            # b's network cable is pulled: what runs there runs on
-  scripts/quickstart --pool ${#NODES[@]} --heal b                           # and put back
-  gpushare wait \$jobs && sort \$shared/done | uniq -c           # each of them once
+  gpushare jobs --array \$jobs                                  # twenty jobs on three machines
+  scripts/quickstart --pool ${#NODES[@]} --cut b                           # pulls b's cable: what runs there runs on
+  scripts/quickstart --pool ${#NODES[@]} --heal b                          # puts it back
+  gpushare wait \$jobs && sort -V \$shared/done | uniq -c       # each of them once
 
 A program in the pool, by TLS and with a token (docs/how-to/pipelines.md):
 
