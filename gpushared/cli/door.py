@@ -10,10 +10,14 @@ from gpushared.client.jobs import Jobs
 
 @click.command(short_help="Print a DOCKER_HOST that leads to a job's node.")
 @click.argument("job")
-@click.option("--rank", default=0, show_default=True, help="Which node of a gang's.")
+@click.option("--rank", default=0, show_default=True, metavar="N", help="Which node of a gang's.")
 def door(job: str, rank: int) -> None:
     """Print a DOCKER_HOST that leads to the node that runs JOB, as you.
 
     Whatever docker does there passes that node's gate: it reaches your own containers there, and no others.
-    """
+
+    \b
+    Examples:
+      DOCKER_HOST=$(gpushare door JOB) docker exec -it CONTAINER bash
+    """  # noqa: D301 - click's mark for lines it must not join
     print(Jobs(Client()).door(job, rank).host)
