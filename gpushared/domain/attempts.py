@@ -69,6 +69,7 @@ CONTACT_WRITTEN_SECONDS = 10.0
 FENCE_GRACE_SECONDS = 10
 """However long this node's stops may take otherwise: the coordinator waits no longer for a fence."""
 PRUNE_SECONDS = 3600.0
+WENT_DOWN = Ending(EndKind.LOST, "the node went down before it began, or while it was paused")
 RAN_OUT = Ending(EndKind.NO_ROOM, "its reservation ran out before all of its gang had one")
 REFUSALS = (RequestError, LimitReached, NotFound, PermissionRefused, StateConflict)
 """What a request may be refused with: then it is the attempt that is refused, and that is written."""
@@ -81,7 +82,9 @@ def order_taken(event: OrderTaken, draft: Draft) -> None:
     """Write what becomes of an order, and do it."""
     key, coordinator = event.order.key, event.coordinator
     book = draft.attempts.get(coordinator) or Attempts(coordinator=coordinator)
-    taken = book_of.take(book, event.order, event.account, event.refusal, draft.now)
+    taken = book_of.take(
+        book, event.order, event.account, event.refusal, draft.now, boot_id=draft.base.boot_id
+    )
     draft.report = taken.report
     draft.report_to = coordinator
     draft.keep_book(taken.book, key)
@@ -380,11 +383,24 @@ def restored(records: Iterable[Attempt], contacts: Mapping[str, Contact]) -> dic
     }
 
 
+def end_those_of_earlier_boots(draft: Draft) -> None:
+    """First of all after a restart of the daemon: what its coordinator may run elsewhere by now is over."""
+    for book in list(draft.attempts.values()):
+        for key in book_of.of_earlier_boots(book, draft.base.boot_id):
+            attempt = book.live[key]
+            if attempt.ending is None:
+                _end_as(attempt, WENT_DOWN, draft, draft.rules.stop_grace_seconds)
+    draft.earlier_boots_over = True
+
+
 def under_way(state: NodeState) -> tuple[AttemptInstruction, ...]:
     """What the daemon was doing for attempts when it ended, to be done again; all of it may be half done."""
     found: list[AttemptInstruction] = []
     for book in state.attempts.values():
-        for attempt in book.live.values():
+        over = book_of.of_earlier_boots(book, state.boot_id)
+        for key, attempt in book.live.items():
+            if key in over:
+                continue
             if attempt.state is AttemptState.PREPARING:
                 found.append(PrepareAttempt(attempt.key, attempt.coordinator))
             elif is_to_launch(attempt, state):

@@ -68,6 +68,9 @@ def handle(state: NodeState, event: m.Event, now: float) -> Step:
 
 
 def _handle(event: m.Event, draft: Draft) -> None:
+    if not draft.earlier_boots_over:
+        # In the first step that can be written, so that there is no moment at which they could begin.
+        attempts.end_those_of_earlier_boots(draft)
     if isinstance(event, AttemptPrepared):
         immediate = attempts.prepared(event, draft)
     else:
@@ -108,6 +111,7 @@ def restore(
         projects=standing.projects,
         mix=mix_of((*over.values(), *known.values())),
         engine_surveyed=False,
+        earlier_boots_over=False,
         attempts=attempts.restored(records, contacts or {}),
         contacts=contacts or {},
         contacts_written=contacts or {},

@@ -116,6 +116,8 @@ class NodeState:
     """What tells this boot of the machine from all others."""
     engine_surveyed: bool = True
     """False from a restart until the engine's first survey: a container may exist that nobody noted."""
+    earlier_boots_over: bool = True
+    """False from a restart until what must not begin in another boot than its order's is ended."""
 
     def waiting(self) -> list[Lease]:
         """The queue, in the order in which they joined it; one that gave way joins it anew."""
@@ -250,6 +252,7 @@ class Draft:
         self.leases = dict(state.leases)
         self.next_sequence = state.next_sequence
         self.engine_surveyed = state.engine_surveyed
+        self.earlier_boots_over = state.earlier_boots_over
         self.attempts = dict(state.attempts)
         self.contacts = dict(state.contacts)
         self.pruned_at = state.pruned_at
@@ -285,6 +288,7 @@ class Draft:
             projects=self.projects,
             next_sequence=self.next_sequence,
             engine_surveyed=self.engine_surveyed,
+            earlier_boots_over=self.earlier_boots_over,
             attempts=self.attempts,
             contacts=self.contacts,
             pruned_at=self.pruned_at,

@@ -42,6 +42,8 @@ from gpushared.domain.lease import LeaseId
 from gpushared.domain.request import Caller, Request
 
 NOW = 1_000_000.0
+POOL = "lab"
+BOOT, NEXT_BOOT = "boot", "next boot"
 JOB = JobId("j0b")
 ADA = Owner("ada@lab", "ada")
 ACCOUNT = Caller(1000, 1000, "ada")
@@ -265,7 +267,7 @@ class Search:
         sides = []
         for name in self.names:
             number, _ = self._handled(number, ("enroll", name, 0))
-            sides.append(self._side(NodeSide(Attempts())))
+            sides.append(self._side(NodeSide(Attempts(coordinator=POOL))))
         for at, name in enumerate(self.names):
             sides[at] = self._heard(sides[at], self.coordinators.values[number].epoch)
             number, _ = self._handled(number, ("hello", name, sides[at]))
@@ -468,7 +470,7 @@ class Search:
         return self._side(replace(before, book=taken.book)), sent
 
     def take(self, book: Attempts, order: Order) -> attempts.Taken:
-        return attempts.take(book, order, ACCOUNT, None, NOW)
+        return attempts.take(book, order, ACCOUNT, None, NOW, boot_id=BOOT)
 
     def _goes_on(self, record: Attempt) -> Iterator[tuple[str, int]]:
         """What may become of an attempt by itself; the number says which of ``CHANGES``."""
@@ -505,11 +507,16 @@ class Search:
         """Its containers are gone; its book is not, and says so."""
         before, sent = self.sides.values[side], 0
         book = self.after_reboot(before.book)
-        for key in sorted(before.book.live):
-            if key in book.records:
+        over = self.over_with_boot(book)
+        for key, record in sorted(before.book.live.items()):
+            if key in book.records and (key in over or record.state is AttemptState.RUNNING):
                 book = attempts.changed(book, key, AttemptState.ENDED, ending=LOST, now=NOW)
                 sent |= self._message(node, attempts.report_of(book.records[key]), to_node=False)
         return self._side(replace(before, book=book)), sent
+
+    def over_with_boot(self, book: Attempts) -> tuple[AttemptKey, ...]:
+        """What must not begin any more."""
+        return attempts.of_earlier_boots(book, NEXT_BOOT)
 
     def after_reboot(self, book: Attempts) -> Attempts:
         """A node forgets nothing."""

@@ -164,6 +164,14 @@ class _Forgetful(Search):
         return Attempts(epoch=book.epoch, next_revision=book.next_revision)
 
 
+class _ResumesAfterBoot(Search):
+    """Nodes that go on, after they were off, with what had not begun before."""
+
+    def over_with_boot(self, book: Attempts) -> tuple[AttemptKey, ...]:
+        del book
+        return ()
+
+
 class _WithoutRecovery(Search):
     """A coordinator that goes on with whatever store it finds."""
 
@@ -204,6 +212,9 @@ WRONG = {
     "an answer counts whatever it was an answer to": _WithoutMatching(Story(cancels=1, reboots=1)),
     "a node forgets what it wrote last": _Forgetful(Story(reboots=1, moves=1)),
     "an old store is put back, and nobody is asked": _WithoutRecovery(Story(restores=1, moves=1)),
+    "a node that was truly said to be off begins what it had been told before": _ResumesAfterBoot(
+        Story(outages=1, moves=1)
+    ),
     "a silent node is replaced": _TakesSilenceForDeath(Story()),
     "an order is said before it is written": _SaysBeforeItWrites(Story(moves=1)),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -400,10 +401,10 @@ def test_a_higher_epoch_is_written_at_once_wherever_it_was_heard() -> None:
 # --- restarts ------------------------------------------------------------------------------------------
 
 
-def restarted(node: Node) -> NodeState:
+def restarted(node: Node, boot_id: str = "b1") -> NodeState:
     leases = [lease for lease in node.state.leases.values() if not isinstance(lease.state, Ended)]
     records = [one for book in node.state.attempts.values() for one in book.records.values()]
-    fresh = NodeState(boot_id="b1", gpus=node.state.gpus)
+    fresh = NodeState(boot_id=boot_id, gpus=node.state.gpus)
     return restore(
         fresh, leases, node.state.next_sequence, records=records, contacts=node.state.contacts_written
     )
@@ -417,6 +418,87 @@ def test_what_was_under_way_is_taken_up_again_after_a_restart() -> None:
     gang.placed(gang=True)
     found = [under_way(restarted(node)) for node in (preparing, reserved, running, gang)]
     assert found == [(PrepareAttempt(KEY, POOL),), (LaunchAttempt(KEY, POOL),), (), ()]
+
+
+def rebooted(node: Node) -> Node:
+    """After the first event of the daemon's life in the next boot."""
+    node.state = restarted(node, "b2")
+    assert under_way(node.state) == () or not node.coordinator
+    node.send(m.Tick())
+    return node
+
+
+def waiting(coordinator: str) -> Node:
+    node = Node(coordinator)
+    node.send(m.RequestSubmitted(WHOLE, ADA))
+    node.placed(wait=True)
+    return node
+
+
+def preparing(coordinator: str) -> Node:
+    node = Node(coordinator)
+    node.place()
+    return node
+
+
+def reserved(coordinator: str) -> Node:
+    node = Node(coordinator)
+    node.placed()
+    return node
+
+
+def created(coordinator: str) -> Node:
+    node = reserved(coordinator)
+    node.send(m.ClaimAsked(node.lease.id, ADA))
+    node.send(m.ContainerCreated(node.lease.id, BOX, "box", "i"))
+    return node
+
+
+def paused(coordinator: str) -> Node:
+    node = Node(coordinator)
+    node.running()
+    node.seen(Condition.PAUSED)
+    return node
+
+
+@pytest.mark.parametrize("before", [preparing, waiting, reserved, created, paused])
+def test_what_a_pool_ordered_does_not_begin_after_a_boot(before: Callable[[str], Node]) -> None:
+    """While the machine was off somebody may have said so, and the job may run elsewhere."""
+    node = rebooted(before(POOL))
+    assert node.ending.kind is EndKind.LOST
+    if node.attempt.state is not AttemptState.ENDED:
+        node.send(m.EngineSurveyed((), node.now + 1.0))
+        node.freed()
+    assert node.attempt.state is AttemptState.ENDED
+    assert not node.state.holders() or before is waiting
+    assert TellCoordinator(KEY, POOL) in node.step.instructions
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(preparing, AttemptState.PREPARING), (waiting, AttemptState.WAITING), (reserved, AttemptState.RESERVED)],
+)
+def test_the_node_s_own_jobs_begin_after_a_boot_as_they_would_have(
+    before: Callable[[str], Node], after: AttemptState
+) -> None:
+    node = rebooted(before(""))
+    assert (node.attempt.state, node.attempt.ending) == (after, None)
+    assert (under_way(node.state) == ()) == (before is waiting)
+
+
+def test_a_restart_of_the_daemon_alone_ends_nothing_that_a_pool_ordered() -> None:
+    node = reserved(POOL)
+    node.state = restarted(node)
+    node.send(m.Tick())
+    assert under_way(node.state) == (LaunchAttempt(KEY, POOL),)
+
+
+def test_what_was_ordered_since_the_boot_begins() -> None:
+    node = rebooted(preparing(POOL))
+    again = AttemptKey(KEY.job, 2)
+    node.placed(key=again)
+    node.send(m.Tick())
+    assert node.state.attempts[POOL].records[again].state is AttemptState.RESERVED
 
 
 def test_the_books_are_the_same_after_a_restart() -> None:

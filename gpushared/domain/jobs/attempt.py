@@ -37,3 +37,5 @@ class Attempt:
     started_at: float | None = None
     boot_id: str = ""
     """In which boot of the machine its container was last seen to begin."""
+    placed_in: str = ""
+    """In which boot of the machine the order to run it came."""

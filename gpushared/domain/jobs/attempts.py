@@ -77,18 +77,26 @@ def restored(records: Iterable[Attempt], epoch: int = 0, coordinator: str = "") 
     )
 
 
-def take(book: Attempts, order: Order, account: Caller | None, refusal: Ending | None, now: float) -> Taken:
+def take(
+    book: Attempts,
+    order: Order,
+    account: Caller | None,
+    refusal: Ending | None,
+    now: float,
+    *,
+    boot_id: str = "",
+) -> Taken:
     """What becomes of an order.
 
     ``account``: as whom a ``Place`` would run here. ``refusal``: why this node does not take it whatever is
-    free, such as an owner who has no account here.
+    free, such as an owner who has no account here. ``boot_id``: this boot of the machine.
     """
     if order.epoch < book.epoch and not isinstance(order, Query):
         return Taken(book, StaleEpoch(order.key, book.epoch), attempt=book.get(order.key))
     book = heard(book, order.epoch)
     match order:
         case Place():
-            return _place(book, order, account, refusal, now)
+            return _place(book, order, account, refusal, now, boot_id)
         case Query():
             return _answer(book, book.get(order.key) or _tombstone(order, NEVER_SEEN, now))
         case CancelPart():
@@ -168,6 +176,24 @@ def fence_at(book: Attempts, contact_at: float) -> float:
     return min((at for _, at in _fences(book, contact_at)), default=float("inf"))
 
 
+def of_earlier_boots(book: Attempts, boot_id: str) -> tuple[AttemptKey, ...]:
+    """The attempts that must not begin, or go on, in this boot of the machine.
+
+    While it was off, somebody may have said so to the coordinator, which then runs their jobs elsewhere. What
+    was running is not among them: its end says that it is lost. Nor are the node's own, which nobody else
+    runs.
+    """
+    if not book.coordinator:
+        return ()
+    return tuple(
+        sorted(
+            key
+            for key, record in book.live.items()
+            if record.state is not AttemptState.RUNNING and (record.boot_id or record.placed_in) != boot_id
+        )
+    )
+
+
 def pruned(book: Attempts, now: float) -> Attempts:
     """The book without final records that nothing can come late for any more."""
     old = [
@@ -184,7 +210,14 @@ def pruned(book: Attempts, now: float) -> Attempts:
 # --- one order each ------------------------------------------------------------------------------------
 
 
-def _place(book: Attempts, order: Place, account: Caller | None, refusal: Ending | None, now: float) -> Taken:
+def _place(
+    book: Attempts,
+    order: Place,
+    account: Caller | None,
+    refusal: Ending | None,
+    now: float,
+    boot_id: str,
+) -> Taken:
     known = book.get(order.key)
     if known is not None:
         return Taken(book, report_of(known), attempt=known)
@@ -200,6 +233,7 @@ def _place(book: Attempts, order: Place, account: Caller | None, refusal: Ending
         wait=order.wait,
         gang=order.gang,
         reserve_seconds=order.reserve_seconds,
+        placed_in=boot_id,
     )
     return _answer(book, record, Todo.PREPARE if refusal is None else Todo.NOTHING)
 
