@@ -151,9 +151,16 @@ def _refuse_old_paths(captured: Captured) -> None:
 
 
 def _notes(words: RunWords) -> list[str]:
+    notes = []
     if words.is_set("interactive"):
-        return ["nobody is at its terminal until `gpushare attach`; what reads its input waits for that"]
-    return []
+        notes.append("nobody is at its terminal until `gpushare attach`; what reads its input waits for that")
+    if (_count(words.ours, "nodes") > 1 or words.ours.get("span")) and not _names_network(words):
+        notes.append("its parts on other nodes reach each other with --network host only")
+    return notes
+
+
+def _names_network(words: RunWords) -> bool:
+    return bool(words.value("network") or words.value("net"))
 
 
 def _for_nobody_at_a_terminal(body: bytes) -> bytes:

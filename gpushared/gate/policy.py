@@ -89,6 +89,15 @@ def judge_volume(body: Body, context: Context) -> Body:
     return _apply(body, VOLUME, context)
 
 
+def check_gang_network(mode: str, policy: Policy) -> None:
+    """Raise ``PermissionRefused`` where a part of a job on several nodes has no such network here."""
+    if mode == HOST_NETWORK and not policy.gangs_on_host_network:
+        raise PermissionRefused(
+            "this node does not give its own network to jobs on several nodes",
+            hint='its administrator may: [gate] host_network = "gangs"',
+        )
+
+
 def networks_of(body: Body) -> list[str]:
     """The networks that a judged create body names, but for the engine's own."""
     endpoints = section(section(body, "NetworkingConfig"), "EndpointsConfig")
@@ -192,11 +201,8 @@ def _network_mode(name: str, value: Json, context: Context) -> Json:
     value = text({name: value}, name)
     if value == HOST_NETWORK and not context.in_gang:
         raise PermissionRefused("the host's network is not for you", hint="publish ports with -p instead")
-    if value == HOST_NETWORK and not context.policy.gangs_on_host_network:
-        raise PermissionRefused(
-            "this node does not give its own network to jobs on several nodes",
-            hint='its administrator may: [gate] host_network = "gangs"',
-        )
+    if value == HOST_NETWORK:
+        check_gang_network(value, context.policy)
     if ":" in value:
         raise PermissionRefused(
             f"{name} {value!r} is not allowed for you", hint="put both containers on one network"

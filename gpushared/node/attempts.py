@@ -30,6 +30,9 @@ from gpushared.domain.jobs.node_messages import ContactMade, FencesLooked, Order
 from gpushared.domain.jobs.protocol import Order, Place, Report, StaleEpoch
 from gpushared.domain.request import Caller
 from gpushared.domain.units import shown
+from gpushared.gate.body import parse_object, section, text
+from gpushared.gate.policy import check_gang_network
+from gpushared.gate.site import Policy
 from gpushared.node.loop import Loop
 
 log = logging.getLogger(__name__)
@@ -63,6 +66,8 @@ class AttemptDesk:
         self._account_of = account_of
         self._boot_id = boot
         self._subscribers: dict[str, list[Callback]] = {}
+        self.policy = Policy()
+        """The gate's, by which it will judge; what it is sure to refuse is not taken here."""
         self.on_change: Callable[[str, AttemptKey], None] = lambda _coordinator, _key: None
         """Called with each change, whoever the coordinator is."""
 
@@ -133,6 +138,8 @@ class AttemptDesk:
         try:
             _check_texts(order)
             account = await self._account_of(order.spec.owner, coordinator)
+            if order.gang:
+                _check_network(order, self.policy)
         except (NotFound, PermissionRefused, RequestError) as error:
             refusal = Ending(EndKind.FAILED, error.message, hint=error.hint)
             return OrderTaken(order, coordinator, refusal=refusal)
@@ -146,6 +153,12 @@ def _check_texts(order: Place) -> None:
         f"{spec.name}{spec.image}{spec.platform}{spec.body}{spec.owner.principal}".encode()
     except UnicodeEncodeError as error:
         raise RequestError("the job's texts are no UTF-8") from error
+
+
+def _check_network(order: Place, policy: Policy) -> None:
+    """Before the others of its gang have started, so that it goes to nodes that let them meet."""
+    host = section(parse_object(order.spec.body.encode()), "HostConfig")
+    check_gang_network(text(host, "NetworkMode"), policy)
 
 
 def _is_fenced(book: Attempts) -> bool:

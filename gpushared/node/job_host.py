@@ -11,6 +11,7 @@ from gpushared.config.model import Config
 from gpushared.domain.errors import GpushareError
 from gpushared.gate.http import Routes
 from gpushared.node.attempts import AttemptDesk
+from gpushared.node.configured import policy_of
 from gpushared.node.follower import Follower
 from gpushared.node.images import Images
 from gpushared.node.kept_containers import Keeping, KeptContainers
@@ -58,6 +59,7 @@ class JobHost:
         self.insider = Insider()
         self.accounts = LocalAccounts(account_rules_of(config, node_name))
         self.desk = AttemptDesk(loop, self.accounts.caller, loop.state.boot_id)
+        self.desk.policy = policy_of(config)
         images = Images(self.insider, max_pulls=config.jobs.max_pulls, pull_seconds=config.jobs.pull_seconds)
         self.launcher = Launcher(loop, self.desk, self.insider, follower, images)
         self._kept = KeptContainers(loop, engine, self.insider, keeping_of(config))
@@ -80,4 +82,5 @@ class JobHost:
     def reload(self, config: Config) -> None:
         """Take over what can change at run time: accounts, and how long containers stay."""
         self.accounts.rules = account_rules_of(config, self._node_name)
+        self.desk.policy = policy_of(config)
         self._kept.keeping = keeping_of(config)

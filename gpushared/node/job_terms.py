@@ -40,14 +40,18 @@ def _of_gang(gang: Gang) -> Mapping[str, str]:
 
 
 def launcher_defaults(attempt: Attempt) -> dict[str, str]:
-    """Arguments of ``torchrun`` as it reads them from the environment (``PET_`` and the argument's name).
+    """What launchers need, where the user did not say something else.
 
-    So ``torchrun train.py`` needs none; what is said on its command line wins.
+    ``torchrun`` reads its arguments as ``PET_`` and the argument's name, so that ``torchrun train.py`` needs
+    none; what is said on its command line wins.
     """
     gang = attempt.facts
     if gang is None:
         return {}
+    # With one process a node each knows its rank, and ``init_process_group`` needs no launcher.
+    rank = {"RANK": str(gang.rank)} if set(gang.gpus) == {1} else {}
     return {
+        **rank,
         "PET_NNODES": str(len(gang.hosts)),
         "PET_NODE_RANK": str(gang.rank),
         "PET_NPROC_PER_NODE": str(gang.gpus[gang.rank]),

@@ -66,6 +66,23 @@ def body_of(asked: dict[str, Any]) -> dict[str, Any]:
 # --- submit
 
 
+NETWORKS = [
+    (("--nodes", "2"), True),
+    (("--span",), True),
+    (("--nodes", "2", "--network", "host"), False),
+    (("--nodes", "2", "--net=routed"), False),
+    (("--nodes", "1"), False),
+]
+
+
+@pytest.mark.parametrize(("words", "noted"), NETWORKS)
+def test_who_asks_for_several_nodes_is_told_of_the_network_that_joins_them(
+    gpushare: Gpushare, words: tuple[str, ...], noted: bool
+) -> None:
+    done = gpushare("submit", "--pool", *words, "busybox", "true")
+    assert (done.returncode, "--network host" in done.stderr) == (0, noted), done.stderr
+
+
 def test_it_prints_the_id_alone_and_says_the_rest_on_stderr(gpushare: Gpushare, standin: StandIn) -> None:
     done = gpushare(
         "submit", "--gpu", "0.5", "--name", "trainer", "-e", "A=1", "busybox", "sh", "-c", "exit 3"

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -118,11 +119,11 @@ def node(new_daemon: NewDaemon, docker_engine: str) -> Node:
     return made
 
 
-def new_node(new_daemon: NewDaemon, engine: str, *, dies: str = "") -> Node:
+def new_node(new_daemon: NewDaemon, engine: str, *, dies: str = "", config: str = "") -> Node:
     environment = {"PYTHONPATH": str(parts.ROOT)} | ({"GPUSHARED_DIES": dies} if dies else {})
     command = (sys.executable, "-m", "tests.node.with_orders")
     daemon = new_daemon(
-        engine=engine, config=CONFIG, command=command, environment=environment, simulate="h100"
+        engine=engine, config=CONFIG + config, command=command, environment=environment, simulate="h100"
     )
     return Node(daemon)
 
@@ -349,6 +350,60 @@ def test_a_gang_that_nobody_starts_gives_its_reservation_back(node: Node) -> Non
     late = node.take(Commit(place.key, 1, Gang(("h",), 0, 29500, (1,))))
     assert isinstance(late, Report)
     assert (late.state, late.revision) == (AttemptState.REFUSED, refused.revision)
+
+
+ON_HOST = {"NetworkMode": "host"}
+
+
+def test_a_gang_is_not_taken_where_its_parts_could_not_meet(node: Node) -> None:
+    """Before the others have started."""
+    refused = node.placed(order(node, "true", gang=True, host=ON_HOST))
+    assert refused.state is AttemptState.REFUSED
+    assert refused.ending is not None
+    assert (refused.ending.kind, "its own network" in refused.ending.reason) == (EndKind.FAILED, True)
+    assert 'host_network = "gangs"' in refused.ending.hint
+
+
+@pytest.fixture
+def meeting_place(new_daemon: NewDaemon, docker_engine: str) -> Node:
+    """A node that gives its network to gangs."""
+    node = new_node(new_daemon, docker_engine, config='[gate]\nhost_network = "gangs"\n')
+    node.daemon.start()
+    return node
+
+
+@pytest.mark.parametrize(("rank", "kind"), [(0, EndKind.NO_ROOM), (1, EndKind.EXITED)])
+def test_a_gang_whose_port_is_in_use_where_it_would_meet_does_not_start(
+    meeting_place: Node, rank: int, kind: EndKind
+) -> None:
+    """On the other nodes it may be: nobody listens on it there."""
+    node, place = meeting_place, order(meeting_place, "true", gang=True, host=ON_HOST)
+    node.placed(place)
+    node.until(place.key, AttemptState.RESERVED)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        node.take(Commit(place.key, 1, Gang(("127.0.0.1", "127.0.0.1"), rank, port, (1, 1))))
+        ended = node.until(place.key, AttemptState.ENDED)
+    assert ended.ending is not None
+    assert ended.ending.kind is kind
+    assert (f"port {port}" in ended.ending.reason) == (rank == 0)
+
+
+def test_a_gang_s_container_has_the_network_of_its_node(meeting_place: Node) -> None:
+    node, place = meeting_place, order(meeting_place, "readlink /proc/self/ns/net", gang=True, host=ON_HOST)
+    node.placed(place)
+    node.until(place.key, AttemptState.RESERVED)
+    node.take(Commit(place.key, 1, Gang(("127.0.0.1",), 0, 29500, (1,))))
+    node.until(place.key, AttemptState.ENDED)
+    assert node.logs(place.key.job).strip() == str(Path("/proc/self/ns/net").readlink())
+
+
+def test_what_is_no_gang_has_not_the_network_of_its_node(meeting_place: Node) -> None:
+    node, place = meeting_place, order(meeting_place, "true", host=ON_HOST)
+    node.placed(place)
+    ended = node.until(place.key, AttemptState.ENDED)
+    assert ended.ending is not None
+    assert "the host's network is not for you" in ended.ending.reason
 
 
 def test_an_interactive_job_s_container_is_made_by_its_owner(node: Node) -> None:

@@ -106,6 +106,10 @@ def check(spec: JobSpec, priority: int, draft: PoolDraft) -> None:
         raise RequestError("one node cannot be several", hint="submit it to the pool, without --node")
     if is_gang(spec) and spec.interactive:
         raise RequestError("an interactive job runs on one node", hint="leave out --nodes and --span")
+    if is_gang(spec) and spec.request.max_gpu_count is not None:
+        raise RequestError(
+            "a job on several nodes has a fixed number of GPUs", hint="say one number with --gpu, such as 2"
+        )
     if len(state.jobs) >= rules.max_queued:
         raise LimitReached(f"{rules.max_queued} jobs wait or run already", hint="try again later")
     if state.queued.get(spec.owner.person, 0) >= rules.max_queued_per_person:

@@ -179,7 +179,7 @@ def take_down(job: Job, part: Part, draft: PoolDraft) -> None:
     elif then is Then.REQUEUE and not _comes_back(job, part):
         then = Then.FAIL
     text = f"its part on {name_of(part.node)} {_ended_how(part)}, so the rest of it is ended"
-    cancel(job, then, ending.reason or f"its part on {name_of(part.node)}", draft, text, ending=ending)
+    cancel(job, then, f"its part on {name_of(part.node)}", draft, text, ending=ending)
 
 
 def cancel(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gpushared.domain.errors import RequestError
 from gpushared.domain.jobs import messages as m
 from gpushared.domain.jobs import orders
 from gpushared.domain.jobs.model import (
@@ -261,3 +262,10 @@ def test_the_gpus_of_one_request_are_spread_over_as_few_nodes_as_possible(
     request = Request(gpu_count=count, compute_permille=1000, isolation=Isolation.EXCLUSIVE)
     pool.submit(request=request, span=True)
     assert [(part.node, part.request.gpu_count) for part in pool.job().parts] == shares, name
+
+
+def test_a_gang_asks_for_a_fixed_number_of_gpus() -> None:
+    """Each part is told how many the others have."""
+    pool = Pool("a", "b")
+    with pytest.raises(RequestError, match="fixed number"):
+        pool.submit(request=replace(WHOLE, max_gpu_count=2), nodes=2)
