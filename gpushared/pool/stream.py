@@ -42,6 +42,11 @@ FIRST_RETRY_SECONDS = 0.5
 LAST_RETRY_SECONDS = 8.0
 _JOB_ID = re.compile(r"[0-9a-z]{1,32}(_[0-9]{1,7})?")
 LINGER_SECONDS = 5.0
+SILENCE_SECONDS = 40.0
+"""A stream whose connection lives is given up when nothing was heard for so long, but not before three beats:
+the node's gRPC answers pings also where its daemon hangs."""
+LOOKS = 4
+"""Within that time it is looked so often, so that a pause of ours is not taken for one of the node's."""
 MAX_GRACE_SECONDS = 24 * 3600
 
 _PASSING = (Unavailable, TimedOut, LimitReached)
@@ -134,6 +139,8 @@ class NodeStream:
         self._idle = asyncio.Event()
         self._idle.set()
         self._trust: tuple[int, bool] | None = None
+        self._messages = 0
+        self._listens = False
         self._slots = asyncio.Semaphore(IN_WORK)
         self._work: set[asyncio.Task[None]] = set()
 
@@ -149,7 +156,8 @@ class NodeStream:
 
     async def talk(self, context: Context) -> GpushareError | None:
         """Read and write until either side ends it; why, where it was this side, and the node was told."""
-        ways = [asyncio.create_task(self._read(context)), asyncio.create_task(self._write(context))]
+        works = (self._read(context), self._write(context), self._watch())
+        ways = [asyncio.create_task(work) for work in works]
         ends: list[asyncio.Future[Any]] = [*ways, self._why]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -194,12 +202,30 @@ class NodeStream:
     # --- up --------------------------------------------------------------------------------------------
 
     async def _read(self, context: Context) -> None:
-        while isinstance(message := await context.read(), link_pb2.Up):
+        while isinstance(message := await self._next(context), link_pb2.Up):
             await self.mailbox.room(BUSY)
             await self._slots.acquire()
             task = asyncio.create_task(self._guarded(message))
             self._work.add(task)
             task.add_done_callback(self._finished)
+
+    async def _next(self, context: Context) -> object:
+        self._listens = True
+        try:
+            return await context.read()
+        finally:
+            self._listens = False
+            self._messages += 1
+
+    async def _watch(self) -> None:
+        """Until nothing was heard for too long, though it was listened for."""
+        missed, silence = 0, SILENCE_SECONDS
+        while missed < LOOKS:
+            silence = max(SILENCE_SECONDS, 3 * self._beat_seconds(len(self._machine.state.members)))
+            before = self._messages
+            await asyncio.sleep(silence / LOOKS)
+            missed = missed + 1 if self._listens and self._messages == before else 0
+        self.end(TimedOut(f"node {self.node} said nothing for {silence:.0f} s"))
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._work.discard(task)

@@ -99,6 +99,7 @@ class MemberLink:
         self._random = random or SystemRandom()
         self._backoff = Backoff(retry or Retry(), self._random)
         self._session: Session | None = None
+        self._undecided: set[asyncio.Task[None]] = set()
         self._hurry = asyncio.Event()
         self._changed = asyncio.Event()
         self._beat_seconds = FIRST_SECONDS
@@ -173,16 +174,22 @@ class MemberLink:
 
     async def run(self) -> None:
         """Until it is cancelled."""
-        while True:
-            try:
-                await self._connect()
-            except GpushareError as error:
-                # Anew, because the traceback holds the call, and a call keeps its connection dialling.
-                self._lost(type(error)(error.message, hint=error.hint))
-            await self._wait()
+        try:
+            while True:
+                try:
+                    await self._connect()
+                except GpushareError as error:
+                    # Anew, because the traceback holds the call, and a call keeps its connection dialling.
+                    self._lost(type(error)(error.message, hint=error.hint))
+                await self._wait()
+        finally:
+            await self._give_up_undecided()
 
     async def _connect(self) -> None:
         """One stream's life; ends by an error always."""
+        # What the last stream ordered is to be in the hello: an order that is taken after it, unknown to a
+        # coordinator that has lost its memory, would run beside what that coordinator places.
+        await asyncio.gather(*self._undecided, return_exceptions=True)
         if self._before_dialling is not None:
             await self._before_dialling()
         channel = await self.dial.channel()
@@ -209,8 +216,14 @@ class MemberLink:
         finally:
             self._session = None
             if session is not None:
+                self._undecided = session.undecided
                 self._heard_at = session.acknowledged_at or self._heard_at
             await channel.close()
+
+    async def _give_up_undecided(self) -> None:
+        for work in self._undecided:
+            work.cancel()
+        await asyncio.gather(*self._undecided, return_exceptions=True)
 
     def _welcomed(self, session: Session) -> None:
         self._hurry.clear()

@@ -93,7 +93,8 @@ class Session:
         self._beats = Beats()
         self._told: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue(MAX_TOLD)
         self._slots = asyncio.Semaphore(ORDERS_IN_WORK)
-        self._work: set[asyncio.Task[None]] = set()
+        self.undecided: set[asyncio.Task[None]] = set()
+        """Orders that were heard and are being written, or not; they go on when the stream ends."""
         self._acked = asyncio.Event()
         self._untaken: set[JobId] = set()
         self._backlog: tuple[JobId, ...] = ()
@@ -134,9 +135,9 @@ class Session:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             raise self._why.result() if self._why.done() else _cause(tasks)
         finally:
-            for task in (*tasks, *self._work):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, *self._work, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             # The error that ends the stream holds this frame, and the tasks the error: a circle that would
             # keep the call, and with it the connection, until somebody collects garbage.
             tasks.clear()
@@ -342,11 +343,11 @@ class Session:
     async def _begin_order(self, data: bytes) -> None:
         await self._slots.acquire()
         task = asyncio.create_task(_guarded(partial(self._order, data)))
-        self._work.add(task)
+        self.undecided.add(task)
         task.add_done_callback(self._finished)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
-        self._work.discard(task)
+        self.undecided.discard(task)
         self._slots.release()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("an order was not handled", exc_info=error)

@@ -45,8 +45,17 @@ class Desk:
         self.orders: list[Order] = []
         self.looks = 0
         self.refusal: GpushareError | None = None
+        self.asked = asyncio.Event()
+        self.may_write = asyncio.Event()
+        self.may_write.set()
 
     async def take(self, order: Order) -> Report | StaleEpoch:
+        """As with the daemon's loop: who stops waiting for the answer does not take the order back."""
+        self.asked.set()
+        return await asyncio.shield(self._written(order))
+
+    async def _written(self, order: Order) -> Report | StaleEpoch:
+        await self.may_write.wait()
         if self.refusal is not None:
             raise self.refusal
         self.orders.append(order)

@@ -95,6 +95,19 @@ async def test_a_node_that_is_shut_out_loses_its_stream(coordinator: Coordinator
         await coordinator.machine.heard(lambda event: event == m.NodeDisconnected(N1))
 
 
+async def test_a_node_that_says_nothing_any_more_is_not_taken_for_connected(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection lives, as that of a daemon that hangs does: only what it says is a sign of life."""
+    monkeypatch.setattr("gpushared.pool.stream.SILENCE_SECONDS", 0.4)
+    async with stream(coordinator, coordinator.enrol(N1)) as call:
+        await call.write(link_pb2.Up(hello=link_pb2.Hello(node=N1, inventory=b'{"gpus":[]}', free=b"{}")))
+        assert (await answer(call)).HasField("welcome")
+        told = await answer(call)
+        assert "said nothing" in told.refuse.message
+        await coordinator.machine.heard(lambda event: event == m.NodeDisconnected(N1))
+
+
 async def test_a_newer_stream_of_a_node_replaces_the_older(coordinator: Coordinator) -> None:
     """A copy of a machine, with the same certificate: the older is told who took over."""
     credentials = coordinator.enrol(N1)

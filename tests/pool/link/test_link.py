@@ -294,6 +294,27 @@ async def test_after_a_cut_the_next_hello_tells_all_attempts(coordinator: Coordi
     assert hello.seen_epoch == 1
 
 
+async def test_what_was_ordered_before_a_cut_is_decided_before_the_next_hello(
+    coordinator: Coordinator,
+) -> None:
+    """A coordinator that does not remember the order learns of it there, and places nothing beside it."""
+    async with Proxy(coordinator.port).running() as proxy:
+        node = Node(coordinator.enrol(N1), lambda: proxy.address)
+        node.desk.may_write.clear()
+        async with node.running():
+            await node.connected()
+            coordinator.link.perform(m.Send(node.name, place()))
+            await node.desk.asked.wait()
+            await proxy.cut()
+            await node.until(lambda link: not link.connected)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await coordinator.machine.heard(is_a(m.NodeHello), times=2)
+            node.desk.may_write.set()
+            hello = await hello_of(coordinator.machine, times=2)
+    assert [report.key for report in hello.reports] == [KEY]
+
+
 async def test_nothing_is_left_of_links_that_were_lost(
     coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
