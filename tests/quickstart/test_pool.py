@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
+from gpushared.client.pipeline import AsyncPool, JobRequest, Pool
 from tests.bed import parts
 from tests.bed.engine import PrivateEngine
 from tests.bed.parts import ROOT
@@ -252,6 +253,32 @@ def test_the_example_pipeline_runs_as_it_stands(machines: Machines, by: str) -> 
     assert "_5 failed: exit code 9" in shown
     assert "part 5, step 3" in shown
     assert re.search(r"^done: .*\d on [abc]$", shown, re.MULTILINE)
+
+
+def test_output_is_read_to_its_end_through_the_coordinators_death(machines: Machines) -> None:
+    lines = [f"line {number}" for number in range(20)]
+    program = "for i in $(seq 0 19); do echo line $i; sleep 0.4; done"
+    address, state = f"{machines.net}.1", machines.state
+    with Pool(address, ca_file=state / "pool-ca.pem", token_file=state / "token") as pool:
+        job = pool.submit(JobRequest("busybox", ["sh", "-c", program], gpu="0.25"))
+        pieces = pool.logs(job, follow=True)
+        said = next(pieces)
+        machines.kill("coordinator.pid")
+        machines.started()
+        said += b"".join(pieces)
+        assert said.decode().splitlines() == lines
+        assert pool.wait(job).state == "succeeded"
+        assert b"".join(pool.logs(job, tail=1)) == b"line 19\n"
+
+
+async def test_the_asynchronous_client_reads_the_same(machines: Machines) -> None:
+    request = JobRequest("busybox", "sh -c 'echo one; sleep 1; echo two; exit 3'", gpu="0.25")
+    door = {"ca_file": machines.state / "pool-ca.pem", "token_file": machines.state / "token"}
+    async with AsyncPool(f"{machines.net}.1", **door) as pool:  # type: ignore[arg-type]  # both are files
+        job = await pool.submit(request)
+        assert b"".join([piece async for piece in pool.logs(job, follow=True)]) == b"one\ntwo\n"
+        over = await pool.wait(job)
+        assert (over.state, over.exit_code) == ("failed", 3)
 
 
 def test_a_pipeline_that_is_run_again_goes_on_with_its_jobs(machines: Machines) -> None:
