@@ -214,6 +214,10 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         try:
             # What this leads to waits in the mailbox, so that the welcome is the first word.
             await self._machine.send(hello)
+            if stream.ended is not None:
+                # Above all not with the epoch that just rose for this hello: the node would name it in the
+                # next, as one that it has from somebody else, and so on for ever.
+                raise stream.ended
             await context.write(link_pb2.Down(welcome=self._welcome()))
             log.info("node=%s connected from=%s reports=%d", stream.node, context.peer(), len(hello.reports))
             self._refused.pop(stream.node, None)

@@ -149,6 +149,11 @@ class NodeStream:
         if not self._why.done():
             self._why.set_result(why)
 
+    @property
+    def ended(self) -> GpushareError | None:
+        """Why it was closed from this side, where it was."""
+        return self._why.result() if self._why.done() else None
+
     def put(self, subject: object, word: Callable[[], link_pb2.Down | None]) -> None:
         """Have it sent. Where the node reads too slowly for it, the stream ends: its next hello tells all."""
         if not self.mailbox.put(subject, word):

@@ -333,6 +333,24 @@ async def test_a_coordinator_that_was_away_finds_its_jobs_where_they_are(
         assert machine.desk.seen(POOL).epoch == world.coordinator.loop.state.epoch
 
 
+async def test_once_one_node_knows_a_higher_epoch_all_say_hello_again(
+    world: World, machine: Machine, tmp_path: Path
+) -> None:
+    """Else the others would be taken for asked, though they may still take orders of the epochs between."""
+    async with AsyncExitStack() as stack:
+        await linked(machine, stack)
+        other = Machine(tmp_path, "n2")
+        await stack.enter_async_context(other.loop.running())
+        await world.join(other)
+        await other.desk.contact(POOL, 0.0, epoch=50)
+        await linked(other, stack)
+        async with asyncio.timeout(WAIT_SECONDS):
+            while world.coordinator.loop.state.reported != {"n1", "n2"}:
+                await world.coordinator.loop.changed(0.2)
+        assert world.coordinator.loop.epoch == 51
+        assert machine.desk.seen(POOL).epoch == 51
+
+
 async def test_the_link_ends_with_the_membership(world: World, machine: Machine) -> None:
     """And begins with the next one."""
     async with AsyncExitStack() as stack:
