@@ -41,6 +41,7 @@ def submit(event: JobSubmitted, draft: PoolDraft) -> None:
     """Take a job, or find that it is here already."""
     known = asked_before(event, draft)
     if known is not None:
+        _vouch(known, event, draft)
         draft.answer = known
         return
     spec = event.spec
@@ -85,10 +86,31 @@ def enter(job: Job, draft: PoolDraft, *, old: bool) -> None:
 
 
 def asked_before(event: JobSubmitted, draft: PoolDraft) -> JobId | None:
+    """The job that it is. Raises StateConflict where its id is that of somebody else's."""
     state = draft.state
-    if event.job in state.jobs or event.job in state.ended:
+    job = state.jobs.get(event.job) or state.ended.get(event.job)
+    if job is not None:
+        known, owner = job.spec.owner, event.spec.owner
+        if known.person != owner.person and known.principal != owner.principal:
+            raise StateConflict(
+                f"the id {job.id} is that of somebody else's job", hint="submit it with another request id"
+            )
         return event.job
     return state.by_request.get(request_key(event.spec)) if event.spec.request_id else None
+
+
+def _vouch(known: JobId, event: JobSubmitted, draft: PoolDraft) -> None:
+    """Of a job that only a stranger told of, there is its owner's word now. Raises StateConflict."""
+    job = draft.job(known)
+    if job is None or job.told_by == HERE:
+        return
+    if replace(job.spec, owner=event.spec.owner, target=event.spec.target) != event.spec:
+        raise StateConflict(
+            f"node {job.told_by} tells of another job by the name {known}",
+            hint=f"cancel that one, and ask an admin whether {job.told_by} is to be trusted",
+        )
+    vouched = replace(job, spec=event.spec, told_by=HERE)
+    draft.put(vouched.note(draft.now, f"{event.spec.owner.principal} asks for it, so it may run anywhere"))
 
 
 def check(spec: JobSpec, priority: int, draft: PoolDraft) -> None:

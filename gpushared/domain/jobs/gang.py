@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gpushared.domain.gpu import WHOLE_PERMILLE, GpuId
-from gpushared.domain.jobs.following import begin
+from gpushared.domain.jobs.following import begin, end
 from gpushared.domain.jobs.ground import GroundPlaces, as_asked_of, in_full, marked, part_id
-from gpushared.domain.jobs.model import AttemptKey, Job, NodeName, Part, Queued
+from gpushared.domain.jobs.model import HERE, AttemptKey, Job, JobFailed, NodeName, Part, Queued
 from gpushared.domain.jobs.orders import port_for
 from gpushared.domain.jobs.state import PoolDraft
 from gpushared.domain.lease import Grant, LeaseId
@@ -38,6 +38,9 @@ def place_gangs(places: GroundPlaces, holders: Sequence[Holder], policy: Policy,
     jobs = sorted((draft.state.jobs[name] for name in names), key=lambda job: _order(job, policy))
     placed = False
     for job in jobs:
+        if job.told_by != HERE:
+            _end_unvouched(job, draft)
+            continue
         verdict = _over_limit(job, ledger, places) or _place(job, places, draft)
         if verdict is None:
             placed = True
@@ -46,6 +49,12 @@ def place_gangs(places: GroundPlaces, holders: Sequence[Holder], policy: Policy,
         if not places.kept and _is_patient_no_more(job, draft):
             places.kept = _keep(job, places)
     return placed and bool(draft.state.gangs)
+
+
+def _end_unvouched(job: Job, draft: PoolDraft) -> None:
+    """The node that told of it cannot run it alone, and its word is not enough to run it on others."""
+    reason = f"only node {job.told_by} told of it, which may not speak for {job.spec.owner.principal}"
+    end(job, JobFailed(reason, hint="submit it again, and it is run"), reason, draft)
 
 
 def _order(job: Job, policy: Policy) -> tuple[int, int]:

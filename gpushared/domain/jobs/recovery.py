@@ -17,12 +17,14 @@ from gpushared.domain.jobs.following import advance, apply, cancel, lost, replac
 from gpushared.domain.jobs.member import Member
 from gpushared.domain.jobs.messages import NodeEnrolled, NodeForgotten, NodeHello, Reported, Send
 from gpushared.domain.jobs.model import (
+    HERE,
     AttemptKey,
     Cancelling,
     Ended,
     EndKind,
     Job,
     JobId,
+    JobSpec,
     NodeName,
     Part,
     Placing,
@@ -130,12 +132,21 @@ def reported(event: Reported, draft: PoolDraft) -> None:
     job = draft.state.jobs.get(report.key.job)
     if job is None:
         _unknown(node, report, draft)
-    elif report.key.number > job.attempts:
+    elif report.key.number > job.attempts and _may_have_it(job, node, draft):
         _adopt(job, node, report, draft)
     elif not isinstance(job.state, Queued) and report.key.number == _attempt(job):
         _known(job, node, report, draft)
     elif not report.state.is_final:
         _end_stray(node, report, draft)
+
+
+def _may_have_it(job: Job, node: NodeName, draft: PoolDraft) -> bool:
+    """Whether an attempt there that we do not know can be one of ours.
+
+    We began none while another one was under way. Else a node could take over what runs on others.
+    """
+    lost = draft.is_old(job.id) or isinstance(job.state, Queued)
+    return lost and job.spec.target in {HERE, node}
 
 
 def _outranked(report: StaleEpoch, draft: PoolDraft) -> None:
@@ -170,21 +181,29 @@ def _unknown(node: NodeName, report: Report, draft: PoolDraft) -> None:
         project = project_of(report.spec.owner.person, report.spec.request.project, state.policy)
     except GpushareError:
         project = report.spec.owner.person
+    vouched = _speaks_for(node, report.spec, draft)
     job = Job(
         id=report.key.job,
         sequence=state.next_sequence,
-        spec=report.spec,
+        spec=report.spec if vouched else replace(report.spec, target=node),
         submitted_at=draft.now,
         state=Queued(draft.now),
         project=project,
         attempts=report.key.number - 1,
         awaits=(),
+        told_by=HERE if vouched else node,
     )
     enter(job, draft, old=True)
     if state.settled:
         state.settled = False
         draft.wake(draft.now + draft.rules.settle_seconds, Wake.SETTLE)
     _adopt(job, node, report, draft)
+
+
+def _speaks_for(node: NodeName, spec: JobSpec, draft: PoolDraft) -> bool:
+    """Whether a node's word is enough to run something in its owner's name, on other nodes too."""
+    realm = spec.owner.principal.partition("@")[2]
+    return draft.rules.here or realm in {node, *draft.state.members[node].realms}
 
 
 def _adopt(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:

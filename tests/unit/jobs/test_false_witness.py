@@ -1,0 +1,130 @@
+"""What a node of the pool, in the wrong hands, can make of its word on jobs that are not its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpushared.domain.errors import StateConflict
+from gpushared.domain.jobs import messages as m
+from gpushared.domain.jobs.model import (
+    AttemptKey,
+    AttemptState,
+    Ending,
+    EndKind,
+    JobId,
+    JobSpec,
+    NodeName,
+    Placing,
+    Queued,
+    Running,
+)
+from gpushared.domain.jobs.protocol import CancelPart, Report
+from gpushared.domain.lease import LeaseId
+from tests.unit.jobs.pool_world import ADA, BOB, HALF, RULES, J, Pool, exited
+
+A, B = NodeName("a"), NodeName("b")
+LOST = Ending(EndKind.LOST, "its node lost it")
+FORGED = JobId("forged")
+SPEC = JobSpec(HALF, ADA, image="x")
+
+
+def _tell(
+    pool: Pool, node: NodeName, state: AttemptState, revision: int, ending: Ending | None = None
+) -> None:
+    report = Report(AttemptKey(FORGED, 1), state, revision, LeaseId("l"), ending, SPEC, SPEC.request)
+    pool.do(m.Reported(node, report))
+
+
+def _settle(pool: Pool) -> None:
+    """Until what was told of may be placed, with all nodes there to take it."""
+    pool.wait(RULES.settle_seconds)
+    pool.beat("a")
+    pool.beat("b")
+
+
+def test_a_job_that_a_node_invents_for_a_user_of_others_runs_on_no_other_node() -> None:
+    """Or whoever is root on one node could run anything as anybody on all of them."""
+    pool = Pool("a")
+    pool.do(m.NodeEnrolled(B))
+    pool.hello("b")
+    _tell(pool, B, AttemptState.RUNNING, 1)
+    pool.is_now(Running, FORGED)
+    pool.do(m.NodeDrainAsked(B, ADA, "repair"))
+    _tell(pool, B, AttemptState.ENDED, 2, LOST)
+    _settle(pool)
+    pool.is_now(Queued, FORGED)
+    pool.do(m.NodeDrainAsked(B, ADA, None))
+    pool.beat("b")
+    assert pool.where(FORGED) == ["b"]
+
+
+def test_a_job_that_a_node_tells_of_for_its_own_users_goes_on_where_there_is_room() -> None:
+    pool = Pool("a")
+    pool.do(m.NodeEnrolled(B, realms=("b", "lab")))
+    pool.hello("b")
+    _tell(pool, B, AttemptState.RUNNING, 1)
+    pool.do(m.NodeDrainAsked(B, ADA, "repair"))
+    _tell(pool, B, AttemptState.ENDED, 2, LOST)
+    _settle(pool)
+    assert pool.where(FORGED) == ["a"]
+
+
+def test_with_its_owners_own_word_a_job_that_was_only_told_of_may_run_anywhere() -> None:
+    """As after a loss of memory: the node through which it came in still has it."""
+    pool = Pool("a", "b")
+    _tell(pool, B, AttemptState.RUNNING, 1)
+    pool.do(m.NodeDrainAsked(B, ADA, "repair"))
+    pool.do(m.JobSubmitted(FORGED, SPEC, old=True))
+    _tell(pool, B, AttemptState.ENDED, 2, LOST)
+    _settle(pool)
+    assert pool.where(FORGED) == ["a"]
+
+
+def test_a_job_that_was_told_of_otherwise_than_its_owner_means_it_is_not_taken_for_it() -> None:
+    pool = Pool("a", "b")
+    _tell(pool, B, AttemptState.RUNNING, 1)
+    with pytest.raises(StateConflict, match="node b tells of another job"):
+        pool.do(m.JobSubmitted(FORGED, replace(SPEC, image="y"), old=True))
+
+
+def test_a_gang_that_only_a_stranger_told_of_ends_instead_of_waiting_for_ever() -> None:
+    """Its parts would have to run on nodes that have only another node's word for it."""
+    spec = replace(SPEC, nodes=2)
+    pool = Pool("a", "b")
+    report = Report(AttemptKey(FORGED, 1), AttemptState.REFUSED, 1, None, LOST, spec, HALF)
+    pool.do(m.Reported(B, report))
+    _settle(pool)
+    pool.wait(1)
+    assert "only node b told of it" in pool.ended(FORGED).reason
+
+
+@pytest.mark.parametrize("ending", [None, exited(0)], ids=["runs", "ended"])
+def test_a_node_cannot_take_over_what_runs_elsewhere(ending: Ending | None) -> None:
+    """By telling of a later attempt: none is begun while another one is under way."""
+    pool = Pool("a", "b")
+    there = pool.running()
+    other = "b" if there == "a" else "a"
+    state = AttemptState.RUNNING if ending is None else AttemptState.ENDED
+    pool.says(other, state, attempt=9, revision=50, ending=ending)
+    assert (pool.is_now(Running).attempt, pool.where()) == (1, [there])
+    assert [to for to, _ in pool.orders(CancelPart)] == ([other] if ending is None else [])
+
+
+def test_a_node_cannot_take_a_job_that_is_for_another_one() -> None:
+    pool = Pool("a", "b")
+    pool.submit(held=True, target=A)
+    pool.says("b", AttemptState.RUNNING, attempt=1, revision=1)
+    pool.is_now(Queued)
+    pool.do(m.JobHoldAsked(J, ADA, held=False))
+    pool.is_now(Placing)
+    assert pool.where() == ["a"]
+
+
+def test_whoever_comes_with_the_id_of_somebody_elses_job_is_told() -> None:
+    """Not answered as if it were theirs, which would never run."""
+    pool = Pool("a")
+    pool.submit()
+    with pytest.raises(StateConflict, match="somebody else's"):
+        pool.submit(owner=BOB)
