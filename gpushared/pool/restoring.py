@@ -83,8 +83,8 @@ async def restored(
     stored = await load(store, rules.ended_kept)
     known = {member.name for member in stored.members}
     lacking = [member for member in enrolled if member.name not in known]
-    behind = mark is not None and stored.revision < mark.revision
-    if behind or lacking:
+    lost = _is_old(stored, mark, lacking)
+    if lost:
         log.warning(
             "the store is an old copy, or lost some: revision=%d lacking=%d nodes",
             stored.revision,
@@ -98,13 +98,24 @@ async def restored(
         standing=stored.standing,
         revision=stored.revision,
         now=now,
-        from_copy=stored.recovering or behind or bool(lacking),
+        from_copy=stored.recovering or lost,
     )
     changes: list[Changes] = [{MEMBER + member.name: member_bytes(member)} for member in lacking]
     if (state.recovering_since is not None) != stored.recovering:
         changes.append({RECOVERING: b"" if state.recovering_since is not None else None})
     state.revision = await _write(store, epoch, changes) or state.revision
     return state
+
+
+def _is_old(stored: Stored, mark: HighWater | None, lacking: Sequence[Member]) -> bool:
+    """Whether the store has less than it once had.
+
+    Where it is as far as its mark, who is lacking had just been signed when the coordinator ended: what the
+    mark does not cover, some seconds, nodes know of and tell.
+    """
+    if mark is None or not mark.revision:
+        return bool(lacking)
+    return stored.revision < mark.revision
 
 
 async def _write(store: Store, epoch: int, changes: Sequence[Changes]) -> int:

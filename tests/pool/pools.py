@@ -20,6 +20,7 @@ from gpushared.domain.jobs.model import Job, JobId, JobSpec, NodeName, Owner
 from gpushared.domain.jobs.protocol import Place
 from gpushared.domain.jobs.rules import PoolRules
 from gpushared.domain.request import LeaseClass, Request
+from gpushared.pool.high_water import HighWater
 from gpushared.pool.loop import PoolLoop
 from gpushared.pool.restoring import restored
 from gpushared.serving.troubles import Troubles
@@ -82,11 +83,16 @@ class Pool:
 
 @asynccontextmanager
 async def coordinator(
-    world: StoreWorld | None = None, *, rules: PoolRules | None = None, enrolled: tuple[Member, ...] = ()
+    world: StoreWorld | None = None,
+    *,
+    rules: PoolRules | None = None,
+    enrolled: tuple[Member, ...] = (),
+    mark: HighWater | None = None,
 ) -> AsyncIterator[Pool]:
     store, clock, troubles = MemoryStore(world), ManualClock(1_000_000.0), Troubles()
     epoch = await store.lead()
-    state = await restored(store, rules or PoolRules(), epoch=epoch, now=clock.now(), enrolled=enrolled)
+    rules = rules or PoolRules()
+    state = await restored(store, rules, epoch=epoch, now=clock.now(), enrolled=enrolled, mark=mark)
     loop = PoolLoop(state, store, clock, troubles)
     async with loop.running():
         yield Pool(loop, store, troubles, clock)

@@ -44,6 +44,7 @@ from gpushared.domain.jobs.rules import PoolRules
 from gpushared.domain.lease import LeaseId
 from gpushared.pool import loop as loop_module
 from gpushared.pool.archive import GONE_KEPT_SECONDS
+from gpushared.pool.high_water import HighWater
 from gpushared.pool.loop import MAX_PENDING
 from gpushared.pool.records import JOB, MEMBER, RECOVERING
 from gpushared.pool.store import MAX_OPERATIONS, Conflict, Deposed, StoreUnavailable, Transaction
@@ -480,6 +481,31 @@ async def test_members_that_the_store_does_not_know_mean_that_it_was_lost() -> N
         assert pool.loop.state.missing() == (NODE,)
     async with coordinator(world, enrolled=(member,)) as pool:
         assert pool.loop.state.recovering_since is not None
+
+
+async def test_a_pool_that_has_nodes_and_no_jobs_yet_begins_anew_without_ado() -> None:
+    world = StoreWorld()
+    async with coordinator(world) as pool:
+        await pool.join()
+    async with coordinator(world, enrolled=(Member(NODE, 5.0, ("n1",)),)) as pool:
+        assert pool.loop.state.recovering_since is None
+        await pool.join()
+        await pool.submit(1)
+        await pool.until_placed(1)
+
+
+@pytest.mark.parametrize(("behind", "recovers"), [(0, False), (1, True)])
+async def test_a_node_that_was_signed_just_before_a_crash_is_a_member_and_no_sign_of_lost_memory(
+    behind: int, recovers: bool
+) -> None:
+    """Where the store is as far as its mark says; else it is an old copy, and it was enrolled since."""
+    world, second = StoreWorld(), Member(NodeName("n2"), 6.0, ("n2",))
+    async with coordinator(world) as pool:
+        await pool.join()
+        mark = HighWater(1, pool.loop.revision + behind)
+    async with coordinator(world, enrolled=(second,), mark=mark) as pool:
+        assert (pool.loop.state.recovering_since is not None) == recovers
+        assert pool.kept(MEMBER) == [MEMBER + NODE, MEMBER + "n2"]
 
 
 # --- long ago ------------------------------------------------------------------------------------------

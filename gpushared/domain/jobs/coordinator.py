@@ -79,9 +79,8 @@ def restore(
     _remember(state, everything)
     draft = PoolDraft(state, now)
     recovery.unsettle(draft)
-    lost = from_copy or (not everything and bool(enrolled) and not rules.here)
-    draft.state.recovering_since = now if lost else None
-    draft.wake(now + (rules.recover_seconds if lost else rules.settle_seconds), Wake.SETTLE)
+    draft.state.recovering_since = now if from_copy else None
+    draft.wake(now + (rules.recover_seconds if from_copy else rules.settle_seconds), Wake.SETTLE)
     _look_after(draft)
     recovery.settle_if_due(draft)
     return draft.state
