@@ -143,19 +143,19 @@ END
 }
 
 start_coordinator() {
-  local log=$POOL_STATE/coordinator.log config=$POOL_STATE/pool.toml become=()
+  local log=$POOL_STATE/coordinator.log config=$POOL_STATE/pool.toml owner=$NAME become
   is_ours "$POOL_RUN/coordinator.pid" "$config" && return
   coordinator_config >"$config"
-  mkdir -p "$POOL_RUN/coordinator"
-  chown "$NAME:" "$POOL_RUN/coordinator"
-  if [ ! -e "$POOL_STATE/coordinator/ca" ]; then show pool init --config "$config" --user "$NAME" lab; fi
+  if [ ! -e "$POOL_STATE/coordinator/ca" ]; then show pool init --config "$config" --user "$NAME" lab | sed "/^next:/,\$d"; fi
   become=(setpriv --reuid "$NAME" --regid "$(id -g "$NAME")" --clear-groups)
   if ! (cd / && "${become[@]}" "$VENV/bin/gpushared-pool" --version >/dev/null 2>&1); then
-    say "the coordinator runs as root here, because other users may not read this checkout"
-    become=(env GPUSHARED_QUICKSTART_AS=root)
-    chown -R root: "$POOL_RUN/coordinator" "$POOL_STATE/coordinator"
+    say "the coordinator runs as root here, because the user $NAME may not read this checkout"
+    owner=root
+    become=()
     set -- --allow-root
   fi
+  mkdir -p "$POOL_RUN/coordinator"
+  chown -R "$owner:" "$POOL_RUN/coordinator" "$POOL_STATE/coordinator"
   detach "$log" nsenter --net="/run/netns/$HUB" "${become[@]}" "$VENV/bin/gpushared-pool" --config "$config" "$@"
   echo "$PID" >"$POOL_RUN/coordinator.pid"
   wait_until_serving "$log" "$PID" gpushare pool status

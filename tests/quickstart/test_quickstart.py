@@ -194,6 +194,20 @@ def test_a_project_takes_back_what_it_is_guaranteed_and_those_who_gave_way_come_
         assert time.time() - ended_at < PATIENCE_SECONDS  # each look is a command of its own
 
 
+def test_stop_ends_jobs_that_run_and_wait_and_removes_their_containers(quickstart: Quickstart) -> None:
+    assert quickstart.run().returncode == 0
+    image = str(next(lease["image"] for lease in quickstart.listed("ps") if lease["state"] == "active"))
+    assert quickstart.gpushare("stop", *(f"{quickstart.name}-{number}" for number in (1, 2))).returncode == 0
+    over = quickstart.gpushare("submit", "--gpu", "0.1", image, "true").stdout.strip()
+    assert quickstart.gpushare("wait", over).returncode == 0
+    assert quickstart.gpushare("submit", "--gpu", "1", image, "sleep", "3600").returncode == 0
+    running = quickstart.gpushare("submit", "--gpu", "0.1", image, "sleep", "3600")
+    assert running.returncode == 0, running.stderr
+    assert quickstart.engine.check("ps", "--all", "--quiet", "--filter", f"label=gpushare.job={over}")
+    assert quickstart.run("--stop").returncode == 0
+    quickstart.assert_nothing_is_left()
+
+
 def test_stop_clears_up_after_a_daemon_that_was_killed(quickstart: Quickstart) -> None:
     assert quickstart.run().returncode == 0
     os.kill(int((quickstart.home / "daemon.pid").read_text()), signal.SIGKILL)
