@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 from gpushared.domain.errors import (
     GpushareError,
     LimitReached,
+    RequestError,
     StateConflict,
     TimedOut,
     Unavailable,
@@ -242,9 +243,13 @@ class PoolLoop:
                 torn = chunk.concludes == concluded
                 self._conclude(done[concluded : chunk.concludes])
                 concluded = chunk.concludes
-        except (StoreUnavailable, TimedOut) as error:
-            self._in_trouble(error)
-            self._rest_until = self._clock.now() + RETRY_SECONDS
+        except (StoreUnavailable, TimedOut, RequestError) as error:
+            if isinstance(error, RequestError):
+                # More than a store takes. Whoever asks for that is not to end the coordinator.
+                log.error("a batch of %d events cannot be kept: %s", len(done) - concluded, error)
+            else:
+                self._in_trouble(error)
+                self._rest_until = self._clock.now() + RETRY_SECONDS
             self._writer.refused(done[concluded][1] if torn else None)
             _refuse([sent for sent, _ in done[concluded:]], error)
 

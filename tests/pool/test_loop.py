@@ -11,6 +11,7 @@ from gpushared.domain.errors import (
     GpushareError,
     LimitReached,
     NotFound,
+    RequestError,
     StateConflict,
     TimedOut,
     Unavailable,
@@ -596,3 +597,26 @@ async def test_time_alone_lets_the_loop_look_again(pool: Pool) -> None:
     pool.clock.advance(1.0)
     while not isinstance(pool.loop.state.jobs[job_id(1)].state, Placing):
         assert await pool.loop.changed(SECONDS)
+
+
+# --- what is larger than a store takes -----------------------------------------------------------------
+
+
+async def test_a_node_s_words_are_kept_as_far_as_there_is_room_for_them(pool: Pool) -> None:
+    """Docker quotes the command line in what it says of it; no user's long one may end the coordinator."""
+    await pool.join()
+    job = await pool.submit(1)
+    await pool.until_placed(1)
+    ending = Ending(EndKind.FAILED, "no such program: " + "x" * 300_000)
+    await pool.loop.send(Reported(NODE, Report(AttemptKey(job.id, 1), AttemptState.REFUSED, 1, None, ending)))
+    state = pool.loop.state.ended[job.id].state
+    assert isinstance(state, Ended)
+    assert "no such program: xxx" in str(state.outcome)
+
+
+async def test_a_job_that_is_too_large_to_keep_is_refused_and_others_are_taken(pool: Pool) -> None:
+    with pytest.raises(RequestError, match="takes some"):
+        await pool.submit(1, body='"' * 100_000)
+    with pytest.raises(RequestError, match="a record is larger"):
+        await pool.submit(2, name="x" * 300_000)
+    assert (await pool.submit(3)).id in pool.loop.state.jobs

@@ -35,6 +35,12 @@ DEPENDENTS_AT_ONCE = 100
 NEXT_SECONDS = 0.001
 """Until the next part of them: others come in between."""
 MAX_NODES = 1024
+MAX_JOB_BYTES = 128 * 1024
+"""Of what is said of a job at the start. What is told of it later takes no more, and stores take both."""
+AFTER_BYTES = 100
+"""Of each job that it waits for, in its spec and in what is left of it."""
+PART_BYTES = 1200
+"""Of its part on each node."""
 
 
 def submit(event: JobSubmitted, draft: PoolDraft) -> None:
@@ -132,12 +138,25 @@ def check(spec: JobSpec, priority: int, draft: PoolDraft) -> None:
         raise RequestError(
             "a job on several nodes has a fixed number of GPUs", hint="say one number with --gpu, such as 2"
         )
+    _check_size(spec)
     if len(state.jobs) >= rules.max_queued:
         raise LimitReached(f"{rules.max_queued} jobs wait or run already", hint="try again later")
     if state.queued.get(spec.owner.person, 0) >= rules.max_queued_per_person:
         raise LimitReached(
             f"{rules.max_queued_per_person} jobs of {spec.owner.person} wait already",
             hint="wait for some of them, or cancel some",
+        )
+
+
+def _check_size(spec: JobSpec) -> None:
+    parts = spec.request.gpu_count if spec.span else spec.nodes
+    quoted = spec.body.count('"') + spec.body.count("\\")
+    size = len(spec.body) + quoted + AFTER_BYTES * len(spec.after) + (PART_BYTES * parts if parts > 1 else 0)
+    if size > MAX_JOB_BYTES:
+        raise RequestError(
+            f"the job takes some {size >> 10} KiB to keep, more than {MAX_JOB_BYTES >> 10}",
+            hint="are there large values among its variables? Else let it wait for fewer jobs, or ask for "
+            "fewer nodes",
         )
 
 

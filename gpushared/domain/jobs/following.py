@@ -24,6 +24,7 @@ from gpushared.domain.jobs.model import (
     Running,
     Succeeded,
     Then,
+    cut_short,
 )
 from gpushared.domain.jobs.orders import name_of, send
 from gpushared.domain.jobs.protocol import Report
@@ -88,7 +89,7 @@ def apply(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
         part,
         state=report.state,
         lease=report.lease or part.lease,
-        ending=report.ending,
+        ending=report.ending and _short(report.ending),
         revision=report.revision,
     )
     if report.state is AttemptState.REFUSED:
@@ -96,6 +97,10 @@ def apply(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
     elif report.state is not AttemptState.PREPARING:
         _forgive(node, draft)
     replace_part(job, new, draft)
+
+
+def _short(ending: Ending) -> Ending:
+    return replace(ending, reason=cut_short(ending.reason), hint=cut_short(ending.hint))
 
 
 def replace_part(job: Job, new: Part, draft: PoolDraft) -> None:

@@ -17,6 +17,13 @@ HERE = NodeName("")
 
 STORY_KEPT = 50
 """So many newest entries are kept of a job's story."""
+MAX_TEXT = 400
+"""Characters of what is told of a job. Docker's own messages quote whole command lines."""
+
+
+def cut_short(text: str) -> str:
+    """A text of whatever length, so that what is told of a job can always be written down."""
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
 
 
 class Pull(StrEnum):
@@ -292,7 +299,7 @@ class Job:
 
     def note(self, at: float, text: str) -> Job:
         """The job with one more line in its story."""
-        return replace(self, story=(*self.story, Entry(at, text))[-STORY_KEPT:])
+        return replace(self, story=(*self.story, Entry(at, cut_short(text)))[-STORY_KEPT:])
 
     @property
     def parts(self) -> tuple[Part, ...]:
