@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import psutil
+
 from gpushared.domain.jobs.attempt import Attempt
 from gpushared.domain.jobs.protocol import Gang
+from gpushared.gate.body import parse_object, section
+from gpushared.gate.containers import HOST_NETWORK
 from gpushared.ports import LABEL_ATTEMPT, LABEL_JOB
 
 
@@ -48,6 +52,7 @@ def launcher_defaults(attempt: Attempt) -> dict[str, str]:
     gang = attempt.facts
     if gang is None:
         return {}
+    own = gang.hosts[gang.rank]
     # With one process a node each knows its rank, and ``init_process_group`` needs no launcher.
     rank = {"RANK": str(gang.rank)} if set(gang.gpus) == {1} else {}
     return {
@@ -57,4 +62,20 @@ def launcher_defaults(attempt: Attempt) -> dict[str, str]:
         "PET_NPROC_PER_NODE": str(gang.gpus[gang.rank]),
         "PET_MASTER_ADDR": gang.hosts[0],
         "PET_MASTER_PORT": str(gang.port),
+        "PET_LOCAL_ADDR": own,
+        **(_interface(own) if _is_on_host_network(attempt) else {}),
     }
+
+
+def _interface(address: str) -> Mapping[str, str]:
+    """Gloo would take the interface of the machine's own name, which on many systems is the loopback's."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address == address for one in addresses):
+            return {"GLOO_SOCKET_IFNAME": name}
+    return {}
+
+
+def _is_on_host_network(attempt: Attempt) -> bool:
+    assert attempt.spec is not None, "only tombstones have none"
+    host = section(parse_object(attempt.spec.body.encode()), "HostConfig")
+    return host.get("NetworkMode") == HOST_NETWORK

@@ -15,8 +15,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "environment.md"
 
 
 def test_each_is_named_with_what_it_means() -> None:
-    spec = JobSpec(Request(), Owner("ada@lab", "ada"), array=JobId("a"), index=7)
-    gang = Gang(("10.0.0.1", "10.0.0.2"), 1, 29500, (1, 1))
+    body = '{"HostConfig": {"NetworkMode": "host"}}'
+    spec = JobSpec(Request(), Owner("ada@lab", "ada"), body=body, array=JobId("a"), index=7)
+    gang = Gang(("10.0.0.1", "127.0.0.1"), 1, 29500, (1, 1))
     key = AttemptKey(JobId("a_7"), 1)
     attempt = Attempt(key, AttemptState.RUNNING, 1, 1.0, spec=spec, facts=gang)
     section = PAGE.read_text().partition("## For the container of a job")[2].partition("\n## ")[0]
