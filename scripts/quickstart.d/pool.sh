@@ -187,6 +187,7 @@ $PERSON = "$JOBS_RUN_AS"
 
 [gate]
 mount_prefixes = ["~", "$SHARED"]
+host_network = "gangs"
 END
 }
 

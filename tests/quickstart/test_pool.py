@@ -229,6 +229,12 @@ def test_twenty_jobs_run_once_each_while_a_machine_is_cut_off_and_healed(machine
     machines.wait_for_node("b", "ready")
 
 
+def test_one_job_on_two_machines_meets_over_their_network(machines: Machines) -> None:
+    submit, read = machines.told("pair=$(gpushare submit"), machines.told("gpushare wait $pair")
+    said = machines.printed(submit, read)
+    assert re.fullmatch(rf"hello from {re.escape(machines.net)}\.1[123]\n", said)
+
+
 def test_what_was_killed_is_started_again_and_no_job_suffers(machines: Machines) -> None:
     """The coordinator and a node's daemon die while jobs run and wait; the script is simply run again."""
     command = "echo part $GPUSHARE_ARRAY_INDEX >>/out/done; sleep 5"
