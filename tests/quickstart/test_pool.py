@@ -177,7 +177,7 @@ def machines(
     made.assert_nothing_is_left()
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def empty_folder(machines: Machines) -> None:
     (machines.shared / "done").unlink(missing_ok=True)
 
@@ -205,6 +205,7 @@ def test_a_terminal_here_is_that_of_a_container_elsewhere(machines: Machines) ->
     assert code == 5
 
 
+@pytest.mark.usefixtures("empty_folder")
 def test_twenty_jobs_run_once_each_while_a_machine_is_cut_off_and_healed(machines: Machines) -> None:
     array = machines.printed(machines.told("jobs=$(gpushare submit"), "echo $jobs").strip()
     jobs = f"jobs={array}"
@@ -235,6 +236,7 @@ def test_one_job_on_two_machines_meets_over_their_network(machines: Machines) ->
     assert re.fullmatch(rf"hello from {re.escape(machines.net)}\.1[123]\n", said)
 
 
+@pytest.mark.usefixtures("empty_folder")
 def test_what_was_killed_is_started_again_and_no_job_suffers(machines: Machines) -> None:
     """The coordinator and a node's daemon die while jobs run and wait; the script is simply run again."""
     command = "echo part $GPUSHARE_ARRAY_INDEX >>/out/done; sleep 5"
@@ -306,6 +308,16 @@ def test_what_makes_no_sense_is_refused_in_words(machines: Machines, words: list
     refused = machines.script(*words)
     assert refused.returncode == 1
     assert said in refused.stderr
+
+
+def test_the_readme_shows_what_the_tutorial_runs() -> None:
+    """Its commands are the tutorial's, but for remarks behind them."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = readme.partition("### One pool from many machines")[2].partition("\n## ")[0]
+    commands = [line.partition("   #")[0].rstrip() for line in section.splitlines() if line.startswith("$ ")]
+    assert len(commands) >= 8
+    known = {line.removeprefix("$ ") for line in TUTORIAL.splitlines()}
+    assert [one for one in commands if one.removeprefix("$ ") not in known] == []
 
 
 def in_a_terminal(command: str, typed: str, environ: dict[str, str]) -> tuple[str, int]:
