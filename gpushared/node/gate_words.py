@@ -16,7 +16,8 @@ def message_of(status: int, body: bytes) -> str:
     except ValueError:
         told = None
     message = told.get("message") if isinstance(told, dict) else None
-    return str(message or f"the Docker engine answered {status}").strip()
+    text = str(message or f"the Docker engine answered {status}").strip()
+    return text.encode(errors="replace").decode()  # JSON may have halves of surrogate pairs
 
 
 def check_away(status: int, body: bytes) -> None:

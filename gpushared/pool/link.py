@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import grpc
@@ -28,7 +29,7 @@ from gpushared.domain.jobs.messages import NodeDisconnected, NodeHello, PoolInst
 from gpushared.domain.jobs.model import HERE, JobId, NodeName
 from gpushared.domain.jobs.protocol import Order, Report
 from gpushared.domain.units import shown
-from gpushared.pool import wire
+from gpushared.pool import soundness, wire
 from gpushared.pool.stream import Context, Guard, Machine, NodeStream, Origins, refuse, usual_beat
 from gpushared.serving.doors import abort
 
@@ -196,7 +197,8 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
                 hint="the name is that with which it joined; to change it, join again",
             )
         wire.check_generation(f"node {node}", hello.capabilities, hello.version)
-        reports = await _reports(hello, context)
+        self._check_epoch(node, hello)
+        reports = [self._in_its_name(report) for report in await _reports(hello, context)]
         return hello, NodeHello(
             node,
             inventory=wire.read_inventory(hello.inventory),
@@ -205,6 +207,24 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
             seen_epoch=hello.seen_epoch,
             seen_revision=hello.seen_revision,
         )
+
+    def _check_epoch(self, node: NodeName, hello: link_pb2.Hello) -> None:
+        """Raises RequestError. One that is higher than ours ends all streams, so the log says whose it is."""
+        ours = self._machine.state.epoch
+        soundness.check_epoch(hello.seen_epoch, ours)
+        if hello.seen_epoch > ours:
+            log.warning("node=%s has seen the epoch %d, and ours is %d", node, hello.seen_epoch, ours)
+
+    def _in_its_name(self, report: Report) -> Report:
+        """A report whose job's owner is whom the pool knows by that name, whatever the node says of them."""
+        if report.spec is None:
+            return report
+        try:
+            owner = self._guard.owner_named(report.spec.owner.principal)
+        except RequestError as error:
+            log.warning("attempt=%s nobody can own it: %s", report.key, error)
+            return replace(report, spec=None)
+        return replace(report, spec=replace(report.spec, owner=owner))
 
     def _stream(self, node: NodeName, hello: link_pb2.Hello) -> NodeStream:
         return NodeStream(node, hello, self._machine, self._guard, self._origins, self._beat_seconds)

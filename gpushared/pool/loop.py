@@ -246,7 +246,7 @@ class PoolLoop:
         except (StoreUnavailable, TimedOut, RequestError) as error:
             if isinstance(error, RequestError):
                 # More than a store takes. Whoever asks for that is not to end the coordinator.
-                log.error("a batch of %d events cannot be kept: %s", len(done) - concluded, error)
+                log.warning("a batch of %d events cannot be kept: %s", len(done) - concluded, error)
             else:
                 self._in_trouble(error)
                 self._rest_until = self._clock.now() + RETRY_SECONDS

@@ -25,7 +25,7 @@ from gpushared.domain.jobs.model import Job, JobId, NodeName, Owner
 from gpushared.domain.jobs.rules import PoolRules
 from gpushared.domain.jobs.silence import beat_seconds
 from gpushared.domain.units import shown
-from gpushared.pool import wire
+from gpushared.pool import soundness, wire
 from gpushared.pool.mailbox import Mailbox
 
 log = logging.getLogger(__name__)
@@ -92,6 +92,10 @@ class Guard(Protocol):
 
     def owner_of(self, node: NodeName, assertion: bytes, digest: bytes) -> Owner:
         """The user for whom a node vouches. Raises PermissionRefused."""
+        ...
+
+    def owner_named(self, principal: str) -> Owner:
+        """Who that is in the pool, no admin. Raises RequestError where it can be nobody."""
         ...
 
     def newer_trust(self, node: NodeName, generation: int) -> link_pb2.NewTrust | None:
@@ -249,9 +253,13 @@ class NodeStream:
             case "beat":
                 await self._beat(message.beat)
             case "report":
-                await self._deliver(Reported(self.node, wire.read_report(message.report)))
+                # Only a hello makes jobs known that were not, and says whose they are.
+                report = replace(wire.read_report(message.report), spec=None, request=None)
+                await self._deliver(Reported(self.node, report))
             case "stale":
-                await self._deliver(Reported(self.node, wire.read_stale(message.stale)))
+                stale = wire.read_stale(message.stale)
+                soundness.check_epoch(stale.epoch, self._machine.state.epoch)
+                await self._deliver(Reported(self.node, stale))
             case "job":
                 await self._job(message.job)
             case "cancel":

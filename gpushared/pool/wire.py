@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
-from typing import TypeVar
+from typing import Any
 
 from gpushared.api.v1 import link_pb2
 from gpushared.domain.errors import (
@@ -26,6 +26,8 @@ from gpushared.domain.jobs.member import Free, Inventory
 from gpushared.domain.jobs.model import JobId, JobSpec
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
 from gpushared.domain.units import shown
+from gpushared.pool import soundness
+from gpushared.pool.soundness import MAX_GPUS, MAX_MEMORY_BYTES
 from gpushared.records import RecordError, from_json, to_json
 
 GENERATION = 1
@@ -41,13 +43,9 @@ CAPABILITIES = (*(f"{_GENERATION}{one}" for one in SPOKEN), TUNNEL, TRUST, ALLOW
 HELLO_BYTES = 256 * 1024
 """So much of a hello goes in one message; a bigger one would keep the reader's event loop for too long."""
 MAX_HELLO_REPORTS = 100_000
-MAX_GPUS = 1024
-"""Of one node, MIG instances included."""
+MAX_INVENTORY_BYTES = 128 * 1024
+"""It is a part of its node's record in the store."""
 MAX_HOLDINGS = 65_536
-MAX_MEMORY_BYTES = 1 << 50
-"""Of one GPU: more is a mistake or a lie."""
-
-_T = TypeVar("_T")
 
 
 class Unreadable(RequestError):
@@ -82,7 +80,9 @@ def inventory_bytes(inventory: Inventory) -> bytes:
 
 def read_inventory(data: bytes) -> Inventory:
     """Raises Unreadable, for what no machine can have too."""
-    inventory = _read(Inventory, data, "an inventory")
+    if len(data) > MAX_INVENTORY_BYTES:
+        raise Unreadable(f"an inventory of {len(data)} bytes")
+    inventory: Inventory = _read(Inventory, data, "an inventory")
     ids = {gpu.id for gpu in inventory.gpus}
     if len(inventory.gpus) > MAX_GPUS or len(ids) < len(inventory.gpus):
         raise Unreadable(f"an inventory of {len(inventory.gpus)} GPUs with {len(ids)} names")
@@ -102,7 +102,7 @@ def free_bytes(free: Free) -> bytes:
 
 def read_free(data: bytes) -> Free:
     """Raises Unreadable, for holdings of less than nothing too: they would make room that is not there."""
-    free = _read(Free, data, "what is held")
+    free: Free = _read(Free, data, "what is held")
     if len(free.holdings) > MAX_HOLDINGS:
         raise Unreadable(f"{len(free.holdings)} leases on one node")
     for holding in free.holdings:
@@ -119,11 +119,9 @@ def order_bytes(order: Order) -> bytes:
 
 
 def read_order(data: bytes) -> Order:
-    """Raises Unreadable."""
-    try:
-        order: Order = from_json(Order, data)
-    except RecordError as error:
-        raise _unreadable("an order", error) from error
+    """Raises Unreadable, RequestError for what no coordinator of ours says."""
+    order: Order = _read(Order, data, "an order")
+    soundness.check_order(order)
     return order
 
 
@@ -132,8 +130,10 @@ def report_bytes(report: Report) -> bytes:
 
 
 def read_report(data: bytes) -> Report:
-    """Raises Unreadable."""
-    return _read(Report, data, "a report")
+    """Raises Unreadable, RequestError for what cannot be so."""
+    report: Report = _read(Report, data, "a report")
+    soundness.check_report(report)
+    return report
 
 
 def stale_bytes(stale: StaleEpoch) -> bytes:
@@ -141,8 +141,10 @@ def stale_bytes(stale: StaleEpoch) -> bytes:
 
 
 def read_stale(data: bytes) -> StaleEpoch:
-    """Raises Unreadable."""
-    return _read(StaleEpoch, data, "an answer")
+    """Raises Unreadable, RequestError for what cannot be so."""
+    stale: StaleEpoch = _read(StaleEpoch, data, "an answer")
+    soundness.check_key(stale.key)
+    return stale
 
 
 def spec_bytes(spec: JobSpec) -> bytes:
@@ -151,18 +153,20 @@ def spec_bytes(spec: JobSpec) -> bytes:
 
 
 def read_spec(data: bytes) -> JobSpec:
-    """Raises Unreadable."""
-    return _read(JobSpec, data, "a job")
+    """Raises Unreadable, RequestError for what no user can have asked for."""
+    spec: JobSpec = _read(JobSpec, data, "a job")
+    soundness.check_spec(spec)
+    return spec
 
 
-def _read(kind: type[_T], data: bytes, what: str) -> _T:
+def _read(kind: object, data: bytes, what: str) -> Any:
     try:
-        return from_json(kind, data)
-    except RecordError as error:
+        return from_json(kind, soundness.read_text(data))
+    except (RecordError, RequestError) as error:
         raise _unreadable(what, error) from error
 
 
-def _unreadable(what: str, error: RecordError) -> Unreadable:
+def _unreadable(what: str, error: Exception) -> Unreadable:
     return Unreadable(
         f"{what} that this version cannot read: {shown(str(error))}",
         hint="are both sides of the pool's link of the same version, or of one that follows the other?",

@@ -23,6 +23,7 @@ from gpushared.domain.request import Caller
 from gpushared.pool.trust.api_tokens import ApiTokens
 from gpushared.pool.trust.assertions import ASSERTION_METADATA, AssertionCheck, request_digest
 from gpushared.pool.trust.certificates import NodeCertificate, read_node_certificate
+from gpushared.pool.trust.names import split_principal
 from gpushared.pool.trust.people import People
 from gpushared.pool.trust.secret_words import read_api_token
 from gpushared.pool.trust.standing import Judge, Standing
@@ -145,6 +146,14 @@ class Callers:
         owner = self._people().owner(assertion.principal)
         judge = self._standing.judge(node)
         return PoolCaller(owner, node.node, ALL_SCOPES, owner.admin, assertion.groups, judge)
+
+    def owner_named(self, principal: str) -> Owner:
+        """Who a job's owner is, by the name alone; nobody is an admin by that. Raises RequestError."""
+        user, realm = split_principal(principal)
+        people = self._people()
+        if realm == self._pool and principal not in people.persons:
+            return Owner(principal, user)
+        return replace(people.owner(principal), admin=False)
 
     def local(self, caller: Caller) -> PoolCaller:
         """A caller on the coordinator's unix socket."""

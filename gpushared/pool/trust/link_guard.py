@@ -50,6 +50,10 @@ class LinkGuard:
         self._standing.check(certificate, self._now())
         return self._callers.asserted(certificate, assertion, digest).owner
 
+    def owner_named(self, principal: str) -> Owner:
+        """The user of that name, for whom nobody gave their word. Raises RequestError."""
+        return self._callers.owner_named(principal)
+
     def newer_trust(self, node: NodeName, generation: int) -> link_pb2.NewTrust | None:
         """What a node is to trust, and whether it is to renew its certificate now; None = nothing new."""
         member = self._ledger.member(node)

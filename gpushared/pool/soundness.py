@@ -1,0 +1,178 @@
+"""What comes over a node's link, held to what can be so.
+
+Who joined may be in the wrong hands later, node and coordinator alike. So what either of them sends passes
+the same bounds as what users say, before anything is made of it: one bad number or text, once it is written
+down, would be in the way of whoever is shown it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from gpushared.domain.asking import MAX_AFTER as MAX_LEASES
+from gpushared.domain.asking import MAX_MODELS, MAX_RESTARTS, NOTICE_SIGNALS
+from gpushared.domain.errors import RequestError
+from gpushared.domain.gpu import WHOLE_PERMILLE
+from gpushared.domain.jobs.model import AttemptKey, Ending, JobSpec
+from gpushared.domain.jobs.protocol import CancelPart, Commit, Order, Place, Report
+from gpushared.domain.request import MAX_PRIORITY, Isolation, Request
+from gpushared.domain.units import MAX_DURATION_SECONDS, shown
+from gpushared.pool.job_ids import MAX_INDEX
+from gpushared.pool.job_words import (
+    LONGEST_STOP_AFTER_SECONDS,
+    MAX_BODY_BYTES,
+    MAX_IMAGE,
+    MAX_NAME,
+    MAX_NODES,
+    MAX_RETRIES,
+)
+from gpushared.pool.jobs_service import MAX_AFTER
+
+MAX_GPUS = 1024
+"""Of one node, MIG instances included."""
+MAX_MEMORY_BYTES = 1 << 50
+"""Of one GPU: more is a mistake or a lie."""
+MAX_NUMBER = 1 << 31
+"""Of attempts and exit codes; more does not fit in what users are shown."""
+MAX_WHOLE = 1 << 62
+"""Databases and messages have 64 bits for a whole number."""
+MAX_EPOCH = 1 << 53
+"""No coordinator was started so often."""
+MAX_TEXT = 256
+_JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_SUSPICIOUS = re.compile(r"\\u[dD][89a-fA-F]|\d{18}")
+"""A half of a surrogate pair, or a number that may be too long; or a text that looks like one."""
+
+
+def read_text(data: bytes) -> str:
+    """JSON as text. Raises RequestError for texts that are no UTF-8, and for numbers beyond 64 bits.
+
+    JSON can say both, and neither can be written down or passed on.
+    """
+    try:
+        text = data.decode()
+        if _SUSPICIOUS.search(text):
+            json.dumps(json.loads(text, parse_int=_whole), ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"it is no JSON of ours: {error}") from error
+    return text
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > len(str(MAX_WHOLE)) + 1 or abs(number := int(digits)) > MAX_WHOLE:
+        raise ValueError("a number is beyond 64 bits")
+    return number
+
+
+def check_epoch(theirs: int, ours: int) -> None:
+    """Raises RequestError for an epoch above which there would soon be none."""
+    if not 0 <= theirs <= max(MAX_EPOCH, ours):
+        raise RequestError(f"no pool has an epoch of {theirs}")
+
+
+def check_key(key: AttemptKey) -> None:
+    """Raises RequestError."""
+    if _JOB_ID.fullmatch(key.job) is None or not 0 < key.number < MAX_NUMBER:
+        raise RequestError(f"{shown(str(key))} is no attempt to run a job")
+
+
+def check_report(report: Report) -> None:
+    """Raises RequestError."""
+    check_key(report.key)
+    _within(report.revision, 0, MAX_WHOLE, "a revision")
+    _check_text(report.lease or "", "a lease")
+    if report.ending is not None:
+        _check_ending(report.ending)
+    if report.spec is not None:
+        check_spec(report.spec)
+    if report.request is not None:
+        check_request(report.request)
+
+
+def _check_ending(ending: Ending) -> None:
+    _within(ending.exit_code, 1 - MAX_NUMBER, MAX_NUMBER - 1, "an exit code")
+
+
+def check_order(order: Order) -> None:
+    """Raises RequestError."""
+    check_key(order.key)
+    match order:
+        case Place():
+            check_spec(order.spec)
+            check_request(order.request)
+            _within(order.reserve_seconds, 1, MAX_DURATION_SECONDS, "the seconds of a reservation")
+        case CancelPart():
+            _within(order.grace_seconds, 0, MAX_DURATION_SECONDS, "a grace")
+            _check_text(order.by, "a name")
+        case Commit(gang=gang):
+            _within(gang.rank, 0, len(gang.hosts) - 1, "a rank")
+            _within(gang.port, 1, (1 << 16) - 1, "a port")
+            if len(gang.gpus) != len(gang.hosts):
+                raise RequestError("a gang with other hosts than GPUs")
+            for host in gang.hosts:
+                _check_text(host, "a host")
+
+
+def check_spec(spec: JobSpec) -> None:
+    """Raises RequestError for what no user can have asked for."""
+    check_request(spec.request)
+    _within(len(spec.body), 0, MAX_BODY_BYTES, "the size of a container's description")
+    _within(len(spec.image), 0, MAX_IMAGE, "the length of an image's name")
+    _within(len(spec.name), 0, MAX_NAME + len(f"-{MAX_INDEX}"), "the length of a container's name")
+    _within(spec.nodes, 1, MAX_NODES, "a number of nodes")
+    _within(spec.retries, 0, MAX_RETRIES, "a number of retries")
+    _within(spec.stop_after_seconds, 1, LONGEST_STOP_AFTER_SECONDS, "the seconds without the pool's word")
+    _within(spec.index, 0, MAX_INDEX, "a number in an array")
+    _within(len(spec.after), 0, MAX_AFTER, "a number of jobs to wait for")
+    for text in (spec.platform, spec.target, spec.origin, spec.request_id, spec.owner.principal):
+        _check_text(text, "a name")
+    for job in (spec.array or "", *(one.job for one in spec.after)):
+        if job and _JOB_ID.fullmatch(job) is None:
+            raise RequestError(f"{shown(job)} is no job")
+
+
+def check_request(request: Request) -> None:
+    """Raises RequestError, for less than nothing too: it would make room that is not there."""
+    _within(request.gpu_count, 1, MAX_GPUS, "a number of GPUs")
+    _within(request.max_gpu_count, 1, MAX_GPUS, "a number of GPUs")
+    for permille in (
+        request.compute_permille,
+        request.memory_permille,
+        request.max_compute_permille,
+        request.max_memory_permille,
+        request.compute_limit_permille,
+    ):
+        _within(permille, 0, WHOLE_PERMILLE, "a share of a GPU")
+    for size in (request.memory_bytes, request.max_memory_bytes, request.host_memory_bytes):
+        _within(size, 0, MAX_MEMORY_BYTES, "a size of memory")
+    _within(request.host_cpu_milli, 0, MAX_NUMBER, "a share of processors")
+    _within(request.time_limit_seconds, 1, MAX_DURATION_SECONDS, "a time limit")
+    _within(request.restart_on_fault, 0, MAX_RESTARTS, "a number of restarts")
+    _within(request.priority, -MAX_PRIORITY, MAX_PRIORITY, "a priority")
+    parts = {request.compute_permille, request.memory_permille} - {None, WHOLE_PERMILLE}
+    if request.isolation is Isolation.EXCLUSIVE and parts:
+        raise RequestError("exclusive means whole GPUs, not a part of one")
+    if request.notice_signal and request.notice_signal not in NOTICE_SIGNALS:
+        raise RequestError(f"{shown(request.notice_signal)} is not a signal for a notice")
+    for texts, most in (
+        (request.models, max(MAX_MODELS, MAX_GPUS)),
+        (request.gpus, MAX_GPUS),
+        (request.near, MAX_LEASES),
+        (request.away_from, MAX_LEASES),
+        (request.after, MAX_LEASES),
+        ((request.project, request.preset or ""), 2),
+    ):
+        _within(len(texts), 0, most, "a number of names")
+        for text in texts:
+            _check_text(text, "a name")
+
+
+def _within(number: int | None, least: int, most: int, what: str) -> None:
+    if number is not None and not least <= number <= most:
+        raise RequestError(f"{number} as {what} cannot be", hint=f"only {least} to {most}")
+
+
+def _check_text(text: str, what: str) -> None:
+    if len(text) > MAX_TEXT or not text.isprintable():
+        raise RequestError(f"{shown(text)} is not {what}")
