@@ -42,7 +42,7 @@ def error_of(error: grpc.RpcError, target: str) -> GpushareError:
     if any(sign in details for sign in _TLS_FAILED):
         return errors.PermissionRefused(
             f"who answers at {target} is not this pool's coordinator: {details}",
-            hint="is the address right, and the file of the pool's authority? `gpushare pool anchors` makes it",
+            hint="is the address right, and the file with the authority? `gpushare pool anchors` makes it",
         )
     if code in _AWAY and not hint:
         return ConnectionLost(
