@@ -41,6 +41,7 @@ class JobReason(StrEnum):
     BEGIN_TIME = "begin_time"
     TRIED_AGAIN = "tried_again"
     RECOVERING = "recovering"
+    REFUSED = "refused"
     PLACING = "placing"
     PREPARING = "preparing"
     STARTING = "starting"
@@ -81,8 +82,7 @@ def in_full(job: Job, state: PoolState, now: float) -> Why | None:
     waits = isinstance(job.state, Queued) and not state.rules.here
     if not waits or (told is not None and told.code != Reason.RESOURCES):
         return told
-    lack = lack_of_room(job, state, now)
-    return Why(lack.reason, lack.sentence, lack.hint)
+    return _why_no_room(job, state, now)
 
 
 def is_silent(part: Part, state: PoolState, now: float) -> bool:
@@ -123,9 +123,13 @@ def _why_queued(job: Job, state: PoolState, now: float) -> Why | None:
         return Why(Reason.QUEUE_ORDER, "it waits behind others of its owner, which are in the node's queue")
     verdict = state.verdicts.get(LeaseId(job.id)) or state.verdicts.get(kind_of(job, state.policy))
     if verdict is not None and verdict.reason is WaitReason.RESOURCES:
-        lack = lack_of_room(job, state, now)
-        return Why(lack.reason, lack.sentence, lack.hint)
+        return _why_no_room(job, state, now)
     return Why(verdict.reason, verdict.text) if verdict is not None else None
+
+
+def _why_no_room(job: Job, state: PoolState, now: float) -> Why:
+    lack = lack_of_room(job, state, now)
+    return Why(JobReason.REFUSED if lack.refused else lack.reason, lack.sentence, lack.hint)
 
 
 def _why_old(state: PoolState) -> Why:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 from gpushared.domain.asking import describe
 from gpushared.domain.gpu import Gpu, GpuId
+from gpushared.domain.jobs import refusing
 from gpushared.domain.jobs.ground import Ground
 from gpushared.domain.jobs.member import Member, Presence
-from gpushared.domain.jobs.model import HERE, Job
+from gpushared.domain.jobs.model import HERE, Job, NodeName
 from gpushared.domain.jobs.silence import heard, presence
 from gpushared.domain.jobs.state import PoolState, is_gang
 from gpushared.domain.placement import Reason, Room, is_grant, place, rooms_of
@@ -23,11 +24,17 @@ NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """What is missing: a code for programs, a sentence for people, and what helps."""
+    """What is missing: a code for programs, a sentence for people, and what helps.
+
+    ``refused``: there are nodes that could take it, and each of them will not have it. ``hopeless``: so it
+    is, or no node could ever take it; not while there are nodes of which nobody knows what they have.
+    """
 
     reason: Reason
     sentence: str
     hint: str = ""
+    refused: bool = False
+    hopeless: bool = False
 
 
 _WORDS = {
@@ -53,10 +60,15 @@ def lack_of_room(job: Job, state: PoolState, now: float) -> Lack:
     away = _away(target, state, now) if target is not None else ""
     if target is not None and away:
         return Lack(Reason.GPU_UNHEALTHY, f"only node {target.name} will do, and it {away}", _hint(target))
-    request, hosts = _rooms(job, state, now)
+    request, everywhere = _rooms(job, state, now)
+    hosts = {host: rooms for host, rooms in everywhere.items() if host not in job.refused_by}
     rooms = [room for its_rooms in hosts.values() for room in its_rooms]
     if not _could_be(job, request, hosts):
-        return _never(job, request, rooms)
+        hopeless = all(one.inventory is not None for one in members)
+        if job.refused_by and _could_be(job, request, everywhere):
+            return replace(_refused(job, request), hopeless=hopeless)
+        others = [room for its_rooms in everywhere.values() for room in its_rooms]
+        return replace(_never(job, request, others), hopeless=hopeless)
     if (
         any(is_grant(place(request, _by_id(its_rooms))) for its_rooms in hosts.values())
         and job.spec.nodes == 1
@@ -73,17 +85,17 @@ Hosts = Mapping[str, Sequence[Room]]
 
 
 def _rooms(job: Job, state: PoolState, now: float) -> tuple[Request, Hosts]:
-    """What one node is to have for it, and the rooms of the nodes that may have it."""
+    """What one node is to have for it, and the rooms of the nodes that it may go to."""
     request = replace(job.spec.request, near=(), away_from=())
     if job.spec.span:
         request = replace(request, gpu_count=1)
     places = (state.ground or Ground()).drawn(state, state.policy, now)
-    allowed = {
+    members = state.members
+    return request, {
         host: rooms
         for host, rooms in places.rooms().items()
-        if host not in job.refused_by and job.spec.target in (HERE, host)
+        if job.spec.target in (HERE, host) and members[NodeName(host)].forgotten_at is None
     }
-    return request, allowed
 
 
 def _could_be(job: Job, request: Request, hosts: Hosts) -> bool:
@@ -98,6 +110,13 @@ def _well(room: Room) -> Gpu:
 
 def _by_id(rooms: Iterable[Room]) -> dict[GpuId, Room]:
     return {room.gpu.id: room for room in rooms}
+
+
+def _refused(job: Job, request: Request) -> Lack:
+    text = f"no other node of the pool could take {describe(request)}: {refusing.told(job)}"
+    if job.spec.target != HERE:
+        text = f"only node {job.spec.target} will do, and {refusing.told(job)}"
+    return Lack(Reason.NEVER_FITS, text, refusing.hint(job), refused=True)
 
 
 def _never(job: Job, request: Request, rooms: Sequence[Room]) -> Lack:
@@ -116,6 +135,8 @@ def _sentence(
     against = [f"{count} {_WORDS.get(reason, reason)}" for reason, count in counts.most_common()]
     of_all = f"of {gpus} GPU" + ("" if gpus == 1 else "s")
     text = f"needs {_needs(job)}; {of_all} are {', '.join(against)}" if against else f"needs {_needs(job)}"
+    if job.refused_by:
+        text = f"{text}; {refusing.told(job)}"
     if not silent:
         return text
     said = [f"node {one.name} {_away(one, state, now)}" for one in silent[:NAMED]]

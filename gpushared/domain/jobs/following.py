@@ -28,6 +28,7 @@ from gpushared.domain.jobs.model import (
 )
 from gpushared.domain.jobs.orders import name_of, send
 from gpushared.domain.jobs.protocol import Report
+from gpushared.domain.jobs.refusing import hint, refused, told
 from gpushared.domain.jobs.state import Booked, PoolDraft, Wake, is_gang, is_incomplete, is_over
 from gpushared.domain.units import format_duration
 
@@ -179,7 +180,7 @@ def take_down(job: Job, part: Part, draft: PoolDraft) -> None:
     ending = _ending(part)
     then = {Fate.FAILED: Then.FAIL, Fate.CANCELLED: Then.CANCEL}.get(_fate(part), Then.REQUEUE)
     if _will_not_have_it(part):
-        job = replace(job, refused_by=(*job.refused_by, part.node))
+        job = refused(job, part.node, ending)
         then = Then.FAIL if _nobody_left(job, draft) else Then.REQUEUE
     elif then is Then.REQUEUE and not _comes_back(job, part):
         then = Then.FAIL
@@ -213,7 +214,7 @@ def _taken_down(job: Job, state: Cancelling, draft: PoolDraft) -> None:
         end(job, Cancelled(state.by), f"cancelled by {state.by}", draft)
     elif state.then is Then.FAIL and any(map(_will_not_have_it, state.parts)) and _nobody_left(job, draft):
         said = _ending(next(filter(_will_not_have_it, state.parts)))
-        end(job, JobFailed(_said(said), hint=said.hint), "too few nodes are left that might have it", draft)
+        end(job, _refused_by_all(job, said), "too few nodes are left that might have it", draft)
     elif state.then is Then.FAIL:
         _fail(job, state.ending or Ending(EndKind.FAILED, state.by), draft)
     else:
@@ -243,11 +244,9 @@ def _conclude(job: Job, part: Part, draft: PoolDraft) -> None:
 def _refused(job: Job, part: Part, ending: Ending, draft: PoolDraft) -> None:
     where = name_of(part.node)
     if ending.kind is EndKind.FAILED:
-        refused_by = (*job.refused_by, part.node)
-        job = replace(job, refused_by=refused_by)
+        job = refused(job, part.node, ending)
         if _nobody_left(job, draft) and not draft.is_old(job.id):
-            outcome = JobFailed(_said(ending), hint=ending.hint)
-            end(job, outcome, f"{where} will not have it: {_said(ending)}", draft)
+            end(job, _refused_by_all(job, ending), f"{where} will not have it: {_said(ending)}", draft)
             return
         requeue(job, f"{where} will not have it: {_said(ending)}; another one is sought", draft)
     elif ending.kind is not EndKind.NO_ROOM:
@@ -258,6 +257,12 @@ def _refused(job: Job, part: Part, ending: Ending, draft: PoolDraft) -> None:
     else:
         wait = _backoff(job, _refusals((part,), draft), draft)
         requeue(job, f"{where} had no room for it: {_said(ending)}", draft, wait_seconds=wait)
+
+
+def _refused_by_all(job: Job, last: Ending) -> JobFailed:
+    if len(job.refused_by) == 1:
+        return JobFailed(_said(last), hint=last.hint)
+    return JobFailed(told(job), hint=hint(job))
 
 
 def _fail(job: Job, ending: Ending, draft: PoolDraft) -> None:

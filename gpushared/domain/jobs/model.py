@@ -292,6 +292,8 @@ class Job:
     """What is left of ``spec.after``: jobs that are not over yet."""
     refused_by: tuple[NodeName, ...] = ()
     """Nodes that will not have it, whatever is free there."""
+    refusals: tuple[Ending, ...] = ()
+    """What these said, in their order."""
     told_by: NodeName = HERE
     """Set where it is known only by the word of a node that may not speak for its owner. Such a job is run
     nowhere else, until it comes with its owner's own word."""

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from itertools import islice
 
 from gpushared.domain.gpu import Gpu
-from gpushared.domain.jobs.following import begin, cancel
+from gpushared.domain.jobs.explaining import Lack, lack_of_room
+from gpushared.domain.jobs.following import begin, cancel, end
 from gpushared.domain.jobs.gang import place_gangs
 from gpushared.domain.jobs.ground import Ground, GroundPlaces, as_asked_of, in_full, marked
 from gpushared.domain.jobs.model import (
@@ -15,6 +16,7 @@ from gpushared.domain.jobs.model import (
     Ending,
     EndKind,
     Job,
+    JobFailed,
     JobId,
     NodeName,
     Part,
@@ -27,7 +29,8 @@ from gpushared.domain.jobs.state import NEVER, PoolDraft
 from gpushared.domain.jobs.waiting import Kind
 from gpushared.domain.lease import Grant, Lease, LeaseId
 from gpushared.domain.lease import Queued as LeaseQueued
-from gpushared.domain.policy.passes import Candidate, Plan, Preemption, Verdict
+from gpushared.domain.placement import Reason
+from gpushared.domain.policy.passes import Candidate, Plan, Preemption, Verdict, WaitReason
 from gpushared.domain.policy.plan import plan
 from gpushared.domain.policy.projects import Policy
 
@@ -132,6 +135,7 @@ def _carry_out(found: Plan, places: GroundPlaces, draft: PoolDraft) -> None:
         _make_room(preemption, draft)
     state.turns = found.turns
     state.verdicts = {**state.verdicts, **_verdicts(found, draft)}
+    _fail_who_will_not_wait(draft)
 
 
 def _place(job: Job, grants: tuple[Grant, ...], places: GroundPlaces, draft: PoolDraft) -> None:
@@ -154,6 +158,26 @@ def _make_room(preemption: Preemption, draft: PoolDraft) -> None:
             said = f"it gives way to job {winner.id}, because {preemption.why}"
             then = Then.REQUEUE if victim.spec.requeue and not victim.spec.interactive else Then.FAIL
             cancel(victim, then, said, draft, said, ending=Ending(EndKind.PREEMPTED, said))
+
+
+def _fail_who_will_not_wait(draft: PoolDraft) -> None:
+    """Who asked not to wait, and interactive ones for which there would be nothing to wait for."""
+    for lease, verdict in draft.state.verdicts.items():
+        job = None if isinstance(lease, Kind) else draft.job(JobId(lease))
+        if job is None or lease in draft.state.under_way:
+            continue
+        # Somebody sits before it. It is looked at when it comes to the queue: with many it costs a lot.
+        is_new = job.spec.interactive and lease not in draft.base.verdicts
+        if job.spec.immediate or is_new:
+            lack = _lack(job, verdict, draft)
+            if job.spec.immediate or lack.hopeless:
+                end(job, JobFailed(lack.sentence, hint=lack.hint), lack.sentence, draft)
+
+
+def _lack(job: Job, verdict: Verdict, draft: PoolDraft) -> Lack:
+    if verdict.reason is not WaitReason.RESOURCES:
+        return Lack(Reason.RESOURCES, verdict.text)
+    return lack_of_room(job, draft.state, draft.now)
 
 
 def _verdicts(found: Plan, draft: PoolDraft) -> Verdicts:

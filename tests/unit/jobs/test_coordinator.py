@@ -237,7 +237,7 @@ def test_a_node_that_refuses_three_times_in_a_row_is_tried_last_for_a_while() ->
 
 
 def test_a_node_that_will_not_have_a_job_is_not_asked_again_for_it() -> None:
-    """Another one is; when none is left that was it, with the last reason."""
+    """Another one is; when none is left that was it, with what each said."""
     pool = Pool("a", "b")
     pool.submit()
     (first,) = pool.where()
@@ -245,7 +245,8 @@ def test_a_node_that_will_not_have_a_job_is_not_asked_again_for_it() -> None:
     (second,) = pool.where()
     assert second != first
     pool.says(second, S.REFUSED, ending=Ending(EndKind.FAILED, "no account", hint="make one"))
-    assert pool.ended() == JobFailed("no account", hint="make one")
+    said = f"node {first} will not have it: no account on {first}; node {second} will not have it: no account"
+    assert pool.ended() == JobFailed(said, hint="make one")
 
 
 def test_a_job_that_will_not_wait_ends_when_there_is_no_room_after_all() -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from gpushared.domain.jobs import messages as m
 from gpushared.domain.jobs.explaining import lack_of_room
-from gpushared.domain.jobs.model import NodeName
+from gpushared.domain.jobs.model import AttemptState, Ending, EndKind, NodeName, Queued
 from gpushared.domain.placement import Reason
+from gpushared.pool.job_whys import JobReason, why
 from tests.unit.jobs.pool_world import HALF, ROOT, WHOLE, J, Pool, held
 
 TOO_MUCH = replace(WHOLE, gpu_count=9)
@@ -98,3 +99,77 @@ def test_who_waits_for_room_is_told_what_stands_against_it(name: str) -> None:
     lack = lack_of_room(pool.job(J), pool.state, pool.now)
     assert sentence in lack.sentence
     assert (lack.reason, lack.hint) == (reason, hint)
+
+
+NO_ACCOUNT = Ending(EndKind.FAILED, "'ada@lab' has no account here", hint="add one under [pool.accounts]")
+
+
+def _refused_by_b(**spec: Any) -> Pool:
+    """A pool of one large and one small node, of which the large one will not have the job."""
+    pool = Pool("a")
+    pool.do(m.NodeEnrolled(B))
+    pool.hello("b", gpus=2)
+    pool.submit(request=replace(WHOLE, gpu_count=2), **spec)
+    pool.says("b", AttemptState.REFUSED, ending=NO_ACCOUNT)
+    pool.wait(1.0)
+    return pool
+
+
+def test_who_waits_because_of_refusals_is_told_them_and_how_to_mend_them() -> None:
+    """And not that the job is too large, which it is not."""
+    pool = _refused_by_b()
+    pool.is_now(Queued)
+    lack = lack_of_room(pool.job(J), pool.state, pool.now)
+    assert "node b will not have it: 'ada@lab' has no account here" in lack.sentence
+    assert "not even when it is empty" not in lack.sentence
+    assert lack.hint == "add one under [pool.accounts]"
+    told = why(pool.job(J), pool.state, pool.now)
+    assert told is not None
+    assert (told.code, told.sentence) == (JobReason.REFUSED, lack.sentence)
+
+
+def test_who_waits_for_other_nodes_is_told_who_refused_too() -> None:
+    pool = Pool("a", "b")
+    pool.beat("b", holdings=(held("b", 0),))
+    pool.submit(request=WHOLE)
+    pool.says("a", AttemptState.REFUSED, ending=NO_ACCOUNT)
+    pool.wait(1.0)
+    lack = lack_of_room(pool.job(J), pool.state, pool.now)
+    assert "of 1 GPU" in lack.sentence
+    assert lack.sentence.endswith("node a will not have it: 'ada@lab' has no account here")
+
+
+@pytest.mark.parametrize("how", ["interactive", "immediate"])
+def test_who_sits_before_it_does_not_wait_for_what_cannot_come(how: str) -> None:
+    pool = _refused_by_b(**{how: True})
+    assert "node b will not have it: 'ada@lab' has no account here" in pool.ended().reason
+    assert pool.ended().hint == "add one under [pool.accounts]"
+
+
+def test_an_interactive_job_that_is_too_large_for_all_nodes_fails_at_once() -> None:
+    pool = Pool("a", "b")
+    pool.submit(request=TOO_MUCH, interactive=True)
+    pool.wait(1.0)
+    assert "could take 9, not even when it is empty" in pool.ended().reason
+
+
+def test_an_interactive_job_waits_while_nobody_knows_what_a_node_has() -> None:
+    pool = Pool("a")
+    pool.do(m.NodeEnrolled(B))
+    pool.submit(request=replace(WHOLE, gpu_count=2), interactive=True)
+    pool.wait(1.0)
+    pool.is_now(Queued)
+
+
+def test_an_interactive_job_waits_for_those_who_have_the_room_now() -> None:
+    pool = _full()
+    pool.submit(interactive=True)
+    pool.wait(1.0)
+    pool.is_now(Queued)
+
+
+def test_an_immediate_job_fails_where_there_is_no_room_at_once() -> None:
+    pool = _full()
+    pool.submit(immediate=True)
+    pool.wait(1.0)
+    assert "of 2 GPUs are 2 shared by others" in pool.ended().reason
