@@ -14,11 +14,12 @@ import grpc
 import pytest
 
 from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc, link_pb2, link_pb2_grpc
-from gpushared.domain.errors import GpushareError, TimedOut, Unavailable
+from gpushared.domain.errors import GpushareError, LimitReached, RequestError, TimedOut, Unavailable
 from gpushared.domain.jobs.attempt import Attempt
 from gpushared.domain.jobs.model import AttemptKey, AttemptState, JobId, JobSpec, NodeName, Owner
 from gpushared.domain.request import Caller, Request
 from gpushared.pool import tunnels as tunnels_module
+from gpushared.pool.member import tunnel_doors
 from gpushared.pool.member.tunnel_doors import TunnelDoors
 from gpushared.pool.member.tunnel_ends import TunnelEnds
 from gpushared.pool.tunnel_calls import UserContext, gate_through, splice
@@ -233,3 +234,48 @@ async def test_a_coordinator_speaks_http_with_the_gate_through_a_tunnel(tmp_path
 
         async with gate_through(open_pipe, "node b") as gate:  # type: ignore[arg-type]  # a context manager
             assert (await gate.call("GET", b"/_ping")).body == b"OK"
+
+
+# --- doors ---------------------------------------------------------------------------------------------
+
+
+async def test_a_door_that_closes_leaves_other_sockets_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next socket gets its number; the event loop must not go on to look at the old one by it."""
+    monkeypatch.setattr(tunnel_doors, "IDLE_SECONDS", -1.0)
+    async with tunnel_world(tmp_path, echo) as world:
+        path = Path(await world.doors.door(JobId("9999999999"), 0, ADA))
+        await asyncio.sleep(0)  # its door waits for somebody
+        reader, writer = await world.connect()
+        assert not path.exists()
+        writer.write(b"hello")
+        writer.write_eof()
+        async with asyncio.timeout(20):
+            assert await reader.read() == b"5 bytes"
+        writer.close()
+
+
+@pytest.mark.parametrize("job", ["../x", "/tmp/x", "a.1", ""])
+async def test_no_coordinator_names_files_elsewhere(tmp_path: Path, job: str) -> None:
+    """The name of a job is its word, and the daemon is root."""
+    async with tunnel_world(tmp_path, echo) as world:
+        with pytest.raises(RequestError, match="is no name of a job"):
+            await world.doors.door(JobId(job), 0, ADA)
+
+
+async def test_one_user_cannot_use_up_the_doors_nor_the_daemons_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tunnel_doors, "MAX_DOORS_PER_USER", 1)
+    monkeypatch.setattr(tunnel_doors, "MAX_CONNECTIONS_PER_USER", 1)
+    async with tunnel_world(tmp_path, talk) as world:
+        reader, writer = await world.connect()
+        writer.write(b"hello\n")
+        assert await reader.readline() == b"HELLO\n"
+        refused, other = await world.connect()
+        assert b"too many connections" in await refused.read()
+        with pytest.raises(LimitReached):
+            await world.doors.door(JobId("9999999999"), 0, ADA)
+        writer.close()
+        other.close()

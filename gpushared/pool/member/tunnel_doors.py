@@ -10,8 +10,10 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import shutil
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +22,10 @@ from typing import Any
 import grpc
 
 from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc
-from gpushared.domain.errors import GpushareError, LimitReached
+from gpushared.domain.errors import GpushareError, LimitReached, RequestError
 from gpushared.domain.jobs.model import JobId
 from gpushared.domain.request import Caller
+from gpushared.domain.units import shown
 from gpushared.gate.answers import docker_error, http_status
 from gpushared.pool.tunnel_bytes import pump
 from gpushared.serving.identity import peer_of
@@ -30,6 +33,9 @@ from gpushared.serving.identity import peer_of
 log = logging.getLogger(__name__)
 
 MAX_DOORS = 1024
+MAX_DOORS_PER_USER = 256
+MAX_CONNECTIONS_PER_USER = 256
+"""Through all of a user's doors; the daemon's files are everybody's."""
 IDLE_SECONDS = 3600.0
 """A door that nobody went through for so long is closed; it is made anew when it is asked for."""
 BACKLOG = 128
@@ -37,9 +43,15 @@ REFUSAL = (
     b"HTTP/1.1 %d Refused\r\nConnection: close\r\n"
     b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 )
+_JOB_ID = re.compile(r"[0-9A-Za-z]{1,32}(_[0-9]{1,7})?")
+"""What may stand in a socket's name: the coordinator says how jobs are called."""
 Call = grpc.aio.StreamStreamCall[jobs_pb2.TunnelChunk, jobs_pb2.TunnelChunk]
 Vouch = Callable[[Caller, jobs_pb2.TunnelChunk], Awaitable[tuple[tuple[str, bytes], ...]]]
 """The node's word for its user, as the metadata of a call."""
+
+
+_Key = tuple[JobId, int, int]
+"""Job, rank, user."""
 
 
 @dataclass(slots=True)
@@ -47,6 +59,7 @@ class _Door:
     path: Path
     caller: Caller
     listener: socket.socket
+    accepting: asyncio.Task[None] | None = None
     open: int = 0
     used_at: float = 0.0
 
@@ -66,34 +79,40 @@ class TunnelDoors:
         self._channel = channel
         self._vouch = vouch
         self._fault = fault
-        self._doors: dict[tuple[JobId, int], _Door] = {}
+        self._doors: dict[_Key, _Door] = {}
+        self._open: Counter[int] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def door(self, job: JobId, rank: int, caller: Caller) -> str:
-        """The path of the socket through which this caller reaches the job's node. Raises LimitReached."""
+        """The path of the socket through which this caller reaches the job's node.
+
+        Raises LimitReached, and RequestError for what is no job.
+        """
+        if _JOB_ID.fullmatch(job) is None:
+            raise RequestError(f"{shown(job)} is no name of a job")
         self._close_idle()
-        key = (job, caller.uid) if not rank else (JobId(f"{job}.{rank}"), caller.uid)
+        key = (job, rank, caller.uid)
         door = self._doors.get(key)
         if door is None:
-            if len(self._doors) >= MAX_DOORS:
+            of_user = sum(uid == caller.uid for _, _, uid in self._doors)
+            if len(self._doors) >= MAX_DOORS or of_user >= MAX_DOORS_PER_USER:
                 raise LimitReached("too many jobs elsewhere are reached from this node", hint="try later")
-            door = self._doors[key] = await self._made(job, rank, caller, f"{key[0]}-{caller.uid}.sock")
+            door = self._doors[key] = self._made(key, caller)
         door.used_at = asyncio.get_running_loop().time()
         return str(door.path)
 
     async def close(self) -> None:
         """End all tunnels, and take the sockets away."""
-        for door in self._doors.values():
-            door.listener.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._doors.clear()
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
-    async def _made(self, job: JobId, rank: int, caller: Caller, name: str) -> _Door:
+    def _made(self, key: _Key, caller: Caller) -> _Door:
+        job, rank, uid = key
         self._folder.mkdir(mode=0o711, parents=True, exist_ok=True)
-        path = self._folder / name
+        path = self._folder / (f"{job}.{rank}-{uid}.sock" if rank else f"{job}-{uid}.sock")
         path.unlink(missing_ok=True)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         sock.bind(str(path))
@@ -102,38 +121,61 @@ class TunnelDoors:
         sock.listen(BACKLOG)
         sock.setblocking(False)
         door = _Door(path, caller, sock)
-        self._in_background(self._accept(door, jobs_pb2.TunnelChunk(job_id=job, rank=rank)))
+        door.accepting = self._in_background(self._accept(key, door))
         return door
 
-    async def _accept(self, door: _Door, first: jobs_pb2.TunnelChunk) -> None:
-        """Bare sockets, because asyncio's transports read before they are asked to."""
+    async def _accept(self, key: _Key, door: _Door) -> None:
+        """Bare sockets, because asyncio's transports read before they are asked to.
+
+        The listener is closed here alone: the event loop would go on to look at its number, which the next
+        socket gets, and would then never look at that one.
+        """
+        first = jobs_pb2.TunnelChunk(job_id=key[0], rank=key[1])
         loop = asyncio.get_running_loop()
-        with contextlib.suppress(OSError):  # how the door's end looks from here
+        try:
             while True:
                 sock, _ = await loop.sock_accept(door.listener)
                 self._in_background(self._serve(door, first, sock))
+        except OSError as error:
+            log.warning("door=%s is closed: %s", door.path.name, error)
+        finally:
+            door.listener.close()
+            if self._doors.get(key) is door:
+                self._forget(key, door)
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _forget(self, key: _Key, door: _Door) -> None:
+        door.path.unlink(missing_ok=True)
+        del self._doors[key]
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _close_idle(self) -> None:
         now = asyncio.get_running_loop().time()
         for key, door in list(self._doors.items()):
             if not door.open and now - door.used_at > IDLE_SECONDS:
-                door.listener.close()
-                door.path.unlink(missing_ok=True)
-                del self._doors[key]
+                self._forget(key, door)
+                assert door.accepting is not None, "made with it"
+                door.accepting.cancel()
 
     async def _serve(self, door: _Door, first: jobs_pb2.TunnelChunk, sock: socket.socket) -> None:
-        if peer_of(sock).uid not in {door.caller.uid, 0}:
+        uid = door.caller.uid
+        if peer_of(sock).uid not in {uid, 0}:
+            sock.close()
+            return
+        if self._open[uid] >= MAX_CONNECTIONS_PER_USER:
+            await _refuse(sock, LimitReached(f"{door.caller.name} has too many connections to other nodes"))
             sock.close()
             return
         door.open += 1
+        self._open[uid] += 1
         try:
             await self._tunnel(door, first, sock)
         finally:
+            self._open[uid] -= 1
             door.open -= 1
             door.used_at = asyncio.get_running_loop().time()
 
