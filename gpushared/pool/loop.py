@@ -84,6 +84,8 @@ class PoolLoop:
         match event:
             case m.JobSubmitted(job=job, old=True) if job in await self._forgotten([job]):
                 return await self._over(job)
+            case m.JobSubmitted(spec=spec) if spec.after:
+                event = await self._with_past(event)
             case m.NodeHello():
                 event = await self._without_forgotten(event)
             case _:
@@ -203,6 +205,15 @@ class PoolLoop:
         """Those that are over, but that the state no longer knows: it must not take them for new ones."""
         unknown = {job for job in jobs if job not in self.state.jobs and job not in self.state.ended}
         return await self.archive.over(unknown)
+
+    async def _with_past(self, submitted: m.JobSubmitted) -> m.JobSubmitted:
+        """With what became of those that it waits for, where the state has forgotten that."""
+        found = [
+            await self.archive.get(after.job)
+            for after in submitted.spec.after
+            if after.job not in self.state.jobs and after.job not in self.state.ended
+        ]
+        return replace(submitted, past=tuple(job for job in found if job is not None))
 
     async def _over(self, job: JobId) -> Job:
         found = await self.archive.get(job)

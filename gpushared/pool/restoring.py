@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from gpushared.domain.jobs.coordinator import restore
 from gpushared.domain.jobs.member import Member
-from gpushared.domain.jobs.model import Job
+from gpushared.domain.jobs.model import Job, JobId
 from gpushared.domain.jobs.rules import PoolRules
 from gpushared.domain.jobs.state import PoolState
 from gpushared.domain.policy.standing import Standing
@@ -52,6 +52,7 @@ async def load(store: Store, ended_kept: int) -> Stored:
     """Errors as the store's, and StoreUnavailable for what cannot be read."""
     live = await _jobs(store)
     over = await _newest_over(Archive(store), ended_kept)
+    over += await _awaited(Archive(store), live, {job.id for job in over})
     members = [read_member(key, record.value) for key, record in (await store.load(MEMBER)).records.items()]
     standing: dict[str, Record] = {}
     for prefix in (USAGE, TURN, PROJECT):
@@ -137,6 +138,14 @@ async def _jobs(store: Store) -> list[Job]:
 
 def _read(page: Sequence[tuple[str, Record]]) -> list[Job]:
     return [read_job(key, record.value) for key, record in page]
+
+
+async def _awaited(archive: Archive, live: Sequence[Job], known: Collection[JobId]) -> list[Job]:
+    """Those that are over, however long, and that others still wait for."""
+    there = {job.id for job in live}.union(known)
+    wanted = {after.job for job in live for after in job.awaits} - there
+    found = [await archive.get(job) for job in sorted(wanted)]
+    return [job for job in found if job is not None]
 
 
 async def _newest_over(archive: Archive, limit: int) -> list[Job]:

@@ -29,6 +29,8 @@ from gpushared.domain.jobs.messages import (
     Send,
 )
 from gpushared.domain.jobs.model import (
+    After,
+    AfterKind,
     AttemptKey,
     AttemptState,
     Ended,
@@ -551,6 +553,47 @@ async def test_a_job_that_was_over_long_ago_is_not_run_because_an_outbox_says_it
         assert again is not None
         assert isinstance(again.state, Ended)
         assert dict(pool.loop.state.jobs) == {}
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "runs"),
+    [
+        (0, AfterKind.OK, True),
+        (1, AfterKind.OK, False),
+        (1, AfterKind.ANY, True),
+    ],
+)
+async def test_who_waits_for_a_job_that_was_over_long_ago_goes_by_how_it_ended(
+    code: int, kind: AfterKind, runs: bool
+) -> None:
+    async with coordinator(rules=FEW) as pool:
+        await pool.join()
+        await pool.submit(1)
+        order = await pool.until_placed(1)
+        over = report(order, AttemptState.ENDED, 2, Ending(EndKind.EXITED, exit_code=code))
+        await pool.loop.send(Reported(NODE, over))
+        await ended_jobs(pool, 1)
+        assert job_id(1) not in pool.loop.state.ended
+        later = await pool.submit(2, after=(After(job_id(1), kind),))
+        assert isinstance(later.state, Ended) != runs
+        assert bool(later.awaits) != runs
+
+
+async def test_how_a_job_ended_counts_after_a_restart_too_however_long_ago_it_was() -> None:
+    """The coordinator ended before it came to those who waited for it."""
+    world = StoreWorld()
+    async with coordinator(world) as pool:
+        await pool.join()
+        await pool.submit(1)
+        order = await pool.until_placed(1)
+        await pool.submit(2, after=(After(job_id(1), AfterKind.OK),))
+        over = report(order, AttemptState.ENDED, 2, Ending(EndKind.EXITED, exit_code=1))
+        before = len(world.transactions)
+        await pool.loop.send(Reported(NODE, over))
+        world = world.after(before + 1)
+    async with coordinator(world, rules=PoolRules(ended_kept=0)) as pool:
+        await pool.loop.send(PoolTick())
+        assert job_id(2) not in pool.loop.state.jobs
 
 
 async def test_of_forgotten_jobs_it_stays_known_that_they_are_over() -> None:

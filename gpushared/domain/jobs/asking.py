@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from gpushared.domain.errors import LimitReached, NotFound, RequestError, StateConflict
@@ -53,9 +54,11 @@ def submit(event: JobSubmitted, draft: PoolDraft) -> None:
     spec = event.spec
     check(spec, event.priority, draft)
     old = event.old and not draft.state.settled
+    past = {job.id: job for job in event.past}
     if not old:
         for after in spec.after:
-            draft.state.find(after.job)
+            if after.job not in past:
+                draft.state.find(after.job)
     job = Job(
         id=event.job,
         sequence=draft.state.next_sequence,
@@ -72,7 +75,7 @@ def submit(event: JobSubmitted, draft: PoolDraft) -> None:
     where = "" if spec.origin == HERE or draft.rules.here else f" through node {spec.origin}"
     draft.put(job.note(draft.now, f"submitted by {spec.owner.principal}{where}"))
     draft.answer = job.id
-    look_at_dependencies(draft.state.jobs[job.id], draft)
+    look_at_dependencies(draft.state.jobs[job.id], draft, past)
 
 
 def enter(job: Job, draft: PoolDraft, *, old: bool) -> None:
@@ -235,17 +238,21 @@ def after_end(awaited: JobId, draft: PoolDraft) -> None:
             look_at_dependencies(job, draft)
 
 
-def look_at_dependencies(job: Job, draft: PoolDraft) -> None:
-    """What is left of what it waits for; one that cannot come any more is its end."""
+def look_at_dependencies(job: Job, draft: PoolDraft, past: Mapping[JobId, Job] | None = None) -> None:
+    """What is left of what it waits for; one that cannot come any more is its end.
+
+    ``past``: jobs that are over and that the state does not know any more.
+    """
     if not isinstance(job.state, Queued):
         return
+    past = past or {}
     for after in job.awaits:
-        failed = _failed(draft.state.ended.get(after.job))
+        failed = _failed(draft.state.ended.get(after.job) or past.get(after.job))
         if after.kind is AfterKind.OK and failed:
             reason = f"job {after.job}, which had to succeed before it, {failed}"
             end(job, JobFailed(reason, hint=f"`gpushare why {after.job}` tells more"), reason, draft)
             return
-    left = tuple(after for after in job.awaits if _awaited(after, draft))
+    left = tuple(after for after in job.awaits if after.job not in past and _awaited(after, draft))
     if left != job.awaits:
         many = f"{len(left)} more job" + ("" if len(left) == 1 else "s")
         text = f"waits for {many}" if left else "what it waited for is over"

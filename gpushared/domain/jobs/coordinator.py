@@ -95,7 +95,9 @@ def _remember(state: PoolState, jobs: list[Job]) -> None:
     over = [job for job in jobs if isinstance(job.state, Ended)]
     state.jobs = Shelf((job.id, job) for job in live)
     order = sorted((job.state.at, job.sequence, job.id) for job in over if isinstance(job.state, Ended))
-    kept = order[-state.rules.ended_kept :]
+    awaited = {after.job for job in live for after in job.awaits}
+    first = len(order) - state.rules.ended_kept
+    kept = [one for number, one in enumerate(order) if number >= first or one[2] in awaited]
     ended = {job.id: job for job in over}
     state.ended = Shelf((name, ended[name]) for _, _, name in kept)
     state.ended_order = Line(kept)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpushared.domain.jobs.member import Free, Inventory
-from gpushared.domain.jobs.model import JobId, JobSpec, NodeName, Owner
+from gpushared.domain.jobs.model import Job, JobId, JobSpec, NodeName, Owner
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
 
 # --- events: from users --------------------------------------------------------------------------------
@@ -16,6 +16,7 @@ class JobSubmitted:
     """Somebody asks. Asked again with the same id, or with the same owner's ``request_id``: harmless.
 
     ``old``: it was in a node's outbox before, so that this coordinator may have known and forgotten it.
+    ``past``: of the jobs that it waits for those that are over and that only the archive remembers.
     """
 
     job: JobId
@@ -23,6 +24,7 @@ class JobSubmitted:
     held: bool = False
     priority: int = 0
     old: bool = False
+    past: tuple[Job, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
