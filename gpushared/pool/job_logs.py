@@ -70,13 +70,16 @@ async def _plain(connection: EngineConnection) -> AsyncIterator[jobs_pb2.LogChun
 
 
 async def _demultiplexed(connection: EngineConnection) -> AsyncIterator[jobs_pb2.LogChunk]:
-    waiting = bytearray()
+    """As it comes: how much a header announces is the node's word, and nothing is gathered on that."""
+    waiting, stderr, left = bytearray(), False, 0
     async for data in connection.chunks():
         waiting += data
-        while len(waiting) >= HEADER.size:
-            stream, size = HEADER.unpack_from(waiting)
-            end = HEADER.size + size
-            if len(waiting) < end:
-                break
-            yield jobs_pb2.LogChunk(data=bytes(waiting[HEADER.size : end]), stderr=stream == STDERR)
-            del waiting[:end]
+        while waiting and (left or len(waiting) >= HEADER.size):
+            if not left:
+                stream, left = HEADER.unpack_from(waiting)
+                stderr = stream == STDERR
+                del waiting[: HEADER.size]
+            if piece := bytes(waiting[:left]):
+                yield jobs_pb2.LogChunk(data=piece, stderr=stderr)
+            del waiting[:left]
+            left -= len(piece)

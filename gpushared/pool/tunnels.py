@@ -121,9 +121,13 @@ class Tunnels:
     async def serve(self, node: NodeName, context: TunnelContext) -> None:
         """A node calls: the stream is its end of the tunnel that its first message names.
 
-        Raises NotFound where nobody waits for it any more, PermissionRefused for another node's.
+        Raises NotFound where nobody waits for it any more, PermissionRefused for another node's, TimedOut.
         """
-        hello = await context.read()
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                hello = await context.read()
+        except TimeoutError:
+            raise TimedOut("a tunnel that did not say which one it is") from None
         if not isinstance(hello, link_pb2.TunnelData):
             return
         awaited = self._awaited.get(hello.tunnel_id)

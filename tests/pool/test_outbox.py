@@ -129,6 +129,16 @@ async def test_the_node_vouches_for_whoever_asked_for_each(reopened: Callable[[]
     assert b'"principal":"root@ws3"' in outbox.vouch_cancel(ONE, b"digest")
 
 
+async def test_an_owner_s_cancellation_is_not_lost_by_another_s(reopened: Callable[[], Outbox]) -> None:
+    """Root of the node may be nobody in the pool, which then refuses it."""
+    outbox = reopened()
+    await outbox.put([(ONE, spec())], principal=ADA)
+    await outbox.withdraw(ONE, 10, principal=ADA)
+    await outbox.withdraw(ONE, 0, principal="root@ws3")
+    assert b'"principal":"ada@ws3"' in outbox.vouch_cancel(ONE, b"digest")
+    assert outbox.cancels() == {ONE: 0}
+
+
 async def test_what_cannot_be_written_is_not_kept_nor_half_of_it(
     pool: Pool, reopened: Callable[[], Outbox]
 ) -> None:

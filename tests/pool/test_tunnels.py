@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from gpushared.domain.jobs.attempt import Attempt
 from gpushared.domain.jobs.model import AttemptKey, AttemptState, JobId, JobSpec, NodeName, Owner
 from gpushared.domain.request import Caller, Request
 from gpushared.pool import tunnels as tunnels_module
+from gpushared.pool.job_logs import job_logs
 from gpushared.pool.member import tunnel_doors
 from gpushared.pool.member.tunnel_doors import TunnelDoors
 from gpushared.pool.member.tunnel_ends import TunnelEnds
@@ -234,6 +236,46 @@ async def test_a_coordinator_speaks_http_with_the_gate_through_a_tunnel(tmp_path
 
         async with gate_through(open_pipe, "node b") as gate:  # type: ignore[arg-type]  # a context manager
             assert (await gate.call("GET", b"/_ping")).body == b"OK"
+
+
+async def test_a_call_that_never_says_which_tunnel_it_is_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tunnels_module, "ANSWER_SECONDS", 0.1)
+    async with tunnel_world(tmp_path, echo) as world:
+        call = link_pb2_grpc.NodeLinkStub(await world.doors._channel()).Serve()
+        async with asyncio.timeout(20):
+            with pytest.raises(grpc.aio.AioRpcError, match="did not say which"):
+                await call.read()
+
+
+async def test_output_is_passed_on_as_it_comes_whatever_size_a_node_announces(tmp_path: Path) -> None:
+    """Or a node could have the coordinator gather gigabytes."""
+    container = b'[{"Id":"c"}]', b'{"Config":{"Tty":false}}'
+    frame = struct.pack(">BxxxI", 2, 0xFFFFFFFF) + b"oh"
+
+    async def docker(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = await reader.readuntil(b"\r\n\r\n")
+        body = container[0] if b"/containers/json" in asked else container[1]
+        if b"/logs" not in asked:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+            return
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4294967303\r\n\r\n" + frame)
+        await reader.read()
+        writer.close()
+
+    async with tunnel_world(tmp_path, docker) as world:
+        opener = world.coordinator
+
+        def open_pipe() -> object:
+            return opener.tunnels.open(B, opener.wanted(JOB))
+
+        async with gate_through(open_pipe, "node b") as gate:  # type: ignore[arg-type]  # a context manager
+            output = job_logs(gate, KEY, follow=True, tail=0)
+            async with asyncio.timeout(20):
+                chunk = await anext(output)
+            await output.aclose()  # type: ignore[attr-defined]  # it is a generator
+        assert (chunk.data, chunk.stderr) == (b"oh", True)
 
 
 # --- doors ---------------------------------------------------------------------------------------------

@@ -148,6 +148,10 @@ class Outbox:
             record = self._records.get(job)
             if record is None or record.over:
                 return
+            before = record.withdrawal
+            if before is not None and not before.acknowledged and before.principal == record.principal:
+                # The pool may refuse it to others; the owner's own word must not be lost by theirs.
+                principal, groups = before.principal, before.groups
             await self._keep([replace(record, withdrawal=Withdrawal(grace_seconds, principal, groups))])
         if self.teller is not None:
             self.teller.cancel(job)
