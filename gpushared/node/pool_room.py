@@ -10,8 +10,9 @@ from pathlib import Path
 
 from gpushared.api.v1 import jobs_pb2
 from gpushared.config.model import Config
+from gpushared.domain.errors import StateConflict
 from gpushared.domain.jobs.attempt import Attempt
-from gpushared.domain.jobs.model import AttemptKey, NodeName
+from gpushared.domain.jobs.model import AttemptKey, NodeName, Owner
 from gpushared.domain.request import Caller
 from gpushared.node.api import Api
 from gpushared.node.job_host import JobHost
@@ -51,6 +52,7 @@ class PoolRoom:
         self._enrolment = enrolment
         self._room = room
         self._api = api
+        self._accounts = host.accounts
         self._calls = CoordinatorCalls(
             self.link.channel,
             enrolment.asserter,
@@ -58,7 +60,7 @@ class PoolRoom:
             lambda _: (),
             time.time,
         )
-        self._ends = TunnelEnds(self.link.channel, self._attempt, host.insider.socket_as)
+        self._ends = TunnelEnds(self.link.channel, self._attempt, self._account, host.insider.socket_as)
         self._doors = TunnelDoors(
             runtime_dir / DOORS_FOLDER,
             self.link.channel,
@@ -97,6 +99,13 @@ class PoolRoom:
         membership = self._enrolment.membership
         book = self._loop.state.attempts.get(membership.pool) if membership is not None else None
         return None if book is None else book.get(key)
+
+    async def _account(self, owner: Owner) -> Caller:
+        """As whom an owner's containers run here by the pool's order."""
+        membership = self._enrolment.membership
+        if membership is None:
+            raise StateConflict("this node is in no pool")
+        return await self._accounts.caller(owner, membership.pool)
 
     async def _vouch(self, caller: Caller, first: jobs_pb2.TunnelChunk) -> Metadata:
         return self._calls.word(first, caller)

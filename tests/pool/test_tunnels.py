@@ -76,6 +76,7 @@ class World:
     coordinator: Coordinator
     doors: TunnelDoors
     gate: Answering
+    account: Caller = ADA
     as_whom: list[Caller] = field(default_factory=list)
 
     async def connect(self, job: JobId = JOB) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -111,7 +112,11 @@ async def tunnel_world(folder: Path, gate: Answering) -> AsyncIterator[World]:
             return ours
 
         tasks: list[asyncio.Task[None]] = []
-        ends = TunnelEnds(the_channel, {KEY: ATTEMPT}.get, connect_as)
+
+        async def account_of(_: Owner) -> Caller:
+            return world.account
+
+        ends = TunnelEnds(the_channel, {KEY: ATTEMPT}.get, account_of, connect_as)
         coordinator.tell = ends.open
         doors = TunnelDoors(
             folder / "tunnels", the_channel, vouch, lambda error: Unavailable(str(error.details()))
@@ -175,6 +180,15 @@ async def test_another_persons_job_is_refused_in_dockers_words(tmp_path: Path) -
         answer = (await reader.read()).decode()
         assert answer.startswith("HTTP/1.1 503 ")
         assert "job 0123456789 is not bob's" in answer
+        writer.close()
+        assert world.as_whom == []
+
+
+async def test_an_account_that_was_taken_from_its_owner_is_not_reached_by_an_old_job(tmp_path: Path) -> None:
+    async with tunnel_world(tmp_path, echo) as world:
+        world.account = Caller(ADA.uid + 1, ADA.gid, "ada2")
+        reader, writer = await world.connect()
+        assert "ada is ada2 on this node now" in (await reader.read()).decode()
         writer.close()
         assert world.as_whom == []
 

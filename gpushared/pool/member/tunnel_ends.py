@@ -16,7 +16,7 @@ import grpc
 from gpushared.api.v1 import link_pb2, link_pb2_grpc
 from gpushared.domain.errors import GpushareError, LimitReached, NotFound, PermissionRefused
 from gpushared.domain.jobs.attempt import Attempt
-from gpushared.domain.jobs.model import AttemptKey, JobId
+from gpushared.domain.jobs.model import AttemptKey, JobId, Owner
 from gpushared.domain.request import Caller
 from gpushared.pool.tunnel_bytes import pump
 
@@ -34,14 +34,17 @@ class TunnelEnds:
         self,
         channel: Callable[[], Awaitable[grpc.aio.Channel]],
         attempt_of: Callable[[AttemptKey], Attempt | None],
+        account_of: Callable[[Owner], Awaitable[Caller]],
         connect_as: Callable[[Caller], socket.socket],
     ) -> None:
         """``channel``: one to the coordinator for tunnels, kept by whoever gives it.
 
-        ``connect_as`` may raise errors of the tree.
+        ``account_of``: as whom an owner's containers run here now. ``connect_as`` and it may raise errors of
+        the tree.
         """
         self._channel = channel
         self._attempt_of = attempt_of
+        self._account_of = account_of
         self._connect_as = connect_as
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -68,7 +71,7 @@ class TunnelEnds:
 
     async def _join(self, wanted: link_pb2.OpenTunnel, call: Call) -> None:
         try:
-            sock = self._gate_for(wanted)
+            sock = await self._gate_for(wanted)
         except GpushareError as error:
             await call.write(
                 link_pb2.TunnelData(
@@ -100,8 +103,8 @@ class TunnelEnds:
         with sock:
             await pump(sock, receive, send)
 
-    def _gate_for(self, wanted: link_pb2.OpenTunnel) -> socket.socket:
-        """Raises NotFound, PermissionRefused, LimitReached, Unavailable."""
+    async def _gate_for(self, wanted: link_pb2.OpenTunnel) -> socket.socket:
+        """Raises NotFound, PermissionRefused, LimitReached, Unavailable, TimedOut."""
         if len(self._tasks) > MAX_TUNNELS:
             raise LimitReached("this node has too many tunnels open", hint="close some attached clients")
         attempt = self._attempt_of(AttemptKey(JobId(wanted.job_id), wanted.attempt))
@@ -116,4 +119,12 @@ class TunnelEnds:
             )
         if wanted.admin and wanted.person != attempt.spec.owner.person:
             log.warning("admin=%s reaches the containers of %s", wanted.person, attempt.account.name)
-        return self._connect_as(attempt.account)
+        # The account may have been taken from its owner since: a record of a job is no key to it.
+        account = await self._account_of(attempt.spec.owner)
+        if account.uid != attempt.account.uid:
+            raise PermissionRefused(
+                f"{wanted.person} is {account.name} on this node now, and job {wanted.job_id} ran as "
+                f"{attempt.account.name}",
+                hint="ask the node's admin, who sees [pool.accounts] there",
+            )
+        return self._connect_as(account)
