@@ -154,7 +154,7 @@ def _go_on(job: Job, state: Placing | Running, draft: PoolDraft) -> None:
         end(job, Succeeded(), "it ended with exit code 0", draft)
     elif isinstance(state, Placing) and all(_goes(part) or _went_well(part) for part in state.parts):
         nodes = ", ".join(name_of(part.node) for part in state.parts)
-        running = Running(state.attempt, state.parts, draft.now)
+        running = Running(state.attempt, state.parts, draft.now, granted_at=state.since)
         draft.put(replace(job, state=running).note(draft.now, f"it runs on {nodes}"))
 
 

@@ -370,7 +370,9 @@ def _of_job(job: Job, part: Part, grants: tuple[Grant, ...], policy: Policy) -> 
     )
     priority = policy.classes[request.lease_class].priority + request.priority + job.priority
     leaving = isinstance(job.state, Cancelling) or is_over(part)
-    return Holder(lease, job.project, priority, since, leaving=leaving)
+    # A turn is known by the time at which it was granted, not by that at which the container was up.
+    granted_at = job.state.granted_at if isinstance(job.state, Running) else 0.0
+    return Holder(lease, job.project, priority, granted_at or since, leaving=leaving)
 
 
 def _of_others(holding: Holding, name: NodeName, since: float) -> Holder:

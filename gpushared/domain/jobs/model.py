@@ -228,9 +228,12 @@ class Placing:
 
 @dataclass(frozen=True, slots=True)
 class Running:
+    """``granted_at``: when it was given its places, which is when its turn was; 0 = not known."""
+
     attempt: int
     parts: tuple[Part, ...]
     since: float
+    granted_at: float = 0.0
 
 
 class Then(StrEnum):

@@ -10,7 +10,16 @@ import pytest
 from gpushared.domain.jobs import messages as m
 from gpushared.domain.jobs.ground import Ground
 from gpushared.domain.jobs.member import Free
-from gpushared.domain.jobs.model import AttemptState, Ending, EndKind, JobId, NodeName, Placing, Queued
+from gpushared.domain.jobs.model import (
+    AttemptState,
+    Ending,
+    EndKind,
+    JobId,
+    NodeName,
+    Placing,
+    Queued,
+    Running,
+)
 from gpushared.domain.jobs.protocol import CancelPart, Place
 from gpushared.domain.policy.passes import WaitReason
 from gpushared.domain.policy.projects import Policy, Project, Quota
@@ -236,3 +245,17 @@ def test_time_alone_lets_somebody_start_when_the_last_pass_said_so() -> None:
     assert pool.step.look_again_at == due
     pool.wait(1)
     assert [order.key.job for _, order in pool.orders(CancelPart)] == ["guest"]
+
+
+def test_a_job_that_runs_is_held_against_its_project_from_when_it_was_granted() -> None:
+    """By that time the policy knows a project's turn again, which others must leave it."""
+    pool = Pool("a")
+    pool.submit()
+    granted_at = pool.now
+    pool.wait(50.0)
+    pool.says("a", AttemptState.RUNNING)
+    ground = Ground()
+    ground.drawn(pool.state, pool.state.policy, pool.now)
+    (holder,) = ground.holders()
+    assert holder.started_at == granted_at
+    assert pool.is_now(Running).since == pool.now
