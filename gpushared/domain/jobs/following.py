@@ -26,7 +26,7 @@ from gpushared.domain.jobs.model import (
     Then,
     cut_short,
 )
-from gpushared.domain.jobs.orders import name_of, send
+from gpushared.domain.jobs.orders import knows_ranks, name_of, send
 from gpushared.domain.jobs.protocol import Report
 from gpushared.domain.jobs.refusing import hint, refused, told
 from gpushared.domain.jobs.state import Booked, PoolDraft, Wake, is_gang, is_incomplete, is_over
@@ -136,6 +136,9 @@ def _gather(job: Job, state: Placing, draft: PoolDraft) -> None:
     over = [part for part in state.parts if is_over(part)]
     if over:
         take_down(job, over[0], draft)
+    elif all(part.state is AttemptState.RESERVED for part in state.parts) and not knows_ranks(job):
+        text = "who was to be which part of it is not known any more, so it is begun anew"
+        cancel(job, Then.REQUEUE, "the coordinator", draft, text)
     elif all(part.state is AttemptState.RESERVED for part in state.parts):
         committed = replace(job, state=replace(state, committed=True))
         committed = committed.note(draft.now, "all of its nodes have its room; it starts on all of them")

@@ -39,7 +39,7 @@ def order_for(job: Job, part: Part, draft: PoolDraft) -> Order | None:
         case Placing(attempt) if part.state is None:
             return _place(job, AttemptKey(job.id, attempt), part, draft)
         case Placing(attempt, committed=True) | Running(attempt) if (
-            part.state is AttemptState.RESERVED and is_gang(job.spec)
+            part.state is AttemptState.RESERVED and is_gang(job.spec) and knows_ranks(job)
         ):
             return Commit(AttemptKey(job.id, attempt), epoch, _facts(job, part))
     return None
@@ -76,6 +76,15 @@ def port_for(key: AttemptKey, taken: Collection[int] = ()) -> int:
     return next((port for port in ports if port not in taken), PORTS[first])
 
 
+def knows_ranks(job: Job) -> bool:
+    """Whether who is which part of a gang is known.
+
+    It is not where nodes told of the gang to a coordinator that had forgotten it: some of its parts may have
+    been told before.
+    """
+    return any(part.port for part in job.parts)
+
+
 def name_of(node: NodeName) -> str:
     """``node b``; ``this node`` in a node's own book."""
     return "this node" if node == HERE else f"node {node}"
@@ -103,11 +112,9 @@ def for_node(request: Request) -> Request:
 
 def _facts(job: Job, part: Part) -> Gang:
     parts = sorted(job.parts, key=lambda one: one.rank)
-    number = 0 if not isinstance(job.state, Placing | Running) else job.state.attempt
-    # One that was taken over from a node's memory has no port of its own.
     return Gang(
         hosts=tuple(one.address or one.node for one in parts),
         rank=part.rank,
-        port=parts[0].port or port_for(AttemptKey(job.id, number)),
+        port=parts[0].port,
         gpus=tuple(one.request.gpu_count for one in parts),
     )

@@ -18,6 +18,7 @@ from gpushared.domain.jobs.model import (
     EndKind,
     JobFailed,
     JobId,
+    JobSpec,
     NodeName,
     Placing,
     Queued,
@@ -269,3 +270,20 @@ def test_a_gang_asks_for_a_fixed_number_of_gpus() -> None:
     pool = Pool("a", "b")
     with pytest.raises(RequestError, match="fixed number"):
         pool.submit(request=replace(WHOLE, max_gpu_count=2), nodes=2)
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["none of them was told", "one of them was told"])
+def test_a_gang_whose_ranks_were_forgotten_is_begun_anew(told: bool) -> None:
+    """The parts that were told could wait at one meeting place, and the others at another."""
+    pool = Pool("a", "b")
+    spec = JobSpec(WHOLE, ADA, nodes=2)
+    for node, committed in (("b", told), ("a", False)):
+        report = pool.report(node, S.RESERVED, J, revision=1, spec=spec)
+        pool.do(m.Reported(NodeName(node), replace(report, committed=committed)))
+        assert pool.orders(Commit) == []
+    pool.wait(RULES.settle_seconds)
+    if told:
+        pool.says("b", S.RUNNING)
+        pool.says("a", S.REFUSED, ending=Ending(EndKind.NO_ROOM, "its reservation ran out"))
+    assert pool.orders(Commit) == []
+    assert pool.is_now(Cancelling).then is Then.REQUEUE
