@@ -208,9 +208,11 @@ def contact_made(event: ContactMade, draft: Draft) -> None:
     """The coordinator heard of this node. Who had waited too long for that is ended all the same."""
     _fence(event.coordinator, event.boot_id, event.sent_at, draft)
     known = draft.contacts.get(event.coordinator, Contact())
+    # A coordinator that lost its memory counts its revisions anew, in a new epoch.
+    newest = max((known.epoch, known.revision), (event.epoch, event.revision))
     now = Contact(
-        epoch=max(known.epoch, event.epoch),
-        revision=max(known.revision, event.revision),
+        epoch=newest[0],
+        revision=newest[1],
         boot_id=event.boot_id,
         at=max(event.sent_at, known.at) if known.boot_id == event.boot_id and known.at else event.sent_at,
     )

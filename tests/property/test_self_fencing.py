@@ -98,7 +98,7 @@ class Fencing:
         state = restore(self.rules, epoch=1, now=NOW)
         for name in (FIRST, SECOND):
             state = handle(state, m.NodeEnrolled(name), NOW).state
-            hello = m.NodeHello(name, inventory(name), Free(), seen_epoch=1)
+            hello = m.NodeHello(name, inventory(name), Free())
             state = handle(state, hello, NOW).state
         step = handle(state, m.JobSubmitted(JOB, SPEC), NOW)
         (send,) = (one for one in step.instructions if isinstance(one, m.Send))

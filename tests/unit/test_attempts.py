@@ -370,6 +370,18 @@ def test_the_node_s_own_jobs_have_no_fence() -> None:
     assert node.send(FencesLooked("b1", 1e9)).instructions == ()
 
 
+def test_of_a_coordinator_that_counts_anew_only_the_newest_epochs_revision_is_remembered() -> None:
+    """Else it would be taken for one that lost its memory at each of its starts from then on."""
+    node = Node()
+    told = [(1, 90), (1, 100), (2, 3), (1, 95), (2, 4)]
+    seen = []
+    for at, (epoch, revision) in enumerate(told):
+        node.send(ContactMade(POOL, "b1", float(at), epoch=epoch, revision=revision))
+        contact = node.state.contacts[POOL]
+        seen.append((contact.epoch, contact.revision))
+    assert seen == [(1, 90), (1, 100), (2, 3), (2, 3), (2, 4)]
+
+
 def test_contact_is_written_every_ten_seconds_while_somebody_may_be_fenced() -> None:
     node = fenced()
     written = [at for at in range(101, 131) if node.send(ContactMade(POOL, "b1", float(at))).contacts]

@@ -64,7 +64,7 @@ def hello(event: NodeHello, draft: PoolDraft) -> None:
     draft.put_member(member, durable=news)
     state.waived -= {event.node}
     state.stale = True
-    if not known or event.seen_epoch > state.epoch or event.seen_revision > state.revision > 0:
+    if not known or _is_outranked(event, state) or event.seen_revision > state.revision > 0:
         _remember_less(draft)
     if _is_outranked(event, state):
         state.epoch = event.seen_epoch + 1
@@ -83,8 +83,8 @@ def _is_outranked(event: NodeHello, state: PoolState) -> bool:
 
     An old store counts its epochs from an old one: a node that we have not met may know ours already.
     """
-    ours = state.recovering_since is not None and event.node not in state.reported
-    return event.seen_epoch > state.epoch or (ours and event.seen_epoch == state.epoch)
+    met = event.node in state.reported
+    return event.seen_epoch > state.epoch or (not met and event.seen_epoch == state.epoch)
 
 
 def _remember_less(draft: PoolDraft) -> None:

@@ -115,6 +115,17 @@ def test_a_node_that_has_seen_a_higher_epoch_makes_us_recover_and_go_above_it() 
     assert pool.state.epoch == 12
 
 
+def test_a_node_that_was_led_with_our_epoch_by_another_one_makes_us_recover_and_go_above_it() -> None:
+    """An old copy counts on from an old epoch; who was led by us may come back as often as it likes."""
+    pool = Pool("a", "b")
+    assert pool.hello("a", seen_epoch=1).epoch is None
+    assert pool.state.settled
+    pool.begin_anew(epoch=2)
+    assert pool.hello("b", seen_epoch=1).epoch is None
+    assert pool.hello("a", seen_epoch=2).epoch == 3
+    assert pool.state.recovering_since == pool.now
+
+
 def test_an_old_copy_places_nothing_old_before_each_member_reported_or_was_waived() -> None:
     """However long that takes; a word for a silent one is enough."""
     pool = Pool("a", "b")
