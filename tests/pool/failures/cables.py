@@ -1,8 +1,8 @@
-"""A switch in user space, run as a program: a port for each machine, and a cable that can be made bad each way.
+"""A switch in user space, run as a program: a port for each machine, whose cable can be made bad each way.
 
 It makes a TAP device for each port, which whoever runs it moves into the machine's network. What a machine
-sends goes *up*, what is sent to it goes *down*; each way loses, delays and doubles whole frames as told. Words
-come as a line of JSON each on standard input, and are answered by an empty line once they hold.
+sends goes *up*, what is sent to it goes *down*; each way loses, delays and doubles whole frames as told.
+Words come as a line of JSON each on standard input, and are answered by an empty line once they hold.
 """
 
 from __future__ import annotations

@@ -47,7 +47,9 @@ class Coordinator:
         """Come back when it serves. ``command`` runs it, where it is another one than the real one."""
         self._config.write_text(self._text())
         if not self.state_dir.exists():
-            self.machine.run("gpushare", "pool", "init", "--config", str(self._config), "--user", "root", POOL)
+            self.machine.run(
+                "gpushare", "pool", "init", "--config", str(self._config), "--user", "root", POOL
+            )
         self.launch(*command)
         wait_until(self.serves, "the coordinator serves")
 
@@ -75,6 +77,13 @@ class Coordinator:
         assert self.program is not None
         self.program.end(signal.SIGTERM)
 
+    def restart(self) -> None:
+        """By the real command, whichever ran before."""
+        assert self.program is not None
+        if self.program.running:
+            self.stop()
+        self.start()
+
     def admin(self, *words: str) -> str:
         """``gpushare``, as root types it on the coordinator's machine."""
         return self.machine.run("gpushare", *words).stdout
@@ -88,7 +97,9 @@ class Coordinator:
 
     def jobs(self) -> dict[str, Json]:
         """All that it knows, those that are over too."""
-        return {job["id"]: job for job in self.call("Jobs/List", {"all": True, "ended": True}).get("jobs", [])}
+        return {
+            job["id"]: job for job in self.call("Jobs/List", {"all": True, "ended": True}).get("jobs", [])
+        }
 
     def nodes(self) -> dict[str, Json]:
         return {node["name"]: node for node in self.call("Jobs/Nodes").get("nodes", [])}
@@ -128,6 +139,8 @@ class Node:
         self.socket = machine.runtime / "gpushared.sock"
         self.state_dir = machine.directory / "state"
         self.program: Program | None = None
+        self.coordinator = ""
+        """Where its configuration says that the coordinator is; empty is where it joined."""
         self._shared = shared
         self._config = machine.directory / "config.toml"
 
@@ -198,10 +211,18 @@ class Node:
         words = token or coordinator.admin("pool", "token", "--node", self.name, "-q")
         return self.gpushare("node", "join", coordinator.address, "--token-file", "-", given=words)
 
+    def join_anew(self, coordinator: Coordinator) -> None:
+        """After its certificate was revoked."""
+        self.gpushare("node", "leave")
+        self.join(coordinator)
+
     def _text(self) -> str:
         return f"""
 [node]
 name = "{self.name}"
+
+[pool]
+coordinator = "{self.coordinator}"
 
 [pool.accounts]
 {PERSON} = "{ACCOUNT}"

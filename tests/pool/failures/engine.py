@@ -74,7 +74,9 @@ class Engine:
         listed = self.check(
             *words, "--filter", f"label={JOB_LABEL}", "--format", f'{{{{.Label "{JOB_LABEL}"}}}}'
         ).splitlines()
-        assert len(set(listed)) == len(listed), f"two containers of a job run on {self._machine.name}: {listed}"
+        assert len(set(listed)) == len(listed), (
+            f"two containers of a job run on {self._machine.name}: {listed}"
+        )
         return listed
 
     def _words(self) -> list[str]:
@@ -100,4 +102,8 @@ class Engine:
     def sweep(self) -> None:
         """Remove the cgroups of containers that died with their machine."""
         for root in Path("/sys/fs/cgroup").glob(f"**/{self.cgroup}"):
-            subprocess.run(["find", str(root), "-depth", "-type", "d", "-exec", "rmdir", "{}", ";"], check=False, capture_output=True)
+            subprocess.run(
+                ["find", str(root), "-depth", "-type", "d", "-exec", "rmdir", "{}", ";"],
+                check=False,
+                capture_output=True,
+            )

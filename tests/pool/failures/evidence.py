@@ -76,10 +76,10 @@ class Diary:
 
 
 def overlapping(runs: Sequence[Run]) -> list[tuple[Run, Run]]:
-    """Two attempts of a job, or one attempt twice on a node, at the same time."""
+    """Two attempts of a job at the same time; the parts of one are meant to be."""
     return [
         (one, other)
         for number, one in enumerate(runs)
         for other in runs[number + 1 :]
-        if one.overlaps(other)
+        if one.attempt != other.attempt and one.overlaps(other)
     ]

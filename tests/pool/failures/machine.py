@@ -1,4 +1,4 @@
-"""A machine that can lose its power: a process, mount, host-name and network namespace with a boot of its own.
+"""A machine that can lose its power: namespaces of processes, mounts and network, with a boot id of its own.
 
 Whatever runs in it ends with its first process, at once and without a word, as it does without power. Its
 disk is a directory; what a reboot empties is emptied when it boots.
@@ -68,7 +68,9 @@ class Cables:
         """Make the port's network device, in this process's network."""
         self._say({"port": name, "device": device})
 
-    def set(self, name: str, *, up: Mapping[str, float] | None = None, down: Mapping[str, float] | None = None) -> None:
+    def set(
+        self, name: str, *, up: Mapping[str, float] | None = None, down: Mapping[str, float] | None = None
+    ) -> None:
         """How bad a cable is, each way; whole where nothing is said."""
         self._say({"port": name, "up": dict(up or {}), "down": dict(down or {})})
 
@@ -211,7 +213,10 @@ class Machine:
         path = self.directory / log
         environment = dict(self._environment())
         if clocked:
-            environment |= {"LD_PRELOAD": str(clock_library(self.directory.parent)), "SHIFTED_CLOCK": str(self._clock)}
+            environment |= {
+                "LD_PRELOAD": str(clock_library(self.directory.parent)),
+                "SHIFTED_CLOCK": str(self._clock),
+            }
         with path.open("ab") as output:
             process = subprocess.Popen(
                 self._entering(environment, words), stdin=subprocess.DEVNULL, stdout=output, stderr=output
@@ -220,7 +225,9 @@ class Machine:
         self._programs.append(program)
         return program
 
-    def run(self, *words: str, check: bool = True, given: str | None = None) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *words: str, check: bool = True, given: str | None = None
+    ) -> subprocess.CompletedProcess[str]:
         """A command, as root types it on the machine."""
         done = subprocess.run(
             self._entering(self._environment(), words),
@@ -257,8 +264,13 @@ def clock_library(directory: Path) -> Path:
 
 def _child_of(process: subprocess.Popen[bytes]) -> int:
     """``nsenter`` forks, because a process cannot enter another process namespace itself."""
-    outer, found = psutil.Process(process.pid), []
-    wait_until(lambda: found.extend(outer.children()) or found, "a program begins")
+    outer, found = psutil.Process(process.pid), list[psutil.Process]()
+
+    def look() -> bool:
+        found[:] = outer.children()
+        return bool(found)
+
+    wait_until(look, "a program begins")
     return int(found[0].pid)
 
 
