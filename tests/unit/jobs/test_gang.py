@@ -284,6 +284,8 @@ def test_a_gang_whose_ranks_were_forgotten_is_begun_anew(told: bool) -> None:
     pool.wait(RULES.settle_seconds)
     if told:
         pool.says("b", S.RUNNING)
+        pool.hello("a")
+        assert pool.orders(Commit) == []
         pool.says("a", S.REFUSED, ending=Ending(EndKind.NO_ROOM, "its reservation ran out"))
     assert pool.orders(Commit) == []
     assert pool.is_now(Cancelling).then is Then.REQUEUE
