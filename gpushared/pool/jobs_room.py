@@ -24,6 +24,8 @@ from gpushared.pool.unary_service import Handler, unary_service
 from gpushared.serving.doors import Context, abort
 
 _JOBS = jobs_pb2.DESCRIPTOR.services_by_name["Jobs"]
+_FOR_TUNNELS = (Scope.SUBMIT, Scope.READ, Scope.LOGS, Scope.CANCEL)
+"""Whoever is at a node's gate can do all of that there, with all containers of the account."""
 NOTICED = 5
 """So many nodes are named in a notice."""
 _Asked = TypeVar("_Asked", bound=Message)
@@ -143,7 +145,8 @@ class _Room:
             if not isinstance(first, jobs_pb2.TunnelChunk):
                 raise RequestError("a tunnel begins with the job that it leads to")
             caller = await self._callers.caller_of(context, first)
-            caller.require(Scope.SUBMIT)
+            for scope in _FOR_TUNNELS:
+                caller.require(scope)
             job = await self._service.find(first.job_id, caller.owner)
             with self._callers.watching(caller) as gone:
                 await unless(gone, self._streams.tunnel(job, first.rank, caller.owner, context))

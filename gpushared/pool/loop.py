@@ -41,6 +41,8 @@ from gpushared.serving.troubles import Troubles
 log = logging.getLogger(__name__)
 
 MAX_PENDING = 4096
+MAX_PENDING_SUBMITTED = 3072
+"""With so many, no new jobs are taken: who submits without end is not to keep nodes from being heard."""
 MAX_BATCH = 256
 RETRY_SECONDS = 1.0
 
@@ -96,10 +98,10 @@ class PoolLoop:
         if self._task is not None and self._task.done():
             raise Unavailable("the coordinator is ending", hint="try again in a moment")
         answer: asyncio.Future[Job | None] = asyncio.get_running_loop().create_future()
-        try:
-            self._pending.put_nowait(_Sent(event, answer))
-        except asyncio.QueueFull:
-            raise LimitReached("the coordinator has too much to do", hint="try again in a moment") from None
+        most = MAX_PENDING_SUBMITTED if isinstance(event, m.JobSubmitted) else MAX_PENDING
+        if self._pending.qsize() >= most:
+            raise LimitReached("the coordinator has too much to do", hint="try again in a moment")
+        self._pending.put_nowait(_Sent(event, answer))
         return await answer
 
     async def write(

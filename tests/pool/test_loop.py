@@ -304,6 +304,15 @@ async def test_more_than_can_wait_is_refused_at_once(pool: Pool) -> None:
     assert sum(isinstance(answer, LimitReached) for answer in answers) == 10
 
 
+async def test_whoever_floods_the_pool_with_jobs_does_not_keep_nodes_from_being_heard(pool: Pool) -> None:
+    """Or what ends without the pool's word would end."""
+    await pool.join()
+    flood = [asyncio.create_task(pool.submit(number)) for number in range(MAX_PENDING + 10)]
+    await asyncio.sleep(0)
+    await pool.loop.send(NodeBeat(NODE))
+    assert any(isinstance(one, LimitReached) for one in await asyncio.gather(*flood, return_exceptions=True))
+
+
 # --- those who wait ------------------------------------------------------------------------------------
 
 

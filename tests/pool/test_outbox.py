@@ -8,7 +8,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gpushared.api.v1 import jobs_pb2, link_pb2
-from gpushared.domain.errors import NotFound, StateConflict
+from gpushared.domain.errors import LimitReached, NotFound, StateConflict
 from gpushared.domain.jobs.model import JobId
 from gpushared.pool.member import outbox as module
 from gpushared.pool.member.outbox import OUTBOX, Outbox, refusal_of
@@ -127,6 +127,17 @@ async def test_the_node_vouches_for_whoever_asked_for_each(reopened: Callable[[]
     outbox = reopened()
     assert b'"principal":"ada@ws3","groups":["vision"]' in outbox.vouch(ONE, b"digest")
     assert b'"principal":"root@ws3"' in outbox.vouch_cancel(ONE, b"digest")
+
+
+async def test_one_user_leaves_room_for_the_others(
+    reopened: Callable[[], Outbox], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_KEPT_OF_ONE", 1)
+    outbox = reopened()
+    await outbox.put([(ONE, spec())], principal=ADA)
+    with pytest.raises(LimitReached, match="jobs of ada@ws3"):
+        await outbox.put([(TWO, spec())], principal=ADA)
+    await outbox.put([(TWO, spec())], principal="bob@ws3")
 
 
 async def test_an_owner_s_cancellation_is_not_lost_by_another_s(reopened: Callable[[], Outbox]) -> None:

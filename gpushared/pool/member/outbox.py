@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 OUTBOX = "outbox/"
 MAX_KEPT = 50_000
 """Jobs that are not over."""
+MAX_KEPT_OF_ONE = 20_000
+"""Of one user: two large arrays."""
 MAX_OVER = 1000
 """Those that are over are shown for a while."""
 
@@ -128,8 +130,14 @@ class Outbox:
         """Durably, all or none; those that are here already stay as they are. Raises LimitReached."""
         async with self._turn:
             new = [(job, spec) for job, spec in jobs if job not in self._records]
-            if sum(not record.over for record in self._records.values()) + len(new) > MAX_KEPT:
+            kept = [record for record in self._records.values() if not record.over]
+            if len(kept) + len(new) > MAX_KEPT:
                 raise LimitReached(f"this node keeps {MAX_KEPT} jobs for the pool already", hint="try later")
+            if sum(record.principal == principal for record in kept) + len(new) > MAX_KEPT_OF_ONE:
+                raise LimitReached(
+                    f"this node keeps {MAX_KEPT_OF_ONE} jobs of {principal} for the pool already",
+                    hint="wait for some of them, or cancel some",
+                )
             records = [
                 OutboxRecord(job, self._next + place, spec, held, priority, principal, groups, self._now())
                 for place, (job, spec) in enumerate(new)
