@@ -20,6 +20,7 @@ from gpushared.gate.http import Exchange, Routes, WebReply, WebRequest
 from gpushared.pool.admin import phase_of
 from gpushared.pool.admin_room import admin_services
 from gpushared.pool.clock import SteadyClock
+from gpushared.pool.garbage import keep_aside, no_collection
 from gpushared.pool.high_water import HighWater, read_high_water, write_high_water
 from gpushared.pool.identities import AdminIdentities
 from gpushared.pool.job_views import JobViews
@@ -155,14 +156,15 @@ class PoolDaemon:
             Member(one.node, one.enrolled_at, tuple(sorted({one.node, *one.realms})))
             for one in trust.members().values()
         ]
-        state = await restored(
-            self._parts.store,
-            pool_rules_of(self._config),
-            epoch=epoch,
-            now=self._parts.clock.now(),
-            enrolled=enrolled,
-            mark=mark,
-        )
+        with no_collection():
+            state = await restored(
+                self._parts.store,
+                pool_rules_of(self._config),
+                epoch=epoch,
+                now=self._parts.clock.now(),
+                enrolled=enrolled,
+                mark=mark,
+            )
         log.info(
             "store loaded epoch=%d revision=%d jobs=%d nodes=%d",
             *(epoch, state.revision, len(state.jobs), len(state.members)),
@@ -230,6 +232,7 @@ class PoolDaemon:
                 self._tick(loop),
                 self._keep_mark(loop),
                 self._prune(loop),
+                keep_aside(),
                 loop.ended(),
                 self._stop.wait(),
             )

@@ -21,6 +21,7 @@ from gpushared.domain.jobs.silence import takes_work
 from gpushared.domain.jobs.state import PoolState, is_over
 from gpushared.domain.lease import Active, ContainerId, Grant, Lease, LeaseId, Reserved
 from gpushared.domain.placement import Room, rooms_of
+from gpushared.domain.policy.ledger import sizes_of
 from gpushared.domain.policy.passes import Holder
 from gpushared.domain.policy.places import NOTHING
 from gpushared.domain.policy.projects import Policy
@@ -139,7 +140,9 @@ class Ground:
                 self._fleet.take(lease, taken[0], Placement(name, taken[1]))
                 have[lease] = taken
         self._fleet.commit()
-        self._holders[name] = tuple(one for one in holders if one.lease.id in wanted)
+        self._holders[name] = tuple(
+            replace(one, sizes=sizes_of(one.lease.grants, self)) for one in holders if one.lease.id in wanted
+        )
 
     def _on(self, grant: Grant, name: NodeName) -> bool:
         return grant.gpu in self._gpus and self._fleet.host_of(grant.gpu) == name

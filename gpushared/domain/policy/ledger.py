@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
+from typing import Protocol
 
-from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu
+from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu, GpuId
 from gpushared.domain.lease import Grant, LeaseId
 from gpushared.domain.placement import need_on
 from gpushared.domain.policy.passes import Candidate, Holder
@@ -30,7 +31,14 @@ def size_on(request: Request, gpu: Gpu) -> int:
     return permille_on(need_on(request, gpu), gpu) * (len(request.gpus) or request.gpu_count)
 
 
-def sizes_of(grants: Sequence[Grant], places: Places) -> Sizes:
+class Gpus(Protocol):
+    """Who knows GPUs by their ids."""
+
+    def gpu(self, gpu: GpuId) -> Gpu:
+        """KeyError where it is not here."""
+
+
+def sizes_of(grants: Sequence[Grant], places: Gpus) -> Sizes:
     """What grants count for. A GPU that is not here any more counts by its compute."""
     sizes: dict[str, int] = {}
     if len(grants) == 1:
@@ -86,22 +94,26 @@ class Ledger:
         self._known_edges: dict[str, Mapping[str, Edge]] = {}
         running = []
         for holder in holders:
-            sizes = sizes_of(holder.lease.grants, places)
-            self.add(holder, sizes)
+            sizes = sizes_of(holder.lease.grants, places) if holder.sizes is None else holder.sizes
+            self._enter(holder, sizes)
             running.append(Interval(holder.project, sum(sizes.values()), holder.started_at, now))
         self._decayed = usage.decayed(now, running)
 
     def add(self, holder: Holder, sizes: Sizes) -> None:
         """Count a holder in."""
-        self.sizes[holder.lease.id] = sizes
+        self._enter(holder, sizes)
+        self._forget(holder.project)
+
+    def _enter(self, holder: Holder, sizes: Sizes) -> None:
+        """Thousands of them in each pass."""
+        lease = holder.lease
+        self.sizes[lease.id] = sizes
         self.holders[holder.project].append(holder)
         self._count(holder, sizes, 1)
-        if holder.lease.lowered or holder.lease.request.lease_class in self._yielding:
-            self.best_effort[holder.lease.id] = holder
-        if holder.behind:
-            for other in holder.behind:
-                self.behind[other][holder.lease.id] = holder
-        self._forget(holder.project)
+        if lease.lowered or lease.request.lease_class in self._yielding:
+            self.best_effort[lease.id] = holder
+        for other in holder.behind:
+            self.behind[other][lease.id] = holder
 
     def remove(self, holder: Holder) -> None:
         """Count a holder out."""

@@ -45,20 +45,33 @@ class HostIndex:
         self._places = places
         self._leaves_in = leaves_in_seconds
         self._hosts: dict[str, dict[str, Holder]] = defaultdict(dict)
-        self.load: dict[str, int] = defaultdict(int)
-        """Permille of compute that is held, by host."""
-        for holder in holders:
-            self.add(holder)
+        self._load: dict[str, int] = defaultdict(int)
+        self._unread: list[Holder] = list(holders)
 
     def add(self, holder: Holder) -> None:
+        if self._unread:
+            self._unread.append(holder)
+            return
         for host, size in self.hosts_of(holder).items():
             self._hosts[host][holder.lease.id] = holder
-            self.load[host] += size
+            self._load[host] += size
 
     def remove(self, holder: Holder) -> None:
+        self._read()
         for host, size in self.hosts_of(holder).items():
             del self._hosts[host][holder.lease.id]
-            self.load[host] -= size
+            self._load[host] -= size
+
+    def _read(self) -> None:
+        """Only where somebody asks: a pass in which all find room has no need of it."""
+        unread, self._unread = self._unread, []
+        for holder in unread:
+            self.add(holder)
+
+    def load(self, host: str) -> int:
+        """Permille of compute that is held there."""
+        self._read()
+        return self._load.get(host, 0)
 
     def hosts_of(self, holder: Holder) -> dict[str, int]:
         """The hosts where a lease holds something, and how much of their compute."""
@@ -73,10 +86,12 @@ class HostIndex:
 
     def on(self, host: str) -> list[Holder]:
         """The holders on a host."""
+        self._read()
         return list(self._hosts[host].values())
 
     def hosts(self) -> list[str]:
         """The hosts that somebody holds a part of, in order."""
+        self._read()
         return sorted(host for host, holders in self._hosts.items() if holders)
 
     def end(self, holder: Holder, now: float) -> float:
@@ -153,7 +168,7 @@ def _promising(request: Request, index: HostIndex, places: Places, now: float) -
     if len(hosts) <= HOSTS_LOOKED_AT:
         return hosts
     need = min((size_on(request, gpu) for gpu in places.models().values()), default=0)
-    emptiest = sorted(hosts, key=lambda host: (index.load[host], host))[:HOSTS_RANKED]
+    emptiest = sorted(hosts, key=lambda host: (index.load(host), host))[:HOSTS_RANKED]
     when = sorted((_enough_at(host, need, index, places, now), at) for at, host in enumerate(emptiest))
     return [emptiest[at] for _, at in when[:HOSTS_LOOKED_AT]]
 
