@@ -37,7 +37,7 @@ AT_ONCE = 20
 
 
 class Node:
-    """Desk, facts and outbox of a node where nothing happens but what the coordinator orders."""
+    """Desk, facts and outbox of a node where nothing happens, not even what the coordinator orders."""
 
     def __init__(self, name: str) -> None:
         gpus = tuple(
@@ -105,9 +105,9 @@ class Node:
         return
 
 
-def link_of(name: str, address: str, facts: dict[str, Any]) -> MemberLink:
+def link_of(name: str, node: Node, address: str, facts: dict[str, Any]) -> MemberLink:
     """The link of one node, with its own certificate."""
-    mine, node = facts["nodes"][name], Node(name)
+    mine = facts["nodes"][name]
     anchors, key, certificate = (
         text.encode() for text in (facts["anchors"], mine["key"], mine["certificate"])
     )
@@ -139,7 +139,7 @@ async def main(address: str, names: list[str], facts: dict[str, Any]) -> None:
     """Until SIGTERM."""
     tasks = []
     for number, name in enumerate(names):
-        link = link_of(name, address, facts)
+        link = link_of(name, Node(name), address, facts)
         tasks += [asyncio.create_task(link.run()), asyncio.create_task(tell(link))]
         if number % AT_ONCE == AT_ONCE - 1:
             await asyncio.sleep(0.1)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -13,13 +15,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from gpushared.domain.jobs.member import Member
 from gpushared.domain.jobs.model import NodeName
+from gpushared.pool.app import STORE_NAME
+from gpushared.pool.chunks import cut
 from gpushared.pool.member.enrolment import make_csr
+from gpushared.pool.records import MEMBER, member_bytes
+from gpushared.pool.sqlite_store import SqliteStore
 from gpushared.pool.trust.authority import Authority, key_pem, new_key
 from gpushared.pool.trust.certificates import pem_of, read_node_certificate
 from gpushared.pool.trust.ledger import LEDGER_FILE, Ledger
@@ -70,12 +78,17 @@ class Pool:
 
 
 @contextmanager
-def pool_of(nodes: int) -> Iterator[Pool]:
-    """A pool with so many enrolled nodes; its coordinator is not started yet."""
+def pool_of(nodes: int, *, settled: bool = False) -> Iterator[Pool]:
+    """A pool with so many enrolled nodes; its coordinator is not started yet.
+
+    ``settled``: its store knows the nodes; else it takes itself for one that lost its memory.
+    """
     home = Path(tempfile.mkdtemp(prefix="gsp-"))
     names = [f"n{number:04}" for number in range(nodes)]
     pool = Pool(home, _free_port(), _free_port(), names, home / "credentials.json")
     _enrol(pool)
+    if settled:
+        asyncio.run(_note_members(pool))
     try:
         yield pool
     finally:
@@ -105,10 +118,21 @@ def _enrol(pool: Pool) -> None:
     pool.credentials.write_text(text)
 
 
+async def _note_members(pool: Pool) -> None:
+    store = SqliteStore(pool.home / "s" / STORE_NAME)
+    try:
+        epoch, now = await store.lead(), time.time()
+        members = [Member(NodeName(name), now, (name,)) for name in pool.names]
+        for chunk in cut([[{MEMBER + one.name: member_bytes(one)} for one in members]]):
+            await store.commit(chunk.transaction(epoch))
+    finally:
+        await store.close()
+
+
 @contextmanager
-def members(pool: Pool, processes: int) -> Iterator[list[Members]]:
-    """All nodes of the pool, simulated in so many processes."""
-    groups = [Members(pool, pool.names[number::processes]) for number in range(processes)]
+def members(pool: Pool, processes: int, *more: str | Path) -> Iterator[list[Members]]:
+    """All nodes of the pool, simulated in so many processes. ``more``: another program, and its options."""
+    groups = [Members(pool, pool.names[number::processes], *more) for number in range(processes)]
     try:
         yield groups
     finally:
@@ -119,8 +143,10 @@ def members(pool: Pool, processes: int) -> Iterator[list[Members]]:
 class Members:
     """One process with some of the nodes; tells what becomes of their links, a line of JSON each."""
 
-    def __init__(self, pool: Pool, names: Sequence[str]) -> None:
-        words = [sys.executable, MEMBERS, str(pool.credentials), f"127.0.0.1:{pool.nodes_port}", *names]
+    def __init__(
+        self, pool: Pool, names: Sequence[str], program: str | Path = MEMBERS, *options: str | Path
+    ) -> None:
+        words = [sys.executable, program, pool.credentials, f"127.0.0.1:{pool.nodes_port}", *names, *options]
         # Their log says of each lost link what the lines here say too.
         self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         self.names = names
@@ -135,6 +161,15 @@ class Members:
                 raise SystemExit("the simulated nodes ended")
             told.append(json.loads(text))
         return told
+
+    def told(self) -> dict[str, Any]:
+        """What those who work did since they were last asked."""
+        assert self.process.stdout is not None
+        self.process.send_signal(signal.SIGUSR1)
+        while True:
+            line: dict[str, Any] = json.loads(self.process.stdout.readline())
+            if "placed" in line:
+                return line
 
     def end(self) -> None:
         self.process.terminate()
