@@ -209,11 +209,14 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         )
 
     def _check_epoch(self, node: NodeName, hello: link_pb2.Hello) -> None:
-        """Raises RequestError. One that is higher than ours ends all streams, so the log says whose it is."""
-        ours = self._machine.state.epoch
+        """Raises RequestError. More than ours makes the pool recover, so the log says whose word that is."""
+        ours, revision = self._machine.state.epoch, self._machine.revision
         soundness.check_epoch(hello.seen_epoch, ours)
-        if hello.seen_epoch > ours:
-            log.warning("node=%s has seen the epoch %d, and ours is %d", node, hello.seen_epoch, ours)
+        if hello.seen_epoch > ours or hello.seen_revision > revision:
+            log.warning(
+                "node=%s has seen more of the pool: epoch %d revision %d, and ours are %d and %d",
+                node, hello.seen_epoch, hello.seen_revision, ours, revision,
+            )  # fmt: skip
 
     def _in_its_name(self, report: Report) -> Report:
         """A report whose job's owner is whom the pool knows by that name, whatever the node says of them."""

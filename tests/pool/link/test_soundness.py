@@ -100,6 +100,15 @@ async def test_no_node_can_use_up_the_epochs(coordinator: Coordinator) -> None:
     assert coordinator.machine.events == []
 
 
+async def test_the_log_names_the_node_on_whose_word_the_pool_recovers(
+    coordinator: Coordinator, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that says so again and again can be shut out."""
+    hello = link_pb2.Hello(node=N1, inventory=b'{"gpus":[]}', free=b"{}", seen_epoch=7, seen_revision=900)
+    await first_answer(coordinator, coordinator.enrol(N1), hello)
+    assert "node=n1 has seen more of the pool: epoch 7 revision 900, and ours are 1 and 1" in caplog.text
+
+
 async def test_whose_a_job_is_the_pool_decides_and_not_the_node_that_tells_of_it(
     coordinator: Coordinator,
 ) -> None:
