@@ -311,6 +311,8 @@ def _ending(attempt: Attempt, outcome: Outcome, draft: Draft) -> Ending:
     known = attempt.ending
     if known is not None and (known.kind is not EndKind.FENCED or code is None):
         return known if code is None or known.exit_code is not None else replace(known, exit_code=code)
+    if code and draft.goes_down:
+        return Ending(EndKind.LOST, "it was stopped with its machine, which was shut down", exit_code=code)
     return _ending_of(outcome, code, draft)
 
 

@@ -27,6 +27,7 @@ from gpushared.domain.jobs.node_messages import (
     ContactMade,
     FencesLooked,
     LaunchFailed,
+    MachineGoesDown,
     OrderTaken,
 )
 from gpushared.domain.lease import (
@@ -398,6 +399,11 @@ _apply.register(OrderTaken, attempts.order_taken)
 _apply.register(LaunchFailed, attempts.launch_failed)
 _apply.register(ContactMade, attempts.contact_made)
 _apply.register(FencesLooked, attempts.fences_looked)
+
+
+@_apply.register
+def _(event: MachineGoesDown, draft: Draft) -> None:  # noqa: ARG001 - chosen by its type
+    draft.goes_down = True
 
 
 @_apply.register

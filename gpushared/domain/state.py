@@ -116,6 +116,8 @@ class NodeState:
     """What tells this boot of the machine from all others."""
     engine_surveyed: bool = True
     """False from a restart until the engine's first survey: a container may exist that nobody noted."""
+    goes_down: bool = False
+    """The machine is being shut down; said by nobody before a container failed in it."""
     earlier_boots_over: bool = True
     """False from a restart until what must not begin in another boot than its order's is ended."""
 
@@ -253,6 +255,7 @@ class Draft:
         self.next_sequence = state.next_sequence
         self.engine_surveyed = state.engine_surveyed
         self.earlier_boots_over = state.earlier_boots_over
+        self.goes_down = state.goes_down
         self.attempts = dict(state.attempts)
         self.contacts = dict(state.contacts)
         self.pruned_at = state.pruned_at
@@ -289,6 +292,7 @@ class Draft:
             next_sequence=self.next_sequence,
             engine_surveyed=self.engine_surveyed,
             earlier_boots_over=self.earlier_boots_over,
+            goes_down=self.goes_down,
             attempts=self.attempts,
             contacts=self.contacts,
             pruned_at=self.pruned_at,

@@ -6,11 +6,14 @@ import asyncio
 import logging
 
 from gpushared.domain.errors import GpushareError, JournalUnavailable
-from gpushared.domain.lease import ContainerId
+from gpushared.domain.jobs.node_messages import MachineGoesDown
+from gpushared.domain.lease import ContainerId, Draining
 from gpushared.domain.messages import Condition, ContainerSeen, EngineSurveyed, Means, MeansKnown
+from gpushared.domain.state import NodeState
 from gpushared.gate.inject import binds_late, is_unnamed
 from gpushared.node.loop import Loop
 from gpushared.ports import Checkpoints, ContainerFacts, ContainerStatus, DeviceMechanism, Engine, EngineFacts
+from gpushared.serving.systemd import is_machine_going_down
 from gpushared.serving.troubles import Troubles
 
 log = logging.getLogger(__name__)
@@ -37,6 +40,13 @@ def seen(facts: ContainerFacts) -> ContainerSeen:
         condition = Condition.EXITED
     code = facts.exit_code if condition in (Condition.EXITED, Condition.RESTARTING) else None
     return ContainerSeen(facts.id, condition, facts.device_name, code, facts.name, facts.image, facts.memory)
+
+
+def _is_failed_job(event: ContainerSeen, state: NodeState) -> bool:
+    if event.condition is not Condition.EXITED or not event.exit_code:
+        return False
+    lease = state.of_container(event.container)
+    return lease is not None and lease.attempt is not None and not isinstance(lease.state, Draining)
 
 
 class Follower:
@@ -95,6 +105,7 @@ class Follower:
     async def _changed(self, change: ContainerFacts | ContainerId) -> None:
         event = seen(change) if isinstance(change, ContainerFacts) else ContainerSeen(change, Condition.GONE)
         try:
+            await self._note_shutdown(event)
             await self._loop.send(event)
         except JournalUnavailable:
             log.debug("change not recorded: the journal is away; a survey follows")
@@ -158,10 +169,24 @@ class Follower:
         """Tell the core of all containers."""
         at = self._loop.now()
         containers = await self._engine.containers()
-        await self._loop.send(EngineSurveyed(tuple(seen(facts) for facts in containers), at))
+        events = tuple(seen(facts) for facts in containers)
+        await self._note_shutdown(*events)
+        await self._loop.send(EngineSurveyed(events, at))
         await self._check_instances()
 
     async def inspect(self, container: ContainerId) -> None:
         """Tell the core of one container."""
         facts = await self._engine.inspect(container)
-        await self._loop.send(ContainerSeen(container, Condition.GONE) if facts is None else seen(facts))
+        event = ContainerSeen(container, Condition.GONE) if facts is None else seen(facts)
+        await self._note_shutdown(event)
+        await self._loop.send(event)
+
+    async def _note_shutdown(self, *events: ContainerSeen) -> None:
+        """At a shutdown the engine ends all containers, and is itself ended before this daemon.
+
+        Else the jobs in them would count as failed, which are to run again. It is asked only when one fails.
+        """
+        state = self._loop.state
+        failed = not state.goes_down and any(_is_failed_job(event, state) for event in events)
+        if failed and await is_machine_going_down():
+            await self._loop.send(MachineGoesDown())

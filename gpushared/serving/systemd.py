@@ -9,6 +9,7 @@ import time
 
 FIRST_PASSED_FD = 3
 """SD_LISTEN_FDS_START of sd_listen_fds(3)."""
+ASK_SECONDS = 2.0
 
 
 class Notifier:
@@ -63,6 +64,23 @@ def passed_socket() -> socket.socket | None:
         return None
     os.set_inheritable(FIRST_PASSED_FD, False)
     return socket.socket(fileno=FIRST_PASSED_FD)
+
+
+async def is_machine_going_down() -> bool:
+    """Whether systemd is shutting the machine down, for a reboot too; False where it is not asked in time."""
+    try:
+        async with asyncio.timeout(ASK_SECONDS):
+            process = await asyncio.create_subprocess_exec(
+                "systemctl",
+                "is-system-running",
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+            )
+            said, _ = await process.communicate()
+    except (OSError, TimeoutError):
+        return False
+    return said.strip() == b"stopping"
 
 
 async def feed_watchdog(notifier: Notifier) -> None:

@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from gpushared.domain.jobs.key import AttemptKey, JobId
+from gpushared.domain.jobs.model import EndKind, JobSpec, Owner
+from gpushared.domain.jobs.node_messages import AttemptPrepared, OrderTaken
+from gpushared.domain.jobs.protocol import Place
+from gpushared.domain.lease import ContainerId
+from gpushared.domain.messages import (
+    ClaimAsked,
+    Condition,
+    ContainerCreated,
+    ContainerSeen,
+    GpusSampled,
+    GpusSurveyed,
+)
+from gpushared.domain.request import Caller, Request
 from gpushared.domain.state import NodeState
 from gpushared.node.follower import Follower
 from gpushared.node.loop import Loop
-from gpushared.ports import DeviceMechanism
+from gpushared.ports import ContainerFacts, ContainerStatus, DeviceMechanism
 from gpushared.serving.troubles import Troubles
 from gpushared.testing import FAKE_FACTS, FakeCheckpoints, FakeEngine, ManualClock, MemoryJournal
+from gpushared.testing.gpus import fake_gpu
+
+BOX = ContainerId("box")
 
 
 @pytest.mark.parametrize(
@@ -31,3 +49,36 @@ async def test_an_engine_that_cannot_pass_real_gpus_on_is_a_trouble(
     async with loop.running():
         await Follower(loop, engine, FakeCheckpoints(), troubles, simulated=simulated).connect()
     assert ("nvidia-container-toolkit" in troubles.of("gpu-mechanism")) is told
+
+
+@pytest.mark.parametrize(("said", "kind"), [("stopping", EndKind.LOST), ("running", EndKind.EXITED)])
+async def test_a_job_that_fails_while_systemd_shuts_the_machine_down_is_lost(
+    said: str, kind: EndKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at a reboot: the engine is ended before this daemon, and ends its containers."""
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text(f"#!/bin/sh\necho {said}\n")
+    systemctl.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    troubles, engine = Troubles(), FakeEngine(FAKE_FACTS)
+    clock = ManualClock()
+    loop = Loop(NodeState(boot_id="b1"), MemoryJournal(), clock, troubles)
+    loop.perform = lambda _: None
+    key, ada, gpu = AttemptKey(JobId("job"), 1), Caller(1000, 1000, "ada"), fake_gpu()
+    order = Place(key, 1, JobSpec(Request(), Owner("ada@lab", "ada"), image="i", body="{}"), Request())
+    async with loop.running():
+        await loop.send(GpusSurveyed((gpu,)))
+        await loop.send(OrderTaken(order, "lab", ada))
+        await loop.send(AttemptPrepared(key, "lab"))
+        lease = next(iter(loop.state.leases))
+        await loop.send(ClaimAsked(lease, ada))
+        await loop.send(ContainerCreated(lease, BOX, "box", "i"))
+        await loop.send(ContainerSeen(BOX, Condition.RUNNING))
+        follower = Follower(loop, engine, FakeCheckpoints(), troubles, simulated=True)
+        await follower._changed(
+            ContainerFacts(BOX, "box", "i", ContainerStatus.EXITED, 143, 0, lease, ada.uid, "")
+        )
+        await loop.send(GpusSampled(clock.now() + 1, frozenset(), {}, frozenset({gpu.id})))
+        ending = loop.state.attempts["lab"].records[key].ending
+    assert ending is not None
+    assert (ending.kind, ending.exit_code) == (kind, 143)

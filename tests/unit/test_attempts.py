@@ -22,6 +22,7 @@ from gpushared.domain.jobs.node_messages import (
     GiveUpAttempt,
     LaunchAttempt,
     LaunchFailed,
+    MachineGoesDown,
     OrderTaken,
     PrepareAttempt,
     TellCoordinator,
@@ -253,6 +254,29 @@ def test_what_ran_when_the_machine_went_down_is_lost_and_not_failed() -> None:
     node.seen(Condition.EXITED, 255)
     node.freed()
     assert node.ending.kind is EndKind.LOST
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [(143, EndKind.LOST), (1, EndKind.LOST), (0, EndKind.EXITED)], ids=str
+)
+def test_what_fails_while_the_machine_is_shut_down_is_lost_and_not_failed(code: int, kind: EndKind) -> None:
+    """The engine ends all containers then; a program that ends well all the same is done."""
+    node = Node()
+    node.running()
+    node.send(MachineGoesDown())
+    node.seen(Condition.EXITED, code)
+    node.freed()
+    assert (node.ending.kind, node.ending.exit_code) == (kind, code)
+
+
+def test_what_was_cancelled_before_the_machine_went_down_is_cancelled() -> None:
+    node = Node()
+    node.running()
+    node.cancel()
+    node.send(MachineGoesDown())
+    node.seen(Condition.EXITED, 143)
+    node.freed()
+    assert node.ending.kind is EndKind.CANCELLED
 
 
 def test_what_the_engine_started_again_after_a_boot_counts_as_of_that_boot() -> None:

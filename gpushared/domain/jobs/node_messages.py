@@ -68,7 +68,12 @@ class FencesLooked:
     at: float
 
 
-AttemptEvent = OrderTaken | AttemptPrepared | LaunchFailed | ContactMade | FencesLooked
+@dataclass(frozen=True, slots=True)
+class MachineGoesDown:
+    """The machine is being shut down or rebooted: what fails from now on does so because it is stopped."""
+
+
+AttemptEvent = OrderTaken | AttemptPrepared | LaunchFailed | ContactMade | FencesLooked | MachineGoesDown
 
 # --- instructions --------------------------------------------------------------------------------------
 
