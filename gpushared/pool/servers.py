@@ -15,6 +15,11 @@ from gpushared.serving.doors import OPTIONS
 
 STOP_SECONDS = 2.0
 """How long calls that are under way may take at the end."""
+MAX_CALLS_OF_A_NODE = 8192
+"""All users of a node, with their tunnels and whatever they wait for, come over one connection; the node
+holds each of them to less."""
+_MOST = "grpc.max_concurrent_streams"
+_OPTIONS_FOR_NODES = [*(one for one in OPTIONS if one[0] != _MOST), (_MOST, MAX_CALLS_OF_A_NODE)]
 
 
 class Server:
@@ -23,7 +28,7 @@ class Server:
     def __init__(self, door: Door, address: str, credentials: grpc.ServerCredentials | None) -> None:
         """Binds. Raises ConfigError where the address cannot be listened at."""
         self._door = door
-        self._server = grpc.aio.server(options=OPTIONS)
+        self._server = grpc.aio.server(options=_OPTIONS_FOR_NODES if door is Door.NODES else OPTIONS)
         try:
             self.port = (
                 self._server.add_insecure_port(address)

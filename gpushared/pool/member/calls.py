@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
 from google.protobuf.message import Message
 
 from gpushared.api.v1 import jobs_pb2_grpc
+from gpushared.domain.errors import LimitReached
 from gpushared.domain.request import Caller
 from gpushared.pool.trust.assertions import ASSERTION_METADATA, Asserter, request_digest
 from gpushared.serving.statuses import error_of
 
+MAX_CALLS_PER_USER = 512
+"""At a time: they share the connection with everybody else on this node."""
 Metadata = tuple[tuple[str, bytes], ...]
 
 
@@ -33,27 +38,46 @@ class CoordinatorCalls:
         self._principal_of = principal_of
         self._groups_of = groups_of
         self._now = now
+        self._open: Counter[int] = Counter()
 
     async def call(self, name: str, message: Message, caller: Caller, timeout_seconds: float) -> Any:
-        """A unary call by its name. Raises Unavailable, TimedOut, and what the coordinator says."""
-        channel = await self._channel()
-        call = getattr(jobs_pb2_grpc.JobsStub(channel), name)
-        try:
-            return await call(message, timeout=timeout_seconds, metadata=self.word(message, caller))
-        except grpc.aio.AioRpcError as error:
-            raise error_of(error, "the pool's coordinator") from error
+        """A unary call by its name. Raises Unavailable, TimedOut, LimitReached, what the coordinator says."""
+        with self._counted(caller):
+            channel = await self._channel()
+            call = getattr(jobs_pb2_grpc.JobsStub(channel), name)
+            try:
+                return await call(message, timeout=timeout_seconds, metadata=self.word(message, caller))
+            except grpc.aio.AioRpcError as error:
+                raise error_of(error, "the pool's coordinator") from error
 
     async def stream(self, name: str, message: Message, caller: Caller) -> AsyncIterator[Any]:
         """The messages of a call that streams its answer, while somebody reads. Raises as ``call``."""
-        channel = await self._channel()
-        call = getattr(jobs_pb2_grpc.JobsStub(channel), name)(message, metadata=self.word(message, caller))
+        with self._counted(caller):
+            stub = jobs_pb2_grpc.JobsStub(await self._channel())
+            call = getattr(stub, name)(message, metadata=self.word(message, caller))
+            try:
+                async for answer in call:
+                    yield answer
+            except grpc.aio.AioRpcError as error:
+                raise error_of(error, "the pool's coordinator") from error
+            finally:
+                call.cancel()
+
+    @contextmanager
+    def _counted(self, caller: Caller) -> Iterator[None]:
+        """Raises LimitReached."""
+        if self._open[caller.uid] >= MAX_CALLS_PER_USER:
+            raise LimitReached(
+                f"{caller.name} waits for {MAX_CALLS_PER_USER} answers of the pool already",
+                hint="each `gpushare wait` and `gpushare logs` is one",
+            )
+        self._open[caller.uid] += 1
         try:
-            async for answer in call:
-                yield answer
-        except grpc.aio.AioRpcError as error:
-            raise error_of(error, "the pool's coordinator") from error
+            yield
         finally:
-            call.cancel()
+            self._open[caller.uid] -= 1
+            if not self._open[caller.uid]:
+                del self._open[caller.uid]
 
     def word(self, message: Message, caller: Caller) -> Metadata:
         """The metadata of a call whose first message this is, once."""

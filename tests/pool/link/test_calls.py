@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from gpushared.api.v1 import jobs_pb2
-from gpushared.domain.errors import PermissionRefused, Unavailable
+from gpushared.domain.errors import LimitReached, PermissionRefused, Unavailable
 from gpushared.domain.request import Caller
+from gpushared.pool.member import calls as module
 from gpushared.pool.member.calls import CoordinatorCalls
 from gpushared.pool.member.dial import Dial
 from gpushared.pool.member.enrolment import Enrolment
@@ -71,4 +74,21 @@ async def test_calls_share_a_connection_until_the_certificate_is_renewed(
     assert await dial.kept() is first
     await enrolment.renew()
     assert await dial.kept() is not first
+    await dial.close()
+
+
+async def test_one_user_leaves_the_connection_to_the_others(
+    pool: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is still waited for counts, of each user alone; afterwards there is room again."""
+    monkeypatch.setattr(module, "MAX_CALLS_PER_USER", 1)
+    calls, dial = await calls_of(pool, tmp_path / "n1")
+    ask = partial(calls.call, "Cancel", jobs_pb2.CancelJobRequest(job_id="0123456789"))
+    first = asyncio.create_task(ask(ADA, 20.0))
+    await asyncio.sleep(0)
+    with pytest.raises(LimitReached, match="ada waits for 1 answers"):
+        await ask(ADA, 20.0)
+    assert (await ask(Caller(1001, 1001, "bob"), 20.0)).owner == "bob@n1 as bob@n1"
+    await first
+    await ask(ADA, 20.0)
     await dial.close()
