@@ -55,16 +55,39 @@ class UnmanagedProcess:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolView:
+    """How the node stands with its pool. Times are epoch seconds by this machine's clock, ``now`` too.
+
+    ``away``: since when and why there is no link, empty while there is one. ``clock_ahead_seconds``: by how
+    much the coordinator's clock is ahead, None before the first link. ``may_assert``: the node may speak for
+    users of ``realm``.
+    """
+
+    name: str
+    node: str
+    address: str
+    now: float
+    issued_at: float
+    expires_at: float
+    realm: str
+    may_assert: bool = True
+    away: str = ""
+    clock_ahead_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DaemonView:
     """What the daemon knows without looking anew; ``troubles`` by the part that has it.
 
-    ``wall_trouble``: why the driver limits no container's memory, as it was last tried.
+    ``wall_trouble``: why the driver limits no container's memory, as it was last tried. ``pool`` is None
+    where the node is in none.
     """
 
     gpus: tuple[KnownGpu, ...] = ()
     unmanaged: tuple[UnmanagedProcess, ...] = ()
     troubles: Mapping[str, str] = field(default_factory=dict)
     wall_trouble: str = ""
+    pool: PoolView | None = None
 
 
 # --- the Docker engine and NVIDIA's toolkit ------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpushared.doctor.facts import ConfigState, DaemonView, Directory, Facts, Host, SocketFile, Unread
+from gpushared.doctor.pool_checks import TOLD_HERE
 from gpushared.domain.checkup import Finding, failed, ok, warning
 from gpushared.domain.gpu import MIB
 from gpushared.domain.units import format_memory
@@ -116,7 +117,7 @@ def journal_disk(found: Directory) -> Finding:
 
 def daemon_parts(facts: Facts) -> Finding:
     """Troubles of the daemon that no other check names."""
-    told = {"journal"}
+    told = {"journal", *TOLD_HERE}
     told |= {"gpus"} if isinstance(facts.driver, Unread) and not facts.simulated else set()
     told |= {"engine"} if isinstance(facts.engine, Unread) else set()
     told |= {part for part in facts.daemon.troubles if part.startswith(UNSEEN)}

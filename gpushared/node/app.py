@@ -399,6 +399,7 @@ class Daemon:
             socket=self._runtime_dir / SOCKET_NAME,
             config=lambda: self._config,
             reread=self._reread,
+            pool=lambda: self._pool.view(self._config.pool.realm or self._node_name()),
         )
 
     def _calls(self) -> dict[str, Unary]:

@@ -9,7 +9,7 @@ from gpushared.api.v1 import node_pb2
 from gpushared.config.load import Loaded
 from gpushared.config.model import Config
 from gpushared.config.show import settings
-from gpushared.doctor.facts import DaemonView, KnownGpu, UnmanagedProcess
+from gpushared.doctor.facts import DaemonView, KnownGpu, PoolView, UnmanagedProcess
 from gpushared.doctor.probe import Doctor, MachineProbe, Places
 from gpushared.domain.checkup import Result
 from gpushared.domain.gpu import Gpu
@@ -38,6 +38,7 @@ class Examination:
         socket: Path,
         config: Callable[[], Config],
         reread: Callable[[], Config],
+        pool: Callable[[], PoolView | None] = lambda: None,
     ) -> None:
         self._loop = loop
         self._sampler = sampler
@@ -46,6 +47,7 @@ class Examination:
         self._simulated = driver is None
         self._modes = modes
         self._config = config
+        self._pool = pool
         started = config()
         self._doctor = Doctor(
             MachineProbe(lambda: Places(config(), started, socket, reread), self._view, driver)
@@ -73,6 +75,7 @@ class Examination:
             unmanaged=tuple(self._process(one) for one in sample.strangers),
             troubles=self._troubles.by_part(),
             wall_trouble=self._wall.last_trouble or "",
+            pool=self._pool(),
         )
 
     def _gpu(self, gpu: Gpu) -> KnownGpu:

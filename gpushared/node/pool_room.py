@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gpushared.api.v1 import jobs_pb2
 from gpushared.config.model import Config
+from gpushared.doctor.facts import PoolView
 from gpushared.domain.errors import StateConflict
 from gpushared.domain.jobs.attempt import Attempt
 from gpushared.domain.jobs.model import AttemptKey, NodeName, Owner
@@ -69,6 +70,25 @@ class PoolRoom:
         )
         self.link.guests.open_tunnel = self._ends.open
         room.outbox.teller = self.link
+
+    def view(self, realm: str) -> PoolView | None:
+        """How it stands with the pool, for whoever examines the node. ``realm``: that of its users."""
+        membership = self._enrolment.membership
+        if membership is None:
+            return None
+        facts, state = membership.facts, self.link.state
+        return PoolView(
+            name=membership.pool,
+            node=membership.node,
+            address=state.address if state is not None else membership.node_address,
+            now=time.time(),
+            issued_at=facts.issued_at,
+            expires_at=facts.expires_at,
+            realm=realm,
+            may_assert=facts.may_assert(realm),
+            away=self.link.away(),
+            clock_ahead_seconds=state.clock_ahead_seconds if state is not None else None,
+        )
 
     async def run(self) -> None:
         """For ever."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from gpushared.doctor.facts import (
     KnownGpu,
     MpsProgram,
     NvidiaSpecs,
+    PoolView,
     Toolkit,
     UnmanagedProcess,
     Unread,
@@ -25,6 +27,7 @@ from tests.doctor.healthy import HEALTHY, UUID, also, but, with_gpu, with_part
 
 W, F = Status.WARNING, Status.FAILED
 GONE = Unread("it is gone", "bring it back")
+DAY = 24 * 3600.0
 OLD_DRIVER = "580.95.05"
 OTHER = "GPU-ffffffff-ffff-ffff-ffff-ffffffffffff"
 SPECS = NvidiaSpecs(("/etc/cdi/nvidia.yaml",), frozenset({OLD_DRIVER}), frozenset({UUID}))
@@ -72,9 +75,22 @@ def closed_to_all_but_one_user() -> Facts:
     return replace(program(serves_many_users=False), daemon=DaemonView(gpus=gpus))
 
 
+def pool(**changes: Any) -> Facts:
+    """A node in a pool, whose certificate is good for 30 days and is in its fifth."""
+    good = PoolView("lab", "a", "head:7441", now=5 * DAY, issued_at=0.0, expires_at=30 * DAY, realm="a")
+    return view(pool=replace(good, **changes))
+
+
 # (check, machine, status, what the sentence says, what the fix says)
 CASES: list[tuple[str, Facts, Status, str, str]] = [
     ("host", with_part("host", GONE), W, "it is gone", "bring it back"),
+    ("pool-certificate", pool(now=31 * DAY), F, "ended 1d ago", "gpushare pool token --node a"),
+    ("pool-certificate", pool(now=28 * DAY), W, "good for 2d only", "renews it"),
+    ("pool-certificate", view(troubles={"membership": "it is damaged"}), F, "is damaged", "journalctl"),
+    ("pool-link", pool(away="there is no link to head:7441"), F, "no link to head", "go on meanwhile"),
+    ("pool-clock", pool(clock_ahead_seconds=130.0), F, "is 130 s ahead of this node's", "synchronise"),
+    ("pool-clock", pool(clock_ahead_seconds=-31.0), W, "is 31 s behind this node's", "synchronise"),
+    ("pool-realm", pool(realm="lab", may_assert=False), F, "are USER@lab", "--node a --realm lab"),
     ("driver", with_part("driver", GONE), F, "it is gone", "bring it back"),
     ("driver", but("driver", gpus=()), F, "lists no GPU", "nvidia-smi -L"),
     ("gpu-health", with_gpu(trouble="fell off the bus"), F, "GPU 0: fell off", "dmesg"),
@@ -260,6 +276,16 @@ def test_an_engine_that_is_away_is_one_line_although_the_daemon_is_in_trouble_fo
     trouble = DaemonView(troubles={"engine": "no engine answers"})
     facts = also(HEALTHY, engine=GONE, daemon=trouble)
     assert lines(facts) == ["docker"]
+
+
+def test_a_node_that_is_well_in_its_pool_has_nothing_to_say() -> None:
+    assert lines(pool(clock_ahead_seconds=0.2)) == []
+
+
+def test_a_link_that_is_lost_is_one_line_although_the_daemon_is_in_trouble_for_it() -> None:
+    facts = pool(away="there is no link")
+    troubles = {"pool": "pool lab is not reached", "pool-clock": "130 s"}
+    assert lines(also(facts, daemon=replace(facts.daemon, troubles=troubles))) == ["pool-link"]
 
 
 def test_many_unmanaged_processes_are_three_and_a_number() -> None:

@@ -53,6 +53,8 @@ class LinkState:
     """The same without."""
     next_try_at: float | None = None
     epoch: int = 0
+    clock_ahead_seconds: float | None = None
+    """By how much the coordinator's clock was ahead at the newest welcome."""
 
     def text(self) -> str:
         """One line: how it stands with the pool."""
@@ -109,6 +111,7 @@ class MemberLink:
         self._heard_at: float | None = None
         self._error: GpushareError | None = None
         self._epoch = 0
+        self._clock_ahead_seconds: float | None = None
 
     # --- what the node says ----------------------------------------------------------------------------
 
@@ -153,6 +156,7 @@ class MemberLink:
             why=self._error.message if self._error is not None else "",
             next_try_at=self._next_try_at,
             epoch=self._epoch,
+            clock_ahead_seconds=self._clock_ahead_seconds,
         )
 
     @property
@@ -233,7 +237,8 @@ class MemberLink:
         self._connected_since, self._away_since = time.time(), None
         self._next_try_at = self._error = None
         self._troubles.cleared(PART)
-        self._judge_clocks(session.clock_difference_seconds)
+        self._clock_ahead_seconds = session.clock_difference_seconds
+        self._judge_clocks(self._clock_ahead_seconds)
         self._wake()
         log.info("pool=%s joined by=%s epoch=%d", self._identity.pool, self.dial.address, self._epoch)
 
