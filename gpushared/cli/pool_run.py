@@ -44,6 +44,7 @@ def run_in_pool(words: RunWords) -> int:
             place.wait()
             _become(program, place, words)
     except Interrupted as error:
+        place.find()
         place.leave()
         say(f"left the queue ({signal.Signals(error.exit_code - 128).name})")
         return error.exit_code
@@ -67,11 +68,13 @@ class PoolPlace:
         self.jobs = jobs
         self.job = Job({})
         self._asked = _asked(words)
+        self._began = False
         self._max_wait = max_wait_seconds(words)
         self._progress = Progress(sys.stderr)
 
     def ask(self) -> None:
         """Have it kept by this node, and by the pool where that answers."""
+        self._began = True
         answer = persistently(lambda: self.jobs.submit(**self._asked))
         for note in answer.notes:
             say(note)
@@ -98,6 +101,12 @@ class PoolPlace:
             raise MaxWaitReached(f"no room in the pool in {self._max_wait} s", hint=self.job.reason)
         job = self.job
         self.job = persistently(lambda: self.jobs.wait(job.id, job.token, timeout_seconds=seconds))
+
+    def find(self) -> None:
+        """An interrupted request may have been taken: asked again, it tells which job it was."""
+        if not self.job.id and self._began:
+            with suppress(GpushareError):
+                self.job = self.jobs.get(self.jobs.submit(**self._asked).job_ids[0])
 
     def leave(self) -> None:
         """Best effort: what nobody claims goes back by itself."""
