@@ -45,6 +45,10 @@ MAX_PENDING_SUBMITTED = 3072
 """With so many, no new jobs are taken: who submits without end is not to keep nodes from being heard."""
 MAX_BATCH = 256
 RETRY_SECONDS = 1.0
+PASS_SHARE = 4
+"""Between two passes over the queue is so much more time than a pass takes, where that is not long;"""
+PASS_PAUSE_SECONDS = 0.001
+"""and at least so much, so that what comes together is looked at together."""
 
 Subscriber = Callable[[m.PoolInstruction], None]
 
@@ -267,14 +271,29 @@ class PoolLoop:
             _refuse([sent for sent, _ in done[concluded:]], error)
 
     def _step(self, state: PoolState, sent: _Sent) -> PoolStep | None:
+        now = self._clock.now()
         try:
-            return handle(state, sent.event, self._clock.now())
+            step = handle(state, sent.event, now)
         except GpushareError as error:
             _refuse([sent], error)
         except Exception as error:  # a bug in a rule must not end the daemon; the state is as before
             log.exception("rule failed event=%r", sent.event)
             _refuse([sent], GpushareError(f"the coordinator made a mistake: {error}", hint="see its log"))
+        else:
+            if step.state.planned_at != state.planned_at:
+                self._pace(step.state, now)
+            return step
         return None
+
+    def _pace(self, after: PoolState, began: float) -> None:
+        """Put off the next pass over the queue by how long this one took.
+
+        So in a small pool nobody waits for it, and in a large one half of the time is for all the rest.
+        """
+        ended, usual = self._clock.now(), after.plan_at - after.planned_at
+        took = ended - began
+        pause = min(max(PASS_PAUSE_SECONDS, PASS_SHARE * took), usual)
+        after.planned_at = ended + max(took, pause) - usual
 
     async def _rise(self, steps: Sequence[PoolStep]) -> None:
         """Lead with an epoch above all that nodes have seen, or they would take no orders of ours."""

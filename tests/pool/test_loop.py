@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import count
 
 import pytest
 
@@ -109,6 +110,18 @@ async def test_an_idle_pool_notices_that_its_store_can_be_written_again(
     assert pool.loop._healing is not None
     await pool.loop._healing
     assert pool.troubles.of("store") == ""
+
+
+async def test_a_pass_that_takes_long_leaves_as_much_time_to_all_the_rest(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await pool.join()
+    readings = count(pool.clock.now() + 1.0, 2.0)
+    monkeypatch.setattr(pool.clock, "now", lambda: next(readings))
+    state = (await pool.submit(1)).state
+    assert isinstance(state, Placing)
+    ended = state.since + 2.0
+    assert pool.loop.state.plan_at >= ended + 2.0
 
 
 async def test_beats_are_taken_while_nothing_can_be_written(pool: Pool) -> None:
