@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,9 +110,10 @@ def _join(pool: Pool, admin: PoolClient, node: RealNode) -> None:
 
 
 def _until_ready(node: RealNode) -> None:
-    until = time.monotonic() + READY_SECONDS
+    until, nodes = time.monotonic() + READY_SECONDS, []
     while True:
-        nodes = node.call("Jobs/Nodes").get("nodes", [])
+        with suppress(GpushareError):
+            nodes = node.call("Jobs/Nodes").get("nodes", [])
         if len(nodes) > 1 and all(one["presence"] == "ready" for one in nodes):
             return
         if time.monotonic() > until:
