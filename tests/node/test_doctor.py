@@ -12,8 +12,9 @@ from gpushared.doctor.checks import CHECKS
 from tests.bed import parts
 from tests.gpus.fake_nvml import FakeGpu, FakeMachine, fake_nvml_library
 from tests.node.conftest import NewDaemon
-from tests.node.daemon import GPUSHARE, DaemonProcess, Json, wait_until
+from tests.node.daemon import GPUSHARE, DaemonProcess, Json, make_directory, wait_until
 from tests.node.grpc_client import ask
+from tests.pool.processes import CoordinatorProcess
 
 NOBODY = 65534
 
@@ -136,3 +137,21 @@ def test_a_driver_that_is_not_loaded_is_the_one_line_about_gpus(
     follows = [check.name for check in CHECKS if "driver" in check.after]
     assert {found[name]["blocked_by"] for name in follows} == {"driver"}
     assert found["daemon-parts"]["status"] == "ok"
+
+
+def test_a_node_in_a_pool_tells_how_it_stands_with_it(lone_daemon: DaemonProcess) -> None:
+    """With its coordinator there, and gone."""
+    coordinator = CoordinatorProcess(make_directory())
+    coordinator.start()
+    try:
+        assert checks(lone_daemon)["pool-link"]["detail"] == "this node is in no pool"
+        token = coordinator.admin.create_join_token(node="n1").token
+        lone_daemon.call("Node/Join", {"address": coordinator.address, "token": token, "name": "n1"})
+        wait_until(lambda: "linked" in checks(lone_daemon)["pool-link"]["detail"], "it is linked")
+        found = checks(lone_daemon)
+        assert "is good for" in found["pool-certificate"]["detail"]
+        assert "s ahead of this node's" in found["pool-clock"]["detail"].replace("behind", "ahead of")
+        assert "--realm" in found["pool-realm"]["fix"]
+    finally:
+        coordinator.dispose()
+    wait_until(lambda: "pool-link" in unwell(lone_daemon), "the lost link is told")
