@@ -9,9 +9,10 @@ from typing import Protocol
 import gpushared
 from gpushared.api.v1 import pool_pb2
 from gpushared.domain.errors import NotFound, RequestError, StateConflict
-from gpushared.domain.jobs.member import Member
+from gpushared.domain.jobs.member import Member, Presence
 from gpushared.domain.jobs.messages import NodeDrainAsked, NodeForgotten, PoolEvent
 from gpushared.domain.jobs.model import Job, NodeName, Queued, Running
+from gpushared.domain.jobs.silence import presence
 from gpushared.domain.jobs.state import PoolState
 from gpushared.domain.units import shown
 from gpushared.pool.trust.callers import PoolCaller
@@ -32,6 +33,7 @@ class Machine(Protocol):
     @property
     def revision(self) -> int: ...
     async def send(self, event: PoolEvent) -> Job | None: ...
+    def now(self) -> float: ...
 
 
 class Certificates(Protocol):
@@ -106,7 +108,7 @@ class Admin:
                 f"is node {member.name} really off? what runs there would run twice otherwise",
                 hint="give your word with --is-off",
             )
-        if member.connected:
+        if member.connected and not self._is_unknown(member):
             raise StateConflict(
                 f"node {member.name} is connected, so nobody's word is needed",
                 hint=f"to have no new work there: gpushare drain {member.name}",
@@ -140,6 +142,10 @@ class Admin:
             were = "one job was" if len(jobs) == 1 else f"{len(jobs)} jobs were"
             sentences.append(f"{were} there; those that wait for another node now: {again}")
         return sentences
+
+    def _is_unknown(self, member: Member) -> bool:
+        """A connection may outlive its machine for a while: what counts is whether anything came over it."""
+        return presence(member, self._machine.state, self._machine.now()) is Presence.UNKNOWN
 
     def _member(self, name: str) -> Member:
         member = self._machine.state.members.get(NodeName(name))

@@ -162,6 +162,12 @@ async def test_nobody_s_word_is_taken_against_what_is_known(
     assert office.certificates.revoked == []
 
 
+async def test_a_word_is_taken_for_a_silent_node_whose_connection_nobody_closed(office: Office) -> None:
+    """A machine that lost its power, or a cable, says no goodbye."""
+    office.pool.clock.advance(31)
+    assert (await office.forget(node="n1", is_off=True))[0] == "node n1 is forgotten"
+
+
 async def test_a_recovery_need_not_wait_for_a_waived_node() -> None:
     lost = Member(NODE, 5.0, ("n1",))
     async with coordinator(enrolled=(lost,)) as pool:
