@@ -200,8 +200,11 @@ class Machine:
         self._write_clock()
 
     def sleep(self, seconds: float) -> None:
-        """As if the machine had been asleep for so long: time since the boot went on, nothing ran."""
-        self._ahead = [self._ahead[0] + seconds, self._ahead[1] + seconds]
+        """As if it had been asleep for so long: time since the boot went on, and nothing ran.
+
+        Its time of day is as that of the others.
+        """
+        self._ahead[1] += seconds
         self._write_clock()
 
     def _write_clock(self) -> None:

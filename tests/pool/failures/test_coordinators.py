@@ -129,6 +129,9 @@ def test_a_recovery_need_not_wait_for_a_node_that_somebody_answers_for(world: Wo
     assert len(world.diary.runs(runs)) == 1
     world.heal()
     world.wait_ready()
+    world.coordinator.machine.sleep(
+        RECOVER_SECONDS
+    )  # it knew of a memory that was lost, so all are asked again
     world.wait_running(runs)
     world.diary.end(*waits)
     for job in waits:

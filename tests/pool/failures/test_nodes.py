@@ -54,7 +54,7 @@ def test_a_node_that_is_gone_for_ever_gives_back_its_jobs_on_an_administrators_w
     world.wait_presence("b", "unknown")
     with pytest.raises(BrokenBed, match="give your word with --is-off"):
         world.screen("node", "forget", "b")
-    assert "2 jobs were there" in world.screen("node", "forget", "b", "--is-off")
+    assert "those that wait for another node now: 2" in world.screen("node", "forget", "b", "--is-off")
     assert "b" not in world.presences()
     waits = world.wait_state(job, "queued")
     assert waits["reason"]

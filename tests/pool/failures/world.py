@@ -34,13 +34,14 @@ class World:
         self.submitted: list[str] = []
         self.excused: list[str] = []
         """Jobs of which two copies ran because somebody said what was not so."""
-        self.coordinator = Coordinator(self._machine("coordinator", 1), tuple(GPUS))
+        self.coordinator = Coordinator(self.machine("coordinator", 1), tuple(GPUS))
         self.nodes = {
-            name: Node(self._machine(name, 10 + number), gpus, self.diary.directory)
+            name: Node(self.machine(name, 10 + number), gpus, self.diary.directory)
             for number, (name, gpus) in enumerate(GPUS.items())
         }
 
-    def _machine(self, name: str, number: int) -> Machine:
+    def machine(self, name: str, number: int) -> Machine:
+        """One more on the switch, which is off."""
         socket = self.directory / "coordinator/run/gpushared-pool.sock"
         return Machine(
             self.directory / name, name, number, self.cables, {"GPUSHARE_POOL_SOCKET": str(socket)}
@@ -159,6 +160,8 @@ class World:
     def judge(self) -> None:
         """Let all work end, and look at what was done in the pool from the first submit on."""
         self.heal()
+        for machine in self.machines():
+            machine.set_day(0.0)
         self.diary.end(*self.submitted)
         self.wait_ready()
         wait_until(lambda: not self.unfinished(), f"all jobs are over; {self.unfinished()} are not")
