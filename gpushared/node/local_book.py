@@ -20,6 +20,7 @@ from gpushared.domain.jobs.protocol import Order
 from gpushared.domain.jobs.rules import PoolRules
 from gpushared.node.attempts import AttemptDesk
 from gpushared.pool.archive import Archive
+from gpushared.pool.garbage import no_collection
 from gpushared.pool.loop import PoolLoop
 from gpushared.pool.mailbox import Mailbox
 from gpushared.pool.restoring import restored
@@ -67,7 +68,8 @@ class LocalBook:
     async def running(self) -> AsyncIterator[None]:
         """From the store on. Raises ConfigError, StoreUnavailable, TimedOut, Deposed."""
         epoch = await self._store.lead()
-        state = await restored(self._store, self._rules, epoch=epoch, now=self._clock.now())
+        with no_collection():
+            state = await restored(self._store, self._rules, epoch=epoch, now=self._clock.now())
         log.info("jobs loaded waiting_or_running=%d over=%d", len(state.jobs), len(state.ended))
         loop = self._loop = PoolLoop(state, self._store, self._clock, self._troubles)
         loop.subscribe(self._perform)
