@@ -177,6 +177,8 @@ def _unknown(node: NodeName, report: Report, draft: PoolDraft) -> None:
         number = max(report.key.number, state.numbers.get(report.key.job, 0))
         state.numbers = state.numbers.put(report.key.job, number)
         return
+    if len(state.jobs) >= draft.rules.max_queued:
+        return  # more than we can ever have had
     try:
         project = project_of(report.spec.owner.person, report.spec.request.project, state.policy)
     except GpushareError:

@@ -100,6 +100,16 @@ def test_a_gang_that_only_a_stranger_told_of_ends_instead_of_waiting_for_ever() 
     assert "only node b told of it" in pool.ended(FORGED).reason
 
 
+def test_no_node_makes_more_jobs_known_than_a_pool_may_have() -> None:
+    """Each of them takes memory, and a place in the store."""
+    pool = Pool("a", "b", rules=replace(RULES, max_queued=3))
+    reports = [
+        pool.report("b", AttemptState.RUNNING, JobId(f"f{n}"), revision=n, spec=SPEC) for n in range(9)
+    ]
+    pool.hello("b", *reports)
+    assert len(pool.state.jobs) == 3
+
+
 @pytest.mark.parametrize("ending", [None, exited(0)], ids=["runs", "ended"])
 def test_a_node_cannot_take_over_what_runs_elsewhere(ending: Ending | None) -> None:
     """By telling of a later attempt: none is begun while another one is under way."""
