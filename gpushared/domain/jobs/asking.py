@@ -110,14 +110,21 @@ def asked_before(event: JobSubmitted, draft: PoolDraft) -> JobId | None:
 
 def _vouch(known: JobId, event: JobSubmitted, draft: PoolDraft) -> None:
     """Of a job that only a stranger told of, there is its owner's word now. Raises StateConflict."""
-    job = draft.job(known)
-    if job is None or job.told_by == HERE:
+    job = draft.state.find(known)
+    if job.told_by == HERE:
         return
     if replace(job.spec, owner=event.spec.owner, target=event.spec.target) != event.spec:
         raise StateConflict(
             f"node {job.told_by} tells of another job by the name {known}",
             hint=f"cancel that one, and ask an admin whether {job.told_by} is to be trusted",
         )
+    if isinstance(job.state, Ended):
+        if not event.old:
+            raise StateConflict(
+                f"only node {job.told_by} tells that this job, {known}, is over",
+                hint="to have it run (again), submit it with another request id",
+            )
+        return
     vouched = replace(job, spec=event.spec, told_by=HERE)
     draft.put(vouched.note(draft.now, f"{event.spec.owner.principal} asks for it, so it may run anywhere"))
 

@@ -100,6 +100,15 @@ def test_a_gang_that_only_a_stranger_told_of_ends_instead_of_waiting_for_ever() 
     assert "only node b told of it" in pool.ended(FORGED).reason
 
 
+def test_a_new_job_is_not_silently_answered_with_the_end_that_only_a_stranger_told_of() -> None:
+    """Who guesses a request id could make the job of it disappear."""
+    pool = Pool("a", "b")
+    spec = replace(SPEC, request_id="nightly")
+    pool.hello("b", pool.report("b", AttemptState.ENDED, FORGED, revision=1, ending=exited(0), spec=spec))
+    with pytest.raises(StateConflict, match="only node b tells that this job, forged, is over"):
+        pool.submit(request_id="nightly")
+
+
 def test_no_node_makes_more_jobs_known_than_a_pool_may_have() -> None:
     """Each of them takes memory, and a place in the store."""
     pool = Pool("a", "b", rules=replace(RULES, max_queued=3))
