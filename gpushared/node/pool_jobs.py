@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 from google.protobuf.message import Message
@@ -141,9 +142,10 @@ class PoolJobs:
             return here or [JobId(reference)]
         if is_array_id(reference) and self._link.connected:
             asked = jobs_pb2.ListJobsRequest(array_id=reference, ended=True, limit=MAX_AFTER)
-            page = await self._ask(_LIST, asked, caller)
-            if page.jobs:
-                return [JobId(job.id) for job in page.jobs]
+            with suppress(Unavailable, TimedOut):  # it has just died: as where that is known already
+                page = await self._ask(_LIST, asked, caller)
+                if page.jobs:
+                    return [JobId(job.id) for job in page.jobs]
         if is_job_id(reference):
             return [JobId(reference)]
         job = await self._ask(_GET, jobs_pb2.JobRef(job_id=reference), caller)

@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 from gpushared.api.v1 import jobs_pb2, leases_pb2, link_pb2
 from gpushared.domain.errors import GpushareError, NotFound, Unavailable
 from gpushared.domain.jobs.messages import CancelAsked, JobSubmitted
-from gpushared.domain.jobs.model import Ended, NodeName, Owner
+from gpushared.domain.jobs.model import Ended, JobId, NodeName, Owner
 from gpushared.domain.request import Caller
 from gpushared.node.pool_jobs import PoolJobs
 from gpushared.pool.archive import Archive
@@ -117,6 +117,24 @@ async def test_while_the_pool_is_away_a_job_is_kept_here_and_says_so(world: Worl
     listed = await world.listed()
     assert [job.id for job in listed.jobs] == [name]
     assert "the cable is out" in listed.notices[0]
+
+
+async def test_a_job_that_waits_for_another_is_taken_also_where_the_pool_died_a_moment_ago(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one came in elsewhere, and whether it is an array only the pool knows."""
+
+    async def dead(*_: Any) -> Any:
+        raise Unavailable("nobody answers")
+
+    world.connected = True
+    monkeypatch.setattr(world, "call", dead)
+    monkeypatch.setattr("gpushared.node.pool_jobs.TAKEN_SECONDS", 0.0)
+    after = [jobs_pb2.JobAfter(job_id="k3m9x0p2qa", ok=True)]
+    (name,) = (await world.ask(after=after)).job_ids
+    kept = world.outbox.job(JobId(name))
+    assert kept is not None
+    assert [one.job for one in kept.spec.after] == ["k3m9x0p2qa"]
 
 
 async def test_what_the_pool_said_last_is_shown_while_it_is_away(world: World) -> None:
