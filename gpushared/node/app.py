@@ -1,40 +1,30 @@
-"""Wiring: the only place that chooses real or simulated parts; the daemon's life from start to end."""
+"""Wiring: the daemon's life from start to end."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import os
 import secrets
-import shutil
 import socket
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpushared.config.model import CheckpointMode, Config
+from gpushared.config.model import Config
 from gpushared.domain.errors import GpushareError
 from gpushared.domain.messages import DropEdits, QuietTimeChanged, RequestAbandoned, Tick
 from gpushared.domain.node import restore
-from gpushared.domain.rules import Action, MpsMode
 from gpushared.domain.state import ENDED_KEPT_IN_MEMORY, NodeState
-from gpushared.engine.docker import DockerEngine
 from gpushared.gate.gate import Gate
 from gpushared.gate.http import Routes
 from gpushared.gpus.nvml import NvmlGpus
-from gpushared.gpus.nvml_limits import NvmlMemoryLimits
-from gpushared.gpus.nvml_modes import NvmlComputeModes
 from gpushared.gpus.simulated import SimulatedGpus
-from gpushared.gpus.simulated_checkpoints import SimulatedCheckpoints
-from gpushared.journal.sqlite import SqliteJournal
 from gpushared.node import grpcapi
 from gpushared.node.api import Api
 from gpushared.node.attempts import boot_id
 from gpushared.node.attendance import Attendance
-from gpushared.node.configured import policy_of, rules_of, watchdog_of
+from gpushared.node.configured import policy_of, rules_of
 from gpushared.node.desk import NodeDesk
 from gpushared.node.examination import Examination
 from gpushared.node.follower import Follower
@@ -45,23 +35,16 @@ from gpushared.node.jobs import NodeJobs
 from gpushared.node.jobs_room import JobsRoom
 from gpushared.node.loop import Loop
 from gpushared.node.membership import Memberships, load_enrolment, open_enrolment
+from gpushared.node.parts import Parts
 from gpushared.node.performer import Performer
 from gpushared.node.pool_room import PoolRoom
 from gpushared.node.promises import Promises
 from gpushared.node.sampler import Sampler
 from gpushared.node.selftest import check_identity
 from gpushared.node.simulation import Simulation
-from gpushared.pool.sqlite_store import SqliteStore
-from gpushared.pool.store import Store
 from gpushared.ports import (
-    Checkpoints,
-    Clock,
     ContainerStatus,
-    Engine,
-    Gpus,
-    Journal,
     JournalSnapshot,
-    Sharing,
 )
 from gpushared.serving.doors import Doors
 from gpushared.serving.front import Front, listen
@@ -69,13 +52,6 @@ from gpushared.serving.identity import Identities
 from gpushared.serving.jsonapi import JsonApi, Unary
 from gpushared.serving.systemd import Notifier, feed_watchdog, is_socket_activated, passed_socket
 from gpushared.serving.troubles import Troubles
-from gpushared.sharing.canary_watch import CanaryTiming
-from gpushared.sharing.checkpoint import CudaCheckpoints
-from gpushared.sharing.compute_mode import LEDGER_NAME, ExclusiveModes
-from gpushared.sharing.daemon_pool import MpsTiming
-from gpushared.sharing.driver_wall import DriverWall
-from gpushared.sharing.mps import MpsSharing
-from gpushared.sharing.no_checkpoints import NoCheckpoints
 
 log = logging.getLogger(__name__)
 
@@ -89,89 +65,6 @@ FIRST_SEQUENCES = 2**19
 UP = (ContainerStatus.RUNNING, ContainerStatus.PAUSED, ContainerStatus.RESTARTING)
 SOCKET_NAME = "gpushared.sock"
 INNER_SOCKET = "inner/grpc.sock"
-JOURNAL_NAME = "journal.db"
-JOBS_NAME = "jobs.db"
-MPS_ENVIRONMENT = ("LD_LIBRARY_PATH",)
-"""What programs of ours that use the driver get of our environment besides PATH: where its libraries are."""
-MPS_BINARY = "nvidia-cuda-mps-control"
-
-
-class SystemClock:
-    """The clock of the machine."""
-
-    def now(self) -> float:
-        return time.time()
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """The daemon's real or simulated world."""
-
-    gpus: Gpus
-    sharing: Sharing
-    engine: Engine
-    checkpoints: Checkpoints
-    journal: Journal
-    jobs: Store
-    """The memory of the node's own book of jobs."""
-    clock: Clock
-    wall: DriverWall = field(default_factory=lambda: DriverWall(None))
-    """The driver's memory limits, which ``sharing`` uses too."""
-    modes: ExclusiveModes | None = None
-    """The compute modes that ``sharing`` sets; None where GPUs have none."""
-
-
-def real_parts(config: Config) -> Parts:
-    """The parts as configured. GPUs are simulated only where the configuration says so, never silently."""
-    simulated = bool(config.gpus.simulate)
-    gpus: Gpus = (
-        SimulatedGpus.parse(
-            config.gpus.simulate,
-            machine=config.node.name or socket.gethostname(),
-            mps_reserve_bytes=config.gpus.mps_reserve_bytes,
-        )
-        if simulated
-        else NvmlGpus(mps_reserve_bytes=config.gpus.mps_reserve_bytes)
-    )
-    found = config.sharing.mps_binary or shutil.which(MPS_BINARY)
-    environ = {name: os.environ[name] for name in MPS_ENVIRONMENT if name in os.environ}
-    wall = DriverWall(NvmlMemoryLimits(gpus) if isinstance(gpus, NvmlGpus) else None, environ=environ)
-    modes = (
-        ExclusiveModes(NvmlComputeModes(gpus), Path(config.node.state_dir) / LEDGER_NAME)
-        if isinstance(gpus, NvmlGpus)
-        else None
-    )
-    return Parts(
-        wall=wall,
-        gpus=gpus,
-        modes=modes,
-        sharing=MpsSharing(
-            Path(config.node.runtime_dir),
-            binary=Path(found) if found else None,
-            mode=MpsMode(config.sharing.mps),
-            simulated=simulated,
-            wall=wall,
-            modes=modes,
-            environ=environ,
-            timing=MpsTiming(canary=CanaryTiming(config.sharing.canary_seconds)),
-            watched=[one for one, policy in watchdog_of(config).items() if policy.action is not Action.WARN],
-        ),
-        engine=DockerEngine(f"unix://{config.engine.socket}", simulated_gpus=simulated),
-        checkpoints=_checkpoints(config, gpus, environ),
-        journal=SqliteJournal(
-            Path(config.node.state_dir) / JOURNAL_NAME, keep_ended=config.node.keep_ended_leases
-        ),
-        jobs=SqliteStore(Path(config.node.state_dir) / JOBS_NAME),
-        clock=SystemClock(),
-    )
-
-
-def _checkpoints(config: Config, gpus: Gpus, environ: Mapping[str, str]) -> Checkpoints:
-    if config.gpus.checkpoints is CheckpointMode.OFF:
-        return NoCheckpoints()
-    if isinstance(gpus, SimulatedGpus):
-        return SimulatedCheckpoints(gpus)
-    return CudaCheckpoints(environ)
 
 
 def first_sequence(snapshot: JournalSnapshot) -> int:

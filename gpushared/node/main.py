@@ -16,7 +16,8 @@ import gpushared
 from gpushared.config.load import DEFAULT_PATH, load
 from gpushared.config.model import Config
 from gpushared.domain.errors import GpushareError
-from gpushared.node.app import Daemon, real_parts
+from gpushared.node.app import Daemon
+from gpushared.node.parts import real_parts
 from gpushared.serving.logs import set_up_logging
 from gpushared.serving.process import allow_many_files
 from gpushared.serving.systemd import Notifier

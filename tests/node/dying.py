@@ -20,8 +20,9 @@ from typing import Any
 import click
 
 from gpushared.domain.lease import Lease, LeaseId, StoryEntry
-from gpushared.node.app import Daemon, real_parts
+from gpushared.node.app import Daemon
 from gpushared.node.main import read_config
+from gpushared.node.parts import real_parts
 from gpushared.ports import Journal, JournalSnapshot, JournalWrite
 from gpushared.serving.logs import set_up_logging
 from gpushared.serving.systemd import Notifier

@@ -23,10 +23,11 @@ from gpushared.domain.jobs.attempt import Attempt
 from gpushared.domain.jobs.model import AttemptKey, JobId
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
 from gpushared.gate.http import Routes
-from gpushared.node.app import Daemon, real_parts
+from gpushared.node.app import Daemon
 from gpushared.node.job_containers import Containers
 from gpushared.node.job_host import JobHost
 from gpushared.node.main import read_config
+from gpushared.node.parts import real_parts
 from gpushared.ports import Journal, JournalWrite
 from gpushared.records import from_json, to_json
 from gpushared.serving.logs import set_up_logging
