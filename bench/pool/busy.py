@@ -35,11 +35,14 @@ def main() -> None:
     with pool_of(words.nodes, settled=True) as pool:
         pool.start()
         asyncio.run(fill(pool, words.queued))
-        with members(pool, words.processes, WORKERS, "--seconds", str(words.job_seconds)) as groups:
+        with members(
+            pool, min(words.processes, words.nodes), WORKERS, "--seconds", str(words.job_seconds)
+        ) as groups:
             wait_for_all(groups)
             time.sleep(words.warm_up)
             placing(pool, groups, words.seconds)
             asyncio.run(submitting(pool, "while jobs are placed"))
+        restart(pool)
         print(machine())
 
 
@@ -85,6 +88,14 @@ def placing(pool: Pool, groups: Sequence[Members], seconds: float) -> None:
         f"{used / wall * 100:.0f} % of a core, {costs(pool)}"
     )
     print(f"from a free GPU to the next order for it: {spread([s for one in told for s in one['idle']])}")
+
+
+def restart(pool: Pool) -> None:
+    """Killed, and started again with all that it had."""
+    pool.kill()
+    began = time.perf_counter()
+    pool.start()
+    print(f"killed, and serving again {time.perf_counter() - began:.1f} s after its start; {costs(pool)}")
 
 
 def access(pool: Pool) -> list[Path]:

@@ -24,7 +24,9 @@ def main() -> None:
     print(machine())
     with pool_of(words.nodes, settled=True) as pool:
         pool.start()
-        with members(pool, words.processes, WORKERS, "--seconds", str(words.job_seconds)) as groups:
+        with members(
+            pool, min(words.processes, words.nodes), WORKERS, "--seconds", str(words.job_seconds)
+        ) as groups:
             wait_for_all(groups)
             began = time.monotonic()
             jobs = asyncio.run(submit(pool, words.jobs))
