@@ -34,6 +34,8 @@ def main() -> None:
             placing(pool, groups, 1.0)
             kill(pool, groups, words.away)
             asyncio.run(judge(pool, jobs))
+            refused = sum(group.told()["refused"] for group in groups)
+            print(f"the nodes refused {refused} orders for want of room")
             print(f"all over {time.monotonic() - began:.0f} s after they were submitted")
     print(machine())
 
@@ -61,8 +63,8 @@ async def judge(pool: Pool, jobs: Sequence[str]) -> None:
     async with client(pool, access(pool), 0) as calls:
         over = await calls.wait_all(jobs)
     states = Counter(job.state for job in over)
-    again = sum(job.attempt != 1 for job in over)
-    print(f"{len(over)} jobs: {dict(states)}, {again} of them needed more than one attempt")
+    more = sum(job.attempt - 1 for job in over)
+    print(f"{len(over)} jobs: {dict(states)}, with {more} attempts more than one each")
 
 
 if __name__ == "__main__":
