@@ -148,8 +148,10 @@ class Admin:
         return presence(member, self._machine.state, self._machine.now()) is Presence.UNKNOWN
 
     def _member(self, name: str) -> Member:
-        member = self._machine.state.members.get(NodeName(name))
-        if member is None or member.forgotten_at is not None:
+        state = self._machine.state
+        member = state.members.get(NodeName(name))
+        awaited = not state.settled and name in state.missing()
+        if member is None or (member.forgotten_at is not None and not awaited):
             raise NotFound(f"there is no node {shown(name)} in the pool", hint="`gpushare nodes` lists them")
         return member
 

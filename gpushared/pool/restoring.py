@@ -82,6 +82,7 @@ async def restored(
     known to be. Where it has less, a copy was put back, or it was lost. Raises as the store does.
     """
     stored = await load(store, rules.ended_kept)
+    enrolled = tuple(enrolled)
     known = {member.name for member in stored.members}
     lacking = [member for member in enrolled if member.name not in known]
     lost = _is_old(stored, mark, lacking)
@@ -101,6 +102,11 @@ async def restored(
         now=now,
         from_copy=stored.recovering or lost,
     )
+    signed = {member.name for member in enrolled}
+    # Without a certificate it has not come back since it was forgotten, and can tell nothing: else a recovery
+    # would wait for it for ever.
+    gone = {one.name for one in stored.members if one.forgotten_at is not None and one.name not in signed}
+    state.waived |= gone
     changes: list[Changes] = [{MEMBER + member.name: member_bytes(member)} for member in lacking]
     if (state.recovering_since is not None) != stored.recovering:
         changes.append({RECOVERING: b"" if state.recovering_since is not None else None})

@@ -23,6 +23,7 @@ from gpushared.domain.jobs.messages import (
     JobSubmitted,
     NodeBeat,
     NodeEnrolled,
+    NodeForgotten,
     NodeHello,
     PoolInstruction,
     PoolTick,
@@ -531,6 +532,23 @@ async def test_a_node_that_was_signed_just_before_a_crash_is_a_member_and_no_sig
     async with coordinator(world, enrolled=(second,), mark=mark) as pool:
         assert (pool.loop.state.recovering_since is not None) == recovers
         assert pool.kept(MEMBER) == [MEMBER + NODE, MEMBER + "n2"]
+
+
+@pytest.mark.parametrize("came_back", [False, True])
+async def test_a_recovery_waits_for_a_node_that_was_forgotten_only_if_it_has_joined_since(
+    came_back: bool,
+) -> None:
+    """Without a certificate it cannot tell anything, ever."""
+    world, second = StoreWorld(), Member(NodeName("n2"), 6.0, ("n2",))
+    async with coordinator(world, enrolled=(Member(NODE, 5.0, ("n1",)), second)) as pool:
+        await pool.join()
+        await pool.submit(1)
+        await pool.loop.send(NodeForgotten(second.name, ADA))
+        mark = HighWater(1, pool.loop.revision + 1)
+    signed = (Member(NODE, 5.0, ("n1",)), *((second,) if came_back else ()))
+    async with coordinator(world, enrolled=signed, mark=mark) as pool:
+        assert pool.loop.state.recovering_since is not None
+        assert pool.loop.state.missing() == (("n1", "n2") if came_back else ("n1",))
 
 
 # --- long ago ------------------------------------------------------------------------------------------
