@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.pool.failures.daemons import Coordinator
-from tests.pool.failures.machine import Machine, wait_until
+from tests.pool.failures.machine import wait_until
 from tests.pool.failures.world import World
 
 DYING = Path(__file__).with_name("dying_pool.py")
@@ -139,10 +139,8 @@ def test_a_recovery_need_not_wait_for_a_node_that_somebody_answers_for(world: Wo
 
 
 def _second(world: World) -> Coordinator:
-    socket = world.directory / "second/run/gpushared-pool.sock"
-    machine = Machine(
-        world.directory / "second", "second", 2, world.cables, {"GPUSHARE_POOL_SOCKET": str(socket)}
-    )
+    machine = world.machine("second", 2)
+    machine.environment = {"GPUSHARE_POOL_SOCKET": str(machine.runtime / "gpushared-pool.sock")}
     machine.boot()
     return Coordinator(machine, tuple(world.nodes))
 
@@ -164,7 +162,7 @@ def test_a_node_believes_no_coordinator_that_was_made_anew_under_the_name_of_its
         assert second.address in node.gpushare("doctor", check=False)
         assert second.nodes() == {}
         assert world.is_alive(job)
-        assert world.presences()["b"] in {"suspect", "unknown"}
+        world.wait_presence("b", "unknown")
         node.coordinator = ""
         node.restart()
         world.wait_ready()

@@ -31,6 +31,7 @@ class World:
         self.diary = Diary(self.directory / "shared")
         self.cables = Cables()
         self.broken = False
+        self._machines: list[Machine] = []
         self.submitted: list[str] = []
         self.excused: list[str] = []
         """Jobs of which two copies ran because somebody said what was not so."""
@@ -43,9 +44,9 @@ class World:
     def machine(self, name: str, number: int) -> Machine:
         """One more on the switch, which is off."""
         socket = self.directory / "coordinator/run/gpushared-pool.sock"
-        return Machine(
-            self.directory / name, name, number, self.cables, {"GPUSHARE_POOL_SOCKET": str(socket)}
-        )
+        path = {"GPUSHARE_POOL_SOCKET": str(socket)}
+        self._machines.append(Machine(self.directory / name, name, number, self.cables, path))
+        return self._machines[-1]
 
     def build(self) -> None:
         self.coordinator.machine.boot()
@@ -57,7 +58,7 @@ class World:
         self.wait_ready()
 
     def dispose(self) -> None:
-        for machine in self.machines():
+        for machine in self._machines:
             if machine.is_on:
                 machine.cut_power()
         for node in self.nodes.values():
