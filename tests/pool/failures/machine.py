@@ -179,6 +179,8 @@ class Machine:
         device = f"gpf{self.number}-{os.getpid() % 100000}"
         self.cables.plug(self.name, device)
         _run("ip", "link", "set", "dev", device, "netns", str(self._pid), "name", "eth0")
+        # The same at each boot, as others remember it.
+        self.run("ip", "link", "set", "dev", "eth0", "address", f"02:00:00:00:00:{self.number:02x}")
         self.run("ip", "address", "add", f"{self.address}/24", "dev", "eth0")
         self.run("ip", "link", "set", "dev", "eth0", "up")
 

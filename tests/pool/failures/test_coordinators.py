@@ -178,7 +178,6 @@ def test_a_node_that_was_led_to_a_copy_of_its_coordinator_and_back_has_its_jobs_
     second = _second(world)
     try:
         world.coordinator.stop()
-        shutil.rmtree(second.state_dir, ignore_errors=True)
         shutil.copytree(world.coordinator.state_dir, second.state_dir)
         world.coordinator.start()
         second.start()

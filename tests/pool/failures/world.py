@@ -42,7 +42,8 @@ class World:
         }
 
     def machine(self, name: str, number: int) -> Machine:
-        """One more on the switch, which is off."""
+        """One more on the switch, which is off and has an empty disk."""
+        shutil.rmtree(self.directory / name, ignore_errors=True)
         socket = self.directory / "coordinator/run/gpushared-pool.sock"
         path = {"GPUSHARE_POOL_SOCKET": str(socket)}
         self._machines.append(Machine(self.directory / name, name, number, self.cables, path))
