@@ -6,10 +6,11 @@ Servers and clients are played (``FakeMps``); containers, signals and the daemon
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.node.conftest import NewDaemon
@@ -26,8 +27,13 @@ ENDS_BY_ITSELF = ("sh", "-c", f"trap '{LAST_WORD}; exit 0' TERM; while :; do sle
 
 
 @pytest.fixture
-def mps(tmp_path: Path) -> FakeMps:
-    return FakeMps(tmp_path / "fake")
+def mps(tmp_path: Path) -> Iterator[FakeMps]:
+    """Its control daemons outlive the daemon that started them, as real ones do."""
+    made = FakeMps(tmp_path / "fake")
+    yield made
+    for process in psutil.process_iter(["cmdline"]):
+        if str(made.directory) in (process.info["cmdline"] or ()):
+            process.kill()
 
 
 @pytest.fixture
