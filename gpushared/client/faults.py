@@ -5,17 +5,7 @@ from __future__ import annotations
 import json
 
 from gpushared.domain import errors
-from gpushared.domain.errors import Code, DaemonUnavailable, GpushareError
-
-_BY_CODE: dict[str, type[GpushareError]] = {
-    Code.INVALID_ARGUMENT: errors.RequestError,
-    Code.FAILED_PRECONDITION: errors.StateConflict,
-    Code.NOT_FOUND: errors.NotFound,
-    Code.PERMISSION_DENIED: errors.PermissionRefused,
-    Code.RESOURCE_EXHAUSTED: errors.LimitReached,
-    Code.UNAVAILABLE: errors.Unavailable,
-    Code.DEADLINE_EXCEEDED: errors.TimedOut,
-}
+from gpushared.domain.errors import DaemonUnavailable, GpushareError, kind_of_code
 
 
 class ConnectionLost(DaemonUnavailable):
@@ -32,7 +22,7 @@ def from_answer(status: int, body: bytes, path: str) -> GpushareError:
     code, message = data.get("code"), data.get("message")
     if not isinstance(code, str) or not isinstance(message, str):
         return not_our_daemon(path, f"status {status}")
-    return _BY_CODE.get(code, GpushareError)(message, hint=_hint(data.get("details")))
+    return kind_of_code(code)(message, hint=_hint(data.get("details")))
 
 
 def not_our_daemon(path: str, what: str) -> GpushareError:

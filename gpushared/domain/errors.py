@@ -143,3 +143,22 @@ class InvalidTransition(GpushareError):
     def __str__(self) -> str:
         lines = "".join(f"\n  {entry}" for entry in self.story)
         return f"{super().__str__()}{lines}"
+
+
+_OF_CODE: dict[str, type[GpushareError]] = {
+    kind.code: kind
+    for kind in (
+        RequestError,
+        StateConflict,
+        NotFound,
+        PermissionRefused,
+        LimitReached,
+        Unavailable,
+        TimedOut,
+    )
+}
+
+
+def kind_of_code(code: str, default: type[GpushareError] = GpushareError) -> type[GpushareError]:
+    """The error that whoever sent this code had, as far as a code tells; ``default`` for all others."""
+    return _OF_CODE.get(code, default)

@@ -13,13 +13,10 @@ from typing import Any
 from gpushared.api.v1 import link_pb2
 from gpushared.domain.errors import (
     GpushareError,
-    LimitReached,
-    NotFound,
-    PermissionRefused,
     RequestError,
     StateConflict,
-    TimedOut,
     Unavailable,
+    kind_of_code,
 )
 from gpushared.domain.gpu import WHOLE_PERMILLE
 from gpushared.domain.jobs.member import Free, Inventory
@@ -207,19 +204,6 @@ def hello_messages(hello: link_pb2.Hello, reports: Sequence[Report]) -> Iterator
 
 # --- refusals ------------------------------------------------------------------------------------------
 
-_BY_CODE: dict[str, type[GpushareError]] = {
-    error.code: error
-    for error in (
-        RequestError,
-        StateConflict,
-        NotFound,
-        PermissionRefused,
-        LimitReached,
-        Unavailable,
-        TimedOut,
-    )
-}
-
 
 def refusal(error: GpushareError) -> link_pb2.Refuse:
     return link_pb2.Refuse(code=error.code, message=error.message, hint=error.hint)
@@ -227,4 +211,4 @@ def refusal(error: GpushareError) -> link_pb2.Refuse:
 
 def refused(code: str, message: str, hint: str) -> GpushareError:
     """The error that the other side sent; with a code that this version does not know, it is Unavailable."""
-    return _BY_CODE.get(code, Unavailable)(message, hint=hint)
+    return kind_of_code(code, Unavailable)(message, hint=hint)

@@ -8,20 +8,11 @@ import grpc
 
 from gpushared.client.faults import ConnectionLost
 from gpushared.domain import errors
-from gpushared.domain.errors import GpushareError
+from gpushared.domain.errors import GpushareError, kind_of_code
 
 HINT_METADATA = "gpushare-hint-bin"
 """Trailing metadata in which the daemons send an error's hint."""
 MAX_DETAILS = 300
-_BY_STATUS: dict[grpc.StatusCode, type[GpushareError]] = {
-    grpc.StatusCode.INVALID_ARGUMENT: errors.RequestError,
-    grpc.StatusCode.FAILED_PRECONDITION: errors.StateConflict,
-    grpc.StatusCode.NOT_FOUND: errors.NotFound,
-    grpc.StatusCode.PERMISSION_DENIED: errors.PermissionRefused,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: errors.LimitReached,
-    grpc.StatusCode.UNAVAILABLE: errors.Unavailable,
-    grpc.StatusCode.DEADLINE_EXCEEDED: errors.TimedOut,
-}
 _AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED})
 _TLS_FAILED = ("CERTIFICATE_VERIFY_FAILED", "Ssl handshake failed", "Hostname Verification Check failed")
 
@@ -48,7 +39,7 @@ def error_of(error: grpc.RpcError, target: str) -> GpushareError:
         return ConnectionLost(
             f"the pool at {target} does not answer: {details}", hint="does it run there? is the port open?"
         )
-    return _BY_STATUS.get(code, GpushareError)(details, hint=hint)
+    return kind_of_code(code.name.lower())(details, hint=hint)
 
 
 def ended_early(target: str) -> ConnectionLost:
