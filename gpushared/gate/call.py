@@ -1,0 +1,67 @@
+"""One request at the gate: what was asked, by whom, and the ways to read and answer it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpushared.domain.errors import PermissionRefused, RequestError
+from gpushared.domain.request import Caller
+from gpushared.gate.body import BODY_BYTES, Body, parse_object
+from gpushared.gate.engine import Answer
+from gpushared.gate.http import Exchange
+from gpushared.gate.routes import Action, Match
+from gpushared.gate.target import Target
+
+NOTHING = frozenset({b"", b"{}", b"null"})
+NO_BODY_BYTES = 64 * 1024
+OLDEST_VERSION = (1, 24)
+"""Before, a start could carry a HostConfig."""
+KEPT_HEADERS = frozenset({b"api-version", b"docker-experimental", b"ostype", b"server"})
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request whose route is known."""
+
+    exchange: Exchange
+    target: Target
+    match: Match
+
+    @property
+    def caller(self) -> Caller:
+        return self.exchange.caller
+
+    def renamed(self, name: str) -> Target:
+        """The judged target with the full id in place of what the client wrote."""
+        kind, _, rest = self.target.path.lstrip("/").partition("/")
+        return self.target.with_path(f"/{kind}/{name}{rest.removeprefix(self.match.name)}")
+
+    async def parse(self) -> Body:
+        """The body; raises ``RequestError`` where it can be read in two ways."""
+        return parse_object(await self.exchange.read(BODY_BYTES))
+
+    async def answer(self, answer: Answer) -> None:
+        """Give the client what the engine said to a request of ours."""
+        kept = [(raw, value) for raw, value in answer.headers if raw.lower() in KEPT_HEADERS]
+        await self.exchange.respond(answer.status, answer.body, headers=kept)
+
+
+async def expect_nothing(exchange: Exchange) -> None:
+    """Raise ``RequestError`` for a body where none belongs: an engine of some version may act on one."""
+    if (await exchange.read(NO_BODY_BYTES)).strip() not in NOTHING:
+        raise RequestError("this request takes no body")
+
+
+def check_confined(call: Call) -> None:
+    """Raise where a confined caller may not ask this at all, or not with these parameters."""
+    route, target = call.match.route, call.target
+    if route.action is Action.TRUSTED:
+        raise PermissionRefused(f"{call.exchange.method} {target.path} is for trusted users only")
+    names = [name for name, _ in target.query]
+    if len(set(names)) < len(names) and "names" not in names:
+        raise RequestError("a parameter is given twice")
+    unknown = sorted(set(names) - route.query)
+    if unknown:
+        raise PermissionRefused(f"the parameter {unknown[0]} is not for you")
+    if target.version and tuple(map(int, target.version[1:].split("."))) < OLDEST_VERSION:
+        raise RequestError(f"API version {target.version[1:]} is too old", hint="upgrade the client")

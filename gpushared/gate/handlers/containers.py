@@ -1,0 +1,136 @@
+"""Containers: whose they are, how they start and end, and what goes in and out of them."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+from gpushared.domain.errors import PermissionRefused
+from gpushared.domain.request import Caller
+from gpushared.gate.accounts import look_up
+from gpushared.gate.body import check_keys, serialise
+from gpushared.gate.call import Call
+from gpushared.gate.containers import HOST_NETWORK, Container, find_container, find_network
+from gpushared.gate.ending import asked_end, asked_stop
+from gpushared.gate.farewell import as_output
+from gpushared.gate.fields import RESOURCES
+from gpushared.gate.handlers.ground import Ground, Handler
+from gpushared.gate.mounts import check_again
+from gpushared.gate.policy import judge_update
+from gpushared.gate.routes import Action
+
+DEVICE_FIELDS = ("Devices", "DeviceRequests", "DeviceCgroupRules")
+FIRST_FAILURE = 400
+
+
+class Containers:
+    """Handlers of what is asked of a container that is there."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+        self._engine = ground.engine
+        self._desk = ground.desk
+
+    def everybody(self) -> dict[Action, Handler]:
+        """What trusted callers come to as well: their containers have leases too."""
+        return {
+            Action.START: self._start,
+            Action.RESTART: self._restart,
+            Action.END: self._end,
+            Action.ATTACH: self._attach,
+            Action.UPDATE: self._update,
+        }
+
+    def confined(self) -> dict[Action, Handler]:
+        return {Action.CONTAINER: self._container, Action.ARCHIVE: self._archive}
+
+    async def _container(self, call: Call) -> None:
+        await self._ground.send(call, await self._ground.own(call))
+
+    async def _archive(self, call: Call) -> None:
+        container = await find_container(self._engine, call.match.name, call.caller)
+        if container.host_paths:
+            raise PermissionRefused(
+                "files cannot be copied in or out while the container has mounted directories",
+                hint="copy in the mounted directory itself",
+            )
+        await self._ground.send(call, call.renamed(container.id))
+
+    async def _start(self, call: Call) -> None:
+        container = await self._startable(call)
+        if not container.device_name:
+            await self._ground.send(call, call.renamed(container.id))
+            return
+        await self._desk.before_start(container.id, call.caller)
+        status = FIRST_FAILURE
+        try:
+            status = await self._ground.send(call, call.renamed(container.id))
+        finally:
+            if status >= FIRST_FAILURE:
+                await asyncio.shield(self._desk.start_failed(container.id))
+
+    async def _startable(self, call: Call) -> Container:
+        """The caller's container, whose names and paths still mean what they did when it was created."""
+        container = await find_container(self._engine, call.match.name, call.caller)
+        if not call.caller.trusted:
+            for network in container.networks:
+                await self._check_network(network, container, call.caller)
+            if paths := container.host_paths:
+                await check_again(paths, await look_up(call.caller), self._ground.policy)
+        return container
+
+    async def _check_network(self, network: str, container: Container, caller: Caller) -> None:
+        if network != HOST_NETWORK:
+            await find_network(self._engine, network, caller)
+        elif not (self._ground.policy.gangs_on_host_network and self._desk.has_gang(container.id)):
+            raise PermissionRefused(
+                "this container has the machine's own network, which is for jobs on several nodes only",
+                hint="submit it again",
+            )
+
+    async def _restart(self, call: Call) -> None:
+        container = await self._startable(call)
+        if not container.device_name:
+            await self._ground.send(call, call.renamed(container.id))
+            return
+        await self._desk.before_restart(container.id, call.caller)
+        try:
+            async with self._desk.ending(container.id, asked_stop(call.target)):
+                await self._ground.send(call, call.renamed(container.id))
+        finally:
+            await asyncio.shield(self._desk.after_restart(container.id))
+
+    async def _end(self, call: Call) -> None:
+        container = await find_container(self._engine, call.match.name, call.caller)
+        asked = asked_end(call.exchange.method, call.target)
+        async with AsyncExitStack() as stack:
+            if container.device_name and asked is not None:
+                await stack.enter_async_context(self._desk.ending(container.id, asked))
+            await self._ground.send(call, call.renamed(container.id))
+
+    async def _attach(self, call: Call) -> None:
+        """Who watches a container learns at the end why it was ended, where that was not its own doing."""
+        if call.caller.trusted and self._desk.last_words(call.match.name) is None:
+            await self._ground.send(call)
+            return
+        container = await find_container(self._engine, call.match.name, call.caller)
+        words = self._desk.last_words(container.id)
+        if words is None or not (container.terminal or call.target.flag("stderr")):
+            await self._ground.send(call, call.renamed(container.id))
+            return
+        target = call.renamed(container.id)
+        await self._ground.send(
+            call, target, farewell=lambda: as_output(words(), terminal=container.terminal)
+        )
+
+    async def _update(self, call: Call) -> None:
+        body = await call.parse()
+        check_keys(body, RESOURCES, "")
+        for name in DEVICE_FIELDS:
+            if body.get(name):
+                raise PermissionRefused(
+                    f"{name} cannot be changed", hint="stop the container and run a new one"
+                )
+        if not call.caller.trusted:
+            body = judge_update(body, self._ground.unnamed(call))
+        await self._ground.send(call, await self._ground.own(call), serialise(body))

@@ -1,0 +1,71 @@
+"""A container's create: its body judged, its wish for a GPU taken out, its lease put in."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from gpushared.domain.errors import NotFound, PermissionRefused, RequestError
+from gpushared.domain.request import Caller
+from gpushared.gate.accounts import look_up
+from gpushared.gate.body import Body, check_create, section
+from gpushared.gate.call import Call
+from gpushared.gate.containers import LABEL_HOST_PATHS, find_network, find_owned
+from gpushared.gate.create import Creator, Order
+from gpushared.gate.engine import Answer
+from gpushared.gate.handlers.ground import Ground, Handler
+from gpushared.gate.mounts import resolve_binds, volumes_of
+from gpushared.gate.policy import Context, judge_create, networks_of
+from gpushared.gate.routes import Action
+from gpushared.gate.wish import ClaimWish, Wish, take_wish
+
+
+class Creates:
+    """The handler of creates."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+        self._creator = Creator(ground.engine, ground.desk)
+
+    def everybody(self) -> dict[Action, Handler]:
+        return {Action.CREATE: self._create}
+
+    async def close(self) -> None:
+        """Wait for the creates that hold a lease."""
+        await self._creator.close()
+
+    async def _create(self, call: Call) -> None:
+        try:
+            answer = await self._created(call)
+        except NotFound as error:
+            # A 404 here means to clients that the image is missing: they would pull it.
+            raise RequestError(error.message, hint=error.hint) from error
+        await call.answer(answer)
+
+    async def _created(self, call: Call) -> Answer:
+        body = await call.parse()
+        check_create(body)
+        wish = take_wish(body)
+        if not call.caller.trusted:
+            try:
+                body = await self._confine(body, call.caller, wish)
+            except (PermissionRefused, RequestError, NotFound):
+                await self._creator.forgo(wish, call.caller)
+                raise
+        return await self._creator.create(Order(call.target, body, call.caller), wish)
+
+    async def _confine(self, body: Body, caller: Caller, wish: Wish | None) -> Body:
+        engine, desk, policy = self._ground.engine, self._ground.desk, self._ground.policy
+        account = await look_up(caller)
+        in_gang = isinstance(wish, ClaimWish) and desk.in_gang(wish.lease, caller)
+        judged = judge_create(body, Context(account, policy, in_gang))
+        mounts = judged["HostConfig"]["Mounts"]
+        for network in networks_of(judged):
+            await find_network(engine, network, caller)
+        for volume in volumes_of(mounts):
+            hint = f"mount a directory of your home, or docker volume create {volume}"
+            await find_owned(engine, "volumes", volume, caller, hint=hint)
+        if paths := await resolve_binds(mounts, account, policy):
+            said = json.dumps([asdict(path) for path in paths])
+            judged["Labels"] = {**section(judged, "Labels"), LABEL_HOST_PATHS: said}
+        return judged
