@@ -29,8 +29,9 @@ CONFIG = """
 [node]
 name = "{name}"
 
-[pool]
-trusted_realms = ["a", "b"]
+[pool.accounts]
+"nobody@a" = "nobody"
+"nobody@b" = "nobody"
 """
 
 

@@ -86,5 +86,6 @@ class PoolConfig:
         (),
         Table(_OWNER, _ACCOUNT),
         'Local accounts of people of the pool, one a line below `[pool.accounts]`: `"ada@lab" = "ada"`. '
-        "A principal's line wins over its person's. Who has no account here runs no job here.",
+        "A principal's line wins over its person's. Who has no account here runs no job here. An account of "
+        "the system (a number below UID_MIN of /etc/login.defs) is somebody's only by such a line.",
     )

@@ -41,6 +41,7 @@ trusted_realms = ["lab"]
 [pool.accounts]
 "eve@lab" = "nobody"
 "eva" = "games"
+"games@lab" = "games"
 [engine]
 stop_grace_seconds = 1
 """
@@ -221,10 +222,10 @@ def test_a_program_that_is_not_in_the_image_is_named(node: Node) -> None:
 
 
 OWNERS = {
-    "a user of a trusted realm": (Owner("games@lab", "x"), "games"),
+    "a principal that is named, whose account is the system's": (Owner("games@lab", "x"), "games"),
     "a principal that is named": (Owner("eve@lab", "eva"), "nobody"),
     "a person that is named": (Owner("someone@far", "eva"), "games"),
-    "a user of this node": (Owner("games@ws1", "x"), "games"),
+    "a name of the system's on this node": (Owner("games@ws1", "x"), "an account of the system"),
     "a user of another realm": (Owner("games@far", "games"), "does not trust the realm 'far'"),
     "nobody's name": (Owner("no-such-user@lab", "x"), "there is no such account"),
     "root": (Owner("root@lab", "root"), "jobs do not run as root"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pwd
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +21,15 @@ RULES = AccountRules(
 )
 
 
+@pytest.fixture
+def login_defs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine on which ``games`` is an ordinary user, as those of this machine may have no ordinary one."""
+    path = tmp_path / "login.defs"
+    path.write_text(f"# UID_MIN 1\nUID_MAX\t60000\nUID_MIN\t\t\t{GAMES.pw_uid}\n")
+    monkeypatch.setattr(module, "LOGIN_DEFS", path)
+    return path
+
+
 @pytest.mark.parametrize(
     ("principal", "person", "account"),
     [
@@ -30,6 +40,7 @@ RULES = AccountRules(
     ],
     ids=["of this node", "of a trusted realm", "named by principal", "named by person"],
 )
+@pytest.mark.usefixtures("login_defs")
 async def test_an_owner_is_the_account_that_the_node_says(principal: str, person: str, account: str) -> None:
     caller = await LocalAccounts(RULES).caller(Owner(principal, person), "pool")
     assert (caller.uid, caller.name) == (pwd.getpwnam(account).pw_uid, account)
@@ -55,6 +66,23 @@ async def test_everybody_else_is_refused_in_words(principal: str, person: str, w
     assert refused.value.hint
 
 
+@pytest.mark.parametrize("defs", ["UID_MIN 1000\n", "UID_MIN -1\n", None], ids=["told", "nonsense", "none"])
+async def test_no_account_of_the_system_is_somebody_s_only_because_it_is_called_so(
+    login_defs: Path, defs: str | None
+) -> None:
+    """They have the same names on all machines, and own what daemons need; an admin may name one."""
+    login_defs.unlink()
+    if defs is not None:
+        login_defs.write_text(defs)
+    for principal in ("games@ws1", "games@lab", "nobody@ws1"):
+        with pytest.raises(PermissionRefused, match="an account of the system") as refused:
+            await LocalAccounts(RULES).caller(Owner(principal, ""), "pool")
+        assert f'"{principal}" = ' in refused.value.hint
+    named = await LocalAccounts(RULES).caller(Owner("a@far", "eva"), "pool")
+    assert named.name == "games"
+
+
+@pytest.mark.usefixtures("login_defs")
 async def test_only_by_the_node_s_own_book_does_somebody_keep_the_trust_of_their_groups() -> None:
     accounts, owner = LocalAccounts(RULES), Owner("games@ws1", "games")
     trusts = [(await accounts.caller(owner, coordinator)).trusted for coordinator in ("", "pool")]

@@ -6,6 +6,7 @@ import asyncio
 import pwd
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from gpushared.domain.errors import PermissionRefused, TimedOut
 from gpushared.domain.jobs.model import Owner
@@ -15,6 +16,11 @@ from gpushared.gate.accounts import ask_names
 from gpushared.serving.identity import look_up
 
 NAME_SERVICE_SECONDS = 5.0
+LOGIN_DEFS = Path("/etc/login.defs")
+FIRST_USER_ID = 1000
+"""Of ordinary users, where login.defs(5) does not say: the default of shadow's UID_MIN."""
+NOBODY_ID = 65534
+"""Whom the kernel names where it has no better name (``/proc/sys/kernel/overflowuid``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +32,18 @@ class AccountRules:
     accounts: Mapping[str, str] = field(default_factory=dict)
     trusted_groups: Collection[str] = ()
 
+    def named(self, owner: Owner) -> str | None:
+        """The account that an admin named: an entry for the principal wins over one for the person."""
+        return self.accounts.get(owner.principal) or self.accounts.get(owner.person)
+
     def account_name(self, owner: Owner) -> str:
         """The local account of an owner. Raises PermissionRefused where there is none.
 
-        An entry for the principal wins over one for the person; without either, users of this node's realm
-        and of those that it trusts are the accounts of the same names.
+        Whom nobody named: users of this node's realm and of those that it trusts are the accounts of the same
+        names.
         """
-        for known in (owner.principal, owner.person):
-            if known in self.accounts:
-                return self.accounts[known]
+        if (named := self.named(owner)) is not None:
+            return named
         name, _, realm = owner.principal.partition("@")
         if name and realm in {self.realm, *self.trusted_realms}:
             return name
@@ -55,13 +64,16 @@ class LocalAccounts:
         """As whom an owner's containers run here.
 
         By a pool's order nobody is trusted or root, whatever they are here: who has taken over another
-        machine of the pool has not taken over this one. By the node's own book (``coordinator`` empty) they
-        are what they are on the socket. Raises PermissionRefused, and TimedOut where the name services hang.
+        machine of the pool has not taken over this one. Nor are they an account of the system, whose name is
+        the same on all machines, unless an admin of this one named it. By the node's own book
+        (``coordinator`` empty) they are what they are on the socket. Raises PermissionRefused, and TimedOut
+        where the name services hang.
         """
-        name = self.rules.account_name(owner)
+        rules = self.rules
+        name = rules.account_name(owner)
         try:
             async with asyncio.timeout(NAME_SERVICE_SECONDS):
-                caller = await ask_names(_look_up, name, self.rules.trusted_groups)
+                caller = await ask_names(_look_up, name, rules.trusted_groups)
         except TimeoutError:
             raise TimedOut(
                 f"the user database does not answer for {shown(name)}", hint="try again later"
@@ -76,6 +88,13 @@ class LocalAccounts:
                 f"{shown(owner.principal)} would be root on this node, and jobs do not run as root",
                 hint="submit it as a user with an account of its own",
             )
+        if coordinator and rules.named(owner) is None and await ask_names(_is_of_the_system, caller.uid):
+            raise PermissionRefused(
+                f"{shown(owner.principal)} would be {shown(name)} on this node, an account of the system "
+                f"(uid {caller.uid})",
+                hint="submit it as an ordinary user; or, where that account is meant, the node's admin names "
+                f'it below [pool.accounts]: "{owner.principal}" = "{name}"',
+            )
         return replace(caller, trusted=False) if coordinator else caller
 
 
@@ -88,3 +107,19 @@ def _look_up(name: str, trusted_groups: Collection[str]) -> Caller | None:
     if entry.pw_uid == 0:
         return Caller(0, 0, "root", trusted=True)
     return look_up(entry.pw_uid, entry.pw_gid, trusted_groups)
+
+
+def _is_of_the_system(uid: int) -> bool:
+    """Whether it is no ordinary user's number: daemons own what their accounts own."""
+    return uid < _first_user_id() or uid == NOBODY_ID
+
+
+def _first_user_id() -> int:
+    """UID_MIN of login.defs(5). Never below 1: root is nobody's account."""
+    try:
+        lines = LOGIN_DEFS.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return FIRST_USER_ID
+    words = [line.split() for line in lines]
+    told = [pair[1] for pair in words if len(pair) > 1 and pair[0] == "UID_MIN" and pair[1].isdecimal()]
+    return max(1, int(told[-1])) if told else FIRST_USER_ID
