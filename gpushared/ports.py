@@ -347,6 +347,8 @@ class ContainerFacts:
     """How long a stop waits that names no time; below zero it waits for ever."""
     memory: ContainerMemory | None = None
     """Its limit and its use of the host's memory; None where that was not looked at."""
+    start_error: str = ""
+    """Why its newest start failed, in the engine's words; empty where it began."""
 
 
 LABEL_DEVICE = "gpushare.device"
@@ -472,9 +474,17 @@ class Journal(Protocol):
 
 
 class Clock(Protocol):
-    """Time for the rules: seconds since the epoch, because deadlines outlive the daemon."""
+    """Time for the rules: seconds since the epoch, because deadlines outlive the daemon. Nobody sets it."""
 
     def now(self) -> float: ...
+
+    def ahead(self) -> float:
+        """By how many seconds the time of day, which people set, is ahead of ``now``; exact while nobody does."""
+        ...
+
+    def keep(self) -> None:
+        """Have it go on from here in the daemon's next life. Blocks. Raises Unavailable."""
+        ...
 
 
 __all__ = [

@@ -318,6 +318,8 @@ def _ending(attempt: Attempt, outcome: Outcome, draft: Draft) -> Ending:
 
 def _ending_of(outcome: Outcome, code: int | None, draft: Draft) -> Ending:
     match outcome:
+        case Finished(start_error=why) if why:
+            return Ending(EndKind.FAILED, why, exit_code=code)
         case Finished():
             return Ending(EndKind.EXITED, exit_code=code)
         case Stopped(by):

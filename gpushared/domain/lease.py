@@ -68,9 +68,10 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The container's main process ended by itself."""
+    """The container's main process ended by itself, or could not be started: ``start_error`` says why."""
 
     exit_code: int
+    start_error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,7 +199,7 @@ def _seen_draining(lease: Lease, state: Draining, event: ContainerSeen, draft: D
     up = event.condition in _UP
     if state.outcome == REMOVED and event.exit_code is not None and not up:
         # A survey missed the container before its last words came.
-        draft.move(lease, replace(state, outcome=Finished(event.exit_code)), _exit_text(event))
+        draft.move(lease, replace(state, outcome=_finished(event)), _exit_text(event))
     elif not up and not state.exited:
         gone = event.condition is Condition.GONE
         draft.move(lease, replace(state, exited=True, since=draft.now, gone=gone), "the container has ended")
@@ -226,13 +226,15 @@ def _up_again(lease: Lease, state: Draining, event: ContainerSeen, draft: Draft)
 
 
 def _finished(event: ContainerSeen) -> Outcome:
-    return REMOVED if event.exit_code is None else Finished(event.exit_code)
+    return REMOVED if event.exit_code is None else Finished(event.exit_code, event.start_error)
 
 
 def _exit_text(event: ContainerSeen) -> str:
-    return (
-        "the container is gone" if event.exit_code is None else f"the container ended with {event.exit_code}"
-    )
+    if event.exit_code is None:
+        return "the container is gone"
+    if event.start_error:
+        return f"the container could not be started: {event.start_error}"
+    return f"the container ended with {event.exit_code}"
 
 
 def _drain_exited(lease: Lease, outcome: Outcome, why: str, draft: Draft) -> None:

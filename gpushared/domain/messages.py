@@ -209,6 +209,8 @@ class ContainerSeen:
     image: str = ""
     memory: ContainerMemory | None = None
     """None where nobody told."""
+    start_error: str = ""
+    """Why it could not be started; empty where it began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,6 +369,13 @@ class ProjectSet:
 
 
 @dataclass(frozen=True, slots=True)
+class DayTimeSet:
+    """The time of day is so far ahead of the rules' clock now: somebody set it."""
+
+    ahead_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class QuietTimeChanged:
     """A time began or ended in which other rules hold for idle leases."""
 
@@ -412,6 +421,7 @@ Event = (
     | ClientsParted
     | GpuDrainAsked
     | ProjectSet
+    | DayTimeSet
     | QuietTimeChanged
     | AttemptEvent
     | Tick

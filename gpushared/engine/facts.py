@@ -17,6 +17,8 @@ from gpushared.ports import (
 )
 
 DIE = "die"
+START_ERROR_CHARACTERS = 1000
+"""Engines quote the command that they could not start, which may be as long as its writer likes."""
 
 
 def ids_of_list(answer: Sequence[Mapping[str, Any]]) -> tuple[ContainerId, ...]:
@@ -49,6 +51,7 @@ def facts_of_inspect(answer: Mapping[str, Any]) -> ContainerFacts:
             stop_signal=config.get("StopSignal") or "",
             stop_seconds=DEFAULT_STOP_SECONDS if (own := config.get("StopTimeout")) is None else int(own),
             memory=ContainerMemory(int(answer["HostConfig"].get("Memory") or 0)),
+            start_error=str(state.get("Error") or "")[:START_ERROR_CHARACTERS],
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise EngineUnavailable(

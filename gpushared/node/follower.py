@@ -39,7 +39,16 @@ def seen(facts: ContainerFacts) -> ContainerSeen:
     if condition is Condition.CREATED and facts.exit_code != 0:
         condition = Condition.EXITED
     code = facts.exit_code if condition in (Condition.EXITED, Condition.RESTARTING) else None
-    return ContainerSeen(facts.id, condition, facts.device_name, code, facts.name, facts.image, facts.memory)
+    return ContainerSeen(
+        facts.id,
+        condition,
+        facts.device_name,
+        code,
+        facts.name,
+        facts.image,
+        facts.memory,
+        facts.start_error if condition is Condition.EXITED else "",
+    )
 
 
 def _is_failed_job(event: ContainerSeen, state: NodeState) -> bool:

@@ -66,9 +66,9 @@ class Views:
             isolation=lease.request.isolation,
             preset=lease.request.preset or "",
             grants=[self._grant(grant) for grant in _grants(lease)],
-            created_at=lease.created_at,
-            since=lease.state.at if isinstance(lease.state, Ended) else lease.state.since,
-            expires_at=lease.expires_at or 0.0,
+            created_at=self.day(lease.created_at),
+            since=self.day(lease.state.at if isinstance(lease.state, Ended) else lease.state.since),
+            expires_at=self.day(lease.expires_at),
             simulated=self._simulated,
             restart_on_fault=lease.request.restart_on_fault,
             restarts=lease.restarts,
@@ -81,7 +81,7 @@ class Views:
             project=lease.payer,
             preempt_step=_step(lease, self._loop.state),
             preempt_why=_why(lease, self._loop.state),
-            idle_since=idle_since(lease, self._loop.state) or 0.0,
+            idle_since=self.day(idle_since(lease, self._loop.state)),
             lowered=lease.lowered,
             models=lease.request.models,
             near=lease.request.near,
@@ -93,14 +93,14 @@ class Views:
             view.job_id, view.job_attempt = lease.attempt.job, lease.attempt.number
             view.job_pool = lease.coordinator
         if lease.notice is not None:
-            view.notice.CopyFrom(notice(lease.notice))
+            view.notice.CopyFrom(self._notice(lease.notice))
         setattr(view, "class", lease.request.lease_class)
         if lease.walls is not None:
             view.memory_wall, view.compute_cap = lease.walls.memory_wall, lease.walls.compute_cap
         if lease.id in sample.used_bytes:
             view.memory_used_bytes = sample.used_bytes[lease.id]
         if isinstance(lease.state, Reserved | Starting):
-            view.deadline = lease.state.deadline or 0.0
+            view.deadline = self.day(lease.state.deadline)
         if caller.trusted or caller.uid == lease.owner_uid:
             view.container_id = lease.container or ""
             view.container_name, view.image = lease.container_name, lease.image
@@ -110,6 +110,21 @@ class Views:
             view.outcome.CopyFrom(outcome(lease.state.outcome, self._loop.state.gpus))
         view.token = _token(view)
         return view
+
+    def day(self, at: float | None) -> float:
+        """A moment in the time of day; 0 for none, as messages have it."""
+        return self._loop.state.day(at) if at else 0.0
+
+    def story(self, entries: Iterable[StoryEntry]) -> list[leases_pb2.StoryEntry]:
+        """The lines of a lease's story."""
+        return [
+            leases_pb2.StoryEntry(at=self.day(entry.at), state=entry.state, text=entry.text)
+            for entry in entries
+        ]
+
+    def _notice(self, one: Notice) -> leases_pb2.Notice:
+        ends_at = self.day(one.until if one.ends else None)
+        return leases_pb2.Notice(kind=one.kind, ends_at=ends_at, text=one.text)
 
     def _grant(self, grant: Grant) -> leases_pb2.Grant:
         gpu = self._loop.state.gpus.get(grant.gpu)
@@ -126,7 +141,17 @@ class Views:
     def _add_waiting(self, view: leases_pb2.Lease, lease: Lease) -> None:
         told = self.waiting_of(lease)
         if told is not None:
-            view.waiting.CopyFrom(_waiting_view(told))
+            view.waiting.CopyFrom(self._waiting_view(told))
+
+    def _waiting_view(self, told: Waiting) -> leases_pb2.Waiting:
+        return leases_pb2.Waiting(
+            position=told.position,
+            queue_length=told.queue_length,
+            reason=told.reason,
+            text=told.text,
+            start_from=self.day(told.start_from),
+            start_to=self.day(told.start_to),
+        )
 
     def offer(self, request: Request, one: Offer) -> leases_pb2.OfferAnswer:
         """What would become of a request."""
@@ -135,10 +160,10 @@ class Views:
             project=one.project,
             starts_now=one.starts_now,
             grants=[self._grant(grant) for grant in one.grants],
-            start_to=one.start_to or 0.0,
+            start_to=self.day(one.start_to),
             gives_way=[_gives_way(other) for other in one.gives_way],
             why=one.why,
-            waiting=_waiting_view(one.waiting) if one.waiting else None,
+            waiting=self._waiting_view(one.waiting) if one.waiting else None,
             fits_now=one.fits_now,
             simulated=self._simulated,
         )
@@ -156,7 +181,7 @@ class Views:
         return leases_pb2.Kept(
             lease_id=head,
             gpu_labels=sorted(known[gpu].label for gpu in decision.reservation.gpus if gpu in known),
-            start_to=start.at if start else 0.0,
+            start_to=self.day(start.at if start else None),
         )
 
     def waiting_of(self, lease: Lease) -> Waiting | None:
@@ -200,8 +225,8 @@ class Views:
             leases=room.leases,
             memory_unmanaged_bytes=room.stray_bytes,
             trouble=gpu.trouble or "",
-            drained=_drained(drained),
-            sampled_at=sample.at,
+            drained=self._drained(drained),
+            sampled_at=self.day(sample.at),
             parent_uuid=gpu.parent or "",
             mig_profile=gpu.mig.profile if gpu.mig else "",
             label=gpu.label,
@@ -213,6 +238,11 @@ class Views:
         if sharing and sharing.trouble and not view.trouble:
             view.trouble = sharing.trouble
         return view
+
+    def _drained(self, one: Drained | None) -> gpus_pb2.Drained | None:
+        if one is None:
+            return None
+        return gpus_pb2.Drained(reason=one.reason, since=self.day(one.since), by=one.by, sick=one.sick)
 
     def strangers(self, sample: Sample) -> list[leases_pb2.UnmanagedProcess]:
         """GPU processes without a lease."""
@@ -229,17 +259,6 @@ class Views:
             user=user,
             command=command,
         )
-
-
-def _waiting_view(told: Waiting) -> leases_pb2.Waiting:
-    return leases_pb2.Waiting(
-        position=told.position,
-        queue_length=told.queue_length,
-        reason=told.reason,
-        text=told.text,
-        start_from=told.start_from or 0.0,
-        start_to=told.start_to or 0.0,
-    )
 
 
 def _gives_way(one: GivesWay) -> leases_pb2.GivesWay:
@@ -267,12 +286,6 @@ def _token(view: leases_pb2.Lease) -> str:
         view.waiting.SerializeToString(deterministic=True),
     )
     return hashlib.blake2b(repr(told).encode(), digest_size=8).hexdigest()
-
-
-def _drained(one: Drained | None) -> gpus_pb2.Drained | None:
-    if one is None:
-        return None
-    return gpus_pb2.Drained(reason=one.reason, since=one.since, by=one.by, sick=one.sick)
 
 
 def _mode(room: Room, drained: Drained | None) -> str:
@@ -319,15 +332,12 @@ def _why(lease: Lease, state: NodeState) -> str:
     return why_not(lease, state) if isinstance(lease.state, Starting | Active | Paused) else ""
 
 
-def notice(one: Notice) -> leases_pb2.Notice:
-    return leases_pb2.Notice(kind=one.kind, ends_at=one.until if one.ends else 0.0, text=one.text)
-
-
 def outcome(one: Outcome, gpus: Mapping[GpuId, Gpu]) -> leases_pb2.Outcome:
     """How a lease ended: a kind for programs, a sentence for people."""
     match one:
-        case Finished(code):
-            return leases_pb2.Outcome(kind="finished", exit_code=code, text=f"ended with exit code {code}")
+        case Finished(code, start_error):
+            text = f"could not be started: {start_error}" if start_error else f"ended with exit code {code}"
+            return leases_pb2.Outcome(kind="finished", exit_code=code, text=text)
         case Stopped(by):
             return leases_pb2.Outcome(kind="stopped", text=f"stopped by {by}")
         case Expired():
@@ -350,6 +360,3 @@ def outcome(one: Outcome, gpus: Mapping[GpuId, Gpu]) -> leases_pb2.Outcome:
         case Failed(reason, hint):
             return leases_pb2.Outcome(kind="failed", text=f"{reason}; {hint}" if hint else reason)
 
-
-def story(entries: Iterable[StoryEntry]) -> list[leases_pb2.StoryEntry]:
-    return [leases_pb2.StoryEntry(at=entry.at, state=entry.state, text=entry.text) for entry in entries]

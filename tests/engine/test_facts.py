@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpushared.domain.errors import EngineUnavailable
-from gpushared.engine.facts import facts_of_death, facts_of_inspect, ids_of_list
+from gpushared.engine.facts import START_ERROR_CHARACTERS, facts_of_death, facts_of_inspect, ids_of_list
 from gpushared.engine.probe import engine_facts, runtime_spec_dir
 from gpushared.ports import LABEL_DEVICE, LABEL_OWNER, CgroupDriver, ContainerStatus, DeviceMechanism
 
@@ -140,6 +140,14 @@ def test_a_container_without_labels_or_policy_is_understood() -> None:
     """Engines leave out what is empty."""
     found = facts_of_inspect(INSPECT)
     assert (found.name, found.restart_policy, dict(found.labels)) == ("web", "no", {})
+
+
+def test_the_words_of_a_start_that_failed_are_cut_where_they_never_end() -> None:
+    """An engine quotes the command, which may be as long as a user likes."""
+    state = {**INSPECT["State"], "Status": "created", "Error": "no such program: " + "x" * 100_000}
+    told = facts_of_inspect({**INSPECT, "State": state}).start_error
+    assert told.startswith("no such program")
+    assert len(told) == START_ERROR_CHARACTERS
 
 
 @pytest.mark.parametrize("word", ["stopping", "configured"])

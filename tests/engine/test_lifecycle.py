@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import tarfile
 import threading
 
 import pytest
+from docker.errors import APIError
 
 from gpushared.domain.lease import ContainerId
 from gpushared.engine.docker import CALLS_AT_ONCE, DockerEngine
@@ -110,6 +113,32 @@ async def test_a_death_that_is_read_after_the_removal_keeps_its_exit_code(
     [death] = [one for one in told if isinstance(one, ContainerFacts) and one.id == container]
     assert (death.status, death.exit_code) == (ContainerStatus.EXITED, 42)
     assert (death.device_name, death.owner_uid) == (name, 1000)
+
+
+async def test_a_container_that_could_not_be_started_says_why_until_it_can(
+    engine: DockerEngine, hands: DockerHands
+) -> None:
+    container = hands.create(unique_name(), command=("/root/run",))
+    with pytest.raises(APIError):
+        hands.start(container)
+    failed = await facts(engine, container)
+    assert (failed.status, failed.exit_code) == (ContainerStatus.CREATED, 127)
+    assert "/root/run" in failed.start_error
+    hands.client.put_archive(container, "/root", archive("run", "#!/bin/sh\nexit 3\n"))
+    hands.start(container)
+    hands.client.wait(container)
+    ended = await facts(engine, container)
+    assert (ended.exit_code, ended.start_error) == (3, "")
+
+
+def archive(name: str, script: str) -> bytes:
+    """A tar file with one program."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as tar:
+        entry = tarfile.TarInfo(name)
+        entry.size, entry.mode = len(script), 0o755
+        tar.addfile(entry, io.BytesIO(script.encode()))
+    return data.getvalue()
 
 
 async def test_what_happened_since_the_last_survey_is_told(engine: DockerEngine, hands: DockerHands) -> None:

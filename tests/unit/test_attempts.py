@@ -75,8 +75,8 @@ class Node:
         self.send(m.ContainerCreated(self.lease.id, BOX, "box", "i", stays=True))
         return self.seen(Condition.RUNNING)
 
-    def seen(self, condition: Condition, exit_code: int | None = None) -> Step:
-        return self.send(m.ContainerSeen(BOX, condition, exit_code=exit_code))
+    def seen(self, condition: Condition, exit_code: int | None = None, start_error: str = "") -> Step:
+        return self.send(m.ContainerSeen(BOX, condition, exit_code=exit_code, start_error=start_error))
 
     def freed(self) -> Step:
         """The GPUs show the memory back."""
@@ -236,15 +236,23 @@ def test_a_launch_that_fails_ends_it_with_the_gate_s_words() -> None:
     assert m.DropEdits(node.lease.id, node.lease.device_name) in step.instructions
 
 
-def test_a_start_that_fails_is_told_with_the_words_and_the_code() -> None:
+@pytest.mark.parametrize("first_known", ["by the container", "by the start", "by the container alone"])
+def test_a_start_that_fails_is_told_with_the_words_and_the_code(first_known: str) -> None:
+    """The engine answers the start and tells of the container; either may come first, or too late."""
     node = Node()
     node.placed()
     node.send(m.ClaimAsked(node.lease.id, ADA))
     node.send(m.ContainerCreated(node.lease.id, BOX, "box", "i"))
-    node.seen(Condition.EXITED, 127)
-    node.send(LaunchFailed(KEY, Ending(EndKind.FAILED, "no such program"), POOL))
+    told = LaunchFailed(KEY, Ending(EndKind.FAILED, "no such program", 127), POOL)
+    if first_known == "by the start":
+        node.send(told)
+    node.seen(Condition.EXITED, 127, start_error="no such program")
+    if first_known == "by the container":
+        node.send(told)
     node.freed()
+    node.send(told)
     assert node.ending == Ending(EndKind.FAILED, "no such program", 127)
+    assert node.attempt.started_at is None
 
 
 def test_what_ran_when_the_machine_went_down_is_lost_and_not_failed() -> None:
