@@ -1,18 +1,11 @@
-"""The tables, and how an older journal becomes a newer one.
-
-``PRAGMA user_version`` is the number of migrations a journal has seen. A released migration is never
-changed; the next one is appended, and a journal of its time is checked in beside the tests.
-"""
+"""The journal's tables. A journal of each released version is checked in beside the tests."""
 
 from __future__ import annotations
 
-import sqlite3
-from pathlib import Path
-
-from gpushared.domain.errors import ConfigError
+from gpushared.sqlite.migrations import Schema
 
 APPLICATION_ID = 0x67707573
-"""``gpus`` in ASCII: what tells our files from other SQLite files."""
+"""``gpus`` in ASCII."""
 
 _MIGRATIONS: tuple[tuple[str, ...], ...] = (
     # 1: leases, their stories, the counter
@@ -74,37 +67,5 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
 )
 
-VERSION = len(_MIGRATIONS)
-
-
-def migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Bring the journal to ``VERSION`` in one transaction.
-
-    Raises ConfigError for a journal of a newer version and for a database that is no journal.
-    """
-    connection.execute("BEGIN IMMEDIATE")
-    with connection:
-        version = _checked_version(connection, path)
-        for number, statements in enumerate(_MIGRATIONS[version:], start=version + 1):
-            for statement in statements:
-                connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {number}")
-        if version == 0:
-            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-
-
-def _checked_version(connection: sqlite3.Connection, path: Path) -> int:
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    if application != APPLICATION_ID and (tables or application or version):
-        raise ConfigError(
-            f"{path} is a database of another program", hint="give the daemon a state directory of its own"
-        )
-    if version > VERSION:
-        raise ConfigError(
-            f"the journal {path} has version {version}, this program knows up to {VERSION}",
-            hint="install the newer gpushared again, or move the journal away to begin an empty one",
-        )
-    assert isinstance(version, int)
-    return version
+SCHEMA = Schema(APPLICATION_ID, _MIGRATIONS)
+VERSION = SCHEMA.version

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import queue
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
-from gpushared.domain.errors import JournalUnavailable, TimedOut
 from gpushared.domain.lease import Lease, LeaseId, StoryEntry
 from gpushared.journal.store import KEEP_ENDED, Store
-from gpushared.journal.worker import Worker
+from gpushared.journal.words import WORDS
 from gpushared.ports import JournalSnapshot, JournalWrite
-
-T = TypeVar("T")
-
-MAX_WAITING_CALLS = 256
-MAX_READS = 64
-"""Reads that wait in the thread's queue; more wait before it, so that a flood leaves room for commits."""
+from gpushared.sqlite.calls import Calls
 
 
-class SqliteJournal:
+class SqliteJournal(Calls):
     """The journal in the file ``path``, opened by the first call.
 
     Errors of every call:
@@ -41,12 +31,8 @@ class SqliteJournal:
         timeout_seconds: float = 15.0,
         busy_seconds: float = 5.0,
     ) -> None:
-        self._path = path
-        self._timeout_seconds = timeout_seconds
+        super().__init__("journal", path, WORDS, timeout_seconds=timeout_seconds)
         self._store = Store(path, keep_ended=keep_ended, busy_seconds=busy_seconds)
-        self._worker = Worker("journal", limit=MAX_WAITING_CALLS)
-        self._closed = False
-        self._reads = asyncio.Semaphore(MAX_READS)
 
     async def load(self) -> JournalSnapshot:
         """Leases that are not over, by sequence, each with the newest part of its story."""
@@ -68,38 +54,4 @@ class SqliteJournal:
 
     async def close(self) -> None:
         """Finish what was asked, then let go of the file. Calls after it are refused."""
-        if self._closed:
-            return
-        self._closed = True
-        await self._in_thread(self._store.close)
-        # Full: as many calls came back late as the queue holds; the thread is a daemon and ends with us.
-        with suppress(queue.Full):
-            self._worker.finish()
-
-    async def _read(self, work: Callable[[], T]) -> T:
-        async with self._reads:
-            return await self._call(work)
-
-    async def _call(self, work: Callable[[], T]) -> T:
-        if self._closed:
-            raise JournalUnavailable("the journal is closed", hint="the daemon is stopping")
-        return await self._in_thread(work)
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        try:
-            future = self._worker.submit(work)
-        except queue.Full:
-            raise self._too_slow(f"{MAX_WAITING_CALLS} calls wait for the journal") from None
-        try:
-            async with asyncio.timeout(self._timeout_seconds):
-                return await asyncio.wrap_future(future)
-        except TimeoutError:
-            if future.cancel():
-                raise self._too_slow("the journal is busy with an earlier call") from None
-            raise TimedOut(
-                f"the journal did not answer in {self._timeout_seconds:g} s",
-                hint=f"is the disk of {self._path} healthy? see `dmesg`",
-            ) from None
-
-    def _too_slow(self, message: str) -> JournalUnavailable:
-        return JournalUnavailable(message, hint=f"is the disk of {self._path} healthy? see `dmesg`")
+        await self._close(self._store.close)

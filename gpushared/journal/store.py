@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import quote
 
-from gpushared.domain.errors import JournalUnavailable
 from gpushared.domain.gpu import Drained, GpuId
 from gpushared.domain.lease import (
     STORY_KEPT_IN_MEMORY,
@@ -23,15 +20,16 @@ from gpushared.domain.lease import (
 )
 from gpushared.journal import attempts, schema, standing
 from gpushared.journal.codec import lease_from_json, lease_to_json
-from gpushared.journal.trouble import damaged, is_beyond_this_connection, translated
+from gpushared.journal.words import WORDS
 from gpushared.ports import JournalSnapshot, JournalWrite
+from gpushared.records import RecordError
+from gpushared.sqlite.file import SqliteFile
 
 KEEP_ENDED = 100_000
 """Leases that are over and still listed: about 150 MB with stories of ten lines."""
 PRUNE_EVERY = 10
 PRUNE_STEP = 20
 """More than ``PRUNE_EVERY``, so that a lowered limit is reached in time, few enough for some milliseconds."""
-WAL_KEPT_BYTES = 16 * 1024 * 1024
 
 _PUT_LEASE = """
     INSERT INTO lease (sequence, id, owner_uid, state, ended_at, body) VALUES (?, ?, ?, ?, ?, ?)
@@ -46,19 +44,20 @@ _PRUNE = """
         SELECT sequence FROM lease WHERE ended_at IS NOT NULL ORDER BY ended_at, sequence LIMIT ?)"""
 
 
-class Store:
-    """One connection, opened when first needed and again after trouble that is tied to it.
-
-    Every method raises JournalUnavailable (nothing happened) or, where the file is not for this version,
-    ConfigError.
-    """
+class Store(SqliteFile):
+    """Raises JournalUnavailable (nothing happened), or ConfigError where the file is not for this version."""
 
     def __init__(self, path: Path, *, keep_ended: int, busy_seconds: float) -> None:
-        self._path = path
+        super().__init__(
+            path,
+            schema.SCHEMA,
+            WORDS,
+            busy_seconds=busy_seconds,
+            # Two daemons on one journal would sell the same GPU twice. Before WAL: then no shared memory.
+            before_wal=("locking_mode = EXCLUSIVE",),
+            after_wal=("foreign_keys = ON",),
+        )
         self._keep_ended = keep_ended
-        self._busy_seconds = busy_seconds
-        self._connection: sqlite3.Connection | None = None
-        self._file: tuple[int, int] | None = None
         self._ended_since_prune = 0
 
     # --- what the port offers --------------------------------------------------------------------------
@@ -112,85 +111,16 @@ class Store:
             )
             return tuple(lease_from_json(body) for (body,) in rows)
 
-    def close(self) -> None:
-        """Let go of the file; errors do not matter any more, everything committed is safe."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            with suppress(sqlite3.Error):
-                connection.close()
-
-    # --- transactions ----------------------------------------------------------------------------------
-
-    @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
-        with self._guarded():
-            yield self._opened()
-
-    @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        with self._guarded():
-            db = self._opened()
-            self._check_same_file()
-            db.execute("BEGIN IMMEDIATE")
-            with db:
-                yield db
+    # --- pieces ----------------------------------------------------------------------------------------
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Errors of SQLite and of the file system as ours; a connection that cannot recover is closed.
-
-        After a full disk or a failed write the connection is kept: what was not committed is then
-        overwritten in the log, where reopening could find it whole and bring it back to life.
-        """
-        try:
-            with translated(self._path):
+        with super()._guarded():
+            try:
                 yield
-        except JournalUnavailable as error:
-            if is_beyond_this_connection(error.__cause__):
-                self.close()
-            raise
-
-    # --- the connection --------------------------------------------------------------------------------
-
-    def _opened(self) -> sqlite3.Connection:
-        if self._connection is None:
-            if self._file is None:
-                _create_file(self._path)
-            else:
-                self._check_same_file()
-            self._connection = self._connect()
-            self._file = _identity(self._path)
-        return self._connection
-
-    def _connect(self) -> sqlite3.Connection:
-        # mode=rw: a journal that vanished must not come back as an empty one.
-        connection = sqlite3.connect(
-            f"file:{quote(str(self._path))}?mode=rw",
-            uri=True,
-            timeout=self._busy_seconds,
-            isolation_level=None,
-        )
-        try:
-            _prepare(connection, self._path)
-            schema.migrate(connection, self._path)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _check_same_file(self) -> None:
-        """Writing on into a file that was moved or deleted would be writing into nothing."""
-        try:
-            same = _identity(self._path) == self._file
-        except FileNotFoundError:
-            same = False
-        if not same:
-            raise JournalUnavailable(
-                f"the journal {self._path} was moved, replaced or deleted while in use",
-                hint="put it back, or restart the daemon to begin with what is there",
-            )
-
-    # --- pieces ----------------------------------------------------------------------------------------
+            except RecordError as error:
+                what = f"holds a lease that this version cannot read: {error}"
+                raise WORDS.trouble(self._path, what, "install the version that wrote it") from error
 
     def _with_story(self, db: sqlite3.Connection, lease: Lease) -> Lease:
         return replace(lease, story=_story(db, lease.id, limit=STORY_KEPT_IN_MEMORY))
@@ -202,39 +132,6 @@ class Store:
         self._ended_since_prune = 0
         (count,) = db.execute("SELECT count(*) FROM lease WHERE ended_at IS NOT NULL").fetchone()
         db.execute(_PRUNE, (min(PRUNE_STEP, max(0, count - self._keep_ended)),))
-
-
-def _create_file(path: Path) -> None:
-    """An empty file that survives a power cut, readable by its owner only."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_dev, found.st_ino
-
-
-def _prepare(connection: sqlite3.Connection, path: Path) -> None:
-    # Exclusive: two daemons on one journal would sell the same GPU twice. Before WAL: then no shared memory.
-    connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-    if mode != "wal":
-        raise JournalUnavailable(
-            f"{path} cannot have a write-ahead log (mode {mode})",
-            hint="put the state directory on a local disk",
-        )
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("PRAGMA foreign_keys = ON")
-    connection.execute(f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}")
-    (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-    if verdict != "ok":
-        raise damaged(path, str(verdict))
 
 
 def _drained(db: sqlite3.Connection) -> dict[GpuId, Drained]:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import quote
 
-from gpushared.domain.errors import ConfigError
 from gpushared.pool.changes import changes_of
 from gpushared.pool.store import Change, Conflict, Contents, Deposed, Record, StoreUnavailable, Transaction
-from gpushared.pool.store_trouble import beyond_this_connection, damaged, translated
+from gpushared.sqlite.file import SqliteFile
+from gpushared.sqlite.migrations import Schema
+from gpushared.sqlite.trouble import Words, translated
 
 APPLICATION_ID = 0x6770706C
 """``gppl`` in ASCII."""
-WAL_KEPT_BYTES = 16 * 1024 * 1024
 AFTER_ALL = "\U0010ffff"
 """Behind every key that begins with what stands before it."""
 
@@ -28,7 +26,18 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "INSERT INTO meta VALUES ('revision', 0), ('epoch', 0)",
     ),
 )
-VERSION = len(_MIGRATIONS)
+SCHEMA = Schema(APPLICATION_ID, _MIGRATIONS)
+VERSION = SCHEMA.version
+
+WORDS = Words(
+    noun="the store",
+    program="the coordinator",
+    error=StoreUnavailable,
+    if_busy="does something else hold it open?",
+    if_damaged="restore a copy, or move it away and restart: "
+    "nodes then report what runs, and outboxes what waits",
+    if_newer="install the newer gpushared again",
+)
 
 _PUT = """
     INSERT INTO record (key, revision, value) VALUES (?, ?, ?)
@@ -36,18 +45,15 @@ _PUT = """
 _SELECT = "SELECT key, revision, value FROM record WHERE key >= ? AND key < ?"
 
 
-class StoreFile:
-    """One connection, opened when first needed and again after trouble that is tied to it.
+class StoreFile(SqliteFile):
+    """Whoever leads holds a lock on a file beside it, which the kernel drops with the process.
 
     Every method raises StoreUnavailable (nothing happened) or, where the file is not for this version,
-    ConfigError. Whoever leads holds a lock on a file beside it, which the kernel drops with the process.
+    ConfigError.
     """
 
     def __init__(self, path: Path, *, busy_seconds: float) -> None:
-        self._path = path
-        self._busy_seconds = busy_seconds
-        self._connection: sqlite3.Connection | None = None
-        self._file: tuple[int, int] | None = None
+        super().__init__(path, SCHEMA, WORDS, busy_seconds=busy_seconds)
         self._lock: int | None = None
 
     def lead(self, above: int) -> int:
@@ -105,55 +111,15 @@ class StoreFile:
 
     def close(self) -> None:
         """Let go of file and lock; errors do not matter any more, everything committed is safe."""
-        self._disconnect()
+        super().close()
         lock, self._lock = self._lock, None
         if lock is not None:
             os.close(lock)
 
-    # --- transactions ----------------------------------------------------------------------------------
-
-    @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
-        """All of it sees the same moment."""
-        with self._guarded():
-            db = self._opened()
-            db.execute("BEGIN")
-            try:
-                yield db
-            finally:
-                if db.in_transaction:  # some errors end it
-                    db.execute("ROLLBACK")
-
-    @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        with self._guarded():
-            db = self._opened()
-            self._check_same_file()
-            db.execute("BEGIN IMMEDIATE")
-            with db:
-                yield db
-
-    @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """Errors of SQLite and of the file system as ours; a connection that cannot recover is closed.
-
-        After a full disk or a failed write the connection is kept: what was not committed is then
-        overwritten in the log, where reopening could find it whole and bring it back to life.
-        """
-        try:
-            with translated(self._path):
-                yield
-        except StoreUnavailable as error:
-            if beyond_this_connection(error.__cause__):
-                self._disconnect()
-            raise
-
-    # --- the connection --------------------------------------------------------------------------------
-
     def _locked(self) -> int:
         """The lock's file, open and locked. Raises Deposed where another process has it."""
         path = Path(f"{self._path}.lock")
-        with translated(self._path):
+        with translated(self._path, WORDS):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -172,111 +138,6 @@ class StoreFile:
             os.ftruncate(lock, 0)
             os.pwrite(lock, b"%d\n" % os.getpid(), 0)
             return lock
-
-    def _opened(self) -> sqlite3.Connection:
-        if self._connection is None:
-            if self._file is None:
-                _create_file(self._path)
-            else:
-                self._check_same_file()
-            self._connection = self._connect()
-            self._file = _identity(self._path)
-        return self._connection
-
-    def _connect(self) -> sqlite3.Connection:
-        # mode=rw: a store that vanished must not come back as an empty one.
-        connection = sqlite3.connect(
-            f"file:{quote(str(self._path))}?mode=rw",
-            uri=True,
-            timeout=self._busy_seconds,
-            isolation_level=None,
-        )
-        try:
-            _prepare(connection, self._path)
-            _migrate(connection, self._path)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            with suppress(sqlite3.Error):
-                connection.close()
-
-    def _check_same_file(self) -> None:
-        """Writing on into a file that was moved or deleted would be writing into nothing."""
-        try:
-            same = _identity(self._path) == self._file
-        except FileNotFoundError:
-            same = False
-        if not same:
-            raise StoreUnavailable(
-                f"the store {self._path} was moved, replaced or deleted while in use",
-                hint="put it back, or restart the coordinator to begin with what is there",
-            )
-
-
-def _create_file(path: Path) -> None:
-    """An empty file that survives a power cut, readable by its owner only."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_dev, found.st_ino
-
-
-def _prepare(connection: sqlite3.Connection, path: Path) -> None:
-    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-    if mode != "wal":
-        raise StoreUnavailable(
-            f"{path} cannot have a write-ahead log (mode {mode})",
-            hint="put the state directory on a local disk",
-        )
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.execute(f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}")
-    (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-    if verdict != "ok":
-        raise damaged(path, str(verdict))
-
-
-def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Bring the file to ``VERSION`` in one transaction. Raises ConfigError for what is not ours or newer."""
-    connection.execute("BEGIN IMMEDIATE")
-    with connection:
-        version = _checked_version(connection, path)
-        for number, statements in enumerate(_MIGRATIONS[version:], start=version + 1):
-            for statement in statements:
-                connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {number}")
-        if version == 0:
-            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-
-
-def _checked_version(connection: sqlite3.Connection, path: Path) -> int:
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    if application != APPLICATION_ID and (tables or application or version):
-        raise ConfigError(
-            f"{path} is a database of another program",
-            hint="give the coordinator a state directory of its own",
-        )
-    if version > VERSION:
-        raise ConfigError(
-            f"the store {path} has version {version}, this program knows up to {VERSION}",
-            hint="install the newer gpushared again",
-        )
-    assert isinstance(version, int)
-    return version
 
 
 def _meta(db: sqlite3.Connection, key: str) -> int:

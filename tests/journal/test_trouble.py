@@ -13,8 +13,8 @@ import pytest
 from gpushared.domain.errors import ConfigError, JournalUnavailable, TimedOut
 from gpushared.domain.lease import Ended, Finished, LeaseId
 from gpushared.journal import SqliteJournal, schema, store
-from gpushared.journal.sqlite import MAX_WAITING_CALLS
 from gpushared.ports import JournalWrite
+from gpushared.sqlite.calls import MAX_WAITING_CALLS
 from gpushared.testing import fake_lease
 
 

@@ -16,8 +16,9 @@ import pytest
 
 from gpushared.domain.errors import ConfigError, TimedOut
 from gpushared.pool import store_file
-from gpushared.pool.sqlite_store import MAX_WAITING_CALLS, SqliteStore
+from gpushared.pool.sqlite_store import SqliteStore
 from gpushared.pool.store import Conflict, Deposed, StoreUnavailable, Transaction
+from gpushared.sqlite.calls import MAX_WAITING_CALLS
 
 WRITER = Path(__file__).with_name("writer.py")
 

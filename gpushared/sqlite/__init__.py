@@ -1,0 +1,1 @@
+"""What every SQLite file has in common: opening, transactions, migrations, words of trouble, its thread."""

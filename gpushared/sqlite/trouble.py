@@ -1,0 +1,92 @@
+"""SQLite's result codes (https://www.sqlite.org/rescode.html) in our words."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpushared.domain.errors import Unavailable
+
+PRIMARY_CODE_MASK = 0xFF
+
+_BEYOND_THE_CONNECTION = frozenset(
+    {
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_NOTADB,
+        sqlite3.SQLITE_READONLY,  # a connection that was opened on a read-only file stays read-only
+    }
+)
+_DAMAGED = "is damaged"
+_UNKNOWN = ("is not usable", "see the log")
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """How one kind of file is spoken of: ``the journal /var/... is damaged``, and what to do then."""
+
+    noun: str
+    """With its article: ``the journal``."""
+    program: str
+    """Who holds the file: ``the daemon``."""
+    error: type[Unavailable]
+    """What is raised when the file cannot be used now."""
+    if_busy: str
+    if_damaged: str
+    if_newer: str
+
+    def trouble(self, path: Path, what: str, hint: str) -> Unavailable:
+        return self.error(f"{self.noun} {path} {what}", hint=hint)
+
+    def damaged(self, path: Path, detail: str) -> Unavailable:
+        """For damage that SQLite found but did not raise."""
+        return self.trouble(path, f"{_DAMAGED}: {detail}", self.if_damaged)
+
+
+@contextmanager
+def translated(path: Path, words: Words) -> Iterator[None]:
+    """Raise what SQLite and the file system raise as ``words.error``."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        what, hint = _told(words).get(_primary_code(error), _UNKNOWN)
+        raise words.trouble(path, f"{what}: {error}", hint) from error
+    except OSError as error:
+        hint = f"{words.program} needs write access to its folder, and space there"
+        raise words.trouble(path, f"cannot be opened: {error.strerror}", hint) from error
+
+
+def is_beyond_this_connection(error: BaseException | None) -> bool:
+    """Whether only opening the file again can help."""
+    return isinstance(error, sqlite3.Error) and _primary_code(error) in _BEYOND_THE_CONNECTION
+
+
+def _told(words: Words) -> dict[int, tuple[str, str]]:
+    """What is the matter with the file, and the hint, by primary result code."""
+    program = words.program
+    damaged = (_DAMAGED, words.if_damaged)
+    not_writable = ("cannot be written", f"{program} needs write access to the file and its folder")
+    access = f"{program} needs read and write access to the file and its folder"
+    return {
+        sqlite3.SQLITE_BUSY: ("is in use by another process", words.if_busy),
+        sqlite3.SQLITE_CANTOPEN: ("cannot be opened", access),
+        sqlite3.SQLITE_CONSTRAINT: ("contradicts what was to be written", "please report this with the log"),
+        sqlite3.SQLITE_CORRUPT: damaged,
+        sqlite3.SQLITE_FULL: (
+            "cannot grow: the disk is full",
+            f"free some space; {program} goes on by itself then",
+        ),
+        sqlite3.SQLITE_IOERR: ("cannot be read or written", "is the disk healthy? see `dmesg`"),
+        sqlite3.SQLITE_NOTADB: damaged,
+        sqlite3.SQLITE_PERM: not_writable,
+        sqlite3.SQLITE_READONLY: not_writable,
+    }
+
+
+def _primary_code(error: sqlite3.Error) -> int:
+    # Errors raised by Python's module itself carry no code.
+    code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+    return code & PRIMARY_CODE_MASK
