@@ -20,18 +20,20 @@ class Place(NamedTuple):
     container: str
 
 
-def docker_host_for(client: Client, job: Job, rank: int = 0) -> Place:
-    """Where docker reaches the container of a job; ``rank`` says which of a gang's.
+def docker_host_for(client: Client, job: Job, rank: int = 0, attempt: int = 0) -> Place:
+    """Where docker reaches the container of a job, of an attempt and of a part of a gang.
 
-    Raises StateConflict where there is none (yet, or any more).
+    Without ``attempt`` where it is now. Raises StateConflict where there is none (yet, or any more).
     """
-    door = Jobs(client).door(job.id, rank)
-    container = _container(Client(door.host), job, door.node)
+    earlier = any(one.attempt == attempt for one in job.tries)
+    door = Jobs(client).door(job.id, rank, attempt if earlier or attempt != job.attempt else 0)
+    container = _container(Client(door.host), job, attempt or job.attempt, door.node)
     if container:
         return Place(door.host, container)
-    if job.is_over:
+    if job.is_over or earlier:
+        whose = f"attempt {attempt} of job {job.id}" if earlier else f"job {job.id}"
         raise StateConflict(
-            f"the container of job {job.id} has been removed, and its output with it",
+            f"the container of {whose} has been removed, and its output with it",
             hint=f"how it ended: gpushare why {job.id}",
         )
     raise StateConflict(
@@ -39,9 +41,16 @@ def docker_host_for(client: Client, job: Job, rank: int = 0) -> Place:
     )
 
 
-def _container(there: Client, job: Job, node: str) -> str:
+def newest_output(job: Job) -> int:
+    """The newest attempt that has run; 0 where none has."""
+    if job.started_at is not None or not job.tries:
+        return job.attempt
+    return job.tries[-1].attempt
+
+
+def _container(there: Client, job: Job, attempt: int, node: str) -> str:
     """Its id, by the labels that the gate gives a job's container, however it is called; empty for none."""
-    labels = [f"gpushare.job={job.id}", f"gpushare.attempt={job.attempt}"]
+    labels = [f"gpushare.job={job.id}", f"gpushare.attempt={attempt}"]
     filters = quote(json.dumps({"label": labels}))
     answer = there.docker("GET", f"/containers/json?all=1&filters={filters}")
     if answer.status != docker.OK:

@@ -45,7 +45,11 @@ def state(job: Job) -> str:
 
 
 def _ran(job: Job, now: float) -> float | None:
-    return None if job.started_at is None else (job.ended_at or now) - job.started_at
+    """Of the attempt that runs or ran last; while a job waits for another one, of that before."""
+    if job.started_at is not None:
+        return (job.ended_at or now) - job.started_at
+    last = job.tries[-1] if job.tries else None
+    return last.ended_at - last.started_at if last and last.started_at and last.ended_at else None
 
 
 def _narrow(row: Row, output: str) -> Row:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import click
 
 from gpushared.cli import job_places
+from gpushared.cli.faults import say
 from gpushared.cli.references import container_named
 from gpushared.client import Client
+from gpushared.client.job_messages import Job
 
 
 @click.command("logs", short_help="Show the output of the container of a job or a lease.")
@@ -15,20 +17,45 @@ from gpushared.client import Client
 @click.option("-t", "--timestamps", is_flag=True, help="With the time of each line.")
 @click.option("--since", metavar="WHEN", help="Only since a time or a duration ago, as docker logs.")
 @click.option("--rank", metavar="N", type=click.IntRange(0), default=0, help="Which one of several nodes.")
+@click.option(
+    "--attempt",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Of which attempt at the job.  [default: the newest that has run]",
+)
 @click.argument("job")
-def logs(job: str, follow: bool, tail: str | None, timestamps: bool, since: str | None, rank: int) -> int:
+def logs(
+    job: str,
+    follow: bool,
+    tail: str | None,
+    timestamps: bool,
+    since: str | None,
+    rank: int,
+    attempt: int | None,
+) -> int:
     """Show the output of the container of a job or a lease, by becoming `docker logs`.
 
     JOB is a job's id or an unmistakable beginning of it, a lease's id, a container's name, or the beginning
-    of a container's id. A job that is over has its output as long as its container is kept.
+    of a container's id. A job that is over has its output as long as its container is kept, and so has each
+    earlier attempt of one that was run again: `gpushare why` tells of them.
 
     \b
     Examples:
       gpushare logs l-7f3k
       gpushare logs k3m9x0p2qa
+      gpushare logs --attempt 1 k3m9x0p2qa
       gpushare logs -f --tail 20 trainer
     """  # noqa: D301 - click's mark for lines it must not join
     words = ["--follow"] * follow + ["--timestamps"] * timestamps
     words += [f"--tail={tail}"] if tail else []
     words += [f"--since={since}"] if since else []
-    job_places.become(container_named(Client(), job, rank), "logs", *words)
+    place = container_named(Client(), job, rank, lambda one: attempt or _newest(one))
+    job_places.become(place, "logs", *words)
+
+
+def _newest(job: Job) -> int:
+    """The newest attempt that has run, with a word where it is not that which everybody thinks of."""
+    newest = job_places.newest_output(job)
+    if newest != job.attempt or job.state in {"queued", "held"}:
+        say(f"{job.id} is {job.state}; this is the output of attempt {newest}")
+    return newest

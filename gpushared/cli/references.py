@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from gpushared.cli.job_places import Place, docker_host_for
 from gpushared.client import Client, Lease
+from gpushared.client.job_messages import Job
 from gpushared.client.jobs import Jobs
 from gpushared.domain.errors import NotFound, StateConflict
 
@@ -46,19 +47,29 @@ def first_found(word: str, of_lease: Callable[[str], _Found], of_job: Callable[[
         ) from None
 
 
-def container_named(client: Client, word: str, rank: int = 0) -> Place:
-    """Where the container of a job or of a lease is. Raises NotFound, StateConflict."""
+def container_named(
+    client: Client,
+    word: str,
+    rank: int = 0,
+    attempt_of: Callable[[Job], int] = lambda job: job.attempt,
+) -> Place:
+    """Where the container of a job or of a lease is. Raises NotFound, StateConflict.
+
+    ``attempt_of`` says which attempt at the job is meant, and may refuse.
+    """
     jobs = Jobs(client)
-    return first_found(
-        word,
-        lambda name: _of_lease(client, client.get(name)),
-        lambda name: docker_host_for(client, jobs.get(name), rank),
-    )
+
+    def of_job(name: str) -> Place:
+        job = jobs.get(name)
+        return docker_host_for(client, job, rank, attempt_of(job))
+
+    return first_found(word, lambda name: _of_lease(client, client.get(name), attempt_of), of_job)
 
 
-def _of_lease(client: Client, lease: Lease) -> Place:
+def _of_lease(client: Client, lease: Lease, attempt_of: Callable[[Job], int]) -> Place:
     if not lease.container_id and lease.job_id:
-        return docker_host_for(client, Jobs(client).get(lease.job_id))
+        job = Jobs(client).get(lease.job_id)
+        return docker_host_for(client, job, attempt=attempt_of(job))
     if not lease.container_id:
         raise StateConflict(
             f"lease {lease.id} is {lease.state} and shows you no container",

@@ -22,6 +22,15 @@ class JobPart(Message):
     silent_since: Time = None
 
 
+class JobTry(Message):
+    """An earlier attempt that ran; their numbers may have gaps."""
+
+    attempt: int = 0
+    started_at: Time = None
+    ended_at: Time = None
+    parts: tuple[JobPart, ...] = ()
+
+
 class Job(Message):
     """A container that is to run somewhere, sometime."""
 
@@ -50,6 +59,7 @@ class Job(Message):
     interactive: bool = False
     position: int = 0
     priority: int = 0
+    tries: tuple[JobTry, ...] = ()
 
     @property
     def is_over(self) -> bool:

@@ -101,9 +101,15 @@ class Jobs:
         """Why a job waits or what became of it, and its story."""
         return JobExplanation(self._client.call("Jobs/Explain", {"job_id": job_id}))
 
-    def door(self, job_id: str, rank: int = 0) -> DoorAnswer:
-        """A Docker endpoint of this machine that leads to the gate of the job's node."""
-        return DoorAnswer(self._client.call("Jobs/Door", {"job_id": job_id, "rank": rank}))
+    def door(self, job_id: str, rank: int = 0, attempt: int = 0) -> DoorAnswer:
+        """A Docker endpoint of this machine that leads to the gate of the job's node.
+
+        ``attempt``: of the node where an earlier one ran.
+        """
+        asked: dict[str, object] = {"job_id": job_id, "rank": rank}
+        if attempt:
+            asked["attempt"] = attempt
+        return DoorAnswer(self._client.call("Jobs/Door", asked))
 
     def nodes(self) -> NodeList:
         """What the pool has, and what of it is free."""

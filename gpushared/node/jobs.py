@@ -6,7 +6,7 @@ a job by its name need not know where it is: the node's own are looked at first.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Protocol, TypeVar
 
@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from gpushared.api.v1 import jobs_pb2
 from gpushared.domain.asking import Ask
 from gpushared.domain.errors import LimitReached, NotFound, RequestError, StateConflict, Unavailable
-from gpushared.domain.jobs.model import AttemptKey, Job, JobId, Owner, Placing, Running
+from gpushared.domain.jobs.model import Job, JobId, Owner, Placing, Running
 from gpushared.domain.lease import LeaseId, Queued, Requeued, Suspended
 from gpushared.domain.offer import offer
 from gpushared.domain.request import Caller
@@ -25,8 +25,8 @@ from gpushared.node.loop import Loop
 from gpushared.node.pool_jobs import PoolJobs
 from gpushared.node.views import Views
 from gpushared.pool.job_logs import job_logs
+from gpushared.pool.job_places import no_attempt, output_of
 from gpushared.pool.job_search import LISTED
-from gpushared.pool.job_streams import part_of
 from gpushared.pool.job_views import OVER, JobViews
 from gpushared.pool.job_whys import Why
 from gpushared.pool.job_words import Wanted
@@ -43,7 +43,7 @@ _Answered = TypeVar("_Answered", bound=Message)
 class Doors(Protocol):
     """Sockets on this machine that lead to the gates of other nodes; ``TunnelDoors``."""
 
-    async def door(self, job: JobId, rank: int, caller: Caller) -> str:
+    async def door(self, job: JobId, rank: int, caller: Caller, attempt: int = 0) -> str:
         """Its path."""
         ...
 
@@ -172,16 +172,16 @@ class NodeJobs:
             async for chunk in self.pool.logs(message, caller):
                 yield chunk
             return
-        part_of(job, message.rank)
+        key = output_of(job, message.rank, message.attempt).key
         gate = self._host.insider.gate_as(caller)
-        key = AttemptKey(job.id, job.attempts)
         async for chunk in job_logs(gate, key, follow=message.follow, tail=message.tail):
             yield chunk
 
     async def door(self, message: jobs_pb2.DoorRequest, caller: Caller) -> jobs_pb2.DoorAnswer:
         """Where docker reaches a job's container: here, or through a tunnel."""
         view = await self.get(jobs_pb2.JobRef(job_id=message.job_id), caller)
-        part = next((part for part in view.parts if part.rank == message.rank), None)
+        attempt = message.attempt
+        part = next((part for part in _parts_of(view, attempt) if part.rank == message.rank), None)
         if part is None or not part.lease_id:
             said = f": {view.reason}" if view.reason else ""
             raise StateConflict(
@@ -195,7 +195,7 @@ class NodeJobs:
                 raise Unavailable(
                     f"the container of job {view.id} is on the node {part.node}", hint="ask there"
                 )
-            path = await self.doors.door(JobId(view.id), message.rank, caller)
+            path = await self.doors.door(JobId(view.id), message.rank, caller, attempt)
         return jobs_pb2.DoorAnswer(host=f"unix://{path}", lease_id=part.lease_id, node=part.node, here=here)
 
     async def _either(
@@ -270,3 +270,13 @@ class NodeJobs:
             return None
         waiting = self._lease_views.waiting_of(lease)
         return Why(waiting.reason, waiting.text, position=waiting.position) if waiting is not None else None
+
+
+def _parts_of(view: jobs_pb2.Job, attempt: int) -> Iterable[jobs_pb2.JobPart]:
+    """Of an earlier attempt that is remembered, or of the job as it is now. Raises StateConflict."""
+    tried = next((one for one in view.tries if one.attempt == attempt), None)
+    if tried is not None:
+        return tried.parts
+    if attempt not in {0, view.attempt}:
+        raise no_attempt(view.id, attempt, [one.attempt for one in view.tries])
+    return view.parts

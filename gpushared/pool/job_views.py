@@ -22,8 +22,10 @@ from gpushared.domain.jobs.model import (
     Queued,
     Running,
     Succeeded,
+    Try,
 )
 from gpushared.domain.jobs.state import PoolState
+from gpushared.domain.jobs.tries import span
 from gpushared.pool.job_whys import Why, in_full, is_silent, quiet_since, why
 
 _OUTCOME_WORDS: dict[type[JobOutcome], str] = {
@@ -76,6 +78,7 @@ class JobViews:
             pool=not self._here,
             interactive=job.spec.interactive,
             priority=job.priority,
+            tries=[self._try(one) for one in job.tries],
         )
         setattr(view, "class", job.spec.request.lease_class)
         if job.spec.index is not None:
@@ -128,11 +131,28 @@ class JobViews:
                 view.exit_code = part.ending.exit_code
         return view
 
+    def _try(self, one: Try) -> jobs_pb2.JobTry:
+        view = jobs_pb2.JobTry(attempt=one.number, started_at=one.started_at, ended_at=one.ended_at)
+        for part in one.parts:
+            told = view.parts.add(
+                node=self.name_of(part.node),
+                state=AttemptState.ENDED,
+                lease_id=part.lease or "",
+                rank=part.rank,
+                reason=part.reason,
+            )
+            if part.exit_code is not None:
+                told.exit_code = part.exit_code
+        return view
+
     def _add_times(self, view: jobs_pb2.Job, job: Job) -> None:
+        began, over = span(job.parts)
         if isinstance(job.state, Running):
-            view.started_at = job.state.since
+            view.started_at = began or job.state.since
+        elif isinstance(job.state, Cancelling | Ended):
+            view.started_at = began or 0.0
         if isinstance(job.state, Ended):
-            view.ended_at = job.state.at
+            view.ended_at = over or job.state.at
             if (code := exit_code(job.state)) is not None:
                 view.exit_code = code
 

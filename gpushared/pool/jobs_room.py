@@ -149,7 +149,7 @@ class _Room:
                 caller.require(scope)
             job = await self._service.find(first.job_id, caller.owner)
             with self._callers.watching(caller) as gone:
-                await unless(gone, self._streams.tunnel(job, first.rank, caller.owner, context))
+                await unless(gone, self._streams.tunnel(job, first, caller.owner, context))
         except GpushareError as error:
             await abort(context, error)
 

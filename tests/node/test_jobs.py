@@ -15,7 +15,16 @@ import pytest
 
 from tests.bed import parts
 from tests.node.conftest import NewDaemon
-from tests.node.daemon import END_SECONDS, GPUSHARE, OWN_LABEL, DaemonFailed, DaemonProcess, Json, Refused
+from tests.node.daemon import (
+    END_SECONDS,
+    GPUSHARE,
+    OWN_LABEL,
+    DaemonFailed,
+    DaemonProcess,
+    Json,
+    Refused,
+    wait_until,
+)
 from tests.node.grpc_client import ask
 
 ADA, BOB = 5, 7
@@ -276,6 +285,35 @@ def test_a_job_that_fails_is_tried_again_as_often_as_was_said(daemon: DaemonProc
     assert (done["state"], done["attempt"]) == ("succeeded", 2)
     assert marks(tmp_path / "seen") == Counter(x=2)
     assert any("retry 1 of 3" in line for line in story(daemon, name))
+
+
+def test_each_attempt_s_output_is_had_while_the_next_one_waits_and_after(
+    daemon: DaemonProcess, tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o777)
+    script = 'echo "$GPUSHARE_ATTEMPT"; echo x >>/out/seen; test "$(wc -l </out/seen)" -ge 2'
+    body = body_of(
+        daemon, "sh", "-c", script, HostConfig={"NetworkMode": "none", "Binds": [f"{tmp_path}:/out"]}
+    )
+    (name,) = submit(daemon, create_body=body, retries=1)
+    wait_until(lambda: job(daemon, name)["tries"] != [], "the first attempt is over")
+    held = gpushare(daemon, "hold", name)
+    assert held.returncode == 0, held.stderr
+    waiting = gpushare(daemon, "logs", name)
+    assert waiting.stdout == "1\n"
+    assert "this is the output of attempt 1" in waiting.stderr
+    gpushare(daemon, "unhold", name)
+    done = wait_job(daemon, name)
+    assert done["state"] == "succeeded"
+    assert 0 < done["started_at"] <= done["ended_at"] <= time.time()
+    said = [gpushare(daemon, "logs", *words, name).stdout for words in ([], ["--attempt", "1"])]
+    assert said == ["2\n", "1\n"]
+    none = gpushare(daemon, "logs", "--attempt", "9", name)
+    assert (none.returncode, "no attempt 9 that ran" in none.stderr) == (125, True)
+    (row,) = gpushare(daemon, "jobs", "--ended", "-o", "columns=ran", "--no-headers").stdout.split()
+    assert row.endswith("s")
+    (streamed,) = ask(daemon.socket, [("Jobs/Logs", {"job_id": name, "attempt": 1})])
+    assert [base64.b64decode(one["data"]) for one in streamed["items"]] == [b"1\n"]
 
 
 def test_more_jobs_than_the_node_s_queue_takes_wait_in_the_book_and_all_run(

@@ -280,6 +280,7 @@ class Job(_message.Message):
     INTERACTIVE_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    TRIES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     state: _builtins.str
     """held, queued, placing, running, paused, unknown, cancelling, succeeded, failed, cancelled"""
@@ -292,6 +293,7 @@ class Job(_message.Message):
     """What the GPU request is, in words: "1 x 0.5"."""
     submitted_at: _builtins.float
     started_at: _builtins.float
+    """When the attempt that runs began, or of one that is over the last; 0 where none ran. When it ended."""
     ended_at: _builtins.float
     attempt: _builtins.int
     exit_code: _builtins.int
@@ -309,6 +311,10 @@ class Job(_message.Message):
     priority: _builtins.int
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobPart]: ...
+    @_builtins.property
+    def tries(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobTry]:
+        """Earlier attempts that ran, the newest last. Of many only the newest are kept."""
+
     def __init__(
         self,
         *,
@@ -334,10 +340,11 @@ class Job(_message.Message):
         interactive: _builtins.bool = ...,
         position: _builtins.int = ...,
         priority: _builtins.int = ...,
+        tries: _abc.Iterable[Global___JobTry] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_array_index", b"_array_index", "_exit_code", b"_exit_code", "array_index", b"array_index", "exit_code", b"exit_code"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_array_index", b"_array_index", "_exit_code", b"_exit_code", "array_id", b"array_id", "array_index", b"array_index", "asks", b"asks", "attempt", b"attempt", "class", b"class", "ended_at", b"ended_at", "exit_code", b"exit_code", "hint", b"hint", "id", b"id", "image", b"image", "interactive", b"interactive", "name", b"name", "owner", b"owner", "parts", b"parts", "pool", b"pool", "position", b"position", "priority", b"priority", "project", b"project", "reason", b"reason", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_array_index", b"_array_index", "_exit_code", b"_exit_code", "array_id", b"array_id", "array_index", b"array_index", "asks", b"asks", "attempt", b"attempt", "class", b"class", "ended_at", b"ended_at", "exit_code", b"exit_code", "hint", b"hint", "id", b"id", "image", b"image", "interactive", b"interactive", "name", b"name", "owner", b"owner", "parts", b"parts", "pool", b"pool", "position", b"position", "priority", b"priority", "project", b"project", "reason", b"reason", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "token", b"token", "tries", b"tries"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__array_index: _TypeAlias = _typing.Literal["array_index"]  # noqa: Y015
     _WhichOneofArgType__array_index: _TypeAlias = _typing.Literal["_array_index", b"_array_index"]  # noqa: Y015
@@ -349,6 +356,40 @@ class Job(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__exit_code) -> _WhichOneofReturnType__exit_code | None: ...
 
 Global___Job: _TypeAlias = Job  # noqa: Y015
+
+@_typing.final
+class JobTry(_message.Message):
+    """An attempt that ran, and that is over."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    STARTED_AT_FIELD_NUMBER: _builtins.int
+    ENDED_AT_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    attempt: _builtins.int
+    """The number of the attempt. Those that no node took have numbers too, so there may be gaps."""
+    started_at: _builtins.float
+    ended_at: _builtins.float
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobPart]:
+        """Where it ran, and how it ended there."""
+
+    def __init__(
+        self,
+        *,
+        attempt: _builtins.int = ...,
+        started_at: _builtins.float = ...,
+        ended_at: _builtins.float = ...,
+        parts: _abc.Iterable[Global___JobPart] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "ended_at", b"ended_at", "parts", b"parts", "started_at", b"started_at"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobTry: _TypeAlias = JobTry  # noqa: Y015
 
 @_typing.final
 class JobPart(_message.Message):
@@ -589,12 +630,15 @@ class LogsRequest(_message.Message):
     FOLLOW_FIELD_NUMBER: _builtins.int
     TAIL_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     follow: _builtins.bool
     tail: _builtins.int
     """The last so many lines; 0 = all."""
     rank: _builtins.int
     """Which part of a gang."""
+    attempt: _builtins.int
+    """Which attempt; 0 = the newest that has run."""
     def __init__(
         self,
         *,
@@ -602,10 +646,11 @@ class LogsRequest(_message.Message):
         follow: _builtins.bool = ...,
         tail: _builtins.int = ...,
         rank: _builtins.int = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["follow", b"follow", "job_id", b"job_id", "rank", b"rank", "tail", b"tail"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "follow", b"follow", "job_id", b"job_id", "rank", b"rank", "tail", b"tail"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -642,12 +687,15 @@ class TunnelChunk(_message.Message):
     DATA_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """In the first message of whoever opens it."""
     data: _builtins.bytes
     end: _builtins.bool
     """The sender sends no more."""
     rank: _builtins.int
+    attempt: _builtins.int
+    """As of DoorRequest."""
     def __init__(
         self,
         *,
@@ -655,10 +703,11 @@ class TunnelChunk(_message.Message):
         data: _builtins.bytes = ...,
         end: _builtins.bool = ...,
         rank: _builtins.int = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "end", b"end", "job_id", b"job_id", "rank", b"rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "data", b"data", "end", b"end", "job_id", b"job_id", "rank", b"rank"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -670,18 +719,22 @@ class DoorRequest(_message.Message):
 
     JOB_ID_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     rank: _builtins.int
     """Which part of a gang."""
+    attempt: _builtins.int
+    """To where an earlier attempt ran; 0 = to where the job is now."""
     def __init__(
         self,
         *,
         job_id: _builtins.str = ...,
         rank: _builtins.int = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "rank", b"rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "job_id", b"job_id", "rank", b"rank"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

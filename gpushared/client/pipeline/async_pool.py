@@ -150,12 +150,14 @@ class AsyncPool:
                 await asyncio.sleep(patience.pause_seconds(error, time.monotonic()))
 
     async def logs(
-        self, job_id: str, *, follow: bool = False, tail: int = 0, rank: int = 0
+        self, job_id: str, *, follow: bool = False, tail: int = 0, rank: int = 0, attempt: int = 0
     ) -> AsyncIterator[bytes]:
         job = await (self._started(job_id) if follow else self.get(job_id))
         position, patience = Position(job, tail), self._patience()
-        asked = jobs_pb2.LogsRequest(job_id=job.id, follow=follow, tail=tail, rank=rank)
+        follow = follow and attempt in {0, job.attempt}  # of an earlier one nothing is still to come
+        asked = jobs_pb2.LogsRequest(job_id=job.id, follow=follow, tail=tail, rank=rank, attempt=attempt)
         while True:
+            asked.attempt = job.attempt if follow else attempt
             try:
                 async for chunk in self._stream("Logs", asked):
                     patience.answered()

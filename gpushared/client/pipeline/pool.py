@@ -160,16 +160,20 @@ class Pool:
             except GpushareError as error:
                 time.sleep(patience.pause_seconds(error, time.monotonic()))
 
-    def logs(self, job_id: str, *, follow: bool = False, tail: int = 0, rank: int = 0) -> Iterator[bytes]:
+    def logs(
+        self, job_id: str, *, follow: bool = False, tail: int = 0, rank: int = 0, attempt: int = 0
+    ) -> Iterator[bytes]:
         """What its container has written, both streams as they came, in pieces of any length.
 
         With ``follow`` from its start until it ends, through restarts of the pool's daemons. ``tail``: only
-        the last so many lines.
+        the last so many lines. ``attempt``: of which one; else of the newest that has run.
         """
         job = self._started(job_id) if follow else self.get(job_id)
         position, patience = Position(job, tail), self._patience()
-        asked = jobs_pb2.LogsRequest(job_id=job.id, follow=follow, tail=tail, rank=rank)
+        follow = follow and attempt in {0, job.attempt}  # of an earlier one nothing is still to come
+        asked = jobs_pb2.LogsRequest(job_id=job.id, follow=follow, tail=tail, rank=rank, attempt=attempt)
         while True:
+            asked.attempt = job.attempt if follow else attempt
             try:
                 for chunk in self._stream("Logs", asked):
                     patience.answered()

@@ -21,6 +21,10 @@ from gpushared.domain.shelf import Shelf
 
 FINAL_KEPT_SECONDS = 30 * 24 * 3600.0
 """So long is a final record kept at least; longer than an order may be under way."""
+SPEC_BYTES = 256 * 1024
+"""So much of the specs of attempts that are over is told to a coordinator that may have forgotten them."""
+SPEC_REST_BYTES = 2048
+"""What a spec has besides its body, about."""
 NEVER_SEEN = Ending(EndKind.LOST, "the node never saw the order to run it")
 CANCELLED_UNSEEN = Ending(EndKind.CANCELLED, "it was cancelled before the node saw it")
 
@@ -153,13 +157,32 @@ def report_of(attempt: Attempt, *, with_spec: bool = False) -> Report:
         request=attempt.request if with_spec else None,
         started_at=attempt.started_at,
         committed=attempt.facts is not None,
+        ended_at=attempt.at if attempt.state.is_final else None,
     )
 
 
-def reports(book: Attempts) -> tuple[Report, ...]:
-    """What a node says of its attempts when it meets a coordinator: of all, the oldest change first."""
+def reports(book: Attempts, spec_bytes: int = SPEC_BYTES) -> tuple[Report, ...]:
+    """What a node says of its attempts when it meets a coordinator: of all, the oldest change first.
+
+    A coordinator that lost its memory goes on with what is under way by its spec. What is over must only be
+    known to be so: the newest of it come with their specs too, up to so many bytes, so that the jobs of the
+    last hours are shown again; a month of them would keep both sides busy for as long as they say it.
+    """
     records = sorted(book.records.values(), key=lambda record: record.revision)
-    return tuple(report_of(record, with_spec=True) for record in records)
+    with_spec, left = set(book.live), spec_bytes
+    for record in reversed(records):
+        if record.state.is_final and record.spec is not None:
+            left -= len(record.spec.body) + SPEC_REST_BYTES
+            if left < 0:
+                break
+            with_spec.add(record.key)
+    return tuple(_told(record, record.key in with_spec) for record in records)
+
+
+def _told(record: Attempt, with_spec: bool) -> Report:
+    """A gang's part is known by what it asked for, which is not the same on all nodes."""
+    report = report_of(record, with_spec=with_spec)
+    return replace(report, request=record.request) if record.gang else report
 
 
 def to_fence(book: Attempts, contact_at: float, now: float) -> tuple[AttemptKey, ...]:

@@ -30,6 +30,7 @@ from gpushared.domain.jobs.orders import knows_ranks, name_of, send
 from gpushared.domain.jobs.protocol import Report
 from gpushared.domain.jobs.refusing import hint, refused, told
 from gpushared.domain.jobs.state import Booked, PoolDraft, Wake, is_gang, is_incomplete, is_over
+from gpushared.domain.jobs.tries import timed, tried
 from gpushared.domain.units import format_duration
 
 MAX_REFUSERS = 16
@@ -93,6 +94,7 @@ def apply(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
         ending=report.ending and _short(report.ending),
         revision=report.revision,
     )
+    new = timed(new, report, job.submitted_at, draft.now)
     if report.state is AttemptState.REFUSED:
         _count_refusal(new, draft)
     elif report.state is not AttemptState.PREPARING:
@@ -284,6 +286,7 @@ def _fail(job: Job, ending: Ending, draft: PoolDraft) -> None:
 def requeue(job: Job, text: str, draft: PoolDraft, *, wait_seconds: float = 0.0) -> None:
     """Back to the queue, at the place that it had."""
     not_before = draft.now + wait_seconds if wait_seconds else 0.0
+    job = tried(job, draft.now)
     draft.put(replace(job, state=Queued(draft.now, not_before)).note(draft.now, text))
 
 

@@ -203,6 +203,9 @@ class Part:
     """Where the others of a gang reach it."""
     port: int = 0
     """Of a gang's first part: where they all meet."""
+    started_at: float | None = None
+    """When its container began, by its node's clock, yet not before the job came nor after it was heard."""
+    ended_at: float | None = None
 
 
 # --- states --------------------------------------------------------------------------------------------
@@ -270,6 +273,27 @@ JobState = Queued | Placing | Running | Cancelling | Ended
 
 
 @dataclass(frozen=True, slots=True)
+class TryPart:
+    """Where a part of an attempt ran, and how it ended there."""
+
+    node: NodeName
+    lease: LeaseId | None = None
+    rank: int = 0
+    exit_code: int | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """An attempt that ran and is over, of a job that went on to another one: so its output is found."""
+
+    number: int
+    parts: tuple[TryPart, ...]
+    started_at: float
+    ended_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """One line of a job's story."""
 
@@ -301,6 +325,8 @@ class Job:
     """Set where it is known only by the word of a node that may not speak for its owner. Such a job is run
     nowhere else, until it comes with its owner's own word."""
     story: tuple[Entry, ...] = field(default=())
+    tries: tuple[Try, ...] = ()
+    """Earlier attempts that ran, the newest last."""
 
     def note(self, at: float, text: str) -> Job:
         """The job with one more line in its story."""

@@ -76,8 +76,9 @@ Order = Place | Query | CancelPart | Commit
 class Report:
     """How a part of an attempt stands on its node. ``revision`` rises with each change of it.
 
-    ``spec`` and ``request`` come with the reports of a node's hello, so that a coordinator that lost its
-    memory can make its own again. ``commits``: the gang was told to start.
+    ``spec`` and ``request`` come with the reports of a node's hello about what is under way or was lately, so
+    that a coordinator that lost its memory can make its own again. ``committed``: the gang was told to start.
+    ``started_at`` and ``ended_at`` are by the node's clock.
     """
 
     key: AttemptKey
@@ -89,6 +90,7 @@ class Report:
     request: Request | None = None
     started_at: float | None = None
     committed: bool = False
+    ended_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

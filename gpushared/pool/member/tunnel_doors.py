@@ -50,8 +50,8 @@ Vouch = Callable[[Caller, jobs_pb2.TunnelChunk], Awaitable[tuple[tuple[str, byte
 """The node's word for its user, as the metadata of a call."""
 
 
-_Key = tuple[JobId, int, int]
-"""Job, rank, user."""
+_Key = tuple[JobId, int, int, int]
+"""Job, attempt (0 = the one that is), rank, user."""
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class TunnelDoors:
         self._open: Counter[int] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def door(self, job: JobId, rank: int, caller: Caller) -> str:
+    async def door(self, job: JobId, rank: int, caller: Caller, attempt: int = 0) -> str:
         """The path of the socket through which this caller reaches the job's node.
 
         Raises LimitReached, and RequestError for what is no job.
@@ -91,10 +91,10 @@ class TunnelDoors:
         if _JOB_ID.fullmatch(job) is None:
             raise RequestError(f"{shown(job)} is no name of a job")
         self._close_idle()
-        key = (job, rank, caller.uid)
+        key = (job, attempt, rank, caller.uid)
         door = self._doors.get(key)
         if door is None:
-            of_user = sum(uid == caller.uid for _, _, uid in self._doors)
+            of_user = sum(uid == caller.uid for _, _, _, uid in self._doors)
             if len(self._doors) >= MAX_DOORS or of_user >= MAX_DOORS_PER_USER:
                 raise LimitReached("too many jobs elsewhere are reached from this node", hint="try later")
             door = self._doors[key] = self._made(key, caller)
@@ -110,9 +110,10 @@ class TunnelDoors:
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     def _made(self, key: _Key, caller: Caller) -> _Door:
-        job, rank, uid = key
+        job, attempt, rank, uid = key
         self._folder.mkdir(mode=0o711, parents=True, exist_ok=True)
-        path = self._folder / (f"{job}.{rank}-{uid}.sock" if rank else f"{job}-{uid}.sock")
+        tried, part = f"@{attempt}" if attempt else "", f".{rank}" if rank else ""
+        path = self._folder / f"{job}{tried}{part}-{uid}.sock"
         path.unlink(missing_ok=True)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         sock.bind(str(path))
@@ -130,7 +131,7 @@ class TunnelDoors:
         The listener is closed here alone: the event loop would go on to look at its number, which the next
         socket gets, and would then never look at that one.
         """
-        first = jobs_pb2.TunnelChunk(job_id=key[0], rank=key[1])
+        first = jobs_pb2.TunnelChunk(job_id=key[0], attempt=key[1], rank=key[2])
         loop = asyncio.get_running_loop()
         try:
             while True:

@@ -1,0 +1,67 @@
+"""Where the container of an attempt at a job is, or was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gpushared.domain.errors import RequestError, StateConflict
+from gpushared.domain.jobs.model import AttemptKey, Job, NodeName, Part, Try, TryPart
+from gpushared.domain.jobs.tries import has_run
+
+
+class JobPlace(NamedTuple):
+    """A node, and which attempt's container is meant there."""
+
+    node: NodeName
+    key: AttemptKey
+
+
+def place_of(job: Job, rank: int, attempt: int = 0) -> JobPlace:
+    """Where a part of the job has its lease now, or the node of an earlier attempt.
+
+    Raises StateConflict where there is none (yet), RequestError for a part that it does not have.
+    """
+    tried = next((one for one in job.tries if one.number == attempt), None)
+    if tried is not None:
+        return _earlier(job, rank, tried)
+    if attempt not in {0, job.attempts}:
+        raise no_attempt(job.id, attempt, [one.number for one in job.tries])
+    part = _ranked(job, job.parts, rank)
+    if part is None or part.lease is None:
+        raise StateConflict(
+            f"job {job.id} has nothing on any node (yet)", hint=f"its story: gpushare why {job.id}"
+        )
+    return JobPlace(part.node, AttemptKey(job.id, job.attempts))
+
+
+def output_of(job: Job, rank: int, attempt: int = 0) -> JobPlace:
+    """Where the output of an attempt is; of the newest that has run, unless one is named. Errors as there."""
+    newest = next((part for part in job.parts if part.rank == rank), None)
+    if attempt == 0 and job.tries and (newest is None or not has_run(newest)):
+        attempt = job.tries[-1].number
+    return place_of(job, rank, attempt)
+
+
+def no_attempt(job: str, attempt: int, known: Sequence[int]) -> StateConflict:
+    """``known``: the numbers of those that ran before."""
+    ran = ", ".join(map(str, known))
+    return StateConflict(
+        f"job {job} has no attempt {attempt} that ran and is remembered",
+        hint=f"attempts that ran before: {ran}" if ran else f"its story: gpushare why {job}",
+    )
+
+
+def _earlier(job: Job, rank: int, tried: Try) -> JobPlace:
+    part = _ranked(job, tried.parts, rank)
+    if part is None:
+        raise StateConflict(f"of attempt {tried.number} of job {job.id} part {rank} did not run")
+    return JobPlace(part.node, AttemptKey(job.id, tried.number))
+
+
+def _ranked(job: Job, parts: Sequence[Part] | Sequence[TryPart], rank: int) -> Part | TryPart | None:
+    """Raises RequestError where there is no such part."""
+    part = next((part for part in parts if part.rank == rank), None)
+    if part is None and parts:
+        raise RequestError(f"job {job.id} has {len(parts)} parts, counted from 0", hint=f"not {rank}")
+    return part

@@ -1,0 +1,49 @@
+"""What a node says of its attempts when it meets its coordinator, and how much that is at most."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpushared.domain.jobs.attempt import Attempt
+from gpushared.domain.jobs.attempts import SPEC_BYTES, reports, restored
+from gpushared.domain.jobs.model import AttemptKey, AttemptState, Ending, EndKind, JobId, JobSpec
+from gpushared.pool.wire import report_bytes
+from tests.unit.jobs.pool_world import ADA, HALF
+
+MONTH_OF_JOBS = 3_000
+BODY = "x" * 4_000
+
+
+def record(number: int, state: AttemptState = AttemptState.ENDED) -> Attempt:
+    ending = Ending(EndKind.EXITED, exit_code=0) if state.is_final else None
+    key = AttemptKey(JobId(f"job{number:05}"), 1)
+    spec = JobSpec(HALF, ADA, "busybox", BODY)
+    return Attempt(key, state, number, float(number), spec, HALF, ending=ending, started_at=1.0)
+
+
+def test_all_are_told_of_but_only_what_is_under_way_and_the_newest_that_is_over_with_its_spec() -> None:
+    running = record(0, AttemptState.RUNNING)
+    over = [record(number) for number in range(1, MONTH_OF_JOBS)]
+    told = reports(restored([running, *over]))
+    assert [report.revision for report in told] == list(range(MONTH_OF_JOBS))
+    with_spec = [report.revision for report in told if report.spec is not None]
+    assert with_spec[0] == 0
+    assert with_spec[1:] == list(range(MONTH_OF_JOBS - len(with_spec) + 1, MONTH_OF_JOBS))
+    assert 10 < len(with_spec) < SPEC_BYTES / len(BODY)
+
+
+def test_a_busy_month_is_a_hello_of_a_megabyte_or_so() -> None:
+    book = restored([record(number) for number in range(MONTH_OF_JOBS)])
+    assert sum(len(report_bytes(report)) for report in reports(book)) < 2 * SPEC_BYTES + 350 * MONTH_OF_JOBS
+
+
+def test_however_much_is_under_way_it_comes_with_its_spec() -> None:
+    book = restored([record(number, AttemptState.RUNNING) for number in range(MONTH_OF_JOBS)])
+    assert all(report.spec is not None for report in reports(book))
+
+
+def test_a_gang_s_part_that_is_over_says_what_it_was() -> None:
+    """Else a coordinator that knows the job, but not this attempt, would wait for a part that is over."""
+    gang = replace(record(1), gang=True)
+    (told,) = reports(restored([gang]), spec_bytes=0)
+    assert (told.spec, told.request) == (None, HALF)
