@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from gpushared.config.model import Config, HostMode, HostNetwork
+from gpushared.config.queue_policy import queue_policy_of
 from gpushared.domain.request import LeaseClass
 from gpushared.domain.rules import Action, Rules, WatchdogPolicy
 from gpushared.gate.site import Policy
 from gpushared.node.idle_rules import idle_of, project_idle_of, quiet_idle_of
-from gpushared.node.queue_rules import queue_policy_of
 
 
 def rules_of(config: Config) -> Rules:
@@ -24,7 +24,7 @@ def rules_of(config: Config) -> Rules:
         quiet_idle=quiet_idle_of(config),
         project_idle=project_idle_of(config),
         fault_patience_seconds=config.sharing.fault_patience_seconds,
-        policy=queue_policy_of(config),
+        policy=queue_policy_of(config, stop_grace_seconds=config.engine.stop_grace_seconds),
         preemption=config.queue.preemption,
         placement=config.placement.policy,
         together=config.placement.together,

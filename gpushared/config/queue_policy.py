@@ -1,13 +1,14 @@
-"""Who goes next, from the configuration."""
+"""Who goes next, from the configuration of a node or of a coordinator."""
 
 from __future__ import annotations
 
 from gpushared.config.model import Config
+from gpushared.config.pool import CoordinatorConfig
 from gpushared.domain.policy.projects import Policy
 from gpushared.domain.request import LeaseClass
 
 
-def queue_policy_of(config: Config) -> Policy:
+def queue_policy_of(config: Config | CoordinatorConfig, *, stop_grace_seconds: int) -> Policy:
     """The configuration's projects, classes and figures, as the policy reads them."""
     queue = config.queue
     return Policy(
@@ -21,6 +22,6 @@ def queue_policy_of(config: Config) -> Policy:
         patience_seconds=float(queue.patience_seconds),
         turn_seconds=float(queue.turn_seconds),
         notice_seconds=float(queue.preempt_notice_seconds),
-        grace_seconds=float(config.engine.stop_grace_seconds),
+        grace_seconds=float(stop_grace_seconds),
         reservations=queue.reservations,
     )
