@@ -50,6 +50,7 @@ from gpushared.serving.doors import Doors
 from gpushared.serving.front import Front, listen
 from gpushared.serving.identity import Identities
 from gpushared.serving.jsonapi import JsonApi, Unary
+from gpushared.serving.process import until_one_ends
 from gpushared.serving.systemd import Notifier, feed_watchdog, is_socket_activated, passed_socket
 from gpushared.serving.troubles import Troubles
 
@@ -306,30 +307,19 @@ class Daemon:
 
     async def _live(self, loop: Loop) -> None:
         """Until the stop: look, follow, tick, and tell systemd."""
-        tasks = [
-            asyncio.create_task(work)
-            for work in (
-                self._sampler.run(),
-                self._follower.run(),
-                self._tick(loop),
-                self._jobs.run(),
-                self._enrolment.keep_renewed(),
-                self._pool.run(),
-                loop.ended(),
-                self._stop.wait(),
-            )
-        ]
         self._notifier.ready(self._status(loop))
         log.info("serving %s", self._status(loop))
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()  # a part of the daemon that ends by an error ends the daemon
-        finally:
-            self._notifier.stopping()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await until_one_ends(
+            self._notifier,
+            self._sampler.run(),
+            self._follower.run(),
+            self._tick(loop),
+            self._jobs.run(),
+            self._enrolment.keep_renewed(),
+            self._pool.run(),
+            loop.ended(),
+            self._stop.wait(),
+        )
 
     async def _tick(self, loop: Loop) -> None:
         while True:

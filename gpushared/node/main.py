@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,14 +17,14 @@ from gpushared.domain.errors import GpushareError
 from gpushared.node.app import Daemon
 from gpushared.node.parts import real_parts
 from gpushared.serving.logs import set_up_logging
-from gpushared.serving.process import allow_many_files
+from gpushared.serving.process import allow_many_files, complain, run_with_signals
 from gpushared.serving.systemd import Notifier
 
-log = logging.getLogger("gpushared")
+PROGRAM = "gpushared"
 
 
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(gpushared.__version__, prog_name="gpushared")
+@click.version_option(gpushared.__version__, prog_name=PROGRAM)
 @click.option(
     "--config", type=click.Path(path_type=Path), help="Configuration file instead of the usual one."
 )
@@ -70,7 +68,7 @@ def install(prefix: Path) -> None:
         ):
             click.echo(line)
     except GpushareError as error:
-        _complain(error)
+        complain(PROGRAM, error)
         sys.exit(error.exit_code)
 
 
@@ -99,7 +97,7 @@ def serve(path: Path | None, flags: Mapping[str, str]) -> int:
         allow_many_files()
         asyncio.run(_run(config, path, flags))
     except GpushareError as error:
-        _complain(error)
+        complain(PROGRAM, error)
         return error.exit_code
     return 0
 
@@ -111,7 +109,7 @@ def restore(path: Path | None, flags: Mapping[str, str]) -> int:
     try:
         said = asyncio.run(restore_modes(read_config(path, flags)))
     except GpushareError as error:
-        _complain(error)
+        complain(PROGRAM, error)
         return error.exit_code
     if said is not None:
         click.echo(f"gpushared: {said}")
@@ -121,25 +119,4 @@ def restore(path: Path | None, flags: Mapping[str, str]) -> int:
 async def _run(config: Config, path: Path | None, flags: Mapping[str, str]) -> None:
     notifier = Notifier()
     daemon = Daemon(config, real_parts(config), notifier, lambda: read_config(path, flags))
-    loop = asyncio.get_running_loop()
-
-    def reload() -> None:
-        notifier.reloading()
-        status = "configuration reloaded"
-        try:
-            daemon.reload(read_config(path, flags))
-        except GpushareError as error:
-            status = "configuration not reloaded, the old one stays"
-            log.error("%s: %s", status, error)  # noqa: TRY400 - no bug
-        notifier.ready(status)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, daemon.stop)
-    loop.add_signal_handler(signal.SIGHUP, reload)
-    await daemon.run()
-
-
-def _complain(error: GpushareError) -> None:
-    click.echo(f"gpushared: {error.message}", err=True)
-    if error.hint:
-        click.echo(f"  hint: {error.hint}", err=True)
+    await run_with_signals(daemon, notifier, lambda: read_config(path, flags))

@@ -42,6 +42,7 @@ from gpushared.ports import Clock
 from gpushared.serving.doors import Doors
 from gpushared.serving.front import Front, listen
 from gpushared.serving.jsonapi import JsonApi
+from gpushared.serving.process import until_one_ends
 from gpushared.serving.systemd import Notifier, feed_watchdog
 from gpushared.serving.troubles import Troubles
 
@@ -226,17 +227,6 @@ class PoolDaemon:
 
     async def _live(self, loop: PoolLoop) -> None:
         """Until the stop, or until this coordinator must not go on: Deposed."""
-        tasks = [
-            asyncio.create_task(work)
-            for work in (
-                self._tick(loop),
-                self._keep_mark(loop),
-                self._prune(loop),
-                keep_aside(),
-                loop.ended(),
-                self._stop.wait(),
-            )
-        ]
         self._notifier.ready(self._status(loop))
         log.info(
             "serving pool users_port=%d nodes_port=%d: %s",
@@ -244,15 +234,15 @@ class PoolDaemon:
             self.nodes_port,
             self._status(loop),
         )
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()  # a part of the daemon that ends by an error ends the daemon
-        finally:
-            self._notifier.stopping()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await until_one_ends(
+            self._notifier,
+            self._tick(loop),
+            self._keep_mark(loop),
+            self._prune(loop),
+            keep_aside(),
+            loop.ended(),
+            self._stop.wait(),
+        )
 
     async def _tick(self, loop: PoolLoop) -> None:
         while True:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,10 +16,10 @@ from gpushared.domain.errors import ConfigError, GpushareError
 from gpushared.pool.app import PoolDaemon, real_pool_parts
 from gpushared.pool.trust.people import people_of
 from gpushared.serving.logs import set_up_logging
-from gpushared.serving.process import allow_many_files
+from gpushared.serving.process import allow_many_files, complain, run_with_signals
 from gpushared.serving.systemd import Notifier
 
-log = logging.getLogger("gpushared")
+PROGRAM = "gpushared-pool"
 
 KEYS = {
     "listen": "coordinator.listen",
@@ -34,7 +32,7 @@ KEYS = {
 
 
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(gpushared.__version__, prog_name="gpushared-pool")
+@click.version_option(gpushared.__version__, prog_name=PROGRAM)
 @click.option(
     "--config", type=click.Path(path_type=Path), help="Configuration file instead of the usual one."
 )
@@ -80,7 +78,7 @@ def install(prefix: Path) -> None:
         for line in install_units(prefix, package):
             click.echo(line)
     except GpushareError as error:
-        _complain(error)
+        complain(PROGRAM, error)
         sys.exit(error.exit_code)
 
 
@@ -98,7 +96,7 @@ def serve(path: Path | None, flags: Mapping[str, str], *, allow_root: bool) -> i
         allow_many_files()
         asyncio.run(_run(config, path, flags))
     except GpushareError as error:
-        _complain(error)
+        complain(PROGRAM, error)
         return error.exit_code
     return 0
 
@@ -108,7 +106,7 @@ def checked(path: Path | None, flags: Mapping[str, str]) -> int:
     try:
         people_of(read_config(path, flags).users)
     except GpushareError as error:
-        _complain(error)
+        complain(PROGRAM, error)
         return error.exit_code
     return 0
 
@@ -126,25 +124,4 @@ def refuse_root(*, allowed: bool) -> None:
 async def _run(config: CoordinatorConfig, path: Path | None, flags: Mapping[str, str]) -> None:
     notifier = Notifier()
     daemon = PoolDaemon(config, real_pool_parts(config), notifier)
-    loop = asyncio.get_running_loop()
-
-    def reload() -> None:
-        notifier.reloading()
-        status = "configuration reloaded"
-        try:
-            daemon.reload(read_config(path, flags))
-        except GpushareError as error:
-            status = "configuration not reloaded, the old one stays"
-            log.error("%s: %s", status, error)  # noqa: TRY400 - no bug
-        notifier.ready(status)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, daemon.stop)
-    loop.add_signal_handler(signal.SIGHUP, reload)
-    await daemon.run()
-
-
-def _complain(error: GpushareError) -> None:
-    click.echo(f"gpushared-pool: {error.message}", err=True)
-    if error.hint:
-        click.echo(f"  hint: {error.hint}", err=True)
+    await run_with_signals(daemon, notifier, lambda: read_config(path, flags))

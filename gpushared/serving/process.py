@@ -1,11 +1,79 @@
-"""What a daemon asks of the kernel for its own process."""
+"""The process of a daemon: its files, its signals, its tasks, and what it says before it gives up."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import resource
+import signal
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+import click
+
+from gpushared.domain.errors import GpushareError
+from gpushared.serving.systemd import Notifier
+
+log = logging.getLogger("gpushared")
+
+ConfigT = TypeVar("ConfigT")
+ConfigT_contra = TypeVar("ConfigT_contra", contravariant=True)
 
 OPEN_FILES = 65536
 """As the service units have it."""
+
+
+class Running(Protocol[ConfigT_contra]):
+    """What signals ask of a daemon."""
+
+    async def run(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def reload(self, config: ConfigT_contra, /) -> None: ...
+
+
+async def run_with_signals(
+    daemon: Running[ConfigT], notifier: Notifier, read_config: Callable[[], ConfigT]
+) -> None:
+    """Run the daemon: SIGTERM and SIGINT stop it, SIGHUP makes it take over its configuration anew."""
+    loop = asyncio.get_running_loop()
+
+    def reload() -> None:
+        notifier.reloading()
+        status = "configuration reloaded"
+        try:
+            daemon.reload(read_config())
+        except GpushareError as error:
+            status = "configuration not reloaded, the old one stays"
+            log.error("%s: %s", status, error)  # noqa: TRY400 - no bug
+        notifier.ready(status)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, daemon.stop)
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    await daemon.run()
+
+
+async def until_one_ends(notifier: Notifier, *work: Coroutine[Any, Any, object]) -> None:
+    """Do all of it at once until the first ends, by an error or not: then the daemon does, and the rest."""
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        notifier.stopping()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def complain(program: str, error: GpushareError) -> None:
+    """Tell whoever started it, on standard error."""
+    click.echo(f"{program}: {error.message}", err=True)
+    if error.hint:
+        click.echo(f"  hint: {error.hint}", err=True)
 
 
 def allow_many_files() -> None:
