@@ -209,9 +209,11 @@ class NodeDesk:
     # --- starts ----------------------------------------------------------------------------------------
 
     async def before_start(self, container: ContainerId, caller: Caller) -> None:
+        at = self._loop.now()
         facts = await self._engine.inspect(container)
         if facts is None or not facts.device_name:
             return
+        await self._follower.note_end(facts, at)
         lease = await self._after_draining(container)
         if lease is not None:
             await self._loop.send(m.StartAsked(lease.id))

@@ -7,7 +7,7 @@ import logging
 
 from gpushared.domain.errors import GpushareError, JournalUnavailable
 from gpushared.domain.jobs.node_messages import MachineGoesDown
-from gpushared.domain.lease import ContainerId, Draining
+from gpushared.domain.lease import Active, ContainerId, Draining, Paused
 from gpushared.domain.messages import Condition, ContainerSeen, EngineSurveyed, Means, MeansKnown
 from gpushared.domain.state import NodeState
 from gpushared.gate.inject import binds_late, is_unnamed
@@ -186,7 +186,20 @@ class Follower:
     async def inspect(self, container: ContainerId) -> None:
         """Tell the core of one container."""
         facts = await self._engine.inspect(container)
-        event = ContainerSeen(container, Condition.GONE) if facts is None else seen(facts)
+        await self._tell(ContainerSeen(container, Condition.GONE) if facts is None else seen(facts))
+
+    async def note_end(self, facts: ContainerFacts, at: float) -> None:
+        """Tell the core of an end that its events have yet to tell of; ``facts`` are of ``at``, or later.
+
+        The engine answers a stop before it tells of the end.
+        """
+        event, lease = seen(facts), self._loop.state.of_container(facts.id)
+        if lease is None or event.condition is not Condition.EXITED:
+            return
+        if isinstance(lease.state, Active | Paused) and lease.state.since < at:
+            await self._tell(event)
+
+    async def _tell(self, event: ContainerSeen) -> None:
         await self._note_shutdown(event)
         await self._loop.send(event)
 

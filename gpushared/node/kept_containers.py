@@ -21,6 +21,8 @@ from gpushared.serving.insider import Insider
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 60.0
+RETRY_SECONDS = 2.0
+"""Where something is due that could not be removed, as while the engine or the gate is not up yet."""
 OVER = (ContainerStatus.CREATED, ContainerStatus.EXITED, ContainerStatus.DEAD)
 DAEMON = Caller(0, 0, "the daemon", trusted=True)
 REMOVED = (204, 404)
@@ -50,11 +52,12 @@ class KeptContainers:
         """For ever."""
         while True:
             try:
-                await self.look()
+                done = await self.look()
             except GpushareError as error:
                 log.debug("containers of ended jobs not looked at: %s", error)
+                done = False
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
+                async with asyncio.timeout(LOOK_SECONDS if done else RETRY_SECONDS):
                     await self._news.wait()
             self._news.clear()
 
@@ -65,8 +68,8 @@ class KeptContainers:
         if record is not None and record.state.is_final and record.spec is not None and record.spec.remove:
             self._news.set()
 
-    async def look(self) -> None:
-        """Remove what is due. Asks the engine only where something is."""
+    async def look(self) -> bool:
+        """Remove what is due, and say whether all of it went. Asks the engine only where something is."""
         records = {record.lease: record for record in self._over() if record.lease is not None}
         self._gone &= records.keys()
         left = sorted(
@@ -76,8 +79,7 @@ class KeptContainers:
         surplus = max(0, len(left) - self.keeping.most)
         oldest = self._loop.now() - self.keeping.seconds
         due = [one for n, one in enumerate(left) if n < surplus or one.at <= oldest or _is_removed(one)]
-        if due:
-            await self._remove({one.lease for one in due if one.lease is not None})
+        return not due or await self._remove({one.lease for one in due if one.lease is not None})
 
     def _over(self) -> Iterable[Attempt]:
         for book in self._loop.state.attempts.values():
@@ -85,7 +87,7 @@ class KeptContainers:
                 if record.state.is_final and record.spec is not None and not record.spec.interactive:
                     yield record
 
-    async def _remove(self, due: set[LeaseId]) -> None:
+    async def _remove(self, due: set[LeaseId]) -> bool:
         gate = self._insider.gate_as(DAEMON)
         here: set[LeaseId] = set()
         for facts in await self._engine.containers():
@@ -94,6 +96,7 @@ class KeptContainers:
             if lease in due and self._is_over(facts) and not await _removed(facts.id, gate):
                 here.add(lease)
         self._gone |= due - here
+        return not here
 
     def _is_over(self, facts: ContainerFacts) -> bool:
         leased = self._loop.state.of_device(facts.device_name) is not None

@@ -54,6 +54,7 @@ class World:
     troubles: Troubles
     sampler: Sampler
     performer: Performer
+    follower: Follower
     desk: NodeDesk
     clock: ManualClock
 
@@ -61,6 +62,16 @@ class World:
         lease = await self.loop.send(m.RequestSubmitted(request, ALICE))
         assert lease is not None
         return lease
+
+    async def hold(self) -> Lease:
+        """A lease whose container runs."""
+        await self.follower.connect()
+        lease = await self.ask()
+        await until(lambda: lease.device_name in self.engine.devices)
+        box = self.engine.create(lease.device_name, owner_uid=ALICE.uid)
+        self.engine.start(box)
+        await self.loop.send(m.ContainerSeen(box, m.Condition.RUNNING, lease.device_name))
+        return self.loop.state.find(lease.id)
 
     def state_of(self, lease: Lease) -> str:
         return type(self.loop.state.find(lease.id).state).__name__
@@ -78,7 +89,7 @@ async def world(gpus: FakeGpus | None = None, sharing: FakeSharing | None = None
     loop.perform = performer.perform
     async with asyncio.timeout(20), loop.running():
         desk = NodeDesk(loop, performer, follower, engine, journal, Attendance(loop.now()), 10)
-        yield World(loop, journal, gpus, sharing, engine, troubles, sampler, performer, desk, clock)
+        yield World(loop, journal, gpus, sharing, engine, troubles, sampler, performer, follower, desk, clock)
         await performer.close()
 
 
@@ -210,6 +221,39 @@ async def test_a_gpu_that_was_lost_at_the_start_is_surveyed_again_when_it_answer
         assert node.loop.state.gpus[GPU.id] == GPU
         await node.loop.send(m.GpuDrainAsked(GPU.id, Caller(0, 0, "root", trusted=True), None))
         assert (await node.ask()).grants
+
+
+async def test_a_container_that_ended_unheard_is_started_again_with_another_lease() -> None:
+    """The engine answers a stop before it tells of the end, and whoever stopped it starts it at once."""
+    async with world() as node:
+        await node.sampler.turn()
+        first = await node.hold()
+        container = first.container
+        assert container is not None
+        node.clock.advance(1)
+        await node.engine.stop(container, 0)  # nobody listens to the engine's events here
+        assert node.state_of(first) == "Active"
+        starting = asyncio.create_task(node.desk.before_start(container, ALICE))
+        await until(lambda: node.state_of(first) == "Draining")
+        node.clock.advance(1)
+        await node.sampler.turn()
+        await starting
+        second = node.loop.state.of_container(container)
+        assert second is not None
+        assert second.id != first.id
+
+
+async def test_an_end_of_before_its_newest_start_is_not_taken_for_news() -> None:
+    """Two start it at once, and the one who looked first hears of it last."""
+    async with world() as node:
+        await node.sampler.turn()
+        lease = await node.hold()
+        assert lease.container is not None
+        facts = node.engine.facts_of(lease.container)
+        assert facts is not None
+        ended = replace(facts, status=ContainerStatus.EXITED, pid=0)
+        await node.follower.note_end(ended, node.clock.now())
+        assert node.state_of(lease) == "Active"
 
 
 async def test_a_container_is_started_again_under_its_lease_after_a_fault() -> None:
