@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container
 
 from gpushared.domain.lease import Lease, LeaseId
 from gpushared.domain.placement import Reason
+from gpushared.domain.state import NodeState
 from gpushared.domain.units import format_duration
 
 
-def not_yet(lease: Lease, live: Container[LeaseId], now: float) -> tuple[Reason, str] | None:
-    """Why a waiting lease must not start now, whatever is free; None where it may.
-
-    ``live``: the leases that are not over.
-    """
+def not_yet(lease: Lease, state: NodeState, now: float) -> tuple[Reason, str] | None:
+    """Why a waiting lease must not start now, whatever is free; None where it may."""
     if lease.held_by:
         return Reason.HELD, f"is held by {lease.held_by}"
-    before = [LeaseId(name) for name in lease.request.after if LeaseId(name) in live]
+    before = [LeaseId(name) for name in lease.request.after if LeaseId(name) in state.leases]
     if before:
         return Reason.AFTER_LEASE, f"starts after {', '.join(before)}"
-    begin_at = lease.request.begin_at
+    begin_at = state.begins_at(lease.request)
     if begin_at is not None and now < begin_at:
         minutes = max(1, math.ceil((begin_at - now) / 60))
         return Reason.BEGIN_TIME, f"is to start in {format_duration(minutes * 60)} at the earliest"

@@ -62,13 +62,13 @@ def waiting(
     text = refusal_sentence(request, decision, state, now=now)
     if start is None and (starts is not None or _is_head(decision)):
         text += _why_unknown(decision, state)
-    begin_at = request.begin_at if request.begin_at is not None and now < request.begin_at else None
+    begin_at = state.begins_at(request)
     return Waiting(
         decision.position,
         queue_length,
         decision.reason or Reason.RESOURCES,
         text,
-        begin_at,
+        begin_at if begin_at is not None and now < begin_at else None,
         start,
         _counted(decision),
     )

@@ -128,7 +128,7 @@ def _no_room(request: Request, rooms: Rooms, state: NodeState) -> tuple[Reason, 
 
 
 def _text(lease: Lease, verdict: Verdict, state: NodeState, now: float) -> str:
-    why = not_yet(lease, state.leases, now) if verdict.reason in _NOT_YET else None
+    why = not_yet(lease, state, now) if verdict.reason in _NOT_YET else None
     return verdict.text if why is None else why[1]
 
 

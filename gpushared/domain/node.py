@@ -407,6 +407,15 @@ def _(event: MachineGoesDown, draft: Draft) -> None:  # noqa: ARG001 - chosen by
 
 
 @_apply.register
+def _(event: m.DayTimeSet, draft: Draft) -> None:
+    """What a container can read of its lease is in the time of day too."""
+    draft.ahead_seconds = event.ahead_seconds
+    for lease in draft.view().holders():
+        if lease.expires_at is not None:
+            draft.do(m.MakeEdits(lease.id))
+
+
+@_apply.register
 def _(event: m.QuietTimeChanged, draft: Draft) -> None:
     draft.quiet = event.quiet
 

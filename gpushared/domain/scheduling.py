@@ -64,7 +64,7 @@ def candidate(lease: Lease, state: NodeState, policy: Policy) -> Candidate:
         _priority(lease, policy),
         lease.state.since if isinstance(lease.state, Requeued | Suspended) else lease.created_at,
         held=bool(lease.held_by),
-        begin_at=lease.request.begin_at,
+        begin_at=state.begins_at(lease.request),
         after=tuple(LeaseId(name) for name in lease.request.after if LeaseId(name) in state.leases),
         served=lease.served_gpu_seconds,
         yields=_yields(lease, state, policy),

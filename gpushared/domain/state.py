@@ -33,7 +33,7 @@ from gpushared.domain.policy.projects import DAY, Policy, Project
 from gpushared.domain.policy.sizes import permille_of
 from gpushared.domain.policy.standing import StandingChange, changed_rows
 from gpushared.domain.policy.usage import Interval, Usage
-from gpushared.domain.request import Caller
+from gpushared.domain.request import Caller, Request
 from gpushared.domain.rules import Rules
 from gpushared.domain.units import shown
 
@@ -100,6 +100,8 @@ class NodeState:
     """What their containers may take of the host's memory, and have of it, as the engine last told."""
     quiet: bool = False
     """It is a quiet time by the configuration's calendar."""
+    ahead_seconds: float = 0.0
+    """By how much the time of day, which people set, is ahead of the clock that counts time."""
     means: Means = field(default_factory=Means)
     host: HostSize = field(default_factory=HostSize)
     mix: Mix = field(default_factory=Mix)
@@ -120,6 +122,14 @@ class NodeState:
     """The machine is being shut down; said by nobody before a container failed in it."""
     earlier_boots_over: bool = True
     """False from a restart until what must not begin in another boot than its order's is ended."""
+
+    def day(self, at: float) -> float:
+        """A moment as the time of day shows it, for people."""
+        return at + self.ahead_seconds
+
+    def begins_at(self, request: Request) -> float | None:
+        """When a request may begin at the earliest, which people say in the time of day."""
+        return None if request.begin_at is None else request.begin_at - self.ahead_seconds
 
     def waiting(self) -> list[Lease]:
         """The queue, in the order in which they joined it; one that gave way joins it anew."""
@@ -248,6 +258,7 @@ class Draft:
         self.resting = dict(state.resting)
         self.container_memory = state.container_memory
         self.quiet = state.quiet
+        self.ahead_seconds = state.ahead_seconds
         self.usage = state.usage
         self.turns = state.turns
         self.projects = state.projects
@@ -286,6 +297,7 @@ class Draft:
             resting=self.resting,
             container_memory=self.container_memory,
             quiet=self.quiet,
+            ahead_seconds=self.ahead_seconds,
             usage=self.usage,
             turns=self.turns,
             projects=self.projects,

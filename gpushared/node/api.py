@@ -211,7 +211,7 @@ class Api:
         entries = await self._journal.story(lease.id) if own else ()
         return leases_pb2.Explanation(
             lease=self._view(lease, caller),
-            story=views.story(entries),
+            story=self.views.story(entries),
             refusals=self.views.refusals(lease),
             fits_now=self.views.nearest(lease),
             kept=self.views.kept(lease),
@@ -263,7 +263,7 @@ class Api:
             simulated=self._simulated,
             engine=self._engine_status(),
             troubles=self._troubles.all(),
-            started_at=self._started_at,
+            started_at=self.views.day(self._started_at),
             caller_trusted=caller.trusted,
             caller_uid=caller.uid,
         )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpushared.config.model import Config
 from gpushared.domain.errors import GpushareError
-from gpushared.domain.messages import DropEdits, QuietTimeChanged, RequestAbandoned, Tick
+from gpushared.domain.messages import DayTimeSet, DropEdits, QuietTimeChanged, RequestAbandoned, Tick
 from gpushared.domain.node import restore
 from gpushared.domain.state import ENDED_KEPT_IN_MEMORY, NodeState
 from gpushared.gate.gate import Gate
@@ -22,7 +22,6 @@ from gpushared.gpus.nvml import NvmlGpus
 from gpushared.gpus.simulated import SimulatedGpus
 from gpushared.node import grpcapi
 from gpushared.node.api import Api
-from gpushared.node.attempts import boot_id
 from gpushared.node.attendance import Attendance
 from gpushared.node.configured import policy_of, rules_of
 from gpushared.node.desk import NodeDesk
@@ -46,6 +45,7 @@ from gpushared.ports import (
     ContainerStatus,
     JournalSnapshot,
 )
+from gpushared.serving.clock import boot_id, keep, keep_always
 from gpushared.serving.doors import Doors
 from gpushared.serving.front import Front, listen
 from gpushared.serving.identity import Identities
@@ -114,6 +114,7 @@ class Daemon:
             listener = stack.enter_context(self._listener())
             loop = Loop(await self._restored(), self._parts.journal, self._parts.clock, self._troubles)
             self._loop = loop
+            await keep(self._parts.clock, self._troubles)
             await stack.enter_async_context(loop.running())
             await self._run_parts(loop, stack, listener)
 
@@ -121,8 +122,14 @@ class Daemon:
         snapshot = await self._parts.journal.load()
         ended = await self._parts.journal.ended(ENDED_KEPT_IN_MEMORY)
         log.info("journal loaded leases=%d", len(snapshot.leases))
-        quiet = is_quiet(self._config.idle_quiet, self._parts.clock.now())
-        state = NodeState(rules=rules_of(self._config), quiet=quiet, host=host_size(), boot_id=boot_id())
+        now, ahead = self._parts.clock.now(), self._parts.clock.ahead()
+        state = NodeState(
+            rules=rules_of(self._config),
+            quiet=is_quiet(self._config.idle_quiet, now + ahead),
+            ahead_seconds=ahead,
+            host=host_size(),
+            boot_id=boot_id(),
+        )
         return restore(
             state,
             snapshot.leases,
@@ -314,6 +321,7 @@ class Daemon:
             self._sampler.run(),
             self._follower.run(),
             self._tick(loop),
+            keep_always(self._parts.clock, self._troubles),
             self._jobs.run(),
             self._enrolment.keep_renewed(),
             self._pool.run(),
@@ -325,9 +333,7 @@ class Daemon:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             try:
-                quiet = is_quiet(self._config.idle_quiet, loop.now())
-                if quiet is not loop.state.quiet:
-                    await loop.send(QuietTimeChanged(quiet))
+                await self._follow_day_time(loop)
                 await loop.send(Tick())
                 patience = float(self._config.queue.orphan_seconds)
                 for lease in self._attendance.absent(loop.state, loop.now(), patience):
@@ -336,6 +342,16 @@ class Daemon:
                 log.debug("tick refused: %s", error)
             self._promises.judge(loop.state)
             self._tell_status(loop)
+
+    async def _follow_day_time(self, loop: Loop) -> None:
+        """What people mean by the time of day goes by the clock that people set."""
+        ahead = self._parts.clock.ahead()
+        if ahead != loop.state.ahead_seconds:
+            log.warning("the time of day was set by %+.1f s", ahead - loop.state.ahead_seconds)
+            await loop.send(DayTimeSet(ahead))
+        quiet = is_quiet(self._config.idle_quiet, loop.state.day(loop.now()))
+        if quiet is not loop.state.quiet:
+            await loop.send(QuietTimeChanged(quiet))
 
     def _tell_status(self, loop: Loop) -> None:
         status = self._status(loop)
@@ -381,6 +397,7 @@ class Daemon:
         await self._parts.gpus.close()
         await self._parts.jobs.close()
         await self._parts.journal.close()
+        await keep(self._parts.clock, self._troubles)
 
 
 async def _end_creates(gate: Gate) -> None:

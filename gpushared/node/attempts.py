@@ -3,7 +3,7 @@
 What others use of it:
 
 ``await desk.take(order, coordinator)`` -> ``Report | StaleEpoch``: the answer, when it is durable.
-``desk.reports(coordinator)`` -> ``tuple[Report, ...]``: of all attempts, with their specs, for a hello.
+``desk.reports(coordinator)`` -> ``tuple[Report, ...]``: of all attempts, for a hello.
 ``desk.report(coordinator, key)`` -> ``Report | None``: how one stands.
 ``desk.subscribe(coordinator, callback)``: ``callback(key)`` after each change of a record that no answer
 told of; the returned function ends it. It is called in the event loop and must not wait.
@@ -17,9 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 from gpushared.domain.errors import GpushareError, NotFound, PermissionRefused, RequestError
 from gpushared.domain.jobs.attempts import Attempts, report_of, reports
@@ -27,13 +25,14 @@ from gpushared.domain.jobs.contact import Contact
 from gpushared.domain.jobs.key import AttemptKey
 from gpushared.domain.jobs.model import Ending, EndKind, Owner
 from gpushared.domain.jobs.node_messages import ContactMade, FencesLooked, OrderTaken
-from gpushared.domain.jobs.protocol import Order, Place, Report, StaleEpoch
+from gpushared.domain.jobs.protocol import Order, Place, Report, StaleEpoch, moved
 from gpushared.domain.request import Caller
 from gpushared.domain.units import shown
 from gpushared.gate.body import parse_object, section, text
 from gpushared.gate.policy import check_gang_network
 from gpushared.gate.site import Policy
 from gpushared.node.loop import Loop
+from gpushared.serving.clock import boottime
 
 log = logging.getLogger(__name__)
 
@@ -45,17 +44,6 @@ _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 """What may stand in the name of a container."""
 MAX_NUMBER = 1 << 31
 FENCE_SECONDS = 1.0
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
-def boottime() -> float:
-    """CLOCK_BOOTTIME in seconds: since the boot, with the time that the machine slept."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def boot_id() -> str:
-    """What tells this boot of the machine from all others."""
-    return BOOT_ID.read_text(encoding="ascii").strip()
 
 
 class AttemptDesk:
@@ -81,16 +69,16 @@ class AttemptDesk:
             raise RequestError(f"{shown(str(order.key))} is no attempt to run a job")
         step = await self._loop.take(await self._event(order, coordinator))
         assert step.report is not None, "orders are answered"
-        return step.report
+        return self._told(step.report) if isinstance(step.report, Report) else step.report
 
     def reports(self, coordinator: str) -> tuple[Report, ...]:
         """All attempts of a coordinator, the oldest change first."""
-        return reports(self._book(coordinator))
+        return tuple(self._told(report) for report in reports(self._book(coordinator)))
 
     def report(self, coordinator: str, key: AttemptKey) -> Report | None:
         """How one attempt stands, None where this node never heard of it."""
         record = self._book(coordinator).get(key)
-        return None if record is None else report_of(record)
+        return None if record is None else self._told(report_of(record))
 
     def seen(self, coordinator: str) -> Contact:
         """What is known of a coordinator from before."""
@@ -128,6 +116,10 @@ class AttemptDesk:
             except GpushareError as error:
                 log.debug("fences not looked at: %s", error)
             await asyncio.sleep(FENCE_SECONDS)
+
+    def _told(self, report: Report) -> Report:
+        """In the time of day: others do not know this machine's clock."""
+        return moved(report, self._loop.state.day)
 
     def _book(self, coordinator: str) -> Attempts:
         return self._loop.state.attempts.get(coordinator, Attempts())

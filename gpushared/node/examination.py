@@ -58,7 +58,7 @@ class Examination:
         report = node_pb2.DoctorReport(
             checks=[_message(result) for result in results],
             simulated=self._simulated,
-            examined_at=self._loop.now(),
+            examined_at=self._loop.state.day(self._loop.now()),
         )
         if caller.trusted:
             loaded = Loaded(self._config(), {})

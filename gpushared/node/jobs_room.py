@@ -74,7 +74,7 @@ class JobsRoom:
                 {key: record.value for key, record in kept.records.items()},
                 book.loop.write,
                 self._asserter,
-                self._clock.now,
+                lambda: self._clock.now() + self._clock.ahead(),
             )
             self.jobs = NodeJobs(
                 book,

@@ -69,7 +69,8 @@ class LocalBook:
         """From the store on. Raises ConfigError, StoreUnavailable, TimedOut, Deposed."""
         epoch = await self._store.lead()
         with no_collection():
-            state = await restored(self._store, self._rules, epoch=epoch, now=self._clock.now())
+            now, ahead = self._clock.now(), self._clock.ahead()
+            state = await restored(self._store, self._rules, epoch=epoch, now=now, ahead_seconds=ahead)
         log.info("jobs loaded waiting_or_running=%d over=%d", len(state.jobs), len(state.ended))
         loop = self._loop = PoolLoop(state, self._store, self._clock, self._troubles)
         loop.subscribe(self._perform)

@@ -213,7 +213,7 @@ class Loop:
 
 
 def _shown(state: NodeState) -> tuple[object, ...]:
-    return state.leases, state.gpus, state.stray_bytes, state.drained, state.projects
+    return state.leases, state.gpus, state.stray_bytes, state.drained, state.projects, state.ahead_seconds
 
 
 def _nothing_yet(instruction: m.Instruction) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from gpushared.node.configured import watchdog_of
 from gpushared.pool.sqlite_store import SqliteStore
 from gpushared.pool.store import Store
 from gpushared.ports import Checkpoints, Clock, Engine, Gpus, Journal, Sharing
+from gpushared.serving.clock import CLOCK_NAME, SteadyClock
 from gpushared.sharing.canary_watch import CanaryTiming
 from gpushared.sharing.checkpoint import CudaCheckpoints
 from gpushared.sharing.compute_mode import LEDGER_NAME, ExclusiveModes
@@ -36,13 +36,6 @@ JOBS_NAME = "jobs.db"
 MPS_ENVIRONMENT = ("LD_LIBRARY_PATH",)
 """What programs of ours that use the driver get of our environment besides PATH: where its libraries are."""
 MPS_BINARY = "nvidia-cuda-mps-control"
-
-
-class SystemClock:
-    """The clock of the machine."""
-
-    def now(self) -> float:
-        return time.time()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +97,7 @@ def real_parts(config: Config) -> Parts:
             Path(config.node.state_dir) / JOURNAL_NAME, keep_ended=config.node.keep_ended_leases
         ),
         jobs=SqliteStore(Path(config.node.state_dir) / JOBS_NAME),
-        clock=SystemClock(),
+        clock=SteadyClock(Path(config.node.state_dir) / CLOCK_NAME),
     )
 
 

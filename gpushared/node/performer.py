@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -185,12 +186,24 @@ class Performer:
             if lease.id not in self._loop.state.leases:
                 return None
             facts = self._follower.facts
+            lease = self._in_day_time(lease)
             edits = await self._sharing.open(lease, self._loop.state.gpus, facts)
+            if lease.notice is not None:
+                await self._sharing.tell(lease)
             # Before the engine has ever answered, at boot, its devices are written all the same: it reads
             # them when it starts its containers, which may be before it answers us.
             if facts is None or facts.lease_devices:
                 await self._engine.write_device(lease.device_name, edits)
             return edits
+
+    def _in_day_time(self, lease: Lease) -> Lease:
+        """With those of its times that its container can read as the clock on the wall shows them."""
+        day, notice = self._loop.state.day, lease.notice
+        return replace(
+            lease,
+            expires_at=None if lease.expires_at is None else day(lease.expires_at),
+            notice=None if notice is None else replace(notice, until=day(notice.until)),
+        )
 
     def _device(self, device_name: str) -> asyncio.Lock:
         """Edits of one device are made and dropped one after the other."""
@@ -247,7 +260,7 @@ class Performer:
         lease = self._loop.state.leases.get(lease_id)
         if lease is None:
             return
-        await self._sharing.tell(lease)
+        await self._sharing.tell(self._in_day_time(lease))
         signal = lease.request.notice_signal
         if lease.notice is not None and lease.notice.ends and signal and lease.container is not None:
             await self._engine.signal(lease.container, signal)

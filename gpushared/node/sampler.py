@@ -125,8 +125,11 @@ class Sampler:
         """Since when nobody watches the memory of leases, where that matters."""
         if not self._loop.state.holders():
             return ""
-        since = time.strftime("%H:%M:%S", time.localtime(self.newest.at)) if self.newest.at else "the start"
+        since = self._time_of_day(self.newest.at) if self.newest.at else "the start"
         return f"; the use of GPU memory is not seen since {since}"
+
+    def _time_of_day(self, at: float) -> str:
+        return time.strftime("%H:%M:%S", time.localtime(self._loop.state.day(at)))
 
     async def survey(self) -> None:
         """List the GPUs anew."""
@@ -206,10 +209,10 @@ class Sampler:
             ]
             if gpu is not None and unseen:
                 (pid, lease), began = unseen[0], self._unseen_since.setdefault(reading.gpu, at)
-                since = time.strftime("%H:%M:%S", time.localtime(began))
                 text = (
                     f"the driver does not tell what process {pid} of lease {lease} holds on GPU {gpu.label}"
                 )
+                since = self._time_of_day(began)
                 self._troubles.raised(
                     f"{UNSEEN}{gpu.label}", f"{text}: the watchdog is blind there since {since}"
                 )

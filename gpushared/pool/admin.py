@@ -80,7 +80,7 @@ class Admin:
             nodes=sum(member.forgotten_at is None for member in state.members.values()),
             queued=sum(state.queued.values()),
             running=sum(isinstance(job.state, Running) for job in state.jobs.values()),
-            started_at=state.started_at,
+            started_at=state.day(state.started_at),
         )
 
     async def drain_node(self, message: pool_pb2.DrainNodeRequest, caller: PoolCaller) -> pool_pb2.NodeAnswer:

@@ -19,7 +19,6 @@ from gpushared.domain.jobs.model import NodeName
 from gpushared.gate.http import Exchange, Routes, WebReply, WebRequest
 from gpushared.pool.admin import phase_of
 from gpushared.pool.admin_room import admin_services
-from gpushared.pool.clock import SteadyClock
 from gpushared.pool.garbage import keep_aside, no_collection
 from gpushared.pool.high_water import HighWater, read_high_water, write_high_water
 from gpushared.pool.identities import AdminIdentities
@@ -39,6 +38,7 @@ from gpushared.pool.store import Store
 from gpushared.pool.trust.people import people_of
 from gpushared.pool.trust.trust import CA_FOLDER, Trust
 from gpushared.ports import Clock
+from gpushared.serving.clock import CLOCK_NAME, SteadyClock, keep, keep_always
 from gpushared.serving.doors import Doors
 from gpushared.serving.front import Front, listen
 from gpushared.serving.jsonapi import JsonApi
@@ -69,7 +69,8 @@ class PoolParts:
 
 def real_pool_parts(config: CoordinatorConfig) -> PoolParts:
     """The parts as configured."""
-    return PoolParts(SqliteStore(Path(config.coordinator.state_dir) / STORE_NAME), SteadyClock())
+    folder = Path(config.coordinator.state_dir)
+    return PoolParts(SqliteStore(folder / STORE_NAME), SteadyClock(folder / CLOCK_NAME))
 
 
 class PoolDaemon:
@@ -120,6 +121,8 @@ class PoolDaemon:
             stack.push_async_callback(self._parts.store.close)
             watchdog = asyncio.create_task(feed_watchdog(self._notifier))
             stack.callback(watchdog.cancel)
+            await keep(self._parts.clock, self._troubles)
+            stack.push_async_callback(keep, self._parts.clock, self._troubles)
             mark = read_high_water(self._mark_path)
             epoch = await self._parts.store.lead(above=mark.epoch)
             front, doors = self._front()
@@ -153,8 +156,10 @@ class PoolDaemon:
         return trust
 
     async def _loop_of(self, trust: Trust, epoch: int, mark: HighWater) -> PoolLoop:
+        clock = self._parts.clock
+        now, ahead = clock.now(), clock.ahead()
         enrolled = [
-            Member(one.node, one.enrolled_at, tuple(sorted({one.node, *one.realms})))
+            Member(one.node, one.enrolled_at - ahead, tuple(sorted({one.node, *one.realms})))
             for one in trust.members().values()
         ]
         with no_collection():
@@ -162,7 +167,8 @@ class PoolDaemon:
                 self._parts.store,
                 pool_rules_of(self._config),
                 epoch=epoch,
-                now=self._parts.clock.now(),
+                now=now,
+                ahead_seconds=ahead,
                 enrolled=enrolled,
                 mark=mark,
             )
@@ -239,6 +245,7 @@ class PoolDaemon:
             self._tick(loop),
             self._keep_mark(loop),
             self._prune(loop),
+            keep_always(self._parts.clock, self._troubles),
             keep_aside(),
             loop.ended(),
             self._stop.wait(),

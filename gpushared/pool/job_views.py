@@ -71,7 +71,7 @@ class JobViews:
             owner=job.spec.owner.principal,
             project=job.project,
             asks=_asks(job),
-            submitted_at=job.submitted_at,
+            submitted_at=self.day(job.submitted_at),
             attempt=job.attempts,
             parts=[self._part(part) for part in job.parts],
             array_id=job.spec.array or "",
@@ -95,6 +95,14 @@ class JobViews:
     def why_in_full(self, job: Job) -> Why | None:
         """The same for one job alone, which may take longer to find out."""
         return self._told(job) or in_full(job, self._state(), self._now())
+
+    def story(self, job: Job) -> list[jobs_pb2.JobStoryEntry]:
+        """What happened to it."""
+        return [jobs_pb2.JobStoryEntry(at=self.day(entry.at), text=entry.text) for entry in job.story]
+
+    def day(self, at: float | None) -> float:
+        """A moment in the time of day; 0 for none, as messages have it."""
+        return self._state().day(at) if at else 0.0
 
     def name_of(self, node: NodeName) -> str:
         return self._here if node == HERE else node
@@ -123,7 +131,7 @@ class JobViews:
             state=part.state or "",
             lease_id=part.lease or "",
             rank=part.rank,
-            silent_since=quiet_since(part.node, self._state(), self._now()) or 0.0,
+            silent_since=self.day(quiet_since(part.node, self._state(), self._now())),
         )
         if part.ending is not None:
             view.reason = part.ending.reason
@@ -132,7 +140,9 @@ class JobViews:
         return view
 
     def _try(self, one: Try) -> jobs_pb2.JobTry:
-        view = jobs_pb2.JobTry(attempt=one.number, started_at=one.started_at, ended_at=one.ended_at)
+        view = jobs_pb2.JobTry(
+            attempt=one.number, started_at=self.day(one.started_at), ended_at=self.day(one.ended_at)
+        )
         for part in one.parts:
             told = view.parts.add(
                 node=self.name_of(part.node),
@@ -148,11 +158,11 @@ class JobViews:
     def _add_times(self, view: jobs_pb2.Job, job: Job) -> None:
         began, over = span(job.parts)
         if isinstance(job.state, Running):
-            view.started_at = began or job.state.since
+            view.started_at = self.day(began or job.state.since)
         elif isinstance(job.state, Cancelling | Ended):
-            view.started_at = began or 0.0
+            view.started_at = self.day(began)
         if isinstance(job.state, Ended):
-            view.ended_at = over or job.state.at
+            view.ended_at = self.day(over or job.state.at)
             if (code := exit_code(job.state)) is not None:
                 view.exit_code = code
 

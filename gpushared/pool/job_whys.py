@@ -115,7 +115,7 @@ def _why_queued(job: Job, state: PoolState, now: float) -> Why | None:
     if job.id in state.old:
         return _why_old(state)
     begin_at = job.spec.request.begin_at
-    if begin_at is not None and begin_at > now:
+    if begin_at is not None and state.moment(begin_at) > now:
         return Why(JobReason.BEGIN_TIME, f"it is not to start before {_clock(begin_at)}")
     if job.state.not_before > now and job.story:
         return Why(JobReason.TRIED_AGAIN, job.story[-1].text)
@@ -159,7 +159,7 @@ def _why_silent(parts: Sequence[Part], state: PoolState, now: float) -> Why | No
     if not silent:
         return None
     since = quiet_since(silent[0], state, now)
-    when = f" since {_clock(since)}" if since is not None else ""
+    when = f" since {_clock(state.day(since))}" if since is not None else ""
     return Why(
         JobReason.NODE_SILENT,
         f"{_names(silent)}: silent{when}; the job is kept there",

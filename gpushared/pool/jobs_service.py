@@ -215,7 +215,7 @@ class JobsService:
             reason_code=why.code if why else "",
             sentence=why.sentence if why else "",
             hint=why.hint if why else "",
-            story=[jobs_pb2.JobStoryEntry(at=entry.at, text=entry.text) for entry in job.story],
+            story=self.views.story(job),
         )
 
     # --- changing --------------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ MAX_PENDING_SUBMITTED = 3072
 """With so many, no new jobs are taken: who submits without end is not to keep nodes from being heard."""
 MAX_BATCH = 256
 RETRY_SECONDS = 1.0
+DAY_TIME_SECONDS = 1.0
 PASS_SHARE = 4
 """Between two passes over the queue is so much more time than a pass takes, where that is not long;"""
 PASS_PAUSE_SECONDS = 0.001
@@ -162,10 +163,11 @@ class PoolLoop:
     async def running(self) -> AsyncIterator[None]:
         """The loop's life: runs while the block runs."""
         self._task = asyncio.create_task(self._run(), name="pool loop")
+        follower = asyncio.create_task(self._follow_day_time(), name="time of day")
         try:
             yield
         finally:
-            tasks = [task for task in (self._task, self._healing) if task is not None]
+            tasks = [task for task in (self._task, self._healing, follower) if task is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -200,6 +202,14 @@ class PoolLoop:
         while len(batch) < MAX_BATCH and not self._pending.empty():
             batch.append(self._pending.get_nowait())
         return batch
+
+    async def _follow_day_time(self) -> None:
+        """What people mean by the time of day goes by the clock that people set."""
+        while True:
+            await asyncio.sleep(DAY_TIME_SECONDS)
+            if (ahead := self._clock.ahead()) != self.state.ahead_seconds:
+                with contextlib.suppress(GpushareError):
+                    await self._handled(m.DayTimeSet(ahead))
 
     def _seconds_to_look(self) -> float | None:
         at = self.state.look_again_at

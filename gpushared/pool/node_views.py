@@ -21,16 +21,17 @@ def nodes_of(state: PoolState, now: float) -> list[jobs_pb2.PoolNode]:
 def _node(member: Member, state: PoolState, now: float) -> jobs_pb2.PoolNode:
     inventory, jobs = member.inventory, state.by_node.get(member.name) or ()
     running = sum(1 for name in jobs if isinstance(state.jobs[name].state, Running))
+    since = silent_since(member, state, now)
     view = jobs_pb2.PoolNode(
         name=member.name,
         presence=presence(member, state, now),
-        heard_at=member.heard_at or 0.0,
-        silent_since=silent_since(member, state, now) or 0.0,
+        heard_at=state.day(member.heard_at) if member.heard_at else 0.0,
+        silent_since=state.day(since) if since else 0.0,
         drain_reason=member.drain_reason,
         drained_by=member.drained_by,
         waiting=member.free.waiting,
         running=running,
-        enrolled_at=member.enrolled_at,
+        enrolled_at=state.day(member.enrolled_at),
     )
     if inventory is not None:
         view.version, view.address, view.simulated = inventory.version, inventory.address, inventory.simulated

@@ -73,10 +73,13 @@ async def restored(
     *,
     epoch: int,
     now: float,
+    ahead_seconds: float = 0.0,
     enrolled: Iterable[Member] = (),
     mark: HighWater | None = None,
 ) -> PoolState:
     """The state of a coordinator that leads with ``epoch``; the store has all of it.
+
+    ``now``, ``ahead_seconds``: by its clock.
 
     ``enrolled``: the members as those know who signed their certificates; ``mark``: how far the store was
     known to be. Where it has less, a copy was put back, or it was lost. Raises as the store does.
@@ -100,6 +103,7 @@ async def restored(
         standing=stored.standing,
         revision=stored.revision,
         now=now,
+        ahead_seconds=ahead_seconds,
         from_copy=stored.recovering or lost,
     )
     signed = {member.name for member in enrolled}

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from gpushared.config.pool import CoordinatorConfig, load_pool
 from gpushared.pool.app import STORE_NAME, PoolDaemon, PoolParts
-from gpushared.pool.clock import SteadyClock
 from gpushared.pool.sqlite_store import SqliteStore
 from gpushared.pool.store import Transaction
+from gpushared.serving.clock import SteadyClock
 from gpushared.serving.systemd import Notifier
 
 NEVER = 0

@@ -53,6 +53,7 @@ def restore(
     standing: Standing | None = None,
     revision: int = 0,
     now: float,
+    ahead_seconds: float = 0.0,
     from_copy: bool = False,
 ) -> PoolState:
     """The state at the start of an epoch: what the store had, of jobs that are over too.
@@ -70,6 +71,7 @@ def restore(
         epoch=epoch,
         revision=revision,
         started_at=now,
+        ahead_seconds=ahead_seconds,
         members=Shelf(enrolled),
         usage=usage_of(standing.usage, rules.policy.half_life_seconds),
         turns=standing.turns,
@@ -209,6 +211,14 @@ def _(event: m.NodeDrainAsked, draft: PoolDraft) -> None:
     by = event.by.principal if event.reason is not None else ""
     draft.put_member(replace(member, drained_by=by, drain_reason=event.reason or ""))
     draft.state.stale = True
+
+
+@_apply.register
+def _(event: m.DayTimeSet, draft: PoolDraft) -> None:
+    draft.state.ahead_seconds = event.ahead_seconds
+    for job in draft.state.jobs.values():
+        if isinstance(job.state, Queued) and job.spec.request.begin_at is not None:
+            draft.line_up(job)
 
 
 @_apply.register

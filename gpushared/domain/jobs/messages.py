@@ -120,6 +120,13 @@ class NodeForgotten:
 
 
 @dataclass(frozen=True, slots=True)
+class DayTimeSet:
+    """The time of day is so far ahead of the rules' clock now: somebody set it."""
+
+    ahead_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class PoolTick:
     """Time passed; deadlines are looked at, and orders without an answer are said again."""
 
@@ -136,6 +143,7 @@ PoolEvent = (
     | NodeEnrolled
     | NodeDrainAsked
     | NodeForgotten
+    | DayTimeSet
     | PoolTick
 )
 

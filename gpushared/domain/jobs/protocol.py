@@ -6,7 +6,8 @@ that has seen a higher one takes no orders of a lower one, but does answer its q
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from gpushared.domain.jobs.model import AttemptKey, AttemptState, Ending, JobSpec
 from gpushared.domain.lease import LeaseId
@@ -78,7 +79,7 @@ class Report:
 
     ``spec`` and ``request`` come with the reports of a node's hello about what is under way or was lately, so
     that a coordinator that lost its memory can make its own again. ``committed``: the gang was told to start.
-    ``started_at`` and ``ended_at`` are by the node's clock.
+    ``started_at`` and ``ended_at`` are by the node's time of day.
     """
 
     key: AttemptKey
@@ -91,6 +92,18 @@ class Report:
     started_at: float | None = None
     committed: bool = False
     ended_at: float | None = None
+
+
+def moved(report: Report, clock: Callable[[float], float]) -> Report:
+    """The report with its times by another clock."""
+    started_at, ended_at = report.started_at, report.ended_at
+    if started_at is None and ended_at is None:
+        return report
+    return replace(
+        report,
+        started_at=None if started_at is None else clock(started_at),
+        ended_at=None if ended_at is None else clock(ended_at),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from gpushared.domain.jobs.model import (
 )
 from gpushared.domain.jobs.orders import name_of, order_for
 from gpushared.domain.jobs.protocol import CancelPart, Place, Query, Report, StaleEpoch
-from gpushared.domain.jobs.state import PoolDraft, PoolState, Wake, is_gang, is_incomplete, kind_of, ready_at
+from gpushared.domain.jobs.state import PoolDraft, PoolState, Wake, is_gang, is_incomplete, kind_of
 from gpushared.domain.jobs.waiting import Kind, Waiting
 from gpushared.domain.policy.projects import project_of
 from gpushared.domain.shelf import Shelf
@@ -333,7 +333,7 @@ def line_up_all(jobs: Sequence[Job], draft: PoolDraft) -> None:
     lines: dict[bool, list[tuple[JobId, int, Kind]]] = {False: [], True: []}
     policy = state.policy
     for job in jobs:
-        if job.held_by or ready_at(job) > draft.now:
+        if job.held_by or state.ready_at(job) > draft.now:
             draft.line_up(job)
         else:
             lines[is_gang(job.spec)].append((job.id, job.sequence, kind_of(job, policy)))

@@ -78,6 +78,8 @@ class PoolState:
     revision: int = 0
     """That of the newest write to the store; to be set by whoever writes, 0 where nobody does."""
     started_at: float = 0.0
+    ahead_seconds: float = 0.0
+    """By how much the time of day, which people set, is ahead of the clock that counts time."""
     jobs: Shelf[JobId, Job] = field(default_factory=Shelf)
     ended: Shelf[JobId, Job] = field(default_factory=Shelf)
     """Of those that are over the newest."""
@@ -139,6 +141,20 @@ class PoolState:
         if self.rules.here:
             return self.planned_at
         return self.planned_at + self.rules.plan_seconds * max(1.0, len(self.members) / 500)
+
+    def day(self, at: float) -> float:
+        """A moment as the time of day shows it, for people."""
+        return at + self.ahead_seconds
+
+    def moment(self, day: float) -> float:
+        """A time of day as the clock that counts time has it."""
+        return day - self.ahead_seconds
+
+    def ready_at(self, job: Job) -> float:
+        """When a job that waits may be placed, as far as time decides it."""
+        assert isinstance(job.state, Queued)
+        begin_at = job.spec.request.begin_at
+        return max(job.state.not_before, self.moment(begin_at) if begin_at is not None else 0.0)
 
     def find(self, job: JobId) -> Job:
         """A job, over or not; raises NotFound."""
@@ -250,7 +266,7 @@ class PoolDraft:
         waiting = state.gangs if is_gang(job.spec) else state.waiting
         kind = None
         if _may_be_placed(job) and job.id not in state.old:
-            if (at := ready_at(job)) > self.now:
+            if (at := state.ready_at(job)) > self.now:
                 self.wake(at, Wake.READY, job.id)
             else:
                 kind = kind_of(job, state.policy)
@@ -402,12 +418,6 @@ def nodes_of(job: Job | None) -> frozenset[NodeName]:
 
 def is_over(part: Part) -> bool:
     return part.state is not None and part.state.is_final
-
-
-def ready_at(job: Job) -> float:
-    """When a job that waits may be placed, as far as time decides it."""
-    assert isinstance(job.state, Queued)
-    return max(job.state.not_before, job.spec.request.begin_at or 0.0)
 
 
 def _may_be_placed(job: Job) -> bool:

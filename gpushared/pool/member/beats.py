@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 from gpushared.api.v1 import link_pb2
 from gpushared.domain.jobs.member import Free, Inventory
 from gpushared.pool.member.ports import Facts
+from gpushared.serving.clock import boottime
 
 FIRST_SECONDS = 5.0
-
-
-def boottime() -> float:
-    """Seconds since the boot, those in which the machine slept included (clock_gettime(2))."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Beats:

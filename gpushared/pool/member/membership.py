@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gpushared.domain.errors import ConfigError, GpushareError
 from gpushared.pool.trust.certificates import NodeCertificate, read_node_certificate
-from gpushared.pool.trust.files import make_private_folder, read_private, sync_folder, telling, write_private
+from gpushared.serving.files import make_private_folder, read_private, sync_folder, telling, write_private
 
 MEMBERSHIP_FILE = "membership.json"
 

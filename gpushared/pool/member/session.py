@@ -20,8 +20,9 @@ from gpushared.domain.jobs.protocol import Report, StaleEpoch
 from gpushared.domain.units import shown
 from gpushared.pool import wire
 from gpushared.pool.mailbox import Mailbox
-from gpushared.pool.member.beats import Beats, boottime
+from gpushared.pool.member.beats import Beats
 from gpushared.pool.member.ports import Desk, Facts, Guests, Outbox
+from gpushared.serving.clock import boottime
 
 log = logging.getLogger(__name__)
 

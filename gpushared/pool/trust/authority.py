@@ -23,8 +23,8 @@ from gpushared.domain.errors import ConfigError, RequestError, StateConflict
 from gpushared.domain.jobs.model import NodeName
 from gpushared.pool.trust import certificates
 from gpushared.pool.trust.certificates import ASSERTION_KEY_BYTES, ASSERTION_KEY_OID, BACKDATED_SECONDS
-from gpushared.pool.trust.files import make_private_folder, read_private, write_private
 from gpushared.pool.trust.names import coordinator_host, coordinator_uri, node_uri, pool_name, realm_uri
+from gpushared.serving.files import make_private_folder, read_private, write_private
 
 DAY_SECONDS = 24 * 3600
 NODE_SECONDS = 30 * DAY_SECONDS

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from gpushared.domain.errors import ConfigError
 from gpushared.pool.trust.authority import Authority
-from gpushared.pool.trust.files import make_private_folder, telling
 from gpushared.pool.trust.trust import CA_FOLDER
+from gpushared.serving.files import make_private_folder, telling
 
 POOL_USER = "gpushared-pool"
 

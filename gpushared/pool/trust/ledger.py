@@ -15,7 +15,7 @@ from typing import Any
 from gpushared.domain.errors import ConfigError, Unavailable
 from gpushared.domain.jobs.model import NodeName
 from gpushared.pool.trust.certificates import NodeCertificate
-from gpushared.pool.trust.files import PRIVATE, sync_folder, telling
+from gpushared.serving.files import PRIVATE, sync_folder, telling
 
 LEDGER_FILE = "issued.jsonl"
 

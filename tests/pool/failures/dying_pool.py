@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from gpushared.pool.app import STORE_NAME, PoolDaemon, PoolParts
-from gpushared.pool.clock import SteadyClock
 from gpushared.pool.main import read_config
 from gpushared.pool.records import ENDED, JOB
 from gpushared.pool.sqlite_store import SqliteStore
 from gpushared.pool.store import Transaction
+from gpushared.serving.clock import SteadyClock
 from gpushared.serving.logs import set_up_logging
 from gpushared.serving.systemd import Notifier
 
