@@ -1,0 +1,69 @@
+"""What the daemon needs from the world: five narrow ports.
+
+Each has a real adapter and a public fake in ``gpushared.testing``; both pass the same contract tests.
+Methods are coroutines that come back within their adapter's time-out, with a result or with an error of
+``gpushared.domain.errors``; none of them ever blocks the event loop.
+"""
+
+from gpushared.ports.clock import Clock
+from gpushared.ports.edits import Edits, Hook, Mount
+from gpushared.ports.engine import (
+    DEFAULT_STOP_SECONDS,
+    LABEL_ATTEMPT,
+    LABEL_DEVICE,
+    LABEL_JOB,
+    LABEL_LEASE,
+    LABEL_OWNER,
+    CgroupDriver,
+    ContainerFacts,
+    ContainerStatus,
+    DeviceMechanism,
+    Engine,
+    EngineFacts,
+)
+from gpushared.ports.gpus import (
+    ComputeModes,
+    Driver,
+    DriverFacts,
+    GpuProcess,
+    GpuReading,
+    Gpus,
+    GpuSettings,
+    MemoryLimiter,
+)
+from gpushared.ports.journal import Journal, JournalSnapshot, JournalWrite
+from gpushared.ports.sharing import Checkpoints, ServerFault, Sharing, SharingStatus
+
+__all__ = [
+    "DEFAULT_STOP_SECONDS",
+    "LABEL_ATTEMPT",
+    "LABEL_DEVICE",
+    "LABEL_JOB",
+    "LABEL_LEASE",
+    "LABEL_OWNER",
+    "CgroupDriver",
+    "Checkpoints",
+    "Clock",
+    "ComputeModes",
+    "ContainerFacts",
+    "ContainerStatus",
+    "DeviceMechanism",
+    "Driver",
+    "DriverFacts",
+    "Edits",
+    "Engine",
+    "EngineFacts",
+    "GpuProcess",
+    "GpuReading",
+    "GpuSettings",
+    "Gpus",
+    "Hook",
+    "Journal",
+    "JournalSnapshot",
+    "JournalWrite",
+    "MemoryLimiter",
+    "Mount",
+    "ServerFault",
+    "Sharing",
+    "SharingStatus",
+]

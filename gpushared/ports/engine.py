@@ -1,0 +1,148 @@
+"""The engine that runs containers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from gpushared.domain.host import ContainerMemory
+from gpushared.domain.lease import ContainerId
+from gpushared.ports.edits import Edits
+
+
+class DeviceMechanism(StrEnum):
+    """How a GPU comes into a container, best first; probed at start."""
+
+    CDI = "cdi"
+    DEVICE_REQUEST = "device-request"
+    NVIDIA_RUNTIME = "nvidia-runtime"
+    PLAIN = "plain"
+
+
+class CgroupDriver(StrEnum):
+    """Who makes the cgroups of containers: a ``CgroupParent`` is a path for one, a slice for the other."""
+
+    CGROUPFS = "cgroupfs"
+    SYSTEMD = "systemd"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What the engine is and can do. ``lease_devices``: it applies CDI specs that we write, at every start.
+
+    ``gpu_mechanism`` says how the GPU itself is asked for (PLAIN on simulated GPUs). Where that is CDI,
+    ``cdi_gpus`` are the UUIDs of GPUs and MIG instances that NVIDIA's specs name, as of the last look, and
+    ``other_mechanism`` serves what they do not name.
+    """
+
+    version: str
+    api_version: str
+    lease_devices: bool
+    gpu_mechanism: DeviceMechanism
+    cgroup_version: int
+    cgroup_driver: CgroupDriver = CgroupDriver.CGROUPFS
+    cdi_gpus: frozenset[str] = frozenset()
+    other_mechanism: DeviceMechanism = DeviceMechanism.PLAIN
+
+
+class ContainerStatus(StrEnum):
+    """Docker's words for ``State.Status``."""
+
+    CREATED = "created"
+    RUNNING = "running"
+    PAUSED = "paused"
+    RESTARTING = "restarting"
+    REMOVING = "removing"
+    EXITED = "exited"
+    DEAD = "dead"
+
+
+DEFAULT_STOP_SECONDS = 10
+"""How long the engine waits between a stop's signal and its kill."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerFacts:
+    """What inspect says of one container. ``owner_uid`` is None where the gate did not create it."""
+
+    id: ContainerId
+    name: str
+    image: str
+    status: ContainerStatus
+    exit_code: int
+    pid: int
+    device_name: str
+    owner_uid: int | None
+    restart_policy: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    stop_signal: str = ""
+    """What a stop sends it, empty for the engine's default, SIGTERM."""
+    stop_seconds: int = DEFAULT_STOP_SECONDS
+    """How long a stop waits that names no time; below zero it waits for ever."""
+    memory: ContainerMemory | None = None
+    """Its limit and its use of the host's memory; None where that was not looked at."""
+    start_error: str = ""
+    """Why its newest start failed, in the engine's words; empty where it began."""
+
+
+LABEL_DEVICE = "gpushare.device"
+"""The label by which the daemon finds its containers again: the lease's ``device_name``."""
+LABEL_OWNER = "gpushare.owner"
+"""The uid for whom the gate created a container."""
+LABEL_JOB = "gpushare.job"
+"""The job whose container it is; set by the gate."""
+LABEL_ATTEMPT = "gpushare.attempt"
+"""Which attempt to run the job, by its number; set by the gate."""
+LABEL_LEASE = "gpushare.lease"
+"""Set by a client on create: claim this lease."""
+
+
+class Engine(Protocol):
+    """The container engine. Errors: ``EngineUnavailable``, ``TimedOut``, ``NotFound``."""
+
+    async def probe(self) -> EngineFacts: ...
+
+    async def containers(self) -> tuple[ContainerFacts, ...]:
+        """All containers, running or not, that carry ``LABEL_DEVICE``."""
+        ...
+
+    async def inspect(self, container: ContainerId) -> ContainerFacts | None:
+        """The facts, or None when there is no such container."""
+        ...
+
+    async def stop(self, container: ContainerId, grace_seconds: int) -> None:
+        """Stop signal, grace, kill. Comes back when it is stopped; a container that is gone is no error."""
+        ...
+
+    async def freeze(self, container: ContainerId) -> None:
+        """Freeze its processes; one that is frozen already is no error. Errors besides: ``StateConflict``."""
+        ...
+
+    async def thaw(self, container: ContainerId) -> None:
+        """Let them go on; one that is not frozen is no error."""
+        ...
+
+    async def signal(self, container: ContainerId, name: str) -> None:
+        """Send its main process a signal such as ``SIGUSR1``; one that does not run is no error."""
+        ...
+
+    async def start_again(self, container: ContainerId) -> None:
+        """Start a container that has ended; one that runs is no error, one that is gone is ``NotFound``."""
+        ...
+
+    def events(self) -> AsyncIterator[ContainerFacts | ContainerId]:
+        """What changed, each confirmed by an inspect: the facts now, or the id of a container that is gone.
+
+        Ends with ``EngineUnavailable`` when the engine goes away; the caller surveys and listens again.
+        """
+        ...
+
+    async def write_device(self, device_name: str, edits: Edits) -> None:
+        """Make the lease's device known to the engine (only where ``lease_devices``)."""
+        ...
+
+    async def remove_device(self, device_name: str) -> None: ...
+
+    async def close(self) -> None: ...

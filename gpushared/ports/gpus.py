@@ -1,0 +1,115 @@
+"""What is read off GPUs and set on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpushared.domain.gpu import Gpu, GpuId
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process on a GPU; ``pid`` is a host PID, ``memory_bytes`` None where the driver does not tell.
+
+    ``mps_client``: whether the driver lists it as a client of an MPS server; None where it does not tell.
+    ``utilization_ratio``: how busy it kept the GPU since the last look, 0-1; None where nobody knows.
+    """
+
+    pid: int
+    memory_bytes: int | None
+    mps_client: bool | None = None
+    utilization_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """One look at one GPU; every figure is None where the GPU does not tell. Utilisation is a ratio 0-1.
+
+    ``xids``: the errors (NVIDIA's XID numbers) that the driver told of since the last reading. ``lost``: the
+    GPU is off the bus or needs a reset, so that nothing on it can go on; ``trouble`` says which.
+    """
+
+    gpu: GpuId
+    memory_used_bytes: int | None = None
+    utilization_ratio: float | None = None
+    temperature_celsius: int | None = None
+    power_watts: float | None = None
+    processes: tuple[GpuProcess, ...] = ()
+    trouble: str | None = None
+    xids: tuple[int, ...] = ()
+    lost: bool = False
+
+
+class Gpus(Protocol):
+    """The GPUs of this machine. Errors: ``GpusUnavailable``, ``TimedOut``."""
+
+    simulated: bool
+
+    async def survey(self) -> tuple[Gpu, ...]:
+        """All GPUs, by index, each before its MIG instances. A lost one is listed with its ``trouble``."""
+        ...
+
+    async def sample(self) -> tuple[GpuReading, ...]:
+        """A reading of each GPU; a GPU that fails gives a reading with ``trouble`` and no figures."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSettings:
+    """How the driver is set for one GPU; None where GPU or driver do not tell.
+
+    ``compute_mode`` is NVML's number: 0 default, 2 prohibited, 3 exclusive process.
+    """
+
+    gpu: GpuId
+    index: int
+    name: str
+    persistence: bool | None = None
+    compute_mode: int | None = None
+    mig: bool | None = None
+    mig_instances: tuple[GpuId, ...] = ()
+    compute_capability: tuple[int, int] | None = None
+    trouble: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DriverFacts:
+    """The driver itself, and how it is set for each of its GPUs."""
+
+    version: str
+    gpus: tuple[GpuSettings, ...] = ()
+
+
+class Driver(Protocol):
+    """A driver that tells of itself. Errors: ``GpusUnavailable``, ``TimedOut``."""
+
+    async def describe(self) -> DriverFacts: ...
+
+
+class ComputeModes(Protocol):
+    """Who may use a GPU, by the numbers of ``GpuSettings``. Errors: ``GpusUnavailable``, ``TimedOut``."""
+
+    async def compute_mode(self, gpu: GpuId) -> int | None:
+        """None where the GPU does not tell."""
+        ...
+
+    async def set_compute_mode(self, gpu: GpuId, mode: int) -> None: ...
+
+
+class MemoryLimiter(Protocol):
+    """The driver's own limit on the GPU memory of a cgroup. Errors: ``GpusUnavailable``, ``TimedOut``."""
+
+    async def memory_limits_trouble(self) -> str | None:
+        """Why this machine has no such limits, found by trial; None where it has them."""
+        ...
+
+    async def limit_memory(self, gpu: GpuId, cgroup: str, limit_bytes: int) -> None:
+        """Let the processes of a cgroup (its full path) hold at most so much on a GPU."""
+        ...
+
+    async def release_memory(self, gpu: GpuId, cgroup: str) -> None:
+        """Take limit and guarantee off, which is due before the cgroup goes; without them it is harmless."""
+        ...
