@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator
 from urllib.parse import quote, urlencode
 
@@ -30,6 +31,20 @@ NOT_FOUND = 404
 RETRY_SECONDS = 2.0
 MAX_LINE_BYTES = 1024 * 1024
 MAX_WORDS = 500
+
+
+_FOR_GOOD = re.compile(
+    r"not found|no such image|does not exist|unknown|denied|unauthori[sz]ed|no basic auth|login|invalid"
+    r"|no matching manifest|unsupported|not implemented|gave HTTP response to HTTPS",
+    re.IGNORECASE,
+)
+"""What engines say where the next try is answered alike: there is no such image, or nobody may have it. All
+else is the network's, the registry's or the disk's trouble: a name that is not resolved just now, a refused
+connection, "500 Internal Server Error", "toomanyrequests", "unexpected EOF", "no space left on device"."""
+
+
+class RegistryTrouble(RequestError):
+    """The image cannot be had just now, or not here."""
 
 
 class Images:
@@ -160,7 +175,9 @@ def name_and_tag(image: str) -> tuple[str, str]:
 
 
 def _refused(spec: JobSpec, words: str) -> GpushareError:
-    return RequestError(
-        f"image {shown(spec.image)} is not on this node and cannot be pulled: {words.strip()[:MAX_WORDS]}",
-        hint="is its name right, and can the node reach its registry without a login?",
+    kind = RequestError if _FOR_GOOD.search(words) else RegistryTrouble
+    return kind(
+        f"image {shown(spec.image)} is missing and cannot be pulled: {words.strip()[:MAX_WORDS]}",
+        hint="is its name right, and can the node reach its registry without a login? Where it cannot, "
+        "`docker load` brings an image to the node",
     )

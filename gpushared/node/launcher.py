@@ -34,7 +34,7 @@ from gpushared.domain.jobs.node_messages import (
 from gpushared.domain.lease import ContainerId, Lease
 from gpushared.node.attempts import AttemptDesk
 from gpushared.node.follower import Follower
-from gpushared.node.images import Images
+from gpushared.node.images import Images, RegistryTrouble
 from gpushared.node.job_containers import Containers, Refused
 from gpushared.node.loop import Loop
 from gpushared.serving.insider import Insider
@@ -135,7 +135,8 @@ class Launcher:
             try:
                 await self._images.prepare(attempt.spec, attempt.account)
             except GpushareError as error:
-                ending = Ending(EndKind.FAILED, error.message, hint=error.hint)
+                passing = isinstance(error, RegistryTrouble)
+                ending = Ending(EndKind.FAILED, error.message, hint=error.hint, passing=passing)
         coordinator, key = place
         await self._insist(AttemptPrepared(key, coordinator, ending))
 

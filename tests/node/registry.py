@@ -17,16 +17,22 @@ from tests.bed import parts
 
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 CONFIG = "application/vnd.docker.container.image.v1+json"
+ERRORS = {404: b'{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown"}]}'}
+"""As registries say it (OCI distribution specification, "Error Codes")."""
 LAYER = "application/vnd.docker.image.rootfs.diff.tar"
 
 
 @dataclass
 class Registry:
-    """``image`` is what to pull; ``asked`` and ``let_go`` are set when somebody wants it and may have it."""
+    """``image`` is what to pull; ``asked`` and ``let_go`` are set when somebody wants it and may have it.
+
+    ``trouble``: the HTTP status that it answers requests for the image with, 0 for none.
+    """
 
     image: str
     asked: threading.Event = field(default_factory=threading.Event)
     let_go: threading.Event = field(default_factory=threading.Event)
+    trouble: int = 0
 
 
 @contextmanager
@@ -53,6 +59,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/v2/":
             self._send("application/json", b"{}")
+        elif self.server.registry.trouble:
+            self._send("application/json", ERRORS.get(status := self.server.registry.trouble, b"{}"), status)
         elif "/manifests/" in self.path:
             self._send(MANIFEST, self.server.manifest)
         else:
@@ -62,8 +70,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET  # noqa: N815 - the name that http.server looks for
 
-    def _send(self, kind: str, body: bytes) -> None:
-        self.send_response(200)
+    def _send(self, kind: str, body: bytes, status: int = 200) -> None:
+        self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Docker-Content-Digest", _digest(body))

@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.jobs.model import AttemptState, EndKind
+from gpushared.domain.jobs.model import AttemptState, Ending, EndKind
 from gpushared.domain.jobs.protocol import CancelPart, Place
 from gpushared.node.images import name_and_tag
 from tests.bed import parts
 from tests.bed.engine import PrivateEngine
 from tests.node.conftest import NewDaemon
-from tests.node.daemon import wait_until
+from tests.node.daemon import DaemonProcess, wait_until
 from tests.node.registry import Registry, serving
 from tests.node.test_attempts import Node, new_node, order
+from tests.node.test_jobs import body_of, job, story, submit, wait_job
 
 
 @pytest.fixture
@@ -76,8 +77,47 @@ def test_a_registry_that_is_not_there_is_told_of(node: Node) -> None:
     node.placed(place)
     ended = node.until(place.key, AttemptState.ENDED).ending
     assert ended is not None
-    assert "'127.0.0.1:1/none:1' is not on this node and cannot be pulled: " in ended.reason
+    assert "'127.0.0.1:1/none:1' is missing and cannot be pulled: " in ended.reason
     assert "connect" in ended.reason
+    assert ended.passing
+
+
+def test_an_image_that_its_registry_does_not_have_is_not_sought_again(node: Node, registry: Registry) -> None:
+    registry.trouble = 404
+    ended = refused_pull(node, registry)
+    assert (ended.kind, ended.passing) == (EndKind.FAILED, False), ended.reason
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_registry_in_trouble_is_no_reason_to_give_up(node: Node, registry: Registry, status: int) -> None:
+    registry.trouble = status
+    assert refused_pull(node, registry).passing
+
+
+def test_the_node_s_own_job_outlasts_its_registry_s_trouble(
+    daemon: DaemonProcess, registry: Registry
+) -> None:
+    """Without --retries, because it has not even begun."""
+    registry.trouble = 503
+    registry.let_go.set()
+    (name,) = submit(
+        daemon, "true", image=registry.image, create_body=body_of(daemon, Image=registry.image, Cmd=["true"])
+    )
+    wait_until(lambda: any("(1 of 12)" in line for line in story(daemon, name)), "the trouble is told")
+    waiting = job(daemon, name)
+    assert (waiting["state"], "cannot be pulled" in str(waiting["reason"])) == ("queued", True)
+    registry.trouble = 0
+    assert wait_job(daemon, name)["state"] == "succeeded"
+
+
+def refused_pull(node: Node, registry: Registry) -> Ending:
+    """How the node says that it cannot have the registry's image."""
+    place = with_image(order(node, "true"), registry.image)
+    node.placed(place)
+    ended = node.until(place.key, AttemptState.ENDED).ending
+    assert ended is not None
+    assert "cannot be pulled" in ended.reason
+    return ended
 
 
 def test_a_job_that_comes_while_the_engine_is_away_begins_when_it_is_back(

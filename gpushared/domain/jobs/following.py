@@ -8,6 +8,7 @@ from enum import StrEnum
 from zlib import crc32
 
 from gpushared.domain.jobs.model import (
+    HERE,
     AttemptState,
     Cancelled,
     Cancelling,
@@ -27,12 +28,13 @@ from gpushared.domain.jobs.model import (
     cut_short,
 )
 from gpushared.domain.jobs.orders import knows_ranks, name_of, send
-from gpushared.domain.jobs.protocol import Report, moved
+from gpushared.domain.jobs.protocol import Report
 from gpushared.domain.jobs.refusing import hint, refused, told
 from gpushared.domain.jobs.state import Booked, PoolDraft, Wake, is_gang, is_incomplete, is_over
 from gpushared.domain.jobs.tries import timed, tried
 from gpushared.domain.units import format_duration
 
+NAMED = 3
 MAX_REFUSERS = 16
 """A job that so many nodes will not have is had by nobody."""
 _GOES = {AttemptState.RUNNING, AttemptState.PAUSED}
@@ -94,8 +96,8 @@ def apply(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
         ending=report.ending and _short(report.ending),
         revision=report.revision,
     )
-    new = timed(new, moved(report, draft.state.moment), job.submitted_at, draft.now)
-    if report.state is AttemptState.REFUSED:
+    new = timed(new, report, job.submitted_at, draft.now)
+    if report.state is AttemptState.REFUSED or (new.ending is not None and new.ending.passing):
         _count_refusal(new, draft)
     elif report.state is not AttemptState.PREPARING:
         _forgive(node, draft)
@@ -160,7 +162,7 @@ def _go_on(job: Job, state: Placing | Running, draft: PoolDraft) -> None:
     elif isinstance(state, Placing) and all(_goes(part) or _went_well(part) for part in state.parts):
         nodes = ", ".join(name_of(part.node) for part in state.parts)
         running = Running(state.attempt, state.parts, draft.now, granted_at=state.since)
-        draft.put(replace(job, state=running).note(draft.now, f"it runs on {nodes}"))
+        draft.put(replace(job, state=running, troubles=0).note(draft.now, f"it runs on {nodes}"))
 
 
 def _goes(part: Part) -> bool:
@@ -187,6 +189,8 @@ def take_down(job: Job, part: Part, draft: PoolDraft) -> None:
     if _will_not_have_it(part):
         job = refused(job, part.node, ending)
         then = Then.FAIL if _nobody_left(job, draft) else Then.REQUEUE
+    elif _passes(job, ending, draft):
+        then = Then.REQUEUE
     elif then is Then.REQUEUE and not _comes_back(job, part):
         then = Then.FAIL
     text = f"its part on {name_of(part.node)} {_ended_how(part)}, so the rest of it is ended"
@@ -221,7 +225,9 @@ def _taken_down(job: Job, state: Cancelling, draft: PoolDraft) -> None:
         said = _ending(next(filter(_will_not_have_it, state.parts)))
         end(job, _refused_by_all(job, said), "too few nodes are left that might have it", draft)
     elif state.then is Then.FAIL:
-        _fail(job, state.ending or Ending(EndKind.FAILED, state.by), draft)
+        _fail(job, _ending_of_all(state), draft)
+    elif state.ending is not None and _passes(job, state.ending, draft):
+        _try_later(job, _ending_of_all(state), draft)
     else:
         refused = any(part.state is AttemptState.REFUSED for part in state.parts)
         wait = _backoff(job, _refusals(state.parts, draft), draft) if refused else 0.0
@@ -237,13 +243,16 @@ def _conclude(job: Job, part: Part, draft: PoolDraft) -> None:
     if part.state is AttemptState.REFUSED:
         _refused(job, part, ending, draft)
         return
+    if _passes(job, ending, draft):
+        _try_later(job, _named(ending, (part.node,)), draft)
+        return
     match _fate(part):
         case Fate.CANCELLED:
             end(job, Cancelled(_who(ending)), f"ended: {_said(ending)}", draft)
         case Fate.AGAIN if _comes_back(job, part):
             requeue(job, f"{_ended_how(part)} on {name_of(part.node)}; it waits again", draft)
         case _:
-            _fail(job, ending, draft)
+            _fail(job, _named(ending, (part.node,)) if ending.passing else ending, draft)
 
 
 def _refused(job: Job, part: Part, ending: Ending, draft: PoolDraft) -> None:
@@ -268,6 +277,41 @@ def _refused_by_all(job: Job, last: Ending) -> JobFailed:
     if len(job.refused_by) == 1:
         return JobFailed(_said(last), hint=last.hint)
     return JobFailed(told(job), hint=hint(job))
+
+
+def _passes(job: Job, ending: Ending, draft: PoolDraft) -> bool:
+    """Whether it could not begin for something that may be over soon, and is tried again for that."""
+    return ending.passing and job.troubles < draft.rules.troubles_borne and not job.spec.immediate
+
+
+def _try_later(job: Job, ending: Ending, draft: PoolDraft) -> None:
+    """It did not even begin, which counts as no failure of its own."""
+    rules, troubles = draft.rules, job.troubles + 1
+    wait = min(rules.trouble_most_seconds, rules.retry_seconds * 2.0 ** (troubles - 1))
+    again = f"tried again in {format_duration(max(1, round(wait)))} ({troubles} of {rules.troubles_borne})"
+    requeue(replace(job, troubles=troubles), f"{again}: {_said(ending)}", draft, wait_seconds=wait)
+
+
+def _ending_of_all(state: Cancelling) -> Ending:
+    """What ended an attempt on several nodes, with the names of all that said the same."""
+    ending = state.ending or Ending(EndKind.FAILED, state.by)
+    nodes = [part.node for part in state.parts if part.ending is not None and _alike(part.ending, ending)]
+    return _named(ending, nodes)
+
+
+def _alike(one: Ending, other: Ending) -> bool:
+    """Engines quote ports and addresses; what they tell of is the same."""
+    head, _, _ = other.reason.partition(":")
+    return bool(head) and one.kind is other.kind and one.reason.partition(":")[0] == head
+
+
+def _named(ending: Ending, nodes: Sequence[NodeName]) -> Ending:
+    """What could not be begun, with where."""
+    if ending.kind is not EndKind.FAILED or not nodes or HERE in nodes:
+        return ending
+    more = f" and {len(nodes) - NAMED} more" if len(nodes) > NAMED else ""
+    where = f"node{'' if len(nodes) == 1 else 's'} {', '.join(nodes[:NAMED])}{more}"
+    return replace(ending, reason=cut_short(f"{where}: {_said(ending)}"))
 
 
 def _fail(job: Job, ending: Ending, draft: PoolDraft) -> None:

@@ -182,6 +182,8 @@ class Ending:
     reason: str = ""
     exit_code: int | None = None
     hint: str = ""
+    passing: bool = False
+    """It could not begin for something that may be over soon, such as a registry that does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +315,8 @@ class Job:
     project: str = ""
     attempts: int = 0
     failures: int = 0
+    troubles: int = 0
+    """How often in a row it could not begin for something that passes."""
     held_by: str = ""
     priority: int = 0
     awaits: tuple[After, ...] = ()

@@ -39,6 +39,10 @@ class PoolRules:
     retry_seconds: float = 5.0
     """Before a job is run again after its first failure; doubled with each further one."""
     retry_most_seconds: float = 600.0
+    troubles_borne: int = 12
+    """So often in a row a job may fail to begin for something that passes, after the same waits,"""
+    trouble_most_seconds: float = 300.0
+    """of which none is longer: half an hour in all."""
     refused_seconds: float = 0.5
     """Before a job that a node had no room for is placed again, and the same growth."""
     refused_most_seconds: float = 30.0
