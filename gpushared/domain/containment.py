@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from gpushared.domain.faults import RUN_AGAIN, is_of_fault, may_start_again, outcome_of, start_again
 from gpushared.domain.gpu import GpuId
+from gpushared.domain.instructions import SampleGpus, StartContainer
 from gpushared.domain.lease import (
     Active,
     Draining,
@@ -23,7 +24,7 @@ from gpushared.domain.lease import (
     Starting,
 )
 from gpushared.domain.lifecycle import drain
-from gpushared.domain.messages import SampleGpus, ServerFaulted, StartContainer
+from gpushared.domain.messages import ServerFaulted
 from gpushared.domain.state import FAULT_SEEN_SECONDS, Draft
 
 START_AGAIN_SECONDS = 10.0

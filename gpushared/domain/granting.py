@@ -8,8 +8,8 @@ from dataclasses import replace
 from gpushared.domain.asking import size_of
 from gpushared.domain.elastic import is_elastic
 from gpushared.domain.eligible import not_yet
+from gpushared.domain.instructions import MakeEdits
 from gpushared.domain.lease import Grant, Lease, LeaseId, Promised, Requeued, Reserved, Suspended
-from gpushared.domain.messages import MakeEdits
 from gpushared.domain.placement import Reason, Refusal, Rooms
 from gpushared.domain.policy.passes import NEVER, Plan, Preemption, Verdict, WaitReason
 from gpushared.domain.queue import Decision, Reservation, granted, why_no_room

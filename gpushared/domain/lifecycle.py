@@ -7,6 +7,13 @@ from dataclasses import replace
 
 from gpushared.domain import faults
 from gpushared.domain.host_memory import note_memory
+from gpushared.domain.instructions import (
+    DropEdits,
+    HoldContainer,
+    InspectContainer,
+    SampleGpus,
+    StopContainer,
+)
 from gpushared.domain.lease import (
     Active,
     Draining,
@@ -28,17 +35,7 @@ from gpushared.domain.lease import (
     Suspending,
     WithContainer,
 )
-from gpushared.domain.messages import (
-    Condition,
-    ContainerSeen,
-    DropEdits,
-    EngineSurveyed,
-    GpusSampled,
-    HoldContainer,
-    InspectContainer,
-    SampleGpus,
-    StopContainer,
-)
+from gpushared.domain.messages import Condition, ContainerSeen, EngineSurveyed, GpusSampled
 from gpushared.domain.parked import REMOVED, over, seen_parked
 from gpushared.domain.state import Draft
 from gpushared.domain.waking import awake

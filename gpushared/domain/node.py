@@ -20,6 +20,7 @@ from gpushared.domain.errors import (
 )
 from gpushared.domain.gpu import Drained, GpuId
 from gpushared.domain.granting import grant_what_fits
+from gpushared.domain.instructions import InspectContainer, MakeEdits
 from gpushared.domain.jobs.attempt import Attempt
 from gpushared.domain.jobs.contact import Contact
 from gpushared.domain.jobs.node_messages import (
@@ -289,7 +290,7 @@ def _(event: m.RestartDone, draft: Draft) -> None:
     if isinstance(lease.state, Starting) and lease.state.held:
         to = replace(lease.state, held=False, by_node=False)
         draft.move(lease, to, "the restart is done")
-        draft.do(m.InspectContainer(lease.state.container))
+        draft.do(InspectContainer(lease.state.container))
 
 
 # --- parts ---------------------------------------------------------------------------------------------
@@ -412,7 +413,7 @@ def _(event: m.DayTimeSet, draft: Draft) -> None:
     draft.ahead_seconds = event.ahead_seconds
     for lease in draft.view().holders():
         if lease.expires_at is not None:
-            draft.do(m.MakeEdits(lease.id))
+            draft.do(MakeEdits(lease.id))
 
 
 @_apply.register

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gpushared.domain.instructions import NotifyContainer
 from gpushared.domain.lease import Active, Lease, Notice, NoticeKind
-from gpushared.domain.messages import NotifyContainer
 from gpushared.domain.state import Draft
 from gpushared.domain.units import format_duration
 

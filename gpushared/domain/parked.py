@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gpushared.domain.instructions import DropEdits, StopContainer
 from gpushared.domain.lease import (
     Draining,
     Ended,
@@ -16,7 +17,7 @@ from gpushared.domain.lease import (
     Stopped,
     Suspended,
 )
-from gpushared.domain.messages import Condition, ContainerSeen, DropEdits, StopContainer
+from gpushared.domain.messages import Condition, ContainerSeen
 from gpushared.domain.state import Draft
 
 REMOVED = Stopped("removal of the container")

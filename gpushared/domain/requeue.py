@@ -16,6 +16,7 @@ from enum import StrEnum
 
 from gpushared.domain.elastic import as_held
 from gpushared.domain.errors import PermissionRefused, StateConflict
+from gpushared.domain.instructions import MakeEdits
 from gpushared.domain.lease import (
     Active,
     Draining,
@@ -33,7 +34,7 @@ from gpushared.domain.lease import (
     state_name,
 )
 from gpushared.domain.lifecycle import drain, end_early
-from gpushared.domain.messages import MakeEdits, PreemptAsked
+from gpushared.domain.messages import PreemptAsked
 from gpushared.domain.notice import notify
 from gpushared.domain.request import Request
 from gpushared.domain.state import Draft, NodeState

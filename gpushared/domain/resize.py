@@ -15,6 +15,7 @@ from gpushared.domain.elastic import is_elastic, largest, least, most
 from gpushared.domain.errors import LimitReached, NeverFits, RequestError, StateConflict, Unavailable
 from gpushared.domain.explain import check_possible
 from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu, GpuId
+from gpushared.domain.instructions import MakeEdits
 from gpushared.domain.lease import (
     Active,
     ComputeCap,
@@ -30,7 +31,7 @@ from gpushared.domain.lease import (
     Walls,
     state_name,
 )
-from gpushared.domain.messages import MakeEdits, ResizeAsked, SettingsTaken
+from gpushared.domain.messages import ResizeAsked, SettingsTaken
 from gpushared.domain.placement import need_on
 from gpushared.domain.policy.ledger import FIXED_CLASS
 from gpushared.domain.policy.passes import NEVER, Plan, Reservation

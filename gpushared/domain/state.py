@@ -10,6 +10,7 @@ from gpushared.domain.errors import NotFound, PermissionRefused
 from gpushared.domain.fleet.mix import Mix
 from gpushared.domain.gpu import WHOLE_PERMILLE, Drained, Gpu, GpuId, drained_among
 from gpushared.domain.host import ContainerMemory, HostSize
+from gpushared.domain.instructions import Instruction
 from gpushared.domain.jobs.attempt import Attempt
 from gpushared.domain.jobs.attempts import Attempts
 from gpushared.domain.jobs.contact import Contact
@@ -27,7 +28,7 @@ from gpushared.domain.lease import (
     StoryEntry,
     Suspended,
 )
-from gpushared.domain.messages import Instruction, Means
+from gpushared.domain.messages import Means
 from gpushared.domain.placement import Room, rooms_of
 from gpushared.domain.policy.projects import DAY, Policy, Project
 from gpushared.domain.policy.sizes import permille_of

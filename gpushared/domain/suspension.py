@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from gpushared.domain.errors import StateConflict
 from gpushared.domain.host_memory import lack_of_memory
+from gpushared.domain.instructions import InspectContainer, MakeEdits, ResumeContainer, SuspendContainer
 from gpushared.domain.lease import (
     Active,
     ComputeCap,
@@ -24,13 +25,9 @@ from gpushared.domain.lease import (
 from gpushared.domain.messages import (
     ContainerResumed,
     ContainerSuspended,
-    InspectContainer,
-    MakeEdits,
     PauseAsked,
     ResumeAsked,
-    ResumeContainer,
     ResumeFailed,
-    SuspendContainer,
     SuspendFailed,
 )
 from gpushared.domain.notice import withdraw

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpushared.domain.errors import LimitReached, PermissionRefused, RequestError, StateConflict
+from gpushared.domain.instructions import MakeEdits
 from gpushared.domain.lease import Draining, Ended, Lease, NoticeKind, Queued, state_name
-from gpushared.domain.messages import ExtendAsked, HoldAsked, MakeEdits, PriorityAsked
+from gpushared.domain.messages import ExtendAsked, HoldAsked, PriorityAsked
 from gpushared.domain.notice import withdraw
 from gpushared.domain.policy.passes import NEVER
 from gpushared.domain.request import MAX_PRIORITY

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from gpushared.config.model import Config
 from gpushared.domain.errors import GpushareError
-from gpushared.domain.messages import DayTimeSet, DropEdits, QuietTimeChanged, RequestAbandoned, Tick
+from gpushared.domain.instructions import DropEdits
+from gpushared.domain.messages import DayTimeSet, QuietTimeChanged, RequestAbandoned, Tick
 from gpushared.domain.node import restore
 from gpushared.domain.state import ENDED_KEPT_IN_MEMORY, NodeState
 from gpushared.gate.gate import Gate

@@ -24,6 +24,7 @@ from gpushared.domain.errors import (
 )
 from gpushared.domain.forecast import Start, starts
 from gpushared.domain.granting import decisions
+from gpushared.domain.instructions import Instruction
 from gpushared.domain.lease import Lease, LeaseId
 from gpushared.domain.node import handle
 from gpushared.domain.queue import Decision
@@ -57,7 +58,7 @@ class Loop:
 
     def __init__(self, state: NodeState, journal: Journal, clock: Clock, troubles: Troubles) -> None:
         self.state = state
-        self.perform: Callable[[m.Instruction], None] = _nothing_yet
+        self.perform: Callable[[Instruction], None] = _nothing_yet
         self.after_recovery: Callable[[], None] = lambda: None
         self._journal = journal
         self._clock = clock
@@ -216,7 +217,7 @@ def _shown(state: NodeState) -> tuple[object, ...]:
     return state.leases, state.gpus, state.stray_bytes, state.drained, state.projects, state.ahead_seconds
 
 
-def _nothing_yet(instruction: m.Instruction) -> None:
+def _nothing_yet(instruction: Instruction) -> None:
     """Before the parts are wired nothing can be performed; what containers hold is remade afterwards."""
     log.debug("not performed yet: %r", instruction)
 

@@ -11,6 +11,19 @@ from weakref import WeakValueDictionary
 
 from gpushared.domain import messages as m
 from gpushared.domain.errors import EngineUnavailable, GpushareError, SharingUnavailable, TimedOut
+from gpushared.domain.instructions import (
+    DropEdits,
+    HoldContainer,
+    InspectContainer,
+    Instruction,
+    MakeEdits,
+    NotifyContainer,
+    ResumeContainer,
+    SampleGpus,
+    StartContainer,
+    StopContainer,
+    SuspendContainer,
+)
 from gpushared.domain.jobs.node_messages import (
     AttemptInstruction,
     GiveUpAttempt,
@@ -33,12 +46,7 @@ log = logging.getLogger(__name__)
 EDITS_RETRY_SECONDS = 5.0
 
 OnContainer = (
-    m.StopContainer
-    | m.StartContainer
-    | m.SuspendContainer
-    | m.ResumeContainer
-    | m.HoldContainer
-    | m.InspectContainer
+    StopContainer | StartContainer | SuspendContainer | ResumeContainer | HoldContainer | InspectContainer
 )
 
 
@@ -69,17 +77,17 @@ class Performer:
         # The event loop itself keeps only weak references to tasks.
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def perform(self, instruction: m.Instruction) -> None:
+    def perform(self, instruction: Instruction) -> None:
         """Begin; results come back to the core as events."""
         match instruction:
-            case m.MakeEdits(lease):
+            case MakeEdits(lease):
                 self._expect_edits(lease)
                 self._begin(self._make_edits(lease))
-            case m.DropEdits(lease, device_name):
+            case DropEdits(lease, device_name):
                 self._begin(self._drop_edits(lease, device_name))
-            case m.NotifyContainer(lease):
+            case NotifyContainer(lease):
                 self._begin(self._notify(lease))
-            case m.SampleGpus():
+            case SampleGpus():
                 self._sampler.ask()
             case PrepareAttempt() | LaunchAttempt() | GiveUpAttempt() | TellCoordinator():
                 self.on_attempt(instruction)
@@ -88,17 +96,17 @@ class Performer:
 
     def _perform_on_container(self, instruction: OnContainer) -> None:
         match instruction:
-            case m.StopContainer():
+            case StopContainer():
                 self._begin(self._stop(instruction))
-            case m.StartContainer():
+            case StartContainer():
                 self._begin(self._start(instruction))
-            case m.SuspendContainer(lease, container):
+            case SuspendContainer(lease, container):
                 self._begin(self._suspender.suspend(lease, container))
-            case m.ResumeContainer(lease, container):
+            case ResumeContainer(lease, container):
                 self._begin(self._resume(lease, container))
-            case m.HoldContainer(lease, container):
+            case HoldContainer(lease, container):
                 self._look_after_start(lease, container)
-            case m.InspectContainer(container):
+            case InspectContainer(container):
                 self._begin(self._follower.inspect(container))
 
     def _look_after_start(self, lease_id: LeaseId, container: ContainerId) -> None:
@@ -117,7 +125,7 @@ class Performer:
     def remake_all(self) -> None:
         """After a start: have in place again what containers hold, before the engine restarts any of them."""
         for lease in self._loop.state.holders():
-            self.perform(m.MakeEdits(lease.id))
+            self.perform(MakeEdits(lease.id))
 
     async def settle(self, timeout_seconds: float) -> None:
         """Wait until the edits asked for so far are in place or refused, but not longer than this."""
@@ -265,7 +273,7 @@ class Performer:
         if lease.notice is not None and lease.notice.ends and signal and lease.container is not None:
             await self._engine.signal(lease.container, signal)
 
-    async def _stop(self, instruction: m.StopContainer) -> None:
+    async def _stop(self, instruction: StopContainer) -> None:
         container, grace = instruction.container, instruction.grace_seconds
         try:
             async with self.parting.around(container, AskedEnd(grace_seconds=grace)):
@@ -276,7 +284,7 @@ class Performer:
             raise
         await self._follower.inspect(instruction.container)
 
-    async def _start(self, instruction: m.StartContainer) -> None:
+    async def _start(self, instruction: StartContainer) -> None:
         """With settings as fresh as for its first start: the MPS daemon may be another one by now."""
         lease = self._loop.state.leases.get(instruction.lease)
         if lease is None or await self._open(lease) is None:

@@ -10,8 +10,8 @@ import pytest
 from bench.gpu.lab import Lab
 from bench.gpu.leases import lease_of
 from gpushared.domain.gpu import MIB, Gpu
+from gpushared.domain.instructions import Instruction, StopContainer
 from gpushared.domain.lease import Active, ContainerId, Draining, Grant, Lease, OverLimit
-from gpushared.domain.messages import Instruction, StopContainer
 from gpushared.domain.rules import MpsMode
 from gpushared.domain.state import NodeState
 from gpushared.gpus.nvml import NvmlGpus

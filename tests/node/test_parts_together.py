@@ -14,6 +14,7 @@ from gpushared.domain import messages as m
 from gpushared.domain.asking import NewSize
 from gpushared.domain.errors import JournalUnavailable, SharingUnavailable, TimedOut, Unavailable
 from gpushared.domain.gpu import Gpu, GpuId
+from gpushared.domain.instructions import HoldContainer
 from gpushared.domain.lease import ContainerId, Lease, LeaseId, Reserved
 from gpushared.domain.request import Caller, Request
 from gpushared.domain.rules import Rules
@@ -404,7 +405,7 @@ async def test_a_running_container_is_held_by_its_own_cgroup() -> None:
             node.engine.start(container)
             node.engine._set(container, status=ContainerStatus.RUNNING, pid=pid)
             for node.sharing.holding in (False, True):
-                node.performer.perform(m.HoldContainer(lease.id, container))
+                node.performer.perform(HoldContainer(lease.id, container))
                 await until_idle(node.performer)
                 assert node.sharing.held == ({lease.id: f"/{container}"} if node.sharing.holding else {})
 
@@ -415,7 +416,7 @@ async def test_a_container_that_is_gone_when_it_is_to_be_held_is_no_error() -> N
         lease = await node.ask()
         await node.performer.edits_of(lease.id)
         node.sharing.holding = True
-        node.performer.perform(m.HoldContainer(lease.id, ContainerId("b" * 64)))
+        node.performer.perform(HoldContainer(lease.id, ContainerId("b" * 64)))
         await until_idle(node.performer)
         assert node.sharing.held == {}
 

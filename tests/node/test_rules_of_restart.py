@@ -8,6 +8,7 @@ import pytest
 
 from gpushared.domain import messages as m
 from gpushared.domain.errors import LimitReached
+from gpushared.domain.instructions import StopContainer
 from gpushared.domain.lease import (
     ComputeCap,
     ContainerId,
@@ -105,7 +106,7 @@ def test_a_stop_that_a_restart_cut_off_is_asked_for_at_once_with_the_grace_that_
     stopping = after(state, m.StopAsked(lease.id, CALLER, 10)).state
     up = m.ContainerSeen(BOX, m.Condition.RUNNING, lease.device_name)
     step = after(restarted(stopping), m.EngineSurveyed((up,), NOW + 4), at=NOW + 4)
-    assert m.StopContainer(lease.id, BOX, 6) in step.instructions
+    assert StopContainer(lease.id, BOX, 6) in step.instructions
     again = after(step.state, m.EngineSurveyed((up,), NOW + 5), at=NOW + 5)
     assert again.instructions == ()
 

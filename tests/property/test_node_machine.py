@@ -15,6 +15,7 @@ from gpushared.domain.elastic import is_elastic, least, most
 from gpushared.domain.errors import GpushareError, InvalidTransition
 from gpushared.domain.gpu import MIB, WHOLE_PERMILLE, Gpu, GpuId
 from gpushared.domain.granting import decisions
+from gpushared.domain.instructions import DropEdits, MakeEdits
 from gpushared.domain.jobs.node_messages import AttemptPrepared
 from gpushared.domain.lease import (
     STORY_KEPT_IN_MEMORY,
@@ -511,7 +512,7 @@ class NodeMachine(RuleBasedStateMachine):
         """Nobody is put on a GPU that is in trouble or drained."""
         state = step.state
         held = {lease.id for lease in before.holders()}
-        made = (i.lease for i in step.instructions if isinstance(i, m.MakeEdits))
+        made = (i.lease for i in step.instructions if isinstance(i, MakeEdits))
         fresh = [state.leases[one] for one in made if one not in held]
         assert all(state.gpus[grant.gpu].trouble is None for lease in fresh for grant in lease.grants)
         assert all(state.drain_of(grant.gpu) is None for lease in fresh for grant in lease.grants)
@@ -552,8 +553,8 @@ def _told(lease: Lease) -> tuple[object, ...]:
 
 
 def _check_edits(before: NodeState, event: m.Event, step: Step) -> None:
-    made = [one.lease for one in step.instructions if isinstance(one, m.MakeEdits)]
-    dropped = [one.lease for one in step.instructions if isinstance(one, m.DropEdits)]
+    made = [one.lease for one in step.instructions if isinstance(one, MakeEdits)]
+    dropped = [one.lease for one in step.instructions if isinstance(one, DropEdits)]
     held = {lease.id for lease in before.holders()}
     hold = {lease.id for lease in step.state.holders()}
     changed = {

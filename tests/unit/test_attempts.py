@@ -11,6 +11,7 @@ import pytest
 from gpushared.domain import messages as m
 from gpushared.domain.attempts import under_way
 from gpushared.domain.gpu import MIB, Gpu, GpuId
+from gpushared.domain.instructions import DropEdits, StopContainer
 from gpushared.domain.jobs.attempt import Attempt
 from gpushared.domain.jobs.attempts import FINAL_KEPT_SECONDS
 from gpushared.domain.jobs.contact import Contact
@@ -189,7 +190,7 @@ def test_cancelled_while_it_runs_it_ends_with_its_container() -> None:
     node = Node()
     node.running()
     assert node.attempt.state is AttemptState.RUNNING
-    assert m.StopContainer(node.lease.id, BOX, 5) in node.cancel().instructions
+    assert StopContainer(node.lease.id, BOX, 5) in node.cancel().instructions
     assert node.attempt.state is AttemptState.RUNNING
     node.seen(Condition.EXITED, 143)
     node.freed()
@@ -233,7 +234,7 @@ def test_a_launch_that_fails_ends_it_with_the_gate_s_words() -> None:
         AttemptState.ENDED,
         Ending(EndKind.FAILED, "no such path", hint="make it"),
     )
-    assert m.DropEdits(node.lease.id, node.lease.device_name) in step.instructions
+    assert DropEdits(node.lease.id, node.lease.device_name) in step.instructions
 
 
 @pytest.mark.parametrize("first_known", ["by the container", "by the start", "by the container alone"])
@@ -359,7 +360,7 @@ def fenced(boot_id: str = "b1", sent_at: float = 100.0, **fields: Any) -> Node:
 def test_it_is_ended_so_long_after_the_last_contact(boot_id: str, at: float, ends: bool) -> None:
     node = fenced(boot_id)
     step = node.send(FencesLooked("b1", at))
-    assert (m.StopContainer(node.lease.id, BOX, 10) in step.instructions) is ends
+    assert (StopContainer(node.lease.id, BOX, 10) in step.instructions) is ends
     if ends:
         node.seen(Condition.EXITED, 137)
         node.freed()
@@ -370,7 +371,7 @@ def test_contact_that_comes_too_late_does_not_save_it() -> None:
     """A machine that slept for long ends what it must not run before it says that it is alive."""
     node = fenced()
     step = node.send(ContactMade(POOL, "b1", 170.0))
-    assert m.StopContainer(node.lease.id, BOX, 10) in step.instructions
+    assert StopContainer(node.lease.id, BOX, 10) in step.instructions
 
 
 def test_contact_moves_the_fence() -> None:

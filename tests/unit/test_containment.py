@@ -8,6 +8,7 @@ import pytest
 
 from gpushared.domain import messages as m
 from gpushared.domain.gpu import MIB
+from gpushared.domain.instructions import InspectContainer, StartContainer, StopContainer
 from gpushared.domain.lease import Active, Draining, Ended, Failed, Finished, LeaseId, Starting, state_name
 from gpushared.domain.messages import Condition
 from gpushared.domain.node import restore
@@ -24,8 +25,8 @@ def fault(node: Node, *victims: LeaseId, culprit: LeaseId | None = None, after: 
     return node.send(m.ServerFaulted((ONE.id,), frozenset(victims), culprit), after)
 
 
-def starts(step: Step) -> list[m.StartContainer]:
-    return [one for one in step.instructions if isinstance(one, m.StartContainer)]
+def starts(step: Step) -> list[StartContainer]:
+    return [one for one in step.instructions if isinstance(one, StartContainer)]
 
 
 def recover(node: Node) -> Step:
@@ -124,11 +125,11 @@ def test_a_victim_that_asked_for_it_is_started_again_when_the_server_is_well() -
     assert told(node.lease(victim))[-1] == "the container ended with 1; it is to be started again (1 of 2)"
     fault(node, victim, culprit, culprit=culprit)
     assert starts(node.send(m.Tick(), 2.5)) == [], "the culprit clings to the server"
-    assert starts(node.send(m.Tick(), 2.5)) == [m.StartContainer(victim, box(victim))]
+    assert starts(node.send(m.Tick(), 2.5)) == [StartContainer(victim, box(victim))]
     assert starts(node.send(m.Tick(), 1.0)) == [], "once is enough"
     node.exit(victim, 1)  # an old word, from before the start
     step = node.send(m.RestartDone(victim))
-    assert m.InspectContainer(box(victim)) in step.instructions
+    assert InspectContainer(box(victim)) in step.instructions
     node.send(m.ContainerSeen(box(victim), Condition.RUNNING))
     lease = node.lease(victim)
     assert (state_name(lease.state), lease.restarts, lease.fault) == ("active", 1, "")
@@ -172,7 +173,7 @@ def test_a_victim_that_holds_on_is_stopped_and_started_again() -> None:
     node.sample()
     fault(node, victim, other, culprit=other)
     step = fault(node, victim, culprit=other, after=PATIENCE)
-    assert m.StopContainer(victim, box(victim), 10) in step.instructions
+    assert StopContainer(victim, box(victim), 10) in step.instructions
     state = node.lease(victim).state
     assert isinstance(state, Starting)
     assert state.by_node
@@ -215,7 +216,7 @@ def test_a_restart_of_the_daemon_does_not_lose_who_waits_to_be_started_again() -
     node.state = replace(state, gpus=node.state.gpus)
     seen = m.ContainerSeen(box(victim), Condition.EXITED, str(victim), 1)
     node.send(m.EngineSurveyed((seen,), node.now + 1), 2.0)
-    assert starts(node.send(m.Tick(), 1.0)) == [m.StartContainer(victim, box(victim))]
+    assert starts(node.send(m.Tick(), 1.0)) == [StartContainer(victim, box(victim))]
 
 
 def test_a_gpu_that_turns_out_to_be_sick_ends_who_waits_to_be_started_again() -> None:

@@ -11,6 +11,7 @@ from gpushared.domain.errors import GpushareError, NotFound, PermissionRefused, 
 from gpushared.domain.explain import waiting
 from gpushared.domain.gpu import MIB, Drained, Gpu, GpuId, MigInstance
 from gpushared.domain.granting import decisions
+from gpushared.domain.instructions import DropEdits, StopContainer
 from gpushared.domain.lease import (
     ComputeCap,
     ContainerId,
@@ -108,8 +109,8 @@ def box(lease: LeaseId) -> ContainerId:
     return ContainerId(f"box-{lease}")
 
 
-def stops(step: Step) -> list[m.StopContainer]:
-    return [one for one in step.instructions if isinstance(one, m.StopContainer)]
+def stops(step: Step) -> list[StopContainer]:
+    return [one for one in step.instructions if isinstance(one, StopContainer)]
 
 
 def told(lease: Lease) -> list[str]:
@@ -178,7 +179,7 @@ def test_leases_on_a_sick_gpu_end_with_what_happened_and_what_to_do_and_others_r
     node = Node()
     there, neighbour = node.run(), node.run(Request(isolation=Isolation.EXCLUSIVE), BOB)
     step = node.sample(xids={ONE.id: (79,)})
-    assert stops(step) == [m.StopContainer(there, box(there), 2)]
+    assert stops(step) == [StopContainer(there, box(there), 2)]
     node.exit(there, 1)
     node.lose(ONE)
     assert node.outcome(there) == OFF_THE_BUS
@@ -205,7 +206,7 @@ def test_a_reservation_on_a_sick_gpu_ends_without_waiting_for_a_container() -> N
     lease = node.ask()
     step = node.sample(xids={ONE.id: (79,)})
     assert node.outcome(lease) == OFF_THE_BUS
-    assert m.DropEdits(lease, str(lease)) in step.instructions
+    assert DropEdits(lease, str(lease)) in step.instructions
 
 
 def test_a_reservation_may_have_a_container_before_the_engine_was_asked() -> None:

@@ -10,6 +10,7 @@ import pytest
 from gpushared.domain import messages as m
 from gpushared.domain.gpu import MIB, Gpu, GpuId
 from gpushared.domain.idle import idle_since
+from gpushared.domain.instructions import NotifyContainer
 from gpushared.domain.lease import (
     Active,
     ContainerId,
@@ -189,7 +190,7 @@ def test_it_is_told_once_with_what_will_happen() -> None:
     node = Node(SUSPEND)
     node.look()
     step = node.passes(1800)
-    assert m.NotifyContainer(node.id) in step.instructions
+    assert NotifyContainer(node.id) in step.instructions
     assert node.told == (5400, False)
     (line,) = node.story("told")
     assert line == (
@@ -219,7 +220,7 @@ def test_work_takes_back_what_it_was_told_and_says_how_long_it_was_idle() -> Non
     node.look()
     node.passes(3600)
     step = node.passes(1, WORK)
-    assert m.NotifyContainer(node.id) in step.instructions
+    assert NotifyContainer(node.id) in step.instructions
     assert (node.lease.notice, node.lease.idle_since, node.lease.lowered) == (None, None, False)
     assert node.story("again") == ["uses its GPUs again after 1h"]
     assert node.passes(1, WORK).changed == ()

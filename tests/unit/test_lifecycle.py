@@ -16,6 +16,14 @@ from gpushared.domain.errors import (
     StateConflict,
 )
 from gpushared.domain.gpu import MIB, Gpu, GpuId
+from gpushared.domain.instructions import (
+    DropEdits,
+    HoldContainer,
+    InspectContainer,
+    Instruction,
+    MakeEdits,
+    StopContainer,
+)
 from gpushared.domain.lease import (
     Active,
     ContainerId,
@@ -113,7 +121,7 @@ class Node:
         return state_name(self.lease.state)
 
     @property
-    def did(self) -> list[m.Instruction]:
+    def did(self) -> list[Instruction]:
         return list(self.step.instructions)
 
     @property
@@ -207,14 +215,14 @@ def test_what_each_wish_means_in_each_state(event: str, where: str, then: str) -
 def test_the_usual_life_of_a_lease() -> None:
     """Reserved, claimed, started, running, ended, memory back."""
     node = Node()
-    assert node.did == [m.MakeEdits(node.id)]
+    assert node.did == [MakeEdits(node.id)]
     node.to("draining")
     assert node.asked_for == {"SampleGpus"}
     node.sample(busy=True)
     assert node.is_in == "draining"
     node.sample()
     assert node.outcome() == Finished(3)
-    assert node.did == [m.DropEdits(node.id, node.id)]
+    assert node.did == [DropEdits(node.id, node.id)]
 
 
 def test_a_create_that_is_noted_after_the_engine_told_of_it_is_no_conflict() -> None:
@@ -242,7 +250,7 @@ def test_an_exit_while_a_restart_is_under_way_is_not_the_end() -> None:
     node.see(Condition.EXITED, 137)
     assert node.is_in == "starting"
     node.send(m.RestartDone(node.id))
-    assert node.did == [m.InspectContainer(BOX)]
+    assert node.did == [InspectContainer(BOX)]
     node.see(Condition.RUNNING)
     assert node.is_in == "active"
 
@@ -259,7 +267,7 @@ def test_a_restart_that_is_never_reported_done_is_looked_at_in_the_end() -> None
     """Its gate may be gone."""
     node = Node().to("held")
     node.passes(71.0)
-    assert m.InspectContainer(BOX) in node.step.instructions
+    assert InspectContainer(BOX) in node.step.instructions
     node.see(Condition.EXITED, 1)
     assert node.is_in == "draining"
 
@@ -270,7 +278,7 @@ def test_a_stop_while_a_restart_is_under_way_wins() -> None:
     node.send(m.StopAsked(node.id, ALICE, 10))
     node.see(Condition.EXITED, 137)
     node.see(Condition.RUNNING)
-    assert node.did == [m.StopContainer(node.id, BOX, 10)]
+    assert node.did == [StopContainer(node.id, BOX, 10)]
     node.sample()
     assert node.is_in == "draining"
     node.see(Condition.EXITED, 137)
@@ -283,7 +291,7 @@ def test_a_container_started_again_before_its_memory_was_back_keeps_its_lease() 
     node = Node().to("draining")
     node.see(Condition.RUNNING)
     assert isinstance(node.lease.state, Active)
-    assert node.did == [m.HoldContainer(node.id, BOX), m.InspectContainer(BOX)]
+    assert node.did == [HoldContainer(node.id, BOX), InspectContainer(BOX)]
 
 
 @pytest.mark.parametrize("condition", [Condition.RUNNING, Condition.PAUSED])
@@ -291,10 +299,10 @@ def test_a_container_is_given_what_only_a_running_one_can_be_given(condition: Co
     """When it is seen to run for the first time, and each time it is looked at: it may be a new run."""
     node = Node().to("starting")
     node.see(condition)
-    assert node.did == [m.HoldContainer(node.id, BOX)]
+    assert node.did == [HoldContainer(node.id, BOX)]
     node.see(Condition.RUNNING)
     node.see(Condition.RUNNING)
-    assert node.did == [m.HoldContainer(node.id, BOX)]
+    assert node.did == [HoldContainer(node.id, BOX)]
 
 
 def test_after_a_restart_of_the_daemon_running_containers_are_held_again() -> None:
@@ -302,7 +310,7 @@ def test_after_a_restart_of_the_daemon_running_containers_are_held_again() -> No
     node = Node().to("active")
     node.passes(60)
     node.survey(Condition.RUNNING, at=node.now)
-    assert m.HoldContainer(node.id, BOX) in node.did
+    assert HoldContainer(node.id, BOX) in node.did
 
 
 @pytest.mark.parametrize("condition", [Condition.RUNNING, Condition.PAUSED, Condition.RESTARTING])
@@ -343,7 +351,7 @@ def test_a_container_that_is_never_started_is_looked_at_and_then_given_up() -> N
     """``docker create`` and nothing more."""
     node = Node().to("starting")
     node.passes(60.0)
-    assert node.did == [m.InspectContainer(BOX)]
+    assert node.did == [InspectContainer(BOX)]
     node.see(Condition.CREATED)
     assert node.outcome() == NeverClaimed()
 
@@ -380,7 +388,7 @@ def test_a_paused_lease_expires_and_its_container_is_stopped() -> None:
     node = Node(replace(HALF, time_limit_seconds=300)).to("paused")
     node.passes(300.0)
     assert node.outcome() == Expired()
-    assert node.did == [m.StopContainer(node.id, BOX, 10)]
+    assert node.did == [StopContainer(node.id, BOX, 10)]
 
 
 def test_a_stop_that_does_not_work_is_repeated_without_grace_and_looked_after() -> None:
@@ -389,7 +397,7 @@ def test_a_stop_that_does_not_work_is_repeated_without_grace_and_looked_after() 
     node.passes(24.0)
     assert node.did == []
     node.passes(1.0)
-    assert node.did == [m.StopContainer(node.id, BOX, 0), m.InspectContainer(BOX)]
+    assert node.did == [StopContainer(node.id, BOX, 0), InspectContainer(BOX)]
 
 
 def test_a_shorter_grace_overtakes_a_longer_one() -> None:
@@ -397,7 +405,7 @@ def test_a_shorter_grace_overtakes_a_longer_one() -> None:
     node = Node().to("active")
     node.send(m.StopAsked(node.id, ALICE, 3600))
     node.send(m.StopAsked(node.id, ALICE, 0))
-    assert node.did == [m.StopContainer(node.id, BOX, 0)]
+    assert node.did == [StopContainer(node.id, BOX, 0)]
     node.send(m.StopAsked(node.id, ALICE, 3600))
     assert node.did == []
 
@@ -463,7 +471,7 @@ def test_a_start_of_an_old_container_that_was_missed_altogether_is_found_by_its_
     """It ran and ended while nobody listened."""
     node = Node(device_name="c-1").to("starting")
     node.passes(60.0)
-    assert node.did == [m.InspectContainer(BOX)]
+    assert node.did == [InspectContainer(BOX)]
     node.see(Condition.EXITED, 4)
     assert node.outcome() == Finished(4)
 

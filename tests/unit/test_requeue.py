@@ -11,6 +11,15 @@ from gpushared.domain.errors import PermissionRefused, StateConflict
 from gpushared.domain.gpu import MIB, Gpu, GpuId
 from gpushared.domain.granting import decisions
 from gpushared.domain.host import ContainerMemory
+from gpushared.domain.instructions import (
+    DropEdits,
+    MakeEdits,
+    NotifyContainer,
+    ResumeContainer,
+    StartContainer,
+    StopContainer,
+    SuspendContainer,
+)
 from gpushared.domain.lease import (
     Active,
     ComputeCap,
@@ -132,7 +141,7 @@ def test_who_gives_way_is_told_first_and_stopped_when_the_notice_is_over() -> No
     notice = node.of(lease).notice
     assert notice is not None
     assert (notice.kind, notice.until) == (NoticeKind.PREEMPTED, node.now + 60)
-    assert node.step.instructions == (m.NotifyContainer(lease.id),)
+    assert node.step.instructions == (NotifyContainer(lease.id),)
     node.passes(59)
     assert node.is_in(lease) == "active"
     node.passes(1)
@@ -148,9 +157,9 @@ def test_it_is_queued_again_behind_those_that_wait_and_comes_back_by_itself() ->
     assert [one.lease for one in decisions(node.state, node.now)] == [lease.id]
     node.send(m.ReleaseAsked(winner.id, BOB))
     assert isinstance(node.of(lease).state, Starting)
-    assert m.MakeEdits(lease.id) in node.step.instructions
+    assert MakeEdits(lease.id) in node.step.instructions
     node.passes(1)
-    assert m.StartContainer(lease.id, ContainerId(f"box-{lease.id}")) in node.step.instructions
+    assert StartContainer(lease.id, ContainerId(f"box-{lease.id}")) in node.step.instructions
     assert isinstance(node.see(lease, Condition.RUNNING).state, Starting)  # held until the start is done
     node.send(m.RestartDone(lease.id))
     assert isinstance(node.see(lease, Condition.RUNNING).state, Active)
@@ -214,7 +223,7 @@ def test_a_queued_container_that_somebody_starts_beside_us_is_stopped() -> None:
     state = node.see(lease, Condition.RUNNING).state
     assert isinstance(state, Draining)
     assert isinstance(state.outcome, Failed)
-    assert any(isinstance(one, m.StopContainer) for one in node.step.instructions)
+    assert any(isinstance(one, StopContainer) for one in node.step.instructions)
 
 
 @pytest.mark.parametrize("late", [True, False])
@@ -277,7 +286,7 @@ def able() -> Node:
 def suspend(node: Node, lease: Lease) -> None:
     node.send(m.PauseAsked(lease.id, ALICE))
     assert isinstance(node.of(lease).state, Suspending)
-    assert m.SuspendContainer(lease.id, ContainerId(f"box-{lease.id}")) in node.step.instructions
+    assert SuspendContainer(lease.id, ContainerId(f"box-{lease.id}")) in node.step.instructions
     node.see(lease, Condition.PAUSED)
     node.send(m.ContainerSuspended(lease.id))
 
@@ -291,7 +300,7 @@ def test_a_paused_lease_gives_its_gpu_to_the_next_and_waits_for_its_owner(able: 
     assert able.is_in(lease) == "suspended"
     able.send(m.ResumeAsked(lease.id, ALICE))
     assert isinstance(able.of(lease).state, Resuming)
-    assert m.ResumeContainer(lease.id, ContainerId(f"box-{lease.id}")) in able.step.instructions
+    assert ResumeContainer(lease.id, ContainerId(f"box-{lease.id}")) in able.step.instructions
     able.send(m.ContainerResumed(lease.id))
     assert able.is_in(lease) == "active"
 
@@ -454,11 +463,11 @@ def test_what_was_not_done_in_time_is_asked_again(able: Node) -> None:
     box = ContainerId(f"box-{lease.id}")
     able.send(m.PauseAsked(lease.id, ALICE))
     able.passes(60)
-    assert m.SuspendContainer(lease.id, box) in able.step.instructions
+    assert SuspendContainer(lease.id, box) in able.step.instructions
     able.send(m.ContainerSuspended(lease.id))
     able.send(m.ResumeAsked(lease.id, ALICE))
     able.passes(60)
-    assert m.ResumeContainer(lease.id, box) in able.step.instructions
+    assert ResumeContainer(lease.id, box) in able.step.instructions
 
 
 @pytest.mark.parametrize(("condition", "code"), [(Condition.EXITED, 137), (Condition.GONE, None)])
@@ -468,7 +477,7 @@ def test_a_suspended_container_that_ends_has_nothing_to_drain(
     lease = able.run()
     suspend(able, lease)
     assert isinstance(able.see(lease, condition, code).state, Ended)
-    assert m.DropEdits(lease.id, lease.device_name) in able.step.instructions
+    assert DropEdits(lease.id, lease.device_name) in able.step.instructions
 
 
 def test_a_suspended_container_that_its_restart_policy_starts_is_stopped(able: Node) -> None:

@@ -19,6 +19,7 @@ from gpushared.domain.errors import (
     Unavailable,
 )
 from gpushared.domain.gpu import MIB, Gpu, GpuId
+from gpushared.domain.instructions import MakeEdits
 from gpushared.domain.lease import (
     ComputeCap,
     ContainerId,
@@ -120,7 +121,7 @@ def test_what_is_said_changes_and_the_rest_stays(
     lease = node.run(request_)
     step = node.resize(lease, **words)
     assert node.grant(lease) == expected
-    assert m.MakeEdits(lease) in step.instructions
+    assert MakeEdits(lease) in step.instructions
     assert node.of(lease).story[-1].text.startswith("alice resized it from ")
 
 
@@ -217,7 +218,7 @@ def test_what_is_freed_is_granted_in_the_same_step() -> None:
     assert isinstance(node.of(waits).state, Queued)
     step = node.resize(lease, gpu="0.5")
     assert node.grant(waits) == (40, 500)
-    assert set(step.instructions) == {m.MakeEdits(lease), m.MakeEdits(waits)}
+    assert set(step.instructions) == {MakeEdits(lease), MakeEdits(waits)}
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from gpushared.domain import messages as m
 from gpushared.domain.errors import LimitReached, NotFound, PermissionRefused, RequestError, StateConflict
 from gpushared.domain.gpu import MIB, Gpu, GpuId
 from gpushared.domain.granting import decisions
+from gpushared.domain.instructions import MakeEdits, NotifyContainer
 from gpushared.domain.lease import Active, ContainerId, Ended, Lease, LeaseId, NoticeKind, Queued, Reserved
 from gpushared.domain.node import handle
 from gpushared.domain.placement import Reason
@@ -175,7 +176,7 @@ def test_an_extended_lease_ends_later(node: Node) -> None:
 
 def test_an_extension_reaches_what_the_container_can_read_of_its_lease(node: Node) -> None:
     lease = node.run(AN_HOUR)
-    assert m.MakeEdits(lease.id) in node.send(m.ExtendAsked(lease.id, ALICE, 1800)).instructions
+    assert MakeEdits(lease.id) in node.send(m.ExtendAsked(lease.id, ALICE, 1800)).instructions
 
 
 def test_a_waiting_request_is_extended_before_its_time_begins(node: Node) -> None:
@@ -226,9 +227,9 @@ def test_a_program_is_told_once_before_its_time_is_up(node: Node) -> None:
     notice = node.lease(lease).notice
     assert notice is not None
     assert (notice.kind, notice.until) == (NoticeKind.EXPIRES, 1000.0 + 3600)
-    assert m.NotifyContainer(lease.id) in node.step.instructions
+    assert NotifyContainer(lease.id) in node.step.instructions
     node.passes(1)
-    assert m.NotifyContainer(lease.id) not in node.step.instructions
+    assert NotifyContainer(lease.id) not in node.step.instructions
 
 
 def test_a_short_lease_is_told_in_the_middle_of_its_time_and_not_at_its_start(node: Node) -> None:
@@ -242,5 +243,5 @@ def test_a_short_lease_is_told_in_the_middle_of_its_time_and_not_at_its_start(no
 def test_what_was_told_is_withdrawn_with_an_extension(node: Node) -> None:
     lease = node.run(AN_HOUR)
     node.passes(3400)
-    assert m.NotifyContainer(lease.id) in node.send(m.ExtendAsked(lease.id, ALICE, 7200)).instructions
+    assert NotifyContainer(lease.id) in node.send(m.ExtendAsked(lease.id, ALICE, 7200)).instructions
     assert node.lease(lease).notice is None

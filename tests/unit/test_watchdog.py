@@ -8,6 +8,7 @@ import pytest
 
 from gpushared.domain import messages as m
 from gpushared.domain.gpu import MIB, Gpu, GpuId
+from gpushared.domain.instructions import StopContainer
 from gpushared.domain.lease import (
     ContainerId,
     Draining,
@@ -81,7 +82,7 @@ class Node:
 
 
 def stops(step: Step) -> list[int]:
-    return [one.grace_seconds for one in step.instructions if isinstance(one, m.StopContainer)]
+    return [one.grace_seconds for one in step.instructions if isinstance(one, StopContainer)]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from gpushared.config.jobs import PoolConfig
 from gpushared.config.model import Config
 from gpushared.config.pool import CoordinatorConfig, CoordinatorSection
 from gpushared.domain import messages as n
+from gpushared.domain.instructions import Instruction
 from gpushared.domain.jobs import messages as m
 from gpushared.domain.jobs.attempt import Attempt
 from gpushared.domain.jobs.model import AttemptKey, Ended, Job, JobId, Owner, Placing, Running, Succeeded
@@ -77,7 +78,7 @@ class Machine:
         book = self.loop.state.attempts.get(POOL)
         return None if book is None else book.get(key)
 
-    def _perform(self, instruction: n.Instruction | AttemptInstruction) -> None:
+    def _perform(self, instruction: Instruction | AttemptInstruction) -> None:
         match instruction:
             case TellCoordinator(key, coordinator):
                 self.desk.tell(coordinator, key)
