@@ -11,6 +11,7 @@ from typing import Any
 from gpushared.api.v1 import jobs_pb2
 from gpushared.domain.asking import Ask
 from gpushared.domain.errors import RequestError
+from gpushared.domain.jobs.asking import MAX_NODES
 from gpushared.domain.jobs.model import HERE, After, JobId, JobSpec, NodeName, Owner, Pull
 from gpushared.domain.request import Request
 from gpushared.domain.units import shown
@@ -22,7 +23,6 @@ MAX_BODY_BYTES = 96 * 1024
 MAX_NAME = 128
 MAX_IMAGE = 1024
 MAX_RETRIES = 100
-MAX_NODES = 1024
 LONGEST_STOP_AFTER_SECONDS = 30 * 24 * 3600
 SHORTEST_STOP_AFTER_SECONDS = 30
 """A node's beat may be late by some seconds without anything being wrong."""

@@ -14,6 +14,7 @@ from gpushared.domain.asking import MAX_AFTER as MAX_LEASES
 from gpushared.domain.asking import MAX_MODELS, MAX_RESTARTS, NOTICE_SIGNALS
 from gpushared.domain.errors import RequestError
 from gpushared.domain.gpu import WHOLE_PERMILLE
+from gpushared.domain.jobs.asking import MAX_NODES
 from gpushared.domain.jobs.model import AttemptKey, Ending, JobSpec
 from gpushared.domain.jobs.protocol import CancelPart, Commit, Order, Place, Report
 from gpushared.domain.request import MAX_PRIORITY, Isolation, Request
@@ -24,7 +25,6 @@ from gpushared.pool.job_words import (
     MAX_BODY_BYTES,
     MAX_IMAGE,
     MAX_NAME,
-    MAX_NODES,
     MAX_RETRIES,
 )
 from gpushared.pool.jobs_service import MAX_AFTER

@@ -35,13 +35,14 @@ DEPENDENTS_AT_ONCE = 100
 """So many jobs that waited for one are looked at in a step."""
 NEXT_SECONDS = 0.001
 """Until the next part of them: others come in between."""
-MAX_NODES = 1024
 MAX_JOB_BYTES = 128 * 1024
 """Of what is said of a job at the start. What is told of it later takes no more, and stores take both."""
 AFTER_BYTES = 100
 """Of each job that it waits for, in its spec and in what is left of it."""
 PART_BYTES = 1200
 """Of its part on each node."""
+MAX_NODES = MAX_JOB_BYTES // PART_BYTES
+"""All parts of a job are in its one record. What else is said of the job takes some of the room."""
 
 
 def submit(event: JobSubmitted, draft: PoolDraft) -> None:
@@ -161,13 +162,17 @@ def check(spec: JobSpec, priority: int, draft: PoolDraft) -> None:
 def _check_size(spec: JobSpec) -> None:
     parts = spec.request.gpu_count if spec.span else spec.nodes
     quoted = spec.body.count('"') + spec.body.count("\\")
-    size = len(spec.body) + quoted + AFTER_BYTES * len(spec.after) + (PART_BYTES * parts if parts > 1 else 0)
-    if size > MAX_JOB_BYTES:
-        raise RequestError(
-            f"the job takes some {size >> 10} KiB to keep, more than {MAX_JOB_BYTES >> 10}",
-            hint="are there large values among its variables? Else let it wait for fewer jobs, or ask for "
-            "fewer nodes",
-        )
+    said = len(spec.body) + quoted + AFTER_BYTES * len(spec.after)
+    size = said + (PART_BYTES * parts if parts > 1 else 0)
+    if size <= MAX_JOB_BYTES:
+        return
+    hint = "are there large values among its variables? Else let it wait for fewer jobs"
+    if parts > 1:
+        fitting = max(1, (MAX_JOB_BYTES - said) // PART_BYTES)
+        hint += f", or ask for at most {fitting} {'GPUs' if spec.span else 'nodes'}"
+    raise RequestError(
+        f"the job takes some {size >> 10} KiB to keep, more than {MAX_JOB_BYTES >> 10}", hint=hint
+    )
 
 
 def no_node(node: NodeName) -> NotFound:

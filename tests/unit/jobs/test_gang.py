@@ -10,6 +10,7 @@ import pytest
 from gpushared.domain.errors import RequestError
 from gpushared.domain.jobs import messages as m
 from gpushared.domain.jobs import orders
+from gpushared.domain.jobs.asking import MAX_NODES
 from gpushared.domain.jobs.model import (
     AttemptState,
     Cancelled,
@@ -270,6 +271,26 @@ def test_a_gang_asks_for_a_fixed_number_of_gpus() -> None:
     pool = Pool("a", "b")
     with pytest.raises(RequestError, match="fixed number"):
         pool.submit(request=replace(WHOLE, max_gpu_count=2), nodes=2)
+
+
+def test_who_asks_for_more_nodes_than_a_record_holds_hears_how_many_fit() -> None:
+    """And that many are taken."""
+    pool = Pool("a", "b")
+    asked: dict[str, Any] = {"request": WHOLE, "body": "x" * 2_000}
+    with pytest.raises(RequestError, match="ask for at most 107 nodes"):
+        pool.submit(**asked, nodes=MAX_NODES)
+    pool.submit(**asked, nodes=107)
+    assert pool.is_now(Queued)
+
+
+def test_who_spreads_more_gpus_than_a_record_holds_parts_hears_how_many_fit() -> None:
+    """Each of them may come to lie on a node of its own."""
+    pool = Pool("a", "b")
+    request = replace(WHOLE, gpu_count=200)
+    with pytest.raises(RequestError, match=f"ask for at most {MAX_NODES} GPUs"):
+        pool.submit(request=request, span=True)
+    pool.submit(request=replace(request, gpu_count=MAX_NODES), span=True)
+    assert pool.is_now(Queued)
 
 
 @pytest.mark.parametrize("told", [False, True], ids=["none of them was told", "one of them was told"])
