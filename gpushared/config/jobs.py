@@ -46,7 +46,7 @@ class JobsConfig:
         key="keep_containers",
     )
     max_kept_containers: int = setting(
-        200, Whole(0, 100_000), "How many of them may stay; the oldest go first."
+        200, Whole(0, 100_000), "How many of them of each user may stay; the oldest go first."
     )
     max_pulls: int = setting(2, Whole(1, 64), "How many images are pulled for jobs at a time.")
     pull_seconds: int = setting(

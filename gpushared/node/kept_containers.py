@@ -1,11 +1,12 @@
-"""Containers of jobs that are over stay for their logs, for a while and up to a number."""
+"""Containers of jobs that are over stay for their logs, for a while and up to a number of each user."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gpushared.domain.errors import GpushareError
@@ -30,7 +31,7 @@ REMOVED = (204, 404)
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """How long, and how many; the oldest go first."""
+    """How long, and how many of each user; the oldest go first."""
 
     seconds: float
     most: int
@@ -76,9 +77,7 @@ class KeptContainers:
             (record for lease, record in records.items() if lease not in self._gone),
             key=lambda record: record.at,
         )
-        surplus = max(0, len(left) - self.keeping.most)
-        oldest = self._loop.now() - self.keeping.seconds
-        due = [one for n, one in enumerate(left) if n < surplus or one.at <= oldest or _is_removed(one)]
+        due = due_of(left, self.keeping, self._loop.now())
         return not due or await self._remove({one.lease for one in due if one.lease is not None})
 
     def _over(self) -> Iterable[Attempt]:
@@ -101,6 +100,26 @@ class KeptContainers:
     def _is_over(self, facts: ContainerFacts) -> bool:
         leased = self._loop.state.of_device(facts.device_name) is not None
         return bool(facts.labels.get(LABEL_JOB)) and facts.status in OVER and not leased
+
+
+def due_of(over: Sequence[Attempt], keeping: Keeping, now: float) -> list[Attempt]:
+    """Of attempts that are over, the oldest first, those whose containers go.
+
+    Each user's are counted alone, so that nobody pushes out what others want to read.
+    """
+    left = Counter(_whose(one) for one in over)
+    due = []
+    for one in over:
+        whose = _whose(one)
+        if left[whose] > keeping.most or one.at <= now - keeping.seconds or _is_removed(one):
+            due.append(one)
+            left[whose] -= 1
+    return due
+
+
+def _whose(record: Attempt) -> int | None:
+    """The number of the account that it ran as; only what never ran has none."""
+    return None if record.account is None else record.account.uid
 
 
 def _is_removed(record: Attempt) -> bool:

@@ -9,6 +9,7 @@ from typing import Protocol
 import gpushared
 from gpushared.api.v1 import pool_pb2
 from gpushared.domain.errors import NotFound, RequestError, StateConflict
+from gpushared.domain.jobs import claims
 from gpushared.domain.jobs.member import Member, Presence
 from gpushared.domain.jobs.messages import NodeDrainAsked, NodeForgotten, PoolEvent
 from gpushared.domain.jobs.model import Job, NodeName, Queued, Running
@@ -76,7 +77,7 @@ class Admin:
             revision=self._machine.revision,
             phase=phase_of(state),
             awaited_nodes=() if state.settled else state.missing(),
-            troubles=self._troubles.all(),
+            troubles=(*self._troubles.all(), *map(claims.told, sorted(state.claimants))),
             nodes=sum(member.forgotten_at is None for member in state.members.values()),
             queued=sum(state.queued.values()),
             running=sum(isinstance(job.state, Running) for job in state.jobs.values()),

@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpushared.config.pool import CoordinatorConfig
@@ -123,7 +123,7 @@ class PoolDaemon:
             stack.callback(watchdog.cancel)
             await keep(self._parts.clock, self._troubles)
             stack.push_async_callback(keep, self._parts.clock, self._troubles)
-            mark = read_high_water(self._mark_path)
+            mark = await self._read_mark()
             epoch = await self._parts.store.lead(above=mark.epoch)
             front, doors = self._front()
             trust = self._trust(doors)
@@ -155,6 +155,18 @@ class PoolDaemon:
             )
         return trust
 
+    async def _read_mark(self) -> HighWater:
+        """How far the store was, and whether it is from before that.
+
+        A store that was begun anew after a loss counts its revisions from 1, so that one from before it may
+        have more of them; its epoch is lower all the same. That is written down before anything raises it.
+        """
+        mark = read_high_water(self._mark_path)
+        if await self._parts.store.epoch() < mark.epoch and not mark.doubted:
+            mark = replace(mark, doubted=True)
+            await asyncio.to_thread(write_high_water, self._mark_path, mark)
+        return mark
+
     async def _loop_of(self, trust: Trust, epoch: int, mark: HighWater) -> PoolLoop:
         clock = self._parts.clock
         now, ahead = clock.now(), clock.ahead()
@@ -181,7 +193,13 @@ class PoolDaemon:
 
     def _coordinator(self, loop: PoolLoop, trust: Trust) -> Coordinator:
         views = JobViews(lambda: loop.state, loop.now)
-        link = LinkService(loop, trust.guard, JobOrigins(lambda: loop.state, views.job), beat=self._beat)
+        link = LinkService(
+            loop,
+            trust.guard,
+            JobOrigins(lambda: loop.state, views.job),
+            beat=self._beat,
+            troubles=self._troubles,
+        )
         loop.subscribe(link.perform)
         loop.on_new_epoch(link.renew)
         trust.on_fall(link.drop)

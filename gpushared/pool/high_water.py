@@ -15,17 +15,21 @@ from gpushared.domain.errors import ConfigError, Unavailable
 
 @dataclass(frozen=True, slots=True)
 class HighWater:
-    """The highest epoch and revision that are known to have been."""
+    """The highest epoch and revision that are known to have been.
+
+    ``doubted``: the store was found to be from before them, and does not say so itself yet.
+    """
 
     epoch: int = 0
     revision: int = 0
+    doubted: bool = False
 
 
 def read_high_water(path: Path) -> HighWater:
     """Nothing where there is no file. Raises ConfigError."""
     try:
         told = json.loads(path.read_bytes())
-        return HighWater(int(told["epoch"]), int(told["revision"]))
+        return HighWater(int(told["epoch"]), int(told["revision"]), bool(told.get("doubted", False)))
     except FileNotFoundError:
         return HighWater()
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -15,7 +15,7 @@ from gpushared.pool.archive import Archive
 from gpushared.pool.job_streams import JobStreams
 from gpushared.pool.job_views import JobViews
 from gpushared.pool.jobs_service import JobsService
-from gpushared.pool.node_views import nodes_of
+from gpushared.pool.node_views import nodes_of, notices_of
 from gpushared.pool.parts import Coordinator, Door, Service
 from gpushared.pool.trust.callers import PoolCaller, unless
 from gpushared.pool.trust.token_records import Scope
@@ -78,7 +78,9 @@ class _Room:
     async def _nodes(self, _: jobs_pb2.NodesRequest, __: Owner) -> jobs_pb2.NodesResponse:
         loop = self._coordinator.loop
         return jobs_pb2.NodesResponse(
-            nodes=nodes_of(loop.state, loop.now()), pool=self._coordinator.trust.pool, notices=self._notices()
+            nodes=nodes_of(loop.state, loop.now()),
+            pool=self._coordinator.trust.pool,
+            notices=[*self._notices(), *notices_of(loop.state, loop.now())],
         )
 
     def _notices(self) -> list[str]:

@@ -25,19 +25,19 @@ from gpushared.domain.errors import (
     TimedOut,
     Unavailable,
 )
+from gpushared.domain.jobs.claims import ClaimRefused
 from gpushared.domain.jobs.messages import NodeDisconnected, NodeHello, PoolInstruction, Send, TellOrigin
 from gpushared.domain.jobs.model import HERE, JobId, NodeName
 from gpushared.domain.jobs.protocol import Order, Report
 from gpushared.domain.units import shown
 from gpushared.pool import soundness, wire
+from gpushared.pool.hellos import HelloRead, Hellos
 from gpushared.pool.stream import Context, Guard, Machine, NodeStream, Origins, refuse, usual_beat
 from gpushared.serving.doors import abort
+from gpushared.serving.troubles import Troubles
 
 log = logging.getLogger(__name__)
 
-HELLO_SECONDS = 30.0
-"""For each message of a hello."""
-MAX_HELLO_BYTES = 128 << 20
 DISCONNECT_RETRY_SECONDS = 1.0
 MAX_REFUSED_KEPT = 1024
 """Refusals of so many are remembered, so as not to log them again and again."""
@@ -61,6 +61,9 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         origins: Origins,
         tunnels: Tunnels | None = None,
         beat: Callable[[int], float] = usual_beat,
+        *,
+        troubles: Troubles | None = None,
+        hellos: Hellos | None = None,
     ) -> None:
         """``beat``: how many seconds are between the beats of each of so many nodes."""
         self.tunnels = tunnels
@@ -71,6 +74,8 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         self._streams: dict[NodeName, NodeStream] = {}
         self._partings: set[asyncio.Task[None]] = set()
         self._refused: dict[str, str] = {}
+        self._troubles = troubles or Troubles()
+        self.hellos = hellos or Hellos()
         self._closed = False
 
     # --- what the coordinator says ---------------------------------------------------------------------
@@ -125,6 +130,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
 
     def drop(self, node: NodeName, why: GpushareError) -> None:
         """End a node's stream: it was forgotten, or its certificate revoked."""
+        self._troubles.cleared(_claim_of(node))
         if (stream := self._streams.get(node)) is not None:
             stream.end(why)
 
@@ -155,8 +161,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         try:
             node = self._guard.node_of(context.auth_context())
             self._check_member(node)
-            hello, event = await self._hello(node, context)
-            await self._serve(self._stream(node, hello), event, context)
+            await self._serve(await self._meet(node, context), context)
         except GpushareError as error:
             self._tell_of_refusal(node, error, context)
             await refuse(context, error)
@@ -185,12 +190,34 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
                 "was not to be here at all, is this another coordinator of the same name, or an old copy?",
             )
 
-    async def _hello(self, node: NodeName, context: Context) -> tuple[link_pb2.Hello, NodeHello]:
-        """The whole hello. Raises RequestError, StateConflict, PermissionRefused, TimedOut."""
-        message = await _next(context)
-        if message.WhichOneof("what") != "hello":
-            raise RequestError("the first message of a link is not a hello")
-        hello = message.hello
+    async def _meet(self, node: NodeName, context: Context) -> NodeStream:
+        """Hear a node's hello, have the machine take it, and keep nothing of it but the stream.
+
+        Raises RequestError, StateConflict, PermissionRefused, TimedOut, LimitReached.
+        """
+        async with self.hellos.of(node, context) as hello:
+            event = self._heard(node, hello)
+            stream = self._stream(node, hello.message)
+            self._replace(stream, context)
+            try:
+                await self._hand_on(event, stream)
+            except BaseException:
+                self._leave(stream)
+                raise
+            log.info("node=%s connected from=%s reports=%d", node, context.peer(), len(hello.reports))
+        return stream
+
+    async def _hand_on(self, event: NodeHello, stream: NodeStream) -> None:
+        """What this leads to waits in the mailbox, so that the welcome is the first word."""
+        await self._machine.send(event)
+        if stream.ended is not None:
+            # Above all not with the epoch that just rose for this hello: the node would name it in the next,
+            # as one that it has from somebody else, and so on for ever.
+            raise stream.ended
+
+    def _heard(self, node: NodeName, read: HelloRead) -> NodeHello:
+        """What the machine is told. Raises RequestError, StateConflict, PermissionRefused."""
+        hello = read.message
         if hello.node != node:
             raise PermissionRefused(
                 f"a node says that it is {shown(hello.node)}, and its certificate that it is {node}",
@@ -198,12 +225,11 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
             )
         wire.check_generation(f"node {node}", hello.capabilities, hello.version)
         self._check_epoch(node, hello)
-        reports = [self._in_its_name(report) for report in await _reports(hello, context)]
-        return hello, NodeHello(
+        return NodeHello(
             node,
             inventory=wire.read_inventory(hello.inventory),
             free=wire.read_free(hello.free),
-            reports=tuple(reports),
+            reports=tuple(self._in_its_name(report) for report in read.reports),
             seen_epoch=hello.seen_epoch,
             seen_revision=hello.seen_revision,
         )
@@ -232,26 +258,22 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
     def _stream(self, node: NodeName, hello: link_pb2.Hello) -> NodeStream:
         return NodeStream(node, hello, self._machine, self._guard, self._origins, self._beat_seconds)
 
-    async def _serve(self, stream: NodeStream, hello: NodeHello, context: Context) -> None:
-        self._replace(stream, context)
+    async def _serve(self, stream: NodeStream, context: Context) -> None:
         try:
-            # What this leads to waits in the mailbox, so that the welcome is the first word.
-            await self._machine.send(hello)
-            if stream.ended is not None:
-                # Above all not with the epoch that just rose for this hello: the node would name it in the
-                # next, as one that it has from somebody else, and so on for ever.
-                raise stream.ended
             await context.write(link_pb2.Down(welcome=self._welcome()))
-            log.info("node=%s connected from=%s reports=%d", stream.node, context.peer(), len(hello.reports))
             self._refused.pop(stream.node, None)
+            self._troubles.cleared(_claim_of(stream.node))
             self._tell_standing_drain(stream.node)
             why = await stream.talk(context)
             if why is not None:
                 self._tell_of_refusal(stream.node, why, context)
         finally:
-            if self._streams.get(stream.node) is stream:
-                del self._streams[stream.node]
-                self._part(stream.node)
+            self._leave(stream)
+
+    def _leave(self, stream: NodeStream) -> None:
+        if self._streams.get(stream.node) is stream:
+            del self._streams[stream.node]
+            self._part(stream.node)
 
     def _replace(self, stream: NodeStream, context: Context) -> None:
         """The newer one counts: the older may be a half-open remainder that nobody reads any more."""
@@ -309,6 +331,8 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
 
     def _tell_of_refusal(self, node: NodeName, error: GpushareError, context: Context) -> None:
         """Once, until it is another one: nodes come back all the time."""
+        if isinstance(error, ClaimRefused):
+            self._troubles.raised(_claim_of(node), str(error))
         who = node or context.peer().rpartition(":")[0]
         if self._refused.get(who) != str(error):
             log.warning("node=%s from=%s refused: %s", node or "?", context.peer(), error)
@@ -316,28 +340,6 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
             self._refused[who] = str(error)
 
 
-async def _next(context: Context) -> link_pb2.Up:
-    """The next message of a hello. Raises TimedOut, RequestError."""
-    try:
-        async with asyncio.timeout(HELLO_SECONDS):
-            message = await context.read()
-    except TimeoutError:
-        raise TimedOut(f"no hello in {HELLO_SECONDS:.0f} s") from None
-    if not isinstance(message, link_pb2.Up):
-        raise RequestError("the link ended within its hello")
-    return message
-
-
-async def _reports(hello: link_pb2.Hello, context: Context) -> list[Report]:
-    """All reports of a hello; those that follow it too."""
-    if not 0 <= hello.more_reports <= wire.MAX_HELLO_REPORTS:
-        raise RequestError(f"a hello with {hello.more_reports} more reports")
-    reports = [wire.read_report(data) for data in hello.reports]
-    size = 0
-    for _ in range(hello.more_reports):
-        message = await _next(context)
-        size += len(message.report)
-        if message.WhichOneof("what") != "report" or size > MAX_HELLO_BYTES:
-            raise RequestError("a hello whose reports do not follow it, or are too many")
-        reports.append(wire.read_report(message.report))
-    return reports
+def _claim_of(node: NodeName) -> str:
+    """The trouble of a node that says too often that it has seen more of the pool."""
+    return f"claim-{node}"

@@ -10,12 +10,23 @@ from gpushared.domain.jobs.member import Member
 from gpushared.domain.jobs.model import Running
 from gpushared.domain.jobs.silence import presence, silent_since
 from gpushared.domain.jobs.state import PoolState
+from gpushared.domain.units import format_duration
 
 
 def nodes_of(state: PoolState, now: float) -> list[jobs_pb2.PoolNode]:
     """All that are enrolled and not forgotten, by name."""
     members = sorted(state.members.values(), key=lambda member: member.name)
     return [_node(member, state, now) for member in members if member.forgotten_at is None]
+
+
+def notices_of(state: PoolState, now: float) -> list[str]:
+    """What is to be known of nodes that do not keep what they say."""
+    return [
+        f"{name} refused {state.members[name].refusals} jobs in a row that it was said to have room for; for "
+        f"{format_duration(max(1, round(until - now)))} it is tried last"
+        for name, until in sorted(state.resting.items())
+        if until > now and name in state.members
+    ]
 
 
 def _node(member: Member, state: PoolState, now: float) -> jobs_pb2.PoolNode:

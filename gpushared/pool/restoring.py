@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpushared.domain.jobs.coordinator import restore
 from gpushared.domain.jobs.member import Member
@@ -109,13 +109,24 @@ async def restored(
     signed = {member.name for member in enrolled}
     # Without a certificate it has not come back since it was forgotten, and can tell nothing: else a recovery
     # would wait for it for ever.
-    gone = {one.name for one in stored.members if one.forgotten_at is not None and one.name not in signed}
-    state.waived |= gone
-    changes: list[Changes] = [{MEMBER + member.name: member_bytes(member)} for member in lacking]
+    gone = [one for one in stored.members if one.forgotten_at is not None and one.name not in signed]
+    state.waived |= {one.name for one in gone}
+    excused = _excused(gone, state)
+    changes: list[Changes] = [{MEMBER + one.name: member_bytes(one)} for one in (*lacking, *excused)]
     if (state.recovering_since is not None) != stored.recovering:
         changes.append({RECOVERING: b"" if state.recovering_since is not None else None})
     state.revision = await _write(store, epoch, changes) or state.revision
     return state
+
+
+def _excused(gone: Iterable[Member], state: PoolState) -> list[Member]:
+    """Those without whom a recovery goes on: should they ever come back, they may know of more than we do."""
+    if state.recovering_since is None:
+        return []
+    found = [replace(state.members[one.name], excused=True) for one in gone if not one.excused]
+    for one in found:
+        state.members = state.members.put(one.name, one)
+    return found
 
 
 def _is_old(stored: Stored, mark: HighWater | None, lacking: Sequence[Member]) -> bool:
@@ -124,6 +135,8 @@ def _is_old(stored: Stored, mark: HighWater | None, lacking: Sequence[Member]) -
     Where it is as far as its mark, who is lacking had just been signed when the coordinator ended: what the
     mark does not cover, some seconds, nodes know of and tell.
     """
+    if mark is not None and mark.doubted:
+        return True
     if mark is None or not mark.revision:
         return bool(lacking)
     return stored.revision < mark.revision

@@ -37,8 +37,8 @@ MAX_NUMBER = 1 << 31
 """Of attempts and exit codes; more does not fit in what users are shown."""
 MAX_WHOLE = 1 << 62
 """Databases and messages have 64 bits for a whole number."""
-MAX_EPOCH = 1 << 53
-"""No coordinator was started so often."""
+MAX_AHEAD = 1_000_000
+"""So far an epoch may be above ours: no coordinator was started so often."""
 MAX_TEXT = 256
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _SUSPICIOUS = re.compile(r"\\u[dD][89a-fA-F]|\d{18}")
@@ -66,8 +66,8 @@ def _whole(digits: str) -> int:
 
 
 def check_epoch(theirs: int, ours: int) -> None:
-    """Raises RequestError for an epoch above which there would soon be none."""
-    if not 0 <= theirs <= max(MAX_EPOCH, ours):
+    """Raises RequestError for one that nobody can have led with: there are only so many."""
+    if not 0 <= theirs <= ours + MAX_AHEAD:
         raise RequestError(f"no pool has an epoch of {theirs}")
 
 

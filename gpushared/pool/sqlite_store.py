@@ -39,6 +39,9 @@ class SqliteStore(Calls):
     async def lead(self, above: int = 0) -> int:
         return await self._call(lambda: self._file.lead(above))
 
+    async def epoch(self) -> int:
+        return await self._read(self._file.epoch)
+
     async def load(self, prefix: str = "") -> Contents:
         return await self._read(lambda: self._file.load(prefix))
 

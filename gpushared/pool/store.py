@@ -101,6 +101,10 @@ class Store(Protocol):
         """
         ...
 
+    async def epoch(self) -> int:
+        """The highest with which anybody led; 0 where nobody did."""
+        ...
+
     async def load(self, prefix: str = "") -> Contents:
         """All records whose keys begin so."""
         ...

@@ -64,6 +64,10 @@ class StoreFile(SqliteFile):
             db.execute("UPDATE meta SET value = ? WHERE key = 'epoch'", (epoch,))
             return epoch
 
+    def epoch(self) -> int:
+        with self._reading() as db:
+            return _meta(db, "epoch")
+
     def revision(self) -> int:
         with self._reading() as db:
             return _meta(db, "revision")

@@ -62,6 +62,10 @@ class MemoryStore(Failing):
         self.world.epoch = max(self.world.epoch, above) + 1
         return self.world.epoch
 
+    async def epoch(self) -> int:
+        self._may_fail()
+        return self.world.epoch
+
     async def load(self, prefix: str = "") -> Contents:
         self._may_fail()
         found = {key: record for key, record in self.world.records.items() if key.startswith(prefix)}

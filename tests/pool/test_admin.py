@@ -9,8 +9,8 @@ import pytest
 
 from gpushared.api.v1 import pool_pb2
 from gpushared.domain.errors import GpushareError, NotFound, PermissionRefused, RequestError, StateConflict
-from gpushared.domain.jobs.member import Member
-from gpushared.domain.jobs.messages import NodeDisconnected, NodeEnrolled, Reported
+from gpushared.domain.jobs.member import Free, Inventory, Member
+from gpushared.domain.jobs.messages import NodeDisconnected, NodeEnrolled, NodeHello, PoolTick, Reported
 from gpushared.domain.jobs.model import AttemptState, NodeName, Owner, Queued
 from gpushared.domain.jobs.protocol import Report
 from gpushared.pool.admin import Admin
@@ -166,6 +166,27 @@ async def test_a_word_is_taken_for_a_silent_node_whose_connection_nobody_closed(
     """A machine that lost its power, or a cable, says no goodbye."""
     office.pool.clock.advance(31)
     assert (await office.forget(node="n1", is_off=True))[0] == "node n1 is forgotten"
+
+
+async def test_a_recovery_need_not_wait_for_a_node_whose_certificate_was_revoked() -> None:
+    """It cannot report any more; should it ever join again, what it tells is taken as of then."""
+    async with coordinator(enrolled=(Member(NODE, 5.0, ("n1",)),)) as pool:
+        office = Office(pool)
+        await office.certificates.expel(NODE, "root@lab")
+        assert list((await office.status()).awaited_nodes) == ["n1"]
+        assert (await office.forget(node="n1", only_waive=True))[1] == "no other node is waited for"
+        assert pool.loop.state.members[NODE].excused
+        pool.clock.advance(pool.loop.state.rules.recover_seconds)
+        await pool.loop.send(PoolTick())
+        assert (await office.status()).phase == "normal"
+
+
+async def test_administrators_are_told_on_whose_word_all_nodes_were_asked_anew(office: Office) -> None:
+    inventory, free = Inventory(()), Free()
+    await office.pool.loop.send(NodeHello(NODE, inventory, free, seen_epoch=90))
+    (trouble,) = (await office.status()).troubles
+    assert "node n1 said that it has seen more of this pool" in trouble
+    assert "gpushare pool revoke --node n1" in trouble
 
 
 async def test_a_recovery_need_not_wait_for_a_waived_node() -> None:

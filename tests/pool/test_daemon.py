@@ -217,6 +217,33 @@ def test_an_old_copy_of_the_store_is_noticed_at_the_start(place: Place, tmp_path
         assert daemon.call("PoolAdmin/Status")["phase"] == "recovering"
 
 
+def test_a_store_from_before_an_earlier_loss_is_noticed_though_more_was_written_in_it(
+    place: Place, tmp_path: Path
+) -> None:
+    """The one after the loss counts its changes from 1; also where it dies before it has said so itself."""
+    with place.life() as daemon:
+        for number in range(20):
+            daemon.submit(str(number))
+        daemon.stop()
+    before = tmp_path / "before the loss"
+    shutil.copy(place.state / STORE_NAME, before)
+    for file in place.store():
+        file.unlink()
+    with place.life() as daemon:
+        fewer = int(daemon.call("PoolAdmin/Status")["revision"])
+        daemon.stop()
+    for file in place.store():
+        file.unlink()
+    shutil.copy(before, place.state / STORE_NAME)
+    dies = Daemon(place.state, place.runtime, 1, "before")
+    dies.process.communicate(timeout=SECONDS)
+    assert dies.process.returncode == -signal.SIGKILL
+    with place.life() as daemon:
+        status = daemon.call("PoolAdmin/Status")
+    assert int(status["revision"]) > fewer
+    assert status["phase"] == "recovering"
+
+
 def test_a_lost_store_is_noticed_at_the_start(place: Place) -> None:
     with place.life() as daemon:
         daemon.submit("one")

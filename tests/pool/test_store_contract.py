@@ -253,6 +253,14 @@ async def test_each_epoch_is_higher_than_all_before(backend: Backend) -> None:
     assert epochs[0] > 0
 
 
+async def test_whoever_asks_is_told_the_highest_epoch_with_which_anybody_led(backend: Backend) -> None:
+    """Without leading, which would make another one."""
+    store = backend.open()
+    assert await store.epoch() == 0
+    led = await store.lead(above=7)
+    assert (await store.epoch(), await store.epoch()) == (led, led)
+
+
 async def test_an_epoch_may_be_asked_to_be_above_what_others_have_seen(backend: Backend) -> None:
     store = backend.open()
     high = await store.lead(above=1_000_000)

@@ -34,6 +34,7 @@ from gpushared.domain.jobs.model import (
     JobSpec,
     NodeName,
     Owner,
+    Queued,
 )
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
 from gpushared.domain.jobs.rules import PoolRules
@@ -198,7 +199,7 @@ class Search:
             number = bit.bit_length() - 1
             node, message = self.messages.values[number]
             record = self.sides.values[sides[self.names.index(node)]].book.get(message.key)
-            passed = self._to_node[number] or (job is not None and message.key.number < job.attempts)
+            passed = self._to_node[number] or (job is not None and message.key.number < _under_way(job))
             if passed and record is not None and record.state.is_final:
                 kept ^= bit
         return coordinator, sides, kept, copy, budget
@@ -350,6 +351,8 @@ class Search:
             if self.sides.values[sides[at]].off:
                 after, more = self._handled(coordinator, ("forget", node, 0))
                 yield f"{node} is said to be off", (after, sides, sent | more, copy, budget)
+                after, more = self._handled(coordinator, ("waive", node, 0))
+                yield f"{node} is not waited for", (after, sides, sent | more, copy, budget)
                 continue
             side, more = self._rebooted(sides[at], node)
             if budget[1]:
@@ -428,6 +431,9 @@ class Search:
             case "forget":
                 assert node is not None
                 return m.NodeForgotten(node, ADA)
+            case "waive":
+                assert node is not None
+                return m.NodeForgotten(node, ADA, only_waive=True)
             case "move":
                 full = ((inventory(self.names[0]).gpus[0].id, "is busy"),)
                 return m.NodeBeat(self.names[0], free=Free(troubles=full))
@@ -575,7 +581,7 @@ def inventory(node: NodeName) -> Inventory:
 def shape_of(state: PoolState) -> Hashable:
     """All of a coordinator's state that decides what it does next; no time passes here."""
     members = tuple(
-        (name, one.connected, one.forgotten_at, bool(one.free.troubles))
+        (name, one.connected, one.forgotten_at, one.excused, bool(one.free.troubles))
         for name, one in sorted(state.members.items())
     )
     jobs = tuple(_job_shape(job) for job in (state.jobs.get(JOB), state.ended.get(JOB)) if job is not None)
@@ -585,12 +591,18 @@ def shape_of(state: PoolState) -> Hashable:
         state.recovering_since,
         tuple(sorted(state.reported)),
         tuple(sorted(state.waived)),
+        tuple(sorted(state.claimants)),
         members,
         jobs,
         tuple(sorted(state.old)),
         tuple(sorted(state.numbers.items())),
         state.stale,
     )
+
+
+def _under_way(job: Job) -> int:
+    """The attempt that counts; numbers above it may be used up by ones that do not."""
+    return job.attempts if isinstance(job.state, Queued | Ended) else job.state.attempt
 
 
 def _job_shape(job: Job) -> Hashable:

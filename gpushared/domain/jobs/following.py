@@ -37,6 +37,8 @@ from gpushared.domain.units import format_duration
 NAMED = 3
 MAX_REFUSERS = 16
 """A job that so many nodes will not have is had by nobody."""
+MOST_DOUBLINGS = 4
+"""So often the rest of a node that goes on refusing is doubled."""
 _GOES = {AttemptState.RUNNING, AttemptState.PAUSED}
 
 
@@ -418,7 +420,8 @@ def _count_refusal(part: Part, draft: PoolDraft) -> None:
         return
     member = draft.put_member(replace(member, refusals=member.refusals + 1), durable=False)
     if member.refusals >= draft.rules.refusals_before_rest:
-        until = draft.now + draft.rules.rest_seconds
+        again = min(member.refusals - draft.rules.refusals_before_rest, MOST_DOUBLINGS)
+        until = draft.now + draft.rules.rest_seconds * 2.0**again
         draft.state.resting = {**draft.state.resting, part.node: until}
 
 

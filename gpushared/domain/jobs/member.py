@@ -76,3 +76,5 @@ class Member:
     refusals: int = 0
     """How many places it refused one after the other."""
     forgotten_at: float | None = None
+    excused: bool = False
+    """A recovery goes on without its report, which may tell of attempts of which nothing is known."""

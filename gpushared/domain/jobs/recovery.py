@@ -8,12 +8,13 @@ pool than we remember, for each member, until it reports, or somebody gives thei
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from gpushared.domain.errors import GpushareError
+from gpushared.domain.jobs import claims
 from gpushared.domain.jobs.asking import enter, look_at_dependencies
-from gpushared.domain.jobs.following import advance, apply, cancel, lost, replace_part, watch_silence
+from gpushared.domain.jobs.following import advance, apply, cancel, end, lost, replace_part, watch_silence
 from gpushared.domain.jobs.member import Member
 from gpushared.domain.jobs.messages import NodeEnrolled, NodeForgotten, NodeHello, Reported, Send
 from gpushared.domain.jobs.model import (
@@ -23,6 +24,7 @@ from gpushared.domain.jobs.model import (
     Ended,
     EndKind,
     Job,
+    JobFailed,
     JobId,
     JobSpec,
     NodeName,
@@ -34,10 +36,13 @@ from gpushared.domain.jobs.model import (
 )
 from gpushared.domain.jobs.orders import name_of, order_for
 from gpushared.domain.jobs.protocol import CancelPart, Place, Query, Report, StaleEpoch
-from gpushared.domain.jobs.state import PoolDraft, PoolState, Wake, is_gang, is_incomplete, kind_of
+from gpushared.domain.jobs.state import PoolDraft, Wake, is_gang, is_incomplete, is_over, kind_of
 from gpushared.domain.jobs.waiting import Kind, Waiting
 from gpushared.domain.policy.projects import project_of
 from gpushared.domain.shelf import Shelf
+
+MAX_AHEAD = 1000
+"""No old memory lacks so many attempts of one job: more is a lie, and would use up their numbers."""
 
 # --- a node says what it has ---------------------------------------------------------------------------
 
@@ -46,11 +51,12 @@ def hello(event: NodeHello, draft: PoolDraft) -> None:
     """A node is here, and tells all that it knows.
 
     It has taken our epoch before (and takes no orders of lower ones any more), if that was not below what it
-    has seen.
+    has seen. Raises ClaimRefused.
     """
     state = draft.state
     member = state.members.get(event.node) or Member(event.node, draft.now, (event.node,))
     known = event.node in state.members
+    claims_news, outranked = claims.is_news(event, member, state), claims.is_outranked(event, state)
     news = member.inventory != event.inventory or member.forgotten_at is not None or not known
     member = replace(
         member,
@@ -64,9 +70,11 @@ def hello(event: NodeHello, draft: PoolDraft) -> None:
     draft.put_member(member, durable=news)
     state.waived -= {event.node}
     state.stale = True
-    if not known or _is_outranked(event, state) or event.seen_revision > state.revision > 0:
+    if claims_news or outranked:
+        state.claimants |= {event.node}
+    if not known or claims_news:
         _remember_less(draft)
-    if _is_outranked(event, state):
+    if outranked:
         state.epoch = event.seen_epoch + 1
         state.reported = frozenset()
         return
@@ -74,17 +82,10 @@ def hello(event: NodeHello, draft: PoolDraft) -> None:
     for report in sorted(event.reports, key=lambda report: report.revision):
         reported(Reported(event.node, report), draft)
     state.reported |= {event.node}
+    if member.excused:
+        draft.put_member(replace(draft.state.members[event.node], excused=False))
     _ask_of_the_rest(event.node, told, draft)
     settle_if_due(draft)
-
-
-def _is_outranked(event: NodeHello, state: PoolState) -> bool:
-    """Whether orders of this epoch, or of one above it, may be under way that are not ours.
-
-    An old store counts its epochs from an old one: a node that we have not met may know ours already.
-    """
-    met = event.node in state.reported
-    return event.seen_epoch > state.epoch or (not met and event.seen_epoch == state.epoch)
 
 
 def _remember_less(draft: PoolDraft) -> None:
@@ -127,7 +128,7 @@ def reported(event: Reported, draft: PoolDraft) -> None:
     if member is None or not member.connected:
         return
     if isinstance(report, StaleEpoch):
-        _outranked(report, draft)
+        _outranked(node, report, draft)
         return
     job = draft.state.jobs.get(report.key.job)
     if job is None:
@@ -136,22 +137,37 @@ def reported(event: Reported, draft: PoolDraft) -> None:
         _adopt(job, node, report, draft)
     elif not isinstance(job.state, Queued) and report.key.number == _attempt(job):
         _known(job, node, report, draft)
-    elif not report.state.is_final:
-        _end_stray(node, report, draft)
+    else:
+        _keep_clear(job, report, draft)
+        if not report.state.is_final:
+            _end_stray(node, report, draft)
 
 
 def _may_have_it(job: Job, node: NodeName, draft: PoolDraft) -> bool:
     """Whether an attempt there that we do not know can be one of ours.
 
-    We began none while another one was under way. Else a node could take over what runs on others.
+    We began none while another one was under way; nor, once all have reported, any that is not known. Else a
+    node could take over what is for others. One whose users it may speak for it could have submitted itself.
     """
-    lost = draft.is_old(job.id) or isinstance(job.state, Queued)
-    return lost and job.spec.target in {HERE, node}
+    if draft.is_old(job.id):
+        # That it is for one node alone may be no more than that node's own word.
+        return job.spec.target in {HERE, node} or job.told_by != HERE
+    if job.spec.target not in {HERE, node} or not isinstance(job.state, Queued):
+        return False
+    return draft.state.members[node].excused or _speaks_for(node, job.spec, draft)
 
 
-def _outranked(report: StaleEpoch, draft: PoolDraft) -> None:
-    if report.epoch > draft.state.epoch:
-        draft.state.epoch = report.epoch + 1
+def _keep_clear(job: Job, report: Report, draft: PoolDraft) -> None:
+    """The number of an attempt that we do not know is used: of ours its node would say how that one ended."""
+    if job.attempts < report.key.number <= job.attempts + MAX_AHEAD:
+        draft.put(replace(job, attempts=report.key.number))
+
+
+def _outranked(node: NodeName, report: StaleEpoch, draft: PoolDraft) -> None:
+    state = draft.state
+    if report.epoch > state.epoch and node not in state.claimants:
+        state.claimants |= {node}
+        state.epoch = report.epoch + 1
 
 
 def _known(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
@@ -213,6 +229,9 @@ def _adopt(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
     request = report.request or job.spec.request
     part = Part(node, request, address=draft.address_of(node))
     state = job.state
+    _end_others(job, node, draft)
+    if job.told_by not in {HERE, node}:
+        job = replace(job, told_by=node, spec=replace(job.spec, target=node))
     if isinstance(state, Cancelling):
         adopted = replace(state, attempt=report.key.number, parts=(part,))
         job = replace(job, state=adopted, attempts=report.key.number)
@@ -225,6 +244,16 @@ def _adopt(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
     watch_silence(job, draft)
     apply(draft.state.jobs[job.id], node, report, draft)
     _cancel_again(job.id, node, draft)
+
+
+def _end_others(job: Job, node: NodeName, draft: PoolDraft) -> None:
+    """Those who said that they run an attempt before the one that goes on."""
+    if isinstance(job.state, Placing | Running | Cancelling):
+        key = AttemptKey(job.id, job.state.attempt)
+        order = CancelPart(key, draft.state.epoch, draft.rules.stop_grace_seconds, "the coordinator")
+        for part in job.state.parts:
+            if part.node != node and not is_over(part):
+                draft.do(Send(part.node, order))
 
 
 def _add_part(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
@@ -268,7 +297,8 @@ def enroll(event: NodeEnrolled, draft: PoolDraft) -> None:
     known = draft.state.members.get(event.node)
     realms = event.realms or (event.node,)
     if known is None:
-        draft.put_member(Member(event.node, draft.now, realms))
+        # It may have been one before we lost our memory, and remember that.
+        draft.put_member(Member(event.node, draft.now, realms, excused=True))
         draft.state.waived |= {event.node}
     else:
         draft.put_member(replace(known, realms=realms, forgotten_at=None))
@@ -277,8 +307,10 @@ def enroll(event: NodeEnrolled, draft: PoolDraft) -> None:
 def forget(event: NodeForgotten, draft: PoolDraft) -> None:
     """Somebody's word that a node is off, or only that it need not be waited for."""
     state = draft.state
-    state.waived |= {event.node}
     member = state.members.get(event.node)
+    if member is not None and state.recovering_since is not None and event.node in state.missing():
+        member = draft.put_member(replace(member, excused=True))
+    state.waived |= {event.node}
     if not event.only_waive and member is not None:
         member = replace(member, connected=False, forgotten_at=draft.now)
         draft.put_member(member)
@@ -286,6 +318,18 @@ def forget(event: NodeForgotten, draft: PoolDraft) -> None:
         for name in sorted(state.by_node.get(event.node) or ()):
             lose_part(draft.state.jobs[name], event.node, EndKind.LOST, reason, draft)
     settle_if_due(draft)
+    if state.settled:
+        _end_orphans(list(state.jobs.values()), draft)
+
+
+def _end_orphans(jobs: Iterable[Job], draft: PoolDraft) -> None:
+    """Jobs that only a node told of that was forgotten since: there is nobody's word to run them anywhere."""
+    for job in jobs:
+        member = draft.state.members.get(job.told_by)
+        gone = member is None or member.forgotten_at is not None
+        if job.told_by != HERE and gone and isinstance(job.state, Queued):
+            reason = f"only {name_of(job.told_by)} told of it, and that was forgotten"
+            end(job, JobFailed(reason, hint="is it still wanted? then submit it again"), reason, draft)
 
 
 def lose_part(job: Job, node: NodeName, kind: EndKind, reason: str, draft: PoolDraft) -> None:
@@ -325,6 +369,7 @@ def settle(draft: PoolDraft) -> None:
     for job in jobs:
         if not isinstance(job.state, Queued) or job.awaits:
             _resume(job, draft)
+    _end_orphans((state.jobs[job.id] for job in jobs if job.id in state.jobs), draft)
 
 
 def line_up_all(jobs: Sequence[Job], draft: PoolDraft) -> None:

@@ -94,6 +94,8 @@ class PoolState:
     """Since when it is known that our memory is older than that of our nodes."""
     reported: frozenset[NodeName] = frozenset()
     waived: frozenset[NodeName] = frozenset()
+    claimants: frozenset[NodeName] = frozenset()
+    """Those that said that they have seen more of the pool, which counts once."""
     by_node: Shelf[NodeName, Shelf[JobId, None]] = field(default_factory=Shelf)
     """The jobs with a part on a node that is not over."""
     by_request: Shelf[RequestKey, JobId] = field(default_factory=Shelf)

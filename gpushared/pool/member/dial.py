@@ -40,6 +40,7 @@ class Dial:
         self._version = version
         self._kept: grpc.aio.Channel | None = None
         self._kept_for: tuple[str, int] | None = None
+        self._making = asyncio.Lock()
         self._left: dict[asyncio.Task[None], grpc.aio.Channel] = {}
 
     @property
@@ -69,13 +70,14 @@ class Dial:
 
         What runs over the one before may end by itself. Raises as ``channel`` does.
         """
-        wanted = (self._address(), self._version())
-        if self._kept is None or self._kept_for != wanted:
-            before, self._kept = self._kept, await self.channel()
-            self._kept_for = wanted
-            if before is not None:
-                self._leave(before)
-        return self._kept
+        async with self._making:
+            wanted = (self._address(), self._version())
+            if self._kept is None or self._kept_for != wanted:
+                before, self._kept = self._kept, await self.channel()
+                self._kept_for = wanted
+                if before is not None:
+                    self._leave(before)
+            return self._kept
 
     def _leave(self, channel: grpc.aio.Channel) -> None:
         task = asyncio.create_task(channel.close(PARTING_SECONDS))

@@ -77,6 +77,14 @@ async def test_calls_share_a_connection_until_the_certificate_is_renewed(
     await dial.close()
 
 
+async def test_calls_that_begin_together_share_a_connection_too(pool: Coordinator, tmp_path: Path) -> None:
+    """Or all but the last would be left open, with nobody to close them."""
+    _, dial = await calls_of(pool, tmp_path / "n1")
+    channels = await asyncio.gather(*(dial.kept() for _ in range(8)))
+    assert len({id(channel) for channel in channels}) == 1
+    await dial.close()
+
+
 async def test_one_user_leaves_the_connection_to_the_others(
     pool: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

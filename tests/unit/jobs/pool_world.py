@@ -94,11 +94,13 @@ class Pool:
         gpus: int = 1,
         model: str = "H100",
         seen_epoch: int = 0,
+        seen_revision: int = 0,
         free: Free | None = None,
     ) -> PoolStep:
         name = NodeName(node)
         inventory = Inventory(gpus_of(node, gpus, model), address=f"{node}.lab")
-        return self.do(m.NodeHello(name, inventory, free or Free(), reports, seen_epoch))
+        event = m.NodeHello(name, inventory, free or Free(), reports, seen_epoch, seen_revision)
+        return self.do(event)
 
     def says(
         self,

@@ -35,6 +35,7 @@ from gpushared.domain.jobs.model import (
     Succeeded,
 )
 from gpushared.domain.jobs.protocol import CancelPart, Place
+from gpushared.pool.node_views import notices_of
 from tests.unit.jobs.pool_world import ADA, BOB, HALF, ROOT, RULES, WHOLE, J, Pool, exited
 
 S = AttemptState
@@ -234,6 +235,32 @@ def test_a_node_that_refuses_three_times_in_a_row_is_tried_last_for_a_while() ->
     pool.says("a", S.RUNNING, JobId("j3"))
     pool.says("a", S.ENDED, JobId("j3"), ending=exited(0))
     assert not pool.state.resting
+
+
+def test_a_node_that_goes_on_refusing_is_tried_last_for_longer_and_longer_and_that_is_said() -> None:
+    """It says that there is room, and nobody else knows; but others' jobs go elsewhere."""
+    pool = Pool("a", "b")
+    pool.submit(target=NodeName("a"))
+    rests = []
+    for _ in range(9):
+        pool.wait(60.0)
+        pool.beat("a")
+        pool.beat("b")
+        pool.says("a", S.REFUSED, ending=Ending(EndKind.NO_ROOM))
+        rests.append(round(pool.state.resting.get(NodeName("a"), pool.now) - pool.now))
+    assert rests == [0, 0, 60, 120, 240, 480, 960, 960, 960]
+    (notice,) = notices_of(pool.state, pool.now)
+    assert notice == "a refused 9 jobs in a row that it was said to have room for; for 16m it is tried last"
+    assert notices_of(pool.state, pool.now + 960) == []
+
+
+def test_two_names_of_one_person_share_what_one_may_have_in_the_queue() -> None:
+    pool = Pool("a", rules=replace(RULES, max_queued_per_person=2))
+    pool.submit("1", held=True)
+    pool.submit("2", held=True, owner=Owner("adal@ws3", "ada"))
+    with pytest.raises(LimitReached, match="2 jobs of ada wait already"):
+        pool.submit("3", held=True, owner=Owner("adal@ws3", "ada"))
+    pool.submit("4", held=True, owner=BOB)
 
 
 def test_a_node_that_will_not_have_a_job_is_not_asked_again_for_it() -> None:

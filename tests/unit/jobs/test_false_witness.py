@@ -82,6 +82,34 @@ def test_with_its_owners_own_word_a_job_that_was_only_told_of_may_run_anywhere()
     assert pool.where(FORGED) == ["a"]
 
 
+@pytest.mark.parametrize("when", ["settled", "recovering"])
+def test_a_job_of_a_stranger_is_over_when_the_only_node_that_told_of_it_is_forgotten(when: str) -> None:
+    """It would wait for that node for ever, and nobody's word is there to run it elsewhere."""
+    pool = Pool("a", "b")
+    _tell(pool, B, AttemptState.RUNNING, 1)
+    if when == "recovering":
+        pool.begin_anew(from_copy=True, epoch=9)
+        pool.hello("a")
+        pool.do(m.NodeForgotten(B, ADA))
+        assert not pool.state.settled
+        pool.wait(RULES.recover_seconds)
+        pool.beat("a")
+    else:
+        _settle(pool)
+        pool.do(m.NodeForgotten(B, ADA))
+    assert pool.state.settled
+    assert "only node b told of it" in pool.ended(FORGED).reason
+
+
+def test_a_job_with_its_owners_word_waits_for_another_node_when_its_own_is_forgotten() -> None:
+    pool = Pool("a", "b")
+    _tell(pool, B, AttemptState.RUNNING, 1)
+    pool.do(m.JobSubmitted(FORGED, SPEC, old=True))
+    _settle(pool)
+    pool.do(m.NodeForgotten(B, ADA))
+    assert pool.where(FORGED) == ["a"]
+
+
 def test_a_job_that_was_told_of_otherwise_than_its_owner_means_it_is_not_taken_for_it() -> None:
     pool = Pool("a", "b")
     _tell(pool, B, AttemptState.RUNNING, 1)

@@ -1,0 +1,152 @@
+"""How much, how long and how often a node may say hello."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpushared.api.v1 import link_pb2
+from gpushared.domain.jobs.claims import refused
+from gpushared.domain.jobs.messages import NodeHello
+from gpushared.domain.jobs.model import AttemptKey, AttemptState, JobId, NodeName
+from gpushared.domain.jobs.protocol import Report
+from gpushared.pool import wire
+from gpushared.pool.hellos import HelloBounds, Hellos
+from gpushared.pool.link import LinkService
+from gpushared.serving.troubles import Troubles
+from tests.pool.link.coordinator import Coordinator
+from tests.pool.link.raw import answer, first_answer, stream
+
+N1, N2 = "n1", "n2"
+BOUNDS = HelloBounds(long_bytes=200, long_at_once=1)
+REPORT = wire.report_bytes(Report(AttemptKey(JobId("0123456789"), 1), AttemptState.RUNNING, 1))
+
+
+@pytest.fixture
+def new_coordinator(tmp_path: Path) -> Coordinator:
+    """Not served yet."""
+    return Coordinator(tmp_path / "pool")
+
+
+def bounded(coordinator: Coordinator, bounds: HelloBounds) -> Troubles:
+    """Serve links within these bounds; the troubles that are told."""
+    troubles = Troubles()
+    coordinator.link = LinkService(
+        coordinator.machine,
+        coordinator.trust.guard,
+        coordinator.jobs,
+        beat=lambda _: coordinator.beat_seconds,
+        troubles=troubles,
+        hellos=Hellos(bounds),
+    )
+    return troubles
+
+
+def hello(node: str, more: int = 0) -> link_pb2.Up:
+    said = link_pb2.Hello(node=node, inventory=b'{"gpus":[]}', free=b"{}", more_reports=more)
+    return link_pb2.Up(hello=said)
+
+
+def reports(count: int) -> Iterator[link_pb2.Up]:
+    return (link_pb2.Up(report=REPORT) for _ in range(count))
+
+
+async def test_a_hello_of_more_than_its_bound_is_refused(new_coordinator: Coordinator) -> None:
+    bounded(new_coordinator, replace(BOUNDS, most_bytes=1000))
+    async with new_coordinator.serving(), stream(new_coordinator, new_coordinator.enrol(N1)) as call:
+        await call.write(hello(N1, more=100))
+        for message in reports(1000 // len(REPORT) + 1):
+            await call.write(message)
+        assert "too many" in (await answer(call)).refuse.message
+    assert new_coordinator.machine.events == []
+
+
+async def test_who_says_hello_again_and_again_has_to_wait(new_coordinator: Coordinator) -> None:
+    bounded(new_coordinator, replace(BOUNDS, burst=2, per_second=0.001))
+    async with new_coordinator.serving():
+        mine, other = new_coordinator.enrol(N1), new_coordinator.enrol(N2)
+        for _ in range(2):
+            assert (await first_answer(new_coordinator, mine, hello(N1).hello)).HasField("welcome")
+        refusal = (await first_answer(new_coordinator, mine, hello(N1).hello)).refuse
+        assert (refusal.code, "tries too often" in refusal.message) == ("resource_exhausted", True)
+        assert (await first_answer(new_coordinator, other, hello(N2).hello)).HasField("welcome")
+
+
+async def test_a_node_says_few_hellos_at_a_time(new_coordinator: Coordinator) -> None:
+    """An older one may be half-open; more than that is a flood."""
+    bounded(new_coordinator, replace(BOUNDS, at_once=1))
+    async with new_coordinator.serving():
+        mine = new_coordinator.enrol(N1)
+        async with stream(new_coordinator, mine) as first:
+            await first.write(hello(N1, more=50))
+            for message in reports(20):
+                await first.write(message)
+            await new_coordinator.link.hellos.long_one(NodeName(N1))
+            refusal = (await first_answer(new_coordinator, mine, hello(N1).hello)).refuse
+            assert "1 hellos at a time" in refusal.message
+
+
+async def test_a_node_says_one_long_hello_at_a_time(new_coordinator: Coordinator) -> None:
+    """It holds what was read in memory; short ones of others are read meanwhile."""
+    bounded(new_coordinator, replace(BOUNDS, at_once=2))
+    async with new_coordinator.serving():
+        mine, other = new_coordinator.enrol(N1), new_coordinator.enrol(N2)
+        async with stream(new_coordinator, mine) as first:
+            await first.write(hello(N1, more=50))
+            for message in reports(20):
+                await first.write(message)
+            await new_coordinator.link.hellos.long_one(NodeName(N1))
+            async with stream(new_coordinator, mine) as second:
+                await second.write(hello(N1, more=50))
+                for message in reports(20):
+                    await second.write(message)
+                assert "another long hello of node n1" in (await answer(second)).refuse.message
+            assert (await first_answer(new_coordinator, other, hello(N2).hello)).HasField("welcome")
+            for message in reports(30):
+                await first.write(message)
+            assert (await answer(first)).HasField("welcome")
+
+
+async def test_a_long_hello_waits_until_the_one_before_is_taken(new_coordinator: Coordinator) -> None:
+    bounded(new_coordinator, BOUNDS)
+    async with new_coordinator.serving():
+        mine, other = new_coordinator.enrol(N1), new_coordinator.enrol(N2)
+        async with stream(new_coordinator, mine) as first, stream(new_coordinator, other) as second:
+            await first.write(hello(N1, more=50))
+            for message in reports(20):
+                await first.write(message)
+            await new_coordinator.link.hellos.long_one(NodeName(N1))
+            await second.write(hello(N2, more=50))
+            for message in reports(50):
+                await second.write(message)
+            assert new_coordinator.machine.events == []
+            for message in reports(30):
+                await first.write(message)
+            assert (await answer(first)).HasField("welcome")
+            assert (await answer(second)).HasField("welcome")
+    heard = [event.node for event in new_coordinator.machine.events if isinstance(event, NodeHello)]
+    assert heard == [N1, N2]
+
+
+async def test_a_hello_that_never_ends_is_given_up(new_coordinator: Coordinator) -> None:
+    bounded(new_coordinator, replace(BOUNDS, whole=0.2))
+    async with new_coordinator.serving(), stream(new_coordinator, new_coordinator.enrol(N1)) as call:
+        await call.write(hello(N1, more=50))
+        assert "took longer than" in (await answer(call)).refuse.message
+
+
+async def test_who_says_too_often_that_it_has_seen_more_is_shown_as_a_trouble_until_it_does_not(
+    new_coordinator: Coordinator,
+) -> None:
+    troubles = bounded(new_coordinator, BOUNDS)
+    async with new_coordinator.serving():
+        mine = new_coordinator.enrol(N1)
+        new_coordinator.machine.answer = lambda _: refused(NodeName(N1))
+        await first_answer(new_coordinator, mine, hello(N1).hello)
+        assert any("node n1 says again" in trouble for trouble in troubles.all())
+        new_coordinator.machine.answer = lambda _: None
+        assert (await first_answer(new_coordinator, mine, hello(N1).hello)).HasField("welcome")
+        assert troubles.all() == ()
