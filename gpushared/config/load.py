@@ -197,10 +197,10 @@ def _read_environment(environ: Mapping[str, str], draft: Draft) -> None:
 def _build(draft: Draft) -> Config:
     found = read_all(draft)
     sections = sections_of(draft.schema, found)
-    presets = {name: Preset(**parts) for name, parts in sorted(named(PRESETS, found).items())}
+    presets = presets_of(found)
     projects = projects_of(found, sections["idle"], sections["idle_quiet"])
     if not draft.problems:
-        _check_presets(presets, draft)
+        check_presets(presets, draft)
         check_projects(projects, draft)
     return Config(**sections, presets=presets, projects=projects)
 
@@ -329,7 +329,13 @@ def _read(kind: Kind, value: _Value) -> object:
     return kind.read(value.raw)
 
 
-def _check_presets(presets: Mapping[str, Preset], draft: Draft) -> None:
+def presets_of(found: Found) -> dict[str, Preset]:
+    """What is named in ``[presets]``, by name."""
+    return {name: Preset(**parts) for name, parts in sorted(named(PRESETS, found).items())}
+
+
+def check_presets(presets: Mapping[str, Preset], draft: Draft) -> None:
+    """What nobody could ask for."""
     for name, preset in presets.items():
         try:
             read_request(preset.ask, {})

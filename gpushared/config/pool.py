@@ -11,17 +11,19 @@ from gpushared.config.fields import HOUR_SECONDS, setting
 from gpushared.config.idle import IdleConfig, IdleQuietConfig
 from gpushared.config.kinds import Choice, FileMode, Number, Seconds, Text, Whole, Words, is_absolute
 from gpushared.config.load import (
+    check_presets,
     check_projects,
     gather,
     named,
+    presets_of,
     projects_of,
     raise_problems,
     read_all,
     sections_of,
 )
-from gpushared.config.model import HostMode, LogConfig
+from gpushared.config.model import PRESETS, HostMode, LogConfig, Preset
 from gpushared.config.quotas import PROJECTS, BuildConfig, InferConfig, ProjectConfig, TrainConfig
-from gpushared.config.schema import POOL_PREFIX, Named, Schema
+from gpushared.config.schema import POOL_PREFIX, PRESET_NAMED, Named, Schema
 from gpushared.config.users import EVERYBODY, USERS, UserConfig
 from gpushared.domain.fleet.policies import PolicyName
 from gpushared.domain.quotas import is_user_name
@@ -191,6 +193,7 @@ class CoordinatorConfig:
     log: LogConfig = field(default_factory=LogConfig)
     projects: Mapping[str, ProjectConfig] = field(default_factory=dict)
     users: Mapping[str, UserConfig] = field(default_factory=dict)
+    presets: Mapping[str, Preset] = field(default_factory=dict)
 
 
 POOL = Schema(
@@ -205,8 +208,9 @@ POOL = Schema(
         "placement": PoolPlacementConfig,
         "log": LogConfig,
     },
-    tables={PROJECTS: ProjectConfig, USERS: UserConfig},
+    tables={PROJECTS: ProjectConfig, USERS: UserConfig, PRESETS: Preset},
     named={
+        PRESETS: PRESET_NAMED,
         USERS: Named(
             "person",
             lambda name: name == EVERYBODY or is_user_name(name),
@@ -233,7 +237,9 @@ def load_pool(
     sections = sections_of(POOL, found)
     users = {name: UserConfig(**parts) for name, parts in named(USERS, found).items()}
     projects = projects_of(found, IdleConfig(), IdleQuietConfig())
+    presets = presets_of(found)
     if not draft.problems:
+        check_presets(presets, draft)
         check_projects(projects, draft)
     raise_problems(draft)
-    return CoordinatorConfig(**sections, projects=projects, users=users)
+    return CoordinatorConfig(**sections, projects=projects, users=users, presets=presets)

@@ -43,19 +43,18 @@ class Schema:
 
 
 _PRESET_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,31}")
+PRESET_NAMED = Named(
+    "preset",
+    lambda name: _PRESET_NAME.fullmatch(name) is not None,
+    "use up to 32 small letters, digits and _ . -",
+    f'write [{PRESETS}.small] and below it gpu = "0.25"',
+)
 POOL_PREFIX = "GPUSHARED_POOL_"
 NODE = Schema(
     path=Path("/etc/gpushared/config.toml"),
     sections=SECTIONS,
     tables=TABLES,
-    named={
-        PRESETS: Named(
-            "preset",
-            lambda name: _PRESET_NAME.fullmatch(name) is not None,
-            "use up to 32 small letters, digits and _ . -",
-            f'write [{PRESETS}.small] and below it gpu = "0.25"',
-        )
-    },
+    named={PRESETS: PRESET_NAMED},
     prefix="GPUSHARED_",
     page="docs/reference/configuration.md",
     show="see `gpushare config show` for what holds now",

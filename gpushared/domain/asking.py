@@ -173,7 +173,7 @@ def _fill_from_preset(ask: Ask, presets: Mapping[str, Ask]) -> Ask:
         return ask
     if ask.preset not in presets:
         near = difflib.get_close_matches(ask.preset[:MAX_TEXT], presets, n=1)
-        names = ", ".join(sorted(presets)) or "this node has none"
+        names = ", ".join(sorted(presets)) or "none are configured here"
         hint = f"did you mean {near[0]}?" if near else f"presets: {names}"
         raise NotFound(f"there is no preset {shown(ask.preset)}", hint=hint)
     preset = presets[ask.preset]

@@ -56,6 +56,7 @@ class _Room:
             loop,
             Archive(coordinator.store),
             JobViews(lambda: loop.state, loop.now),
+            presets=lambda: {name: one.ask for name, one in coordinator.config().presets.items()},
             notices=self._notices,
         )
 

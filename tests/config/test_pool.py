@@ -47,11 +47,14 @@ def test_people_and_projects_are_as_many_as_one_names(tmp_path: Path) -> None:
     guaranteed = 2
     [projects.vision.models."NVIDIA H100 80GB HBM3"]
     guaranteed = 1
+    [presets.small]
+    gpu = "0.25"
     """
     config = load_pool(write(tmp_path, text))
     assert config.users["ada"].principals == ("ada@lab", "adal@ws3")
     assert config.users["ada"].admin
     assert config.users["*"].principals == ("*@lab",)
+    assert config.presets["small"].ask.gpu == "0.25"
     assert config.projects["vision"].guaranteed == 2000
     assert config.projects["vision"].models["NVIDIA H100 80GB HBM3"].guaranteed == 1000
 
@@ -66,7 +69,8 @@ def test_people_and_projects_are_as_many_as_one_names(tmp_path: Path) -> None:
         pytest.param("[users.ada]\nprincipals = ['ada']", "a principal such as", id="no realm"),
         pytest.param("[users]\nada = 1", "users.ada is not a person with settings", id="no table"),
         pytest.param("[users.'a b']\nadmin = true", "cannot be a person's name", id="a person's name"),
-        pytest.param("[presets.small]\ngpu = '1'", "presets.small is not a setting", id="presets"),
+        pytest.param("[presets.small]\ngpu = 'much'", "presets.small: ", id="a preset nobody can ask for"),
+        pytest.param("[presets.Small]\ngpu = '1'", "small letters", id="a preset's name"),
         pytest.param("[projects.v.idle]\nwarn_seconds = 1", "is not a setting here", id="idle times"),
         pytest.param("[projects.v]\nguaranteed = 2\nlimit = 1", "limit", id="a project that cannot be"),
     ],

@@ -21,6 +21,7 @@ from tests.node.daemon import make_directory
 from tests.pool.processes import CoordinatorProcess
 
 REQUEST = JobRequest("busybox", ["true"], gpu="0.25")
+PRESETS = '[presets.small]\ngpu = "0.25"\nclass = "infer"\n'
 SECONDS = 30
 AGAIN = pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
 
@@ -28,7 +29,7 @@ AGAIN = pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["k
 @pytest.fixture(scope="module")
 def shared_coordinator() -> Iterator[CoordinatorProcess]:
     """One without nodes: what is submitted waits."""
-    made = CoordinatorProcess(make_directory())
+    made = CoordinatorProcess(make_directory(), config=PRESETS)
     yield made
     made.dispose()
 
@@ -117,6 +118,14 @@ def test_a_refusal_is_an_error_of_the_tree_with_a_hint(
     with pytest.raises(kind) as refused:
         call(pool)
     assert refused.value.hint
+
+
+def test_a_program_asks_by_the_pool_s_presets_and_its_own_words_win(pool: Pool) -> None:
+    asked = [pool.get(pool.submit(JobRequest("busybox", preset="small", gpu=gpu))) for gpu in ("", "0.5")]
+    assert [(job.asks, job.job_class) for job in asked] == [("0.25", "infer"), ("0.5", "infer")]
+    with pytest.raises(NotFound) as refused:
+        pool.submit(JobRequest("busybox", preset="smal"))
+    assert refused.value.hint == "did you mean small?"
 
 
 def test_a_token_is_good_for_what_it_was_made_for(coordinator: CoordinatorProcess, person: str) -> None:

@@ -206,7 +206,7 @@ def test_an_unknown_preset_names_the_nearest_one() -> None:
         with pytest.raises(NotFound) as caught:
             read_request(Ask(preset=name), PRESETS)
         assert caught.value.hint == hint
-    with pytest.raises(NotFound, match="this node has none"):
+    with pytest.raises(NotFound, match="none are configured here"):
         read_request(Ask(preset="dev"), {})
 
 
