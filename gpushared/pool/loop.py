@@ -404,7 +404,8 @@ class PoolLoop:
                 event.set()
         names = {member.name for step in steps for member in step.members}
         after = self.state
-        if jobs or any(_looks(before.members.get(name)) != _looks(after.members.get(name)) for name in names):
+        others = any(_looks(before.members.get(name)) != _looks(after.members.get(name)) for name in names)
+        if jobs or others or after.ahead_seconds != before.ahead_seconds:
             self._changed.set()
             self._changed = asyncio.Event()
 

@@ -123,6 +123,29 @@ def test_a_request_does_not_start_before_its_begin_time(node: Node) -> None:
     assert isinstance(node.lease(lease).state, Reserved)
 
 
+def test_a_begin_time_is_one_of_the_clock_on_the_wall_which_people_set(node: Node) -> None:
+    """Where it is set back the request waits for as much longer, and the offer of its start says so."""
+    lease = node.ask(replace(HALF, begin_at=node.now + 3600))
+    node.send(m.DayTimeSet(-3600.0))
+    assert node.why(lease) == (Reason.BEGIN_TIME, "is to start in 2h at the earliest")
+    node.passes(3600)
+    assert isinstance(node.lease(lease).state, Queued)
+    node.send(m.DayTimeSet(0.0))
+    assert isinstance(node.lease(lease).state, Reserved)
+
+
+@pytest.mark.parametrize("ahead", [3600.0, -3600.0])
+def test_a_limit_is_not_reached_by_setting_the_clock_and_the_container_reads_the_new_time(
+    node: Node, ahead: float
+) -> None:
+    lease = node.run(replace(HALF, time_limit_seconds=1800))
+    assert node.send(m.DayTimeSet(ahead)).instructions == (MakeEdits(lease.id),)
+    node.passes(1799)
+    assert isinstance(node.lease(lease).state, Active)
+    node.passes(1)
+    assert not isinstance(node.lease(lease).state, Active)
+
+
 def test_a_request_starts_after_another_lease_however_that_ends(node: Node) -> None:
     first = node.ask()
     second = node.ask(replace(HALF, after=(first.id,)))

@@ -77,12 +77,18 @@ class Pool:
         self.now += seconds
         return self.do(m.PoolTick())
 
-    def begin_anew(self, *, from_copy: bool = False, epoch: int = 2) -> None:
+    def begin_anew(self, *, from_copy: bool = False, epoch: int = 2, ahead_seconds: float = 0.0) -> None:
         """Restart with what was written."""
         jobs = (*self.state.jobs.values(), *self.state.ended.values())
         members = tuple(self.state.members.values())
         self.state = restore(
-            self.state.rules, epoch=epoch, jobs=jobs, members=members, now=self.now, from_copy=from_copy
+            self.state.rules,
+            epoch=epoch,
+            jobs=jobs,
+            members=members,
+            now=self.now,
+            ahead_seconds=ahead_seconds,
+            from_copy=from_copy,
         )
 
     # --- nodes -----------------------------------------------------------------------------------------
