@@ -11,12 +11,13 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
-from gpushared.domain.errors import GpushareError
+from gpushared.domain.errors import GpushareError, LimitReached, TimedOut, Unavailable
 from gpushared.domain.jobs.member import Free, Inventory
 from gpushared.domain.jobs.messages import NodeHello, PoolInstruction, Reported, Send
-from gpushared.domain.jobs.model import HERE, AttemptKey
-from gpushared.domain.jobs.protocol import Order
+from gpushared.domain.jobs.model import HERE, AttemptKey, AttemptState, Ending, EndKind
+from gpushared.domain.jobs.protocol import CancelPart, Order, Report, StaleEpoch
 from gpushared.domain.jobs.rules import PoolRules
 from gpushared.node.attempts import AttemptDesk
 from gpushared.pool.archive import Archive
@@ -35,11 +36,15 @@ OWN = ""
 MAX_WAITING = 1 << 16
 """Subjects that may wait for the node or for the book; what finds no room is said again later."""
 HANDS = 8
-RETRY_SECONDS = 1.0
+FIRST_RETRY_SECONDS = 0.5
+LAST_RETRY_SECONDS = 8.0
 PRUNE_SECONDS = 3600.0
 KEPT_SECONDS = 30 * 24 * 3600.0
 """So long a job that is over is remembered."""
 KEPT = 100_000
+
+_PASSING = (Unavailable, TimedOut, LimitReached)
+"""Errors that say nothing of what was said; the same is said again."""
 
 _Work = Callable[[], Awaitable[None]]
 
@@ -126,27 +131,57 @@ class LocalBook:
         except GpushareError as error:
             log.info("order for attempt %s not taken: %s", order.key, error)
             return
-        await self._insist(Reported(HERE, report))
+        await self._tell(report)
 
     async def _told(self, key: AttemptKey) -> None:
         report = self._desk.report(OWN, key)
         if report is not None:
-            await self._insist(Reported(HERE, report))
+            await self._tell(report)
 
     async def _hello(self) -> None:
-        seen = self._desk.seen(OWN)
-        await self._insist(
-            NodeHello(HERE, Inventory(()), Free(), self._desk.reports(OWN), seen.epoch, seen.revision)
-        )
+        """All reports at once; where one of them cannot be kept, each for itself."""
+        seen, reports = self._desk.seen(OWN), self._desk.reports(OWN)
+        hello = NodeHello(HERE, Inventory(()), Free(), reports, seen.epoch, seen.revision)
+        try:
+            await self._insist(hello)
+        except GpushareError as error:
+            log.warning("the book of jobs does not take all that the node says: %s", error)
+            await self._insist(replace(hello, reports=()))
+            for report in reports:
+                await self._tell(report)
+
+    async def _tell(self, report: Report | StaleEpoch) -> None:
+        try:
+            await self._insist(Reported(HERE, report))
+        except GpushareError as error:
+            log.warning("attempt=%s cannot be kept: %s", report.key, error)
+            if isinstance(report, Report):
+                await self._give_up(report, error)
+
+    async def _give_up(self, report: Report, why: GpushareError) -> None:
+        """End the attempt, and say why: its job would stay as it was for ever."""
+        if not report.state.is_final:
+            grace = self._rules.stop_grace_seconds
+            with contextlib.suppress(GpushareError):  # whatever it does, its job is over
+                await self._desk.take(CancelPart(report.key, self.loop.epoch, grace, "the book of jobs"), OWN)
+        reason = f"what became of it cannot be written down: {why.message}"
+        ending = Ending(EndKind.FAILED, reason, hint=why.hint)
+        over = Report(report.key, AttemptState.ENDED, report.revision, ending=ending)
+        try:
+            await self._insist(Reported(HERE, over))
+        except GpushareError as error:
+            self._troubles.raised("jobs", f"job {report.key.job} cannot be ended: {error}")
 
     async def _insist(self, event: Reported | NodeHello) -> None:
-        """Nobody says it again, so it is said until it is written."""
+        """Nobody says it again, so it is said until it is written. Raises what does not pass."""
+        seconds = FIRST_RETRY_SECONDS
         while True:
             try:
                 await self.loop.send(event)
-            except GpushareError as error:
-                log.info("the book of jobs does not take what the node says: %s", error)
-                await asyncio.sleep(RETRY_SECONDS)
+            except _PASSING as error:
+                log.info("the book of jobs does not take what the node says yet: %s", error)
+                await asyncio.sleep(seconds)
+                seconds = min(2 * seconds, LAST_RETRY_SECONDS)
             else:
                 return
 

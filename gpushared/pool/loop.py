@@ -270,15 +270,24 @@ class PoolLoop:
                 torn = chunk.concludes == concluded
                 self._conclude(done[concluded : chunk.concludes])
                 concluded = chunk.concludes
-        except (StoreUnavailable, TimedOut, RequestError) as error:
-            if isinstance(error, RequestError):
-                # More than a store takes. Whoever asks for that is not to end the coordinator.
-                log.warning("a batch of %d events cannot be kept: %s", len(done) - concluded, error)
-            else:
-                self._in_trouble(error)
-                self._rest_until = self._clock.now() + RETRY_SECONDS
+        except (StoreUnavailable, TimedOut) as error:
+            self._in_trouble(error)
+            self._rest_until = self._clock.now() + RETRY_SECONDS
             self._writer.refused(done[concluded][1] if torn else None)
             _refuse([sent for sent, _ in done[concluded:]], error)
+        except RequestError as error:
+            # More than a store takes. Whoever asks for that ends neither the coordinator nor what others ask.
+            self._writer.refused(done[concluded][1] if torn else None)
+            await self._one_by_one([sent for sent, _ in done[concluded:]], error)
+
+    async def _one_by_one(self, batch: Sequence[_Sent], error: RequestError) -> None:
+        """Of a batch that cannot be kept, refuse what it is about."""
+        if len(batch) == 1:
+            log.warning("an event cannot be kept: %s", error)
+            _refuse(batch, error)
+            return
+        for sent in batch:
+            await self._handle([sent])
 
     def _step(self, state: PoolState, sent: _Sent) -> PoolStep | None:
         now = self._clock.now()

@@ -703,3 +703,11 @@ async def test_a_job_that_is_too_large_to_keep_is_refused_and_others_are_taken(p
     with pytest.raises(RequestError, match="a record is larger"):
         await pool.submit(2, name="x" * 300_000)
     assert (await pool.submit(3)).id in pool.loop.state.jobs
+
+
+async def test_of_what_is_asked_together_only_what_is_too_large_is_refused(pool: Pool) -> None:
+    """Those who were refused with it would take that for an answer to what they asked."""
+    asked = [pool.submit(number, name="x" * 300_000 if number == 3 else "") for number in range(1, 6)]
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    assert [type(answer).__name__ for answer in answers] == ["Job", "Job", "RequestError", "Job", "Job"]
+    assert len(pool.loop.state.jobs) == 4

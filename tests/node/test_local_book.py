@@ -1,0 +1,150 @@
+"""The node's own book of jobs, over a store in memory and a node that answers out of the real records."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+
+from gpushared.domain.jobs import attempts
+from gpushared.domain.jobs.attempts import Attempts
+from gpushared.domain.jobs.contact import Contact
+from gpushared.domain.jobs.messages import JobSubmitted
+from gpushared.domain.jobs.model import (
+    AttemptKey,
+    AttemptState,
+    Ended,
+    JobFailed,
+    JobId,
+    JobSpec,
+    Owner,
+    Placing,
+    Running,
+)
+from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
+from gpushared.domain.jobs.rules import PoolRules
+from gpushared.domain.lease import LeaseId
+from gpushared.domain.request import Caller, Request
+from gpushared.node import local_book as module
+from gpushared.node.attempts import AttemptDesk
+from gpushared.node.local_book import LocalBook
+from gpushared.pool.store import StoreUnavailable
+from gpushared.serving.troubles import Troubles
+from gpushared.testing.clock import ManualClock
+from gpushared.testing.store import MemoryStore, StoreWorld
+
+SECONDS = 20.0
+"""Only a test that fails waits so long."""
+ADA = Caller(1000, 1000, "ada")
+TOO_LONG = LeaseId("l" * 300_000)
+"""A store takes records of 256 KiB."""
+
+
+class Desk:
+    """A node whose containers do what a test says."""
+
+    def __init__(self) -> None:
+        self.book = Attempts()
+        self._tell: Callable[[AttemptKey], None] = lambda _: None
+
+    async def take(self, order: Order, _: str) -> Report | StaleEpoch:
+        taken = attempts.take(self.book, order, ADA, None, 1.0, boot_id="boot")
+        self.book = taken.book
+        return taken.report
+
+    def reports(self, _: str) -> tuple[Report, ...]:
+        return attempts.reports(self.book)
+
+    def report(self, _: str, key: AttemptKey) -> Report | None:
+        return attempts.report_of(self.book.records[key])
+
+    def seen(self, _: str) -> Contact:
+        return Contact()
+
+    def subscribe(self, _: str, callback: Callable[[AttemptKey], None]) -> Callable[[], None]:
+        self._tell = callback
+        return lambda: None
+
+    def runs(self, job: str, lease: LeaseId) -> None:
+        key = AttemptKey(JobId(job), 1)
+        self.book = attempts.changed(self.book, key, AttemptState.RUNNING, lease=lease, now=2.0)
+        self._tell(key)
+
+
+class Book:
+    """A book that is open."""
+
+    def __init__(self, book: LocalBook, store: MemoryStore) -> None:
+        self.loop = book.loop
+        self.store = store
+
+    async def submit(self, job: str) -> None:
+        spec = JobSpec(Request(compute_permille=100), Owner("ada@ws1", "ada@ws1"), image="x")
+        await self.loop.send(JobSubmitted(JobId(job), spec))
+
+    async def until(self, job: str, kind: type[Any]) -> Any:
+        """Its state, once it is of this kind."""
+        async with asyncio.timeout(SECONDS):
+            while not isinstance(state := self.loop.state.find(JobId(job)).state, kind):
+                await self.loop.job_changed(JobId(job), 0.05)
+        return state
+
+    async def until_ordered(self, job: str, desk: Desk) -> None:
+        await self.until(job, Placing)
+        async with asyncio.timeout(SECONDS):
+            while AttemptKey(JobId(job), 1) not in desk.book.records:
+                await self.loop.changed(0.05)
+
+
+@asynccontextmanager
+async def opened(desk: Desk, world: StoreWorld) -> AsyncIterator[Book]:
+    store = MemoryStore(world)
+    rules = PoolRules(here=True, plan_seconds=0.0)
+    book = LocalBook(store, rules, cast("AttemptDesk", desk), ManualClock(1_000.0), Troubles())
+    async with book.running():
+        yield Book(book, store)
+    await store.close()
+
+
+def why(state: Ended) -> str:
+    assert isinstance(state.outcome, JobFailed)
+    return state.outcome.reason
+
+
+async def test_a_job_of_which_something_cannot_be_written_down_ends_and_says_so() -> None:
+    """Said again and again it would run on, unseen, for ever."""
+    desk = Desk()
+    async with opened(desk, StoreWorld()) as book:
+        await book.submit("a")
+        await book.until_ordered("a", desk)
+        desk.runs("a", TOO_LONG)
+        assert "a record is larger" in why(await book.until("a", Ended))
+        assert desk.book.records[AttemptKey(JobId("a"), 1)].cancelled_by == "the book of jobs"
+
+
+async def test_at_the_start_what_cannot_be_written_down_keeps_no_other_job_from_being_known() -> None:
+    desk, world = Desk(), StoreWorld()
+    async with opened(desk, world) as book:
+        for job in ("a", "b"):
+            await book.submit(job)
+            await book.until_ordered(job, desk)
+    desk._tell = lambda _: None
+    desk.runs("a", TOO_LONG)
+    desk.runs("b", LeaseId("l-1"))
+    async with opened(desk, world) as book:
+        await book.until("b", Running)
+        assert "a record is larger" in why(await book.until("a", Ended))
+
+
+async def test_what_a_store_could_not_write_is_said_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_RETRY_SECONDS", 0.0)
+    desk = Desk()
+    async with opened(desk, StoreWorld()) as book:
+        await book.submit("a")
+        await book.until_ordered("a", desk)
+        book.store.fail_next(StoreUnavailable("the disk is full"), times=3)
+        desk.runs("a", LeaseId("l-1"))
+        await book.until("a", Running)
