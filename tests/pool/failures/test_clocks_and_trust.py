@@ -39,8 +39,8 @@ def stranger(world: World) -> Iterator[Node]:
 def test_a_clock_that_jumps_by_an_hour_ends_no_job_and_gives_none_away(
     world: World, whose: str, hours: int
 ) -> None:
-    """Silence is not counted by the time of day; that the clock is wrong is said, and where."""
-    job = world.submit("--node", "b", "--stop-after", "10m")
+    """Durations are not counted by the time of day; that the clock is wrong is said, and where."""
+    job = world.submit("--node", "b", "--stop-after", "10m", "--time", "30m")
     world.wait_running(job)
     machine = world.coordinator.machine if whose == "coordinator" else world.nodes["b"].machine
     machine.set_day(hours * HOUR)
