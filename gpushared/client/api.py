@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from gpushared.client import faults, http
 from gpushared.client.messages import (
@@ -26,6 +26,7 @@ from gpushared.client.messages import (
     ProjectList,
     ResizeAnswer,
 )
+from gpushared.client.wishes import LeaseWish, fields_of
 from gpushared.domain.errors import ConfigError, NeverFits, StateConflict
 
 DEFAULT_HOST = "unix:///run/gpushared/gpushared.sock"
@@ -70,58 +71,10 @@ class Client:
     # --- leases
 
     def request(
-        self,
-        *,
-        request_id: str,
-        gpu: str = "",
-        gpu_memory: str = "",
-        gpu_compute: str = "",
-        preset: str = "",
-        isolation: str = "",
-        lease_class: str = "",
-        time: str = "",
-        immediate: bool = False,
-        begin_at: float = 0.0,
-        after: Sequence[str] = (),
-        priority: int = 0,
-        project: str = "",
-        notice_signal: str = "",
-        restart_on_fault: int = 0,
-        held: bool = False,
-        requeue: bool | None = None,
-        models: Sequence[str] = (),
-        near: Sequence[str] = (),
-        away_from: Sequence[str] = (),
-        host_cpu_milli: int = 0,
-        host_memory_bytes: int = 0,
-        answer_seconds: float = ANSWER_SECONDS,
+        self, *, request_id: str, answer_seconds: float = ANSWER_SECONDS, **wish: Unpack[LeaseWish]
     ) -> Lease:
         """A lease, queued or reserved; asking twice with one ``request_id`` gives the same lease."""
-        asked = {
-            "request_id": request_id,
-            "gpu": gpu,
-            "gpu_memory": gpu_memory,
-            "gpu_compute": gpu_compute,
-            "preset": preset,
-            "isolation": isolation,
-            "class": lease_class,
-            "time": time,
-            "immediate": immediate,
-            "begin_at": begin_at,
-            "after": list(after),
-            "priority": priority,
-            "project": project,
-            "notice_signal": notice_signal,
-            "restart_on_fault": restart_on_fault,
-            "held": held,
-            "models": list(models),
-            "near": list(near),
-            "away_from": list(away_from),
-            "host_cpu_milli": host_cpu_milli,
-            "host_memory_bytes": host_memory_bytes,
-        }
-        if requeue is not None:
-            asked["requeue"] = requeue
+        asked = {"request_id": request_id, **fields_of(wish)}
         try:
             return Lease(self.call("Leases/Request", asked, answer_seconds))
         except StateConflict as error:  # the only precondition of a request is that the node could grant it

@@ -57,59 +57,44 @@ class Views:
 
     def lease(self, lease: Lease, caller: Caller, sample: Sample) -> leases_pb2.Lease:
         """One lease as this caller may see it: containers are shown to their owner and to the trusted."""
-        view = leases_pb2.Lease(
-            id=lease.id,
-            state=state_name(lease.state),
-            owner_uid=lease.owner_uid,
-            owner=lease.owner_name,
-            asks=describe(lease.request),
-            isolation=lease.request.isolation,
-            preset=lease.request.preset or "",
-            grants=[self._grant(grant) for grant in _grants(lease)],
-            created_at=self.day(lease.created_at),
-            since=self.day(lease.state.at if isinstance(lease.state, Ended) else lease.state.since),
-            expires_at=self.day(lease.expires_at),
-            simulated=self._simulated,
-            restart_on_fault=lease.request.restart_on_fault,
-            restarts=lease.restarts,
-            fault=lease.fault,
-            priority=lease.request.priority,
-            held_by=lease.held_by,
-            begin_at=lease.request.begin_at or 0.0,
-            after=lease.request.after,
-            preemptions=lease.preemptions,
-            project=lease.payer,
-            preempt_step=_step(lease, self._loop.state),
-            preempt_why=_why(lease, self._loop.state),
-            idle_since=self.day(idle_since(lease, self._loop.state)),
-            lowered=lease.lowered,
-            models=lease.request.models,
-            near=lease.request.near,
-            away_from=lease.request.away_from,
-            host_cpu_milli=lease.request.host_cpu_milli or 0,
-            host_memory_bytes=lease.request.host_memory_bytes or 0,
-        )
-        if lease.attempt is not None:
-            view.job_id, view.job_attempt = lease.attempt.job, lease.attempt.number
-            view.job_pool = lease.coordinator
-        if lease.notice is not None:
-            view.notice.CopyFrom(self._notice(lease.notice))
-        setattr(view, "class", lease.request.lease_class)
-        if lease.walls is not None:
-            view.memory_wall, view.compute_cap = lease.walls.memory_wall, lease.walls.compute_cap
-        if lease.id in sample.used_bytes:
-            view.memory_used_bytes = sample.used_bytes[lease.id]
-        if isinstance(lease.state, Reserved | Starting):
-            view.deadline = self.day(lease.state.deadline)
+        view = _asked(lease.request)
+        view.id, view.state = lease.id, state_name(lease.state)
+        view.simulated = self._simulated
+        view.grants.extend(self._grant(grant) for grant in _grants(lease))
+        _add_owner(view, lease)
+        self._add_course(view, lease)
+        self._add_use(view, lease, sample)
         if caller.trusted or caller.uid == lease.owner_uid:
             view.container_id = lease.container or ""
             view.container_name, view.image = lease.container_name, lease.image
         if isinstance(lease.state, Queued | Requeued | Suspended):
             self._add_waiting(view, lease)
-        if isinstance(lease.state, Ended):
-            view.outcome.CopyFrom(outcome(lease.state.outcome, self._loop.state.gpus))
         view.token = _token(view)
         return view
+
+    def _add_course(self, view: leases_pb2.Lease, lease: Lease) -> None:
+        """When it came, how it fared, how it ended."""
+        view.created_at = self.day(lease.created_at)
+        view.since = self.day(lease.state.at if isinstance(lease.state, Ended) else lease.state.since)
+        view.expires_at = self.day(lease.expires_at)
+        view.restarts, view.preemptions = lease.restarts, lease.preemptions
+        view.fault, view.held_by = lease.fault, lease.held_by
+        view.preempt_step, view.preempt_why = _step(lease, self._loop.state), _why(lease, self._loop.state)
+        if lease.notice is not None:
+            view.notice.CopyFrom(self._notice(lease.notice))
+        if isinstance(lease.state, Reserved | Starting):
+            view.deadline = self.day(lease.state.deadline)
+        if isinstance(lease.state, Ended):
+            view.outcome.CopyFrom(outcome(lease.state.outcome, self._loop.state.gpus))
+
+    def _add_use(self, view: leases_pb2.Lease, lease: Lease, sample: Sample) -> None:
+        """What it makes of what it has, and what keeps it to that."""
+        view.idle_since = self.day(idle_since(lease, self._loop.state))
+        view.lowered = lease.lowered
+        if lease.walls is not None:
+            view.memory_wall, view.compute_cap = lease.walls.memory_wall, lease.walls.compute_cap
+        if lease.id in sample.used_bytes:
+            view.memory_used_bytes = sample.used_bytes[lease.id]
 
     def day(self, at: float | None) -> float:
         """A moment in the time of day; 0 for none, as messages have it."""
@@ -261,6 +246,33 @@ class Views:
         )
 
 
+def _asked(request: Request) -> leases_pb2.Lease:
+    """What was asked for."""
+    view = leases_pb2.Lease(
+        asks=describe(request),
+        isolation=request.isolation,
+        preset=request.preset or "",
+        restart_on_fault=request.restart_on_fault,
+        priority=request.priority,
+        begin_at=request.begin_at or 0.0,
+        after=request.after,
+        models=request.models,
+        near=request.near,
+        away_from=request.away_from,
+        host_cpu_milli=request.host_cpu_milli or 0,
+        host_memory_bytes=request.host_memory_bytes or 0,
+    )
+    setattr(view, "class", request.lease_class)
+    return view
+
+
+def _add_owner(view: leases_pb2.Lease, lease: Lease) -> None:
+    view.owner_uid, view.owner, view.project = lease.owner_uid, lease.owner_name, lease.payer
+    if lease.attempt is not None:
+        view.job_id, view.job_attempt = lease.attempt.job, lease.attempt.number
+        view.job_pool = lease.coordinator
+
+
 def _gives_way(one: GivesWay) -> leases_pb2.GivesWay:
     lease = one.lease
     return leases_pb2.GivesWay(
@@ -359,4 +371,3 @@ def outcome(one: Outcome, gpus: Mapping[GpuId, Gpu]) -> leases_pb2.Outcome:
             return leases_pb2.Outcome(kind="idle", text=text)
         case Failed(reason, hint):
             return leases_pb2.Outcome(kind="failed", text=f"{reason}; {hint}" if hint else reason)
-
