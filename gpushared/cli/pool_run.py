@@ -82,14 +82,14 @@ class PoolPlace:
 
     def wait(self) -> None:
         """Until it has its lease. Raises StateConflict where it will have none, MaxWaitReached."""
-        since = time.time()
+        since = time.monotonic()
         deadline = None if self._max_wait is None else time.monotonic() + self._max_wait
         while not self._is_reserved():
             self._progress.job(self.job)
             seconds = POLL_SECONDS if deadline is None else min(POLL_SECONDS, deadline - time.monotonic())
             self._look_again(seconds)
         self._progress.clear()
-        waited = f", after {time.time() - since:.0f} s" if self._progress.waited else ""
+        waited = f", after {time.monotonic() - since:.0f} s" if self._progress.waited else ""
         say(f"{self.job.id} is on node {self.job.parts[0].node}{waited}")
 
     def _look_again(self, seconds: float) -> None:

@@ -36,6 +36,11 @@ def boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
+def day_at(up: float) -> float:
+    """The time of day at a moment of ``boottime``, by the clock as it is set now."""
+    return time.time() - (boottime() - up)
+
+
 def boot_id() -> str:
     """What tells this boot of the machine from all others."""
     return BOOT_ID.read_text(encoding="ascii").strip()

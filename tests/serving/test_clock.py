@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from gpushared.domain.errors import Unavailable
-from gpushared.serving.clock import SteadyClock, boot_id, boottime, keep
+from gpushared.serving.clock import SteadyClock, boot_id, boottime, day_at, keep
 from gpushared.serving.troubles import Troubles
 
 NOON = 1_800_000_000.0
@@ -130,4 +131,5 @@ def test_the_machines_own_clocks_are_read() -> None:
     while boottime() == before:
         pass
     assert clock.now() > began
+    assert day_at(boottime() - HOUR) == pytest.approx(time.time() - HOUR, abs=60.0)
     assert len(boot_id()) == len("01234567-89ab-cdef-0123-456789abcdef")

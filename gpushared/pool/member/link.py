@@ -22,6 +22,7 @@ from gpushared.pool.member.beats import FIRST_SECONDS
 from gpushared.pool.member.dial import Dial
 from gpushared.pool.member.ports import Desk, Facts, Guests, Outbox
 from gpushared.pool.member.session import Identity, Session, Timing
+from gpushared.serving.clock import boottime, day_at
 from gpushared.serving.troubles import Troubles
 
 log = logging.getLogger(__name__)
@@ -105,7 +106,8 @@ class MemberLink:
         self._hurry = asyncio.Event()
         self._changed = asyncio.Event()
         self._beat_seconds = FIRST_SECONDS
-        self._away_since: float | None = time.time()
+        # All by ``boottime``: what people are told follows the clock when that is set.
+        self._away_since: float | None = boottime()
         self._connected_since: float | None = None
         self._next_try_at: float | None = None
         self._heard_at: float | None = None
@@ -149,12 +151,12 @@ class MemberLink:
         return LinkState(
             pool=self._identity.pool,
             address=self.dial.address,
-            connected_since=self._connected_since,
-            away_since=self._away_since,
-            heard_at=heard or self._heard_at,
+            connected_since=_day(self._connected_since),
+            away_since=_day(self._away_since),
+            heard_at=_day(heard or self._heard_at),
             last_error=str(self._error) if self._error is not None else "",
             why=self._error.message if self._error is not None else "",
-            next_try_at=self._next_try_at,
+            next_try_at=_day(self._next_try_at),
             epoch=self._epoch,
             clock_ahead_seconds=self._clock_ahead_seconds,
         )
@@ -234,7 +236,7 @@ class MemberLink:
         self._backoff.after_success()
         self._beat_seconds = session.welcome.beat_seconds
         self._epoch = session.welcome.epoch
-        self._connected_since, self._away_since = time.time(), None
+        self._connected_since, self._away_since = boottime(), None
         self._next_try_at = self._error = None
         self._troubles.cleared(PART)
         self._clock_ahead_seconds = session.clock_difference_seconds
@@ -257,7 +259,7 @@ class MemberLink:
         if self._connected_since is not None or str(error) != str(self._error):
             log.warning("pool=%s link lost: %s", self._identity.pool, error)
         if self._connected_since is not None:
-            self._connected_since, self._away_since = None, time.time()
+            self._connected_since, self._away_since = None, boottime()
         self._error = error
         self._wake()
 
@@ -265,8 +267,9 @@ class MemberLink:
         """Until the next try. A refusal is shown at once, silence when it lasts."""
         refused = self._error is not None and self._error.code not in _PASSING
         seconds = self._backoff.patient_seconds() if refused else self._backoff.seconds(self._beat_seconds)
-        self._next_try_at = time.time() + seconds
-        if refused or time.time() - (self._away_since or time.time()) > AWAY_SECONDS:
+        now = boottime()
+        self._next_try_at = now + seconds
+        if refused or (self._away_since is not None and now - self._away_since > AWAY_SECONDS):
             self._troubles.raised(PART, self._trouble())
         try:
             async with asyncio.timeout(seconds):
@@ -278,12 +281,16 @@ class MemberLink:
 
     def _trouble(self) -> str:
         """Without the next try, so that the log says it once."""
-        since = _clock(self._away_since) if self._away_since is not None else "now"
+        since = _clock(day_at(self._away_since)) if self._away_since is not None else "now"
         return f"pool {self._identity.pool} is not reached since {since}: {self._error}"
 
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def _day(up: float | None) -> float | None:
+    return None if up is None else day_at(up)
 
 
 def _clock(at: float) -> str:

@@ -81,7 +81,9 @@ class Session:
     ) -> None:
         self.welcome = link_pb2.Welcome()
         self.acknowledged_at: float | None = None
-        """When the newest acknowledgement came (epoch seconds), for people."""
+        """When the newest acknowledgement came (``boottime``), for people."""
+        self.clock_difference_seconds = 0.0
+        """By how much the coordinator's clock was ahead at its welcome, as far as it could be told."""
         self._identity = identity
         self._call = call
         self._desk = desk
@@ -124,7 +126,8 @@ class Session:
         self._beats.seconds = self.welcome.beat_seconds
         # Before any order is taken: those of a lower epoch are none.
         await self._desk.contact_made(began, self.welcome.epoch, self.welcome.revision)
-        self.acknowledged_at = time.time()
+        self.acknowledged_at = boottime()
+        self.clock_difference_seconds = self.welcome.now - time.time()
 
     async def talk(self) -> None:
         """Until the stream ends, which is always by an error of the tree or of gRPC."""
@@ -148,11 +151,6 @@ class Session:
         """Close it from this side."""
         if not self._why.done():
             self._why.set_result(why)
-
-    @property
-    def clock_difference_seconds(self) -> float:
-        """By how much the coordinator's clock is ahead, as far as it could be told."""
-        return self.welcome.now - (self.acknowledged_at or self.welcome.now)
 
     async def _answer_to_hello(self) -> object:
         """It may come while the hello is still being said: then it is a refusal."""
@@ -338,7 +336,7 @@ class Session:
 
     def _acknowledged(self, ack: link_pb2.BeatAck) -> None:
         if self._beats.acknowledge(ack):
-            self.acknowledged_at = time.time()
+            self.acknowledged_at = boottime()
             self._acked.set()
 
     async def _begin_order(self, data: bytes) -> None:
