@@ -279,7 +279,7 @@ _PHASES = {
     "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Form.", show_default=True
 )
 def status(output: str) -> int:
-    """Say how the coordinator is, and what it waits for.
+    """Say how the coordinator is, and what it waits for. On its machine, or for admins on any node.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""The coordinator of a pool, for administrators on its own machine: JSON on its unix socket."""
+"""The coordinator of a pool, for administrators: JSON on its unix socket, or through a node of the pool."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpushared.client.pool_messages import (
     RotateCaAnswer,
     Trust,
 )
-from gpushared.domain.errors import ConfigError, DaemonUnavailable
+from gpushared.domain.errors import ConfigError, DaemonUnavailable, PermissionRefused
 
 POOL_SOCKET_VARIABLE = "GPUSHARE_POOL_SOCKET"
 DEFAULT_POOL_SOCKET = "/run/gpushared-pool/gpushared-pool.sock"
@@ -37,11 +37,20 @@ def pool_socket(path: str | None = None) -> str:
     return path
 
 
-class PoolClient:
-    """The coordinator on this machine. Raises the errors of ``gpushared.domain.errors``, as ``Client``."""
+ON_NODES = frozenset({"Status", "DrainNode", "ForgetNode"})
+"""What the nodes of a pool hand on."""
 
-    def __init__(self, path: str | None = None) -> None:
+
+class PoolClient:
+    """The coordinator on this machine. Raises the errors of ``gpushared.domain.errors``, as ``Client``.
+
+    Where there is none, or it knows the caller for no administrator, the node on this machine is asked for
+    what nodes hand on: the coordinator then judges by its table of users.
+    """
+
+    def __init__(self, path: str | None = None, node: str | None = None) -> None:
         self._client = Client(f"unix://{pool_socket(path)}")
+        self._node = node
 
     def status(self) -> PoolStatus:
         return PoolStatus(self._call("Status", {}))
@@ -103,9 +112,28 @@ class PoolClient:
             return self._client.call(f"PoolAdmin/{call}", asked)
         except ConnectionLost:
             raise
+        except PermissionRefused:
+            if call not in ON_NODES:
+                raise
+            return self._through_node(call, asked)
         except DaemonUnavailable as error:
+            if call in ON_NODES:
+                return self._through_node(call, asked)
             raise DaemonUnavailable(
                 f"no coordinator of a pool answers on {self._client.path}",
                 hint="this is for the machine of the coordinator: see `systemctl status gpushared-pool`; for "
                 f"a socket elsewhere: export {POOL_SOCKET_VARIABLE}=PATH",
+            ) from error
+
+    def _through_node(self, call: str, asked: Mapping[str, object]) -> dict[str, Any]:
+        """Raises what the node or, through it, the coordinator says; the error before where there is none."""
+        try:
+            return Client(self._node).call(f"PoolAdmin/{call}", asked)
+        except ConnectionLost:
+            raise
+        except DaemonUnavailable as error:
+            raise DaemonUnavailable(
+                f"no coordinator of a pool answers on {self._client.path}, and no node: {error.message}",
+                hint="ask on a machine of the pool: see `systemctl status gpushared-pool`, and of gpushared; "
+                f"for a coordinator's socket elsewhere: export {POOL_SOCKET_VARIABLE}=PATH",
             ) from error

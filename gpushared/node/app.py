@@ -239,6 +239,7 @@ class Daemon:
         await self._jobs.serve(routes, stack)
         jobs = await self._open_jobs(loop, stack)
         json.add(jobs.calls())
+        json.add(self._pool.calls())
         front = Front(inner, self._identities, routes)
         doors = Doors(self._identities, front.secret)
         await stack.enter_async_context(grpcapi.serving(self._api, jobs, doors, str(inner)))

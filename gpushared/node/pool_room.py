@@ -19,12 +19,14 @@ from gpushared.node.api import Api
 from gpushared.node.job_host import JobHost
 from gpushared.node.jobs_room import JobsRoom
 from gpushared.node.loop import Loop
+from gpushared.node.pool_admin import admin_calls
 from gpushared.node.pool_jobs import PoolJobs
 from gpushared.node.pool_link import PoolLink
 from gpushared.pool.member.calls import CoordinatorCalls, Metadata
 from gpushared.pool.member.enrolment import Enrolment
 from gpushared.pool.member.tunnel_doors import TunnelDoors
 from gpushared.pool.member.tunnel_ends import TunnelEnds
+from gpushared.serving.jsonapi import Unary
 from gpushared.serving.statuses import error_of
 from gpushared.serving.troubles import Troubles
 
@@ -70,6 +72,10 @@ class PoolRoom:
         )
         self.link.guests.open_tunnel = self._ends.open
         room.outbox.teller = self.link
+
+    def calls(self) -> dict[str, Unary]:
+        """What is asked of the coordinator as it stands, beside jobs."""
+        return admin_calls(self._calls)
 
     def view(self, realm: str) -> PoolView | None:
         """How it stands with the pool, for whoever examines the node. ``realm``: that of its users."""

@@ -22,7 +22,7 @@ Metadata = tuple[tuple[str, bytes], ...]
 
 
 class CoordinatorCalls:
-    """The coordinator's ``Jobs``, over one connection that all calls share."""
+    """The coordinator's services, ``Jobs`` unless said, over one connection that all calls share."""
 
     def __init__(
         self,
@@ -40,11 +40,19 @@ class CoordinatorCalls:
         self._now = now
         self._open: Counter[int] = Counter()
 
-    async def call(self, name: str, message: Message, caller: Caller, timeout_seconds: float) -> Any:
+    async def call(
+        self,
+        name: str,
+        message: Message,
+        caller: Caller,
+        timeout_seconds: float,
+        *,
+        stub: Callable[[grpc.aio.Channel], Any] = jobs_pb2_grpc.JobsStub,
+    ) -> Any:
         """A unary call by its name. Raises Unavailable, TimedOut, LimitReached, what the coordinator says."""
         with self._counted(caller):
             channel = await self._channel()
-            call = getattr(jobs_pb2_grpc.JobsStub(channel), name)
+            call = getattr(stub(channel), name)
             try:
                 return await call(message, timeout=timeout_seconds, metadata=self.word(message, caller))
             except grpc.aio.AioRpcError as error:
