@@ -6,6 +6,7 @@ from gpushared.domain.lease import Lease, LeaseId, Requeued, Suspended
 from gpushared.domain.policy.ledger import Ledger
 from gpushared.domain.policy.passes import NEVER, Holder
 from gpushared.domain.policy.projects import GivesWay, Policy
+from gpushared.domain.policy.roll import Roll
 from gpushared.domain.policy.rooms import RoomPlaces
 from gpushared.domain.requeue import Step, is_leaving, step_of
 from gpushared.domain.scheduling import HOST, holder
@@ -79,7 +80,7 @@ def _when(one: Holder, state: NodeState, now: float) -> str:
 
 def _is_over_quota(one: Holder, state: NodeState, now: float) -> bool:
     holders = [holder(lease, state, state.policy, now) for lease in state.holders()]
-    ledger = Ledger(state.policy, state.usage, holders, RoomPlaces({HOST: state.rooms()}), now)
+    ledger = Ledger(Roll(state.policy, RoomPlaces({HOST: state.rooms()}), holders), state.usage, now)
     return ledger.over_quota(one)
 
 

@@ -33,8 +33,8 @@ from gpushared.domain.lease import (
 )
 from gpushared.domain.messages import ResizeAsked, SettingsTaken
 from gpushared.domain.placement import need_on
-from gpushared.domain.policy.ledger import FIXED_CLASS
 from gpushared.domain.policy.passes import NEVER, Plan, Reservation
+from gpushared.domain.policy.roll import FIXED_CLASS
 from gpushared.domain.request import Isolation, Request
 from gpushared.domain.rules import Action
 from gpushared.domain.scheduling import pass_over

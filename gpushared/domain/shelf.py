@@ -60,6 +60,19 @@ class Shelf(Mapping[K, V]):
         del chunk[key]
         return self._with(at, chunk)
 
+    def changed_since(self, before: Shelf[K, V]) -> set[K]:
+        """The keys whose values are other objects than before, or that came or went.
+
+        Costs by what changed where the one mapping came from the other.
+        """
+        found: set[K] = set()
+        for mine, theirs in zip(self._chunks, before._chunks, strict=True):
+            if mine is not theirs:
+                absent = object()
+                keys = mine.keys() | theirs.keys()
+                found |= {key for key in keys if mine.get(key, absent) is not theirs.get(key, absent)}
+        return found
+
     def _with(self, at: int, chunk: dict[K, V]) -> Shelf[K, V]:
         made: Shelf[K, V] = Shelf.__new__(Shelf)
         made._chunks = self._chunks.copy()

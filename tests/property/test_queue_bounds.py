@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gpushared.domain.policy.ledger import Ledger
 from gpushared.domain.policy.projects import DEFAULT_CLASSES, Policy, Project, Quota
+from gpushared.domain.policy.roll import Roll
 from gpushared.domain.policy.usage import Interval, Usage
 from gpushared.domain.request import LeaseClass
 from tests.property.queue_world import START, QueueWorld, request_of
@@ -37,8 +38,8 @@ def _flood(world: QueueWorld, names: list[str], chance: random.Random, longest: 
 
 def _excess(world: QueueWorld, names: list[str]) -> float:
     """How much more than each other project the first one used, in GPU-seconds that count."""
-    holders = list(world.holders.values())
-    ledger = Ledger(world.policy, world.usage, holders, world.places(()), world.now)
+    roll = Roll(world.policy, world.places(()), world.holders.values())
+    ledger = Ledger(roll, world.usage, world.now)
     return sum(max(0.0, ledger.fair(names[0]) - ledger.fair(name)) for name in names)
 
 

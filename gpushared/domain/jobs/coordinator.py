@@ -120,7 +120,7 @@ def _index(state: PoolState, live: list[Job]) -> None:
         if isinstance(job.state, Queued):
             person = job.spec.owner.person
             queued[person] = queued.get(person, 0) + 1
-    state.by_node = Shelf((node, Shelf(jobs)) for node, jobs in by_node.items())
+    state.by_node = Shelf(by_node)
     state.dependents, state.queued = Shelf(dependents), Shelf(queued)
 
 

@@ -6,20 +6,22 @@ for the first gang that has waited for long, the nodes are kept on which it will
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from gpushared.domain.gpu import WHOLE_PERMILLE, GpuId
 from gpushared.domain.jobs.following import begin, end
-from gpushared.domain.jobs.ground import GroundPlaces, as_asked_of, in_full, marked, part_id
+from gpushared.domain.jobs.ground import GroundPlaces, as_asked_of, in_full, marked
+from gpushared.domain.jobs.holding import part_id
 from gpushared.domain.jobs.model import HERE, AttemptKey, Job, JobFailed, NodeName, Part, Queued
 from gpushared.domain.jobs.orders import port_for
 from gpushared.domain.jobs.state import PoolDraft
 from gpushared.domain.lease import Grant, LeaseId
 from gpushared.domain.placement import Room, refuse
 from gpushared.domain.policy.ledger import Ledger, size_on
-from gpushared.domain.policy.passes import Holder, Verdict, WaitReason
+from gpushared.domain.policy.passes import Verdict, WaitReason
 from gpushared.domain.policy.projects import Policy
+from gpushared.domain.policy.roll import Roll
 from gpushared.domain.request import Request
 
 LOOKED_AT = 64
@@ -29,13 +31,13 @@ Share = tuple[NodeName, Request, tuple[Grant, ...]]
 """A node, its part of the request, and what that is on it."""
 
 
-def place_gangs(places: GroundPlaces, holders: Sequence[Holder], policy: Policy, draft: PoolDraft) -> bool:
+def place_gangs(places: GroundPlaces, roll: Roll, draft: PoolDraft) -> bool:
     """Place the gangs that have room. Whether there may be more that have."""
     names = draft.state.gangs.first(LOOKED_AT, LOOKED_AT_ALIKE)
     if not names:
         return False
-    ledger = Ledger(policy, draft.state.usage, holders, places, draft.now)
-    jobs = sorted((draft.state.jobs[name] for name in names), key=lambda job: _order(job, policy))
+    ledger = Ledger(roll, draft.state.usage, draft.now)
+    jobs = sorted((draft.state.jobs[name] for name in names), key=lambda job: _order(job, roll.policy))
     placed = False
     for job in jobs:
         if job.told_by != HERE:

@@ -1,37 +1,42 @@
 """The pool's GPUs as the queue's policy sees them: a picture that is kept from pass to pass.
 
 To draw all of it anew takes a tenth of a second with a thousand nodes. So the picture remembers of which
-facts it was drawn, and draws again only the nodes where they are others. It decides nothing and forgets
-nothing that matters: whatever state it is shown, it comes out as if it had been drawn for that one alone.
+facts it was drawn, and looks again only at nodes where they are others; also who holds what is counted on
+from what it was. It decides nothing and forgets nothing that matters: whatever state it is shown, it comes
+out as if it had been drawn for that one alone.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 
 from gpushared.domain.fleet.fleet import Fleet, Placement
 from gpushared.domain.fleet.hosts import Host, link_groups
 from gpushared.domain.fleet.policies import PolicyName
 from gpushared.domain.gpu import Gpu, GpuId
-from gpushared.domain.jobs.member import Free, Holding, Inventory, Member
-from gpushared.domain.jobs.model import AttemptKey, Cancelling, Job, NodeName, Part, Placing, Running
-from gpushared.domain.jobs.silence import takes_work
-from gpushared.domain.jobs.state import PoolState, is_over
-from gpushared.domain.lease import Active, ContainerId, Grant, Lease, LeaseId, Reserved
+from gpushared.domain.jobs.holding import Held, held_on
+from gpushared.domain.jobs.member import Free, Inventory, Member
+from gpushared.domain.jobs.model import Job, JobId, NodeName
+from gpushared.domain.jobs.silence import takes_work_until
+from gpushared.domain.jobs.state import NEVER, PoolState
+from gpushared.domain.lease import Grant, Lease, LeaseId
 from gpushared.domain.placement import Room, rooms_of
-from gpushared.domain.policy.ledger import sizes_of
-from gpushared.domain.policy.passes import Holder
+from gpushared.domain.policy.passes import Candidate
 from gpushared.domain.policy.places import NOTHING
 from gpushared.domain.policy.projects import Policy
-from gpushared.domain.request import Isolation, Request
+from gpushared.domain.policy.roll import Roll
+from gpushared.domain.request import Request
+from gpushared.domain.shelf import Shelf
 from gpushared.domain.surroundings import is_called, models_named
 
 NODE_MARK = "@"
 """Before a node's name, where a request is to be near it or away from it as a whole."""
 
 Taken = tuple[Request, tuple[Grant, ...]]
+Wanted = dict[LeaseId, tuple[Held, Taken]]
+"""Who is to be counted in on a node, and what is to be booked for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,8 @@ class _Facts:
     inventory: Inventory
     free: Free
     jobs: object
-    works: bool
+    away: str
+    """Why nothing may go there; empty where it may."""
 
     def same(self, other: _Facts | None) -> bool:
         return (
@@ -49,7 +55,7 @@ class _Facts:
             and self.inventory is other.inventory
             and self.free is other.free
             and self.jobs is other.jobs
-            and self.works == other.works
+            and self.away == other.away
         )
 
     def same_ground(self, other: _Facts | None) -> bool:
@@ -57,7 +63,7 @@ class _Facts:
         return (
             other is not None
             and self.inventory is other.inventory
-            and self.works == other.works
+            and self.away == other.away
             and self.free.stray_bytes == other.free.stray_bytes
             and self.free.troubles == other.free.troubles
         )
@@ -67,52 +73,94 @@ class Ground:
     """A picture of the members' GPUs and of who holds them."""
 
     def __init__(self) -> None:
+        self.candidates: dict[JobId, tuple[Job, Candidate]] = {}
+        """Those of the last pass, for the next; they depend on what models and what policy there are."""
         self._fleet = Fleet(())
-        self._policy: PolicyName | None = None
+        self._placement: PolicyName | None = None
+        self._policy: Policy | None = None
+        self._members: Shelf[NodeName, Member] = Shelf()
+        self._jobs: Shelf[NodeName, Mapping[JobId, None]] = Shelf()
+        self._rests_on: object = None
+        self._drawn_at = NEVER
+        self._silent_at = -NEVER
+        """Before then, time alone makes no node one that takes no work."""
         self._facts: dict[NodeName, _Facts] = {}
         self._touched: set[NodeName] = set()
         """Nodes on which something was booked since, which may never come true."""
         self._taken: dict[NodeName, dict[LeaseId, Taken]] = {}
-        self._holders: dict[NodeName, tuple[Holder, ...]] = {}
+        self._held: dict[NodeName, dict[LeaseId, Held]] = {}
+        self._roll: Roll | None = None
         self._models: Mapping[str, Gpu] = {}
         self._gpus: dict[GpuId, Gpu] = {}
         self._by_node: dict[str, tuple[GpuId, ...]] = {}
 
     def drawn(self, state: PoolState, policy: Policy, now: float) -> GroundPlaces:
         """The picture of this state, to place on; what is booked on it is gone when it is drawn next."""
-        facts = {
-            name: _Facts(member.inventory, member.free, state.by_node.get(name), works)
-            for name, member in state.members.items()
-            if member.inventory is not None
-            for works in (takes_work(member, state, now),)
-        }
-        if self._policy is not state.rules.placement or self._other_gpus(facts):
-            self._begin_anew(facts, state)
-        for name, fact in facts.items():
-            before = self._facts.get(name)
-            if name in self._touched or not fact.same(before):
-                self._draw(name, fact, state, policy, ground=not fact.same_ground(before))
-        self._facts = facts
+        news = self._news(state, now)
+        if self._is_ruled_otherwise(state, policy) or self._is_another_pool(news):
+            everybody = {name: self._look(name, state, now) for name in state.members}
+            facts = {name: fact for name, fact in everybody.items() if fact is not None}
+            self._begin_anew(facts, state, policy)
+        else:
+            facts = {
+                name: fact
+                for name, fact in news.items()
+                if fact is not None and (name in self._touched or not fact.same(self._facts.get(name)))
+            }
+        self._draw(facts, state, policy)
+        self._members, self._jobs = state.members, state.by_node
         self._touched.clear()
         return GroundPlaces(self, self._fleet, _resting(state, now, self._by_node))
 
-    def holders(self) -> list[Holder]:
-        """All who hold something."""
-        return list(chain.from_iterable(self._holders.values()))
+    def _is_ruled_otherwise(self, state: PoolState, policy: Policy) -> bool:
+        another = self._policy is not policy and self._policy != policy
+        return self._roll is None or another or self._placement is not state.rules.placement
 
-    def _other_gpus(self, facts: Mapping[NodeName, _Facts]) -> bool:
-        return facts.keys() != self._facts.keys() or any(
-            fact.inventory is not self._facts[name].inventory
-            and fact.inventory.gpus != self._facts[name].inventory.gpus
-            for name, fact in facts.items()
-        )
+    @property
+    def roll(self) -> Roll:
+        """All who hold something, as it was drawn last; to be left as it is."""
+        assert self._roll is not None, "nothing was drawn yet"
+        return self._roll
 
-    def _begin_anew(self, facts: Mapping[NodeName, _Facts], state: PoolState) -> None:
+    def _news(self, state: PoolState, now: float) -> dict[NodeName, _Facts | None]:
+        """The nodes that may be others than they were drawn, as they are now; None = not there."""
+        names = self._touched | state.by_node.changed_since(self._jobs)
+        names |= state.members.changed_since(self._members)
+        if not self._drawn_at <= now < self._silent_at or self._rests_on != _ground_rules(state):
+            self._silent_at = NEVER
+            names |= state.members.keys()
+        self._drawn_at, self._rests_on = now, _ground_rules(state)
+        return {name: self._look(name, state, now) for name in names}
+
+    def _look(self, name: NodeName, state: PoolState, now: float) -> _Facts | None:
+        member = state.members.get(name)
+        if member is None or member.inventory is None:
+            return None
+        until = takes_work_until(member, state)
+        if now <= until:
+            self._silent_at = min(self._silent_at, until)
+        away = "" if now <= until else _why_not(member)
+        return _Facts(member.inventory, member.free, state.by_node.get(name), away)
+
+    def _is_another_pool(self, news: Mapping[NodeName, _Facts | None]) -> bool:
+        """Whether nodes came or went, or have other GPUs."""
+        for name, fact in news.items():
+            before = self._facts.get(name)
+            if fact is None or before is None:
+                if fact is not before:
+                    return True
+            elif fact.inventory is not before.inventory and fact.inventory.gpus != before.inventory.gpus:
+                return True
+        return False
+
+    def _begin_anew(self, facts: Mapping[NodeName, _Facts], state: PoolState, policy: Policy) -> None:
         hosts = [_host(name, facts[name], state) for name in sorted(facts)]
-        self._policy = state.rules.placement
-        self._fleet = Fleet(hosts, self._policy, mix=self._fleet.mix)
+        self._placement, self._policy = state.rules.placement, policy
+        self._fleet = Fleet(hosts, self._placement, mix=self._fleet.mix)
         self._by_node = {host.name: tuple(gpu.id for gpu in host.gpus) for host in hosts}
-        self._facts, self._taken, self._holders = {}, {name: {} for name in facts}, {}
+        self._facts = {}
+        self._taken, self._held = {name: {} for name in facts}, {name: {} for name in facts}
+        self._roll, self.candidates = Roll(policy, self), {}
         self._gpus = {gpu.id: gpu for host in hosts for gpu in host.gpus}
         models: dict[str, Gpu] = {}
         for gpu in self._gpus.values():
@@ -121,31 +169,56 @@ class Ground:
                 models[gpu.name] = gpu
         self._models = models
 
-    def _draw(self, name: NodeName, fact: _Facts, state: PoolState, policy: Policy, *, ground: bool) -> None:
-        holders = _holders(name, fact, state, policy)
-        wanted: dict[LeaseId, Taken] = {}
-        for one in holders:
-            grants = tuple(grant for grant in one.lease.grants if self._on(grant, name))
-            if grants:
-                wanted[one.lease.id] = one.lease.request, grants
-        have = self._taken[name]
-        for lease in [lease for lease, taken in have.items() if ground or wanted.get(lease) != taken]:
-            self._fleet.give(lease)
-            del have[lease]
-        if ground:
-            host = _host(name, fact, state)
-            self._fleet.renew(host, rooms_of(host.gpus, (), dict(fact.free.stray_bytes)))
-        for lease, taken in wanted.items():
-            if lease not in have:
-                self._fleet.take(lease, taken[0], Placement(name, taken[1]))
-                have[lease] = taken
+    def _draw(self, facts: Mapping[NodeName, _Facts], state: PoolState, policy: Policy) -> None:
+        """All that is gone goes first: what was on one node may be on another one now."""
+        wanted = {name: self._wanted(name, fact, state, policy) for name, fact in facts.items()}
+        ground = {
+            name
+            for name, fact in facts.items()
+            if not fact.same_ground(self._facts.get(name)) or _is_contradictory(self._taken[name])
+        }
+        for name, those in wanted.items():
+            self._let_go(name, those, everybody=name in ground)
+        for name in ground:
+            host = _host(name, facts[name], state)
+            self._fleet.renew(host, rooms_of(host.gpus, (), dict(facts[name].free.stray_bytes)))
+        for name, those in wanted.items():
+            self._take_in(name, those)
         self._fleet.commit()
-        self._holders[name] = tuple(
-            replace(one, sizes=sizes_of(one.lease.grants, self)) for one in holders if one.lease.id in wanted
-        )
+        self._facts.update(facts)
+
+    def _wanted(self, name: NodeName, fact: _Facts, state: PoolState, policy: Policy) -> Wanted:
+        found: Wanted = {}
+        for one in held_on(name, fact.free, self._held[name], state, policy):
+            lease = one.holder.lease
+            grants = tuple(grant for grant in lease.grants if self._on(grant, name))
+            if grants:
+                found[lease.id] = one, (lease.request, grants)
+        return found
 
     def _on(self, grant: Grant, name: NodeName) -> bool:
         return grant.gpu in self._gpus and self._fleet.host_of(grant.gpu) == name
+
+    def _let_go(self, name: NodeName, wanted: Wanted, *, everybody: bool) -> None:
+        taken, held = self._taken[name], self._held[name]
+        for lease in list(taken):
+            if everybody or lease not in wanted or wanted[lease][1] != taken[lease]:
+                self._fleet.give(lease)
+                del taken[lease]
+        for lease in list(held):
+            if lease not in wanted or wanted[lease][0] is not held[lease]:
+                self.roll.remove(lease)
+                del held[lease]
+
+    def _take_in(self, name: NodeName, wanted: Wanted) -> None:
+        taken, held = self._taken[name], self._held[name]
+        for lease, (one, booked) in wanted.items():
+            if lease not in taken:
+                self._fleet.take(lease, booked[0], Placement(name, booked[1]))
+                taken[lease] = booked
+            if lease not in held:
+                self.roll.add(one.holder)
+                held[lease] = one
 
     # --- what the places below need --------------------------------------------------------------------
 
@@ -168,6 +241,9 @@ class Ground:
 
     def gpu(self, gpu: GpuId) -> Gpu:
         return self._gpus[gpu]
+
+    def host_of(self, gpu: GpuId) -> str:
+        return self._fleet.host_of(gpu)
 
     def gpus_of(self, host: str) -> Sequence[GpuId]:
         return self._by_node.get(host, ())
@@ -287,23 +363,40 @@ def _unmarked(request: Request) -> tuple[Request, str | None, tuple[str, ...]]:
     return plain, targets[0] if targets else None, refusers
 
 
-def part_id(job: Job, part: Part) -> LeaseId:
-    """By what name a part is booked here."""
-    return LeaseId(job.id if part.rank == 0 else f"{job.id}#{part.rank}")
-
-
 def _resting(state: PoolState, now: float, gpus: Mapping[str, tuple[GpuId, ...]]) -> frozenset[GpuId]:
     return frozenset(
         gpu for node, until in state.resting.items() if now < until for gpu in gpus.get(node, ())
     )
 
 
+def _is_contradictory(taken: Mapping[LeaseId, Taken]) -> bool:
+    """Whether somebody who has a GPU alone shares it, by what was told at different times.
+
+    A room that one of those has left does not know of the others any more.
+    """
+    alone = {grant.gpu for request, grants in taken.values() if request.wants_whole_gpus for grant in grants}
+    holders = Counter(grant.gpu for _, grants in taken.values() for grant in grants) if alone else Counter()
+    return any(holders[gpu] > 1 for gpu in alone)
+
+
+def _ground_rules(state: PoolState) -> object:
+    """What decides, besides a member's own facts, whether it takes work."""
+    rules = state.rules
+    return (
+        state.reported,
+        len(state.members),
+        rules.here,
+        rules.counts_host,
+        rules.beat_seconds,
+        rules.beats_per_second,
+    )
+
+
 def _host(name: NodeName, fact: _Facts, state: PoolState) -> Host:
     inventory, troubles = fact.inventory, dict(fact.free.troubles)
-    none = None if fact.works else _why_not(state.members[name])
     gpus = tuple(
-        replace(gpu, trouble=none or troubles.get(gpu.id) or gpu.trouble)
-        if none or gpu.id in troubles
+        replace(gpu, trouble=fact.away or troubles.get(gpu.id) or gpu.trouble)
+        if fact.away or gpu.id in troubles
         else gpu
         for gpu in inventory.gpus
     )
@@ -321,76 +414,3 @@ def _why_not(member: Member) -> str:
     if member.drained_by:
         return f"its node is drained by {member.drained_by}: {member.drain_reason}"
     return "its node is silent"
-
-
-def _holders(name: NodeName, fact: _Facts, state: PoolState, policy: Policy) -> list[Holder]:
-    """Who holds something on a node: what it tells of, and what was placed there and is not told of yet."""
-    told = {one.attempt: one for one in fact.free.holdings if one.attempt is not None}
-    found = []
-    for job_id in sorted(state.by_node.get(name) or ()):
-        job = state.jobs[job_id]
-        if not isinstance(job.state, Placing | Running | Cancelling):
-            continue
-        part = next(part for part in job.parts if part.node == name)
-        holding = told.get(AttemptKey(job.id, job.state.attempt))
-        grants = holding.grants if holding else state.booked.get(job.id, {}).get(name, ())
-        if grants:
-            found.append(_of_job(job, part, grants, policy))
-    others = (one for one in fact.free.holdings if not _is_known(one, name, state))
-    return [*found, *(_of_others(one, name, state.started_at) for one in others)]
-
-
-def _is_known(holding: Holding, name: NodeName, state: PoolState) -> bool:
-    """Whether it is an attempt of ours: one that is there, or one that is over already."""
-    if holding.attempt is None:
-        return False
-    job = state.jobs.get(holding.attempt.job)
-    if job is None:
-        return holding.attempt.job in state.ended
-    if not isinstance(job.state, Placing | Running | Cancelling):
-        return holding.attempt.number <= job.attempts
-    if job.state.attempt != holding.attempt.number:
-        return holding.attempt.number < job.attempts
-    return any(part.node == name for part in job.parts)
-
-
-def _of_job(job: Job, part: Part, grants: tuple[Grant, ...], policy: Policy) -> Holder:
-    assert isinstance(job.state, Placing | Running | Cancelling)
-    request, since = job.spec.request, job.state.since
-    limit = request.time_limit_seconds
-    running = isinstance(job.state, Running)
-    lease = Lease(
-        id=part_id(job, part),
-        sequence=job.sequence,
-        request=part.request,
-        owner_uid=0,
-        owner_name=job.spec.owner.person,
-        created_at=job.submitted_at,
-        state=Active(grants, ContainerId(""), since) if running else Reserved(grants, since, since),
-        device_name="",
-        expires_at=since + limit if running and limit is not None else None,
-        project=job.project,
-    )
-    priority = policy.classes[request.lease_class].priority + request.priority + job.priority
-    leaving = isinstance(job.state, Cancelling) or is_over(part)
-    # A turn is known by the time at which it was granted, not by that at which the container was up.
-    granted_at = job.state.granted_at if isinstance(job.state, Running) else 0.0
-    return Holder(lease, job.project, priority, granted_at or since, leaving=leaving)
-
-
-def _of_others(holding: Holding, name: NodeName, since: float) -> Holder:
-    """Since when it holds that is not told: it counts from our start."""
-    isolation = Isolation.EXCLUSIVE if holding.exclusive else Isolation.SHARED
-    request = Request(gpu_count=len(holding.grants), isolation=isolation)
-    lease = Lease(
-        id=LeaseId(f"{name}/{holding.lease}"),
-        sequence=0,
-        request=request,
-        owner_uid=0,
-        owner_name=holding.owner,
-        created_at=since,
-        state=Active(holding.grants, ContainerId(""), since),
-        device_name="",
-        project=holding.project,
-    )
-    return Holder(lease, holding.project, 0, since, stays=True)

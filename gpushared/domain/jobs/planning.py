@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from gpushared.domain.gpu import Gpu
@@ -75,14 +75,14 @@ def _pass_over(draft: PoolDraft) -> None:
     state, rules, policy = draft.state, draft.rules, draft.state.policy
     state.ground = state.ground or Ground()
     places = state.ground.drawn(state, policy, draft.now)
-    holders = state.ground.holders()
+    roll = state.ground.roll
     state.verdicts = {}
-    more = place_gangs(places, holders, policy, draft)
+    more = place_gangs(places, roll, draft)
     names = state.waiting.first(rules.looked_at, rules.looked_at_alike)
     names += [name for name in _winners(draft) if name not in names]
     found = plan(
-        [candidate(state.jobs[name], policy, places.models()) for name in names],
-        holders,
+        _candidates(names, places, draft),
+        roll,
         places,
         state.usage,
         policy,
@@ -94,6 +94,18 @@ def _pass_over(draft: PoolDraft) -> None:
     if more or (found.grants and len(state.waiting)):
         state.stale = True
     state.plan_again_at = found.look_again_at
+
+
+def _candidates(names: Iterable[JobId], places: GroundPlaces, draft: PoolDraft) -> list[Candidate]:
+    """Most of them waited in the last pass too."""
+    state, policy, known = draft.state, draft.state.policy, draft.state.ground.candidates
+    found: dict[JobId, tuple[Job, Candidate]] = {}
+    for name in names:
+        job, before = state.jobs[name], known.get(name)
+        same = before is not None and before[0] is job
+        found[name] = before if same else (job, candidate(job, policy, places.models()))
+    state.ground.candidates = found
+    return [one for _, one in found.values()]
 
 
 def candidate(job: Job, policy: Policy, models: Mapping[str, Gpu]) -> Candidate:

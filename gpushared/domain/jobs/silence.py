@@ -46,14 +46,17 @@ def silent_since(member: Member, state: PoolState, now: float) -> float | None:
 
 def takes_work(member: Member, state: PoolState, now: float) -> bool:
     """Whether a new attempt may go there."""
+    return now <= takes_work_until(member, state)
+
+
+def takes_work_until(member: Member, state: PoolState) -> float:
+    """Up to when a new attempt may go there if nothing more is heard of it; -infinite where none may."""
     if state.rules.here:
-        return True
-    return (
-        member.connected
-        and member.name in state.reported
-        and presence(member, state, now) in {Presence.READY, Presence.SUSPECT}
-        and not member.drained_by
-    )
+        return NEVER
+    away = member.heard_at is None or member.forgotten_at is not None or member.drained_by
+    if away or not member.connected or member.name not in state.reported:
+        return -NEVER
+    return heard(member) + UNKNOWN_BEATS * beat_seconds(len(state.members), state.rules)
 
 
 def fenced_at(job: Job, part: Part, heard_at: float, rules: PoolRules) -> float:

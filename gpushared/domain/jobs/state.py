@@ -96,7 +96,7 @@ class PoolState:
     waived: frozenset[NodeName] = frozenset()
     claimants: frozenset[NodeName] = frozenset()
     """Those that said that they have seen more of the pool, which counts once."""
-    by_node: Shelf[NodeName, Shelf[JobId, None]] = field(default_factory=Shelf)
+    by_node: Shelf[NodeName, Mapping[JobId, None]] = field(default_factory=Shelf)
     """The jobs with a part on a node that is not over."""
     by_request: Shelf[RequestKey, JobId] = field(default_factory=Shelf)
     dependents: Shelf[JobId, tuple[JobId, ...]] = field(default_factory=Shelf)
@@ -126,9 +126,17 @@ class PoolState:
     ground: Any = field(default=None, compare=False, repr=False)
     """The picture of the pool that passes share (``ground.Ground``); it is no part of what is known."""
 
+    ruling: tuple[PoolRules, Mapping[str, Project], Policy] | None = field(
+        default=None, compare=False, repr=False
+    )
+    """The policy and what it was made of: it is asked for with each event, and the same as long as these."""
+
     @property
     def policy(self) -> Policy:
-        return self.rules.policy_with(self.projects)
+        known = self.ruling
+        if known is None or known[0] is not self.rules or known[1] is not self.projects:
+            known = self.ruling = (self.rules, self.projects, self.rules.policy_with(self.projects))
+        return known[2]
 
     @property
     def look_again_at(self) -> float:
@@ -291,12 +299,13 @@ class PoolDraft:
         if state.rules.here and before is not None and isinstance(before.state, Placing):
             state.stale = True  # it may have left the node's queue, and so made room for the next
         for node in was - now:
-            state.by_node = state.by_node.put(node, state.by_node[node].drop(job.id))
+            left = {name: None for name in state.by_node[node] if name != job.id}
+            state.by_node = state.by_node.put(node, left)
             state.stale = True
         for node in now:
             # Also where it was there before: whoever looks at a node sees by this that something is new.
-            jobs: Shelf[JobId, None] = state.by_node.get(node) or Shelf()
-            state.by_node = state.by_node.put(node, jobs.put(job.id, None))
+            jobs = state.by_node.get(node) or {}
+            state.by_node = state.by_node.put(node, {**jobs, job.id: None})
         if not now:
             state.booked = state.booked.drop(job.id)
         change = isinstance(job.state, Queued) - (before is not None and isinstance(before.state, Queued))

@@ -10,7 +10,7 @@ from gpushared.domain.elastic import is_elastic, largest
 from gpushared.domain.gpu import GpuId
 from gpushared.domain.lease import Grant, LeaseId, Reserved
 from gpushared.domain.policy.fixed import FixedPart, FixedParts, Pending, arranged, unit_request
-from gpushared.domain.policy.ledger import FIXED_CLASS, Ledger, sizes_of
+from gpushared.domain.policy.ledger import Ledger
 from gpushared.domain.policy.passes import (
     NEVER,
     Candidate,
@@ -22,8 +22,9 @@ from gpushared.domain.policy.passes import (
 )
 from gpushared.domain.policy.places import NOTHING, Places
 from gpushared.domain.policy.preemption import Court, Found, Right, cheapest, victim
-from gpushared.domain.policy.projects import GivesWay, Policy
+from gpushared.domain.policy.projects import GivesWay
 from gpushared.domain.policy.reservation import HostIndex, soonest
+from gpushared.domain.policy.roll import FIXED_CLASS, Roll
 from gpushared.domain.policy.usage import Usage
 from gpushared.domain.request import Request
 
@@ -45,19 +46,15 @@ class Desk:
     """Books grants and victims in the places, and remembers why others wait."""
 
     def __init__(
-        self,
-        policy: Policy,
-        usage: Usage,
-        holders: Sequence[Holder],
-        places: Places,
-        turns: Mapping[str, float],
-        now: float,
+        self, roll: Roll, usage: Usage, places: Places, turns: Mapping[str, float], now: float
     ) -> None:
+        """``roll``: who holds something; it stays as it is."""
+        policy = roll.policy
         self.policy = policy
         self.places = places
         self.now = now
-        self.ledger = Ledger(policy, usage, holders, places, now)
-        self.index = HostIndex(holders, places, policy.notice_seconds + policy.grace_seconds)
+        self.ledger = Ledger(roll, usage, now)
+        self.index = HostIndex(self.ledger.roll, policy.notice_seconds + policy.grace_seconds)
         self.grants: dict[LeaseId, tuple[Grant, ...]] = {}
         self.preemptions: list[Preemption] = []
         self.verdicts: dict[LeaseId, Verdict] = {}
@@ -93,13 +90,11 @@ class Desk:
         """Book a lease out."""
         self.places.give(holder.lease.id, holder.lease.request, holder.lease.grants)
         self.ledger.remove(holder)
-        self.index.remove(holder)
 
     def stay(self, holder: Holder) -> None:
         """Book a lease in again."""
         self.places.take(holder.lease.id, holder.lease.request, holder.lease.grants)
-        self.ledger.add(holder, sizes_of(holder.lease.grants, self.places))
-        self.index.add(holder)
+        self.ledger.add(holder)
 
     def arrive(self, one: Candidate, grants: tuple[Grant, ...], behind: tuple[LeaseId, ...] = ()) -> Holder:
         """Book grants; who has them is safe from the rest of this pass."""
@@ -110,8 +105,7 @@ class Desk:
         holder = Holder(lease, one.project, one.priority, self.now, behind=behind)
         if behind:
             self.behind[one.lease.id] = behind
-        self.ledger.add(holder, sizes_of(grants, self.places))
-        self.index.add(holder)
+        self.ledger.add(holder)
         return holder
 
     def settle(self, one: Candidate, room: Room, *, turn: bool) -> None:

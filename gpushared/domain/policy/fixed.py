@@ -16,10 +16,11 @@ from gpushared.domain.gpu import WHOLE_PERMILLE, GpuId
 from gpushared.domain.lease import Grant, LeaseId
 from gpushared.domain.placement import STRAY_PERMILLE, Room, need_on
 from gpushared.domain.policy.keeping import NONE, Amount, Arrangement, Kept, Slot, Want, amount_of, arrange
-from gpushared.domain.policy.ledger import FIXED_CLASS, Ledger
+from gpushared.domain.policy.ledger import Ledger
 from gpushared.domain.policy.passes import Candidate, Holder
 from gpushared.domain.policy.places import Places
 from gpushared.domain.policy.projects import Policy, Project
+from gpushared.domain.policy.roll import FIXED_CLASS
 from gpushared.domain.request import Isolation, Request
 
 _SHARED = Request()
@@ -227,7 +228,7 @@ def _wants(project: Project, slots: Sequence[Slot], ledger: Ledger, pending: Pen
     if not project.has_fixed:
         return
     mine: dict[GpuId, Amount] = defaultdict(lambda: NONE)
-    for holder in ledger.holders[project.name]:
+    for holder in ledger.roll.of(project.name):
         if holder.lease.request.lease_class is FIXED_CLASS:
             _count(holder.lease.grants, mine)
     held = pending.really_held(project.name, mine)

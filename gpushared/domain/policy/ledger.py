@@ -6,62 +6,21 @@ import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from types import MappingProxyType
-from typing import Protocol
 
-from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu, GpuId
-from gpushared.domain.lease import Grant, LeaseId
+from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu
 from gpushared.domain.placement import need_on
 from gpushared.domain.policy.passes import Candidate, Holder
 from gpushared.domain.policy.places import Places
-from gpushared.domain.policy.projects import GivesWay, Policy, Quota, gpus
+from gpushared.domain.policy.projects import Quota, gpus
+from gpushared.domain.policy.roll import FIXED_CLASS, Roll
 from gpushared.domain.policy.sizes import permille_on
-from gpushared.domain.policy.usage import Interval, Usage
+from gpushared.domain.policy.usage import Usage
 from gpushared.domain.request import LeaseClass, Request
-
-FIXED_CLASS = LeaseClass.BUILD
-"""The class that fixed quotas are kept for."""
-Sizes = Mapping[str, int]
-"""Permille of a GPU by model."""
 
 
 def size_on(request: Request, gpu: Gpu) -> int:
     """What a request counts for on GPUs like this one, in permille of a GPU."""
     return permille_on(need_on(request, gpu), gpu) * (len(request.gpus) or request.gpu_count)
-
-
-class Gpus(Protocol):
-    """Who knows GPUs by their ids."""
-
-    def gpu(self, gpu: GpuId) -> Gpu:
-        """KeyError where it is not here."""
-
-
-def sizes_of(grants: Sequence[Grant], places: Gpus) -> Sizes:
-    """What grants count for. A GPU that is not here any more counts by its compute."""
-    sizes: dict[str, int] = {}
-    if len(grants) == 1:
-        try:
-            gpu = places.gpu(grants[0].gpu)
-        except KeyError:
-            return _alone("", grants[0].compute_permille)
-        return _alone(gpu.name, permille_on(grants[0], gpu))
-    for grant in grants:
-        try:
-            gpu = places.gpu(grant.gpu)
-        except KeyError:
-            model, size = "", grant.compute_permille
-        else:
-            model, size = gpu.name, permille_on(grant, gpu)
-        sizes[model] = sizes.get(model, 0) + size
-    return sizes
-
-
-@lru_cache(maxsize=4096)
-def _alone(model: str, size: int) -> Sizes:
-    """Most leases have one GPU, and most of those one of few sizes."""
-    return MappingProxyType({model: size})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,106 +34,53 @@ class Edge:
 class Ledger:
     """What is held, by project and pool; grows and shrinks within a pass."""
 
-    def __init__(
-        self, policy: Policy, usage: Usage, holders: Sequence[Holder], places: Places, now: float
-    ) -> None:
-        self.policy = policy
-        self._held: dict[tuple[str, str], int] = defaultdict(int)
-        self._fixed: dict[tuple[str, str], int] = defaultdict(int)
-        self._all: dict[str, int] = defaultdict(int)
-        self.version = 0
-        """Grows with every change, for those who remember what they worked out."""
-        self.best_effort: dict[LeaseId, Holder] = {}
-        self.behind: dict[LeaseId, dict[LeaseId, Holder]] = defaultdict(dict)
-        """By the lease that waits: those that use what is kept for it."""
-        self._yielding = {name for name, one in policy.classes.items() if one.gives_way is GivesWay.ALWAYS}
-        self._lowest: dict[str, int] = {}
-        self.holders: dict[str, list[Holder]] = defaultdict(list)
-        self.sizes: dict[LeaseId, Sizes] = {}
+    def __init__(self, roll: Roll, usage: Usage, now: float) -> None:
+        """``roll`` stays as it is: changes are made to a copy of it."""
+        self.policy = roll.policy
+        self.roll = roll.copy()
         self._known_edges: dict[str, Mapping[str, Edge]] = {}
-        running = []
-        for holder in holders:
-            sizes = sizes_of(holder.lease.grants, places) if holder.sizes is None else holder.sizes
-            self._enter(holder, sizes)
-            running.append(Interval(holder.project, sum(sizes.values()), holder.started_at, now))
-        self._decayed = usage.decayed(now, running)
+        self._decayed = usage.decayed(now, roll.running)
 
-    def add(self, holder: Holder, sizes: Sizes) -> None:
+    def add(self, holder: Holder) -> None:
         """Count a holder in."""
-        self._enter(holder, sizes)
-        self._forget(holder.project)
-
-    def _enter(self, holder: Holder, sizes: Sizes) -> None:
-        """Thousands of them in each pass."""
-        lease = holder.lease
-        self.sizes[lease.id] = sizes
-        self.holders[holder.project].append(holder)
-        self._count(holder, sizes, 1)
-        if lease.lowered or lease.request.lease_class in self._yielding:
-            self.best_effort[lease.id] = holder
-        for other in holder.behind:
-            self.behind[other][lease.id] = holder
+        self.roll.add(holder)
+        self._known_edges.pop(holder.project, None)
 
     def remove(self, holder: Holder) -> None:
         """Count a holder out."""
-        self.holders[holder.project].remove(holder)
-        self._count(holder, self.sizes.pop(holder.lease.id), -1)
-        self.best_effort.pop(holder.lease.id, None)
-        for other in holder.behind:
-            self.behind[other].pop(holder.lease.id, None)
-        self._forget(holder.project)
-
-    def _count(self, holder: Holder, sizes: Sizes, sign: int) -> None:
-        name = holder.project
-        project = self.policy.projects.get(name)
-        for model, size in sizes.items():
-            self._all[name] += sign * size
-            if project is not None:  # only of configured projects more is asked than how much they hold
-                key = (name, project.pool(model))
-                self._held[key] += sign * size
-                if holder.lease.request.lease_class is FIXED_CLASS:
-                    self._fixed[key] += sign * size
-
-    def _forget(self, project: str) -> None:
-        """What was worked out about a project holds no more."""
-        self.version += 1
-        if self._known_edges:
-            self._known_edges.pop(project, None)
-        if self._lowest:
-            self._lowest.pop(project, None)
+        self.roll.remove(holder.lease.id)
+        self._known_edges.pop(holder.project, None)
 
     def held(self, project: str) -> int:
         """All that a project holds."""
-        return self._all[project]
+        return self.roll.all(project)
 
     def lowest_priority(self, project: str) -> int:
         """The lowest priority that a project holds something with; maxsize where that is nothing."""
-        if project not in self._lowest:
-            self._lowest[project] = min((one.priority for one in self.holders[project]), default=sys.maxsize)
-        return self._lowest[project]
+        return self.roll.lowest_priority(project, sys.maxsize)
 
     def fair(self, project: str) -> float:
         """What fair share goes by: decayed GPU-seconds by weight, with what is held now looked ahead."""
-        ahead = self._all[project] / WHOLE_PERMILLE * self.policy.lookahead_seconds
+        ahead = self.roll.all(project) / WHOLE_PERMILLE * self.policy.lookahead_seconds
         return (self._decayed.get(project, 0.0) + ahead) / self.policy.project(project).weight
 
     def filled(self, project: str) -> float:
         """How much of its guarantees a project holds; the lowest claims first."""
         promised = sum(quota.guaranteed + quota.fixed for _, quota in self.policy.project(project).quotas())
-        return self._all[project] / max(1, promised)
+        return self.roll.all(project) / max(1, promised)
 
     def fixed_left(self, project: str, pool: str) -> int:
         """What of a fixed quota no build work holds at the moment."""
         fixed = self.policy.project(project).quota_of(pool).fixed
-        return max(0, fixed - self._fixed[project, pool])
+        return max(0, fixed - self.roll.fixed(project, pool))
 
     def entitled(self, project: str, model: str, lease_class: LeaseClass) -> int:
         """How much more of a model's GPUs the project is guaranteed for such work."""
         known = self.policy.project(project)
         pool = known.pool(model)
         quota = known.quota_of(pool)
-        in_fixed = min(quota.fixed, self._fixed[project, pool])
-        left = max(0, quota.guaranteed - (self._held[project, pool] - in_fixed))
+        in_fixed = min(quota.fixed, self.roll.fixed(project, pool))
+        left = max(0, quota.guaranteed - (self.roll.held(project, pool) - in_fixed))
         return left + (quota.fixed - in_fixed if lease_class is FIXED_CLASS else 0)
 
     def room_to_limit(self, project: str, model: str, lease_class: LeaseClass) -> int | None:
@@ -187,11 +93,11 @@ class Ledger:
         limits = []
         if known.quota.limit is not None:
             kept = self._all_fixed_left(project) if others else 0
-            limits.append(known.quota.limit - self._all[project] - kept)
+            limits.append(known.quota.limit - self.roll.all(project) - kept)
         own = known.models.get(model)
         if own is not None and own.limit is not None:
             kept = self.fixed_left(project, model) if others else 0
-            limits.append(own.limit - self._held[project, model] - kept)
+            limits.append(own.limit - self.roll.held(project, model) - kept)
         return min(limits, default=None)
 
     def _all_fixed_left(self, project: str) -> int:
@@ -209,7 +115,7 @@ class Ledger:
         fixed = (
             f", and {gpus(left)} more {'is' if left == WHOLE_PERMILLE else 'are'} fixed for its build work"
         )
-        holds = f"project {project} holds {gpus(self._all[project])}{fixed if left else ''}"
+        holds = f"project {project} holds {gpus(self.roll.all(project))}{fixed if left else ''}"
         return f"{holds}; its limit is {' and '.join(said)}"
 
     def over_quota(self, holder: Holder) -> bool:
@@ -237,7 +143,7 @@ class Ledger:
     def _pools(self, holder: Holder) -> Mapping[str, int]:
         known = self.policy.project(holder.project)
         pools: dict[str, int] = defaultdict(int)
-        for model, size in self.sizes[holder.lease.id].items():
+        for model, size in self.roll.sizes(holder.lease.id).items():
             pools[known.pool(model)] += size
         return pools
 
@@ -251,7 +157,7 @@ class Ledger:
     def _edge(self, project: str, pool: str, quota: Quota) -> Edge | None:
         """Where the guarantees of a pool run out; None where they cover all that is held."""
         levels: dict[int, list[int]] = defaultdict(lambda: [0, 0])
-        for holder in self.holders[project]:
+        for holder in self.roll.of(project):
             build = holder.lease.request.lease_class is FIXED_CLASS
             levels[holder.priority][int(build)] += self._pools(holder).get(pool, 0)
         fixed, left = quota.fixed, quota.guaranteed

@@ -89,8 +89,6 @@ class Holder:
     """The waiting leases that its GPUs were kept for when it was granted: it goes when one can start."""
     stays: bool = False
     """Whoever decides here cannot take it back: it belongs to somebody else's queue."""
-    sizes: Mapping[str, int] | None = field(default=None, compare=False)
-    """What its grants count for, by model, where whoever keeps holders from pass to pass worked it out."""
 
 
 @dataclass(frozen=True, slots=True)

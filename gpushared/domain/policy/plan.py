@@ -6,18 +6,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 from gpushared.domain.gpu import WHOLE_PERMILLE
+from gpushared.domain.lease import LeaseId
 from gpushared.domain.policy.desk import Desk
-from gpushared.domain.policy.ledger import sizes_of
 from gpushared.domain.policy.order import Backlog, Kind, backlogs, gate, sunk, sunk_holder
 from gpushared.domain.policy.passes import NEVER, Candidate, Holder, Plan, Preemption, Verdict
 from gpushared.domain.policy.places import Places
 from gpushared.domain.policy.projects import Policy
+from gpushared.domain.policy.roll import Roll
+from gpushared.domain.policy.sizes import sizes_of
 from gpushared.domain.policy.usage import Usage
 
 
 def plan(
     waiting: Iterable[Candidate],
-    holders: Sequence[Holder],
+    holders: Sequence[Holder] | Roll,
     places: Places,
     usage: Usage,
     policy: Policy,
@@ -29,13 +31,14 @@ def plan(
     """One pass. ``places`` are booked as decided: hand in a copy where they are still needed.
 
     ``under_way``: preemptions of passes before whose winners still wait. A winner starts as soon as its
-    victims have left; until then its place is kept, whatever happens around it.
+    victims have left; until then its place is kept, whatever happens around it. ``holders``: all of them, or
+    a roll that the caller keeps for this policy, which is left as it is.
     """
-    holders, sinks_at = _as_they_count(holders, policy, places, now)
-    desk = Desk(policy, usage, holders, places, turns or {}, now)
+    roll, sinks_at = _as_they_count(holders, policy, places, now)
+    desk = Desk(roll, usage, places, turns or {}, now)
     desk.wake(sinks_at)
     queue = sorted((sunk(one, policy) for one in waiting), key=lambda one: one.lease.sequence)
-    _finish_preemptions(under_way, queue, holders, desk)
+    _finish_preemptions(under_way, queue, roll.leaving, desk)
     desk.keep_fixed()
     ready = _pass_gate(queue, desk)
     queues = backlogs(ready, policy, desk.turns, now)
@@ -55,28 +58,31 @@ def plan(
 
 
 def _as_they_count(
-    holders: Sequence[Holder], policy: Policy, places: Places, now: float
-) -> tuple[Sequence[Holder], float]:
+    holders: Sequence[Holder] | Roll, policy: Policy, places: Places, now: float
+) -> tuple[Roll, float]:
     """The holders with their priorities as they count, and when the next one will sink."""
     if all(rules.long_run_gpu_seconds is None for rules in policy.classes.values()):
-        return holders, NEVER
+        return holders if isinstance(holders, Roll) else Roll(policy, places, holders), NEVER
     found, first = [], NEVER
-    for holder in holders:
+    for holder in holders.holders() if isinstance(holders, Roll) else holders:
         gpus = sum(sizes_of(holder.lease.grants, places).values()) / WHOLE_PERMILLE
         counted, sinks_at = sunk_holder(holder, gpus, policy, now)
         found.append(counted)
         first = min(first, sinks_at)
-    return found, first
+    return Roll(policy, places, found), first
 
 
 def _finish_preemptions(
-    under_way: Sequence[Preemption], queue: Sequence[Candidate], holders: Sequence[Holder], desk: Desk
+    under_way: Sequence[Preemption],
+    queue: Sequence[Candidate],
+    still: Mapping[LeaseId, Holder],
+    desk: Desk,
 ) -> None:
     """Winners whose victims have left are granted; the places of the others are kept for them.
 
-    A victim that has left may hold GPUs again, somewhere else: nobody waits for that.
+    ``still``: those that leave. A victim that has left may hold GPUs again, somewhere else: nobody waits for
+    that.
     """
-    still = {holder.lease.id: holder for holder in holders if holder.leaving}
     waiting = {one.lease.id: one for one in queue}
     for one in under_way:
         winner = waiting.get(one.winner)

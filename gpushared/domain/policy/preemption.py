@@ -78,13 +78,14 @@ class Court:
 
     def over_quota(self) -> list[Holder]:
         """Those that may have to give way to a claim or a turn; remembered as long as nothing changes."""
-        if self._version != self.ledger.version:
-            self._version = self.ledger.version
+        roll = self.ledger.roll
+        if self._version != roll.version:
+            self._version = roll.version
             classes = self.policy.classes
             self._over_quota = [
                 holder
-                for holders in self.ledger.holders.values()
-                for holder in holders
+                for project in roll.projects()
+                for holder in roll.of(project)
                 if classes[holder.lease.request.lease_class].gives_way is not GivesWay.NEVER
                 and self.ledger.over_quota(holder)
             ]
@@ -92,7 +93,7 @@ class Court:
 
     def may_preempt(self, winner: Candidate) -> bool:
         """Whether anybody could have to give way without a claim or a turn."""
-        if self.ledger.best_effort or self.ledger.behind.get(winner.lease.id):
+        if self.ledger.roll.best_effort or self.ledger.roll.behind(winner.lease.id):
             return True
         return self.ledger.lowest_priority(winner.project) < winner.priority
 
@@ -103,9 +104,9 @@ class Court:
         found: dict[LeaseId, tuple[Holder, Right]] = {}
         later = NEVER
         others = self.over_quota() if claim or turn else []
-        behind = self.ledger.behind.get(winner.lease.id, {}).values()
-        best_effort = self.ledger.best_effort.values()
-        for holder in (*self.ledger.holders[winner.project], *best_effort, *behind, *others):
+        roll = self.ledger.roll
+        behind = roll.behind(winner.lease.id).values()
+        for holder in (*roll.of(winner.project), *roll.best_effort.values(), *behind, *others):
             right = self.right(winner, holder, claim=claim, turn=turn)
             if right is None:
                 continue
@@ -161,7 +162,7 @@ class Court:
         started_at = self.turns.get(holder.project)
         if holder.started_at != started_at:
             return False
-        rivals = (one for one in self.ledger.holders[holder.project] if one.started_at == started_at)
+        rivals = (one for one in self.ledger.roll.of(holder.project) if one.started_at == started_at)
         return all(holder.lease.sequence <= one.lease.sequence for one in rivals)
 
 
@@ -214,7 +215,7 @@ def cheapest(
     """
     now = court.now
     by_host: dict[str, list[Holder]] = defaultdict(list)
-    for holder, _ in may_go.values():
+    for holder, _ in sorted(may_go.values(), key=_by_age):
         for host in index.hosts_of(holder):
             by_host[host].append(holder)
     best: tuple[tuple[float, float], Found] | None = None
@@ -231,6 +232,12 @@ def cheapest(
     return None if best is None else best[1]
 
 
+def _by_age(found: tuple[Holder, Right]) -> tuple[int, str]:
+    """An order that does not depend on the order in which they came to be known."""
+    lease = found[0].lease
+    return lease.sequence, lease.id
+
+
 def _price(victims: Sequence[Holder], now: float) -> tuple[float, float]:
     lost = sum(lost_seconds(one, now) + EACH_VICTIM_SECONDS for one in victims)
     return lost, -sum(one.started_at for one in victims)
@@ -239,7 +246,7 @@ def _price(victims: Sequence[Holder], now: float) -> tuple[float, float]:
 def _likely(by_host: dict[str, list[Holder]]) -> list[str]:
     """All of a few hosts; of many those where the most may go."""
     if len(by_host) <= HOSTS_LOOKED_AT:
-        return list(by_host)
+        return sorted(by_host)
     sizes = {
         host: sum(grant.compute_permille for one in holders for grant in one.lease.grants)
         for host, holders in by_host.items()

@@ -23,14 +23,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
+from heapq import nsmallest
 from operator import itemgetter
 
-from gpushared.domain.gpu import WHOLE_PERMILLE, GpuId
+from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu, GpuId
 from gpushared.domain.lease import Lease, LeaseId
+from gpushared.domain.placement import need_on
 from gpushared.domain.policy.ledger import size_on
 from gpushared.domain.policy.passes import NEVER, Holder
 from gpushared.domain.policy.places import Places
+from gpushared.domain.policy.roll import Roll
 from gpushared.domain.request import Request
 
 HOSTS_RANKED = 64
@@ -39,63 +42,33 @@ HOSTS_LOOKED_AT = 16
 
 
 class HostIndex:
-    """Who holds GPUs on which host."""
+    """Who holds GPUs on which host, and until when."""
 
-    def __init__(self, holders: Iterable[Holder], places: Places, leaves_in_seconds: float) -> None:
-        self._places = places
+    def __init__(self, roll: Roll, leaves_in_seconds: float) -> None:
+        """``roll`` is followed as it changes."""
+        self._roll = roll
         self._leaves_in = leaves_in_seconds
-        self._hosts: dict[str, dict[str, Holder]] = defaultdict(dict)
-        self._load: dict[str, int] = defaultdict(int)
-        self._unread: list[Holder] = list(holders)
-
-    def add(self, holder: Holder) -> None:
-        if self._unread:
-            self._unread.append(holder)
-            return
-        for host, size in self.hosts_of(holder).items():
-            self._hosts[host][holder.lease.id] = holder
-            self._load[host] += size
-
-    def remove(self, holder: Holder) -> None:
-        self._read()
-        for host, size in self.hosts_of(holder).items():
-            del self._hosts[host][holder.lease.id]
-            self._load[host] -= size
-
-    def _read(self) -> None:
-        """Only where somebody asks: a pass in which all find room has no need of it."""
-        unread, self._unread = self._unread, []
-        for holder in unread:
-            self.add(holder)
 
     def load(self, host: str) -> int:
         """Permille of compute that is held there."""
-        self._read()
-        return self._load.get(host, 0)
+        return self._roll.load(host)
 
-    def hosts_of(self, holder: Holder) -> dict[str, int]:
-        """The hosts where a lease holds something, and how much of their compute."""
-        found: dict[str, int] = {}
-        for grant in holder.lease.grants:
-            try:
-                host = self._places.host_of(grant.gpu)
-            except KeyError:  # a GPU that is not here any more can be kept for nobody
-                continue
-            found[host] = found.get(host, 0) + grant.compute_permille
-        return found
+    def hosts_of(self, holder: Holder) -> Collection[str]:
+        """The hosts where a lease holds something."""
+        return self._roll.hosts_of(holder.lease.id)
 
-    def on(self, host: str) -> list[Holder]:
+    def on(self, host: str) -> Collection[Holder]:
         """The holders on a host."""
-        self._read()
-        return list(self._hosts[host].values())
+        return self._roll.on(host)
 
     def hosts(self) -> list[str]:
         """The hosts that somebody holds a part of, in order."""
-        self._read()
-        return sorted(host for host, holders in self._hosts.items() if holders)
+        return self._roll.hosts()
 
-    def end(self, holder: Holder, now: float) -> float:
-        """When a lease is over at the latest; infinite where nothing tells."""
+    def end(self, holder: Holder, lease: LeaseId, now: float) -> float:
+        """When it leaves at the latest, where ``lease`` asks for it; infinite where nothing tells."""
+        if lease in holder.behind:
+            return now
         limit = NEVER if holder.lease.expires_at is None else holder.lease.expires_at
         return max(now, min(limit, now + self._leaves_in) if holder.leaving else limit)
 
@@ -106,7 +79,9 @@ def soonest(
     """The GPUs where a request fits soonest, and when; None where it does not fit even when all have left."""
     best: tuple[float, int, int] | None = None
     gpus: frozenset[GpuId] = frozenset()
-    for at, host in enumerate(_promising(request, index, places, now)):
+    for at, (host, not_before) in enumerate(_promising(lease, request, index, places, now)):
+        if best is not None and best[0] < not_before:
+            continue
         found = _soonest_on(host, lease, request, index, places, closed, now)
         if found is None:
             continue
@@ -152,36 +127,55 @@ def _in_order_of_end(index: HostIndex, host: str, lease: LeaseId, now: float) ->
             load[grant.gpu] += grant.compute_permille
     ends = [
         (
-            now if lease in one.behind else index.end(one, now),
+            index.end(one, lease, now),
             max(load[grant.gpu] for grant in one.lease.grants),
             one.lease.sequence,
-            one,
+            one.lease.id,
+            one.lease,
         )
         for one in holders
     ]
-    return [(end, one.lease) for end, _, _, one in sorted(ends, key=itemgetter(0, 1, 2))]
+    return [(end, one) for end, _, _, _, one in sorted(ends, key=itemgetter(0, 1, 2, 3))]
 
 
-def _promising(request: Request, index: HostIndex, places: Places, now: float) -> Sequence[str]:
-    """The hosts to look at: all of a few; of many those where enough ends first."""
+def _promising(
+    lease: LeaseId, request: Request, index: HostIndex, places: Places, now: float
+) -> Sequence[tuple[str, float]]:
+    """The hosts to look at, and before when it cannot fit there.
+
+    All of a few; of many those where enough ends first.
+    """
     hosts = index.hosts()
     if len(hosts) <= HOSTS_LOOKED_AT:
-        return hosts
-    need = min((size_on(request, gpu) for gpu in places.models().values()), default=0)
-    emptiest = sorted(hosts, key=lambda host: (index.load(host), host))[:HOSTS_RANKED]
-    when = sorted((_enough_at(host, need, index, places, now), at) for at, host in enumerate(emptiest))
-    return [emptiest[at] for _, at in when[:HOSTS_LOOKED_AT]]
+        return [(host, now) for host in hosts]
+    models = places.models().values()
+    need = min((size_on(request, gpu) for gpu in models), default=0)
+    compute = min((_compute_on(request, gpu) for gpu in models), default=0)
+    emptiest = nsmallest(HOSTS_RANKED, hosts, key=lambda host: (index.load(host), host))
+    when = sorted((_enough_at(host, need, lease, index, places, now), at) for at, host in enumerate(emptiest))
+    first = [(emptiest[at], enough_at) for enough_at, at in when[:HOSTS_LOOKED_AT]]
+    if compute == need:
+        return first
+    return [(host, _enough_at(host, compute, lease, index, places, now)) for host, _ in first]
 
 
-def _enough_at(host: str, need: int, index: HostIndex, places: Places, now: float) -> float:
+def _compute_on(request: Request, gpu: Gpu) -> int:
+    """The compute (permille) that it takes at least on GPUs like this one."""
+    return need_on(request, gpu).compute_permille * (len(request.gpus) or request.gpu_count)
+
+
+def _enough_at(host: str, need: int, lease: LeaseId, index: HostIndex, places: Places, now: float) -> float:
     """When so much of a host's compute is free; that it fits then is not said."""
-    holders = index.on(host)
-    sizes = [sum(grant.compute_permille for grant in one.lease.grants) for one in holders]
-    free = len(places.gpus_of(host)) * WHOLE_PERMILLE - sum(sizes)
+    free = len(places.gpus_of(host)) * WHOLE_PERMILLE - index.load(host)
     if free >= need:
         return now
-    for end, size in sorted(zip((index.end(one, now) for one in holders), sizes, strict=True)):
+    ends = ((index.end(one, lease, now), _compute_of(one)) for one in index.on(host))
+    for end, size in sorted(ends):
         free += size
         if free >= need:
             return end
     return NEVER
+
+
+def _compute_of(holder: Holder) -> int:
+    return sum(grant.compute_permille for grant in holder.lease.grants)

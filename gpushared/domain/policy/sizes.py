@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Protocol
 
 from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu, GpuId
 from gpushared.domain.lease import Grant
+
+Sizes = Mapping[str, int]
+"""Permille of a GPU by model."""
+
+
+class Gpus(Protocol):
+    """Who knows GPUs by their ids."""
+
+    def gpu(self, gpu: GpuId) -> Gpu:
+        """KeyError where it is not here."""
 
 
 def permille_on(grant: Grant, gpu: Gpu) -> int:
@@ -22,3 +35,29 @@ def permille_of(grants: Iterable[Grant], gpus: Mapping[GpuId, Gpu]) -> int:
         permille_on(grant, gpus[grant.gpu]) if grant.gpu in gpus else grant.compute_permille
         for grant in grants
     )
+
+
+def sizes_of(grants: Sequence[Grant], places: Gpus) -> Sizes:
+    """What grants count for. A GPU that is not here any more counts by its compute."""
+    sizes: dict[str, int] = {}
+    if len(grants) == 1:
+        try:
+            gpu = places.gpu(grants[0].gpu)
+        except KeyError:
+            return _alone("", grants[0].compute_permille)
+        return _alone(gpu.name, permille_on(grants[0], gpu))
+    for grant in grants:
+        try:
+            gpu = places.gpu(grant.gpu)
+        except KeyError:
+            model, size = "", grant.compute_permille
+        else:
+            model, size = gpu.name, permille_on(grant, gpu)
+        sizes[model] = sizes.get(model, 0) + size
+    return sizes
+
+
+@lru_cache(maxsize=4096)
+def _alone(model: str, size: int) -> Sizes:
+    """Most leases have one GPU, and most of those one of few sizes."""
+    return MappingProxyType({model: size})

@@ -59,10 +59,10 @@ class Usage:
         }
         return replace(self, books={project: buckets for project, buckets in kept.items() if buckets})
 
-    def decayed(self, now: float, running: Iterable[Interval] = ()) -> dict[str, float]:
+    def decayed(self, now: float, running: Running | Iterable[Interval] = ()) -> dict[str, float]:
         """Decayed GPU-seconds of each project at ``now``; ``running``: intervals not yet ended."""
         at = round(now * 1000) // BUCKET_MS
-        books = _running_books(running, round(now * 1000))
+        books = (running if isinstance(running, Running) else _running(running)).books(now)
         for project, buckets in self.books.items():
             mine = books.setdefault(project, {})
             for bucket, used in buckets.items():
@@ -79,29 +79,85 @@ class Usage:
         return sum(self.books.get(project, {}).values()) / PERMILLE_MS_PER_GPU_SECOND
 
 
+@dataclass(slots=True)
+class _Begun:
+    """What began in one bucket: sums over all of it, and single moments for a clock that was set back."""
+
+    permille: int = 0
+    permille_ms: int = 0
+    """The sum of each size times its start."""
+    newest_ms: int = 0
+    starts: dict[int, list[int]] = field(default_factory=dict)
+    """By start: how many began then, and their permille."""
+
+    def change(self, start_ms: int, permille: int, sign: int) -> None:
+        one = self.starts.setdefault(start_ms, [0, 0])
+        one[0] += sign
+        one[1] += sign * permille
+        if not one[0]:
+            del self.starts[start_ms]
+        self.permille += sign * permille
+        self.permille_ms += sign * permille * start_ms
+        self.newest_ms = max(self.newest_ms, start_ms)
+
+    def used(self, until_ms: int) -> int:
+        """In permille-milliseconds, up to then."""
+        if self.newest_ms <= until_ms:
+            return self.permille * until_ms - self.permille_ms
+        return sum(one[1] * max(0, until_ms - start) for start, one in self.starts.items())
+
+
+class Running:
+    """What each project uses by what has not ended, kept so that it is told without a look at each."""
+
+    def __init__(self) -> None:
+        self._begun: dict[str, dict[int, _Begun]] = {}
+
+    def begin(self, project: str, permille: int, start: float) -> None:
+        """The project holds so much since then (epoch seconds)."""
+        self._change(project, permille, round(start * 1000), 1)
+
+    def end(self, project: str, permille: int, start: float) -> None:
+        """As ``begin``, taken back."""
+        self._change(project, permille, round(start * 1000), -1)
+
+    def _change(self, project: str, permille: int, start_ms: int, sign: int) -> None:
+        buckets = self._begun.setdefault(project, {})
+        begun = buckets.setdefault(start_ms // BUCKET_MS, _Begun())
+        begun.change(start_ms, permille, sign)
+        if not begun.starts:
+            del buckets[start_ms // BUCKET_MS]
+            if not buckets:
+                del self._begun[project]
+
+    def books(self, now: float) -> dict[str, dict[int, int]]:
+        """What recording it all up to now would give, without walking through each one's buckets."""
+        now_ms = round(now * 1000)
+        books: dict[str, dict[int, int]] = {}
+        for project, buckets in self._begun.items():
+            mine = books[project] = {
+                bucket: begun.used(min(now_ms, (bucket + 1) * BUCKET_MS)) for bucket, begun in buckets.items()
+            }
+            joins = {
+                bucket + 1: begun.permille
+                for bucket, begun in buckets.items()
+                if bucket < now_ms // BUCKET_MS
+            }
+            if joins:
+                _carry_on(mine, joins, now_ms)
+        return books
+
+
+def _running(intervals: Iterable[Interval]) -> Running:
+    found = Running()
+    for one in intervals:
+        found.begin(one.project, one.permille, one.start)
+    return found
+
+
 def _oldest(books: Books, at: int) -> int:
     """In buckets; a clock that was set back makes nothing younger than now."""
     return max([0, *(at - min(buckets) for buckets in books.values() if buckets)])
-
-
-def _running_books(running: Iterable[Interval], now_ms: int) -> dict[str, dict[int, int]]:
-    """What recording the intervals up to now would give, without walking through each one's buckets."""
-    books: dict[str, dict[int, int]] = {}
-    joined: dict[str, dict[int, int]] = {}
-    last = now_ms // BUCKET_MS
-    for one in running:
-        start = round(one.start * 1000)
-        first = start // BUCKET_MS
-        until = min(now_ms, (first + 1) * BUCKET_MS)
-        mine = books.setdefault(one.project, {})
-        if start < until:
-            mine[first] = mine.get(first, 0) + one.permille * (until - start)
-        if first < last:
-            joins = joined.setdefault(one.project, {})
-            joins[first + 1] = joins.get(first + 1, 0) + one.permille
-    for project, joins in joined.items():
-        _carry_on(books[project], joins, now_ms)
-    return books
 
 
 def _carry_on(buckets: dict[int, int], joins: dict[int, int], now_ms: int) -> None:

@@ -197,13 +197,13 @@ def test_the_kept_picture_of_the_pool_is_as_one_that_is_drawn_anew(seed: int) ->
         mine = kept.drawn(pool.state, pool.state.policy, now)
         anew = Ground().drawn(pool.state, pool.state.policy, now)
         assert mine.rooms() == anew.rooms()
-        assert {one.lease.id for one in kept.holders()} == _ids(pool)
+        assert {one.lease.id for one in kept.roll.holders()} == _ids(pool)
 
 
 def _ids(pool: Pool) -> set[str]:
     ground = Ground()
     ground.drawn(pool.state, pool.state.policy, pool.now)
-    return {one.lease.id for one in ground.holders()}
+    return {one.lease.id for one in ground.roll.holders()}
 
 
 def _something(pool: Pool, number: int) -> None:
@@ -256,6 +256,6 @@ def test_a_job_that_runs_is_held_against_its_project_from_when_it_was_granted() 
     pool.says("a", AttemptState.RUNNING)
     ground = Ground()
     ground.drawn(pool.state, pool.state.policy, pool.now)
-    (holder,) = ground.holders()
+    (holder,) = ground.roll.holders()
     assert holder.started_at == granted_at
     assert pool.is_now(Running).since == pool.now

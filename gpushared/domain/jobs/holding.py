@@ -1,0 +1,119 @@
+"""Who holds something on a node: as the node tells, and as was placed there and is not told of yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gpushared.domain.jobs.member import Free, Holding
+from gpushared.domain.jobs.model import AttemptKey, Cancelling, Job, NodeName, Part, Placing, Running
+from gpushared.domain.jobs.state import PoolState, is_over
+from gpushared.domain.lease import Active, ContainerId, Grant, Lease, LeaseId, Reserved
+from gpushared.domain.policy.passes import Holder
+from gpushared.domain.policy.projects import Policy
+from gpushared.domain.request import Isolation, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A holder, and what it was made of."""
+
+    holder: Holder
+    source: Job | Holding
+
+    @property
+    def lease(self) -> LeaseId:
+        return self.holder.lease.id
+
+    def is_still(self, source: Job | Holding, grants: tuple[Grant, ...]) -> bool:
+        """Whether the same would be made of this; a node tells of the same with other objects each time."""
+        same = source is self.source or (isinstance(source, Holding) and source == self.source)
+        return same and grants == self.holder.lease.grants
+
+
+def held_on(
+    name: NodeName, free: Free, known: dict[LeaseId, Held], state: PoolState, policy: Policy
+) -> Iterator[Held]:
+    """All that is held there. ``known``: as it was before, of which is taken over what is the same."""
+    told = {one.attempt: one for one in free.holdings if one.attempt is not None}
+    for job_id in sorted(state.by_node.get(name) or ()):
+        job = state.jobs[job_id]
+        if not isinstance(job.state, Placing | Running | Cancelling):
+            continue
+        part = next(part for part in job.parts if part.node == name)
+        holding = told.get(AttemptKey(job.id, job.state.attempt)) if told else None
+        grants = holding.grants if holding else state.booked.get(job.id, {}).get(name, ())
+        if grants:
+            before = known.get(part_id(job, part))
+            same = before is not None and before.is_still(job, grants)
+            yield before if same and before else Held(_of_job(job, part, grants, policy), job)
+    for one in free.holdings:
+        if not _is_known(one, name, state):
+            before = known.get(_id_of_other(one, name))
+            same = before is not None and before.is_still(one, one.grants)
+            yield before if same and before else Held(_of_other(one, name, state.started_at), one)
+
+
+def part_id(job: Job, part: Part) -> LeaseId:
+    """By what name a part is booked here."""
+    return LeaseId(job.id if part.rank == 0 else f"{job.id}#{part.rank}")
+
+
+def _is_known(holding: Holding, name: NodeName, state: PoolState) -> bool:
+    """Whether it is an attempt of ours: one that is there, or one that is over already."""
+    if holding.attempt is None:
+        return False
+    job = state.jobs.get(holding.attempt.job)
+    if job is None:
+        return holding.attempt.job in state.ended
+    if not isinstance(job.state, Placing | Running | Cancelling):
+        return holding.attempt.number <= job.attempts
+    if job.state.attempt != holding.attempt.number:
+        return holding.attempt.number < job.attempts
+    return any(part.node == name for part in job.parts)
+
+
+def _of_job(job: Job, part: Part, grants: tuple[Grant, ...], policy: Policy) -> Holder:
+    assert isinstance(job.state, Placing | Running | Cancelling)
+    request, since = job.spec.request, job.state.since
+    limit = request.time_limit_seconds
+    running = isinstance(job.state, Running)
+    lease = Lease(
+        id=part_id(job, part),
+        sequence=job.sequence,
+        request=part.request,
+        owner_uid=0,
+        owner_name=job.spec.owner.person,
+        created_at=job.submitted_at,
+        state=Active(grants, ContainerId(""), since) if running else Reserved(grants, since, since),
+        device_name="",
+        expires_at=since + limit if running and limit is not None else None,
+        project=job.project,
+    )
+    priority = policy.classes[request.lease_class].priority + request.priority + job.priority
+    leaving = isinstance(job.state, Cancelling) or is_over(part)
+    # A turn is known by the time at which it was granted, not by that at which the container was up.
+    granted_at = job.state.granted_at if isinstance(job.state, Running) else 0.0
+    return Holder(lease, job.project, priority, granted_at or since, leaving=leaving)
+
+
+def _of_other(holding: Holding, name: NodeName, since: float) -> Holder:
+    """Since when it holds that is not told: it counts from our start."""
+    isolation = Isolation.EXCLUSIVE if holding.exclusive else Isolation.SHARED
+    request = Request(gpu_count=len(holding.grants), isolation=isolation)
+    lease = Lease(
+        id=_id_of_other(holding, name),
+        sequence=0,
+        request=request,
+        owner_uid=0,
+        owner_name=holding.owner,
+        created_at=since,
+        state=Active(holding.grants, ContainerId(""), since),
+        device_name="",
+        project=holding.project,
+    )
+    return Holder(lease, holding.project, 0, since, stays=True)
+
+
+def _id_of_other(holding: Holding, name: NodeName) -> LeaseId:
+    return LeaseId(f"{name}/{holding.lease}")
