@@ -352,6 +352,30 @@ async def test_once_one_node_knows_a_higher_epoch_all_say_hello_again(
         assert machine.desk.seen(POOL).epoch == 51
 
 
+async def test_a_node_that_says_again_and_again_that_it_has_seen_more_stops_nobody(
+    world: World, machine: Machine, tmp_path: Path
+) -> None:
+    """It is believed once; after that it is refused and shown, and the others and their jobs go on."""
+    async with AsyncExitStack() as stack:
+        honest = await linked(machine, stack)
+        liar = Machine(tmp_path, "n2")
+        await stack.enter_async_context(liar.loop.running())
+        await world.join(liar)
+        await liar.desk.contact(POOL, 0.0, epoch=50)
+        async with AsyncExitStack() as once:
+            await linked(liar, once)
+        await liar.desk.contact(POOL, 0.0, epoch=500)
+        again = liar.serve()
+        task = asyncio.create_task(again.run())
+        stack.push_async_callback(_end, task)
+        await until(again, lambda link: link is not None and "says again" in link.state.last_error)
+        assert "gpushare pool revoke --node n2" in world.coordinator.troubles.of("claim-n2")
+        assert world.coordinator.loop.epoch == 51
+        await until(honest, is_up)
+        await world.submit()
+        assert (await world.until(lambda job: isinstance(job.state, Running))).parts[0].node == "n1"
+
+
 async def test_the_link_ends_with_the_membership(world: World, machine: Machine) -> None:
     """And begins with the next one."""
     async with AsyncExitStack() as stack:
