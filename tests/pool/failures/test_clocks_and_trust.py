@@ -55,6 +55,26 @@ def test_a_clock_that_jumps_by_an_hour_ends_no_job_and_gives_none_away(
     assert len(world.diary.runs(job)) == 1
 
 
+@pytest.mark.parametrize("hours", [1, -1], ids=["forward", "back"])
+def test_nor_does_one_that_jumped_while_no_daemon_ran(world: World, hours: int) -> None:
+    """What they wrote of times means the same to their next lives, in the same boot."""
+    job = world.submit("--node", "b", "--stop-after", "10m", "--time", "30m")
+    world.wait_running(job)
+    node, coordinator = world.nodes["b"], world.coordinator
+    for daemon in (node, coordinator):
+        daemon.kill()
+        daemon.machine.set_day(hours * HOUR)
+        daemon.start()
+    world.wait_ready()
+    assert world.is_alive(job)
+    world.wait_running(job)
+    for daemon in (node, coordinator):
+        daemon.machine.set_day(0.0)
+    world.wait_running(world.submit(through="b"))
+    world.wait_running(job)
+    assert len(world.diary.runs(job)) == 1
+
+
 def test_a_machine_whose_certificate_ran_out_while_it_was_off_is_refused_until_it_joins_again() -> None:
     """In a pool of its own, because time goes on by a month."""
     world = World()
