@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import secrets
 import ssl
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 
 import grpc
 from cryptography import x509
@@ -18,6 +18,7 @@ from gpushared.pool.trust.addresses import Address
 from gpushared.pool.trust.certificates import digest_of, pem_of
 from gpushared.pool.trust.clocks import TOLERANCE_SECONDS, offset_words
 from gpushared.pool.trust.secret_words import JoinWords
+from gpushared.serving.identity import peer_of
 
 CONTACT_SECONDS = 15.0
 COPY_BYTES = 64 * 1024
@@ -101,22 +102,25 @@ async def _unverified(address: Address) -> AsyncIterator[str]:
 
     def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers.append(writer)
+        if peer_of(writer.get_extra_info("socket")).pid != os.getpid():
+            writer.close()  # everybody can find its name
+            return
         ways.add(asyncio.create_task(_copy(reader, far_writer)))
         ways.add(asyncio.create_task(_copy(far_reader, writer)))
 
-    with tempfile.TemporaryDirectory(prefix="gpushare-join-") as folder:
-        path = Path(folder, "s")
-        server = await asyncio.start_unix_server(accepted, path)
-        try:
-            yield f"unix:{path}"
-        finally:
-            server.close()
-            for way in ways:
-                way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
-            # Without a farewell of TLS, which grpc's servers do not answer.
-            for writer in writers:
-                writer.transport.abort()
+    # No file: the service may write to few places, and none of them is for such.
+    name = f"gpushare-join-{secrets.token_hex(16)}"
+    server = await asyncio.start_unix_server(accepted, f"\0{name}")
+    try:
+        yield f"unix-abstract:{name}"
+    finally:
+        server.close()
+        for way in ways:
+            way.cancel()
+        await asyncio.gather(*ways, return_exceptions=True)
+        # Without a farewell of TLS, which grpc's servers do not answer.
+        for writer in writers:
+            writer.transport.abort()
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
