@@ -19,7 +19,7 @@ import h11
 
 from gpushared.domain.errors import EngineUnavailable, TimedOut
 
-READ_BYTES = 64 * 1024
+READ_BYTES = 256 * 1024
 CONNECT_SECONDS = 5.0
 RETRY_SECONDS = 0.02
 SWITCHING_PROTOCOLS = 101

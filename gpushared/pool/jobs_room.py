@@ -19,6 +19,7 @@ from gpushared.pool.node_views import nodes_of, notices_of
 from gpushared.pool.parts import Coordinator, Door, Service
 from gpushared.pool.trust.callers import PoolCaller, unless
 from gpushared.pool.trust.token_records import Scope
+from gpushared.pool.tunnel_frames import from_wire, to_wire
 from gpushared.pool.tunnels import Tunnels
 from gpushared.pool.unary_service import Handler, unary_service
 from gpushared.serving.doors import Context, abort
@@ -111,7 +112,7 @@ class _Room:
                     self._logs, jobs_pb2.LogsRequest.FromString, jobs_pb2.LogChunk.SerializeToString
                 ),
                 "Tunnel": grpc.stream_stream_rpc_method_handler(
-                    self._tunnel, jobs_pb2.TunnelChunk.FromString, jobs_pb2.TunnelChunk.SerializeToString
+                    self._tunnel, from_wire(jobs_pb2.TunnelChunk), to_wire(jobs_pb2.TunnelChunk)
                 ),
             },
         )

@@ -33,6 +33,7 @@ from gpushared.domain.units import shown
 from gpushared.pool import soundness, wire
 from gpushared.pool.hellos import HelloRead, Hellos
 from gpushared.pool.stream import Context, Guard, Machine, NodeStream, Origins, refuse, usual_beat
+from gpushared.pool.tunnel_frames import Data
 from gpushared.serving.doors import abort
 from gpushared.serving.troubles import Troubles
 
@@ -42,7 +43,7 @@ DISCONNECT_RETRY_SECONDS = 1.0
 MAX_REFUSED_KEPT = 1024
 """Refusals of so many are remembered, so as not to log them again and again."""
 
-TunnelContext = grpc.aio.ServicerContext[link_pb2.TunnelData, link_pb2.TunnelData]
+TunnelContext = grpc.aio.ServicerContext[Data, Data]
 
 
 class Tunnels(Protocol):

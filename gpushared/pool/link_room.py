@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpushared.api.v1 import link_pb2_grpc
+import grpc
+
+from gpushared.api.v1 import link_pb2
+from gpushared.pool.link import LinkService
 from gpushared.pool.parts import Coordinator, Door, Service
+from gpushared.pool.tunnel_frames import from_wire, to_wire
+
+_LINK = link_pb2.DESCRIPTOR.services_by_name["NodeLink"].full_name
 
 
 def link_services(coordinator: Coordinator) -> Sequence[Service]:
@@ -13,8 +19,23 @@ def link_services(coordinator: Coordinator) -> Sequence[Service]:
     link = coordinator.link
     return (
         Service(
-            "gpushare.v1.NodeLink",
+            _LINK,
             frozenset({Door.NODES}),
-            lambda server: link_pb2_grpc.add_NodeLinkServicer_to_server(link, server),
+            lambda server: server.add_generic_rpc_handlers((link_handlers(link),)),
         ),
+    )
+
+
+def link_handlers(link: LinkService) -> grpc.GenericRpcHandler:
+    """Its calls, the tunnels' with a reader of their own."""
+    return grpc.method_handlers_generic_handler(
+        _LINK,
+        {
+            "Connect": grpc.stream_stream_rpc_method_handler(
+                link.Connect, link_pb2.Up.FromString, link_pb2.Down.SerializeToString
+            ),
+            "Serve": grpc.stream_stream_rpc_method_handler(
+                link.Serve, from_wire(link_pb2.TunnelData), to_wire(link_pb2.TunnelData)
+            ),
+        },
     )

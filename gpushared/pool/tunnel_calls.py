@@ -10,12 +10,13 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 
 import grpc
 
-from gpushared.api.v1 import jobs_pb2
+from gpushared.api.v1 import jobs_pb2, link_pb2
 from gpushared.gate.engine import EngineConnection, EngineSocket
 from gpushared.pool.tunnel_bytes import pump
+from gpushared.pool.tunnel_frames import Chunk, Frame, frame
 from gpushared.pool.tunnels import Pipe
 
-UserContext = grpc.aio.ServicerContext[jobs_pb2.TunnelChunk, jobs_pb2.TunnelChunk]
+UserContext = grpc.aio.ServicerContext[Chunk, Chunk]
 OpenPipe = Callable[[], AbstractAsyncContextManager[Pipe]]
 
 
@@ -24,7 +25,7 @@ async def splice(context: UserContext, pipe: Pipe) -> None:
     upwards = asyncio.create_task(_upwards(context, pipe))
     try:
         while (data := await pipe.read()) is not None and not data.end:
-            await context.write(jobs_pb2.TunnelChunk(data=data.data))
+            await context.write(data if isinstance(data, Frame) else jobs_pb2.TunnelChunk(data=data.data))
         await context.write(jobs_pb2.TunnelChunk(end=True))
     finally:
         upwards.cancel()
@@ -32,9 +33,9 @@ async def splice(context: UserContext, pipe: Pipe) -> None:
 
 
 async def _upwards(context: UserContext, pipe: Pipe) -> None:
-    while isinstance(chunk := await context.read(), jobs_pb2.TunnelChunk) and not chunk.end:
-        await pipe.write(chunk.data)
-    await pipe.write(b"", end=True)
+    while isinstance(chunk := await context.read(), Frame | jobs_pb2.TunnelChunk) and not chunk.end:
+        await pipe.write(chunk if isinstance(chunk, Frame) else link_pb2.TunnelData(data=chunk.data))
+    await pipe.write(link_pb2.TunnelData(end=True))
 
 
 class GateThrough(EngineSocket):
@@ -58,12 +59,12 @@ class GateThrough(EngineSocket):
 
 
 async def _run(stack: AsyncExitStack, sock: socket.socket, pipe: Pipe) -> None:
-    async def receive() -> bytes | None:
+    async def receive() -> bytes | memoryview | None:
         data = await pipe.read()
         return None if data is None or data.end else data.data
 
     async def send(data: bytes, end: bool) -> None:
-        await pipe.write(data, end=end)
+        await pipe.write(link_pb2.TunnelData(end=True) if end else frame(data))
 
     async with stack:
         with sock:

@@ -20,6 +20,7 @@ from gpushared.api.v1 import link_pb2
 from gpushared.domain.errors import LimitReached, NotFound, PermissionRefused, TimedOut, Unavailable
 from gpushared.domain.jobs.model import NodeName
 from gpushared.pool import wire
+from gpushared.pool.tunnel_frames import Data, Frame
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ ANSWER_SECONDS = 15.0
 """How long a node may take to call."""
 MAX_TUNNELS = 4096
 MAX_TUNNELS_PER_PERSON = 128
-TunnelContext = grpc.aio.ServicerContext[link_pb2.TunnelData, link_pb2.TunnelData]
+TunnelContext = grpc.aio.ServicerContext[Data, Data]
 
 
 class Link(Protocol):
@@ -43,22 +44,24 @@ class Pipe:
         self._context = context
         self.over = asyncio.Event()
 
-    async def read(self) -> link_pb2.TunnelData | None:
+    async def read(self) -> Data | None:
         """The next message from the node; None when it sends no more. Raises its refusal, Unavailable."""
         try:
             data = await self._context.read()
         except (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError) as error:
             raise Unavailable("the tunnel's node went away") from error
+        if isinstance(data, Frame):
+            return data
         if not isinstance(data, link_pb2.TunnelData):
             return None
         if data.error_code:
             raise wire.refused(data.error_code, data.error_message, data.error_hint)
         return data
 
-    async def write(self, data: bytes, *, end: bool = False) -> None:
+    async def write(self, data: Data) -> None:
         """Comes back when the node's end may be sent more. Raises Unavailable."""
         try:
-            await self._context.write(link_pb2.TunnelData(data=data, end=end))
+            await self._context.write(data)
         except (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError) as error:
             raise Unavailable("the tunnel's node went away") from error
 

@@ -8,6 +8,7 @@ that backpressure, half-closes and hang-ups are the kernel's own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from collections import Counter
@@ -21,6 +22,8 @@ from gpushared.gate.http import Routes, serve_http
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS_PER_USER = 1024
+SOCKET_BYTES = 1 << 20
+"""What may be on its way to the client, as far as the system allows so much: it is read in larger pieces then."""
 NAME = "the node's own gate"
 
 
@@ -53,6 +56,8 @@ class Insider:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         ours.setblocking(False)
         theirs.setblocking(False)
+        with contextlib.suppress(OSError):
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
         self._open[caller.uid] += 1
         task = asyncio.create_task(_serve(ours, caller, self._routes))
         self._tasks.add(task)

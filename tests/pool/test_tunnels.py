@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc, link_pb2, link_pb2_grpc
+from gpushared.api.v1 import jobs_pb2, link_pb2, link_pb2_grpc
 from gpushared.domain.errors import GpushareError, LimitReached, RequestError, TimedOut, Unavailable
 from gpushared.domain.jobs.attempt import Attempt
 from gpushared.domain.jobs.model import AttemptKey, AttemptState, JobId, JobSpec, NodeName, Owner
@@ -25,6 +25,7 @@ from gpushared.pool.member import tunnel_doors
 from gpushared.pool.member.tunnel_doors import TunnelDoors
 from gpushared.pool.member.tunnel_ends import TunnelEnds
 from gpushared.pool.tunnel_calls import UserContext, gate_through, splice
+from gpushared.pool.tunnel_frames import from_wire, to_wire
 from gpushared.pool.tunnels import TunnelContext, Tunnels
 from gpushared.serving.doors import OPTIONS, abort
 
@@ -37,7 +38,7 @@ ATTEMPT = Attempt(
 )
 
 
-class Coordinator(link_pb2_grpc.NodeLinkServicer, jobs_pb2_grpc.JobsServicer):
+class Coordinator:
     """The two calls of a coordinator that matter here, and its word to node b."""
 
     def __init__(self) -> None:
@@ -49,13 +50,13 @@ class Coordinator(link_pb2_grpc.NodeLinkServicer, jobs_pb2_grpc.JobsServicer):
         assert node == B
         self.tell(tunnel)
 
-    async def Serve(self, _: object, context: TunnelContext) -> None:  # type: ignore[override]  # noqa: N802
+    async def Serve(self, _: object, context: TunnelContext) -> None:  # noqa: N802 - as in the proto
         try:
             await self.tunnels.serve(B, context)
         except GpushareError as error:
             await abort(context, error)
 
-    async def Tunnel(self, _: object, context: UserContext) -> None:  # type: ignore[override]  # noqa: N802
+    async def Tunnel(self, _: object, context: UserContext) -> None:  # noqa: N802 - as in the proto
         try:
             first = await context.read()
             assert isinstance(first, jobs_pb2.TunnelChunk)
@@ -66,6 +67,20 @@ class Coordinator(link_pb2_grpc.NodeLinkServicer, jobs_pb2_grpc.JobsServicer):
 
     def wanted(self, job: str) -> link_pb2.OpenTunnel:
         return link_pb2.OpenTunnel(job_id=job, attempt=1, kind="docker", person=self.person)
+
+
+def served(coordinator: Coordinator) -> tuple[grpc.GenericRpcHandler, ...]:
+    """With the readers and writers of messages that a coordinator has."""
+    of_nodes = grpc.stream_stream_rpc_method_handler(
+        coordinator.Serve, from_wire(link_pb2.TunnelData), to_wire(link_pb2.TunnelData)
+    )
+    of_users = grpc.stream_stream_rpc_method_handler(
+        coordinator.Tunnel, from_wire(jobs_pb2.TunnelChunk), to_wire(jobs_pb2.TunnelChunk)
+    )
+    return (
+        grpc.method_handlers_generic_handler("gpushare.v1.NodeLink", {"Serve": of_nodes}),
+        grpc.method_handlers_generic_handler("gpushare.v1.Jobs", {"Tunnel": of_users}),
+    )
 
 
 Answering = Callable[[asyncio.StreamReader, asyncio.StreamWriter], "asyncio.Future[None] | object"]
@@ -85,10 +100,9 @@ class World:
 
 @asynccontextmanager
 async def tunnel_world(folder: Path, gate: Answering) -> AsyncIterator[World]:
-    coordinator = Coordinator()  # type: ignore[abstract]  # the calls that no tunnel needs are not served
+    coordinator = Coordinator()
     server = grpc.aio.server(options=OPTIONS)
-    link_pb2_grpc.add_NodeLinkServicer_to_server(coordinator, server)
-    jobs_pb2_grpc.add_JobsServicer_to_server(coordinator, server)
+    server.add_generic_rpc_handlers(served(coordinator))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with AsyncExitStack() as stack:

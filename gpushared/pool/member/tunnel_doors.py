@@ -21,13 +21,14 @@ from typing import Any
 
 import grpc
 
-from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc
+from gpushared.api.v1 import jobs_pb2
 from gpushared.domain.errors import GpushareError, LimitReached, RequestError
 from gpushared.domain.jobs.model import JobId
 from gpushared.domain.request import Caller
 from gpushared.domain.units import shown
 from gpushared.gate.answers import docker_error, http_status
 from gpushared.pool.tunnel_bytes import pump
+from gpushared.pool.tunnel_frames import Chunk, Frame, frame, from_wire, to_wire
 from gpushared.serving.identity import peer_of
 
 log = logging.getLogger(__name__)
@@ -45,8 +46,9 @@ REFUSAL = (
 )
 _JOB_ID = re.compile(r"[0-9A-Za-z]{1,32}(_[0-9]{1,7})?")
 """What may stand in a socket's name: the coordinator says how jobs are called."""
-Call = grpc.aio.StreamStreamCall[jobs_pb2.TunnelChunk, jobs_pb2.TunnelChunk]
-Vouch = Callable[[Caller, jobs_pb2.TunnelChunk], Awaitable[tuple[tuple[str, bytes], ...]]]
+Call = grpc.aio.StreamStreamCall[Chunk, Chunk]
+Metadata = tuple[tuple[str, bytes], ...]
+Vouch = Callable[[Caller, jobs_pb2.TunnelChunk], Awaitable[Metadata]]
 """The node's word for its user, as the metadata of a call."""
 
 
@@ -183,7 +185,7 @@ class TunnelDoors:
     async def _tunnel(self, door: _Door, first: jobs_pb2.TunnelChunk, sock: socket.socket) -> None:
         try:
             metadata = await self._vouch(door.caller, first)
-            call: Call = jobs_pb2_grpc.JobsStub(await self._channel()).Tunnel(metadata=metadata)
+            call = _called(await self._channel(), metadata)
             try:
                 await call.write(first)
                 await _pump(sock, call)
@@ -199,15 +201,24 @@ class TunnelDoors:
             sock.close()
 
 
+def _called(channel: grpc.aio.Channel, metadata: Metadata) -> Call:
+    """``Jobs.Tunnel``."""
+    return channel.stream_stream(
+        "/gpushare.v1.Jobs/Tunnel",
+        request_serializer=to_wire(jobs_pb2.TunnelChunk),
+        response_deserializer=from_wire(jobs_pb2.TunnelChunk),
+    )(metadata=metadata)
+
+
 async def _pump(sock: socket.socket, call: Call) -> None:
-    async def receive() -> bytes | None:
+    async def receive() -> bytes | memoryview | None:
         chunk = await call.read()
-        if not isinstance(chunk, jobs_pb2.TunnelChunk) or chunk.end:
+        if not isinstance(chunk, Frame | jobs_pb2.TunnelChunk) or chunk.end:
             return None
         return chunk.data
 
     async def send(data: bytes, end: bool) -> None:
-        await call.write(jobs_pb2.TunnelChunk(data=data, end=end))
+        await call.write(jobs_pb2.TunnelChunk(end=True) if end else frame(data))
 
     await pump(sock, receive, send)
 

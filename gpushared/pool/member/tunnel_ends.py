@@ -13,18 +13,19 @@ from collections.abc import Awaitable, Callable
 
 import grpc
 
-from gpushared.api.v1 import link_pb2, link_pb2_grpc
+from gpushared.api.v1 import link_pb2
 from gpushared.domain.errors import GpushareError, LimitReached, NotFound, PermissionRefused
 from gpushared.domain.jobs.attempt import Attempt
 from gpushared.domain.jobs.model import AttemptKey, JobId, Owner
 from gpushared.domain.request import Caller
 from gpushared.pool.tunnel_bytes import pump
+from gpushared.pool.tunnel_frames import Data, Frame, frame, from_wire, to_wire
 
 log = logging.getLogger(__name__)
 
 MAX_TUNNELS = 1024
 PARTING_SECONDS = 10.0
-Call = grpc.aio.StreamStreamCall[link_pb2.TunnelData, link_pb2.TunnelData]
+Call = grpc.aio.StreamStreamCall[Data, Data]
 
 
 class TunnelEnds:
@@ -61,7 +62,7 @@ class TunnelEnds:
 
     async def _serve(self, wanted: link_pb2.OpenTunnel) -> None:
         try:
-            call: Call = link_pb2_grpc.NodeLinkStub(await self._channel()).Serve()
+            call = _called(await self._channel())
             try:
                 await self._join(wanted, call)
             finally:
@@ -87,16 +88,16 @@ class TunnelEnds:
             return
         await call.write(link_pb2.TunnelData(tunnel_id=wanted.tunnel_id))
 
-        async def receive() -> bytes | None:
+        async def receive() -> bytes | memoryview | None:
             data = await call.read()
-            if not isinstance(data, link_pb2.TunnelData):
+            if not isinstance(data, Frame | link_pb2.TunnelData):
                 return None
             if data.end:
                 sock.shutdown(socket.SHUT_WR)
             return data.data
 
         async def send(data: bytes, end: bool) -> None:
-            await call.write(link_pb2.TunnelData(data=data, end=end))
+            await call.write(link_pb2.TunnelData(end=True) if end else frame(data))
             if end:
                 await call.done_writing()
 
@@ -128,3 +129,12 @@ class TunnelEnds:
                 hint="ask the node's admin, who sees [pool.accounts] there",
             )
         return self._connect_as(account)
+
+
+def _called(channel: grpc.aio.Channel) -> Call:
+    """``NodeLink.Serve``."""
+    return channel.stream_stream(
+        "/gpushare.v1.NodeLink/Serve",
+        request_serializer=to_wire(link_pb2.TunnelData),
+        response_deserializer=from_wire(link_pb2.TunnelData),
+    )()

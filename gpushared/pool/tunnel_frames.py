@@ -1,0 +1,92 @@
+"""Messages of tunnels on the wire: those that are nothing but bytes are neither parsed nor made by protobuf.
+
+``TunnelChunk`` and ``TunnelData`` have their bytes in the same field. So a message with that field alone is
+the same in both, and can be passed from one call to the other as it came. Protobuf copies what it holds
+four times on such a way; at hundreds of megabytes a second that is what a coordinator's time goes to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+from google.protobuf.message import DecodeError
+
+from gpushared.api.v1 import jobs_pb2, link_pb2
+
+DATA_TAG = 0x12
+"""Of the field ``data`` of both messages: number 2, with a length before it (protobuf's wire format)."""
+_MORE = 0x80
+"""Set in each byte of a length but the last, which have seven bits of it each, the lowest first."""
+_MAX_LENGTH_BYTES = 5
+
+_Message = TypeVar("_Message", jobs_pb2.TunnelChunk, link_pb2.TunnelData)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A message that has ``data`` and no other field. ``data_at``: where in ``wire`` its bytes begin."""
+
+    wire: bytes
+    data_at: int
+    end: ClassVar[bool] = False
+    error_code: ClassVar[str] = ""
+
+    @property
+    def data(self) -> memoryview:
+        """Not a copy."""
+        return memoryview(self.wire)[self.data_at :]
+
+
+Chunk = Frame | jobs_pb2.TunnelChunk
+"""Between whoever opens a tunnel and the coordinator."""
+Data = Frame | link_pb2.TunnelData
+"""Between the coordinator and the node that was asked to call."""
+
+
+def frame(data: bytes) -> Frame:
+    """Some bytes as a message."""
+    head = bytes([DATA_TAG]) + _length(len(data))
+    return Frame(head + data, len(head))
+
+
+def to_wire(message: type[_Message]) -> Callable[[Frame | _Message], bytes]:
+    """A serializer for calls of such messages."""
+
+    def write(one: Frame | _Message) -> bytes:
+        return one.wire if isinstance(one, Frame) else message.SerializeToString(one)
+
+    return write
+
+
+def from_wire(message: type[_Message]) -> Callable[[bytes], Frame | _Message]:
+    """The deserializer for them; it raises DecodeError."""
+
+    def read(wire: bytes) -> Frame | _Message:
+        data_at = _data_at(wire)
+        return message.FromString(wire) if data_at is None else Frame(wire, data_at)
+
+    return read
+
+
+def _data_at(wire: bytes) -> int | None:
+    """Where the bytes begin; None where there is anything else in the message."""
+    if not wire or wire[0] != DATA_TAG:
+        return None
+    length = 0
+    for place, byte in enumerate(wire[1 : 1 + _MAX_LENGTH_BYTES]):
+        length |= (byte & ~_MORE) << (7 * place)
+        if not byte & _MORE:
+            begin = 2 + place
+            return begin if begin + length == len(wire) else None
+    raise DecodeError("a tunnel's message has a length without an end")
+
+
+def _length(number: int) -> bytes:
+    written = bytearray()
+    while number >= _MORE:
+        written.append(number & ~_MORE & 0xFF | _MORE)
+        number >>= 7
+    written.append(number)
+    return bytes(written)
