@@ -18,13 +18,20 @@ from gpushared.cli.docker_args import RunWords, refuse_ways_around, warnings
 from gpushared.cli.faults import UsageError, say
 from gpushared.cli.progress import Progress
 from gpushared.cli.start import asked, max_wait_seconds
-from gpushared.cli.submitting import persistently
-from gpushared.cli.waiting import POLL_SECONDS, Interrupted, MaxWaitReached, signals_interrupt
+from gpushared.cli.waiting import (
+    POLL_SECONDS,
+    Interrupted,
+    MaxWaitReached,
+    persistently,
+    signals_interrupt,
+)
 from gpushared.client import Client
-from gpushared.client.job_messages import Job
+from gpushared.client.job_messages import DoorAnswer, Job
 from gpushared.client.jobs import Jobs
-from gpushared.domain.errors import GpushareError, NotFound, StateConflict
+from gpushared.domain.errors import GpushareError, NotFound, StateConflict, Unimplemented
 
+FIRST_SECONDS = 1.0
+"""Most jobs that find room have it sooner; whoever waits longer is told why."""
 _NOT_ELSEWHERE = ("result-file", "restart-on-fault", "after", "near", "away-from")
 
 
@@ -57,7 +64,7 @@ def run_in_pool(words: RunWords) -> int:
 
 
 def _become(program: str, place: PoolPlace, words: RunWords) -> NoReturn:
-    door = place.jobs.door(place.job.id)
+    door = place.door or place.jobs.door(place.job.id)
     docker.become(program, docker.run_words(words, door.lease_id), docker.environment_for(door.host))
 
 
@@ -67,14 +74,27 @@ class PoolPlace:
     def __init__(self, jobs: Jobs, words: RunWords) -> None:
         self.jobs = jobs
         self.job = Job({})
+        self.door: DoorAnswer | None = None
         self._asked = _asked(words)
         self._began = False
         self._max_wait = max_wait_seconds(words)
         self._progress = Progress(sys.stderr)
 
     def ask(self) -> None:
-        """Have it kept by this node, and by the pool where that answers."""
+        """Have it kept by this node, and by the pool where that answers; with a lease where there is room."""
         self._began = True
+        seconds = FIRST_SECONDS if self._max_wait is None else min(FIRST_SECONDS, self._max_wait)
+        try:
+            answer = persistently(lambda: self.jobs.reserve(timeout_seconds=seconds, **self._asked))
+        except Unimplemented:
+            self._ask_in_two()
+            return
+        for note in answer.notes:
+            say(note)
+        self.job, self.door = answer.job, answer.door
+
+    def _ask_in_two(self) -> None:
+        """A daemon of the version before says where the job is when it is asked for that."""
         answer = persistently(lambda: self.jobs.submit(**self._asked))
         for note in answer.notes:
             say(note)

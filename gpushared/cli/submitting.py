@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-import time
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 from gpushared.cli import docker
 from gpushared.cli.capture import Captured, capture
 from gpushared.cli.docker_args import SUBMIT, RunWords, refuse_ways_around, split, warnings
 from gpushared.cli.faults import UsageError, say
 from gpushared.cli.start import asked, names
-from gpushared.cli.waiting import RECONNECT_SECONDS, RETRY_SECONDS
+from gpushared.cli.waiting import persistently
 from gpushared.client import Client
 from gpushared.client.job_messages import SubmitAnswer
 from gpushared.client.jobs import Jobs
-from gpushared.domain.errors import DaemonUnavailable, TimedOut, Unavailable
 
 _RUN_ALONE = ("detach", "detach-keys", "sig-proxy", "pull", "quiet")
 """Options of ``docker run`` that ``docker create`` has no use for, or that the job keeps by itself."""
 _FOR_A_TERMINAL = ("AttachStdin", "AttachStdout", "AttachStderr", "StdinOnce")
 MAX_COUNT_DIGITS = 9
-_Answer = TypeVar("_Answer")
 
 
 def submit_job(args: Sequence[str]) -> int:
@@ -66,23 +63,6 @@ def _sent(client: Client, words: RunWords, said: dict[str, Any], captured: Captu
             **said,
         )
     )
-
-
-def persistently(ask: Callable[[], _Answer]) -> _Answer:
-    """Asks until the daemon is back; only for what does no harm when it is asked twice."""
-    until = time.monotonic() + RECONNECT_SECONDS
-    while True:
-        try:
-            return ask()
-        except (DaemonUnavailable, TimedOut) as error:
-            if isinstance(error, TimedOut) or time.monotonic() >= until or _never_there(error):
-                raise
-            say("the daemon is away; trying again")
-        time.sleep(RETRY_SECONDS)
-
-
-def _never_there(error: Unavailable) -> bool:
-    return "there is no socket" in error.message
 
 
 # --- our own words

@@ -10,7 +10,7 @@ import click
 
 from gpushared.cli.faults import say
 from gpushared.cli.references import may_be_array
-from gpushared.cli.submitting import persistently
+from gpushared.cli.waiting import persistently
 from gpushared.client import Client
 from gpushared.client.job_messages import Job
 from gpushared.client.jobs import Jobs

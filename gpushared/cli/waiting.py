@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
+from gpushared.cli.faults import say
 from gpushared.cli.progress import Progress
 from gpushared.cli.text import span
 from gpushared.client import Client, ConnectionLost, Lease
@@ -25,6 +26,7 @@ RECONNECT_SECONDS = 30.0
 """As long as the daemon keeps a place in the queue that nobody waits for."""
 RETRY_SECONDS = 0.3
 LEAVE_SECONDS = 5.0
+_Answer = TypeVar("_Answer")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -59,6 +61,23 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG00
 
 class MaxWaitReached(TimedOut):
     """The user's own limit for the wait."""
+
+
+def persistently(ask: Callable[[], _Answer]) -> _Answer:
+    """Asks until the daemon is back; only for what does no harm when it is asked twice."""
+    until = time.monotonic() + RECONNECT_SECONDS
+    while True:
+        try:
+            return ask()
+        except (DaemonUnavailable, TimedOut) as error:
+            if isinstance(error, TimedOut) or time.monotonic() >= until or _never_there(error):
+                raise
+            say("the daemon is away; trying again")
+        time.sleep(RETRY_SECONDS)
+
+
+def _never_there(error: Unavailable) -> bool:
+    return "there is no socket" in error.message
 
 
 class Wait:

@@ -100,6 +100,14 @@ class DoorAnswer(Message):
     here: bool = False
 
 
+class ReserveAnswer(Message):
+    """A job that somebody waits for; ``door`` is None while it has no lease."""
+
+    job: Job = Job({})
+    notes: tuple[str, ...] = ()
+    door: DoorAnswer | None = None
+
+
 class JobList(Message):
     """A page of jobs; ``notices`` say what whoever reads it should know."""
 

@@ -6,7 +6,15 @@ from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpushared.client.api import ANSWER_SECONDS, Client
-from gpushared.client.job_messages import DoorAnswer, Job, JobExplanation, JobList, NodeList, SubmitAnswer
+from gpushared.client.job_messages import (
+    DoorAnswer,
+    Job,
+    JobExplanation,
+    JobList,
+    NodeList,
+    ReserveAnswer,
+    SubmitAnswer,
+)
 
 SUBMIT_SECONDS = 120.0
 """An array of thousands is written job by job."""
@@ -45,6 +53,18 @@ class Jobs:
         if requeue is not None:
             message["requeue"] = requeue
         return SubmitAnswer(self._client.call("Jobs/Submit", message, SUBMIT_SECONDS))
+
+    def reserve(
+        self, *, request_id: str, lease: Mapping[str, object], timeout_seconds: float, **asked: object
+    ) -> ReserveAnswer:
+        """One job, which was given its lease meanwhile, or was not after the time (at most 60 s).
+
+        The arguments are those of ``submit``; asking twice with one ``request_id`` waits for the same job.
+        Raises Unimplemented where the daemon is older than this call.
+        """
+        job = {"request_id": request_id, "lease": dict(lease), **asked}
+        message = {"job": job, "timeout_seconds": timeout_seconds}
+        return ReserveAnswer(self._client.call("Jobs/Reserve", message, timeout_seconds + ANSWER_SECONDS))
 
     def get(self, job_id: str) -> Job:
         """By an id, an unmistakable beginning of one, or the name of its container."""

@@ -14,6 +14,7 @@
     │   ├── JournalUnavailable
     │   └── SharingUnavailable
     ├── TimedOut                  no answer in time                    deadline_exceeded    125
+    ├── Unimplemented             another version has no such call     unimplemented        125
     ├── ConfigError               the configuration is wrong           invalid_argument     2
     └── InvalidTransition         a bug of ours, with the story        internal             125
 
@@ -124,6 +125,12 @@ class TimedOut(GpushareError):
     code = Code.DEADLINE_EXCEEDED
 
 
+class Unimplemented(GpushareError):
+    """The other side is of a version that has no such call."""
+
+    code = Code.UNIMPLEMENTED
+
+
 class ConfigError(GpushareError):
     """The configuration is wrong."""
 
@@ -155,6 +162,7 @@ _OF_CODE: dict[str, type[GpushareError]] = {
         LimitReached,
         Unavailable,
         TimedOut,
+        Unimplemented,
     )
 }
 

@@ -235,6 +235,11 @@ class Jobs(jobs_pb2_grpc.JobsServicer):
     async def Door(self, request: jobs_pb2.DoorRequest, context: Context[Any, Any]) -> jobs_pb2.DoorAnswer:
         return await self._doors.unary(self._jobs.door, request, context)
 
+    async def Reserve(
+        self, request: jobs_pb2.ReserveRequest, context: Context[Any, Any]
+    ) -> jobs_pb2.ReserveAnswer:
+        return await self._doors.unary(self._jobs.reserve, request, context)
+
     async def Nodes(
         self, request: jobs_pb2.NodesRequest, context: Context[Any, Any]
     ) -> jobs_pb2.NodesResponse:

@@ -6,6 +6,7 @@ a job by its name need not know where it is: the node's own are looked at first.
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Protocol, TypeVar
@@ -30,11 +31,13 @@ from gpushared.pool.job_search import LISTED
 from gpushared.pool.job_views import OVER, JobViews
 from gpushared.pool.job_whys import Why
 from gpushared.pool.job_words import Wanted
-from gpushared.pool.jobs_service import MAX_WAIT_SECONDS, JobsService, in_batch
+from gpushared.pool.jobs_service import MAX_WAIT_SECONDS, JobsService, bounded_seconds, in_batch
 from gpushared.serving.jsonapi import Unary
 
 IN_POOL = "pool:"
 """Before the page tokens of the pool's part of a listing."""
+
+_HAS_LEASE = frozenset({"reserved", "running"})
 
 _Asked = TypeVar("_Asked", bound=Message)
 _Answered = TypeVar("_Answered", bound=Message)
@@ -96,6 +99,7 @@ class NodeJobs:
             "gpushare.v1.Jobs/Hold": Unary(jobs_pb2.HoldJobRequest, self.hold),
             "gpushare.v1.Jobs/Explain": Unary(jobs_pb2.JobRef, self.explain),
             "gpushare.v1.Jobs/Door": Unary(jobs_pb2.DoorRequest, self.door),
+            "gpushare.v1.Jobs/Reserve": Unary(jobs_pb2.ReserveRequest, self.reserve),
             "gpushare.v1.Jobs/Nodes": Unary(jobs_pb2.NodesRequest, self.nodes),
         }
 
@@ -125,6 +129,29 @@ class NodeJobs:
         self, message: jobs_pb2.SubmitBatchRequest, caller: Caller
     ) -> jobs_pb2.SubmitBatchAnswer:
         return await in_batch(message, lambda one: self.submit(one, caller))
+
+    async def reserve(self, message: jobs_pb2.ReserveRequest, caller: Caller) -> jobs_pb2.ReserveAnswer:
+        """Take one job, wait for its lease, and say where docker reaches it."""
+        if message.job.array:
+            raise RequestError("an array has many leases", hint="submit it, and ask for the door of one job")
+        seconds = bounded_seconds(message.timeout_seconds)
+        taken = await self.submit(message.job, caller)
+        view = await self._reserved(JobId(taken.job_ids[0]), seconds, caller)
+        door = await self._door_to(view, 0, caller) if is_reserved(view) else None
+        return jobs_pb2.ReserveAnswer(job=view, notes=taken.notes, door=door)
+
+    async def _reserved(self, job: JobId, seconds: float, caller: Caller) -> jobs_pb2.Job:
+        """The job as soon as it has its lease or is over, or after the time."""
+        until = time.monotonic() + seconds
+        if self.pool is not None:
+            seen = await self.pool.watched(job, is_settled, caller, seconds)
+            if seen is not None:
+                return seen
+        view = await self.get(jobs_pb2.JobRef(job_id=job), caller)
+        while not is_settled(view) and (left := until - time.monotonic()) > 0:
+            asked = jobs_pb2.WaitJobRequest(job_id=job, token=view.token, timeout_seconds=left)
+            view = await self.wait(asked, caller)
+        return view
 
     async def _check(self, wanted: Wanted, owner: Owner) -> None:
         """Raises what the node itself would say to it: no account, or that it never fits."""
@@ -180,8 +207,12 @@ class NodeJobs:
     async def door(self, message: jobs_pb2.DoorRequest, caller: Caller) -> jobs_pb2.DoorAnswer:
         """Where docker reaches a job's container: here, or through a tunnel."""
         view = await self.get(jobs_pb2.JobRef(job_id=message.job_id), caller)
-        attempt = message.attempt
-        part = next((part for part in _parts_of(view, attempt) if part.rank == message.rank), None)
+        return await self._door_to(view, message.rank, caller, message.attempt)
+
+    async def _door_to(
+        self, view: jobs_pb2.Job, rank: int, caller: Caller, attempt: int = 0
+    ) -> jobs_pb2.DoorAnswer:
+        part = next((part for part in _parts_of(view, attempt) if part.rank == rank), None)
         if part is None or not part.lease_id:
             said = f": {view.reason}" if view.reason else ""
             raise StateConflict(
@@ -195,7 +226,7 @@ class NodeJobs:
                 raise Unavailable(
                     f"the container of job {view.id} is on the node {part.node}", hint="ask there"
                 )
-            path = await self.doors.door(JobId(view.id), message.rank, caller, attempt)
+            path = await self.doors.door(JobId(view.id), rank, caller, attempt)
         return jobs_pb2.DoorAnswer(host=f"unix://{path}", lease_id=part.lease_id, node=part.node, here=here)
 
     async def _either(
@@ -270,6 +301,16 @@ class NodeJobs:
             return None
         waiting = self._lease_views.waiting_of(lease)
         return Why(waiting.reason, waiting.text, position=waiting.position) if waiting is not None else None
+
+
+def is_reserved(view: jobs_pb2.Job) -> bool:
+    """Whether each of its parts has its lease."""
+    return bool(view.parts) and all(part.lease_id and part.state in _HAS_LEASE for part in view.parts)
+
+
+def is_settled(view: jobs_pb2.Job) -> bool:
+    """Whether whoever waits for its lease has nothing more to wait for."""
+    return view.state in OVER or is_reserved(view)
 
 
 def _parts_of(view: jobs_pb2.Job, attempt: int) -> Iterable[jobs_pb2.JobPart]:

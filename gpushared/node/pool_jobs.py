@@ -6,9 +6,10 @@ came in elsewhere is not known here.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing, suppress
 from typing import Any, Protocol
 
 from google.protobuf.message import Message
@@ -46,7 +47,7 @@ class Coordinator(Protocol):
         """Errors of the tree: Unavailable and TimedOut where it does not answer, else what it says."""
         ...
 
-    def stream(self, name: str, message: Message, caller: Caller) -> AsyncIterator[Any]:
+    def stream(self, name: str, message: Message, caller: Caller) -> AsyncGenerator[Any, None]:
         """The messages of a call that streams its answer. Errors as those of ``call``."""
         ...
 
@@ -209,6 +210,25 @@ class PoolJobs:
             await self._outbox.changed(record.job, min(left, 1.0))
             record = self._outbox.record(record.job) or record
         return view
+
+    async def watched(
+        self, job: JobId, enough: Callable[[jobs_pb2.Job], bool], caller: Caller, timeout_seconds: float
+    ) -> jobs_pb2.Job | None:
+        """A job that came in here, once what the pool says of it is enough.
+
+        None where that takes too long, or the pool does not answer.
+        """
+        if self._outbox.record(job) is None or not self._link.connected:
+            return None
+        with suppress(NotFound, Unavailable, TimedOut, TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                watched = self._coordinator.stream("Watch", jobs_pb2.JobRef(job_id=job), caller)
+                async with aclosing(watched) as views:
+                    async for view in views:
+                        if enough(view):
+                            found: jobs_pb2.Job = view
+                            return found
+        return None
 
     async def logs(self, message: jobs_pb2.LogsRequest, caller: Caller) -> AsyncIterator[jobs_pb2.LogChunk]:
         """What a job's container writes, wherever it is."""

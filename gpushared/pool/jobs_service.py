@@ -59,6 +59,13 @@ def _no_notices() -> Sequence[str]:
     return ()
 
 
+def bounded_seconds(asked: float) -> float:
+    """How long somebody may wait for an answer. Raises RequestError for what is no number."""
+    if math.isnan(asked):
+        raise RequestError("the time-out is not a number", hint=f"give 0 to {MAX_WAIT_SECONDS:.0f} s")
+    return min(max(asked, 0.0), MAX_WAIT_SECONDS)
+
+
 async def in_batch(
     message: jobs_pb2.SubmitBatchRequest,
     submit: Callable[[jobs_pb2.SubmitRequest], Awaitable[jobs_pb2.SubmitAnswer]],
@@ -185,10 +192,9 @@ class JobsService:
 
     async def wait(self, message: jobs_pb2.WaitJobRequest, owner: Owner) -> jobs_pb2.Job:
         """Come back when the job no longer looks as in the token."""
-        if math.isnan(message.timeout_seconds):
-            raise RequestError("the time-out is not a number", hint=f"give 0 to {MAX_WAIT_SECONDS:.0f} s")
+        seconds = bounded_seconds(message.timeout_seconds)
         job = await self._find(message.job_id, owner)
-        until = time.monotonic() + min(max(message.timeout_seconds, 0.0), MAX_WAIT_SECONDS)
+        until = time.monotonic() + seconds
         while (view := self.views.job(self._again(job))).token == message.token:
             left = until - time.monotonic()
             if left <= 0 or isinstance(self._again(job).state, Ended):

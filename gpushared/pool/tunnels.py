@@ -133,6 +133,8 @@ class Tunnels:
             raise TimedOut("a tunnel that did not say which one it is") from None
         if not isinstance(hello, link_pb2.TunnelData):
             return
+        # grpcio fails to end a call where a read was given up and nothing was sent at all.
+        await context.send_initial_metadata(())
         awaited = self._awaited.get(hello.tunnel_id)
         if awaited is None or awaited.came.done():
             raise NotFound("nobody waits for this tunnel", hint="whoever asked for it has gone")

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS_PER_USER = 1024
 SOCKET_BYTES = 1 << 20
-"""What may be on its way to the client, as far as the system allows so much: it is read in larger pieces then."""
+"""What may be on its way to the client, where the system allows so much; it is read in larger pieces then."""
 NAME = "the node's own gate"
 
 

@@ -3,50 +3,123 @@
 from __future__ import annotations
 
 import signal
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import pytest
 
 from gpushared.cli import docker, pool_run
 from gpushared.cli.docker_args import RUN, split
 from gpushared.cli.waiting import Interrupted
-from gpushared.client.job_messages import Job
+from gpushared.client.job_messages import DoorAnswer, Job, ReserveAnswer, SubmitAnswer
+from gpushared.domain.errors import Unimplemented
+
+JOB = "0123456789"
+DOOR = {"host": "unix:///run/gpushared/doors/0123456789-1000.sock", "lease_id": "l-7f3k", "node": "b"}
+RESERVED = {
+    "id": JOB,
+    "state": "placing",
+    "parts": [{"node": "b", "state": "reserved", "lease_id": "l-7f3k"}],
+}
 
 
-class Daemon:
+class OlderDaemon:
     """Takes a job, and is interrupted before it has said so, as often as it is told to be."""
 
-    def __init__(self, interruptions: int) -> None:
+    def __init__(self, interruptions: int = 0) -> None:
         self.interruptions = interruptions
         self.taken: list[str] = []
         self.cancelled: list[str] = []
+        self.asked: list[str] = []
 
-    def submit(self, **asked: Any) -> SimpleNamespace:
-        if asked["request_id"] not in self.taken:
-            self.taken.append(asked["request_id"])
+    def reserve(self, **_: Any) -> ReserveAnswer:
+        self.asked.append("reserve")
+        raise Unimplemented("there is no call gpushare.v1.Jobs/Reserve")
+
+    def submit(self, **asked: Any) -> SubmitAnswer:
+        self.asked.append("submit")
+        self._take(asked["request_id"])
+        return SubmitAnswer({"job_ids": [JOB]})
+
+    def _take(self, request_id: str) -> None:
+        if request_id not in self.taken:
+            self.taken.append(request_id)
         if self.interruptions:
             self.interruptions -= 1
             raise Interrupted(signal.SIGINT)
-        return SimpleNamespace(job_ids=["0123456789"], notes=[])
 
     def get(self, job: str) -> Job:
+        self.asked.append("get")
         return Job({"id": job, "state": "queued"})
 
     def wait(self, *_: object, **__: object) -> Job:
+        self.asked.append("wait")
         raise Interrupted(signal.SIGINT)
+
+    def door(self, _: str) -> DoorAnswer:
+        self.asked.append("door")
+        return DoorAnswer(DOOR)
 
     def cancel(self, job: str, **_: object) -> None:
         self.cancelled.append(job)
 
 
+class Daemon(OlderDaemon):
+    """Has the job wait."""
+
+    def reserve(self, **asked: Any) -> ReserveAnswer:
+        self.asked.append("reserve")
+        self._take(asked["request_id"])
+        return ReserveAnswer({"job": {"id": JOB, "state": "queued"}})
+
+
+class RoomyDaemon(Daemon):
+    """Has a lease at once."""
+
+    def reserve(self, **_: Any) -> ReserveAnswer:
+        self.asked.append("reserve")
+        return ReserveAnswer({"job": RESERVED, "door": DOOR})
+
+
+class OlderRoomyDaemon(OlderDaemon):
+    """The same, of the version before."""
+
+    def get(self, _: str) -> Job:
+        self.asked.append("get")
+        return Job(RESERVED)
+
+
+@pytest.mark.parametrize("kind", [Daemon, OlderDaemon])
 @pytest.mark.parametrize("interruptions", [0, 1], ids=["in the queue", "before the answer"])
 def test_whoever_is_interrupted_leaves_the_pools_queue(
-    interruptions: int, monkeypatch: pytest.MonkeyPatch
+    interruptions: int, kind: type[OlderDaemon], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or a GPU would be held for them later, for a minute."""
-    daemon = Daemon(interruptions)
+    daemon = kind(interruptions)
     monkeypatch.setattr(pool_run, "Jobs", lambda _: daemon)
     monkeypatch.setattr(docker, "find_docker", lambda: "/bin/false")
     assert pool_run.run_in_pool(split(["--pool", "--gpu", "1", "busybox"], RUN)) == 128 + signal.SIGINT
-    assert (len(daemon.taken), daemon.cancelled) == (1, ["0123456789"])
+    assert (len(daemon.taken), daemon.cancelled) == (1, [JOB])
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked"),
+    [(RoomyDaemon, ["reserve"]), (OlderRoomyDaemon, ["reserve", "submit", "get", "door"])],
+    ids=["one call", "a daemon of the version before"],
+)
+def test_where_there_is_room_docker_is_started_at_the_door(
+    kind: type[OlderDaemon], asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon, became = kind(), []
+
+    def become(program: str, words: Sequence[str], environ: dict[str, str]) -> NoReturn:
+        became.append((words[:4], environ["DOCKER_HOST"]))
+        raise SystemExit
+
+    monkeypatch.setattr(pool_run, "Jobs", lambda _: daemon)
+    monkeypatch.setattr(docker, "find_docker", lambda: "/bin/false")
+    monkeypatch.setattr(docker, "become", become)
+    with pytest.raises(SystemExit):
+        pool_run.run_in_pool(split(["--pool", "--gpu", "1", "busybox"], RUN))
+    assert became == [(["docker", "run", "--label", "gpushare.lease=l-7f3k"], DOOR["host"])]
+    assert daemon.asked == asked

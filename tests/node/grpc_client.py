@@ -64,6 +64,7 @@ REQUESTS = {
     "Jobs/Hold": jobs_pb2.HoldJobRequest,
     "Jobs/Explain": jobs_pb2.JobRef,
     "Jobs/Door": jobs_pb2.DoorRequest,
+    "Jobs/Reserve": jobs_pb2.ReserveRequest,
     "Jobs/Nodes": jobs_pb2.NodesRequest,
     "Jobs/Watch": jobs_pb2.JobRef,
     "Jobs/Logs": jobs_pb2.LogsRequest,

@@ -189,6 +189,25 @@ def test_what_can_never_run_is_refused_before_it_is_kept(
     assert lone_daemon.call("Jobs/List", {"ended": True})["jobs"] == []
 
 
+def test_whoever_waits_for_a_lease_is_told_of_it_and_of_the_door_in_one_call(daemon: DaemonProcess) -> None:
+    """And whoever asks again with the same id, of the same; where there is no room, of what it waits for."""
+    asked = {
+        "job": {"request_id": "r1", "lease": {"gpu": "2"}, "image": parts.BUSYBOX_IMAGE, "interactive": True},
+        "timeout_seconds": 30,
+    }
+    answer = daemon.call("Jobs/Reserve", asked)
+    (part,) = answer["job"]["parts"]
+    assert (part["state"], answer["door"]["here"]) == ("reserved", True)
+    assert answer["door"] == daemon.call("Jobs/Door", {"job_id": answer["job"]["id"]})
+    (again,) = ask(daemon.socket, [("Jobs/Reserve", asked)])
+    assert (again["job"]["id"], again["door"]) == (answer["job"]["id"], answer["door"])
+    other = {**asked["job"], "request_id": "r2"}  # type: ignore[dict-item]  # it is a mapping
+    waiting = daemon.call("Jobs/Reserve", {"job": other, "timeout_seconds": 0.1})
+    assert (waiting["job"]["position"], waiting.get("door")) == (1, None)
+    with pytest.raises(Refused, match="an array has many leases"):
+        daemon.call("Jobs/Reserve", {"job": {**other, "array": "0-1"}})
+
+
 def test_grpc_and_json_give_the_same_answers_about_jobs(daemon: DaemonProcess) -> None:
     (name,) = submit(daemon, "sh", "-c", "echo out; echo err >&2; exit 4")
     wait_job(daemon, name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import pytest
@@ -63,8 +63,11 @@ class World:
             raise Unavailable("nobody answers")
         return await getattr(self.service, CALLS.get(name, name.lower()))(message, ADA)
 
-    def stream(self, name: str, message: Message, caller: Caller) -> AsyncIterator[Any]:
-        raise Unavailable("nobody answers")
+    async def stream(self, name: str, message: Message, caller: Caller) -> AsyncGenerator[Any, None]:
+        if not self.connected:
+            raise Unavailable("nobody answers")
+        async for view in getattr(self.service, name.lower())(message, ADA):
+            yield view
 
     async def carry(self) -> None:
         """What the link does: up what is in the outbox, down how it stands."""
@@ -229,3 +232,39 @@ async def test_a_grace_that_cannot_be_is_refused(world: World) -> None:
     (name,) = (await world.ask()).job_ids
     with pytest.raises(GpushareError):
         await world.of("Cancel", jobs_pb2.CancelJobRequest(job_id=name, grace_seconds=-1))
+
+
+# --- who waits for a lease ---------------------------------------------------------------------------------
+
+
+async def test_whoever_waits_is_told_as_soon_as_the_pool_knows_enough(world: World) -> None:
+    """Before the time is over, and without being told of every change by themselves."""
+    (name,) = (await world.ask()).job_ids
+    world.connected = True
+    await world.carry()
+    job = JobId(name)
+    async with asyncio.timeout(30):
+        waiting = asyncio.create_task(
+            world.jobs.watched(job, lambda view: view.state == "queued", CALLER, 60)
+        )
+        held = await world.jobs.watched(job, lambda view: view.state == "held", CALLER, 60)
+        assert held is not None
+        await world.of("Hold", jobs_pb2.HoldJobRequest(job_id=name, held=False))
+        seen = await waiting
+    assert seen is not None
+    assert (seen.id, seen.state) == (name, "queued")
+
+
+@pytest.mark.parametrize("connected", [True, False])
+async def test_nobody_waits_longer_than_they_said(world: World, *, connected: bool) -> None:
+    (name,) = (await world.ask()).job_ids
+    world.connected = True
+    await world.carry()
+    world.connected = connected
+    async with asyncio.timeout(30):
+        assert await world.jobs.watched(JobId(name), lambda _: False, CALLER, 0.01) is None
+
+
+async def test_a_job_that_did_not_come_in_here_is_not_waited_for(world: World) -> None:
+    world.connected = True
+    assert await world.jobs.watched(JobId("9999999999"), lambda _: True, CALLER, 60) is None

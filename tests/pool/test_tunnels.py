@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import struct
@@ -83,6 +84,8 @@ def served(coordinator: Coordinator) -> tuple[grpc.GenericRpcHandler, ...]:
     )
 
 
+MUCH = 64 * 1024 * 1024
+"""More than may be under way on a tunnel."""
 Answering = Callable[[asyncio.StreamReader, asyncio.StreamWriter], "asyncio.Future[None] | object"]
 
 
@@ -93,6 +96,8 @@ class World:
     gate: Answering
     account: Caller = ADA
     as_whom: list[Caller] = field(default_factory=list)
+    came: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
+    """One more for each connection to the gate."""
 
     async def connect(self, job: JobId = JOB) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_unix_connection(await self.doors.door(job, 0, ADA))
@@ -120,6 +125,7 @@ async def tunnel_world(folder: Path, gate: Answering) -> AsyncIterator[World]:
 
         def connect_as(caller: Caller) -> socket.socket:
             world.as_whom.append(caller)
+            world.came.release()
             ours, theirs = socket.socketpair()
             ours.setblocking(False)
             tasks.append(asyncio.create_task(_answer(theirs, world.gate)))
@@ -171,7 +177,7 @@ async def test_all_bytes_arrive_and_a_half_close_is_the_end_of_one_direction(
         writer.write_eof()
         assert await reader.read() == b"%d bytes" % size
         writer.close()
-        assert world.as_whom == [ADA]
+        assert set(world.as_whom) == {ADA}
 
 
 async def test_words_go_to_and_fro_on_many_tunnels_at_once(tmp_path: Path) -> None:
@@ -306,6 +312,35 @@ async def test_output_is_passed_on_as_it_comes_whatever_size_a_node_announces(tm
         assert (chunk.data, chunk.stderr) == (b"oh", True)
 
 
+async def test_whoever_does_not_read_holds_up_only_themselves(tmp_path: Path) -> None:
+    """All are on one connection between the machines. What is under way for the slow one is bounded."""
+    written = 0
+
+    async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal written
+        if await reader.readline() == b"talk\n":
+            await talk(reader, writer)
+            return
+        with contextlib.suppress(ConnectionError):
+            while written < MUCH:
+                writer.write(bytes(65536))
+                await writer.drain()
+                written += 65536
+
+    async with tunnel_world(tmp_path, flood) as world, asyncio.timeout(60):
+        slow, its_writer = await world.connect()
+        its_writer.write(b"flood\n")
+        await slow.readexactly(65536)
+        reader, writer = await world.connect()
+        writer.write(b"talk\n")
+        for turn in range(2000):
+            writer.write(b"hello %d\n" % turn)
+            assert await reader.readline() == b"HELLO %d\n" % turn
+        assert written < MUCH
+        its_writer.close()
+        writer.close()
+
+
 # --- doors ---------------------------------------------------------------------------------------------
 
 
@@ -349,3 +384,83 @@ async def test_one_user_cannot_use_up_the_doors_nor_the_daemons_files(
             await world.doors.door(JobId("9999999999"), 0, ADA)
         writer.close()
         other.close()
+
+
+# --- tunnels that are ready ------------------------------------------------------------------------------
+
+
+async def test_whoever_was_told_of_a_door_finds_connections_made(tmp_path: Path) -> None:
+    """As many as ``docker run`` uses; the next one is made when it is asked for."""
+    async with tunnel_world(tmp_path, talk) as world, asyncio.timeout(30):
+        path = await world.doors.door(JOB, 0, ADA)
+        for _ in range(tunnel_doors.READY_TUNNELS):
+            await world.came.acquire()
+        writers = []
+        for number in range(1, tunnel_doors.READY_TUNNELS + 2):
+            reader, writer = await asyncio.open_unix_connection(path)
+            writer.write(b"hello\n")
+            assert await reader.readline() == b"HELLO\n"
+            assert len(world.as_whom) == max(number, tunnel_doors.READY_TUNNELS)
+            writers.append(writer)
+        for writer in writers:
+            writer.close()
+
+
+async def test_connections_that_nobody_uses_are_given_up_on_both_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tunnel_doors, "READY_SECONDS", 0.05)
+    ended = asyncio.Semaphore(0)
+
+    async def silent(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        assert await reader.read() == b""
+        ended.release()
+
+    async with tunnel_world(tmp_path, silent) as world, asyncio.timeout(30):
+        await world.doors.door(JOB, 0, ADA)
+        for _ in range(tunnel_doors.READY_TUNNELS):
+            await ended.acquire()
+        assert not world.coordinator.tunnels._open
+        await world.doors.door(JOB, 0, ADA)
+        await world.came.acquire()
+
+
+async def test_a_connection_that_failed_before_it_was_used_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: asyncio.Queue[tunnel_doors.Call] = asyncio.Queue()
+    async with tunnel_world(tmp_path, talk) as world, asyncio.timeout(30):
+        opened = world.doors._opened
+
+        async def noted(door: tunnel_doors._Door) -> tunnel_doors.Call:
+            call = await opened(door)
+            calls.put_nowait(call)
+            return call
+
+        monkeypatch.setattr(world.doors, "_opened", noted)
+        world.coordinator.person = "bob"
+        path = await world.doors.door(JOB, 0, ADA)
+        for _ in range(tunnel_doors.READY_TUNNELS):
+            assert await (await calls.get()).code() is grpc.StatusCode.PERMISSION_DENIED
+        world.coordinator.person = "ada"
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(b"hello\n")
+        assert await reader.readline() == b"HELLO\n"
+        writer.close()
+
+
+async def test_unused_connections_leave_room_for_those_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator counts them all as the user's, who may ask for many doors and use few."""
+    monkeypatch.setattr(tunnel_doors, "MAX_READY_PER_USER", 2)
+    monkeypatch.setattr(tunnels_module, "MAX_TUNNELS_PER_PERSON", 3)
+    async with tunnel_world(tmp_path, talk) as world, asyncio.timeout(30):
+        for _ in range(5):
+            await world.doors.door(JOB, 0, ADA)
+        for _ in range(2):
+            await world.came.acquire()
+        path = await world.doors.door(JobId("9999999999"), 0, ADA)
+        reader, writer = await asyncio.open_unix_connection(path)
+        assert "job 9999999999 has nothing on this node" in (await reader.read()).decode()
+        writer.close()

@@ -771,6 +771,65 @@ class DoorAnswer(_message.Message):
 Global___DoorAnswer: _TypeAlias = DoorAnswer  # noqa: Y015
 
 @_typing.final
+class ReserveRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
+    timeout_seconds: _builtins.float
+    @_builtins.property
+    def job(self) -> Global___SubmitRequest:
+        """No array."""
+
+    def __init__(
+        self,
+        *,
+        job: Global___SubmitRequest | None = ...,
+        timeout_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReserveRequest: _TypeAlias = ReserveRequest  # noqa: Y015
+
+@_typing.final
+class ReserveAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
+    DOOR_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def job(self) -> Global___Job:
+        """As it is now."""
+
+    @_builtins.property
+    def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """As of SubmitAnswer."""
+
+    @_builtins.property
+    def door(self) -> Global___DoorAnswer:
+        """Unset while it has no lease."""
+
+    def __init__(
+        self,
+        *,
+        job: Global___Job | None = ...,
+        notes: _abc.Iterable[_builtins.str] | None = ...,
+        door: Global___DoorAnswer | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["door", b"door", "job", b"job"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["door", b"door", "job", b"job", "notes", b"notes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReserveAnswer: _TypeAlias = ReserveAnswer  # noqa: Y015
+
+@_typing.final
 class NodesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -94,6 +94,11 @@ class JobsStub:
                 request_serializer=gpushare_dot_v1_dot_jobs__pb2.DoorRequest.SerializeToString,
                 response_deserializer=gpushare_dot_v1_dot_jobs__pb2.DoorAnswer.FromString,
                 _registered_method=True)
+        self.Reserve = channel.unary_unary(
+                '/gpushare.v1.Jobs/Reserve',
+                request_serializer=gpushare_dot_v1_dot_jobs__pb2.ReserveRequest.SerializeToString,
+                response_deserializer=gpushare_dot_v1_dot_jobs__pb2.ReserveAnswer.FromString,
+                _registered_method=True)
         self.Nodes = channel.unary_unary(
                 '/gpushare.v1.Jobs/Nodes',
                 request_serializer=gpushare_dot_v1_dot_jobs__pb2.NodesRequest.SerializeToString,
@@ -187,6 +192,15 @@ class JobsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Reserve(self, request, context):
+        """Submit and Door in one, for a job that somebody waits for: comes back when it has its lease, when it is over, or
+        after `timeout_seconds` (at most 60). Asking twice with the same `request_id` waits for the same job; only nodes
+        serve this.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Nodes(self, request, context):
         """What the pool has, and what of it is free.
         """
@@ -256,6 +270,11 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.Door,
                     request_deserializer=gpushare_dot_v1_dot_jobs__pb2.DoorRequest.FromString,
                     response_serializer=gpushare_dot_v1_dot_jobs__pb2.DoorAnswer.SerializeToString,
+            ),
+            'Reserve': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reserve,
+                    request_deserializer=gpushare_dot_v1_dot_jobs__pb2.ReserveRequest.FromString,
+                    response_serializer=gpushare_dot_v1_dot_jobs__pb2.ReserveAnswer.SerializeToString,
             ),
             'Nodes': grpc.unary_unary_rpc_method_handler(
                     servicer.Nodes,
@@ -587,6 +606,33 @@ class Jobs:
             '/gpushare.v1.Jobs/Door',
             gpushare_dot_v1_dot_jobs__pb2.DoorRequest.SerializeToString,
             gpushare_dot_v1_dot_jobs__pb2.DoorAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reserve(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gpushare.v1.Jobs/Reserve',
+            gpushare_dot_v1_dot_jobs__pb2.ReserveRequest.SerializeToString,
+            gpushare_dot_v1_dot_jobs__pb2.ReserveAnswer.FromString,
             options,
             channel_credentials,
             insecure,

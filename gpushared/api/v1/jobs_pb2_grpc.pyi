@@ -60,6 +60,11 @@ class JobsStub:
     """A Docker endpoint on this machine through which the caller reaches the gate of the job's node; only nodes
     serve this. It is the node's own socket where the job runs here.
     """
+    Reserve: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ReserveRequest, _jobs_pb2.ReserveAnswer]
+    """Submit and Door in one, for a job that somebody waits for: comes back when it has its lease, when it is over, or
+    after `timeout_seconds` (at most 60). Asking twice with the same `request_id` waits for the same job; only nodes
+    serve this.
+    """
     Nodes: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.NodesRequest, _jobs_pb2.NodesResponse]
     """What the pool has, and what of it is free."""
 
@@ -91,6 +96,11 @@ class JobsAsyncStub(JobsStub):
     Door: _aio.UnaryUnaryMultiCallable[_jobs_pb2.DoorRequest, _jobs_pb2.DoorAnswer]  # type: ignore[assignment]
     """A Docker endpoint on this machine through which the caller reaches the gate of the job's node; only nodes
     serve this. It is the node's own socket where the job runs here.
+    """
+    Reserve: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ReserveRequest, _jobs_pb2.ReserveAnswer]  # type: ignore[assignment]
+    """Submit and Door in one, for a job that somebody waits for: comes back when it has its lease, when it is over, or
+    after `timeout_seconds` (at most 60). Asking twice with the same `request_id` waits for the same job; only nodes
+    serve this.
     """
     Nodes: _aio.UnaryUnaryMultiCallable[_jobs_pb2.NodesRequest, _jobs_pb2.NodesResponse]  # type: ignore[assignment]
     """What the pool has, and what of it is free."""
@@ -192,6 +202,17 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_jobs_pb2.DoorAnswer, _abc.Awaitable[_jobs_pb2.DoorAnswer]]:
         """A Docker endpoint on this machine through which the caller reaches the gate of the job's node; only nodes
         serve this. It is the node's own socket where the job runs here.
+        """
+
+    @_abc_1.abstractmethod
+    def Reserve(
+        self,
+        request: _jobs_pb2.ReserveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_jobs_pb2.ReserveAnswer, _abc.Awaitable[_jobs_pb2.ReserveAnswer]]:
+        """Submit and Door in one, for a job that somebody waits for: comes back when it has its lease, when it is over, or
+        after `timeout_seconds` (at most 60). Asking twice with the same `request_id` waits for the same job; only nodes
+        serve this.
         """
 
     @_abc_1.abstractmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -58,7 +58,7 @@ class CoordinatorCalls:
             except grpc.aio.AioRpcError as error:
                 raise error_of(error, "the pool's coordinator") from error
 
-    async def stream(self, name: str, message: Message, caller: Caller) -> AsyncIterator[Any]:
+    async def stream(self, name: str, message: Message, caller: Caller) -> AsyncGenerator[Any, None]:
         """The messages of a call that streams its answer, while somebody reads. Raises as ``call``."""
         with self._counted(caller):
             stub = jobs_pb2_grpc.JobsStub(await self._channel())

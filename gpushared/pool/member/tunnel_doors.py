@@ -13,9 +13,9 @@ import os
 import re
 import shutil
 import socket
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,12 @@ MAX_CONNECTIONS_PER_USER = 256
 """Through all of a user's doors; the daemon's files are everybody's."""
 IDLE_SECONDS = 3600.0
 """A door that nobody went through for so long is closed; it is made anew when it is asked for."""
+READY_TUNNELS = 3
+"""As many connections as ``docker run`` makes. They are ready when somebody is told of a door, since most use
+it at once."""
+READY_SECONDS = 5.0
+MAX_READY_PER_USER = 12
+"""They count where the coordinator counts a person's tunnels: few enough to leave room for those in use."""
 BACKLOG = 128
 REFUSAL = (
     b"HTTP/1.1 %d Refused\r\nConnection: close\r\n"
@@ -56,14 +62,25 @@ _Key = tuple[JobId, int, int, int]
 """Job, attempt (0 = the one that is), rank, user."""
 
 
+@dataclass(slots=True, eq=False)
+class _Ready:
+    """A tunnel that nobody uses yet."""
+
+    call: Call
+    taken: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 @dataclass(slots=True)
 class _Door:
     path: Path
     caller: Caller
+    first: jobs_pb2.TunnelChunk
+    """What each of its tunnels begins with."""
     listener: socket.socket
     accepting: asyncio.Task[None] | None = None
     open: int = 0
     used_at: float = 0.0
+    ready: deque[_Ready] = field(default_factory=deque)
 
 
 class TunnelDoors:
@@ -83,6 +100,7 @@ class TunnelDoors:
         self._fault = fault
         self._doors: dict[_Key, _Door] = {}
         self._open: Counter[int] = Counter()
+        self._ready: Counter[int] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def door(self, job: JobId, rank: int, caller: Caller, attempt: int = 0) -> str:
@@ -101,6 +119,7 @@ class TunnelDoors:
                 raise LimitReached("too many jobs elsewhere are reached from this node", hint="try later")
             door = self._doors[key] = self._made(key, caller)
         door.used_at = asyncio.get_running_loop().time()
+        self._prepare(door)
         return str(door.path)
 
     async def close(self) -> None:
@@ -123,7 +142,8 @@ class TunnelDoors:
         os.chown(path, caller.uid, caller.gid)
         sock.listen(BACKLOG)
         sock.setblocking(False)
-        door = _Door(path, caller, sock)
+        first = jobs_pb2.TunnelChunk(job_id=job, attempt=attempt, rank=rank)
+        door = _Door(path, caller, first, sock)
         door.accepting = self._in_background(self._accept(key, door))
         return door
 
@@ -133,12 +153,11 @@ class TunnelDoors:
         The listener is closed here alone: the event loop would go on to look at its number, which the next
         socket gets, and would then never look at that one.
         """
-        first = jobs_pb2.TunnelChunk(job_id=key[0], attempt=key[1], rank=key[2])
         loop = asyncio.get_running_loop()
         try:
             while True:
                 sock, _ = await loop.sock_accept(door.listener)
-                self._in_background(self._serve(door, first, sock))
+                self._in_background(self._serve(door, sock))
         except OSError as error:
             log.warning("door=%s is closed: %s", door.path.name, error)
         finally:
@@ -164,7 +183,7 @@ class TunnelDoors:
                 assert door.accepting is not None, "made with it"
                 door.accepting.cancel()
 
-    async def _serve(self, door: _Door, first: jobs_pb2.TunnelChunk, sock: socket.socket) -> None:
+    async def _serve(self, door: _Door, sock: socket.socket) -> None:
         uid = door.caller.uid
         if peer_of(sock).uid not in {uid, 0}:
             sock.close()
@@ -176,18 +195,16 @@ class TunnelDoors:
         door.open += 1
         self._open[uid] += 1
         try:
-            await self._tunnel(door, first, sock)
+            await self._tunnel(door, sock)
         finally:
             self._open[uid] -= 1
             door.open -= 1
             door.used_at = asyncio.get_running_loop().time()
 
-    async def _tunnel(self, door: _Door, first: jobs_pb2.TunnelChunk, sock: socket.socket) -> None:
+    async def _tunnel(self, door: _Door, sock: socket.socket) -> None:
         try:
-            metadata = await self._vouch(door.caller, first)
-            call = _called(await self._channel(), metadata)
+            call = self._taken(door) or await self._opened(door)
             try:
-                await call.write(first)
                 await _pump(sock, call)
             finally:
                 call.cancel()
@@ -196,9 +213,56 @@ class TunnelDoors:
         except grpc.aio.AioRpcError as error:
             await _refuse(sock, self._fault(error))
         except asyncio.InvalidStateError as error:
-            log.info("tunnel to job=%s ended: %s", first.job_id, error)
+            log.info("tunnel to job=%s ended: %s", door.first.job_id, error)
         finally:
             sock.close()
+
+    async def _opened(self, door: _Door) -> Call:
+        """A tunnel of which the coordinator has been told; what it says to it is read."""
+        metadata = await self._vouch(door.caller, door.first)
+        call = _called(await self._channel(), metadata)
+        try:
+            await call.write(door.first)
+        except BaseException:
+            call.cancel()
+            raise
+        return call
+
+    # --- tunnels that are ready --------------------------------------------------------------------------
+
+    def _prepare(self, door: _Door) -> None:
+        """Whoever was told of a door is likely to come in a moment: meanwhile the way is made."""
+        uid = door.caller.uid
+        for _ in range(len(door.ready), READY_TUNNELS):
+            if self._ready[uid] < MAX_READY_PER_USER:
+                self._ready[uid] += 1
+                self._in_background(self._keep_ready(door))
+
+    async def _keep_ready(self, door: _Door) -> None:
+        """Until somebody takes it, or nobody did for a while."""
+        try:
+            ready = _Ready(await self._opened(door))
+            door.ready.append(ready)
+            try:
+                async with asyncio.timeout(READY_SECONDS):
+                    await ready.taken.wait()
+            finally:
+                if not ready.taken.is_set():
+                    door.ready.remove(ready)
+                    ready.call.cancel()
+        except (TimeoutError, GpushareError, grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            log.debug("no tunnel to job=%s is ready: %s", door.first.job_id, error)
+        finally:
+            self._ready[door.caller.uid] -= 1
+
+    def _taken(self, door: _Door) -> Call | None:
+        """One that is ready, and did not fail meanwhile."""
+        while door.ready:
+            ready = door.ready.popleft()
+            ready.taken.set()
+            if not ready.call.done():
+                return ready.call
+        return None
 
 
 def _called(channel: grpc.aio.Channel, metadata: Metadata) -> Call:
