@@ -42,6 +42,6 @@ def cancel(job: tuple[str, ...], grace_seconds: int | None) -> int:
 
 def _of_array(jobs: Jobs, name: str) -> list[str]:
     """The jobs of an array that are not over, from its last; anything else is a job itself."""
-    pages = jobs.pages(array_id=name) if may_be_array(name) else ()
-    found = [one.id for page in pages for one in page.jobs]
-    return list(reversed(found)) or [name]
+    pages = jobs.pages(array_id=name, ended=True) if may_be_array(name) else ()
+    found = [one for page in pages for one in page.jobs]
+    return [one.id for one in reversed(found) if not one.is_over] if found else [name]

@@ -12,8 +12,6 @@ from gpushared.client import Client
 from gpushared.client.job_messages import Job
 from gpushared.client.jobs import Jobs
 
-REASON_SHOWN = 60
-
 
 def job_row(job: Job, now: float) -> Row:
     """A job's cells."""
@@ -53,10 +51,8 @@ def _ran(job: Job, now: float) -> float | None:
 
 
 def _narrow(row: Row, output: str) -> Row:
-    reason = row["reason"]
-    if output != "table" or len(reason) <= REASON_SHOWN:
-        return row
-    return {**row, "reason": reason[: REASON_SHOWN - 1] + "…"}
+    """A name that only says the id once more needs no place."""
+    return {**row, "name": ""} if output == "table" and row["name"] == f"job-{row['job']}" else row
 
 
 def fetch(client: Client, options: Options) -> Screen:
@@ -104,7 +100,7 @@ Examples:
         Column("node"),
         Column("asks"),
         Column("age", right=True),
-        Column("reason"),
+        Column("reason", shrinks=True),
         Column("pos", right=True, wide=True),
         Column("ran", right=True, wide=True),
         Column("class", wide=True),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from shutil import get_terminal_size
 from typing import Any, NamedTuple
 
 from gpushared.cli import table, text
@@ -166,7 +167,8 @@ def _json(listing: Listing, screen: Screen, *, by_line: bool) -> str:
 def _table(columns: Sequence[Column], screen: Screen, options: Options) -> str:
     colour = table.wants_colour(sys.stdout)
     if screen.told is None:
-        written = table.lines(columns, screen.rows, headers=options.headers, colour=colour)
+        width = get_terminal_size().columns if options.output == "table" and sys.stdout.isatty() else None
+        written = table.lines(columns, screen.rows, headers=options.headers, colour=colour, width=width)
     else:
         written = [text.printable(line) for line in screen.told]
     if options.headers:

@@ -105,7 +105,8 @@ class PoolPlace:
         since = time.monotonic()
         deadline = None if self._max_wait is None else time.monotonic() + self._max_wait
         while not self._is_reserved():
-            self._progress.job(self.job)
+            if not self.job.is_over:  # else its end is said, and only once
+                self._progress.job(self.job)
             seconds = POLL_SECONDS if deadline is None else min(POLL_SECONDS, deadline - time.monotonic())
             self._look_again(seconds)
         self._progress.clear()

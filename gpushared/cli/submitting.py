@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from gpushared.cli import docker
@@ -16,11 +17,13 @@ from gpushared.cli.waiting import persistently
 from gpushared.client import Client
 from gpushared.client.job_messages import SubmitAnswer
 from gpushared.client.jobs import Jobs
+from gpushared.domain.errors import GpushareError
 
 _RUN_ALONE = ("detach", "detach-keys", "sig-proxy", "pull", "quiet")
 """Options of ``docker run`` that ``docker create`` has no use for, or that the job keeps by itself."""
 _FOR_A_TERMINAL = ("AttachStdin", "AttachStdout", "AttachStderr", "StdinOnce")
 MAX_COUNT_DIGITS = 9
+NEVER_FITS = "never_fits"
 
 
 def submit_job(args: Sequence[str]) -> int:
@@ -40,7 +43,16 @@ def submit_job(args: Sequence[str]) -> int:
     print(answer.array_id or answer.job_ids[0])
     for note in answer.notes:
         say(note)
+    _tell_if_hopeless(Jobs(client), answer.job_ids[0])
     return 0
+
+
+def _tell_if_hopeless(jobs: Jobs, job_id: str) -> None:
+    """A pool keeps what none of its nodes could ever take, because others may join; few mean that."""
+    with suppress(GpushareError):
+        told = jobs.explain(job_id)
+        if told.reason_code == NEVER_FITS and not told.job.is_over:
+            say(f"{job_id} waits until a node joins that could take it: {told.sentence}", told.hint)
 
 
 def _captured(client: Client, words: RunWords) -> Captured:
@@ -82,7 +94,7 @@ def _said(words: RunWords) -> dict[str, Any]:
         "requeue": requeue,
         "pool": bool(ours.get("pool")),
         "node": ours.get("node", ""),
-        "nodes": _count(ours, "nodes"),
+        "nodes": _nodes(ours),
         "span": bool(ours.get("span")),
         "retries": _count(ours, "retries"),
         "stop_after_seconds": _seconds(ours.get("stop-after", "")),
@@ -97,6 +109,13 @@ def _count(ours: dict[str, str], name: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= MAX_COUNT_DIGITS):
         raise UsageError(f"--{name} {text[:40]!r} is no number", hint="give a whole number, such as 2")
     return int(text)
+
+
+def _nodes(ours: dict[str, str]) -> int:
+    nodes = _count(ours, "nodes")
+    if "nodes" in ours and not nodes:
+        raise UsageError("a job on 0 nodes cannot be", hint="leave out --nodes for one node, anywhere")
+    return nodes
 
 
 def _seconds(text: str) -> int:

@@ -10,6 +10,7 @@ from gpushared.cli.text import MISSING, printable
 
 Row = Mapping[str, str]
 _GAP = "  "
+_SHRUNK = 16
 _BOLD = "1"
 _COLOURS = {
     "active": "32",
@@ -27,12 +28,16 @@ _COLOURS = {
 
 
 class Column(NamedTuple):
-    """A column: its key is its title in small letters; ``wide`` ones are left out of ``-o table``."""
+    """A column: its key is its title in small letters; ``wide`` ones are left out of ``-o table``.
+
+    One that ``shrinks`` is cut where the table is wider than its terminal.
+    """
 
     key: str
     right: bool = False
     wide: bool = False
     coloured: bool = False
+    shrinks: bool = False
 
     @property
     def title(self) -> str:
@@ -52,9 +57,13 @@ def paint(text: str, code: str | None) -> str:
     return f"\x1b[{code}m{text}\x1b[0m" if code else text
 
 
-def lines(columns: Sequence[Column], rows: Sequence[Row], *, headers: bool, colour: bool) -> list[str]:
-    """The table, a line each, without spaces at the ends of lines."""
+def lines(
+    columns: Sequence[Column], rows: Sequence[Row], *, headers: bool, colour: bool, width: int | None = None
+) -> list[str]:
+    """The table, a line each, without spaces at the ends of lines; ``width`` is that of the terminal."""
     cells = [[printable(row.get(column.key, "")) or MISSING for column in columns] for row in rows]
+    if width is not None:
+        _shrink(columns, cells, width)
     titles = [column.title for column in columns]
     shown = [titles, *cells] if headers else cells
     widths = [max(map(_width, place), default=0) for place in zip(*shown, strict=True)] or [0] * len(columns)
@@ -62,6 +71,22 @@ def lines(columns: Sequence[Column], rows: Sequence[Row], *, headers: bool, colo
         _line(columns, line, widths, colour=colour, title=headers and number == 0)
         for number, line in enumerate(shown)
     ]
+
+
+def _shrink(columns: Sequence[Column], cells: list[list[str]], width: int) -> None:
+    """Cut the column that may be cut, where that makes lines fit; to no less than can be made sense of."""
+    at = next((place for place, column in enumerate(columns) if column.shrinks), None)
+    if at is None:
+        return
+    others = (
+        max([len(column.title), *(_width(line[place]) for line in cells)])
+        for place, column in enumerate(columns)
+        if place != at
+    )
+    room = max(_SHRUNK, width - sum(others) - len(_GAP) * (len(columns) - 1))
+    for line in cells:
+        if _width(line[at]) > room:
+            line[at] = line[at][: room - 1] + "…"
 
 
 def _line(

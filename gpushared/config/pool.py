@@ -216,7 +216,7 @@ POOL = Schema(
             lambda name: name == EVERYBODY or is_user_name(name),
             f'use a name as users have them, or "{EVERYBODY}"',
             f'write [{USERS}.ada] and below it principals = ["ada@lab"]',
-        )
+        ),
     },
     prefix=POOL_PREFIX,
     page="docs/reference/pool-configuration.md",

@@ -62,9 +62,10 @@ def read_array(text: str) -> tuple[int, ...]:
         first = int(match[1]) if match else 0
         last = int(match[2] or match[1]) if match else -1
         if last < first:
-            raise RequestError(
-                f"{shown(text)} are no numbers of an array", hint="write 0-99 or 1,3,5-9, up to 999999"
-            )
+            hint = "write 0-99 or 1,3,5-9, up to 999999"
+            if "%" in part:
+                hint += "; how many run at once is no part of it: each waits for room by itself"
+            raise RequestError(f"{shown(text)} are no numbers of an array", hint=hint)
         if len(numbers) + last - first >= 2 * MAX_ARRAY:
             raise _too_many()
         numbers.update(range(first, last + 1))

@@ -12,7 +12,7 @@ from gpushared.cli import docker, pool_run
 from gpushared.cli.docker_args import RUN, split
 from gpushared.cli.waiting import Interrupted
 from gpushared.client.job_messages import DoorAnswer, Job, ReserveAnswer, SubmitAnswer
-from gpushared.domain.errors import Unimplemented
+from gpushared.domain.errors import StateConflict, Unimplemented
 
 JOB = "0123456789"
 DOOR = {"host": "unix:///run/gpushared/doors/0123456789-1000.sock", "lease_id": "l-7f3k", "node": "b"}
@@ -123,3 +123,16 @@ def test_where_there_is_room_docker_is_started_at_the_door(
         pool_run.run_in_pool(split(["--pool", "--gpu", "1", "busybox"], RUN))
     assert became == [(["docker", "run", "--label", "gpushare.lease=l-7f3k"], DOOR["host"])]
     assert daemon.asked == asked
+
+
+def test_what_the_pool_refuses_at_once_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon = Daemon(0)
+    refused = {"id": JOB, "state": "failed", "reason": "no node could take it", "hint": "T4"}
+    monkeypatch.setattr(daemon, "reserve", lambda **_: ReserveAnswer({"job": refused}))
+    monkeypatch.setattr(pool_run, "Jobs", lambda _: daemon)
+    monkeypatch.setattr(docker, "find_docker", lambda: "/bin/false")
+    with pytest.raises(StateConflict, match="no node could take it"):
+        pool_run.run_in_pool(split(["--pool", "--gpu", "1", "busybox"], RUN))
+    assert capsys.readouterr().err == ""

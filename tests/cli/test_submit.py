@@ -169,6 +169,7 @@ def test_a_terminal_waits_for_somebody_as_with_docker_run_detached(
         (["--requeue", "--no-requeue", "busybox"], "exclude each other", 2),
         (["--max-wait", "3", "busybox"], "unknown flag: --max-wait", 125),
         (["--array"], "--array needs a value", 2),
+        (["--pool", "--nodes", "0", "busybox"], "0 nodes", 2),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_the_daemon_is_asked(
@@ -193,6 +194,21 @@ def test_a_lost_answer_is_asked_for_again_with_the_same_id(gpushare: Gpushare, s
     assert (done.returncode, done.stdout) == (0, f"{JOB}\n")
     first, second = standin.asked("Jobs/Submit")
     assert first == second
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [("never_fits", "waits until a node joins that could take it: no node"), ("resources", "")],
+)
+def test_what_no_node_of_the_pool_could_ever_take_is_kept_and_that_is_said(
+    gpushare: Gpushare, standin: StandIn, code: str, told: str
+) -> None:
+    sentence = {"reason_code": code, "sentence": "no node could take 99", "hint": "there are T4"}
+    standin.answers["Jobs/Explain"] = ok({"job": job(), **sentence})
+    done = gpushare("submit", "--pool", "--gpu", "99", "busybox")
+    assert (done.returncode, done.stdout) == (0, f"{JOB}\n")
+    assert told in done.stderr
+    assert bool(told) == ("no node could take 99" in done.stderr)
 
 
 def test_an_array_is_named_by_its_own_id(gpushare: Gpushare, standin: StandIn) -> None:
@@ -297,6 +313,13 @@ def test_cancel_prints_each_and_reports_what_cannot_be(gpushare: Gpushare, stand
     done = gpushare("cancel", "--grace", "3", "a", "gone", "b")
     assert (done.returncode, done.stdout) == (125, "a\nb\n")
     assert standin.asked("Jobs/Cancel")[0] == {"job_id": "a", "grace_seconds": 3}
+
+
+def test_cancel_of_an_array_that_is_over_has_nothing_to_end(gpushare: Gpushare, standin: StandIn) -> None:
+    """As of a job that is over."""
+    standin.answers["Jobs/List"] = ok({"jobs": [OVER | {"id": f"{JOB}_{number}"} for number in range(3)]})
+    done = gpushare("cancel", JOB)
+    assert (done.returncode, done.stdout, standin.asked("Jobs/Cancel")) == (0, "", [])
 
 
 def test_cancel_of_an_array_ends_those_that_are_not_over(gpushare: Gpushare, standin: StandIn) -> None:

@@ -113,14 +113,14 @@ def _by_id(rooms: Iterable[Room]) -> dict[GpuId, Room]:
 
 
 def _refused(job: Job, request: Request) -> Lack:
-    text = f"no other node of the pool could take {describe(request)}: {refusing.told(job)}"
+    text = f"no other node of the pool could take {_words(request)}: {refusing.told(job)}"
     if job.spec.target != HERE:
         text = f"only node {job.spec.target} will do, and {refusing.told(job)}"
     return Lack(Reason.NEVER_FITS, text, refusing.hint(job), refused=True)
 
 
 def _never(job: Job, request: Request, rooms: Sequence[Room]) -> Lack:
-    what, models = describe(request), sorted({room.gpu.name for room in rooms})
+    what, models = _words(request), sorted({room.gpu.name for room in rooms})
     text = f"no node of the pool could take {what}, not even when it is empty"
     if job.spec.target != HERE:
         text = f"node {job.spec.target} could not take {what}, not even when it is empty"
@@ -144,10 +144,16 @@ def _sentence(
     return f"{text} ({'; '.join(said)}{more})"
 
 
+def _words(request: Request) -> str:
+    """What it asks for, with the models that alone will do."""
+    models = " or ".join(shown(model) for model in request.models)
+    return f"{describe(request)} of model {models}" if models else describe(request)
+
+
 def _needs(job: Job) -> str:
     if is_gang(job.spec) and not job.spec.span:
-        return f"{describe(job.spec.request)} on each of {job.spec.nodes} nodes at once"
-    return describe(job.spec.request) + (" on few nodes at once" if job.spec.span else "")
+        return f"{_words(job.spec.request)} on each of {job.spec.nodes} nodes at once"
+    return _words(job.spec.request) + (" on few nodes at once" if job.spec.span else "")
 
 
 def _away(member: Member, state: PoolState, now: float) -> str:

@@ -146,6 +146,14 @@ def test_who_sits_before_it_does_not_wait_for_what_cannot_come(how: str) -> None
     assert pool.ended().hint == "add one under [pool.accounts]"
 
 
+def test_a_model_that_the_pool_does_not_have_is_said_to_be_what_is_lacking() -> None:
+    pool = Pool("a")
+    pool.submit(request=replace(WHOLE, models=("b200", "gb300")))
+    lack = lack_of_room(pool.job(J), pool.state, pool.now)
+    assert "could take 1 of model 'b200' or 'gb300', not even when" in lack.sentence
+    assert lack.hint == "there are H100"
+
+
 def test_an_interactive_job_that_is_too_large_for_all_nodes_fails_at_once() -> None:
     pool = Pool("a", "b")
     pool.submit(request=TOO_MUCH, interactive=True)
