@@ -225,6 +225,32 @@ class DaemonProcess:
         """The free compute of each GPU, by index."""
         return [gpu["compute_free_permille"] for gpu in self.call("Gpus/List")["gpus"]]
 
+    # --- the command ---
+
+    def gpushare(self, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        """The command ``gpushare``, for an administrator."""
+        return subprocess.run(
+            [str(GPUSHARE), *words],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env={
+                "PATH": f"{parts.DOCKER.parent}:{os.environ['PATH']}",
+                "HOME": "/tmp",
+                "DOCKER_CONFIG": "/nonexistent",
+                "GPUSHARE_HOST": f"unix://{self.socket}",
+            },
+        )
+
+    def gpushare_says(self, *words: str) -> str:
+        """What it printed, stripped; fails the test where it fails."""
+        done = self.gpushare(*words)
+        if done.returncode:
+            raise DaemonFailed(f"gpushare {' '.join(words)}: {done.stderr.strip()}\n{self.text()[-3000:]}")
+        return done.stdout.strip()
+
     # --- containers through it ---
 
     def docker(

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from gpushared.doctor.checks import CHECKS
-from tests.bed import parts
 from tests.gpus.fake_nvml import FakeGpu, FakeMachine, fake_nvml_library
 from tests.node.conftest import NewDaemon
-from tests.node.daemon import GPUSHARE, DaemonProcess, Json, make_directory, wait_until
+from tests.node.daemon import DaemonProcess, Json, make_directory, wait_until
 from tests.node.grpc_client import ask
 from tests.pool.processes import CoordinatorProcess
 
@@ -25,20 +23,6 @@ def checks(daemon: DaemonProcess) -> dict[str, Json]:
 
 def unwell(daemon: DaemonProcess) -> set[str]:
     return {name for name, check in checks(daemon).items() if check["status"] in {"warning", "failed"}}
-
-
-def gpushare(daemon: DaemonProcess, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(GPUSHARE), *words],
-        env={
-            "PATH": f"{parts.DOCKER.parent}:{os.environ['PATH']}",
-            "GPUSHARE_HOST": f"unix://{daemon.socket}",
-        },
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 def test_json_and_grpc_name_the_same_checks_in_order(lone_daemon: DaemonProcess) -> None:
@@ -71,7 +55,7 @@ def test_simulated_gpus_are_well_but_for_what_is_told(daemon: DaemonProcess) -> 
     """What this machine lacks are warnings: no CDI, directories of tests on disk."""
     assert unwell(daemon) <= {"docker-cdi", "runtime-directory", "docker-group-members", "journal-disk"}
     assert checks(daemon)["driver"]["status"] == "skipped"
-    done = gpushare(daemon, "doctor")
+    done = daemon.gpushare("doctor")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("SIMULATED")
 
@@ -93,7 +77,7 @@ def test_a_configuration_that_was_changed_is_told_until_it_is_read(lone_daemon: 
     path.write_text("[queue]\nmax_queued = 'many'\n")
     wait_until(lambda: _config(lone_daemon)["status"] == "failed", "the mistake is told")
     assert "queue.max_queued" in _config(lone_daemon)["detail"]
-    done = gpushare(lone_daemon, "doctor", "-o", "columns=check,status")
+    done = lone_daemon.gpushare("doctor", "-o", "columns=check,status")
     assert done.returncode == 1
     assert ["config", "failed"] in [line.split() for line in done.stdout.splitlines()]
 

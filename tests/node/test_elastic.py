@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
 from argparse import REMAINDER, ArgumentParser, Namespace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 
 from tests.bed.fixtures import CdiEngine
 from tests.node.conftest import NewDaemon
-from tests.node.daemon import GPUSHARE, DaemonProcess, Json, Refused, wait_until
+from tests.node.daemon import DaemonProcess, Json, Refused, wait_until
 
 GIB = 1024**3
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "elastic.md"
@@ -129,26 +128,15 @@ def test_compute_that_others_leave_is_told_and_not_booked(
     assert env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "100"
     assert (env["GPUSHARE_COMPUTE_PERCENT"], env["GPUSHARE_COMPUTE_LIMIT_PERCENT"]) == ("25", "100")
     assert sorted(daemon.free_permille()) == [750, 1000]
-    assert gpushare(daemon, "ps", "--no-headers", "-o", "columns=share,asks").splitlines()[-1].split() == [
+    assert daemon.gpushare_says("ps", "--no-headers", "-o", "columns=share,asks").splitlines()[
+        -1
+    ].split() == [
         *("25..100%", "0.25", "with", "25..100%", "compute"),
     ]
     lease, *_ = daemon.leases()
-    done = gpushare(daemon, "resize", lease, "--gpu-compute", "50%..80%")
+    done = daemon.gpushare_says("resize", lease, "--gpu-compute", "50%..80%")
     assert "50% of the compute (and up to 80% where it is free)" in done
     assert "gets 80%" in done
-
-
-def gpushare(daemon: DaemonProcess, *words: str) -> str:
-    done = subprocess.run(
-        [str(GPUSHARE), *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        env={"PATH": "/usr/bin:/bin", "GPUSHARE_HOST": f"unix://{daemon.socket}"},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 # --- whole GPUs and launchers --------------------------------------------------------------------------

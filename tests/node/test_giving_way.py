@@ -7,7 +7,6 @@ import pytest
 from tests.bed.fixtures import CdiEngine
 from tests.node.conftest import NewDaemon
 from tests.node.daemon import DaemonProcess, Json, Refused, wait_until
-from tests.node.test_idle import gpushare
 
 GIB = 1024**3
 ALICE = 61001
@@ -159,7 +158,7 @@ def test_a_container_whose_memory_limit_is_too_small_is_stopped_and_started_agai
         hasty.call("Leases/Pause", {"lease_id": lease["id"]})
     told = hasty.lease(lease["id"])
     assert "the 38.1 MiB on its GPUs would come to" in told["preempt_why"]
-    assert "because the 38.1 MiB on its GPUs" in gpushare(hasty, "why", lease["id"])
+    assert "because the 38.1 MiB on its GPUs" in hasty.gpushare_says("why", lease["id"])
     hasty.call("Leases/Preempt", {"lease_id": lease["id"]})
     hasty.wait_lease(winner["id"], "reserved")
     assert hasty.lease(lease["id"])["state"] == "requeued"

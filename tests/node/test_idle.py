@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 from collections.abc import Mapping
 from typing import Any
 
 from tests.node.conftest import NewDaemon
-from tests.node.daemon import GPUSHARE, DaemonProcess, Json, wait_until
+from tests.node.daemon import DaemonProcess, Json, wait_until
 
 GIB = 1024**3
 NOBODY = 65534
@@ -75,19 +74,6 @@ def runs(daemon: DaemonProcess, lease: Json) -> list[str]:
     return daemon.check("exec", lease["container_id"], "cat", "/tmp/runs").split()
 
 
-def gpushare(daemon: DaemonProcess, *words: str) -> str:
-    done = subprocess.run(
-        [str(GPUSHARE), *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        env={"PATH": "/usr/bin:/bin", "GPUSHARE_HOST": f"unix://{daemon.socket}"},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
 def test_an_idle_lease_is_told_then_lowered_then_suspended_and_comes_back_on_demand(
     new_daemon: NewDaemon, docker_engine: str
 ) -> None:
@@ -116,7 +102,7 @@ def test_where_nothing_can_be_suspended_it_is_ended_with_what_it_was_idle_for(
     ended = daemon.wait_lease(lease["id"], "ended")
     assert ended["outcome"]["kind"] == "idle"
     assert ended["outcome"]["text"].startswith("it did nothing on its GPUs for ")
-    assert lease["id"] in gpushare(daemon, "ps", "--all", "-o", "columns=lease,state")
+    assert lease["id"] in daemon.gpushare_says("ps", "--all", "-o", "columns=lease,state")
 
 
 def test_without_an_action_it_reads_of_it_and_gets_no_signal(
@@ -214,12 +200,12 @@ def test_a_project_s_idle_leases_end_by_its_own_rules_and_others_stay(
     other = daemon.hold("0.5", uid=NOBODY)
     mine = hold(daemon)
     assert (mine["project"], other["project"]) == ("vision", "nobody")
-    shown = gpushare(daemon, "project", "show", "vision").splitlines()
+    shown = daemon.gpushare_says("project", "show", "vision").splitlines()
     assert "  idle     build, infer, train: told after 1s, stopped after 2s" in shown
     assert not any(line.startswith("  quiet") for line in shown)
     assert daemon.wait_lease(mine["id"], "ended")["outcome"]["kind"] == "idle"
     assert (daemon.lease(other["id"])["state"], notice(daemon, other)) == ("active", None)
-    assert "told after 30m, lowered after 1h" in gpushare(daemon, "project", "show", "nobody")
+    assert "told after 30m, lowered after 1h" in daemon.gpushare_says("project", "show", "nobody")
 
 
 def test_what_it_was_told_outlives_the_daemon(new_daemon: NewDaemon, docker_engine: str) -> None:
@@ -237,10 +223,10 @@ def test_the_shell_shows_for_how_long_a_lease_is_idle(new_daemon: NewDaemon, doc
     daemon = started(new_daemon, docker_engine, SOON)
     lease = hold(daemon)
     wait_until(lambda: daemon.lease(lease["id"])["lowered"], "it is lowered")
-    assert "IDLE" in gpushare(daemon, "ps", "-o", "wide")
-    assert gpushare(daemon, "ps", "-o", "columns=idle", "--no-headers").endswith("s")
+    assert "IDLE" in daemon.gpushare_says("ps", "-o", "wide")
+    assert daemon.gpushare_says("ps", "-o", "columns=idle", "--no-headers").endswith("s")
     (line,) = [
-        line for line in gpushare(daemon, "why", lease["id"]).splitlines() if line.startswith("  idle")
+        line for line in daemon.gpushare_says("why", lease["id"]).splitlines() if line.startswith("  idle")
     ]
     assert "gives way to others first; no work on its GPUs for 1s" in line
 
@@ -251,7 +237,7 @@ def test_playing_a_driver_that_tells_processes_apart_needs_their_memory(
     daemon = started(new_daemon, docker_engine, SOON)
     lease = hold(daemon)
     words = ("--container", lease["container_id"], "--memory", "1g", "--process-utilization", "40%")
-    gpushare(daemon, "simulate", "--utilization", "80%", *words)
+    daemon.gpushare_says("simulate", "--utilization", "80%", *words)
     wait_until(lambda: daemon.lease(lease["id"])["idle_since"] == 0.0, "it works")
-    gpushare(daemon, "simulate", *words[:-1], "0%")
+    daemon.gpushare_says("simulate", *words[:-1], "0%")
     wait_until(lambda: daemon.lease(lease["id"])["idle_since"] > 0, "it rests")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import subprocess
 import time
 from collections import Counter
 from pathlib import Path
@@ -17,7 +15,6 @@ from tests.bed import parts
 from tests.node.conftest import NewDaemon
 from tests.node.daemon import (
     END_SECONDS,
-    GPUSHARE,
     OWN_LABEL,
     DaemonFailed,
     DaemonProcess,
@@ -86,18 +83,6 @@ def story(daemon: DaemonProcess, job_id: str) -> list[str]:
     return [entry["text"] for entry in explained["story"]]
 
 
-def gpushare(daemon: DaemonProcess, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    environment = {
-        **os.environ,
-        "GPUSHARE_HOST": f"unix://{daemon.socket}",
-        "PATH": f"{parts.DOCKER.parent}:{os.environ['PATH']}",
-    }
-    return subprocess.run(
-        [str(GPUSHARE), *words],
-        env=environment, input=stdin, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-
-
 def marks(path: Path) -> Counter[str]:
     """What containers wrote in a folder that they all have: one line for each beginning."""
     return Counter(path.read_text().split()) if path.exists() else Counter()
@@ -111,15 +96,15 @@ def test_a_submitted_job_runs_and_its_output_and_exit_code_are_had_by_the_comman
 ) -> None:
     options = ["--network", "none", "--label", f"{OWN_LABEL}={daemon.directory.name}", "-e", "GREETING=hello"]
     said = 'echo "$GREETING $GPUSHARE_JOB_ID $GPUSHARE_COMPUTE_PERCENT"; exit 3'
-    done = gpushare(daemon, "submit", "--gpu", "0.25", *options, parts.BUSYBOX_IMAGE, "sh", "-c", said)
+    done = daemon.gpushare("submit", "--gpu", "0.25", *options, parts.BUSYBOX_IMAGE, "sh", "-c", said)
     assert done.returncode == 0, done.stderr
     name = done.stdout.strip()
-    waited = gpushare(daemon, "wait", name)
+    waited = daemon.gpushare("wait", name)
     assert (waited.returncode, waited.stdout) == (3, "")
-    assert gpushare(daemon, "logs", name).stdout == f"hello {name} 25\n"
-    assert gpushare(daemon, "logs", f"job-{name}").stdout == f"hello {name} 25\n"
-    assert "exit code 3" in gpushare(daemon, "why", name).stdout
-    listed = gpushare(daemon, "jobs", "--ended", "-o", "columns=job,state", "--no-headers").stdout
+    assert daemon.gpushare("logs", name).stdout == f"hello {name} 25\n"
+    assert daemon.gpushare("logs", f"job-{name}").stdout == f"hello {name} 25\n"
+    assert "exit code 3" in daemon.gpushare("why", name).stdout
+    listed = daemon.gpushare("jobs", "--ended", "-o", "columns=job,state", "--no-headers").stdout
     assert listed.split() == [name, "failed(3)"]
 
 
@@ -139,7 +124,7 @@ def test_nobody_who_waits_is_needed(daemon: DaemonProcess) -> None:
     """A request without a client leaves the queue after a while; a job's does not."""
     (name,) = submit(daemon, "sleep", "1000")
     assert wait_job(daemon, name, "running")["parts"][0]["state"] == "running"
-    assert gpushare(daemon, "cancel", "--grace", "0", name).stdout == f"{name}\n"
+    assert daemon.gpushare("cancel", "--grace", "0", name).stdout == f"{name}\n"
     assert wait_job(daemon, name)["state"] == "cancelled"
 
 
@@ -158,7 +143,7 @@ def test_a_job_that_is_removed_leaves_no_container(daemon: DaemonProcess) -> Non
     while parts.docker(daemon.engine, "inspect", f"job-{name}").returncode == 0:
         assert time.monotonic() < deadline, "the container stays"
         time.sleep(0.1)
-    assert "has been removed" in gpushare(daemon, "logs", name).stderr
+    assert "has been removed" in daemon.gpushare("logs", name).stderr
 
 
 @pytest.mark.parametrize(
@@ -246,14 +231,14 @@ def test_grpc_and_json_give_the_same_answers_about_jobs(daemon: DaemonProcess) -
 
 def test_whoever_attaches_writes_to_a_job_that_waits_for_it(daemon: DaemonProcess) -> None:
     options = ["--network", "none", "--label", f"{OWN_LABEL}={daemon.directory.name}", "-i"]
-    done = gpushare(
-        daemon, "submit", "--gpu", "0.25", *options, parts.BUSYBOX_IMAGE, "sh", "-c", "read x; exit $x"
+    done = daemon.gpushare(
+        "submit", "--gpu", "0.25", *options, parts.BUSYBOX_IMAGE, "sh", "-c", "read x; exit $x"
     )
     name = done.stdout.strip()
     wait_job(daemon, name, "running")
-    attached = gpushare(daemon, "attach", name, stdin="7\n")
+    attached = daemon.gpushare("attach", name, stdin="7\n")
     assert attached.returncode == 7
-    assert gpushare(daemon, "wait", name).returncode == 7
+    assert daemon.gpushare("wait", name).returncode == 7
 
 
 # --- arrays, dependencies, retries
@@ -270,7 +255,7 @@ def test_an_array_of_twenty_runs_each_once_and_knows_its_numbers(
     names = submit(daemon, create_body=body, array="1-20", gpu="0.1")
     assert [name.partition("_")[2] for name in names] == [str(number) for number in range(1, 21)]
     array = names[0].partition("_")[0]
-    assert gpushare(daemon, "wait", array).returncode == 0
+    assert daemon.gpushare("wait", array).returncode == 0
     assert marks(tmp_path / "seen") == Counter(str(number) for number in range(1, 21))
     listed = daemon.call("Jobs/List", {"array_id": array, "ended": True})["jobs"]
     assert sorted(one["id"] for one in listed) == sorted(names)
@@ -316,20 +301,20 @@ def test_each_attempt_s_output_is_had_while_the_next_one_waits_and_after(
     )
     (name,) = submit(daemon, create_body=body, retries=1)
     wait_until(lambda: job(daemon, name)["tries"] != [], "the first attempt is over")
-    held = gpushare(daemon, "hold", name)
+    held = daemon.gpushare("hold", name)
     assert held.returncode == 0, held.stderr
-    waiting = gpushare(daemon, "logs", name)
+    waiting = daemon.gpushare("logs", name)
     assert waiting.stdout == "1\n"
     assert "this is the output of attempt 1" in waiting.stderr
-    gpushare(daemon, "unhold", name)
+    daemon.gpushare("unhold", name)
     done = wait_job(daemon, name)
     assert done["state"] == "succeeded"
     assert 0 < done["started_at"] <= done["ended_at"] <= time.time()
-    said = [gpushare(daemon, "logs", *words, name).stdout for words in ([], ["--attempt", "1"])]
+    said = [daemon.gpushare("logs", *words, name).stdout for words in ([], ["--attempt", "1"])]
     assert said == ["2\n", "1\n"]
-    none = gpushare(daemon, "logs", "--attempt", "9", name)
+    none = daemon.gpushare("logs", "--attempt", "9", name)
     assert (none.returncode, "no attempt 9 that ran" in none.stderr) == (125, True)
-    (row,) = gpushare(daemon, "jobs", "--ended", "-o", "columns=ran", "--no-headers").stdout.split()
+    (row,) = daemon.gpushare("jobs", "--ended", "-o", "columns=ran", "--no-headers").stdout.split()
     assert row.endswith("s")
     (streamed,) = ask(daemon.socket, [("Jobs/Logs", {"job_id": name, "attempt": 1})])
     assert [base64.b64decode(one["data"]) for one in streamed["items"]] == [b"1\n"]
@@ -369,7 +354,7 @@ def test_a_held_job_is_not_begun_until_it_is_let_go(daemon: DaemonProcess) -> No
     (name,) = submit(daemon, "true", lease={"held": True})
     assert job(daemon, name)["state"] == "held"
     assert daemon.leases() == {}
-    assert gpushare(daemon, "unhold", name).stdout == f"{name}\n"
+    assert daemon.gpushare("unhold", name).stdout == f"{name}\n"
     assert wait_job(daemon, name)["state"] == "succeeded"
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.node.conftest import NewDaemon
-from tests.node.daemon import GPUSHARE, DaemonProcess, Json, wait_until
+from tests.node.daemon import DaemonProcess, Json, wait_until
 
 GIB = 1024**3
 
@@ -88,7 +87,6 @@ def test_a_lease_that_mps_does_not_hold_cannot_leave_it(new_daemon: NewDaemon, d
 
 def test_the_simulate_command_lets_a_program_leave_mps(sharing: DaemonProcess) -> None:
     lease = sharing.hold("0.25", "--name", f"leaver-{os.getpid()}")
-    environment = os.environ | {"GPUSHARE_HOST": f"unix://{sharing.socket}"}
-    words = ["simulate", "--container", f"leaver-{os.getpid()}", "--memory", "1g", "--outside-mps"]
-    subprocess.run([GPUSHARE, *words], env=environment, check=True, timeout=60)
+    words = ["--container", f"leaver-{os.getpid()}", "--memory", "1g", "--outside-mps"]
+    sharing.gpushare_says("simulate", *words)
     assert sharing.wait_lease(lease["id"], "ended")["outcome"]["kind"] == "outside_mps"

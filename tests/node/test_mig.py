@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from tests.bed import parts
 from tests.bed.fixtures import CdiEngine
 from tests.gpus.fake_nvml import FakeGpu, FakeInstance, FakeMachine, fake_nvml_library
 from tests.node.conftest import NewDaemon
-from tests.node.daemon import GPUSHARE, DaemonProcess, Json, Refused, wait_until
+from tests.node.daemon import DaemonProcess, Json, Refused, wait_until
 
 GIB = 1024**3
 
@@ -42,13 +40,6 @@ def env_of(daemon: DaemonProcess, container: str) -> dict[str, str]:
 
 def gpus(daemon: DaemonProcess) -> dict[str, Json]:
     return {gpu["label"]: gpu for gpu in daemon.call("Gpus/List")["gpus"]}
-
-
-def gpushare(daemon: DaemonProcess, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"GPUSHARE_HOST": f"unix://{daemon.socket}"}
-    return subprocess.run(
-        [GPUSHARE, *words], env=environment, capture_output=True, text=True, check=False, timeout=60
-    )
 
 
 def test_a_container_gets_a_whole_instance_with_its_walls_and_without_mps(daemon: DaemonProcess) -> None:
@@ -95,9 +86,7 @@ def test_memory_in_an_instance_is_shown_with_its_lease_and_nobody_ends_it(daemon
         "--label", f"gpushare.lease={lease['id']}", "--name", daemon.directory.name
     )
     daemon.wait_lease(lease["id"], "active")
-    done = gpushare(
-        daemon, "simulate", "--gpu", "0:0", "--container", daemon.directory.name, "--memory", "9g"
-    )
+    done = daemon.gpushare("simulate", "--gpu", "0:0", "--container", daemon.directory.name, "--memory", "9g")
     assert done.returncode == 0, done.stderr
     seen: Callable[[], bool] = lambda: daemon.lease(lease["id"]).get("memory_used_bytes") == str(9 * GIB)  # noqa: E731
     wait_until(seen, "the use is seen")
@@ -148,11 +137,11 @@ def test_an_instance_is_taken_at_the_start_where_the_engine_applies_lease_device
 
 
 def test_a_drained_instance_is_leased_to_nobody_and_its_neighbour_is(daemon: DaemonProcess) -> None:
-    done = gpushare(daemon, "drain", "0:0", "--reason", "for a demonstration")
+    done = daemon.gpushare("drain", "0:0", "--reason", "for a demonstration")
     assert done.returncode == 0, done.stderr
     assert [gpus(daemon)[label]["mode"] for label in ("0", "0:0", "0:1")] == ["mig", "drained", "free"]
     assert label_of(ask(daemon, gpu="1")) == "0:1"
-    assert gpushare(daemon, "drain", "0", "--reason", "all of it").returncode == 0
+    assert daemon.gpushare("drain", "0", "--reason", "all of it").returncode == 0
     assert ask(daemon, gpu="1")["waiting"]["reason"] == "gpu_unhealthy"
 
 
@@ -165,7 +154,7 @@ def test_all_gpus_are_those_that_can_be_had_whole(daemon: DaemonProcess) -> None
 
 def test_the_table_shows_the_instances_after_their_gpu(daemon: DaemonProcess) -> None:
     ask(daemon, gpu="1")
-    done = gpushare(daemon, "gpus", "-o", "columns=gpu,name,mode,leases,free", "--no-headers")
+    done = daemon.gpushare("gpus", "-o", "columns=gpu,name,mode,leases,free", "--no-headers")
     rows = [" ".join(line.split()) for line in done.stdout.splitlines() if line.strip()]
     assert rows == [
         "0 NVIDIA A100-SXM4-80GB mig 0 -",
@@ -180,8 +169,7 @@ def test_the_table_shows_the_instances_after_their_gpu(daemon: DaemonProcess) ->
 
 
 def test_run_takes_an_instance_and_says_which(daemon: DaemonProcess) -> None:
-    done = gpushare(
-        daemon,
+    done = daemon.gpushare(
         *(
             "run",
             "--isolation",

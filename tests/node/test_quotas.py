@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 
 import pytest
 
 from tests.node.conftest import NewDaemon
-from tests.node.daemon import GPUSHARE, DaemonProcess, Json, Refused, wait_until
+from tests.node.daemon import DaemonProcess, Json, Refused, wait_until
 
 ALICE = 61001
 NOBODY = 61002
@@ -37,19 +36,6 @@ def node(new_daemon: NewDaemon) -> DaemonProcess:
 def project(daemon: DaemonProcess, name: str) -> Json:
     found: list[Json] = daemon.call("Projects/List")["projects"]
     return next(one for one in found if one["name"] == name)
-
-
-def shell(daemon: DaemonProcess, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [str(GPUSHARE), *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        env={"PATH": "/usr/bin:/bin", "GPUSHARE_HOST": f"unix://{daemon.socket}"},
-    )
-    assert done.returncode == code, done.stderr
-    return done
 
 
 def test_a_project_at_its_limit_waits_and_is_told_so(node: DaemonProcess) -> None:
@@ -157,24 +143,24 @@ def test_a_preset_brings_its_project_and_priority(node: DaemonProcess) -> None:
 
 
 def test_the_shell_sets_shows_and_unsets_projects(node: DaemonProcess) -> None:
-    told = shell(
-        node, "project", "set", "audio", "--guaranteed", "0.5", "--limit", "1.5", "--user", "alice"
-    ).stdout
+    told = node.gpushare_says(
+        "project", "set", "audio", "--guaranteed", "0.5", "--limit", "1.5", "--user", "alice"
+    )
     assert "  quota    guaranteed 0.5, limit 1.5; holds 0\n" in told
     model = node.call("Gpus/List")["gpus"][0]["name"]
-    shell(node, "project", "set", "audio", "--model", model, "--fixed", "0.25")
-    table = shell(node, "project", "ls", "--no-headers").stdout.splitlines()
+    node.gpushare_says("project", "set", "audio", "--model", model, "--fixed", "0.25")
+    table = node.gpushare_says("project", "ls", "--no-headers").splitlines()
     assert [line.split()[0] for line in table] == ["audio", "on", "vision"]
     assert table[0].split()[1:6] == ["alice", "1", "0.5", "1.5", "0"]
     first, second = node.request("0.75"), node.request("0.5")
-    shown = shell(node, "project", "show", "vision").stdout
+    shown = node.gpushare_says("project", "show", "vision")
     assert f"  holds    {first['id']} of root: 0.75 on GPU" in shown
     assert f"  waits    {second['id']} of root: 0.5, train: project vision holds" in shown
-    items = json.loads(shell(node, "project", "show", "vision", "-o", "json").stdout)["items"]
+    items = json.loads(node.gpushare_says("project", "show", "vision", "-o", "json"))["items"]
     assert [lease["id"] for lease in items[0]["leases"]] == [first["id"], second["id"]]
-    wide = shell(node, "ps", "-o", "columns=lease,project", "--no-headers").stdout.split()
+    wide = node.gpushare_says("ps", "-o", "columns=lease,project", "--no-headers").split()
     assert wide == [first["id"], "vision", second["id"], "vision"]
-    assert "vision" in shell(node, "queue", "-o", "wide").stdout
-    shell(node, "project", "set", "audio", "--unset")
-    assert shell(node, "project", "ls", "-q").stdout.split() == ["vision"]
-    assert "there is no project" in shell(node, "project", "show", "audio", code=125).stderr
+    assert "vision" in node.gpushare_says("queue", "-o", "wide")
+    node.gpushare_says("project", "set", "audio", "--unset")
+    assert node.gpushare_says("project", "ls", "-q").split() == ["vision"]
+    assert "there is no project" in node.gpushare("project", "show", "audio").stderr

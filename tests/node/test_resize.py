@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 from tests.bed.fixtures import CdiEngine
 from tests.node.conftest import NewDaemon
-from tests.node.daemon import GPUSHARE, DaemonProcess, Json, Refused, name, wait_until
+from tests.node.daemon import DaemonProcess, Json, Refused, name, wait_until
 from tests.node.grpc_client import ask
 
 GIB = 1024**3
@@ -237,13 +236,7 @@ def test_a_separate_lease_is_resized_with_its_own_control_daemon(
 
 def test_the_command_prints_what_holds_when(daemon: DaemonProcess) -> None:
     lease = daemon.hold("0.25", "--name", name())
-    done = subprocess.run(
-        [GPUSHARE, "resize", lease["container_name"], "--gpu-compute", "50%"],
-        env=os.environ | {"GPUSHARE_HOST": f"unix://{daemon.socket}"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    first, second, *_ = done.stdout.splitlines()
+    said = daemon.gpushare_says("resize", lease["container_name"], "--gpu-compute", "50%")
+    first, second, *_ = said.splitlines()
     assert first == f"{lease['id']}: 0.25 with 50% compute"
     assert second == "  booked now: 19.7 GiB and 50% of the compute on GPU 0"

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.node.conftest import NewDaemon
-from tests.node.daemon import GPUSHARE, DaemonProcess, Json, Refused, wait_until
+from tests.node.daemon import DaemonProcess, Json, Refused, wait_until
 from tests.node.grpc_client import ask
 
 ALICE = 1001
@@ -42,11 +40,6 @@ def story(daemon: DaemonProcess, lease: Json) -> list[str]:
     return [entry["text"] for entry in told]
 
 
-def gpushare(daemon: DaemonProcess, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {"PATH": os.environ["PATH"], "GPUSHARE_HOST": f"unix://{daemon.socket}", "LANG": "C.UTF-8"}
-    return subprocess.run([GPUSHARE, *words], env=environment, capture_output=True, text=True, check=False)
-
-
 def test_a_gpu_that_falls_off_the_bus_ends_what_is_on_it_and_the_neighbour_runs_on(
     daemon: DaemonProcess,
 ) -> None:
@@ -73,7 +66,7 @@ def test_a_gpu_that_falls_off_the_bus_ends_what_is_on_it_and_the_neighbour_runs_
     assert [grant["gpu_index"] for grant in other["grants"]] == [1 - index]
     waits = daemon.request("1")
     assert waits["state"] == "queued"
-    undrained = gpushare(daemon, "undrain", str(index))
+    undrained = daemon.gpushare("undrain", str(index))
     assert (undrained.returncode, undrained.stdout) == (0, f"GPU {index} gets leases again\n")
     assert daemon.wait_lease(waits["id"], "reserved")["grants"][0]["gpu_index"] == index
 
@@ -103,19 +96,19 @@ def test_an_admin_drains_and_undrains_and_nobody_else(daemon: DaemonProcess) -> 
         with pytest.raises(Refused, match="only trusted callers may") as refused:
             daemon.call(call, message, uid=ALICE)
         assert refused.value.code == "permission_denied"
-    drained = gpushare(daemon, "drain", "0", "--reason", "new fan")
+    drained = daemon.gpushare("drain", "0", "--reason", "new fan")
     assert drained.stdout == "GPU 0 is drained; 1 lease there runs on\n"
-    shown = gpushare(daemon, "gpus")
+    shown = daemon.gpushare("gpus")
     assert "drained: GPU 0: new fan (root, " in shown.stdout
-    listed = json.loads(gpushare(daemon, "gpus", "-o", "json").stdout)
+    listed = json.loads(daemon.gpushare("gpus", "-o", "json").stdout)
     assert listed["items"][0]["drained"]["reason"] == "new fan"
     assert daemon.lease(lease["id"])["state"] == "active"
     assert daemon.request("0.25")["grants"][0]["gpu_index"] == 1
-    gpushare(daemon, "drain", "all", "--reason", "driver update")
+    daemon.gpushare("drain", "all", "--reason", "driver update")
     waits = daemon.request("0.25")
     assert waits["waiting"]["reason"] == "gpu_unhealthy"
     assert "is drained by root: driver update" in waits["waiting"]["text"]
-    assert gpushare(daemon, "undrain", "all").returncode == 0
+    assert daemon.gpushare("undrain", "all").returncode == 0
     daemon.wait_lease(waits["id"], "reserved")
     assert "drained GPU 0 (new fan); it runs on" in " ".join(story(daemon, lease))
 
@@ -146,13 +139,13 @@ def test_grpc_drains_and_undrains_too(lone_daemon: DaemonProcess) -> None:
 
 
 def test_simulated_errors_are_provoked_from_the_command_line(lone_daemon: DaemonProcess) -> None:
-    assert gpushare(lone_daemon, "simulate", "--gpu", "1", "--xid", "31", "--xid", "79").returncode == 0
+    assert lone_daemon.gpushare("simulate", "--gpu", "1", "--xid", "31", "--xid", "79").returncode == 0
     wait_mode(lone_daemon, 1, "unhealthy")
-    assert "GPU 1 fell off the bus (XID 79)" in gpushare(lone_daemon, "gpus").stdout
+    assert "GPU 1 fell off the bus (XID 79)" in lone_daemon.gpushare("gpus").stdout
     checks = lone_daemon.call("Node/Doctor")["checks"]
     (check,) = [one for one in checks if one["name"] == "drained-gpus"]
     assert check["status"] == "failed"
-    assert gpushare(lone_daemon, "simulate", "--xid", "0").returncode == 125
+    assert lone_daemon.gpushare("simulate", "--xid", "0").returncode == 125
 
 
 # --- containers that are started again -----------------------------------------------------------------

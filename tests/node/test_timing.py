@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 
 import pytest
 
-from tests.node.daemon import GPUSHARE, DaemonProcess, Json, Refused, wait_until
+from tests.node.daemon import DaemonProcess, Json, Refused, wait_until
 
 ALICE = 61001
 
@@ -73,28 +72,15 @@ def test_an_extension_takes_the_notice_back(daemon: DaemonProcess) -> None:
     wait_until(lambda: daemon.docker(*look).returncode == 1, "the notice is gone")
 
 
-def gpushare(daemon: DaemonProcess, *words: str) -> str:
-    done = subprocess.run(
-        [str(GPUSHARE), *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        env={"PATH": "/usr/bin:/bin", "GPUSHARE_HOST": f"unix://{daemon.socket}"},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
 def test_the_shell_holds_moves_lets_go_and_extends(daemon: DaemonProcess) -> None:
     lease = daemon.request("0.5", held=True, time="1h")
-    assert gpushare(daemon, "unhold", lease["id"]) == lease["id"]
+    assert daemon.gpushare_says("unhold", lease["id"]) == lease["id"]
     assert daemon.lease(lease["id"])["state"] == "reserved"
-    assert gpushare(daemon, "extend", lease["id"], "1h") in {
+    assert daemon.gpushare_says("extend", lease["id"], "1h") in {
         f"{lease['id']}: 2h left",
         f"{lease['id']}: 1h59m left",
     }
     waits = daemon.request("0.75", after=[lease["id"]])
-    assert gpushare(daemon, "priority", waits["id"], "--", "-7") == f"{waits['id']}: priority -7"
-    assert gpushare(daemon, "hold", waits["id"]) == waits["id"]
+    assert daemon.gpushare_says("priority", waits["id"], "--", "-7") == f"{waits['id']}: priority -7"
+    assert daemon.gpushare_says("hold", waits["id"]) == waits["id"]
     assert reason(daemon, waits) == "held"

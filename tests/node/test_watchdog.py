@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.node.conftest import NewDaemon
-from tests.node.daemon import GPUSHARE, DaemonProcess, Refused, wait_until
+from tests.node.daemon import DaemonProcess, Refused, wait_until
 
 GIB = 1024**3
 
@@ -146,12 +146,9 @@ def test_a_watchdog_that_cannot_see_says_so_and_since_when(daemon: DaemonProcess
 
 def test_the_simulate_command_plays_the_driver_and_refuses_nonsense(daemon: DaemonProcess) -> None:
     lease = daemon.hold("0.25", "--name", f"box-{os.getpid()}")
-    environment = os.environ | {"GPUSHARE_HOST": f"unix://{daemon.socket}"}
 
     def simulate(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [GPUSHARE, "simulate", *words], env=environment, capture_output=True, text=True, check=False
-        )
+        return daemon.gpushare("simulate", *words)
 
     assert simulate("--container", f"box-{os.getpid()}", "--memory", "10g").returncode == 0
     wait_until(lambda: daemon.lease(lease["id"]).get("memory_used_bytes") == str(10 * GIB), "it is seen")

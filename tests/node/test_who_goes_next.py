@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import time
 
 import pytest
 
 from tests.bed.fixtures import CdiEngine
 from tests.node.conftest import NewDaemon
-from tests.node.daemon import GPUSHARE, DaemonProcess, Json, wait_until
+from tests.node.daemon import DaemonProcess, Json, wait_until
 
 ALICE, BOB = 61001, 61002
 NOTICE_SECONDS, GRACE_SECONDS = 1, 2
@@ -31,20 +29,6 @@ guaranteed = 1
 NO_CHECKPOINTS = CONFIG + '[gpus]\ncheckpoints = "off"\n'
 BUILD = {"class": "build", "time": "1h"}
 COUNT = "echo run >> /tmp/runs; trap 'exit 0' TERM; while :; do sleep 0.1; done"
-
-
-def gpushare(daemon: DaemonProcess, *words: str) -> str:
-    """What the command prints for an administrator."""
-    done = subprocess.run(
-        [str(GPUSHARE), *words],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={"PATH": os.environ["PATH"], "GPUSHARE_HOST": f"unix://{daemon.socket}"},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def offered(daemon: DaemonProcess, gpu: str, *, uid: int, **fields: object) -> Json:
@@ -73,7 +57,7 @@ def train(daemon: DaemonProcess) -> Json:
 def see_it_given_way(daemon: DaemonProcess, lease: Json, step: str, parked: str, *, runs_then: int) -> None:
     """Bob's build takes what is guaranteed to his project; then Alice's training is back by itself."""
     assert lease["preempt_step"] == step
-    assert "is more than project research is guaranteed" in gpushare(daemon, "why", lease["id"])
+    assert "is more than project research is guaranteed" in daemon.gpushare_says("why", lease["id"])
     promise = offered(daemon, "1", uid=BOB, **BUILD)
     assert [(one["lease_id"], one["step"]) for one in promise["gives_way"]] == [(lease["id"], step)]
     assert promise["why"] == "its project is guaranteed the room"
@@ -82,20 +66,20 @@ def see_it_given_way(daemon: DaemonProcess, lease: Json, step: str, parked: str,
     build = daemon.request("1", uid=BOB, **BUILD)
     assert (build["state"], build["waiting"]["reason"]) == ("queued", "preempting")
     if step == "requeue":  # the other step is over at once
-        assert "gives way to it" in gpushare(daemon, "queue", "--explain")
-        assert f"gives way to {build['id']}" in gpushare(daemon, "why", lease["id"])
+        assert "gives way to it" in daemon.gpushare_says("queue", "--explain")
+        assert f"gives way to {build['id']}" in daemon.gpushare_says("why", lease["id"])
     build = daemon.wait_lease(build["id"], "reserved")
     print(f"\nstarted after {time.time() - asked_at:.2f} s")  # noqa: T201 - for who asks: -s
     container = daemon.run_container("--label", f"gpushare.lease={build['id']}", uid=BOB)
     build = daemon.wait_lease(build["id"], "active")
 
     daemon.wait_lease(lease["id"], parked)
-    queued = json.loads(gpushare(daemon, "queue", "--explain", "-o", "json"))["items"]
+    queued = json.loads(daemon.gpushare_says("queue", "--explain", "-o", "json"))["items"]
     assert [one["id"] for one in queued] == [lease["id"]]
     assert queued[0]["waiting"]["start_to"] == pytest.approx(build["expires_at"])
     assert queued[0]["standing"]["name"] == "research"
-    assert "research holds 0 GPUs" in gpushare(daemon, "queue", "--explain")
-    assert f"gives way to {build['id']}" in gpushare(daemon, "why", lease["id"])
+    assert "research holds 0 GPUs" in daemon.gpushare_says("queue", "--explain")
+    assert f"gives way to {build['id']}" in daemon.gpushare_says("why", lease["id"])
     later = offered(daemon, "1", uid=ALICE)
     assert not later["starts_now"]
     assert (later["waiting"]["position"], later["gives_way"]) == (2, [])
@@ -144,5 +128,5 @@ def test_what_is_guaranteed_gives_way_to_nobody(new_daemon: NewDaemon, docker_en
     assert offer["start_to"] == pytest.approx(lease["expires_at"])
     waits = daemon.request("0.5", uid=ALICE, **{"class": "build"})
     assert waits["state"] == "queued"
-    assert "is guaranteed to project product" in gpushare(daemon, "why", lease["id"])
+    assert "is guaranteed to project product" in daemon.gpushare_says("why", lease["id"])
     wait_until(lambda: daemon.lease(waits["id"])["waiting"]["start_to"], "its start is told")
