@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Iterator
 
 import click
@@ -14,8 +15,9 @@ from gpushared.cli.listing_command import listing_command
 from gpushared.cli.ps import share
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client, IdlePolicy, Lease, Project, Quota
+from gpushared.client.messages import PoolShare
 from gpushared.domain.errors import NotFound
-from gpushared.domain.units import shown
+from gpushared.domain.units import format_duration, shown
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 NO_LIMIT = "none"
@@ -74,7 +76,30 @@ def fetch(client: Client, options: Options) -> Screen:  # noqa: ARG001 - a listi
         items=[one.to_json() for one in answer.projects],
         ids=[one.name for one in answer.projects],
         simulated=answer.simulated,
+        notes=[_pool_share(share) for share in answer.pool_shares],
+        extra={"pool_shares": [share.to_json() for share in answer.pool_shares]},
     )
+
+
+_SHARE_TROUBLES = {
+    "away": "its coordinator is away, so there is no more for now",
+    "ended": "its coordinator has been away for too long to give any of it",
+}
+
+
+def _pool_share(one: PoolShare) -> str:
+    """What the pool lets this node give by itself, and how old that word is."""
+    of = f" of model {one.model}" if one.model else ""
+    gives = (
+        f"pool {one.pool}: this node may give {text.share(one.permille)} GPU{of} to {one.project} by itself"
+    )
+    age = (
+        ""
+        if one.told_at is None
+        else f", said {format_duration(max(0, round(time.time() - one.told_at)))} ago"
+    )
+    trouble = _SHARE_TROUBLES.get(one.trouble, one.trouble)
+    return f"{gives}, {text.share(one.held_permille)} held{age}" + (f"; {trouble}" if trouble else "")
 
 
 LISTING = Listing(

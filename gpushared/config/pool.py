@@ -26,6 +26,7 @@ from gpushared.config.quotas import PROJECTS, BuildConfig, InferConfig, ProjectC
 from gpushared.config.schema import POOL_PREFIX, PRESET_NAMED, Named, Schema
 from gpushared.config.users import EVERYBODY, USERS, UserConfig
 from gpushared.domain.fleet.policies import PolicyName
+from gpushared.domain.jobs.rules import WhenCutOff
 from gpushared.domain.quotas import is_user_name
 from gpushared.domain.rules import Preemption
 
@@ -163,6 +164,24 @@ class PoolQueueConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolQuotasConfig:
+    """What nodes may give by themselves of projects that have a limit."""
+
+    when_cut_off: WhenCutOff = setting(  # noqa: RUF009 - makes a field
+        WhenCutOff.SERVE,
+        Choice(WhenCutOff),
+        "Of a node that does not reach the coordinator: `serve` lets it go on giving what it was allowed "
+        "last, `refuse` stops that after `cut_off_seconds`. The coordinator counts it as held either way.",
+    )
+    cut_off_seconds: int = setting(
+        300,
+        Seconds(10, DAY_SECONDS),
+        "With `refuse`: so long without an answer of the coordinator a node still gives; at least twelve "
+        "beats.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class PoolPlacementConfig:
     """Which node and which GPUs a job gets among those that have room."""
 
@@ -189,6 +208,7 @@ class CoordinatorConfig:
     classes_build: BuildConfig = field(default_factory=BuildConfig)
     classes_train: TrainConfig = field(default_factory=TrainConfig)
     classes_infer: InferConfig = field(default_factory=InferConfig)
+    quotas: PoolQuotasConfig = field(default_factory=PoolQuotasConfig)
     placement: PoolPlacementConfig = field(default_factory=PoolPlacementConfig)
     log: LogConfig = field(default_factory=LogConfig)
     projects: Mapping[str, ProjectConfig] = field(default_factory=dict)
@@ -205,6 +225,7 @@ POOL = Schema(
         "classes.build": BuildConfig,
         "classes.train": TrainConfig,
         "classes.infer": InferConfig,
+        "quotas": PoolQuotasConfig,
         "placement": PoolPlacementConfig,
         "log": LogConfig,
     },

@@ -12,6 +12,7 @@ from gpushared.domain.host import ContainerMemory
 from gpushared.domain.jobs.key import AttemptKey
 from gpushared.domain.jobs.node_messages import AttemptEvent
 from gpushared.domain.lease import ContainerId, LeaseId, Walls
+from gpushared.domain.policy.allowance import Allowance
 from gpushared.domain.request import Caller, Request
 
 
@@ -376,6 +377,13 @@ class DayTimeSet:
 
 
 @dataclass(frozen=True, slots=True)
+class AllowanceKnown:
+    """What the node's pool lets it give by itself from now on; None = it is in no pool."""
+
+    allowance: Allowance | None
+
+
+@dataclass(frozen=True, slots=True)
 class QuietTimeChanged:
     """A time began or ended in which other rules hold for idle leases."""
 
@@ -422,6 +430,7 @@ Event = (
     | GpuDrainAsked
     | ProjectSet
     | DayTimeSet
+    | AllowanceKnown
     | QuietTimeChanged
     | AttemptEvent
     | Tick

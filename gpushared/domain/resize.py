@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpushared.domain.asking import NewSize, describe
+from gpushared.domain.drawing import check_growth
 from gpushared.domain.elastic import is_elastic, largest, least, most
 from gpushared.domain.errors import LimitReached, NeverFits, RequestError, StateConflict, Unavailable
 from gpushared.domain.explain import check_possible
@@ -137,6 +138,7 @@ def _largest(lease: Lease, request: Request, size: NewSize, draft: Draft) -> Req
         try:
             grants = tuple(_new_grant(grant, larger, size, draft) for grant in lease.grants)
             raised = _check_free(lease, grants, draft)
+            check_growth(lease, grants, draft.view())
             _check_fixed(lease, grants, plan, draft)
         except (LimitReached, NeverFits, Unavailable):
             return ()
@@ -206,6 +208,7 @@ def _is_alone(grants: tuple[Grant, ...], draft: Draft) -> bool:
 def _check_room(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> None:
     raised = _check_free(lease, grants, draft)
     if raised:
+        check_growth(lease, grants, draft.view())
         plan = pass_over(draft.view(), draft.now)
         _check_fixed(lease, grants, plan, draft)
         _check_head(lease, raised, plan)

@@ -68,6 +68,7 @@ def candidate(lease: Lease, state: NodeState, policy: Policy) -> Candidate:
         after=tuple(LeaseId(name) for name in lease.request.after if LeaseId(name) in state.leases),
         served=lease.served_gpu_seconds,
         yields=_yields(lease, state, policy),
+        draws_on=state.draws_on(lease),
     )
 
 
@@ -85,6 +86,7 @@ def holder(lease: Lease, state: NodeState, policy: Policy, now: float) -> Holder
         leaving=is_leaving(lease) or isinstance(lease.state, Draining | Suspending),
         served=lease.served_gpu_seconds,
         behind=lease.behind,
+        draws_on=state.draws_on(lease),
     )
 
 

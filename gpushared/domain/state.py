@@ -30,6 +30,7 @@ from gpushared.domain.lease import (
 )
 from gpushared.domain.messages import Means
 from gpushared.domain.placement import Room, rooms_of
+from gpushared.domain.policy.allowance import Allowance
 from gpushared.domain.policy.projects import DAY, Policy, Project
 from gpushared.domain.policy.sizes import permille_of
 from gpushared.domain.policy.standing import StandingChange, changed_rows
@@ -113,6 +114,8 @@ class NodeState:
     contacts: Mapping[str, Contact] = field(default_factory=dict)
     """What is known of each coordinator; ``contacts_written`` is what the journal has, maybe older."""
     contacts_written: Mapping[str, Contact] = field(default_factory=dict)
+    allowance: Allowance | None = None
+    """What this node's pool lets it give of the pool's limits; None = it did not say."""
     pruned_at: float = 0.0
     """When final records were last looked through for old ones."""
     boot_id: str = ""
@@ -164,7 +167,19 @@ class NodeState:
     @property
     def policy(self) -> Policy:
         """Who goes next, by the configuration and by what was set since."""
-        return self.rules.policy_with(self.projects)
+        policy = self.rules.policy_with(self.projects)
+        return policy if self.allowance is None else replace(policy, allowance=self.allowance)
+
+    def draws_on(self, lease: Lease) -> str:
+        """The pool's project whose share of a limit a lease counts to; the pool counts its jobs itself."""
+        if self.allowance is None or self.is_of_pool(lease):
+            return ""
+        return self.allowance.draws_on(lease.owner_name, lease.payer)
+
+    def is_of_pool(self, lease: Lease) -> bool:
+        """Whether a lease is for a job by the order of the pool that tells what this node may give."""
+        pool = None if self.allowance is None else self.allowance.pool
+        return lease.attempt is not None and lease.coordinator == pool
 
     def with_rules(self, rules: Rules) -> NodeState:
         """The state under other rules; what was used stays, and decays as they say."""
@@ -270,6 +285,7 @@ class Draft:
         self.goes_down = state.goes_down
         self.attempts = dict(state.attempts)
         self.contacts = dict(state.contacts)
+        self.allowance = state.allowance
         self.pruned_at = state.pruned_at
         self.forgotten_before: float | None = None
         self.report: Report | StaleEpoch | None = None
@@ -308,6 +324,7 @@ class Draft:
             goes_down=self.goes_down,
             attempts=self.attempts,
             contacts=self.contacts,
+            allowance=self.allowance,
             pruned_at=self.pruned_at,
         )
 

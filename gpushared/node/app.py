@@ -14,14 +14,17 @@ from pathlib import Path
 from gpushared.config.model import Config
 from gpushared.domain.errors import GpushareError
 from gpushared.domain.instructions import DropEdits
+from gpushared.domain.jobs.contact import Contact
 from gpushared.domain.messages import DayTimeSet, QuietTimeChanged, RequestAbandoned, Tick
 from gpushared.domain.node import restore
+from gpushared.domain.policy.allowance import Allowance
 from gpushared.domain.state import ENDED_KEPT_IN_MEMORY, NodeState
 from gpushared.gate.gate import Gate
 from gpushared.gate.http import Routes
 from gpushared.gpus.nvml import NvmlGpus
 from gpushared.gpus.simulated import SimulatedGpus
 from gpushared.node import grpcapi
+from gpushared.node.allowance import Kept, NodeAllowance, load_kept
 from gpushared.node.api import Api
 from gpushared.node.attendance import Attendance
 from gpushared.node.configured import policy_of, rules_of
@@ -34,7 +37,7 @@ from gpushared.node.job_host import JobHost
 from gpushared.node.jobs import NodeJobs
 from gpushared.node.jobs_room import JobsRoom
 from gpushared.node.loop import Loop
-from gpushared.node.membership import Memberships, load_enrolment, open_enrolment
+from gpushared.node.membership import Memberships, load_enrolment, open_enrolment, pool_folder
 from gpushared.node.parts import Parts
 from gpushared.node.performer import Performer
 from gpushared.node.pool_room import PoolRoom
@@ -46,7 +49,7 @@ from gpushared.ports import (
     ContainerStatus,
     JournalSnapshot,
 )
-from gpushared.serving.clock import boot_id, keep, keep_always
+from gpushared.serving.clock import boot_id, boottime, keep, keep_always
 from gpushared.serving.doors import Doors
 from gpushared.serving.front import Front, listen
 from gpushared.serving.identity import Identities
@@ -101,6 +104,7 @@ class Daemon:
         self._identities = Identities(config.gate.trusted_groups)
         self._runtime_dir = Path(config.node.runtime_dir)
         self._gate: Gate | None = None
+        self._kept: Kept | None = None
         self._told = ""
 
     def stop(self) -> None:
@@ -123,6 +127,7 @@ class Daemon:
         snapshot = await self._parts.journal.load()
         ended = await self._parts.journal.ended(ENDED_KEPT_IN_MEMORY)
         log.info("journal loaded leases=%d", len(snapshot.leases))
+        self._kept = await asyncio.to_thread(load_kept, pool_folder(self._config), self._troubles)
         now, ahead = self._parts.clock.now(), self._parts.clock.ahead()
         state = NodeState(
             rules=rules_of(self._config),
@@ -130,6 +135,7 @@ class Daemon:
             ahead_seconds=ahead,
             host=host_size(),
             boot_id=boot_id(),
+            allowance=self._allowance(snapshot),
         )
         return restore(
             state,
@@ -141,6 +147,14 @@ class Daemon:
             snapshot.attempts,
             snapshot.contacts,
         )
+
+    def _allowance(self, snapshot: JournalSnapshot) -> Allowance | None:
+        """What the pool let this node give in its last life, which holds before the link is up again."""
+        if (kept := self._kept) is None:
+            return None
+        contact = snapshot.contacts.get(kept.pool, Contact())
+        ended = kept.has_ended(contact, boot_id(), boottime())
+        return kept.allowance(self._realm(), away=True, ended=ended)
 
     async def _run_parts(self, loop: Loop, stack: AsyncExitStack, listener: socket.socket) -> None:
         self._attendance = Attendance(loop.now())
@@ -267,10 +281,19 @@ class Daemon:
             room,
             self._api,
             self._troubles,
+            self._allowance_of,
             runtime_dir=self._runtime_dir,
             simulated=self._parts.gpus.simulated,
         )
         return jobs
+
+    def _allowance_of(self, connected: Callable[[], bool]) -> NodeAllowance:
+        return NodeAllowance(
+            pool_folder(self._config), self._kept, self._loop, self._realm, connected, self._troubles
+        )
+
+    def _realm(self) -> str:
+        return self._config.pool.realm or self._node_name()
 
     def _make_api(self, loop: Loop) -> Api:
         return Api(
@@ -302,7 +325,7 @@ class Daemon:
             socket=self._runtime_dir / SOCKET_NAME,
             config=lambda: self._config,
             reread=self._reread,
-            pool=lambda: self._pool.view(self._config.pool.realm or self._node_name()),
+            pool=lambda: self._pool.view(self._realm()),
         )
 
     def _calls(self) -> dict[str, Unary]:

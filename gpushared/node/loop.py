@@ -60,6 +60,8 @@ class Loop:
         self.state = state
         self.perform: Callable[[Instruction], None] = _nothing_yet
         self.after_recovery: Callable[[], None] = lambda: None
+        self.due: Callable[[], m.Event | None] = lambda: None
+        """What happened by time alone, and has to be known before anything else is handled."""
         self._journal = journal
         self._clock = clock
         self._troubles = troubles
@@ -128,10 +130,14 @@ class Loop:
                 batch = [await self._pending.get()]
                 while len(batch) < MAX_BATCH and not self._pending.empty():
                     batch.append(self._pending.get_nowait())
-                await self._handle(batch)
+                await self._handle([*self._overdue(), *batch])
         finally:
             left = [self._pending.get_nowait() for _ in range(self._pending.qsize())]
             _refuse(left, Unavailable("the daemon is ending", hint="try again in a moment"))
+
+    def _overdue(self) -> list[_Sent]:
+        event = self.due()
+        return [] if event is None else [_Sent(event, asyncio.get_running_loop().create_future())]
 
     async def _handle(self, batch: Sequence[_Sent]) -> None:
         state = self.state
@@ -214,7 +220,15 @@ class Loop:
 
 
 def _shown(state: NodeState) -> tuple[object, ...]:
-    return state.leases, state.gpus, state.stray_bytes, state.drained, state.projects, state.ahead_seconds
+    return (
+        state.leases,
+        state.gpus,
+        state.stray_bytes,
+        state.drained,
+        state.projects,
+        state.ahead_seconds,
+        state.allowance,
+    )
 
 
 def _nothing_yet(instruction: Instruction) -> None:

@@ -26,7 +26,6 @@ PART = "membership"
 
 def open_enrolment(config: Config, troubles: Troubles) -> Enrolment:
     """The node's membership, in its folder; nothing is read yet."""
-    folder = Path(config.pool.state_dir or Path(config.node.state_dir) / "pool")
 
     def trouble(text: str | None) -> None:
         if text is None:
@@ -34,7 +33,12 @@ def open_enrolment(config: Config, troubles: Troubles) -> Enrolment:
         else:
             troubles.raised(PART, text)
 
-    return Enrolment(folder, time.time, trouble)
+    return Enrolment(pool_folder(config), time.time, trouble)
+
+
+def pool_folder(config: Config) -> Path:
+    """Where the node keeps what it has of its pool."""
+    return Path(config.pool.state_dir or Path(config.node.state_dir) / "pool")
 
 
 async def load_enrolment(enrolment: Enrolment, troubles: Troubles) -> None:

@@ -15,6 +15,7 @@ from gpushared.domain.errors import StateConflict
 from gpushared.domain.jobs.attempt import Attempt
 from gpushared.domain.jobs.model import AttemptKey, NodeName, Owner
 from gpushared.domain.request import Caller
+from gpushared.node.allowance import NodeAllowance
 from gpushared.node.api import Api
 from gpushared.node.job_host import JobHost
 from gpushared.node.jobs_room import JobsRoom
@@ -45,12 +46,14 @@ class PoolRoom:
         room: JobsRoom,
         api: Api,
         troubles: Troubles,
+        allowance: Callable[[Callable[[], bool]], NodeAllowance],
         *,
         runtime_dir: Path,
         simulated: bool,
     ) -> None:
-        """``room`` is open."""
+        """``room`` is open. ``allowance`` is made of what tells whether the coordinator answers."""
         self.link = PoolLink(config, enrolment, host.desk, loop, room.outbox, troubles, simulated=simulated)
+        self.allowance = allowance(lambda: self.link.connected)
         self._loop = loop
         self._enrolment = enrolment
         self._room = room
@@ -71,6 +74,8 @@ class PoolRoom:
             lambda error: error_of(error, "the pool's coordinator"),
         )
         self.link.guests.open_tunnel = self._ends.open
+        self.link.guests.allowance = self.allowance.told
+        loop.due = self.allowance.due
         room.outbox.teller = self.link
 
     def calls(self) -> dict[str, Unary]:
@@ -107,6 +112,7 @@ class PoolRoom:
         """Have the pool's jobs at hand while the node is in a pool."""
         while True:
             version, membership = self._enrolment.version, self._enrolment.membership
+            await self.allowance.be_in("" if membership is None else membership.pool)
             jobs = self._room.jobs
             jobs.doors = None if membership is None else self._doors
             if membership is None:

@@ -26,7 +26,14 @@ from gpushared.domain.errors import (
     Unavailable,
 )
 from gpushared.domain.jobs.claims import ClaimRefused
-from gpushared.domain.jobs.messages import NodeDisconnected, NodeHello, PoolInstruction, Send, TellOrigin
+from gpushared.domain.jobs.messages import (
+    NodeDisconnected,
+    NodeHello,
+    PoolInstruction,
+    Send,
+    TellAllowance,
+    TellOrigin,
+)
 from gpushared.domain.jobs.model import HERE, JobId, NodeName
 from gpushared.domain.jobs.protocol import Order, Report
 from gpushared.domain.units import shown
@@ -88,6 +95,8 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
                 self.tell(node, order)
             case TellOrigin(job):
                 self.tell_origin(job)
+            case TellAllowance(node):
+                self.tell_allowance(node)
 
     def tell(self, node: NodeName, order: Order) -> None:
         """An order; lost where the node is not connected, and in place of the same one that waits."""
@@ -111,10 +120,16 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
             if wire.TRUST in stream.capabilities:
                 stream.tell_trust(trust)
 
-    def tell_allowance(self, node: NodeName, allowance: link_pb2.Allowance) -> None:
-        stream = self._streams.get(node)
-        if stream is not None and wire.ALLOWANCE in stream.capabilities:
-            stream.put(link_pb2.Allowance, lambda: link_pb2.Down(allowance=allowance))
+    def tell_allowance(self, node: NodeName) -> None:
+        """What it may give by itself, as it then stands."""
+        if (stream := self._streams.get(node)) is not None:
+            stream.put(link_pb2.Allowance, lambda: self._allowance(node))
+
+    def _allowance(self, node: NodeName) -> link_pb2.Down | None:
+        member = self._machine.state.members.get(node)
+        if member is None or member.told is None:
+            return None
+        return link_pb2.Down(allowance=wire.allowance_message(member.told))
 
     def open_tunnel(self, node: NodeName, tunnel: link_pb2.OpenTunnel) -> None:
         """Ask a node to call ``Serve``. Raises Unavailable where it is not connected, StateConflict."""

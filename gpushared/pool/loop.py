@@ -147,7 +147,7 @@ class PoolLoop:
 
     def take_rules(self, rules: PoolRules) -> None:
         """New figures of the configuration; they hold from the next event on."""
-        self.state = replace(self.state, rules=rules)
+        self.state = replace(self.state, rules=rules, stale=True)
 
     def now(self) -> float:
         return self._clock.now()

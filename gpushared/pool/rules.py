@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpushared.config.model import HostMode
 from gpushared.config.pool import CoordinatorConfig
 from gpushared.config.queue_policy import queue_policy_of
+from gpushared.config.users import EVERYBODY
 from gpushared.domain.jobs.rules import PoolRules
 
 
@@ -22,4 +23,13 @@ def pool_rules_of(config: CoordinatorConfig) -> PoolRules:
         beats_per_second=config.nodes.beats_per_second,
         reserve_seconds=config.nodes.reserve_seconds,
         stop_grace_seconds=config.queue.stop_grace_seconds,
+        when_cut_off=config.quotas.when_cut_off,
+        cut_off_seconds=float(config.quotas.cut_off_seconds),
+        principals={name: one.principals for name, one in config.users.items() if name != EVERYBODY},
+        common_realms=_common_realms(config),
     )
+
+
+def _common_realms(config: CoordinatorConfig) -> frozenset[str]:
+    everybody = config.users.get(EVERYBODY)
+    return frozenset(one.partition("@")[2] for one in everybody.principals) if everybody else frozenset()

@@ -15,6 +15,7 @@ from gpushared.domain.asking import MAX_MODELS, MAX_RESTARTS, NOTICE_SIGNALS
 from gpushared.domain.errors import RequestError
 from gpushared.domain.gpu import WHOLE_PERMILLE
 from gpushared.domain.jobs.asking import MAX_NODES
+from gpushared.domain.jobs.member import Allowed
 from gpushared.domain.jobs.model import AttemptKey, Ending, JobSpec
 from gpushared.domain.jobs.protocol import CancelPart, Commit, Order, Place, Report
 from gpushared.domain.request import MAX_PRIORITY, Isolation, Request
@@ -39,6 +40,9 @@ MAX_WHOLE = 1 << 62
 """Databases and messages have 64 bits for a whole number."""
 MAX_AHEAD = 1_000_000
 """So far an epoch may be above ours: no coordinator was started so often."""
+MAX_ALLOWANCE_REVISION = 1 << 53
+MAX_WANTS = 4096
+"""Limits that leases of one node wait for."""
 MAX_TEXT = 256
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _SUSPICIOUS = re.compile(r"\\u[dD][89a-fA-F]|\d{18}")
@@ -69,6 +73,17 @@ def check_epoch(theirs: int, ours: int) -> None:
     """Raises RequestError for one that nobody can have led with: there are only so many."""
     if not 0 <= theirs <= ours + MAX_AHEAD:
         raise RequestError(f"no pool has an epoch of {theirs}")
+
+
+def check_allowed(allowed: Allowed) -> None:
+    """Raises RequestError for wants of less than nothing, and for a revision that nobody was told."""
+    if not 0 <= allowed.revision <= MAX_ALLOWANCE_REVISION or len(allowed.wants) > MAX_WANTS:
+        raise RequestError("a node knows of an allowance that no coordinator told it")
+    for want in allowed.wants:
+        _check_text(want.project, "a project")
+        _check_text(want.model, "a model")
+        if not 0 <= want.least_permille <= want.all_permille <= MAX_WHOLE:
+            raise RequestError("a node wants less than nothing")
 
 
 def check_key(key: AttemptKey) -> None:

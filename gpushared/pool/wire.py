@@ -19,9 +19,10 @@ from gpushared.domain.errors import (
     kind_of_code,
 )
 from gpushared.domain.gpu import WHOLE_PERMILLE
-from gpushared.domain.jobs.member import Free, Inventory
+from gpushared.domain.jobs.member import Free, Inventory, Told
 from gpushared.domain.jobs.model import JobId, JobSpec
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
+from gpushared.domain.policy.allowance import Share
 from gpushared.domain.units import shown
 from gpushared.pool import soundness
 from gpushared.pool.soundness import MAX_GPUS, MAX_MEMORY_BYTES
@@ -106,9 +107,32 @@ def read_free(data: bytes) -> Free:
         for grant in holding.grants:
             if grant.memory_bytes < 0 or not 0 <= grant.compute_permille <= WHOLE_PERMILLE:
                 raise Unreadable(f"lease {shown(holding.lease)} holds what no lease can")
+    if free.allowed is not None:
+        soundness.check_allowed(free.allowed)
     if any(held < 0 for _, held in free.stray_bytes):
         raise Unreadable("less than no stray memory on a GPU")
     return free
+
+
+def allowance_message(told: Told) -> link_pb2.Allowance:
+    """What a node may give by itself."""
+    return link_pb2.Allowance(
+        revision=told.revision,
+        valid_seconds=told.now.valid_seconds,
+        projects=[
+            link_pb2.ProjectAllowance(project=one.project, model=one.model, permille=one.permille)
+            for one in told.now.shares
+        ],
+        users=[
+            link_pb2.AllowedUser(principal=principal, projects=projects)
+            for principal, projects in told.now.users.items()
+        ],
+    )
+
+
+def read_shares(message: link_pb2.Allowance) -> tuple[Share, ...]:
+    """Less than nothing is nothing."""
+    return tuple(Share(one.project, one.model, max(0, one.permille)) for one in message.projects)
 
 
 def order_bytes(order: Order) -> bytes:

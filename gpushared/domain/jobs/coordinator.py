@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import singledispatch
 
-from gpushared.domain.jobs import asking, planning, recovery, silence
+from gpushared.domain.jobs import allowances, asking, planning, recovery, silence
 from gpushared.domain.jobs import messages as m
 from gpushared.domain.jobs.member import Free, Member
 from gpushared.domain.jobs.model import HERE, Ended, Job, JobId, NodeName, Queued
@@ -76,6 +76,7 @@ def restore(
         usage=usage_of(standing.usage, rules.policy.half_life_seconds),
         turns=standing.turns,
         projects=standing.projects,
+        lends=any(allowances.is_lent(member) for member in enrolled.values()),
         next_sequence=1 + max((job.sequence for job in everything), default=0),
     )
     _remember(state, everything)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gpushared.domain.gpu import Gpu, GpuId
 from gpushared.domain.jobs.model import AttemptKey, NodeName
 from gpushared.domain.lease import Grant, LeaseId
+from gpushared.domain.policy.allowance import Share, Want
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +37,49 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
+class Allowed:
+    """Up to which revision a node knows what it may give by itself, and what it wants of it.
+
+    It goes by no older one any more, also after a restart. What it holds is that of the same moment.
+    """
+
+    revision: int = 0
+    wants: tuple[Want, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Free:
-    """What a node says of its GPUs with a beat. ``waiting``: requests in its own queue."""
+    """What a node says of its GPUs with a beat. ``waiting``: requests in its own queue.
+
+    ``allowed`` is None of a node that keeps to no allowance.
+    """
 
     holdings: tuple[Holding, ...] = ()
     stray_bytes: tuple[tuple[GpuId, int], ...] = ()
     troubles: tuple[tuple[GpuId, str], ...] = ()
     waiting: int = 0
+    allowed: Allowed | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a node was told. ``users``: by principal of its realms the projects that they are in.
+
+    ``valid_seconds``: so long it goes by that without contact; 0 = without end.
+    """
+
+    shares: tuple[Share, ...] = ()
+    users: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    valid_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The newest that a node was told of, and by what it may go until it says that it knows that."""
+
+    revision: int
+    now: Said
+    before: tuple[Share, ...] = ()
 
 
 class Presence(StrEnum):
@@ -78,3 +116,5 @@ class Member:
     forgotten_at: float | None = None
     excused: bool = False
     """A recovery goes on without its report, which may tell of attempts of which nothing is known."""
+    told: Told | None = None
+    """What it may give by itself; outlives the coordinator, because the node goes by it meanwhile."""

@@ -165,4 +165,11 @@ class TellOrigin:
     job: JobId
 
 
-PoolInstruction = Send | TellOrigin
+@dataclass(frozen=True, slots=True)
+class TellAllowance:
+    """Tell a node what it may give by itself, as that stands then."""
+
+    node: NodeName
+
+
+PoolInstruction = Send | TellOrigin | TellAllowance

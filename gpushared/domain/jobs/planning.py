@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from gpushared.domain.gpu import Gpu
+from gpushared.domain.jobs import allowances
 from gpushared.domain.jobs.explaining import Lack, lack_of_room
 from gpushared.domain.jobs.following import begin, cancel, end
 from gpushared.domain.jobs.gang import place_gangs
@@ -33,6 +34,7 @@ from gpushared.domain.placement import Reason
 from gpushared.domain.policy.passes import Candidate, Plan, Preemption, Verdict, WaitReason
 from gpushared.domain.policy.plan import plan
 from gpushared.domain.policy.projects import Policy
+from gpushared.domain.policy.roll import Roll
 
 Verdicts = Mapping[LeaseId | Kind, Verdict]
 
@@ -46,6 +48,8 @@ def place_who_can(draft: PoolDraft) -> None:
     state.stale, state.planned_at, state.plan_again_at = False, draft.now, NEVER
     if not state.waiting and not state.gangs:
         state.verdicts, state.under_way = {}, {}
+        if not draft.rules.here and allowances.are_any(state.policy, state):
+            allowances.share_out(state.policy, _drawn(state.policy, draft)[1], frozenset(), draft)
     elif draft.rules.here:
         _place_here(draft)
     else:
@@ -73,9 +77,10 @@ def _in_the_queue(draft: PoolDraft) -> Counter[str]:
 
 def _pass_over(draft: PoolDraft) -> None:
     state, rules, policy = draft.state, draft.rules, draft.state.policy
-    state.ground = state.ground or Ground()
-    places = state.ground.drawn(state, policy, draft.now)
-    roll = state.ground.roll
+    places, roll = _drawn(policy, draft)
+    pressed = allowances.pressed_projects(state)
+    if allowances.are_any(policy, state):
+        allowances.share_out(policy, roll, pressed, draft)
     state.verdicts = {}
     more = place_gangs(places, roll, draft)
     names = state.waiting.first(rules.looked_at, rules.looked_at_alike)
@@ -91,7 +96,8 @@ def _pass_over(draft: PoolDraft) -> None:
         turns=state.turns,
     )
     _carry_out(found, places, draft)
-    if more or (found.grants and len(state.waiting)):
+    newly_pressed = bool(roll.lent) and not allowances.pressed_projects(state) <= pressed
+    if more or newly_pressed or (found.grants and len(state.waiting)):
         state.stale = True
     state.plan_again_at = found.look_again_at
 
@@ -106,6 +112,12 @@ def _candidates(names: Iterable[JobId], places: GroundPlaces, draft: PoolDraft) 
         found[name] = before if same else (job, candidate(job, policy, places.models()))
     state.ground.candidates = found
     return [one for _, one in found.values()]
+
+
+def _drawn(policy: Policy, draft: PoolDraft) -> tuple[GroundPlaces, Roll]:
+    """The pool's GPUs as they are now, and who holds them."""
+    ground = draft.state.ground = draft.state.ground or Ground()
+    return ground.drawn(draft.state, policy, draft.now), ground.roll
 
 
 def candidate(job: Job, policy: Policy, models: Mapping[str, Gpu]) -> Candidate:

@@ -16,7 +16,14 @@ from gpushared.domain.jobs import claims
 from gpushared.domain.jobs.asking import enter, look_at_dependencies
 from gpushared.domain.jobs.following import advance, apply, cancel, end, lost, replace_part, watch_silence
 from gpushared.domain.jobs.member import Member
-from gpushared.domain.jobs.messages import NodeEnrolled, NodeForgotten, NodeHello, Reported, Send
+from gpushared.domain.jobs.messages import (
+    NodeEnrolled,
+    NodeForgotten,
+    NodeHello,
+    Reported,
+    Send,
+    TellAllowance,
+)
 from gpushared.domain.jobs.model import (
     HERE,
     AttemptKey,
@@ -84,8 +91,16 @@ def hello(event: NodeHello, draft: PoolDraft) -> None:
     state.reported |= {event.node}
     if member.excused:
         draft.put_member(replace(draft.state.members[event.node], excused=False))
+    _remind(member, draft)
     _ask_of_the_rest(event.node, told, draft)
     settle_if_due(draft)
+
+
+def _remind(member: Member, draft: PoolDraft) -> None:
+    """Where a node does not know the newest of what it may give by itself, it is told once more."""
+    allowed, told = member.free.allowed, member.told
+    if told is not None and allowed is not None and allowed.revision < told.revision:
+        draft.do(TellAllowance(member.name))
 
 
 def _remember_less(draft: PoolDraft) -> None:
@@ -312,7 +327,7 @@ def forget(event: NodeForgotten, draft: PoolDraft) -> None:
         member = draft.put_member(replace(member, excused=True))
     state.waived |= {event.node}
     if not event.only_waive and member is not None:
-        member = replace(member, connected=False, forgotten_at=draft.now)
+        member = replace(member, connected=False, forgotten_at=draft.now, told=None)
         draft.put_member(member)
         reason = f"{event.by.principal} said that {name_of(event.node)} is off"
         for name in sorted(state.by_node.get(event.node) or ()):

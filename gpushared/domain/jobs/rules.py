@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from gpushared.domain.fleet.policies import PolicyName
 from gpushared.domain.policy.projects import Policy, Project, without_preemption
 from gpushared.domain.rules import Preemption
+
+
+class WhenCutOff(StrEnum):
+    """What a node may give by itself of a project with a limit while its coordinator does not answer.
+
+    ``serve``: what it was allowed last. ``refuse``: nothing more after ``cut_off_seconds``. Either way the
+    coordinator counts that as held until it hears of the node: leases outlive the permission to give them.
+    """
+
+    SERVE = "serve"
+    REFUSE = "refuse"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +81,13 @@ class PoolRules:
     here_at_once: int = 50
     """With ``here``: so many of one person wait in the node's own queue, which has bounds; the others wait
     in the book."""
+
+    when_cut_off: WhenCutOff = WhenCutOff.SERVE
+    cut_off_seconds: float = 300.0
+    principals: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By person, whoever on nodes that is;"""
+    common_realms: frozenset[str] = frozenset()
+    """and in these realms everybody is the person of the same name."""
 
     def policy_with(self, projects: Mapping[str, Project]) -> Policy:
         """Who goes next, and whether anybody gives way."""

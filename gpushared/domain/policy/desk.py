@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from gpushared.domain.elastic import is_elastic, largest
 from gpushared.domain.gpu import GpuId
 from gpushared.domain.lease import Grant, LeaseId, Reserved
+from gpushared.domain.policy.drawn import Drawn
 from gpushared.domain.policy.fixed import FixedPart, FixedParts, Pending, arranged, unit_request
 from gpushared.domain.policy.ledger import Ledger
 from gpushared.domain.policy.passes import (
@@ -55,6 +56,9 @@ class Desk:
         self.now = now
         self.ledger = Ledger(roll, usage, now)
         self.index = HostIndex(self.ledger.roll, policy.notice_seconds + policy.grace_seconds)
+        self.drawn = Drawn(policy.allowance)
+        for holder in roll.holders() if policy.allowance is not None else ():
+            self.drawn.count(holder, roll.sizes(holder.lease.id))
         self.grants: dict[LeaseId, tuple[Grant, ...]] = {}
         self.preemptions: list[Preemption] = []
         self.verdicts: dict[LeaseId, Verdict] = {}
@@ -89,12 +93,13 @@ class Desk:
     def depart(self, holder: Holder) -> None:
         """Book a lease out."""
         self.places.give(holder.lease.id, holder.lease.request, holder.lease.grants)
+        self.drawn.count(holder, self.ledger.roll.sizes(holder.lease.id), -1)
         self.ledger.remove(holder)
 
     def stay(self, holder: Holder) -> None:
         """Book a lease in again."""
         self.places.take(holder.lease.id, holder.lease.request, holder.lease.grants)
-        self.ledger.add(holder)
+        self._count(holder)
 
     def arrive(self, one: Candidate, grants: tuple[Grant, ...], behind: tuple[LeaseId, ...] = ()) -> Holder:
         """Book grants; who has them is safe from the rest of this pass."""
@@ -102,11 +107,15 @@ class Desk:
         expires_at = None if limit is None else self.now + limit
         lease = replace(one.lease, state=Reserved(grants, self.now, self.now), expires_at=expires_at)
         self.places.take(lease.id, lease.request, grants)
-        holder = Holder(lease, one.project, one.priority, self.now, behind=behind)
+        holder = Holder(lease, one.project, one.priority, self.now, behind=behind, draws_on=one.draws_on)
         if behind:
             self.behind[one.lease.id] = behind
-        self.ledger.add(holder)
+        self._count(holder)
         return holder
+
+    def _count(self, holder: Holder) -> None:
+        self.ledger.add(holder)
+        self.drawn.count(holder, self.ledger.roll.sizes(holder.lease.id))
 
     def settle(self, one: Candidate, room: Room, *, turn: bool) -> None:
         """The request has its room, or will have it when the victims have left."""
@@ -148,7 +157,8 @@ class Desk:
         new = [holder for holder in staying if holder.lease.id not in self._leaving]
         for holder in new:
             self.depart(holder)
-        if not self._has(winner, preemption.grants):
+        allowed = self.drawn.within(winner, self.places.models())
+        if allowed is None or not self._has(winner, preemption.grants):
             for holder in new:
                 self.stay(holder)
             return
@@ -199,7 +209,10 @@ class Desk:
 
     def claim(self, one: Candidate, models: tuple[str, ...]) -> Room | None:
         """Room for a request within its project's guarantee: free, else taken back, else kept for others."""
-        request = self._on(models, one.lease.request)
+        within = self.drawn.within(one, {name: self.places.models()[name] for name in models})
+        if within is None:
+            return None
+        request = self._on(models, within) if within is one.lease.request else within
         with self._own_parts(one) as mine:
             grants = self._fixed.room_for(request, mine)
             if grants:
@@ -251,6 +264,11 @@ class Desk:
         request = one.lease.request
         if request.models and self.places.models().keys().isdisjoint(request.models):
             return request  # its models have gone, which no quota is the reason for
+        within = self.drawn.within(one, self.places.models())
+        if within is None:
+            return self._beyond_allowance(one)
+        if within is not request:
+            request, one = within, replace(one, lease=replace(one.lease, request=within))
         if self.policy.classes[request.lease_class].gives_way is GivesWay.NEVER:
             models = self.ledger.claims(one, self.places)
             if not models:
@@ -263,6 +281,12 @@ class Desk:
         if not models and self.places.models():
             return Verdict(WaitReason.PROJECT_LIMIT, self.ledger.limit_sentence(one.project))
         return self._on(models, request)
+
+    def _beyond_allowance(self, one: Candidate) -> Verdict:
+        """More is asked of the pool only for what has room here: what is allowed here nobody else has."""
+        if not self.places.place(one.lease.request):
+            return NO_ROOM
+        return Verdict(WaitReason.POOL_ALLOWANCE, self.drawn.sentence(one.draws_on))
 
     def _on(self, models: tuple[str, ...], request: Request) -> Request:
         """The request on these models only."""

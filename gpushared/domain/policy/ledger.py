@@ -93,12 +93,15 @@ class Ledger:
         limits = []
         if known.quota.limit is not None:
             kept = self._all_fixed_left(project) if others else 0
-            limits.append(known.quota.limit - self.roll.all(project) - kept)
+            limits.append(known.quota.limit - self.roll.all(project) - kept - self._lent(project))
         own = known.models.get(model)
         if own is not None and own.limit is not None:
             kept = self.fixed_left(project, model) if others else 0
-            limits.append(own.limit - self.roll.held(project, model) - kept)
+            limits.append(own.limit - self.roll.held(project, model) - kept - self._lent(project, model))
         return min(limits, default=None)
+
+    def _lent(self, project: str, model: str = "") -> int:
+        return self.roll.lent.get((project, model), 0)
 
     def _all_fixed_left(self, project: str) -> int:
         return sum(self.fixed_left(project, pool) for pool, _ in self.policy.project(project).quotas())
@@ -116,6 +119,8 @@ class Ledger:
             f", and {gpus(left)} more {'is' if left == WHOLE_PERMILLE else 'are'} fixed for its build work"
         )
         holds = f"project {project} holds {gpus(self.roll.all(project))}{fixed if left else ''}"
+        if lent := self._lent(project):
+            holds += f", and nodes may give {gpus(lent)} more of it by themselves"
         return f"{holds}; its limit is {' and '.join(said)}"
 
     def over_quota(self, holder: Holder) -> bool:
@@ -178,6 +183,7 @@ class Ledger:
             for model, gpu in places.models().items()
             if (not request.models or model in request.models)
             and size_on(request, gpu) <= self.entitled(candidate.project, model, request.lease_class)
+            and (not self.roll.lent or self._is_within_limit(candidate, gpu))
         )
 
     def within_limit(self, candidate: Candidate, places: Places) -> tuple[str, ...]:
@@ -187,7 +193,11 @@ class Ledger:
         for model, gpu in places.models().items():
             if request.models and model not in request.models:
                 continue
-            room = self.room_to_limit(candidate.project, model, request.lease_class)
-            if room is None or size_on(request, gpu) <= room:
+            if self._is_within_limit(candidate, gpu):
                 found.append(model)
         return tuple(found)
+
+    def _is_within_limit(self, candidate: Candidate, gpu: Gpu) -> bool:
+        request = candidate.lease.request
+        room = self.room_to_limit(candidate.project, gpu.name, request.lease_class)
+        return room is None or size_on(request, gpu) <= room

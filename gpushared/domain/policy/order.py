@@ -102,10 +102,10 @@ def backlogs(
     ready: Iterable[Candidate], policy: Policy, turns: Mapping[str, float], now: float
 ) -> dict[str, Backlog]:
     """The queue by project and kind."""
-    kinds: dict[tuple[str, int, Request], Kind] = {}
+    kinds: dict[tuple[str, int, Request, str], Kind] = {}
     for one in ready:
         request = one.lease.request
-        key = (one.project, one.priority, request)
+        key = (one.project, one.priority, request, one.draws_on)
         kind = kinds.get(key)
         if kind is None:
             kinds[key] = Kind(one.project, deque((one,)), policy.classes[request.lease_class].order)

@@ -29,6 +29,8 @@ class WaitReason(StrEnum):
     """Its class never gives way and it is more than its project is guaranteed."""
     PROJECT_LIMIT = "project_limit"
     """Its project holds as much as it ever may."""
+    POOL_ALLOWANCE = "pool_allowance"
+    """This node may give no more by itself of what its project may hold in the pool."""
     PREEMPTING = "preempting"
     """Leases are giving way to it."""
     BEGIN_TIME = "begin_time"
@@ -66,6 +68,8 @@ class Candidate:
     """GPU-seconds that it held before it was preempted."""
     yields: bool = False
     """It loses little when it is taken off again: it may use what is kept for others until they start."""
+    draws_on: str = ""
+    """The pool's project whose share of a limit on this node it counts to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,7 @@ class Holder:
     """The waiting leases that its GPUs were kept for when it was granted: it goes when one can start."""
     stays: bool = False
     """Whoever decides here cannot take it back: it belongs to somebody else's queue."""
+    draws_on: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,9 @@ def _as_they_count(
         counted, sinks_at = sunk_holder(holder, gpus, policy, now)
         found.append(counted)
         first = min(first, sinks_at)
-    return Roll(policy, places, found), first
+    roll = Roll(policy, places, found)
+    roll.lent = holders.lent if isinstance(holders, Roll) else {}
+    return roll, first
 
 
 def _finish_preemptions(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from gpushared.domain.errors import PermissionRefused, RequestError
+from gpushared.domain.policy.allowance import Allowance
 from gpushared.domain.request import LeaseClass
 from gpushared.domain.units import shown
 
@@ -121,6 +122,7 @@ class Policy:
         notice_seconds: From the notice of a preemption to the signal that ends the container.
         grace_seconds: From that signal to its end by force.
         reservations: So many requests may have GPUs kept for them at a time.
+        allowance: On a node of a pool, what it may give by itself of the pool's limits.
     """
 
     projects: Mapping[str, Project] = field(default_factory=dict)
@@ -132,6 +134,7 @@ class Policy:
     notice_seconds: float = 30.0
     grace_seconds: float = 10.0
     reservations: int = 4
+    allowance: Allowance | None = None
 
     def project(self, name: str) -> Project:
         """A project by name; one that is not configured is a user's own, with nothing guaranteed."""

@@ -87,6 +87,9 @@ class Roll:
         """Grows with every change, for those who remember what they worked out."""
         self.best_effort: dict[LeaseId, Holder] = {}
         self.leaving: dict[LeaseId, Holder] = {}
+        self.lent: Mapping[tuple[str, str], int] = {}
+        """Of a pool's limits, by project and model (empty for all together): what its nodes may give by
+        themselves and do not hold."""
         self._places = places
         self._yielding = {name for name, one in policy.classes.items() if one.gives_way is GivesWay.ALWAYS}
         self._entries: dict[LeaseId, _Entry] = {}

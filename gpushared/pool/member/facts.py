@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+from gpushared.domain.drawing import told_project, wants
 from gpushared.domain.gpu import MIB
-from gpushared.domain.jobs.member import Free, Holding, Inventory
-from gpushared.domain.lease import Lease
+from gpushared.domain.jobs.member import Allowed, Free, Holding, Inventory
+from gpushared.domain.lease import Lease, LeaseId
+from gpushared.domain.queue import Decision
 from gpushared.domain.state import NodeState
 
 STRAY_STEP_BYTES = 16 * MIB
@@ -25,24 +28,35 @@ def inventory_of(state: NodeState, *, address: str, version: str, simulated: boo
     )
 
 
-def free_of(state: NodeState, coordinator: str) -> Free:
-    """What all leases hold, those of the node's own users too. ``coordinator``: whose attempts are named."""
+def free_of(state: NodeState, coordinator: str, decisions: Mapping[LeaseId, Decision] | None = None) -> Free:
+    """What all leases hold, those of the node's own users too. ``coordinator``: whose attempts are named.
+
+    ``decisions``: what the newest pass over the node's queue says.
+    """
     judged = [(gpu.id, gpu.trouble) for gpu in state.judged_gpus()]
     strays = [(gpu, _in_steps(held)) for gpu, held in sorted(state.stray_bytes.items()) if held > 0]
     return Free(
-        holdings=tuple(_holding(lease, coordinator) for lease in state.holders()),
+        holdings=tuple(_holding(lease, coordinator, state) for lease in state.holders()),
         stray_bytes=tuple(strays),
         troubles=tuple((gpu, trouble) for gpu, trouble in judged if trouble is not None),
         waiting=len(state.waiting()),
+        allowed=_allowed(state, coordinator, decisions or {}),
     )
 
 
-def _holding(lease: Lease, coordinator: str) -> Holding:
+def _allowed(state: NodeState, coordinator: str, decisions: Mapping[LeaseId, Decision]) -> Allowed:
+    allowance = state.allowance
+    if allowance is None or allowance.pool != coordinator:
+        return Allowed()
+    return Allowed(allowance.revision, wants(state, decisions))
+
+
+def _holding(lease: Lease, coordinator: str, state: NodeState) -> Holding:
     return Holding(
         lease=lease.id,
         grants=lease.grants,
         owner=lease.owner_name,
-        project=lease.payer,
+        project=told_project(lease, state),
         exclusive=lease.request.wants_whole_gpus,
         attempt=lease.attempt if lease.coordinator == coordinator else None,
     )

@@ -101,13 +101,17 @@ async def _no_trust(_: link_pb2.NewTrust) -> int:
     return 0
 
 
+async def _ignored(_: link_pb2.Allowance) -> None:
+    """Nobody here gives anything by itself."""
+
+
 @dataclass(slots=True)
 class Guests:
     """Who else is told what the coordinator says; each may be set later."""
 
     open_tunnel: Callable[[link_pb2.OpenTunnel], None] = lambda _: None
     drained: Callable[[link_pb2.DrainNotice], None] = lambda _: None
-    allowance: Callable[[link_pb2.Allowance], None] = lambda _: None
+    allowance: Callable[[link_pb2.Allowance], Awaitable[None]] = _ignored
     new_trust: Callable[[link_pb2.NewTrust], Awaitable[int]] = _no_trust
     """Take it over, and tell the generation that is trusted now."""
     trust_generation: Callable[[], int] = lambda: 0

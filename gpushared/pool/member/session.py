@@ -328,7 +328,7 @@ class Session:
             case "drain":
                 self._guests.drained(message.drain)
             case "allowance":
-                self._guests.allowance(message.allowance)
+                await self._told.put(partial(self._guests.allowance, message.allowance))
             case "refuse":
                 _refused(message)
             case other:

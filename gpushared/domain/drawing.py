@@ -1,0 +1,105 @@
+"""What a node's own leases hold of its pool's limits, what waits for more, and what the pool hears."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from gpushared.domain.errors import LimitReached
+from gpushared.domain.lease import Grant, Lease, LeaseId
+from gpushared.domain.placement import Reason
+from gpushared.domain.policy.allowance import Allowance, Want
+from gpushared.domain.policy.ledger import size_on
+from gpushared.domain.policy.projects import gpus
+from gpushared.domain.policy.sizes import permille_on
+from gpushared.domain.queue import Decision
+from gpushared.domain.requeue import wanted_request
+from gpushared.domain.state import NodeState
+
+Held = Mapping[tuple[str, str], int]
+"""By the pool's project and the model, empty for all together, in permille of GPUs."""
+
+
+def drawn(state: NodeState) -> Held:
+    """What the node's own leases hold of projects that the pool limits."""
+    held: dict[tuple[str, str], int] = defaultdict(int)
+    for lease in state.holders():
+        project = state.draws_on(lease)
+        for grant in lease.grants if project else ():
+            for model, size in _sizes(grant, state):
+                held[project, model] += size
+    return held
+
+
+def _sizes(grant: Grant, state: NodeState) -> Iterable[tuple[str, int]]:
+    gpu = state.gpus.get(grant.gpu)
+    if gpu is None:
+        return (("", grant.compute_permille),)
+    size = permille_on(grant, gpu)
+    return (("", size), (gpu.name, size))
+
+
+def told_project(lease: Lease, state: NodeState) -> str:
+    """To which project of the pool a lease counts, as the pool is told.
+
+    Projects of the same name there and here need not have the same people: a lease of somebody who is not in
+    the pool's counts as one of their own.
+    """
+    allowance = state.allowance
+    if allowance is None or state.is_of_pool(lease):
+        return lease.payer
+    found = allowance.project_of(lease.owner_name, lease.payer)
+    limited = {share.project for share in allowance.shares}
+    return found or (lease.owner_name if lease.payer in limited else lease.payer)
+
+
+def wants(state: NodeState, decisions: Mapping[LeaseId, Decision]) -> tuple[Want, ...]:
+    """What waits because the node may give no more by itself."""
+    found: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for decision in decisions.values():
+        if decision.reason is not Reason.POOL_ALLOWANCE:
+            continue
+        lease = state.leases[decision.lease]
+        model, size = _least(lease, state)
+        found[state.draws_on(lease), ""].append(size)
+        found[state.draws_on(lease), model].append(size)
+    return tuple(
+        Want(project, model, min(sizes), sum(sizes)) for (project, model), sizes in sorted(found.items())
+    )
+
+
+def _least(lease: Lease, state: NodeState) -> tuple[str, int]:
+    """The model on which a request counts for the least, and how much that is."""
+    request = wanted_request(lease, state)
+    models = [gpu for gpu in state.gpus.values() if not request.models or gpu.name in request.models]
+    size, model = min(((size_on(request, gpu), gpu.name) for gpu in models), default=(0, ""))
+    return model, size
+
+
+def check_growth(lease: Lease, grants: Sequence[Grant], state: NodeState) -> None:
+    """Raises LimitReached where a lease may not get so much by the pool's limits."""
+    project, allowance = state.draws_on(lease), state.allowance
+    if not project or allowance is None:
+        return
+    held = drawn(state)
+    for key, more in _growth(lease, grants, state).items():
+        most = allowance.most(project, key)
+        if most is not None and more > 0 and held.get((project, key), 0) + more > most:
+            raise LimitReached(
+                f"{_said(allowance, project, key, most)}, and {gpus(held.get((project, key), 0))} is held",
+                hint="the pool's coordinator allows more to requests that wait: ask for a new lease",
+            )
+
+
+def _growth(lease: Lease, grants: Sequence[Grant], state: NodeState) -> Mapping[str, int]:
+    more: dict[str, int] = defaultdict(int)
+    for sign, several in ((-1, lease.grants), (1, grants)):
+        for grant in several:
+            for model, size in _sizes(grant, state):
+                more[model] += sign * size
+    return more
+
+
+def _said(allowance: Allowance, project: str, model: str, most: int) -> str:
+    of = f" of model {model}" if model else ""
+    return f"pool {allowance.pool} lets this node give {gpus(most)}{of} to project {project} by itself"

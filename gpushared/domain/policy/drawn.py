@@ -1,0 +1,67 @@
+"""What a node's own leases hold of its pool's limits while a pass is worked."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gpushared.domain.gpu import Gpu
+from gpushared.domain.policy.allowance import Allowance
+from gpushared.domain.policy.ledger import size_on
+from gpushared.domain.policy.passes import Candidate, Holder
+from gpushared.domain.policy.projects import gpus
+from gpushared.domain.request import Request
+
+
+class Drawn:
+    """Grows and shrinks with the pass; costs nothing where there is no allowance."""
+
+    def __init__(self, allowance: Allowance | None) -> None:
+        self._allowance = allowance
+        self._held: dict[tuple[str, str], int] = defaultdict(int)
+
+    def count(self, holder: Holder, sizes: Mapping[str, int], sign: int = 1) -> None:
+        """Count a holder in, or out where ``sign`` is negative."""
+        for model, size in sizes.items() if holder.draws_on else ():
+            self._held[holder.draws_on, ""] += sign * size
+            if model:
+                self._held[holder.draws_on, model] += sign * size
+
+    def within(self, one: Candidate, models: Mapping[str, Gpu]) -> Request | None:
+        """The request on the models on which it stays within the shares; None where there is none."""
+        request = one.lease.request
+        if not one.draws_on or self._allowance is None:
+            return request
+        wanted = [gpu for name, gpu in models.items() if not request.models or name in request.models]
+        found = tuple(gpu.name for gpu in wanted if self._is_within(one, gpu))
+        if len(found) == len(wanted):
+            return request
+        return replace(request, models=found) if found else None
+
+    def _is_within(self, one: Candidate, gpu: Gpu) -> bool:
+        assert self._allowance is not None, "somebody draws on it"
+        size = size_on(one.lease.request, gpu)
+        most = {model: self._allowance.most(one.draws_on, model) for model in ("", gpu.name)}
+        return all(
+            limit is None or self._held[one.draws_on, model] + size <= limit for model, limit in most.items()
+        )
+
+    def sentence(self, project: str) -> str:
+        """What of the pool's limit may be held here, what is, and who could allow more."""
+        allowance = self._allowance
+        assert allowance is not None, "somebody draws on it"
+        shares = [
+            gpus(one.permille) + (f" of model {one.model}" if one.model else "")
+            for one in allowance.shares
+            if one.project == project
+        ]
+        head = (
+            f"pool {allowance.pool} limits project {project}, and lets this node give it "
+            f"{' and '.join(shares)} by itself, of which {gpus(self._held[project, ''])} is held"
+        )
+        if allowance.ended:
+            return f"{head}; its coordinator has been away for too long for this node to give any of it"
+        if allowance.away:
+            return f"{head}; its coordinator, which could allow more, is away"
+        return f"{head}; its coordinator is asked for more, and has it when others of the project give back"

@@ -1,0 +1,140 @@
+"""What the node's pool lets it give by itself: kept in a file, because the node goes by it without its pool.
+
+The file is written before the node goes by what it says, and before the coordinator hears that it knows it:
+so a node that starts again, with or without its coordinator, never goes by an older one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpushared.api.v1 import link_pb2
+from gpushared.domain.errors import GpushareError
+from gpushared.domain.jobs.contact import Contact
+from gpushared.domain.messages import AllowanceKnown
+from gpushared.domain.policy.allowance import Allowance, Share
+from gpushared.node.loop import Loop
+from gpushared.pool import wire
+from gpushared.records import RecordError, from_json, to_json
+from gpushared.serving.clock import boottime
+from gpushared.serving.files import make_private_folder, read_private, write_private
+from gpushared.serving.troubles import Troubles
+
+log = logging.getLogger(__name__)
+
+ALLOWANCE_FILE = "allowance.json"
+PART = "allowance"
+"""Under which troubles name it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What was told, as it is in the file. ``users``: by principal the pool's projects that they are in."""
+
+    pool: str
+    revision: int
+    shares: tuple[Share, ...] = ()
+    users: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    valid_seconds: float = 0.0
+    told_at: float = 0.0
+
+    def allowance(self, realm: str, *, away: bool, ended: bool) -> Allowance:
+        """With the names that users have here."""
+        names = {name.partition("@")[0]: ones for name, ones in self.users.items() if _is_of(name, realm)}
+        return Allowance(self.pool, self.revision, self.shares, names, self.told_at, away, ended)
+
+    def has_ended(self, contact: Contact, boot: str, now: float) -> bool:
+        """Whether there was no contact for too long. Of another boot nothing is known of when there was.
+
+        ``now``: CLOCK_BOOTTIME in seconds.
+        """
+        if not self.valid_seconds:
+            return False
+        return contact.boot_id != boot or contact.at is None or now - contact.at > self.valid_seconds
+
+
+def _is_of(principal: str, realm: str) -> bool:
+    return principal.partition("@")[2] == realm
+
+
+def load_kept(folder: Path, troubles: Troubles) -> Kept | None:
+    """None where nothing was told. What is damaged is told of; the coordinator tells it anew."""
+    path = folder / ALLOWANCE_FILE
+    try:
+        return from_json(Kept, read_private(path)) if path.exists() else None
+    except (RecordError, GpushareError) as error:
+        troubles.raised(PART, f"what the pool lets this node give by itself is not known: {error}")
+        return None
+
+
+class NodeAllowance:
+    """Takes what the coordinator says, and tells the node's rules how that stands."""
+
+    def __init__(
+        self,
+        folder: Path,
+        kept: Kept | None,
+        loop: Loop,
+        realm: Callable[[], str],
+        connected: Callable[[], bool],
+        troubles: Troubles,
+    ) -> None:
+        """``folder``: that of the membership. ``connected``: whether the coordinator answers."""
+        self.pool = "" if kept is None else kept.pool
+        """The pool that the node is in; what comes of another one is not taken."""
+        self._path = folder / ALLOWANCE_FILE
+        self._kept = kept
+        self._loop = loop
+        self._realm = realm
+        self._connected = connected
+        self._troubles = troubles
+
+    async def told(self, message: link_pb2.Allowance) -> None:
+        """Come back when the node goes by it. Raises ConfigError, Unavailable where it cannot be kept."""
+        if self._kept is not None and message.revision <= self._kept.revision:
+            return
+        kept = Kept(
+            self.pool,
+            message.revision,
+            wire.read_shares(message),
+            {user.principal: tuple(user.projects) for user in message.users},
+            message.valid_seconds,
+            time.time(),
+        )
+        await asyncio.to_thread(self._write, kept)
+        self._kept = kept
+        self._troubles.cleared(PART)
+        log.info("allowance revision=%d shares=%d", kept.revision, len(kept.shares))
+        await self._loop.send(AllowanceKnown(self._now(kept)))
+
+    def due(self) -> AllowanceKnown | None:
+        """What time or the link's state changed of it since the node's rules heard of it."""
+        known, kept = self._loop.state.allowance, self._kept
+        if kept is None or (known is not None and known.revision > kept.revision):
+            return None
+        now = self._now(kept)
+        return None if now == known else AllowanceKnown(now)
+
+    async def be_in(self, pool: str) -> None:
+        """The node is in this pool now, empty for none: what another one allowed counts no more."""
+        self.pool = pool
+        if self._kept is None or self._kept.pool == pool:
+            return
+        self._kept = None
+        await asyncio.to_thread(self._path.unlink, missing_ok=True)
+        await self._loop.send(AllowanceKnown(None))
+
+    def _write(self, kept: Kept) -> None:
+        make_private_folder(self._path.parent)
+        write_private(self._path, to_json(Kept, kept).encode())
+
+    def _now(self, kept: Kept) -> Allowance:
+        state = self._loop.state
+        contact = state.contacts.get(kept.pool, Contact())
+        ended = kept.has_ended(contact, state.boot_id, boottime())
+        return kept.allowance(self._realm(), away=not self._connected(), ended=ended)
