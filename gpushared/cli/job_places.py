@@ -10,7 +10,7 @@ from gpushared.cli import docker
 from gpushared.client import Client
 from gpushared.client.job_messages import Job
 from gpushared.client.jobs import Jobs
-from gpushared.domain.errors import NotFound, StateConflict, Unavailable
+from gpushared.domain.errors import DaemonUnavailable, NotFound, StateConflict, Unavailable
 
 
 class Place(NamedTuple):
@@ -27,7 +27,7 @@ def docker_host_for(client: Client, job: Job, rank: int = 0, attempt: int = 0) -
     """
     earlier = any(one.attempt == attempt for one in job.tries)
     door = Jobs(client).door(job.id, rank, attempt if earlier or attempt != job.attempt else 0)
-    container = _container(Client(door.host), job, attempt or job.attempt, door.node)
+    container = _container(Client(door.host), job, attempt or job.attempt, "" if door.here else door.node)
     if container:
         return Place(door.host, container)
     if job.is_over or earlier:
@@ -49,12 +49,24 @@ def newest_output(job: Job) -> int:
 
 
 def _container(there: Client, job: Job, attempt: int, node: str) -> str:
-    """Its id, by the labels that the gate gives a job's container, however it is called; empty for none."""
+    """Its id, by the labels that the gate gives a job's container, however it is called; empty for none.
+
+    ``node`` is named where it is another one than this.
+    """
     labels = [f"gpushare.job={job.id}", f"gpushare.attempt={attempt}"]
     filters = quote(json.dumps({"label": labels}))
-    answer = there.docker("GET", f"/containers/json?all=1&filters={filters}")
+    try:
+        answer = there.docker("GET", f"/containers/json?all=1&filters={filters}")
+    except DaemonUnavailable as error:
+        if not node:
+            raise
+        raise Unavailable(
+            f"node {node}, where job {job.id} is, is not reached: the connection was lost",
+            hint="`gpushare nodes` tells when it was last heard of",
+        ) from error
     if answer.status != docker.OK:
-        raise Unavailable(f"node {node} does not say what it has: {docker.message_of(answer)}")
+        who = f"node {node}" if node else "this node"
+        raise Unavailable(f"{who} does not say what it has: {docker.message_of(answer)}")
     found = json.loads(answer.body)
     return str(found[0]["Id"]) if found else ""
 

@@ -384,6 +384,35 @@ def test_docker_is_pointed_at_the_door_that_leads_to_the_job_s_node(
     assert f"DOCKER_HOST={there.host}" in environ
 
 
+def test_a_node_that_is_cut_off_is_named_and_not_taken_for_this_one_s_daemon(
+    gpushare: Gpushare, standin: StandIn
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="gs-") as folder:
+        there = StandIn(Path(folder) / "door.sock")
+        there.answers[OF_JOB] = HANG_UP
+        standin.answers["Jobs/Get"] = ok(RUNNING | {"pool": True})
+        standin.answers["Jobs/Door"] = ok({"host": there.host, "lease_id": "l-7f3k", "node": "ws4"})
+        done = gpushare("logs", JOB)
+        there.close()
+    assert done.returncode == 125
+    assert f"node ws4, where job {JOB} is, is not reached" in done.stderr
+    assert "systemctl" not in done.stderr
+
+
+def test_an_earlier_attempt_is_sought_where_it_ran(
+    gpushare: Gpushare, standin: StandIn, docker_recorder: Path
+) -> None:
+    """Of a job that waits for its second, that is also what is meant where none is named."""
+    tried = {"attempt": 1, "parts": [{"node": "ws3", "lease_id": "l-7f3k"}]}
+    standin.answers["Jobs/Get"] = ok(job(tries=[tried]))
+    standin.answers["Jobs/Door"] = ok({"host": standin.host, "lease_id": "l-7f3k", "here": True})
+    standin.answers[OF_JOB] = ok([{"Id": "c1"}])
+    for words in ([], ["--attempt", "1"]):
+        assert gpushare("logs", *words, JOB).returncode == 7
+    assert standin.asked("Jobs/Door") == [{"job_id": JOB, "rank": 0, "attempt": 1}] * 2
+    assert docker_recorder.with_name("record.logs").read_text().split()[-1] == "c1"
+
+
 @pytest.mark.parametrize(
     ("found", "sentence"),
     [(RUNNING, "is running and has no container yet"), (OVER, "has been removed, and its output with it")],

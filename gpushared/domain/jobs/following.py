@@ -28,7 +28,7 @@ from gpushared.domain.jobs.model import (
     cut_short,
 )
 from gpushared.domain.jobs.orders import knows_ranks, name_of, send
-from gpushared.domain.jobs.protocol import Report
+from gpushared.domain.jobs.protocol import Report, moved
 from gpushared.domain.jobs.refusing import hint, refused, told
 from gpushared.domain.jobs.state import Booked, PoolDraft, Wake, is_gang, is_incomplete, is_over
 from gpushared.domain.jobs.tries import timed, tried
@@ -98,7 +98,7 @@ def apply(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
         ending=report.ending and _short(report.ending),
         revision=report.revision,
     )
-    new = timed(new, report, job.submitted_at, draft.now)
+    new = timed(new, moved(report, draft.state.moment), job.submitted_at, draft.now)
     if report.state is AttemptState.REFUSED or (new.ending is not None and new.ending.passing):
         _count_refusal(new, draft)
     elif report.state is not AttemptState.PREPARING:
