@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpushared.domain.errors import RequestError
-from gpushared.gate.fields import CONFIG, ENDPOINT, HOST_CONFIG, NETWORKING_CONFIG
+from gpushared.gate.policy.fields import CONFIG, ENDPOINT, HOST_CONFIG, NETWORKING_CONFIG
 
 BODY_BYTES = 4 * 1024 * 1024
 MAX_VALUES = 100_000

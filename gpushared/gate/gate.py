@@ -13,8 +13,8 @@ from gpushared.gate.handlers.ground import Ground, Handler
 from gpushared.gate.handlers.networks import Networks, Volumes
 from gpushared.gate.handlers.shared import Shared
 from gpushared.gate.http import Exchange
+from gpushared.gate.policy.site import Policy
 from gpushared.gate.routes import Action, Payload, match_route
-from gpushared.gate.site import Policy
 from gpushared.gate.target import parse_target
 
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from gpushared.domain.errors import PermissionRefused
 from gpushared.gate.accounts import Account, PathWish, resolve_as
 from gpushared.gate.body import Body, check_keys, objects, section, strings
-from gpushared.gate.fields import BIND_OPTIONS, MOUNT, TMPFS_OPTIONS, VOLUME_OPTIONS
-from gpushared.gate.site import HOME, Policy
+from gpushared.gate.policy.fields import BIND_OPTIONS, MOUNT, TMPFS_OPTIONS, VOLUME_OPTIONS
+from gpushared.gate.policy.site import HOME, Policy
 
 BIND_WORDS = frozenset({"rw", "ro", "nocopy", "private", "rprivate", "cached", "delegated", "consistent"})
 PROPAGATIONS = frozenset({"", "private", "rprivate"})

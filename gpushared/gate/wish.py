@@ -16,8 +16,8 @@ from gpushared.domain.asking import Ask
 from gpushared.domain.errors import RequestError
 from gpushared.domain.lease import LeaseId
 from gpushared.gate.body import Body, check_keys, objects, section, strings, text
-from gpushared.gate.fields import DEVICE, DEVICE_REQUEST
 from gpushared.gate.host_needs import host_needs
+from gpushared.gate.policy.fields import DEVICE, DEVICE_REQUEST
 from gpushared.ports import LABEL_ATTEMPT, LABEL_DEVICE, LABEL_JOB, LABEL_LEASE, LABEL_OWNER
 
 WISH_LABELS = {

@@ -29,8 +29,8 @@ from gpushared.domain.jobs.protocol import Order, Place, Report, StaleEpoch, mov
 from gpushared.domain.request import Caller
 from gpushared.domain.units import shown
 from gpushared.gate.body import parse_object, section, text
-from gpushared.gate.policy import check_gang_network
-from gpushared.gate.site import Policy
+from gpushared.gate.policy.judge import check_gang_network
+from gpushared.gate.policy.site import Policy
 from gpushared.node.loop import Loop
 from gpushared.serving.clock import boottime
 

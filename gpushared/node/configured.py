@@ -6,7 +6,7 @@ from gpushared.config.model import Config, HostMode, HostNetwork
 from gpushared.config.queue_policy import queue_policy_of
 from gpushared.domain.request import LeaseClass
 from gpushared.domain.rules import Action, Rules, WatchdogPolicy
-from gpushared.gate.site import Policy
+from gpushared.gate.policy.site import Policy
 from gpushared.node.idle_rules import idle_of, project_idle_of, quiet_idle_of
 
 

@@ -18,11 +18,11 @@ from gpushared.domain.gpu import GpuId
 from gpushared.domain.lease import LeaseId
 from gpushared.gate.accounts import Account
 from gpushared.gate.body import MAX_DEPTH, check_create, parse_object, serialise
-from gpushared.gate.fields import CONFIG, HOST_CONFIG
 from gpushared.gate.filters import own_only
 from gpushared.gate.inject import binds_late, inject
-from gpushared.gate.policy import CREATE, HOST, Context, judge_create, networks_of
-from gpushared.gate.site import Policy
+from gpushared.gate.policy.fields import CONFIG, HOST_CONFIG
+from gpushared.gate.policy.judge import CREATE, HOST, Context, judge_create, networks_of
+from gpushared.gate.policy.site import Policy
 from gpushared.gate.target import parse_target
 from gpushared.gate.wish import ClaimWish, labels_of, take_wish, wish_of, with_count
 from gpushared.ports import DeviceMechanism, Edits, Mount

@@ -17,7 +17,7 @@ import pytest
 
 from gpushared.domain.request import Caller
 from gpushared.gate.gate import Gate
-from gpushared.gate.site import Policy
+from gpushared.gate.policy.site import Policy
 from gpushared.ports import Mount
 from tests.gate.desks import GPU, FakeDesk, edits
 from tests.gate.docker import Docker

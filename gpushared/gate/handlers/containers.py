@@ -13,10 +13,10 @@ from gpushared.gate.call import Call
 from gpushared.gate.containers import HOST_NETWORK, Container, find_container, find_network
 from gpushared.gate.ending import asked_end, asked_stop
 from gpushared.gate.farewell import as_output
-from gpushared.gate.fields import RESOURCES
 from gpushared.gate.handlers.ground import Ground, Handler
 from gpushared.gate.mounts import check_again
-from gpushared.gate.policy import judge_update
+from gpushared.gate.policy.fields import RESOURCES
+from gpushared.gate.policy.judge import judge_update
 from gpushared.gate.routes import Action
 
 DEVICE_FIELDS = ("Devices", "DeviceRequests", "DeviceCgroupRules")

@@ -15,7 +15,7 @@ from gpushared.gate.create import Creator, Order
 from gpushared.gate.engine import Answer
 from gpushared.gate.handlers.ground import Ground, Handler
 from gpushared.gate.mounts import resolve_binds, volumes_of
-from gpushared.gate.policy import Context, judge_create, networks_of
+from gpushared.gate.policy.judge import Context, judge_create, networks_of
 from gpushared.gate.routes import Action
 from gpushared.gate.wish import ClaimWish, Wish, take_wish
 

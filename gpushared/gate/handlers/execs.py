@@ -8,7 +8,7 @@ from gpushared.gate.call import Call
 from gpushared.gate.containers import find_container, find_exec
 from gpushared.gate.handlers.ground import Ground, Handler
 from gpushared.gate.inject import merge_env, strip_env
-from gpushared.gate.policy import EXEC, judge_exec
+from gpushared.gate.policy.judge import EXEC, judge_exec
 from gpushared.gate.routes import Action, Payload
 
 EXEC_START = frozenset({"Detach", "Tty", "ConsoleSize"})

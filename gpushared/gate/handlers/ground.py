@@ -10,10 +10,10 @@ from gpushared.gate.call import Call
 from gpushared.gate.containers import find_container
 from gpushared.gate.desk import Desk
 from gpushared.gate.engine import EngineSocket
-from gpushared.gate.policy import Context
+from gpushared.gate.policy.judge import Context
+from gpushared.gate.policy.site import Policy
 from gpushared.gate.proxy import Farewell, forward, nothing
 from gpushared.gate.routes import Payload
-from gpushared.gate.site import Policy
 from gpushared.gate.target import Target
 from gpushared.ports import LABEL_OWNER
 

@@ -6,7 +6,7 @@ from gpushared.gate.body import serialise
 from gpushared.gate.call import Call
 from gpushared.gate.containers import check_unused, find_container, find_network, find_owned
 from gpushared.gate.handlers.ground import Ground, Handler
-from gpushared.gate.policy import judge_endpoint, judge_network, judge_volume
+from gpushared.gate.policy.judge import judge_endpoint, judge_network, judge_volume
 from gpushared.gate.routes import Action
 
 

@@ -15,9 +15,9 @@ from gpushared.domain.units import shown
 from gpushared.gate.accounts import Account
 from gpushared.gate.body import Body, Json, check_keys, objects, section, strings, text
 from gpushared.gate.containers import HOST_NETWORK, OWN_NETWORKS
-from gpushared.gate.fields import LOG_CONFIG, PORT_BINDING, RESTART_POLICY
 from gpushared.gate.mounts import judge_mounts
-from gpushared.gate.site import Policy
+from gpushared.gate.policy.fields import LOG_CONFIG, PORT_BINDING, RESTART_POLICY
+from gpushared.gate.policy.site import Policy
 
 LOG_DRIVERS = frozenset({"", "json-file", "local", "journald", "none"})
 LOG_OPTIONS = frozenset(
