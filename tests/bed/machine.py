@@ -34,9 +34,16 @@ class Machine:
         if created.returncode:
             raise MachineFailed(created.stderr.strip())
         self.container_id: Final = created.stdout.strip()
-        started = parts.docker(socket, "start", self.container_id)
-        if started.returncode:
+        try:
+            self.start()
+        except MachineFailed:
             self.remove()
+            raise
+
+    def start(self) -> None:
+        """Begin to boot it, at first and after it was shut down."""
+        started = parts.docker(self._socket, "start", self.container_id)
+        if started.returncode:
             raise MachineFailed(started.stderr.strip())
 
     def wait_until_booted(self) -> None:

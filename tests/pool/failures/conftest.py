@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.pool.failures.booted import BootedPool
 from tests.pool.failures.world import World
 
 
@@ -18,9 +19,10 @@ class _Kept:
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """The daemons' own words, where a test failed."""
     report = yield
-    kept = getattr(item, "funcargs", {}).get("_kept")
-    if report.failed and isinstance(kept, _Kept) and kept.world is not None:
-        report.sections.append(("daemons", kept.world.logs()))
+    kept, pool = (getattr(item, "funcargs", {}).get(name) for name in ("_kept", "_pool"))
+    world = kept.world if isinstance(kept, _Kept) else pool
+    if report.failed and isinstance(world, World | BootedPool):
+        report.sections.append(("daemons", world.logs()))
     return report
 
 

@@ -101,9 +101,13 @@ class Engine:
 
     def sweep(self) -> None:
         """Remove the cgroups of containers that died with their machine."""
-        for root in Path("/sys/fs/cgroup").glob(f"**/{self.cgroup}"):
-            subprocess.run(
-                ["find", str(root), "-depth", "-type", "d", "-exec", "rmdir", "{}", ";"],
-                check=False,
-                capture_output=True,
-            )
+        remove_cgroups(self.cgroup)
+
+
+def remove_cgroups(name: str) -> None:
+    for root in Path("/sys/fs/cgroup").glob(f"**/{name}"):
+        subprocess.run(
+            ["find", str(root), "-depth", "-type", "d", "-exec", "rmdir", "{}", ";"],
+            check=False,
+            capture_output=True,
+        )
