@@ -40,7 +40,7 @@ class Engine:
         assert self._program is not None
         if not self._program.running:
             raise BrokenBed(f"dockerd ended:\n{self._program.tail()}")
-        return parts.docker(self.socket, "version").returncode == 0
+        return parts.answers(self.socket)
 
     def stop(self) -> None:
         """As ``systemctl stop docker``."""
