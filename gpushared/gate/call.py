@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpushared.domain.errors import PermissionRefused, RequestError
 from gpushared.domain.request import Caller
+from gpushared.gate.audit import CallRecord
 from gpushared.gate.body import BODY_BYTES, Body, parse_object
 from gpushared.gate.engine import Answer
 from gpushared.gate.http import Exchange
@@ -26,6 +27,7 @@ class Call:
     exchange: Exchange
     target: Target
     match: Match
+    record: CallRecord = field(default_factory=CallRecord)
 
     @property
     def caller(self) -> Caller:
@@ -34,6 +36,8 @@ class Call:
     def renamed(self, name: str) -> Target:
         """The judged target with the full id in place of what the client wrote."""
         kind, _, rest = self.target.path.lstrip("/").partition("/")
+        if kind == "containers":
+            self.record.container = name
         return self.target.with_path(f"/{kind}/{name}{rest.removeprefix(self.match.name)}")
 
     async def parse(self) -> Body:

@@ -30,6 +30,10 @@ OK = 200
 NOT_FOUND = 404
 
 
+class NotYours(NotFound):
+    """It is there, but somebody else's; the caller hears what is said of things that are not there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Container:
     """One container as the gate needs it."""
@@ -65,7 +69,7 @@ async def find_container(engine: EngineSocket, name: str, caller: Caller) -> Con
         raise NotFound(f"No such container: {name}")
     labels = section(section(found, "Config"), "Labels")
     if not owns(caller, labels) or not (caller.trusted or _is_confined(found, caller)):
-        raise NotFound(f"No such container: {name}")
+        raise NotYours(f"No such container: {name}")
     plain = str(found.get("Name", "")).lstrip("/")
     terminal = bool(section(found, "Config").get("Tty"))
     return Container(ContainerId(found["Id"]), plain, labels, _networks(found), terminal)
@@ -117,6 +121,8 @@ async def find_exec(engine: EngineSocket, name: str, caller: Caller) -> str:
     if found is not None:
         try:
             await find_container(engine, str(found["ContainerID"]), caller)
+        except NotYours:
+            raise NotYours(f"No such exec instance: {name}") from None
         except NotFound:
             found = None
     if found is None:
@@ -129,8 +135,10 @@ async def find_owned(
 ) -> dict[str, Any]:
     """A network or volume of the caller's; ``kind`` is the first word of its path."""
     found = await inspect(engine, kind, name)
-    if found is None or not owns(caller, section(found, "Labels")):
+    if found is None:
         raise NotFound(f"No such {kind.removesuffix('s')}: {name}", hint=hint)
+    if not owns(caller, section(found, "Labels")):
+        raise NotYours(f"No such {kind.removesuffix('s')}: {name}", hint=hint)
     return found
 
 

@@ -7,13 +7,14 @@ import contextlib
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from gpushared.domain.asking import Ask
 from gpushared.domain.errors import GpushareError, RequestError
 from gpushared.domain.lease import ContainerId, LeaseId
 from gpushared.domain.request import Caller
+from gpushared.gate.audit import CallRecord, digest_of
 from gpushared.gate.body import Body, section, serialise, strings
 from gpushared.gate.containers import NOT_FOUND, inspect
 from gpushared.gate.desk import Claim, Desk
@@ -37,6 +38,7 @@ class Order:
     target: Target
     body: Body
     caller: Caller
+    record: CallRecord = field(default_factory=CallRecord)
 
 
 class Creator:
@@ -146,8 +148,12 @@ class Creator:
     async def _post(self, order: Order, labels: Mapping[str, str]) -> Answer:
         own = {**labels, LABEL_OWNER: str(order.caller.uid)}
         body = {**order.body, "Labels": {**section(order.body, "Labels"), **own}}
-        target = order.target.encode()
-        return await self._engine.call("POST", target, serialise(body), timeout_seconds=CREATE_SECONDS)
+        target, sent = order.target.encode(), serialise(body)
+        order.record.digest = digest_of(sent)
+        answer = await self._engine.call("POST", target, sent, timeout_seconds=CREATE_SECONDS)
+        if answer.status == CREATED:
+            order.record.container = str(answer.json()["Id"])
+        return answer
 
 
 def _stays(body: Body) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from gpushared.audit.line import Origin, Sink, ignore
 from gpushared.domain.errors import PermissionRefused
+from gpushared.domain.request import Caller
+from gpushared.gate.audit import Recording, line_of_refusal, recording
 from gpushared.gate.call import Call, check_confined, expect_nothing
 from gpushared.gate.desk import Desk
 from gpushared.gate.engine import EngineSocket
@@ -12,7 +15,7 @@ from gpushared.gate.handlers.execs import Execs
 from gpushared.gate.handlers.ground import Ground, Handler
 from gpushared.gate.handlers.networks import Networks, Volumes
 from gpushared.gate.handlers.shared import Shared
-from gpushared.gate.http import Exchange
+from gpushared.gate.http import Exchange, Refusal
 from gpushared.gate.policy.site import Policy
 from gpushared.gate.routes import Action, Payload, match_route
 from gpushared.gate.target import parse_target
@@ -21,12 +24,17 @@ from gpushared.gate.target import parse_target
 class Gate:
     """Serves exchanges. Errors of ours reach the client in Docker's form; the HTTP layer sees to that.
 
+    ``audit`` gets a line for each request that changes something or is refused.
+
     ``policy`` may be replaced at any time; it holds for requests that come after.
     """
 
-    def __init__(self, engine_socket: str, desk: Desk, policy: Policy | None = None) -> None:
+    def __init__(
+        self, engine_socket: str, desk: Desk, policy: Policy | None = None, audit: Sink = ignore
+    ) -> None:
         engine = EngineSocket(engine_socket.removeprefix("unix://"))
         ground = self._ground = Ground(engine, desk, policy or Policy())
+        self._audit = audit
         self._creates = Creates(ground)
         containers, execs = Containers(ground), Execs(ground)
         self._everybody: dict[Action, Handler] = {
@@ -52,16 +60,26 @@ class Gate:
         self._ground.policy = policy
 
     async def handle(self, exchange: Exchange) -> None:
+        with recording(exchange, self._audit) as recorded:
+            await self._handle(exchange, recorded)
+
+    def refused(self, refusal: Refusal, caller: Caller, origin: Origin) -> None:
+        """The HTTP layer refused a request of which nothing came here."""
+        self._audit(line_of_refusal(refusal, caller, origin))
+
+    async def _handle(self, exchange: Exchange, recorded: Recording) -> None:
         target = parse_target(exchange.target)
+        recorded.endpoint = target.path
         match = match_route(exchange.method, target.path)
         if match is None:
             raise PermissionRefused(
                 f"{exchange.method} {target.path} is not served by gpushared",
                 hint="trusted users can ask the engine itself",
             )
+        recorded.record.name = match.name or target.get("name")
         if match.route.payload is Payload.NONE:
             await expect_nothing(exchange)
-        call = Call(exchange, target, match)
+        call = Call(exchange, target, match, recorded.record)
         if exchange.caller.trusted:
             await self._everybody.get(match.route.action, self._ground.send)(call)
             return

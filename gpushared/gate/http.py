@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import select
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 
 import h11
 
+from gpushared.audit.line import Origin
 from gpushared.domain.errors import Code, GpushareError
 from gpushared.domain.request import Caller
 from gpushared.gate.answers import connect_error, docker_error, http_status
@@ -28,6 +30,10 @@ WATCH_AFTER_SECONDS = 0.05
 """Most answers are ready sooner; watching for the client's end costs more than they do."""
 HANGUP_POLL_SECONDS = 1.0
 LINGER_SECONDS = 2.0
+NOT_HTTP = "this is not proper HTTP"
+
+DIGESTED_BYTES = 4 * 1024 * 1024
+"""Of a body; one that is longer is a stream, which nobody judges, and has no digest."""
 
 HeaderList = Sequence[tuple[bytes, bytes]]
 
@@ -66,6 +72,20 @@ class WebReply:
     content_type: bytes = b"application/json"
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A request that no handler was asked, because it breaks HTTP or a bound; empty where not understood."""
+
+    method: bytes
+    target: bytes
+    status: int
+    message: str
+
+
+def forget(_: Refusal, __: Caller, ___: Origin) -> None:
+    """For those who keep no audit."""
+
+
 JsonHandler = Callable[[WebRequest], Awaitable[WebReply]]
 
 
@@ -76,6 +96,7 @@ class Routes:
     json: JsonHandler
     docker: Callable[[Exchange], Awaitable[None]]
     json_prefix: bytes = b"/gpushare.v1."
+    refused: Callable[[Refusal, Caller, Origin], None] = forget
 
 
 class ClientGoneError(Exception):
@@ -84,6 +105,9 @@ class ClientGoneError(Exception):
 
 class RefusedRequestError(Exception):
     """The request breaks HTTP or a bound: answer and hang up."""
+
+    recorded = False
+    """Whether a handler has told the audit."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -99,13 +123,14 @@ async def serve_http(
     *,
     prefix: bytes = b"",
     limits: Limits | None = None,
+    origin: Origin | None = None,
 ) -> None:
     """Serve one connection to its end, then close it. ``prefix`` are bytes already read from it.
 
     The caller keeps a strong reference to the task that this runs in: after a client's half-close nothing
     else may hold it, and it would be collected with the stream still open.
     """
-    connection = _Connection(reader, writer, caller, limits or Limits(), prefix)
+    connection = _Connection(reader, writer, caller, limits or Limits(), prefix, origin or Origin())
     try:
         await connection.serve(routes)
     except asyncio.CancelledError:
@@ -137,8 +162,13 @@ class Exchange:
         self.target: bytes = request.target
         self.headers: HeaderList = list(request.headers)
         """Names in lower case."""
+        self.origin = connection.origin
         self.started = False
         """Whether a response head was sent."""
+        self.on_answer: Callable[[int], None] | None = None
+        """Told the status right before the answer's first byte."""
+        self._digest = hashlib.sha256()
+        self._body_bytes = 0
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header; ``name`` in lower case."""
@@ -153,11 +183,24 @@ class Exchange:
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body as it arrives. Raises ``ClientGoneError``."""
         while (data := await self._connection.body_data()) is not None:
+            self._count(data)
             yield data
 
     async def read(self, limit_bytes: int) -> bytes:
         """The whole body. Raises ``RefusedRequestError`` when it is longer, or slow."""
-        return await self._connection.whole_body(limit_bytes)
+        body = await self._connection.whole_body(limit_bytes)
+        self._count(body)
+        return body
+
+    @property
+    def body_digest(self) -> str:
+        """SHA-256 of what was read of the body, in hexadecimal; empty where that is nothing, or a stream."""
+        return self._digest.hexdigest() if 0 < self._body_bytes <= DIGESTED_BYTES else ""
+
+    def _count(self, data: bytes) -> None:
+        self._body_bytes += len(data)
+        if self._body_bytes <= DIGESTED_BYTES:
+            self._digest.update(data)
 
     async def respond(
         self,
@@ -174,7 +217,7 @@ class Exchange:
 
     async def start(self, status: int, headers: HeaderList, body: bytes = b"") -> None:
         """Send the head at once; framing and ``Connection`` are worked out here."""
-        self.started = True
+        self._begin(status)
         head = h11.Response(status_code=status, headers=list(headers))
         await self._connection.send(head, *([h11.Data(data=body)] if body else ()))
 
@@ -185,10 +228,15 @@ class Exchange:
     async def finish(self) -> None:
         await self._connection.send(h11.EndOfMessage())
 
-    async def hijack(self, head: bytes) -> Stream:
+    async def hijack(self, status: int, head: bytes) -> Stream:
         """Send a head as it is and leave HTTP; the caller then owns both directions until it returns."""
-        self.started = True
+        self._begin(status)
         return await self._connection.hijack(head)
+
+    def _begin(self, status: int) -> None:
+        self.started = True
+        if self.on_answer is not None:
+            self.on_answer(status)
 
     def abort(self) -> None:
         """Hang up in the middle of a response, so that the client sees that it is not whole."""
@@ -203,8 +251,10 @@ class _Connection:
         caller: Caller,
         limits: Limits,
         prefix: bytes,
+        origin: Origin,
     ) -> None:
         self.caller = caller
+        self.origin = origin
         self.client_gone = False
         self._reader = reader
         self._writer = writer
@@ -227,6 +277,7 @@ class _Connection:
 
     async def _serve_one(self, routes: Routes) -> bool:
         """One request; False when the connection is over."""
+        request: h11.Request | None = None
         try:
             request = await self._head()
             if request is None:
@@ -234,9 +285,13 @@ class _Connection:
             self._check(request)
             await self._dispatch(routes, request)
         except h11.RemoteProtocolError as error:
-            await self._refuse(error.error_status_hint, f"this is not proper HTTP: {error}")
+            # What the parser says quotes what it was sent, which may be a secret.
+            self._tell(routes, request, error.error_status_hint, NOT_HTTP)
+            await self._refuse(error.error_status_hint, f"{NOT_HTTP}: {error}")
             return False
         except RefusedRequestError as error:
+            if not error.recorded:
+                self._tell(routes, request, error.status, error.message)
             await self._refuse(error.status, error.message)
             return False
         finally:
@@ -271,6 +326,10 @@ class _Connection:
         except GpushareError as error:
             reply = WebReply(http_status(error), connect_error(error.code, str(error)))
         await exchange.respond(reply.status, reply.body, content_type=reply.content_type)
+
+    def _tell(self, routes: Routes, request: h11.Request | None, status: int, message: str) -> None:
+        method, target = (request.method, request.target) if request else (b"", b"")
+        routes.refused(Refusal(method, target, status, message), self.caller, self.origin)
 
     async def _refuse(self, status: int, message: str) -> None:
         """Answer what cannot be understood, where that is still possible; the connection ends after it."""

@@ -129,7 +129,7 @@ async def _download(
     head = await connection.response()
     if farewell is not None and _is_hijacked(head):
         await upload
-        await _splice(await exchange.hijack(_raw_head(head)), connection, farewell)
+        await _splice(await exchange.hijack(head.status_code, _raw_head(head)), connection, farewell)
         return head.status_code
     if head.status_code == SWITCHING_PROTOCOLS:
         raise EngineUnavailable("the Docker engine switched protocols where nobody asked for it")

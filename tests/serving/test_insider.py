@@ -45,7 +45,7 @@ class Door:
         if exchange.target != b"/raw":
             await exchange.respond(200, exchange.caller.name.encode())
             return
-        self.raw.put_nowait(await exchange.hijack(b"HTTP/1.1 101 UPGRADED\r\n\r\n"))
+        self.raw.put_nowait(await exchange.hijack(101, b"HTTP/1.1 101 UPGRADED\r\n\r\n"))
         await self.done.wait()
 
     @property

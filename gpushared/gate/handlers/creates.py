@@ -52,7 +52,7 @@ class Creates:
             except (PermissionRefused, RequestError, NotFound):
                 await self._creator.forgo(wish, call.caller)
                 raise
-        return await self._creator.create(Order(call.target, body, call.caller), wish)
+        return await self._creator.create(Order(call.target, body, call.caller, call.record), wish)
 
     async def _confine(self, body: Body, caller: Caller, wish: Wish | None) -> Body:
         engine, desk, policy = self._ground.engine, self._ground.desk, self._ground.policy

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from gpushared.gate.accounts import Account
+from gpushared.gate.audit import digest_of
 from gpushared.gate.body import Body, section, serialise
 from gpushared.gate.call import Call
 from gpushared.gate.containers import find_container
@@ -39,6 +40,8 @@ class Ground:
         route = call.match.route
         if body is None and route.payload is Payload.NONE:
             body = b""
+        if body is not None:
+            call.record.digest = digest_of(body)
         encoded = (target or call.target).encode()
         return await forward(
             self.engine, call.exchange, encoded, body=body, hijack=route.hijack, farewell=farewell

@@ -1,0 +1,1 @@
+"""The audit: who changed what, and who was refused what, in a file of its own and in journald."""

@@ -1,0 +1,150 @@
+"""What becomes of a request, for the audit: one line for each that changes something or is refused.
+
+A line is handed over when the answer begins, before its first byte: whoever has an answer has a line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from gpushared.audit.line import (
+    MAX_ENDPOINT,
+    MAX_NAME,
+    MAX_TEXT,
+    AuditLine,
+    Origin,
+    Sink,
+    bounded,
+)
+from gpushared.domain.errors import Code, GpushareError
+from gpushared.domain.request import Caller
+from gpushared.gate.answers import http_status
+from gpushared.gate.containers import NotYours
+from gpushared.gate.http import Exchange, Refusal, RefusedRequestError
+
+READING = frozenset({"GET", "HEAD"})
+_CHANGES_NOTHING = re.compile(r"/auth|/containers/[^/]+/(wait|resize)|/exec/[^/]+/resize")
+"""Posts that only look, wait, or tell a terminal's size."""
+_REFUSALS = frozenset({Code.INVALID_ARGUMENT, Code.PERMISSION_DENIED, Code.RESOURCE_EXHAUSTED})
+"""What makes a line of a request that would have changed nothing. The rest says how things are."""
+BROKEN = "not-http"
+GONE = "the client went away before there was an answer"
+
+
+@dataclass(slots=True)
+class CallRecord:
+    """What handlers tell of one request; it may be told until the answer begins."""
+
+    digest: str | None = None
+    """Of the body that went to the engine (``digest_of``); None where it is passed on as it comes."""
+    container: str = ""
+    """The full id of the container that it is about."""
+    name: str = ""
+    note: str = ""
+    """What else whoever reads the line should know, in one sentence; nothing of a body, header or query."""
+
+
+def digest_of(body: bytes) -> str:
+    """SHA-256 in hexadecimal; empty for no body."""
+    return hashlib.sha256(body).hexdigest() if body else ""
+
+
+@dataclass(slots=True)
+class Recording:
+    """One request on its way. ``endpoint`` is what the client wrote until the target was understood."""
+
+    exchange: Exchange
+    sink: Sink
+    endpoint: str
+    record: CallRecord = field(default_factory=CallRecord)
+    written: bool = False
+
+    @property
+    def changes(self) -> bool:
+        """Whether it would change something, by its method and path."""
+        return self.exchange.method not in READING and not _CHANGES_NOTHING.fullmatch(self.endpoint)
+
+    def answered(self, status: int) -> None:
+        """The answer begins."""
+        if self.changes:
+            self._write(status)
+
+    def refused(self, error: GpushareError) -> None:
+        """The daemon says no."""
+        if self.changes or error.code in _REFUSALS or isinstance(error, NotYours):
+            self._write(http_status(error), error.code, error.message)
+
+    def broken(self, error: RefusedRequestError) -> None:
+        """The request breaks a bound of HTTP."""
+        error.recorded = True
+        self._write(error.status, BROKEN, error.message)
+
+    def gone(self) -> None:
+        """There will be no answer."""
+        if self.changes:
+            self._write(0, text=GONE)
+
+    def _write(self, status: int, code: str = "", text: str = "") -> None:
+        if self.written:
+            return
+        self.written = True
+        record = self.record
+        said = f"{text}; {record.note}" if text and record.note else text or record.note
+        line = AuditLine(
+            at=time.time(),
+            uid=self.exchange.caller.uid,
+            user=bounded(self.exchange.caller.name, MAX_NAME),
+            origin=self.exchange.origin,
+            method=bounded(self.exchange.method, MAX_NAME),
+            endpoint=bounded(self.endpoint, MAX_ENDPOINT),
+            container=bounded(record.container, MAX_NAME),
+            name=bounded(record.name, MAX_NAME),
+            digest=self.exchange.body_digest if record.digest is None else record.digest,
+            status=status,
+            code=code,
+            text=bounded(said, MAX_TEXT),
+        )
+        self.sink(line)
+
+
+@contextmanager
+def recording(exchange: Exchange, sink: Sink) -> Iterator[Recording]:
+    """Around the handling of a request; errors pass through."""
+    one = Recording(exchange, sink, _written_path(exchange.target))
+    exchange.on_answer = one.answered
+    try:
+        yield one
+    except GpushareError as error:
+        one.refused(error)
+        raise
+    except RefusedRequestError as error:
+        one.broken(error)
+        raise
+    finally:
+        if not exchange.started:
+            one.gone()
+
+
+def line_of_refusal(refusal: Refusal, caller: Caller, origin: Origin) -> AuditLine:
+    """The line for a request that was refused before anybody knew what it asks for."""
+    return AuditLine(
+        at=time.time(),
+        uid=caller.uid,
+        user=bounded(caller.name, MAX_NAME),
+        origin=origin,
+        method=bounded(refusal.method.decode("ascii", "backslashreplace"), MAX_NAME),
+        endpoint=bounded(_written_path(refusal.target), MAX_ENDPOINT),
+        status=refusal.status,
+        code=BROKEN,
+        text=bounded(refusal.message, MAX_TEXT),
+    )
+
+
+def _written_path(target: bytes) -> str:
+    """A query may hold secrets."""
+    return target.partition(b"?")[0].decode("ascii", "backslashreplace")
