@@ -88,7 +88,7 @@ class Ground:
         self._touched: set[NodeName] = set()
         """Nodes on which something was booked since, which may never come true."""
         self._taken: dict[NodeName, dict[LeaseId, Taken]] = {}
-        self._held: dict[NodeName, dict[LeaseId, Held]] = {}
+        self._held: dict[NodeName, Wanted] = {}
         self._roll: Roll | None = None
         self._models: Mapping[str, Gpu] = {}
         self._gpus: dict[GpuId, Gpu] = {}
@@ -189,8 +189,13 @@ class Ground:
 
     def _wanted(self, name: NodeName, fact: _Facts, state: PoolState, policy: Policy) -> Wanted:
         found: Wanted = {}
-        for one in held_on(name, fact.free, self._held[name], state, policy):
+        known = self._held[name]
+        for one in held_on(name, fact.free, known, state, policy):
             lease = one.holder.lease
+            before = known.get(lease.id)
+            if before is not None and before[0] is one:
+                found[lease.id] = before
+                continue
             grants = tuple(grant for grant in lease.grants if self._on(grant, name))
             if grants:
                 found[lease.id] = one, (lease.request, grants)
@@ -206,7 +211,7 @@ class Ground:
                 self._fleet.give(lease)
                 del taken[lease]
         for lease in list(held):
-            if lease not in wanted or wanted[lease][0] is not held[lease]:
+            if lease not in wanted or wanted[lease][0] is not held[lease][0]:
                 self.roll.remove(lease)
                 del held[lease]
 
@@ -218,7 +223,7 @@ class Ground:
                 taken[lease] = booked
             if lease not in held:
                 self.roll.add(one.holder)
-                held[lease] = one
+                held[lease] = one, booked
 
     # --- what the places below need --------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gpushared.domain.jobs.member import Free, Holding
@@ -32,7 +32,7 @@ class Held:
 
 
 def held_on(
-    name: NodeName, free: Free, known: dict[LeaseId, Held], state: PoolState, policy: Policy
+    name: NodeName, free: Free, known: Mapping[LeaseId, tuple[Held, object]], state: PoolState, policy: Policy
 ) -> Iterator[Held]:
     """All that is held there. ``known``: as it was before, of which is taken over what is the same."""
     told = {one.attempt: one for one in free.holdings if one.attempt is not None}
@@ -45,13 +45,13 @@ def held_on(
         grants = holding.grants if holding else state.booked.get(job.id, {}).get(name, ())
         if grants:
             before = known.get(part_id(job, part))
-            same = before is not None and before.is_still(job, grants)
-            yield before if same and before else Held(_of_job(job, part, grants, policy), job)
+            same = before is not None and before[0].is_still(job, grants)
+            yield before[0] if same and before else Held(_of_job(job, part, grants, policy), job)
     for one in free.holdings:
         if not _is_known(one, name, state):
             before = known.get(_id_of_other(one, name))
-            same = before is not None and before.is_still(one, one.grants)
-            yield before if same and before else Held(_of_other(one, name, state.started_at), one)
+            same = before is not None and before[0].is_still(one, one.grants)
+            yield before[0] if same and before else Held(_of_other(one, name, state.started_at), one)
 
 
 def part_id(job: Job, part: Part) -> LeaseId:
