@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gpushared.config.fields import HOUR_SECONDS, setting
+from gpushared.config.gate import GateConfig
 from gpushared.config.idle import IdleConfig, IdleQuietConfig
 from gpushared.config.jobs import JobsConfig, PoolConfig
 from gpushared.config.kinds import (
@@ -22,7 +23,6 @@ from gpushared.config.kinds import (
     Size,
     Text,
     Whole,
-    Words,
     is_absolute,
 )
 from gpushared.config.quotas import (
@@ -39,11 +39,6 @@ from gpushared.domain.rules import Action, MpsMode, Preemption
 
 _PATH = Text("an absolute path", is_absolute)
 _PATH_OR_EMPTY = Text("an absolute path, or empty", lambda text: not text or is_absolute(text))
-_PREFIX = Text(
-    "an absolute path, or one below `~`",
-    lambda text: is_absolute(text) or text == "~" or text.startswith("~/"),
-)
-_GROUP = Text("the name of a group", lambda text: bool(text) and not set(text) & set(" \t\n:,/"))
 
 
 class CheckpointMode(StrEnum):
@@ -272,37 +267,6 @@ class PlacementConfig:
         Choice(HostMode),
         "`auto` counts docker's `--cpus` and `--memory` of containers with leases, and lets no more be "
         "granted than the machine has; `off` does not count them.",
-    )
-
-
-class HostNetwork(StrEnum):
-    """Which containers of callers who are not trusted may have the machine's own network."""
-
-    NEVER = "never"
-    GANGS = "gangs"
-
-
-@dataclass(frozen=True, slots=True)
-class GateConfig:
-    """What the Docker endpoint allows to callers who are not trusted."""
-
-    trusted_groups: tuple[str, ...] = setting(
-        ("docker",),
-        Words(_GROUP),
-        "Members are trusted, as root is: nothing is judged, they see and manage everybody's containers.",
-    )
-    mount_prefixes: tuple[str, ...] = setting(
-        ("~",), Words(_PREFIX), "Bind mounts must lie below one of these; `~` is the caller's home."
-    )
-    pids_limit: int = setting(
-        4096, Whole(16, 4_194_304), "How many processes and threads a container may have."
-    )
-    host_network: HostNetwork = setting(  # noqa: RUF009 - makes a field
-        HostNetwork.NEVER,
-        Choice(HostNetwork),
-        "Which containers may have the machine's own network by `--network host`: `gangs` lets the parts of "
-        "[jobs on several nodes](../how-to/multi-node.md), which reach each other by it, and with it what "
-        "listens on the machine for itself only.",
     )
 
 

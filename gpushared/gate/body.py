@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpushared.domain.errors import RequestError
-from gpushared.gate.policy.fields import CONFIG, ENDPOINT, HOST_CONFIG, NETWORKING_CONFIG
+from gpushared.gate.policy.fields import CONFIG, CREATE_TABLE, HOST_CONFIG
+from gpushared.gate.policy.schema import fit
 
 BODY_BYTES = 4 * 1024 * 1024
 MAX_VALUES = 100_000
@@ -50,18 +51,17 @@ def serialise(body: Mapping[str, Json]) -> bytes:
     return json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
 
 
-def check_create(body: Body) -> None:
-    """Refuse a create body in which the engine would see a field that we do not, or see it elsewhere."""
+def check_create(body: Body) -> Body:
+    """The create body without nulls of unknown fields.
+
+    Raises where the engine would see a field that we do not, or see it elsewhere, or take its value for
+    another: ``PermissionRefused`` for an unknown field, else ``RequestError``.
+    """
     check_keys(body, CONFIG | HOST_CONFIG | {"HostConfig", "NetworkingConfig"}, "")
     misplaced = sorted(HOST_CONFIG & body.keys())
     if misplaced:
         raise RequestError(f"{misplaced[0]} stands at the top level", hint="it belongs under HostConfig")
-    check_keys(section(body, "HostConfig"), HOST_CONFIG, "HostConfig.")
-    networking = section(body, "NetworkingConfig")
-    check_keys(networking, NETWORKING_CONFIG, "NetworkingConfig.")
-    for endpoint in section(networking, "EndpointsConfig").values():
-        if isinstance(endpoint, dict):
-            check_keys(endpoint, ENDPOINT, "EndpointsConfig.")
+    return fit(body, CREATE_TABLE)
 
 
 def check_keys(body: Body, known: frozenset[str], where: str) -> None:

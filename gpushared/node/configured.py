@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from gpushared.config.model import Config, HostMode, HostNetwork
+from gpushared.config.model import Config, HostMode
 from gpushared.config.queue_policy import queue_policy_of
 from gpushared.domain.request import LeaseClass
 from gpushared.domain.rules import Action, Rules, WatchdogPolicy
+from gpushared.gate.policy import presets
 from gpushared.gate.policy.site import Policy
 from gpushared.node.idle_rules import idle_of, project_idle_of, quiet_idle_of
 
@@ -51,8 +52,4 @@ def watchdog_of(config: Config) -> dict[LeaseClass, WatchdogPolicy]:
 
 def policy_of(config: Config) -> Policy:
     """The configuration's rules for confined callers."""
-    return Policy(
-        bind_prefixes=config.gate.mount_prefixes,
-        pids_limit=config.gate.pids_limit,
-        gangs_on_host_network=config.gate.host_network is HostNetwork.GANGS,
-    )
+    return presets.policy_of(config.gate)

@@ -6,96 +6,99 @@ name. Trusted callers (root, the docker group) are not judged: they have the eng
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
-from gpushared.domain.errors import PermissionRefused
-from gpushared.domain.units import shown
-from gpushared.gate.accounts import Account
-from gpushared.gate.body import Body, Json, check_keys, objects, section, strings, text
+from gpushared.domain.errors import PermissionRefused, RequestError
+from gpushared.gate.body import Body, Json, section
 from gpushared.gate.containers import HOST_NETWORK, OWN_NETWORKS
 from gpushared.gate.mounts import judge_mounts
-from gpushared.gate.policy.fields import LOG_CONFIG, PORT_BINDING, RESTART_POLICY
-from gpushared.gate.policy.site import Policy
-
-LOG_DRIVERS = frozenset({"", "json-file", "local", "journald", "none"})
-LOG_OPTIONS = frozenset(
-    {"max-size", "max-file", "compress", "mode", "max-buffer-size", "tag", "labels", "env"}
+from gpushared.gate.policy import rules as r
+from gpushared.gate.policy.explain import Notes
+from gpushared.gate.policy.fields import (
+    CONNECT_TABLE,
+    CREATE_TABLE,
+    EXEC_TABLE,
+    NETWORK_TABLE,
+    UPDATE_TABLE,
+    VOLUME_CREATE_TABLE,
 )
-NO_NEW_PRIVILEGES = frozenset({"no-new-privileges", "no-new-privileges:true", "no-new-privileges=true"})
-HIGHEST_OOM_SCORE = 1000
-PORTS = re.compile(r"([0-9]{1,5}(-[0-9]{1,5})?)?")
+from gpushared.gate.policy.rules import Context, Rule, check_gang_network
+from gpushared.gate.policy.schema import Table, fit
+from gpushared.gate.policy.site import root_mark
+
+__all__ = [
+    "Context",
+    "check_gang_network",
+    "judge_create",
+    "judge_endpoint",
+    "judge_exec",
+    "judge_network",
+    "judge_update",
+    "judge_volume",
+    "networks_of",
+]
+HOST_PREFIX = "HostConfig."
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
-    """For whom, and by which site's policy, a body is judged.
-
-    ``in_gang``: it is to be a part of a job on several nodes.
-    """
-
-    account: Account
-    policy: Policy
-    in_gang: bool = False
-
-
-Rule = Callable[[str, Json, Context], Json]
-"""Field, value, context: the value to send, None to leave the field out; raises ``PermissionRefused``."""
-
-
-def judge_create(body: Body, context: Context) -> Body:
+def judge_create(body: Body, context: Context, notes: Notes | None = None) -> Body:
     """The create body as a confined caller gets it. Raises ``PermissionRefused`` naming the field.
 
-    Paths, volumes and networks in the result are still to be checked against the system.
+    Paths, volumes and networks in the result are still to be checked against the system. With ``notes`` no
+    field is refused: what would have been is noted, and missing in the result.
     """
-    judged = _apply(body, CREATE, context)
-    host = _apply(section(body, "HostConfig"), HOST, context)
-    host["Mounts"] = judge_mounts(section(body, "HostConfig"))
+    body = _fitted(body, CREATE_TABLE, context, notes)
+    asked = section(body, "HostConfig")
+    judged = _apply(body, CREATE, context, notes=notes)
+    host = _apply({"NetworkMode": "", **asked}, HOST, context, where=HOST_PREFIX, notes=notes)
+    if not asked.get("NetworkMode"):
+        host.pop("NetworkMode", None)
+    mounts = _mounts(asked, notes)
+    own = _own_settings(body, asked, context)
+    limits = _limits(asked, host, context)
+    for name, value in (own | limits).items():
+        _note(notes, HOST_PREFIX + name, asked.get(name), value)
     caller = context.account.caller
-    judged["User"] = f"{caller.uid}:{caller.gid}"
-    host["GroupAdd"] = [str(group) for group in context.account.groups]
-    host["CapDrop"] = ["ALL"]
-    host["SecurityOpt"] = ["no-new-privileges"]
-    host["PidsLimit"] = _pids(section(body, "HostConfig").get("PidsLimit"), context)
+    root = r.is_root_inside(body.get("User"), context)
+    judged["User"] = "0:0" if root else f"{caller.uid}:{caller.gid}"
+    _note(notes, "User", body.get("User") or None, judged["User"])
+    host |= own | limits | {"Mounts": mounts}
+    if root:
+        _alone(host, notes)
+        host["ContainerIDFile"] = root_mark(caller.uid)
     return {**judged, "HostConfig": host}
 
 
 def judge_update(body: Body, context: Context) -> Body:
     """The update body as a confined caller gets it; 0 and null mean "as before" to every client."""
+    body = _fitted(body, UPDATE_TABLE, context)
     judged = _apply({name: value for name, value in body.items() if value}, UPDATE, context)
-    return {**judged, "PidsLimit": _pids(body["PidsLimit"], context)} if body.get("PidsLimit") else judged
+    _check_cpus(judged, context)
+    return (
+        {**judged, "PidsLimit": r.pids(body["PidsLimit"], context.policy)}
+        if body.get("PidsLimit")
+        else judged
+    )
 
 
 def judge_exec(body: Body, context: Context) -> Body:
     """The exec body as a confined caller gets it: as the container's own user, which is the caller."""
-    judged = _apply(body, EXEC, context)
-    judged.pop("User", None)
-    return judged
+    return _apply(_fitted(body, EXEC_TABLE, context), EXEC, context)
 
 
 def judge_network(body: Body, context: Context) -> Body:
     """A plain bridge network."""
-    return _apply(body, NETWORK, context)
+    r.check_network("a network of one's own", context)
+    return _apply(_fitted(body, NETWORK_TABLE, context), NETWORK, context)
 
 
 def judge_endpoint(body: Body, context: Context) -> Body:
     """How a container joins or leaves a network."""
-    return _apply(body, CONNECTION, context)
+    return _apply(_fitted(body, CONNECT_TABLE, context), CONNECTION, context)
 
 
 def judge_volume(body: Body, context: Context) -> Body:
     """A volume of the local driver without options, which could name any path of the machine."""
-    return _apply(body, VOLUME, context)
-
-
-def check_gang_network(mode: str, policy: Policy) -> None:
-    """Raise ``PermissionRefused`` where a part of a job on several nodes has no such network here."""
-    if mode == HOST_NETWORK and not policy.gangs_on_host_network:
-        raise PermissionRefused(
-            "this node does not give its own network to jobs on several nodes",
-            hint='its administrator may: [gate] host_network = "gangs"',
-        )
+    return _apply(_fitted(body, VOLUME_CREATE_TABLE, context), VOLUME, context)
 
 
 def networks_of(body: Body) -> list[str]:
@@ -107,145 +110,133 @@ def networks_of(body: Body) -> list[str]:
     return sorted({*endpoints, mode} - own)
 
 
-def _apply(body: Body, rules: Mapping[str, Rule], context: Context) -> Body:
-    judged: Body = {}
-    for name, value in body.items():
-        if name not in rules:
-            raise PermissionRefused(
-                f"{name} may not be set by you", hint="the administrator decides who is trusted"
+# --- the parts of a create -----------------------------------------------------------------------------
+
+
+def _own_settings(body: Body, asked: Body, context: Context) -> Body:
+    """What every container of a confined caller has."""
+    root = r.is_root_inside(body.get("User"), context)
+    options = asked.get("SecurityOpt") or ()
+    unconfined = (
+        context.policy.unconfined_seccomp and not r.UNCONFINED_SECCOMP.isdisjoint(options) and not root
+    )
+    # Without root inside a capability has no effect: no program gains privileges.
+    added = r.ROOT_CAPABILITIES | r.capabilities("CapAdd", asked.get("CapAdd")) if root else frozenset()
+    return {
+        "GroupAdd": [] if root else [str(group) for group in context.account.groups],
+        "CapDrop": ["ALL"],
+        **({"CapAdd": sorted(added)} if root else {}),
+        "SecurityOpt": ["no-new-privileges", *(["seccomp=unconfined"] if unconfined else [])],
+        "PidsLimit": r.pids(asked.get("PidsLimit"), context.policy),
+    }
+
+
+def _limits(asked: Body, host: Body, context: Context) -> Body:
+    """The site's limits where the caller asks for less than nothing, or for nothing."""
+    policy, limits = context.policy, Body()
+    if policy.memory_limit_bytes and not asked.get("Memory"):
+        limits["Memory"] = policy.memory_limit_bytes
+    if policy.cpu_limit and r.whole(host, "NanoCpus") <= 0 and r.whole(host, "CpuQuota") <= 0:
+        period = r.whole(host, "CpuPeriod")
+        # The engine takes a period with a quota only.
+        limits |= (
+            {"CpuQuota": int(policy.cpu_limit * period)}
+            if period > 0
+            else {"NanoCpus": int(policy.cpu_limit * 1e9)}
+        )
+    return limits
+
+
+def _alone(host: Body, notes: Notes | None) -> None:
+    """Raise ``PermissionRefused`` where who is root inside would have something of the machine.
+
+    It would be root there too: it could write set-uid files through a mount, read what only root may read,
+    and open every device that it is given.
+    """
+    shares = {
+        "Mounts": any(mount["Type"] == "bind" for mount in host["Mounts"]),
+        "Devices": bool(host.get("Devices")),
+        "IpcMode": host.get("IpcMode") == "host",
+        "NetworkMode": host.get("NetworkMode") == HOST_NETWORK,
+    }
+    for name, shared in shares.items():
+        if shared:
+            error = PermissionRefused(
+                f"{name} would give what is the machine's to a container that is root inside",
+                hint="leave out --user root, or what is the machine's; a volume holds files too",
             )
-        allowed = rules[name](name, value, context)
-        if allowed is not None:
-            judged[name] = allowed
+            _refuse(error, HOST_PREFIX + name, host[name], notes)
+
+
+def _mounts(asked: Body, notes: Notes | None) -> list[Body]:
+    judged: list[Body] = []
+    for name in ("Binds", "Mounts"):
+        try:
+            mounts = judge_mounts({name: asked.get(name)})
+        except (PermissionRefused, RequestError) as error:
+            _refuse(error, HOST_PREFIX + name, asked.get(name), notes)
+        else:
+            judged += mounts
+            _note(notes, HOST_PREFIX + name, asked.get(name), mounts or None)
     return judged
 
 
-def _pids(value: Json, context: Context) -> int:
-    limit = context.policy.pids_limit
-    return (
-        min(value, limit) if isinstance(value, int) and not isinstance(value, bool) and value > 0 else limit
-    )
+# --- applying rules ------------------------------------------------------------------------------------
 
 
-# --- rules ---------------------------------------------------------------------------------------------
+def _fitted(body: Body, table: Table, context: Context, notes: Notes | None = None) -> Body:
+    left_out: list[str] = []
+    fitted = fit(body, table, context.version, left_out=left_out)
+    if notes is not None and context.version is not None:
+        for name in left_out:
+            notes.left_out(name, ".".join(map(str, context.version)))
+    return fitted
 
 
-def _any(_name: str, value: Json, _context: Context) -> Json:
-    return value
+def _apply(
+    body: Body, rules: Mapping[str, Rule], context: Context, *, where: str = "", notes: Notes | None = None
+) -> Body:
+    judged: Body = {}
+    for name, value in body.items():
+        try:
+            given = rules.get(name, _no_rule)(name, value, context)
+        except (PermissionRefused, RequestError) as error:
+            _refuse(error, where + name, value, notes)
+            continue
+        if name not in WHOLES:
+            _note(notes, where + name, value, given)
+        if given is not None:
+            judged[name] = given
+    if where == HOST_PREFIX:
+        _try_cpus(judged, context, notes)
+    return judged
 
 
-def _elsewhere(_name: str, _value: Json, _context: Context) -> Json:
-    """Judged or set as a whole by ``judge_create``."""
-    return None
+def _no_rule(name: str, _value: Json, _context: Context) -> Json:
+    raise PermissionRefused(f"{name} may not be set by you", hint="the administrator decides who is trusted")
 
 
-def _unset(hint: str = "") -> Rule:
-    def rule(name: str, value: Json, _context: Context) -> Json:
-        if value:
-            raise PermissionRefused(f"{name} may not be set by you", hint=hint)
-
-    return rule
-
-
-def _null(name: str, value: Json, _context: Context) -> Json:
-    """For lists whose emptiness says more than their absence."""
-    if value is not None:
-        raise PermissionRefused(f"{name} may not be set by you")
+def _try_cpus(judged: Body, context: Context, notes: Notes | None) -> None:
+    try:
+        _check_cpus(judged, context)
+    except (PermissionRefused, RequestError) as error:
+        _refuse(error, HOST_PREFIX + "NanoCpus", judged.get("NanoCpus"), notes)
 
 
-def _one_of(*words: str, hint: str = "") -> Rule:
-    def rule(name: str, value: Json, _context: Context) -> Json:
-        if value is not None and value not in words:
-            raise PermissionRefused(f"{name} {value!r} is not allowed for you", hint=hint)
-        return value
-
-    return rule
+def _check_cpus(judged: Body, context: Context) -> None:
+    period = r.whole(judged, "CpuPeriod") or 100_000
+    r.checked_cpus(r.whole(judged, "NanoCpus"), r.whole(judged, "CpuQuota"), period, context.policy)
 
 
-def _user(name: str, value: Json, context: Context) -> Json:
-    caller = context.account.caller
-    own = [
-        f"{uid}{gid}"
-        for uid in (caller.uid, caller.name)
-        for gid in ("", f":{caller.gid}", f":{caller.name}")
-    ]
-    if value and value not in own:
-        raise PermissionRefused(
-            f"{name} {value!r} is not you", hint=f"containers run as uid {caller.uid}; leave it out"
-        )
-    return None
+def _refuse(error: PermissionRefused | RequestError, name: str, asked: Json, notes: Notes | None) -> None:
+    if notes is None:
+        raise error
+    notes.refused(name, asked, error)
 
 
-def _groups(name: str, value: Json, context: Context) -> Json:
-    own = {str(group) for group in (context.account.caller.gid, *context.account.groups)}
-    foreign = [group for group in strings({name: value}, name) if group not in own]
-    if foreign:
-        raise PermissionRefused(
-            f"{name} {foreign[0]!r} is not a group of yours", hint="your own groups are always there"
-        )
-    return None
-
-
-def _cap_drop(name: str, value: Json, _context: Context) -> Json:
-    """All are dropped anyway."""
-    strings({name: value}, name)
-
-
-def _security(name: str, value: Json, _context: Context) -> Json:
-    for option in strings({name: value}, name):
-        if option not in NO_NEW_PRIVILEGES:
-            raise PermissionRefused(f"{name} {option!r} is not allowed for you")
-
-
-def _network_mode(name: str, value: Json, context: Context) -> Json:
-    value = text({name: value}, name)
-    if value == HOST_NETWORK and not context.in_gang:
-        raise PermissionRefused("the host's network is not for you", hint="publish ports with -p instead")
-    if value == HOST_NETWORK:
-        check_gang_network(value, context.policy)
-    if ":" in value:
-        raise PermissionRefused(
-            f"{name} {value!r} is not allowed for you", hint="put both containers on one network"
-        )
-    return value
-
-
-def _ports(name: str, value: Json, context: Context) -> Json:
-    bound = section({name: value}, name)
-    return {port: [_binding(each, context) for each in objects(bound, port)] for port in bound}
-
-
-def _binding(binding: Body, context: Context) -> Body:
-    check_keys(binding, PORT_BINDING, "PortBindings.")
-    port, lowest = text(binding, "HostPort"), context.policy.lowest_port
-    if not PORTS.fullmatch(port):
-        raise PermissionRefused(f"{shown(port)} is no port")
-    # Where one end of a range is zero, the engine may choose from all below the other.
-    if port not in {"", "0"} and any(int(end) < lowest for end in port.split("-")):
-        raise PermissionRefused(f"port {port} is not for you", hint=f"choose one from {lowest} on")
-    return {key: binding[key] for key in PORT_BINDING if key in binding}
-
-
-def _log(name: str, value: Json, _context: Context) -> Json:
-    log = section({name: value}, name)
-    check_keys(log, LOG_CONFIG, f"{name}.")
-    if text(log, "Type") not in LOG_DRIVERS or set(section(log, "Config")) - LOG_OPTIONS:
-        raise PermissionRefused(
-            "this log driver or option is not allowed for you", hint="json-file and local are"
-        )
-    return {key: log[key] for key in LOG_CONFIG if key in log}
-
-
-def _restart(name: str, value: Json, _context: Context) -> Json:
-    policy = section({name: value}, name)
-    check_keys(policy, RESTART_POLICY, f"{name}.")
-    return {key: policy[key] for key in RESTART_POLICY if key in policy}
-
-
-def _oom_score(name: str, value: Json, _context: Context) -> Json:
-    if value is not None and not (isinstance(value, int) and 0 <= value <= HIGHEST_OOM_SCORE):
-        raise PermissionRefused(f"{name} below 0 is not allowed for you")
-    return value
+def _note(notes: Notes | None, name: str, asked: Json, given: Json) -> None:
+    if notes is not None:
+        notes.judged(name, asked, given)
 
 
 def _nested(rules: Mapping[str, Rule]) -> Rule:
@@ -257,13 +248,10 @@ def _nested(rules: Mapping[str, Rule]) -> Rule:
 
 def _endpoints(name: str, value: Json, context: Context) -> Json:
     named = section({name: value}, name)
+    for network in named:
+        if network != HOST_NETWORK:  # judged as the mode, or looked for as one's own
+            r.check_network(network, context)
     return {key: _apply(section(named, key), ENDPOINT, context) for key in named}
-
-
-def _ipam(name: str, value: Json, _context: Context) -> Json:
-    ipam = section({name: value}, name)
-    if text(ipam, "Driver") not in {"", "default"} or ipam.get("Config") or ipam.get("Options"):
-        raise PermissionRefused("the addresses of a network are not yours to choose")
 
 
 def _words(words: str, rule: Rule) -> dict[str, Rule]:
@@ -272,99 +260,110 @@ def _words(words: str, rule: Rule) -> dict[str, Rule]:
 
 # --- tables --------------------------------------------------------------------------------------------
 
+WHOLES = frozenset(
+    {"User", "HostConfig", "Binds", "Mounts", "GroupAdd", "CapDrop", "SecurityOpt", "PidsLimit"}
+)
+"""Noted where they are set as a whole."""
 ENDPOINT: Mapping[str, Rule] = {
-    **_words("Aliases IPAMConfig GwPriority", _any),
-    **_words("Links MacAddress DriverOpts NetworkID DNSNames EndpointID Gateway IPAddress", _unset()),
-    **_words("IPPrefixLen IPv6Gateway GlobalIPv6Address GlobalIPv6PrefixLen", _unset()),
+    **_words("Aliases IPAMConfig GwPriority", r.allowed),
+    **_words("Links MacAddress DriverOpts NetworkID DNSNames EndpointID Gateway IPAddress", r.unset()),
+    **_words("IPPrefixLen IPv6Gateway GlobalIPv6Address GlobalIPv6PrefixLen", r.unset()),
 }
 CREATE: Mapping[str, Rule] = {
     **_words(
-        "Hostname Domainname AttachStdin AttachStdout AttachStderr ExposedPorts Tty OpenStdin StdinOnce", _any
+        "Hostname Domainname AttachStdin AttachStdout AttachStderr ExposedPorts Tty OpenStdin StdinOnce",
+        r.allowed,
     ),
     **_words(
-        "Env Cmd Healthcheck ArgsEscaped Image Volumes WorkingDir Entrypoint NetworkDisabled Labels", _any
+        "Env Cmd Healthcheck ArgsEscaped Volumes WorkingDir Entrypoint NetworkDisabled Labels", r.allowed
     ),
-    **_words("StopSignal StopTimeout Shell", _any),
-    **_words("MacAddress OnBuild", _unset()),
-    "User": _user,
-    "HostConfig": _elsewhere,
+    **_words("StopSignal StopTimeout Shell", r.allowed),
+    "MacAddress": r.unset("leave it out: the engine gives addresses that nobody else has"),
+    "OnBuild": r.unset(),
+    "Image": r.image,
+    "User": r.user,
+    "HostConfig": r.elsewhere,
     "NetworkingConfig": _nested({"EndpointsConfig": _endpoints}),
 }
 RESOURCES: Mapping[str, Rule] = {
     **_words(
-        "CpuShares Memory NanoCpus CpuPeriod CpuQuota CpusetCpus CpusetMems MemoryReservation MemorySwap",
-        _any,
+        "NanoCpus CpuPeriod CpuQuota CpusetCpus CpusetMems MemoryReservation MemorySwappiness", r.allowed
     ),
-    **_words("MemorySwappiness KernelMemory KernelMemoryTCP BlkioWeight", _any),
+    **_words("KernelMemory KernelMemoryTCP", r.allowed),
+    "Memory": r.memory,
+    "MemorySwap": r.memory_swap,
+    "CpuShares": r.at_most(r.MOST_CPU_SHARES, "--cpus 4 bounds CPUs; weights above others' take from them"),
+    "BlkioWeight": r.at_most(r.MOST_BLKIO_WEIGHT, "leave it out; weights above others' take from them"),
+    "CgroupParent": r.unset("--memory and --cpus bound a container"),
+    **_words("BlkioWeightDevice BlkioDeviceReadBps BlkioDeviceWriteBps BlkioDeviceReadIOps", r.unset()),
     **_words(
-        "CgroupParent BlkioWeightDevice BlkioDeviceReadBps BlkioDeviceWriteBps BlkioDeviceReadIOps", _unset()
+        "BlkioDeviceWriteIOps CpuCount CpuPercent IOMaximumIOps IOMaximumBandwidth DiskQuota", r.unset()
     ),
-    **_words(
-        "BlkioDeviceWriteIOps CpuRealtimePeriod CpuRealtimeRuntime DeviceCgroupRules OomKillDisable", _unset()
-    ),
-    **_words("CpuCount CpuPercent IOMaximumIOps IOMaximumBandwidth", _unset()),
-    **_words("Devices DeviceRequests", _unset("GPUs come by a lease")),
-    "PidsLimit": _elsewhere,
-    "Ulimits": _any,
+    **_words("CpuRealtimePeriod CpuRealtimeRuntime", r.unset("--cpus bounds CPUs")),
+    "OomKillDisable": r.unset("--memory bounds a container; without the killer it would hang the machine"),
+    "DeviceCgroupRules": r.unset("--device gives a device that the site allows; GPUs come by a lease"),
+    "DeviceRequests": r.unset("GPUs come by a lease: --gpus 1"),
+    "Devices": r.devices,
+    "PidsLimit": r.elsewhere,
+    "Ulimits": r.ulimits,
 }
 HOST: Mapping[str, Rule] = {
     **RESOURCES,
-    **_words(
-        "AutoRemove ConsoleSize Dns DnsOptions DnsSearch ExtraHosts PublishAllPorts ReadonlyRootfs", _any
-    ),
-    **_words("ShmSize Tmpfs Init", _any),
-    **_words("Binds Mounts", _elsewhere),
-    **_words("Annotations CapAdd Capabilities Cgroup StorageOpt Sysctls", _unset()),
-    **_words("MaskedPaths ReadonlyPaths", _null),
-    "VolumesFrom": _unset("name the volumes themselves"),
-    "Links": _unset("put the containers on one network"),
-    "ContainerIDFile": _elsewhere,
-    "Privileged": _unset("GPUs need no privileges here: ask for --gpus 1"),
-    "IpcMode": _one_of("", "private", "shareable", "none", hint="--shm-size gives more shared memory"),
-    "PidMode": _unset(),
-    "UTSMode": _unset(),
-    "UsernsMode": _unset(),
-    "CgroupnsMode": _one_of("", "private"),
-    "Isolation": _one_of("", "default"),
-    "Runtime": _one_of("", "runc"),
-    "VolumeDriver": _one_of("", "local"),
-    "NetworkMode": _network_mode,
-    "PortBindings": _ports,
-    "RestartPolicy": _restart,
-    "LogConfig": _log,
-    "OomScoreAdj": _oom_score,
-    "GroupAdd": _groups,
-    "CapDrop": _cap_drop,
-    "SecurityOpt": _security,
+    **_words("AutoRemove ConsoleSize Dns DnsOptions DnsSearch ExtraHosts ReadonlyRootfs", r.allowed),
+    **_words("ShmSize Init Umask", r.allowed),
+    **_words("Binds Mounts ContainerIDFile", r.elsewhere),
+    "PublishAllPorts": r.publish_all,
+    "Tmpfs": r.tmpfs,
+    "Annotations": r.unset("--label carries words of yours; annotations steer the runtime"),
+    "CapAdd": r.cap_add,
+    **_words("Capabilities Cgroup", r.unset("leave it out")),
+    "StorageOpt": r.unset("leave it out: a container's own files share the engine's disk"),
+    "Sysctls": r.sysctls,
+    **_words("MaskedPaths ReadonlyPaths", r.null),
+    "VolumesFrom": r.unset("name the volumes themselves"),
+    "Links": r.unset("put the containers on one network"),
+    "Privileged": r.unset("GPUs need no privileges here: ask for --gpus 1"),
+    "IpcMode": r.ipc,
+    "PidMode": r.unset("docker top shows a container's processes, gpushare ps what uses GPUs"),
+    "UTSMode": r.unset("--hostname gives a name of the container's own"),
+    "UsernsMode": r.unset("leave it out"),
+    "CgroupnsMode": r.one_of("", "private", hint="leave it out"),
+    "Isolation": r.one_of("", "default", hint="leave it out"),
+    "Runtime": r.one_of("", "runc", hint="leave it out: GPUs come by a lease, --gpus 1"),
+    "VolumeDriver": r.one_of("", "local", hint="mount a directory of yours"),
+    "NetworkMode": r.network_mode,
+    "PortBindings": r.ports,
+    "RestartPolicy": r.restart,
+    "LogConfig": r.log,
+    "OomScoreAdj": r.oom_score,
+    "GroupAdd": r.groups,
+    "CapDrop": r.cap_drop,
+    "SecurityOpt": r.security,
 }
-UPDATE: Mapping[str, Rule] = {**RESOURCES, "RestartPolicy": _restart}
+UPDATE: Mapping[str, Rule] = {**RESOURCES, "RestartPolicy": r.restart}
 EXEC: Mapping[str, Rule] = {
     **_words(
-        "AttachStdin AttachStdout AttachStderr DetachKeys Tty Env Cmd WorkingDir ConsoleSize Detach", _any
+        "AttachStdin AttachStdout AttachStderr DetachKeys Tty Env Cmd WorkingDir ConsoleSize Detach",
+        r.allowed,
     ),
-    "User": _user,
-    "Privileged": _unset(),
+    "Container": r.elsewhere,
+    "User": r.exec_user,
+    "Privileged": r.unset("a program joins with what its container has"),
 }
 NETWORK: Mapping[str, Rule] = {
-    **_words("Name CheckDuplicate Internal Attachable EnableIPv4 EnableIPv6 Labels", _any),
-    **_words("Options Ingress ConfigOnly ConfigFrom", _unset()),
-    "ConfigFrom": lambda _name, value, _context: _refuse_config_from(value),
-    "Driver": _one_of("", "bridge", "default"),
-    "Scope": _one_of("", "local"),
-    "IPAM": _ipam,
+    **_words("Name CheckDuplicate Internal Attachable EnableIPv4 EnableIPv6 Labels", r.allowed),
+    **_words("Options Ingress ConfigOnly", r.unset("create a plain network")),
+    "ConfigFrom": r.config_from,
+    "Driver": r.one_of("", "bridge", "default", hint="create a plain network"),
+    "Scope": r.one_of("", "local", hint="create a plain network"),
+    "IPAM": r.ipam,
 }
 CONNECTION: Mapping[str, Rule] = {
-    **_words("Container Force", _any),
+    **_words("Container Force", r.allowed),
     "EndpointConfig": _nested(ENDPOINT),
 }
 VOLUME: Mapping[str, Rule] = {
-    **_words("Name Labels", _any),
-    **_words("DriverOpts ClusterVolumeSpec", _unset("a bind mount of your own directory does the same")),
-    "Driver": _one_of("", "local"),
+    **_words("Name Labels", r.allowed),
+    **_words("DriverOpts ClusterVolumeSpec", r.unset("a bind mount of your own directory does the same")),
+    "Driver": r.one_of("", "local", hint="a bind mount of your own directory does the same"),
 }
-
-
-def _refuse_config_from(value: Json) -> None:
-    """Clients send it as an object with an empty name."""
-    if isinstance(value, dict) and any(value.values()):
-        raise PermissionRefused("ConfigFrom may not be set by you")

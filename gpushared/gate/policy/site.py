@@ -1,20 +1,58 @@
-"""What a site may decide about confined callers."""
+"""What a site decides about confined callers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpushared.config.gate import Network, PolicyPreset, Publish, Restart
+
 HOME = "~"
+NO_LIMIT = 0
+
+
+def root_mark(uid: int) -> str:
+    """What a container bears that its owner is root inside of.
+
+    It stands in ``HostConfig.ContainerIDFile``, of which engines keep the text and make no use: an image can
+    bring labels and a user, but nothing of a HostConfig.
+    """
+    return f"gpushare.root-inside={uid}"
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """``~`` in ``bind_prefixes`` is the caller's home; ``lowest_port`` is the first to publish on.
+    """The rules in force. Names in ``*`` patterns are matched whole; ``NO_LIMIT`` is none.
 
     ``gangs_on_host_network``: the parts of jobs on several nodes may have the machine's own network.
+    ``everybody_confined``: what trusted callers create is judged too.
     """
 
+    preset: PolicyPreset = PolicyPreset.LAB
     bind_prefixes: tuple[str, ...] = (HOME,)
-    pids_limit: int = 4096
+    """``~`` is the caller's home."""
+    networks: tuple[str, ...] = (Network.OWN, Network.BRIDGE, Network.NONE)
+    publish: Publish = Publish.ANY
     lowest_port: int = 1024
+    """The first to publish on."""
+    images: tuple[str, ...] = ("*",)
+    image_digest: bool = False
+    restart_policies: tuple[str, ...] = tuple(Restart)
+    capabilities: tuple[str, ...] = ()
+    sysctls: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    root_inside: bool = False
+    host_ipc: bool = False
+    unconfined_seccomp: bool = False
+    containers_per_user: int = NO_LIMIT
+    memory_limit_bytes: int = NO_LIMIT
+    cpu_limit: float = NO_LIMIT
+    pids_limit: int = 4096
     gangs_on_host_network: bool = False
+    everybody_confined: bool = False
+    own_words: frozenset[str] = frozenset()
+    """The fields that the configuration sets, and not the preset."""
+
+    @property
+    def host_network(self) -> bool:
+        """Whether every container may have the machine's own network."""
+        return Network.HOST in self.networks

@@ -1,0 +1,264 @@
+"""Settings of the gate: who is trusted, and what everybody else may ask of the engine.
+
+What is not set is the preset's: ``gpushared.gate.policy.presets`` has the values.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gpushared.config.fields import setting
+from gpushared.config.kinds import (
+    Choice,
+    Flag,
+    Kind,
+    Number,
+    Size,
+    Text,
+    Whole,
+    Words,
+    is_absolute,
+    toml_string,
+)
+
+PRESET = "preset"
+"""The value that says: as the preset has it."""
+ADDABLE = (
+    "AUDIT_WRITE",
+    "CHOWN",
+    "DAC_OVERRIDE",
+    "FOWNER",
+    "FSETID",
+    "IPC_LOCK",
+    "KILL",
+    "NET_BIND_SERVICE",
+    "NET_RAW",
+    "SETGID",
+    "SETPCAP",
+    "SETUID",
+    "SYS_CHROOT",
+    "SYS_NICE",
+    "SYS_PTRACE",
+)
+"""Capabilities that a site may allow. With any other a container could become root of the machine."""
+_GPU_WORDS = r"nvidia|nvhost|nvmap|nvgpu|nvsciipc|dri(/|$)|kfd|dxg|gpushare|vfio|mali|galcore|xdma"
+_MEMORY_WORDS = (
+    r"k?mem$|port$|kmsg|nvram|cpu(/|_)|hpet|mcelog|snapshot|mei|crash|oldmem|uio|iommu|udmabuf|dma_heap"
+)
+_DISK_WORDS = (
+    r"(sd|vd|hd|xvd|nvme|mmcblk|dm-|md|loop|sr|sg|st|nst|ram|zram|nbd|rbd|pmem|dax|bcache|drbd|fd[0-9]|ndctl|btrfs)"
+    r"|(block|bsg|disk|mapper|char|zvol|zfs|raw|mtd|cdrom|ublk|device-mapper)"
+)
+_SYSTEM_WORDS = (
+    r"shm|mqueue|hugepages|fd$|fd/|std(in|out|err)|pts|ptmx|tty(?!USB|ACM)|console|vcs|input|uinput|uhid|hidraw|usb|bus|log$|initctl"
+    r"|watchdog|ipmi|tpm|rtc|gpio|i2c|spidev|vhost|vsock|autofs|userfaultfd|random|urandom|net(/|$)|ppp|kvm_|sev|sgx|core"
+    r"|infiniband/(umad|issm|ucm)"
+)
+_NEVER = re.compile(rf"/dev/({_GPU_WORDS}|{_MEMORY_WORDS}|{_DISK_WORDS}|{_SYSTEM_WORDS})")
+
+
+def may_be_passed(path: str) -> bool:
+    """Whether a device node (or a pattern of them) may ever be a site's to allow.
+
+    Never GPUs, memory, disks, terminals, what reaches into the kernel, or folders that users may write to.
+    """
+    return (
+        path.startswith("/dev/")
+        and path == posixpath.normpath(path)
+        and path[5:6].isalnum()
+        and not _NEVER.match(path)
+    )
+
+
+class PolicyPreset(StrEnum):
+    """How much callers who are not trusted may ask."""
+
+    OPEN = "open"
+    LAB = "lab"
+    STRICT = "strict"
+
+
+class HostNetwork(StrEnum):
+    """Which containers of callers who are not trusted may have the machine's own network."""
+
+    NEVER = "never"
+    GANGS = "gangs"
+
+
+class Network(StrEnum):
+    """Networks of a container."""
+
+    OWN = "own"
+    """Those that the caller created."""
+    BRIDGE = "bridge"
+    NONE = "none"
+    HOST = "host"
+
+
+class Publish(StrEnum):
+    """Where ports may be published."""
+
+    ANY = "any"
+    LOOPBACK = "loopback"
+    NEVER = "never"
+
+
+class Restart(StrEnum):
+    """Docker's restart policies."""
+
+    NO = "no"
+    ON_FAILURE = "on-failure"
+    UNLESS_STOPPED = "unless-stopped"
+    ALWAYS = "always"
+
+
+@dataclass(frozen=True)
+class OrPreset(Kind):
+    """A value of another kind, or ``"preset"``, which is None."""
+
+    kind: Kind
+
+    @property
+    def words(self) -> str:
+        return f"{self.kind.words}, or `{toml_string(PRESET)}`"
+
+    def read(self, value: object) -> object:
+        return None if value == PRESET else self.kind.read(value)
+
+    def read_word(self, word: str) -> object:
+        return None if word == PRESET else self.kind.read_word(word)
+
+    def write(self, value: object) -> str:
+        return toml_string(PRESET) if value is None else self.kind.write(value)
+
+
+_GROUP = Text("the name of a group", lambda text: bool(text) and not set(text) & set(" \t\n:,/"))
+_PREFIX = Text(
+    "an absolute path, or one below `~`",
+    lambda text: is_absolute(text) or text == "~" or text.startswith("~/"),
+)
+_NETWORK = Text("`own`, `bridge`, `none` or `host`", lambda text: text in set(Network))
+_RESTART = Text("`no`, `on-failure`, `unless-stopped` or `always`", lambda text: text in set(Restart))
+_CAPABILITY = Text(f"one of {', '.join(f'`{name}`' for name in ADDABLE)}", lambda text: text in ADDABLE)
+_SYSCTL = Text(
+    "a kernel parameter below `net.`, `kernel.shm`, `kernel.msg`, `kernel.sem` or `fs.mqueue.`, with `*` "
+    "for the rest",
+    lambda text: (
+        re.fullmatch(r"(net\.[a-z0-9_.]+|kernel\.(shm|msg)[a-z_]*|kernel\.sem|fs\.mqueue\.[a-z_]*)\*?", text)
+        is not None
+    ),
+)
+_DEVICE = Text("a device below `/dev`, with `*` for some letters; no GPU, disk or memory", may_be_passed)
+_IMAGE = Text(
+    "an image's name such as `nvcr.io/nvidia/*`, with `*` for any letters",
+    lambda text: re.fullmatch(r"[a-z0-9*][A-Za-z0-9_.:/*-]*", text) is not None,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GateConfig:
+    """What the Docker endpoint allows to callers who are not trusted."""
+
+    trusted_groups: tuple[str, ...] = setting(
+        ("docker",),
+        Words(_GROUP),
+        "Members are trusted, as root is: nothing is judged, they see and manage everybody's containers.",
+    )
+    preset: PolicyPreset = setting(  # noqa: RUF009 - makes a field
+        PolicyPreset.LAB,
+        Choice(PolicyPreset),
+        "`open`: among people who trust each other; `lab`: one machine, many users; `strict`: users who may "
+        'be hostile. What the keys below leave at `"preset"` is decided by it: [what each allows]'
+        "(../how-to/policy.md).",
+    )
+    everybody_confined: bool = setting(
+        False,
+        Flag(),
+        "Containers that root and members of trusted groups create here are judged too, so that nobody "
+        "passes the limits by mistake; they still see and manage everybody's.",
+    )
+    mount_prefixes: tuple[str, ...] | None = setting(
+        None,
+        OrPreset(Words(_PREFIX)),
+        "Bind mounts must lie below one of these; `~` is the caller's home.",
+    )
+    networks: tuple[str, ...] | None = setting(
+        None,
+        OrPreset(Words(_NETWORK)),
+        "On which networks containers may be: `own` are those that the caller created; on `bridge` they "
+        "reach each other's; `host` is the machine's own, with what listens there for itself only.",
+    )
+    host_network: HostNetwork = setting(  # noqa: RUF009 - makes a field
+        HostNetwork.NEVER,
+        Choice(HostNetwork),
+        "Where `networks` has no `host`: which containers may have the machine's own network by `--network "
+        "host` all the same: `gangs` lets the parts of [jobs on several nodes](../how-to/multi-node.md), "
+        "which reach each other by it, and with it what listens on the machine for itself only.",
+    )
+    publish: Publish | None = setting(  # noqa: RUF009 - makes a field
+        None,
+        OrPreset(Choice(Publish)),
+        "Where ports may be published by `-p`: `loopback` is 127.0.0.1 and ::1 only.",
+    )
+    lowest_port: int | None = setting(
+        None, OrPreset(Whole(1, 65_535)), "The first port of the machine that may be published on."
+    )
+    images: tuple[str, ...] | None = setting(
+        None,
+        OrPreset(Words(_IMAGE)),
+        "Images that may be used, by their full names (`docker.io/library/python`), or `*`; an image is then "
+        "named, not given by its id.",
+    )
+    image_digest: bool | None = setting(
+        None, OrPreset(Flag()), "Whether an image must be named with its digest: `python@sha256:...`."
+    )
+    restart_policies: tuple[str, ...] | None = setting(
+        None, OrPreset(Words(_RESTART)), "What `--restart` may say."
+    )
+    capabilities: tuple[str, ...] | None = setting(
+        None,
+        OrPreset(Words(_CAPABILITY)),
+        "What `--cap-add` may say. Programs have a capability only where they are root inside.",
+    )
+    sysctls: tuple[str, ...] | None = setting(
+        None, OrPreset(Words(_SYSCTL)), "What `--sysctl` may set, in networks and IPC of the container's own."
+    )
+    devices: tuple[str, ...] | None = setting(
+        None,
+        OrPreset(Words(_DEVICE)),
+        "What `--device` may give; the device's own permissions hold for the caller all the same.",
+    )
+    root_inside: bool | None = setting(
+        None,
+        OrPreset(Flag()),
+        "Whether `--user root` is given, with few capabilities, to containers that have nothing of the "
+        "machine: no writable mounts of files, devices or host's namespaces.",
+    )
+    host_ipc: bool | None = setting(None, OrPreset(Flag()), "Whether `--ipc host` is given.")
+    unconfined_seccomp: bool | None = setting(
+        None, OrPreset(Flag()), "Whether `--security-opt seccomp=unconfined` is given."
+    )
+    containers_per_user: int | None = setting(
+        None,
+        OrPreset(Whole(0, 100_000)),
+        "How many containers a user may have, stopped ones too; 0 is no limit.",
+    )
+    memory_limit_bytes: int | None = setting(
+        None,
+        OrPreset(Size(2**50)),
+        "The memory of a container that asks for none, and the most that `--memory` may say; "
+        "no preset has a limit.",
+        key="memory_limit",
+    )
+    cpu_limit: float | None = setting(
+        None,
+        OrPreset(Number(0, 65_536)),
+        "The CPUs of a container that asks for none, and the most that `--cpus` may say; 0 is no limit, as "
+        "in all presets.",
+    )
+    pids_limit: int | None = setting(
+        None, OrPreset(Whole(16, 4_194_304)), "How many processes and threads a container may have."
+    )

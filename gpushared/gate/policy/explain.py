@@ -1,0 +1,152 @@
+"""What the judge did with each field, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from gpushared.domain.errors import GpushareError
+from gpushared.gate.policy.schema import Json
+
+
+class Verdict(StrEnum):
+    """What becomes of a field."""
+
+    ALLOWED = "allowed"
+    SET = "set"
+    DROPPED = "dropped"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One field. ``asked`` and ``given`` are None where nothing was."""
+
+    field: str
+    verdict: Verdict
+    asked: Json = None
+    given: Json = None
+    why: str = ""
+    hint: str = ""
+
+    @property
+    def option(self) -> str:
+        """The option of ``docker run`` that sets it, empty where there is none."""
+        return OPTIONS.get(self.field, "")
+
+
+@dataclass(slots=True)
+class Notes:
+    """Collects what the judge would do; with it the judge goes on after a refusal."""
+
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def passes(self) -> bool:
+        """Whether nothing is refused."""
+        return all(one.verdict is not Verdict.REFUSED for one in self.findings)
+
+    def refused(self, name: str, asked: Json, error: GpushareError) -> None:
+        self._put(Finding(name, Verdict.REFUSED, asked, None, error.message, error.hint or ""))
+
+    def judged(self, name: str, asked: Json, given: Json) -> None:
+        """Fields that say nothing, as clients send by the dozen, are not worth a line."""
+        if not asked and not given:
+            return
+        if asked == given:
+            self._put(Finding(name, Verdict.ALLOWED, asked, given))
+        elif given is None:
+            self._put(Finding(name, Verdict.DROPPED, asked, None, WHY_DROPPED.get(name, NOT_HEEDED)))
+        else:
+            self._put(Finding(name, Verdict.SET, asked or None, given, WHY_SET.get(name, "")))
+
+    def left_out(self, name: str, version: str) -> None:
+        why = f"version {version} of the Engine API, which the client speaks, does not have it"
+        self._put(Finding(name, Verdict.DROPPED, why=why))
+
+    def set(self, name: str, asked: Json, given: Json, why: str) -> None:
+        self._put(Finding(name, Verdict.SET, asked, given, why))
+
+    def _put(self, finding: Finding) -> None:
+        """The last word on a field stands, but a refusal stays."""
+        same = [one for one in self.findings if one.field == finding.field]
+        if any(one.verdict is Verdict.REFUSED and finding.verdict is not Verdict.REFUSED for one in same):
+            return
+        if finding.verdict is not Verdict.REFUSED:
+            self.findings = [one for one in self.findings if one not in same]
+        self.findings.append(finding)
+
+
+NOT_HEEDED = "it changes nothing here"
+WHY_DROPPED: Mapping[str, str] = {
+    "HostConfig.Binds": "it is among the mounts",
+    "HostConfig.CapAdd": "only programs that are root inside have capabilities",
+    "HostConfig.ContainerIDFile": "docker writes it by itself",
+}
+WHY_SET: Mapping[str, str] = {
+    "User": "containers run as you",
+    "HostConfig.GroupAdd": "your own groups",
+    "HostConfig.CapDrop": "no program has a capability that the policy does not give",
+    "HostConfig.CapAdd": "what root inside needs to install packages",
+    "HostConfig.SecurityOpt": "no program gains privileges",
+    "HostConfig.PidsLimit": "a bound on processes and threads",
+    "HostConfig.Memory": "the site's limit",
+    "HostConfig.NanoCpus": "the site's limit",
+    "HostConfig.CpuQuota": "the site's limit",
+    "HostConfig.PortBindings": "published on this machine only",
+    "HostConfig.Devices": "read and write, no more",
+    "HostConfig.Mounts": "mount objects, for which the engine makes no missing directories",
+    "HostConfig.ContainerIDFile": "the gate's mark on what is root inside",
+}
+OPTIONS: Mapping[str, str] = {
+    "Env": "--env",
+    "Image": "IMAGE",
+    "Labels": "--label",
+    "MacAddress": "--mac-address",
+    "NetworkingConfig": "--network",
+    "User": "--user",
+    "HostConfig.Annotations": "--annotation",
+    "HostConfig.Binds": "--volume",
+    "HostConfig.BlkioWeight": "--blkio-weight",
+    "HostConfig.CapAdd": "--cap-add",
+    "HostConfig.CapDrop": "--cap-drop",
+    "HostConfig.CgroupParent": "--cgroup-parent",
+    "HostConfig.CgroupnsMode": "--cgroupns",
+    "HostConfig.CpuShares": "--cpu-shares",
+    "HostConfig.DeviceCgroupRules": "--device-cgroup-rule",
+    "HostConfig.DeviceRequests": "--gpus",
+    "HostConfig.Devices": "--device",
+    "HostConfig.GroupAdd": "--group-add",
+    "HostConfig.Init": "--init",
+    "HostConfig.IpcMode": "--ipc",
+    "HostConfig.Isolation": "--isolation",
+    "HostConfig.Links": "--link",
+    "HostConfig.LogConfig": "--log-driver",
+    "HostConfig.Memory": "--memory",
+    "HostConfig.MemorySwap": "--memory-swap",
+    "HostConfig.Mounts": "--mount",
+    "HostConfig.NanoCpus": "--cpus",
+    "HostConfig.NetworkMode": "--network",
+    "HostConfig.OomKillDisable": "--oom-kill-disable",
+    "HostConfig.OomScoreAdj": "--oom-score-adj",
+    "HostConfig.PidMode": "--pid",
+    "HostConfig.PidsLimit": "--pids-limit",
+    "HostConfig.PortBindings": "--publish",
+    "HostConfig.Privileged": "--privileged",
+    "HostConfig.PublishAllPorts": "--publish-all",
+    "HostConfig.ReadonlyRootfs": "--read-only",
+    "HostConfig.RestartPolicy": "--restart",
+    "HostConfig.Runtime": "--runtime",
+    "HostConfig.SecurityOpt": "--security-opt",
+    "HostConfig.ShmSize": "--shm-size",
+    "HostConfig.StorageOpt": "--storage-opt",
+    "HostConfig.Sysctls": "--sysctl",
+    "HostConfig.Tmpfs": "--tmpfs",
+    "HostConfig.UTSMode": "--uts",
+    "HostConfig.Ulimits": "--ulimit",
+    "HostConfig.Umask": "--umask",
+    "HostConfig.UsernsMode": "--userns",
+    "HostConfig.VolumeDriver": "--volume-driver",
+    "HostConfig.VolumesFrom": "--volumes-from",
+}

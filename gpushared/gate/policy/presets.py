@@ -1,0 +1,101 @@
+"""The three presets, and the policy that a configuration makes of one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+
+from gpushared.config.fields import keys_of
+from gpushared.config.gate import GateConfig, HostNetwork, Network, PolicyPreset, Publish, Restart
+from gpushared.gate.policy.site import HOME, Policy
+
+_HARMLESS_SYSCTLS = (
+    "net.core.somaxconn",
+    "net.ipv4.ip_local_port_range",
+    "net.ipv4.ip_unprivileged_port_start",
+    "net.ipv4.ping_group_range",
+    "net.ipv4.tcp_fin_timeout",
+    "net.ipv4.tcp_keepalive_*",
+    "net.ipv4.tcp_syn*",
+)
+_OPEN_TO_ALL_DEVICES = ("/dev/fuse", "/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs*")
+"""Their own permissions say that every user of a machine may open them."""
+
+PRESETS: Mapping[PolicyPreset, Policy] = {
+    PolicyPreset.OPEN: Policy(
+        preset=PolicyPreset.OPEN,
+        bind_prefixes=(HOME, "/data", "/datasets", "/mnt", "/scratch", "/srv"),
+        networks=tuple(Network),
+        capabilities=("IPC_LOCK", "NET_BIND_SERVICE", "SYS_NICE", "SYS_PTRACE"),
+        sysctls=_HARMLESS_SYSCTLS,
+        devices=_OPEN_TO_ALL_DEVICES,
+        root_inside=True,
+        host_ipc=True,
+        unconfined_seccomp=True,
+        pids_limit=16_384,
+    ),
+    PolicyPreset.LAB: Policy(
+        sysctls=_HARMLESS_SYSCTLS, devices=_OPEN_TO_ALL_DEVICES, containers_per_user=256
+    ),
+    PolicyPreset.STRICT: Policy(
+        preset=PolicyPreset.STRICT,
+        networks=(Network.OWN, Network.NONE),
+        publish=Publish.LOOPBACK,
+        restart_policies=(Restart.NO,),
+        containers_per_user=32,
+        pids_limit=1024,
+    ),
+}
+_OTHER_NAMES = {"mount_prefixes": "bind_prefixes"}
+"""Settings whose field of ``Policy`` has another name."""
+
+
+def policy_of(gate: GateConfig) -> Policy:
+    """The preset with what the configuration sets."""
+    ours = {field.name for field in fields(Policy)}
+    said = {
+        name: value
+        for field in fields(gate)
+        if (value := getattr(gate, field.name)) is not None
+        and (name := _OTHER_NAMES.get(field.name, field.name)) in ours - {"preset", "everybody_confined"}
+    }
+    return replace(
+        PRESETS[gate.preset],
+        **said,
+        gangs_on_host_network=gate.host_network is HostNetwork.GANGS,
+        everybody_confined=gate.everybody_confined,
+        own_words=frozenset(said),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RuleInForce:
+    """One rule for people: ``value`` as TOML, ``origin`` is ``preset lab`` or ``configuration``."""
+
+    name: str
+    value: str
+    origin: str
+    meaning: str
+
+
+def rules_in_force(policy: Policy) -> Iterator[RuleInForce]:
+    """All rules, in the order of the configuration's reference."""
+    for key in keys_of(GateConfig).values():
+        match key.attribute:
+            case "trusted_groups":
+                continue
+            case "host_network":
+                value: object = (HostNetwork.NEVER, HostNetwork.GANGS)[policy.gangs_on_host_network]
+                own = policy.gangs_on_host_network
+            case "preset" | "everybody_confined" as attribute:
+                value = getattr(policy, attribute)
+                own = value != key.default
+            case attribute:
+                name = _OTHER_NAMES.get(attribute, attribute)
+                value, own = getattr(policy, name), name in policy.own_words
+        # A limit of nothing is none; sizes have no such value.
+        written = "none" if value == 0 and value is not False else key.kind.write(value)
+        origin = "configuration" if own else f"preset {policy.preset}"
+        if key.default is not None and not own:
+            origin = "default"
+        yield RuleInForce(key.name, written, origin, key.doc)

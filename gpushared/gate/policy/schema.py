@@ -1,0 +1,210 @@
+"""How a field of the Engine API is described: what its value is, and in which API versions it exists.
+
+A table is written as lines of ``Name kind [table] [since] [-until]``, versions as ``1.41``. What is on no
+table is never sent to the engine, whoever asks: an engine that knows more than the gate would act on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+
+from gpushared.domain.errors import PermissionRefused, RequestError
+from gpushared.domain.units import shown
+
+Version = tuple[int, int]
+Json = Any
+OLDEST: Version = (1, 24)
+SMALLEST, LARGEST = -(2**63), 2**64 - 1
+"""What the engine's own integers hold, signed or not."""
+
+
+class Kind(StrEnum):
+    """What the engine decodes a value into. Null is always allowed, and is the same as nothing."""
+
+    FLAG = "flag"
+    WHOLE = "whole"
+    TEXT = "text"
+    TEXTS = "texts"
+    WORDS = "words"
+    """A list of texts, or one text for a list of one."""
+    TEXT_LISTS = "text-lists"
+    PAIRS = "pairs"
+    """Texts by name."""
+    NAMES = "names"
+    """Names with an empty object each."""
+    SIZE = "size"
+    """Height and width."""
+    OPAQUE = "opaque"
+    """Not looked into, because no rule lets it pass."""
+    RECORD = "record"
+    RECORDS = "records"
+    RECORD_BY_NAME = "record-by-name"
+    RECORDS_BY_NAME = "records-by-name"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """``until`` is the last version that has it."""
+
+    kind: Kind
+    table: Table | None = None
+    since: Version = OLDEST
+    until: Version | None = None
+
+    def is_in(self, version: Version | None) -> bool:
+        """Whether it exists in a version; None is a request that names none."""
+        return version is None or (self.since <= version and (self.until is None or version <= self.until))
+
+
+Table = Mapping[str, Field]
+
+
+def table(text: str, **tables: Table) -> Table:
+    """The table that ``text`` describes; ``tables`` are those that it names."""
+    return MappingProxyType(dict(_field(line.split(), tables) for line in text.strip().splitlines()))
+
+
+def version_of(text: str) -> Version:
+    """``1.41``, or ``v1.41``."""
+    major, minor = text.removeprefix("v").split(".")
+    return int(major), int(minor)
+
+
+def fit(
+    body: Mapping[str, Json],
+    fields: Table,
+    version: Version | None = None,
+    *,
+    where: str = "",
+    left_out: list[str] | None = None,
+) -> dict[str, Json]:
+    """A copy with nothing that the table or the version does not have.
+
+    A field that the request's version does not have is left out, as the engine's description of that version
+    promises; its name goes to ``left_out`` where it said something. Nulls of unknown fields are nothing.
+    Raises ``PermissionRefused`` for a field on no table, ``RequestError`` for one that the engine would take
+    for another, and for a value of another kind.
+    """
+    fitted: dict[str, Json] = {}
+    for name, value in body.items():
+        field = fields.get(name)
+        if field is None:
+            _refuse_unknown(name, value, fields, where)
+        elif not field.is_in(version):
+            if value and left_out is not None:
+                left_out.append(f"{where}{name}")
+        else:
+            fitted[name] = _fit_value(value, field, version, f"{where}{name}", left_out)
+    return fitted
+
+
+def check_spelling(name: str, fields: Table, where: str) -> None:
+    """Raise ``RequestError`` for a name that the engine would take for a field that is spelled otherwise."""
+    meant = next((known for known in fields if known.casefold() == name.casefold()), name)
+    if meant != name:
+        raise RequestError(f"{where}{shown(name)} is not a field", hint=f"it is spelled {where}{meant}")
+
+
+def _refuse_unknown(name: str, value: Json, fields: Table, where: str) -> None:
+    check_spelling(name, fields, where)
+    if value is not None:
+        raise PermissionRefused(
+            f"{where}{shown(name)} is no field that gpushared knows",
+            hint="leave it out; trusted users can give it to the engine at its own socket",
+        )
+
+
+def _fit_value(
+    value: Json, field: Field, version: Version | None, where: str, left_out: list[str] | None
+) -> Json:
+    if value is None:
+        return None
+    fits, what = _CHECKS[field.kind]
+    if not fits(value):
+        raise RequestError(f"{where} is not {what}")
+    if field.kind is Kind.NAMES:
+        return {name: {} for name in value}
+
+    def inner(record: Json, place: str) -> Json:
+        if record is None or field.table is None:
+            return record
+        return fit(record, field.table, version, where=f"{place}.", left_out=left_out)
+
+    match field.kind:
+        case Kind.RECORD:
+            return inner(value, where)
+        case Kind.RECORDS:
+            return [inner(each, where) for each in value]
+        case Kind.RECORD_BY_NAME:
+            return {name: inner(each, where) for name, each in value.items()}
+        case Kind.RECORDS_BY_NAME:
+            return {
+                name: each if each is None else [inner(one, where) for one in each]
+                for name, each in value.items()
+            }
+    return value
+
+
+def _field(words: list[str], tables: Mapping[str, Table]) -> tuple[str, Field]:
+    name, kind, *rest = words
+    inner = tables[rest.pop(0)] if rest and rest[0] in tables else None
+    since = version_of(rest.pop(0)) if rest and not rest[0].startswith("-") else OLDEST
+    until = version_of(rest.pop(0)[1:]) if rest else None
+    assert not rest, f"{name} has words too many"
+    return name, Field(Kind(kind), inner, since, until)
+
+
+# --- kinds ---------------------------------------------------------------------------------------------
+
+
+def _is_whole(value: Json) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and SMALLEST <= value <= LARGEST
+
+
+def _is_text(value: Json) -> bool:
+    return isinstance(value, str)
+
+
+def _is_object(value: Json) -> bool:
+    return isinstance(value, dict)
+
+
+def _all(fits: Callable[[Json], bool]) -> Callable[[Json], bool]:
+    return lambda value: isinstance(value, list) and all(map(fits, value))
+
+
+def _each(fits: Callable[[Json], bool]) -> Callable[[Json], bool]:
+    return lambda value: isinstance(value, dict) and all(map(fits, value.values()))
+
+
+def _or_null(fits: Callable[[Json], bool]) -> Callable[[Json], bool]:
+    return lambda value: value is None or fits(value)
+
+
+def _is_size(value: Json) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(_is_whole(n) and n >= 0 for n in value)  # noqa: PLR2004 - height, width
+
+
+def _checks() -> Iterator[tuple[Kind, Callable[[Json], bool], str]]:
+    texts = _all(_is_text)
+    yield Kind.FLAG, lambda value: isinstance(value, bool), "true or false"
+    yield Kind.WHOLE, _is_whole, "a whole number"
+    yield Kind.TEXT, _is_text, "a string"
+    yield Kind.TEXTS, texts, "a list of strings"
+    yield Kind.WORDS, lambda value: _is_text(value) or texts(value), "a list of strings"
+    yield Kind.TEXT_LISTS, _all(_or_null(texts)), "a list of lists of strings"
+    yield Kind.PAIRS, _each(_or_null(_is_text)), "an object of strings"
+    yield Kind.NAMES, _each(_or_null(_is_object)), "an object of empty objects"
+    yield Kind.SIZE, _is_size, "a height and a width"
+    yield Kind.OPAQUE, lambda _: True, "anything"
+    yield Kind.RECORD, _is_object, "an object"
+    yield Kind.RECORDS, _all(_or_null(_is_object)), "a list of objects"
+    yield Kind.RECORD_BY_NAME, _each(_or_null(_is_object)), "an object of objects"
+    yield Kind.RECORDS_BY_NAME, _each(_or_null(_all(_is_object))), "an object of lists of objects"
+
+
+_CHECKS = {kind: (fits, what) for kind, fits, what in _checks()}
