@@ -1,24 +1,19 @@
-"""What the system knows of a caller, and what the caller may do with paths."""
+"""What the system knows of a caller."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import pwd
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TypeVar
 
-from gpushared.domain.errors import TimedOut, Unavailable
+from gpushared.domain.errors import TimedOut
 from gpushared.domain.request import Caller
 
 LOOKUP_SECONDS = 5.0
-CHECK_SECONDS = 10.0
-CHECKER = Path(__file__).with_name("path_check.py")
 _NAME_THREADS = ThreadPoolExecutor(max_workers=4, thread_name_prefix="names")
 _Answer = TypeVar("_Answer")
 
@@ -62,37 +57,6 @@ async def look_up(caller: Caller) -> Account:
         ) from None
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
-    """A path with all symbolic links resolved, as the caller sees it."""
-
-    path: str
-    trouble: str
-    """Why the caller cannot use it so; empty when it can."""
-
-
-async def resolve_as(account: Account, wishes: Sequence[PathWish]) -> list[Resolved]:
-    """What the caller would find at these paths, none of which holds a NUL.
-
-    A helper process with the caller's ids looks, so that the kernel decides. Raises ``TimedOut``, and
-    ``Unavailable`` when the check itself fails.
-    """
-    order = {
-        "uid": account.caller.uid,
-        "gid": account.caller.gid,
-        "groups": account.groups,
-        "wishes": [asdict(wish) for wish in wishes],
-    }
-    try:
-        async with asyncio.timeout(CHECK_SECONDS):
-            output = await _run_checker(json.dumps(order).encode())
-    except TimeoutError:
-        raise TimedOut(
-            "checking the mounted paths took too long", hint="is a network file system away?"
-        ) from None
-    return [Resolved(**result) for result in json.loads(output)]
-
-
 def _look_up(caller: Caller) -> Account:
     try:
         entry = pwd.getpwuid(caller.uid)
@@ -100,24 +64,3 @@ def _look_up(caller: Caller) -> Account:
         return Account(caller, ())
     groups = os.getgrouplist(entry.pw_name, caller.gid)
     return Account(caller, tuple(sorted(set(groups) - {caller.gid})), entry.pw_dir)
-
-
-async def _run_checker(words: bytes) -> bytes:
-    pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-    try:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-I", "-S", str(CHECKER), stdin=pipe, stdout=pipe, stderr=null, cwd="/", env={}
-        )
-    except OSError as error:
-        raise Unavailable(f"mounted paths cannot be checked: {error}") from error
-    try:
-        output, _ = await process.communicate(words)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode != 0:
-        raise Unavailable(
-            "mounted paths cannot be checked as the caller", hint="mount nothing; is the daemon not root?"
-        )
-    return output

@@ -16,8 +16,9 @@ from gpushared.domain.errors import EngineUnavailable, NotFound, RequestError, S
 from gpushared.domain.lease import ContainerId
 from gpushared.domain.request import Caller
 from gpushared.gate.accounts import PathWish
-from gpushared.gate.body import Body, section, strings
+from gpushared.gate.body import Body, objects, section, strings
 from gpushared.gate.engine import EngineSocket
+from gpushared.gate.pins.pins import LABEL_PINS
 from gpushared.ports import LABEL_DEVICE, LABEL_OWNER
 
 LABEL_HOST_PATHS = "gpushare.host-paths"
@@ -45,11 +46,18 @@ class Container:
     """The names by which it will look for its networks at every start, without ``OWN_NETWORKS``."""
     terminal: bool = False
     """Its output is that of a terminal."""
+    volumes: frozenset[str] = frozenset()
+    """The names by which it will look for volumes that somebody made."""
+
+    @property
+    def pin(self) -> str:
+        """The name of what is held for it, empty where it mounts the paths themselves."""
+        return self.labels.get(LABEL_PINS, "")
 
     @property
     def host_paths(self) -> list[PathWish]:
         """The files of the host that its creator mounted into it."""
-        return [PathWish(**path) for path in json.loads(self.labels.get(LABEL_HOST_PATHS, "[]"))]
+        return [PathWish(**path) for path in json.loads(self.labels.get(LABEL_HOST_PATHS) or "[]")]
 
     @property
     def device_name(self) -> str:
@@ -72,7 +80,9 @@ async def find_container(engine: EngineSocket, name: str, caller: Caller) -> Con
         raise NotYours(f"No such container: {name}")
     plain = str(found.get("Name", "")).lstrip("/")
     terminal = bool(section(found, "Config").get("Tty"))
-    return Container(ContainerId(found["Id"]), plain, labels, _networks(found), terminal)
+    return Container(
+        ContainerId(found["Id"]), plain, labels, _networks(found), terminal, volumes=_volumes(found)
+    )
 
 
 def _is_confined(found: Body, caller: Caller) -> bool:
@@ -90,6 +100,13 @@ def _networks(found: Body) -> frozenset[str]:
     """By inspect or from a listing."""
     mode = str(section(found, "HostConfig").get("NetworkMode") or "")
     return frozenset({mode, *section(section(found, "NetworkSettings"), "Networks")}) - OWN_NETWORKS
+
+
+def _volumes(found: Body) -> frozenset[str]:
+    mounts = objects(section(found, "HostConfig"), "Mounts")
+    return frozenset(
+        str(each["Source"]) for each in mounts if each["Type"] == "volume" and each.get("Source")
+    )
 
 
 async def find_network(engine: EngineSocket, name: str, caller: Caller) -> dict[str, Any]:

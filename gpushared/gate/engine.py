@@ -11,6 +11,7 @@ import contextlib
 import errno
 import json
 import socket
+import struct
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -91,6 +92,12 @@ class EngineConnection:
         while isinstance(event := await self._event(), h11.Data):
             yield bytes(event.data)
 
+    def peer_pid(self) -> int:
+        """The process that listens on the socket, 0 where it is not in a PID namespace that we see."""
+        size = struct.calcsize("3i")
+        pid, _, _ = struct.unpack("3i", self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+        return int(pid)
+
     def early(self) -> bytes:
         """What came after the head of a connection that is no longer HTTP."""
         return self._http.trailing_data[0]
@@ -142,6 +149,14 @@ class EngineSocket:
             sock.close()
             raise
         return EngineConnection(sock, self.path)
+
+    async def peer_pid(self) -> int:
+        """The process that opened the socket: the engine, or the first process where systemd did."""
+        connection = await self.connect()
+        try:
+            return connection.peer_pid()
+        finally:
+            connection.close()
 
     async def call(
         self, method: str, target: bytes, body: bytes | None = None, *, timeout_seconds: float = 30.0

@@ -16,6 +16,7 @@ from gpushared.gate.handlers.ground import Ground, Handler
 from gpushared.gate.handlers.networks import Networks, Volumes
 from gpushared.gate.handlers.shared import Shared
 from gpushared.gate.http import Exchange, Refusal
+from gpushared.gate.pins.pins import Pins
 from gpushared.gate.policy.site import Policy
 from gpushared.gate.routes import Action, Payload, match_route
 from gpushared.gate.target import parse_target
@@ -30,10 +31,15 @@ class Gate:
     """
 
     def __init__(
-        self, engine_socket: str, desk: Desk, policy: Policy | None = None, audit: Sink = ignore
+        self,
+        engine_socket: str,
+        desk: Desk,
+        policy: Policy | None = None,
+        audit: Sink = ignore,
+        pins: Pins | None = None,
     ) -> None:
         engine = EngineSocket(engine_socket.removeprefix("unix://"))
-        ground = self._ground = Ground(engine, desk, policy or Policy())
+        ground = self._ground = Ground(engine, desk, policy or Policy(), pins)
         self._audit = audit
         self._creates = Creates(ground)
         containers, execs = Containers(ground), Execs(ground)
@@ -50,6 +56,10 @@ class Gate:
             **Volumes(ground).confined(),
             **Shared(ground).confined(),
         }
+
+    @property
+    def pins(self) -> Pins:
+        return self._ground.pins
 
     @property
     def policy(self) -> Policy:

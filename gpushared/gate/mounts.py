@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Sequence
-from dataclasses import replace
 
 from gpushared.domain.errors import PermissionRefused
-from gpushared.gate.accounts import Account, PathWish, resolve_as
+from gpushared.gate.accounts import PathWish
 from gpushared.gate.body import Body, check_keys, objects, section, strings
+from gpushared.gate.pins.pins import Pin
 from gpushared.gate.policy.fields import BIND_OPTIONS, MOUNT, TMPFS_OPTIONS, VOLUME_OPTIONS
-from gpushared.gate.policy.site import HOME, Policy
 
 BIND_WORDS = frozenset({"rw", "ro", "nocopy", "private", "rprivate", "cached", "delegated", "consistent"})
 PROPAGATIONS = frozenset({"", "private", "rprivate"})
@@ -26,49 +24,19 @@ def volumes_of(mounts: Sequence[Body]) -> list[str]:
     return [mount["Source"] for mount in mounts if mount["Type"] == "volume" and mount.get("Source")]
 
 
-async def resolve_binds(mounts: Sequence[Body], account: Account, policy: Policy) -> list[PathWish]:
-    """Check the sources as the caller and put the resolved paths in their places; those paths."""
-    binds = [mount for mount in mounts if mount["Type"] == "bind"]
-    wishes = [PathWish(bind["Source"], write=not bind["ReadOnly"]) for bind in binds]
-    resolved = await _usable(wishes, account, policy)
-    for bind, wish in zip(binds, resolved, strict=True):
-        bind["Source"] = wish.path
-    return resolved
+def wishes_of(mounts: Sequence[Body]) -> list[PathWish]:
+    """The files of the host among them, as the caller wrote them."""
+    return [PathWish(bind["Source"], write=not bind["ReadOnly"]) for bind in _binds(mounts)]
 
 
-async def check_again(resolved: Sequence[PathWish], account: Account, policy: Policy) -> None:
-    """Refuse a start where a path that was resolved at the create leads elsewhere by now.
-
-    Its owner can put a link in the place of a directory at any time, and the engine would follow it as root.
-    """
-    for before, now in zip(resolved, await _usable(resolved, account, policy), strict=True):
-        if before.path != now.path:
-            raise PermissionRefused(
-                f"{before.path} was no link when the container was created, and leads to {now.path} now",
-                hint="create the container anew",
-            )
+def lead_to(mounts: Sequence[Body], pin: Pin) -> None:
+    """Put what is held for the caller in the places of the paths."""
+    for number, bind in enumerate(_binds(mounts)):
+        bind["Source"] = pin.source(number)
 
 
-async def _usable(wishes: Sequence[PathWish], account: Account, policy: Policy) -> list[PathWish]:
-    """The same with all links resolved. Raises ``PermissionRefused`` for what may not be mounted."""
-    if not wishes:
-        return []
-    prefixes = [account.home if prefix == HOME else prefix for prefix in policy.bind_prefixes]
-    found = await resolve_as(account, wishes)
-    for wish, one in zip(wishes, found, strict=True):
-        if not any(_is_under(one.path, prefix) for prefix in prefixes):
-            where = ", ".join(filter(None, prefixes)) or "nowhere, for you"
-            raise PermissionRefused(f"{wish.path} may not be mounted", hint=f"mounts may come from: {where}")
-        if one.trouble:
-            raise PermissionRefused(
-                f"{wish.path} cannot be mounted: {one.trouble}", hint="see `ls -ld` on it"
-            )
-    return [replace(wish, path=one.path) for wish, one in zip(wishes, found, strict=True)]
-
-
-def _is_under(path: str, prefix: str) -> bool:
-    clean = posixpath.normpath(prefix) if prefix else "/"
-    return clean != "/" and (path == clean or path.startswith(clean + "/"))
+def _binds(mounts: Sequence[Body]) -> list[Body]:
+    return [mount for mount in mounts if mount["Type"] == "bind"]
 
 
 def _of_bind(bind: str) -> Body:

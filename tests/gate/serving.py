@@ -91,6 +91,7 @@ async def serving_gate(
     async with serving(Routes(json=answer_json, docker=gate.handle), caller, limits) as served:
         yield served
     await gate.close()
+    await gate.pins.sweep()
 
 
 async def answer_json(request: WebRequest) -> WebReply:

@@ -355,13 +355,18 @@ async def test_a_path_that_may_only_be_read_is_mounted_read_only(house: House, h
     assert done.code == 0, done.err
 
 
-async def test_the_mounts_source_is_the_resolved_path(house: House, home: Path, name: str) -> None:
+async def test_what_was_resolved_is_in_a_label_and_the_engine_is_given_what_is_held(
+    house: House, home: Path, name: str
+) -> None:
     (home / "own" / "link").symlink_to(home / "own" / "file")
     mount = f"type=bind,source={home}/own/link,target=/x,readonly"
     await house.alice("create", "--name", name, "--mount", mount, house.image)
-    shown = await house.alice("inspect", "-f", "{{(index .HostConfig.Mounts 0).Source}}", name)
+    shown = await house.alice("inspect", "-f", "{{json .}}", name)
     await house.alice("rm", name)
-    assert shown.out.decode().strip() == str(home / "own" / "file")
+    found = json.loads(shown.out)
+    labels = found["Config"]["Labels"]
+    assert json.loads(labels["gpushare.host-paths"]) == [{"path": f"{home}/own/file", "write": False}]
+    assert found["HostConfig"]["Mounts"][0]["Source"] == f"/run/gpushare-pins/{labels['gpushare.pins']}/0"
 
 
 async def test_files_are_copied_only_where_nothing_of_the_host_is_mounted(

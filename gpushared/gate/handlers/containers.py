@@ -10,11 +10,10 @@ from gpushared.domain.request import Caller
 from gpushared.gate.accounts import look_up
 from gpushared.gate.body import check_keys, serialise
 from gpushared.gate.call import Call
-from gpushared.gate.containers import HOST_NETWORK, Container, find_container, find_network
+from gpushared.gate.containers import HOST_NETWORK, Container, find_container, find_network, find_owned
 from gpushared.gate.ending import asked_end, asked_stop
 from gpushared.gate.farewell import as_output
 from gpushared.gate.handlers.ground import Ground, Handler
-from gpushared.gate.mounts import check_again
 from gpushared.gate.policy.fields import RESOURCES
 from gpushared.gate.policy.judge import judge_update
 from gpushared.gate.routes import Action
@@ -75,8 +74,10 @@ class Containers:
         if not call.caller.trusted:
             for network in container.networks:
                 await self._check_network(network, container, call.caller)
+            for volume in container.volumes:
+                await find_owned(self._engine, "volumes", volume, call.caller)
             if paths := container.host_paths:
-                await check_again(paths, await look_up(call.caller), self._ground.policy)
+                await self._ground.pins.hold_again(container.pin, await look_up(call.caller), paths)
         return container
 
     async def _check_network(self, network: str, container: Container, caller: Caller) -> None:

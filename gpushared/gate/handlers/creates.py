@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import AsyncExitStack
 from dataclasses import asdict
 
 from gpushared.domain.errors import NotFound, PermissionRefused, RequestError
@@ -11,10 +12,11 @@ from gpushared.gate.accounts import look_up
 from gpushared.gate.body import Body, check_create, section
 from gpushared.gate.call import Call
 from gpushared.gate.containers import LABEL_HOST_PATHS, find_network, find_owned
-from gpushared.gate.create import Creator, Order
+from gpushared.gate.create import CREATED, Creator, Order
 from gpushared.gate.engine import Answer
 from gpushared.gate.handlers.ground import Ground, Handler
-from gpushared.gate.mounts import resolve_binds, volumes_of
+from gpushared.gate.mounts import lead_to, volumes_of, wishes_of
+from gpushared.gate.pins.pins import LABEL_PINS
 from gpushared.gate.policy.judge import Context, judge_create, networks_of
 from gpushared.gate.routes import Action
 from gpushared.gate.wish import ClaimWish, Wish, take_wish
@@ -46,15 +48,19 @@ class Creates:
         body = await call.parse()
         check_create(body)
         wish = take_wish(body)
-        if not call.caller.trusted:
-            try:
-                body = await self._confine(body, call.caller, wish)
-            except (PermissionRefused, RequestError, NotFound):
-                await self._creator.forgo(wish, call.caller)
-                raise
-        return await self._creator.create(Order(call.target, body, call.caller, call.record), wish)
+        async with AsyncExitStack() as held:
+            if not call.caller.trusted:
+                try:
+                    body = await self._confine(body, call.caller, wish, held)
+                except (PermissionRefused, RequestError, NotFound):
+                    await self._creator.forgo(wish, call.caller)
+                    raise
+            answer = await self._creator.create(Order(call.target, body, call.caller, call.record), wish)
+        if answer.status != CREATED:
+            self._ground.pins.unused()
+        return answer
 
-    async def _confine(self, body: Body, caller: Caller, wish: Wish | None) -> Body:
+    async def _confine(self, body: Body, caller: Caller, wish: Wish | None, held: AsyncExitStack) -> Body:
         engine, desk, policy = self._ground.engine, self._ground.desk, self._ground.policy
         account = await look_up(caller)
         in_gang = isinstance(wish, ClaimWish) and desk.in_gang(wish.lease, caller)
@@ -65,7 +71,14 @@ class Creates:
         for volume in volumes_of(mounts):
             hint = f"mount a directory of your home, or docker volume create {volume}"
             await find_owned(engine, "volumes", volume, caller, hint=hint)
-        if paths := await resolve_binds(mounts, account, policy):
-            said = json.dumps([asdict(path) for path in paths])
-            judged["Labels"] = {**section(judged, "Labels"), LABEL_HOST_PATHS: said}
+        # Set in any case: the caller or an image may have set them too.
+        labels = {LABEL_HOST_PATHS: "[]", LABEL_PINS: ""}
+        if wishes := wishes_of(mounts):
+            pin = await held.enter_async_context(self._ground.pins.held(account, wishes))
+            lead_to(mounts, pin)
+            labels = {
+                LABEL_HOST_PATHS: json.dumps([asdict(path) for path in pin.wishes]),
+                LABEL_PINS: pin.name,
+            }
+        judged["Labels"] = {**section(judged, "Labels"), **labels}
         return judged

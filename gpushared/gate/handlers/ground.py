@@ -11,6 +11,7 @@ from gpushared.gate.call import Call
 from gpushared.gate.containers import find_container
 from gpushared.gate.desk import Desk
 from gpushared.gate.engine import EngineSocket
+from gpushared.gate.pins.pins import Pins
 from gpushared.gate.policy.judge import Context
 from gpushared.gate.policy.site import Policy
 from gpushared.gate.proxy import Farewell, forward, nothing
@@ -24,10 +25,11 @@ Handler = Callable[[Call], Awaitable[object]]
 class Ground:
     """``policy`` may be replaced at any time; it holds for requests that come after."""
 
-    def __init__(self, engine: EngineSocket, desk: Desk, policy: Policy) -> None:
+    def __init__(self, engine: EngineSocket, desk: Desk, policy: Policy, pins: Pins | None = None) -> None:
         self.engine = engine
         self.desk = desk
         self.policy = policy
+        self.pins = pins or Pins(engine, lambda: self.policy)
 
     async def send(
         self,

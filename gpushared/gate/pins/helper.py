@@ -1,0 +1,307 @@
+"""A program of its own that looks at paths as a caller, and holds what the caller may mount.
+
+Reads an order as JSON and writes the answer. It starts as root; a child of it becomes the caller and opens
+the paths, so that the kernel decides which, and hands the open files back: nobody can swap those any more.
+Standard library only.
+
+Paths are looked up as the machine's first process sees them, not as the service does, for which nearly all
+of it is mounted read-only. What is held is mounted where the engine sees it.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+from gpushared.gate.pins import kernel, table
+
+Order = dict[str, Any]
+ANSWER_BYTES = 64 * 1024
+ROOT_OPTIONS = "mode=0700,size=1m,nr_inodes=0"
+MACHINE = 1
+"""The first process's id."""
+
+DELETED = " (deleted)"
+"""What the kernel adds to the name of an open file that has none any more."""
+GONE = "it does not exist, or you may not see it"
+FOREIGN = "it is in a mount namespace of its own"
+OF_A_USER = (
+    "it is on a file system of a user's own (FUSE), which can keep the engine waiting; copy it elsewhere"
+)
+
+
+class RefusedError(Exception):
+    """The helper cannot do what it is for; the text says why."""
+
+
+# --- as the caller -------------------------------------------------------------------------------------
+
+
+def open_as(order: Order) -> list[tuple[int, str]]:
+    """For each wish an open file, or -1 and why there is none for this caller."""
+    ours, childs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if (child := os.fork()) == 0:
+        ours.close()
+        status = 1
+        try:
+            _become(order)
+            for wish in order["wishes"]:
+                _hand_over(childs, wish["path"], write=wish["write"])
+            status = 0
+        finally:
+            os._exit(status)
+    childs.close()
+    opened = [_take(ours) for _ in order["wishes"]]
+    os.waitpid(child, 0)
+    return opened
+
+
+def _become(order: Order) -> None:
+    # What its parent waits for must not be kept open by one that hangs in a file system.
+    for descriptor in (0, 1):
+        os.close(descriptor)
+    os.setgroups(order["groups"])
+    os.setresgid(order["gid"], order["gid"], order["gid"])
+    os.setresuid(order["uid"], order["uid"], order["uid"])
+    # A caller can stop processes with its ids, but not keep this one for ever.
+    kernel.die_with_parent()
+
+
+def _hand_over(channel: socket.socket, path: str, *, write: bool) -> None:
+    try:
+        descriptor = _open(path)
+    except OSError:
+        channel.sendall(GONE.encode())
+        return
+    trouble = _access_trouble(descriptor, write=write)
+    socket.send_fds(channel, [trouble.encode() or b"\0"], [descriptor])
+    os.close(descriptor)
+
+
+def _open(path: str) -> int:
+    try:
+        # A directory that is mounted on demand is, by this.
+        return kernel.open_as_named(f"{path}/.")
+    except NotADirectoryError:
+        return kernel.open_as_named(path)
+
+
+# Not in the system's words: clients read "no such file or directory" as "no such program" (exit code 127).
+def _access_trouble(descriptor: int, *, write: bool) -> str:
+    is_directory = kernel.may(descriptor, os.F_OK) and stat.S_ISDIR(os.fstat(descriptor).st_mode)
+    if not kernel.may(descriptor, os.R_OK | (os.X_OK if is_directory else 0)):
+        return "you may not read it"
+    if write and not kernel.may(descriptor, os.W_OK):
+        return "you may not write to it; mount it read-only"
+    return ""
+
+
+def _take(channel: socket.socket) -> tuple[int, str]:
+    words, descriptors, _, _ = socket.recv_fds(channel, ANSWER_BYTES, 1)
+    if not words:
+        raise RefusedError("the caller's own look at the paths broke off")
+    return (descriptors[0] if descriptors else -1), words.decode().rstrip("\0")
+
+
+# --- what may be mounted -------------------------------------------------------------------------------
+
+
+class Judge:
+    """What is mounted where, and what of it is nobody's to mount."""
+
+    def __init__(self, order: Order) -> None:
+        self._table = table.read_table()
+        self._prefixes = [os.path.realpath(prefix) for prefix in order["prefixes"]]
+        self._barred = [found for path in order["barred"] if (found := self._locate(path))]
+
+    def look(self, descriptor: int, refusal: str) -> dict[str, str]:
+        """The real path, where it is outside all prefixes that, and what else speaks against it."""
+        path = _name_of(descriptor)
+        if (mount := table.mount_of(descriptor, self._table)) is None:
+            return _found(path, FOREIGN)
+        if not any(prefix != "/" and table.is_under(path, prefix) for prefix in self._prefixes):
+            return {**_found(path), "outside": "yes"}
+        return _found(path, self._trouble(descriptor, path, mount) or refusal)
+
+    def _trouble(self, descriptor: int, path: str, mount: table.Mount) -> str:
+        # Before anything is asked of the file itself: such a file system need not answer.
+        if mount.by_a_user:
+            return OF_A_USER
+        found = os.fstat(descriptor)
+        if not (stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)):
+            return "it is neither a file nor a directory"
+        if found.st_nlink == 0 or path.endswith(DELETED):
+            return GONE
+        inside = table.below(path, self._table)
+        for each in (mount, *inside):
+            if each.kind in table.KERNELS_OWN:
+                return f"{each.point} is the kernel's own ({each.kind})"
+        places = [table.location(path, mount), *(table.location(each.point, each) for each in inside)]
+        for place in places:
+            if barred := next((each for each in self._barred if each.touches(place)), None):
+                return f"{barred.path} is for the system only"
+        return ""
+
+    def _locate(self, path: str) -> table.Location | None:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            try:
+                mount = table.mount_of(descriptor, self._table)
+                return None if mount is None else table.location(_name_of(descriptor), mount)
+            finally:
+                os.close(descriptor)
+        return None
+
+
+def _name_of(descriptor: int) -> str:
+    return str(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+
+def _found(path: str, trouble: str = "") -> dict[str, str]:
+    return {"path": path, "trouble": trouble}
+
+
+def look_at(order: Order) -> tuple[list[int], list[dict[str, str]]]:
+    """The open files, and what is to be said of each wish."""
+    opened = open_as(order)
+    judge = Judge(order)
+    told = []
+    for (descriptor, refusal), wish in zip(opened, order["wishes"], strict=True):
+        path = os.path.normpath(wish["path"])
+        told.append(_found(path, refusal) if descriptor < 0 else judge.look(descriptor, refusal))
+    return [descriptor for descriptor, _ in opened], told
+
+
+# --- what is held --------------------------------------------------------------------------------------
+
+
+def hold(order: Order, engine: int | None) -> dict[str, Any]:
+    """Look, and where nothing speaks against any wish, hold all under the order's name."""
+    files, found = look_at(order)
+    moved = any(
+        wish["fixed"] and one["path"] != wish["path"]
+        for wish, one in zip(order["wishes"], found, strict=True)
+    )
+    if moved or any(one["trouble"] or one.get("outside") for one in found) or not order["name"]:
+        return {"found": found}
+    trees = [
+        (os.fstat(each), kernel.clone(each, read_only=not wish["write"]))
+        for each, wish in zip(files, order["wishes"], strict=True)
+    ]
+    folder = _root(order["root"], engine) / order["name"]
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for number, (source, tree) in enumerate(trees):
+        _place(folder / str(number), source, tree)
+    return {"found": found}
+
+
+def _place(leaf: Path, source: os.stat_result, tree: int) -> None:
+    """Mount it there, unless the same is mounted there already."""
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(leaf.lstat(), source):
+            return
+        _remove_leaf(leaf)
+    if stat.S_ISDIR(source.st_mode):
+        leaf.mkdir(mode=0)
+    else:
+        leaf.touch(mode=0)
+    place = os.open(leaf, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    kernel.attach(tree, place)
+    os.close(place)
+
+
+def drop(order: Order, engine: int | None) -> dict[str, Any]:
+    """Let go of all names given; who uses what was held keeps it."""
+    root = _root(order["root"], engine)
+    for name in order["names"]:
+        with contextlib.suppress(FileNotFoundError):
+            for leaf in sorted((root / name).iterdir()):
+                _remove_leaf(leaf)
+            (root / name).rmdir()
+    return {}
+
+
+def names(order: Order, engine: int | None) -> dict[str, Any]:
+    """All that is held under names with the given beginning."""
+    root = _root(order["root"], engine)
+    return {"names": sorted(each.name for each in root.glob(f"{order['beginning']}*"))}
+
+
+def _remove_leaf(leaf: Path) -> None:
+    """Never what is mounted on it: that fails while the mount is there."""
+    with contextlib.suppress(OSError):  # it is no mount any more
+        while True:
+            kernel.detach(str(leaf))
+    if stat.S_ISDIR(leaf.lstat().st_mode):
+        leaf.rmdir()
+    else:
+        leaf.unlink()
+
+
+def _root(path: str, engine: int | None) -> Path:
+    """The place for all that is held, in the engine's mount namespace, which this process is in from here on.
+
+    A file system of its own, whose mounts are not seen elsewhere: other services' namespaces would get a copy
+    of each. Only root may enter, because a mount is reached past the directories above its source.
+    """
+    if engine is not None:
+        kernel.enter(engine)
+    root = Path(path)
+    root.mkdir(mode=0o700, exist_ok=True)
+    lock = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # Of two that look at the same time, the second finds the mount of the first.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not any(mount.point == path for mount in table.read_table()):
+            kernel.mount_private_tmpfs(path, ROOT_OPTIONS)
+    finally:
+        os.close(lock)
+    return root
+
+
+# --- whose view ----------------------------------------------------------------------------------------
+
+
+def engine_namespace(pid: int) -> int | None:
+    """That of the engine's process, None where it is unknown which: the machine's then."""
+    if pid == MACHINE:
+        return None
+    if pid == 0:
+        raise RefusedError("the engine runs in another PID namespace")
+    try:
+        if not os.path.samestat(Path(f"/proc/{pid}/ns/user").stat(), Path("/proc/self/ns/user").stat()):
+            raise RefusedError("the engine is not root on this machine")
+        return os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise RefusedError(f"the engine's mounts cannot be seen ({error.strerror})") from error
+
+
+def enter_machine() -> None:
+    """The first process's view; what runs where it may not see that one has its own."""
+    with contextlib.suppress(PermissionError, FileNotFoundError):
+        descriptor = os.open(f"/proc/{MACHINE}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        if not os.path.samestat(os.fstat(descriptor), Path("/proc/self/ns/mnt").stat()):
+            kernel.enter(descriptor)
+        os.close(descriptor)
+
+
+DEEDS = {"hold": hold, "drop": drop, "names": names}
+
+
+def main() -> None:
+    order = json.load(sys.stdin)
+    try:
+        # Looking only needs no engine.
+        engine = engine_namespace(order["engine"]) if order["engine"] is not None else None
+        enter_machine()
+        answer = DEEDS[order["deed"]](order, engine)
+    except RefusedError as error:
+        answer = {"refused": str(error)}
+    except OSError as error:
+        answer = {"refused": f"{error.strerror}, error {error.errno}"}
+    json.dump(answer, sys.stdout)

@@ -1,0 +1,118 @@
+"""The kernel's calls on mounts, by number: neither Python nor older C libraries have names for them.
+
+Loaded by a program without site packages: standard library only. All raise ``OSError``. Numbers of 424 and
+above are the same on all architectures. Sources: open_tree(2), move_mount(2), mount_setattr(2), openat2(2).
+"""
+
+import ctypes
+import errno
+import os
+import signal
+
+AT_FDCWD = -100
+AT_EMPTY_PATH = 0x1000
+AT_RECURSIVE = 0x8000
+CLONE_NEWNS = 0x00020000
+MNT_DETACH = 2
+UMOUNT_NOFOLLOW = 8
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_PRIVATE = 2, 4, 8, 1 << 18
+NOSUID_NODEV_NOEXEC = MS_NOSUID | MS_NODEV | MS_NOEXEC
+
+_OPEN_TREE, _MOVE_MOUNT, _OPENAT2, _FACCESSAT2, _MOUNT_SETATTR = 428, 429, 437, 439, 442
+_OPEN_TREE_CLONE = 1
+_MOVE_MOUNT_EMPTY_PATHS = 0x4 | 0x40
+_RESOLVE_NO_MAGICLINKS = 0x02
+_ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV = 1, 2, 4
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.syscall.restype = ctypes.c_long
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+class _MountAttr(ctypes.Structure):
+    _fields_ = (
+        ("attr_set", ctypes.c_uint64),
+        ("attr_clr", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("userns_fd", ctypes.c_uint64),
+    )
+
+
+def open_as_named(path: str) -> int:
+    """A descriptor that can be used for nothing but naming the file.
+
+    Links of /proc that lead to another process's files, or to our own, are no links here: ``ELOOP``.
+    """
+    how = _OpenHow(os.O_PATH | os.O_CLOEXEC, 0, _RESOLVE_NO_MAGICLINKS)
+    return _call(_OPENAT2, AT_FDCWD, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
+
+
+def may(descriptor: int, mode: int) -> bool:
+    """Whether this process may use the file so, a mount that is read-only included."""
+    try:
+        _call(_FACCESSAT2, descriptor, b"", mode, AT_EMPTY_PATH)
+    except OSError as error:
+        if error.errno not in {errno.EACCES, errno.EPERM, errno.EROFS}:
+            raise
+        return False
+    return True
+
+
+def clone(descriptor: int, *, read_only: bool) -> int:
+    """The mount at that file, and those below it, once more and attached nowhere: as a descriptor.
+
+    No program in it gains rights, no device node works, and nothing is mounted in it by a mount elsewhere.
+    """
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | AT_EMPTY_PATH | AT_RECURSIVE
+    tree = _call(_OPEN_TREE, descriptor, b"", flags)
+    wanted = _ATTR_NOSUID | _ATTR_NODEV | (_ATTR_RDONLY if read_only else 0)
+    attributes = _MountAttr(wanted, 0, MS_PRIVATE, 0)
+    size = ctypes.sizeof(attributes)
+    try:
+        _call(_MOUNT_SETATTR, tree, b"", AT_EMPTY_PATH | AT_RECURSIVE, ctypes.byref(attributes), size)
+    except OSError:
+        os.close(tree)
+        raise
+    return tree
+
+
+def attach(tree: int, place: int) -> None:
+    """Put a cloned mount on a file or directory of this process's mount namespace."""
+    _call(_MOVE_MOUNT, tree, b"", place, b"", _MOVE_MOUNT_EMPTY_PATHS)
+
+
+def enter(namespace: int) -> None:
+    """Go to another mount namespace, to its root."""
+    _checked(_LIBC.setns(namespace, CLONE_NEWNS))
+
+
+def mount_private_tmpfs(path: str, options: str) -> None:
+    """A new tmpfs; what is mounted in it is seen in this mount namespace only."""
+    name = b"gpushare-pins"
+    _checked(_LIBC.mount(name, os.fsencode(path), b"tmpfs", NOSUID_NODEV_NOEXEC, options.encode()))
+    _checked(_LIBC.mount(b"none", os.fsencode(path), None, MS_PRIVATE, None))
+
+
+def die_with_parent() -> None:
+    """Be killed when the process that made this one ends; a change of ids takes it back."""
+    _checked(_LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL))
+
+
+def detach(path: str) -> None:
+    """Take a mount and those below it out of the tree; who uses them keeps them."""
+    _checked(_LIBC.umount2(os.fsencode(path), MNT_DETACH | UMOUNT_NOFOLLOW))
+
+
+def _call(number: int, *arguments: object) -> int:
+    words = [ctypes.c_long(each) if isinstance(each, int) else each for each in (number, *arguments)]
+    return _checked(_LIBC.syscall(*words))
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result

@@ -1,0 +1,79 @@
+"""What is held for whom, kept on disk: after a reboot it is held again before the engine starts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gpushared.domain.errors import Unavailable
+from gpushared.domain.request import Caller
+from gpushared.gate.accounts import PathWish
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The paths that a pin holds, in the order of their numbers, for the caller who may use them."""
+
+    uid: int
+    gid: int
+    user: str
+    wishes: tuple[PathWish, ...]
+
+    @property
+    def caller(self) -> Caller:
+        return Caller(self.uid, self.gid, self.user)
+
+
+class Ledger:
+    """One file a pin, in a directory that only root can read. Without a directory nothing is kept."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
+
+    async def write(self, name: str, entry: Entry) -> None:
+        """On disk when it comes back. Raises ``Unavailable``."""
+        try:
+            await asyncio.to_thread(self._write, name, entry)
+        except OSError as error:
+            raise Unavailable(f"what is mounted cannot be noted: {error.strerror}") from error
+
+    async def read(self) -> dict[str, Entry]:
+        """All entries by name; what cannot be read is left out, and said in the log."""
+        return await asyncio.to_thread(self._read)
+
+    async def forget(self, names: Sequence[str]) -> None:
+        await asyncio.to_thread(self._forget, names)
+
+    def _write(self, name: str, entry: Entry) -> None:
+        if self._directory is None:
+            return
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new = self._directory / f".{name}"
+        with new.open("w") as file:
+            json.dump(asdict(entry), file)
+            file.flush()
+            os.fsync(file.fileno())
+        new.rename(self._directory / name)
+
+    def _read(self) -> dict[str, Entry]:
+        entries = {}
+        for path in self._directory.glob("[!.]*") if self._directory is not None else ():
+            try:
+                said = json.loads(path.read_text())
+                wishes = tuple(PathWish(**wish) for wish in said.pop("wishes"))
+                entries[path.name] = Entry(**said, wishes=wishes)
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                log.warning("pin not read name=%s error=%r", path.name, error)
+        return entries
+
+    def _forget(self, names: Sequence[str]) -> None:
+        for name in names if self._directory is not None else ():
+            assert self._directory is not None
+            (self._directory / name).unlink(missing_ok=True)
