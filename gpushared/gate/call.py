@@ -10,6 +10,7 @@ from gpushared.gate.audit import CallRecord
 from gpushared.gate.body import BODY_BYTES, Body, parse_object
 from gpushared.gate.engine import Answer
 from gpushared.gate.http import Exchange
+from gpushared.gate.policy.schema import Version, version_of
 from gpushared.gate.routes import Action, Match
 from gpushared.gate.target import Target
 
@@ -32,6 +33,11 @@ class Call:
     @property
     def caller(self) -> Caller:
         return self.exchange.caller
+
+    @property
+    def version(self) -> Version | None:
+        """Of the API that the request speaks; None where it does not say."""
+        return version_of(self.target.version) if self.target.version else None
 
     def renamed(self, name: str) -> Target:
         """The judged target with the full id in place of what the client wrote."""

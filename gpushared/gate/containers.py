@@ -19,6 +19,7 @@ from gpushared.gate.accounts import PathWish
 from gpushared.gate.body import Body, objects, section, strings
 from gpushared.gate.engine import EngineSocket
 from gpushared.gate.pins.pins import LABEL_PINS
+from gpushared.gate.policy.site import root_mark
 from gpushared.ports import LABEL_DEVICE, LABEL_OWNER
 
 LABEL_HOST_PATHS = "gpushare.host-paths"
@@ -93,6 +94,7 @@ def _is_confined(found: Body, caller: Caller) -> bool:
     """
     host = section(found, "HostConfig")
     is_caller = str(section(found, "Config").get("User")).startswith(f"{caller.uid}:")
+    is_caller = is_caller or host.get("ContainerIDFile") == root_mark(caller.uid)
     return is_caller and "ALL" in strings(host, "CapDrop") and not host.get("Privileged")
 
 

@@ -289,7 +289,7 @@ async def test_what_belongs_to_all_is_changed_by_trusted_users_only(house: House
     method, target = request_line.split()
     reply = await ask(house.served[ALICE], request(method, target))
     assert reply.status == 403
-    assert reply.message.endswith("is for trusted users only")
+    assert "by trusted users only: " in reply.message
 
 
 async def test_images_can_be_listed_and_inspected_but_not_imported(house: House) -> None:
@@ -382,7 +382,7 @@ async def test_files_are_copied_only_where_nothing_of_the_host_is_mounted(
     }
     await house.alice("rm", mounted, leased)
     assert b"copy in the mounted directory itself" in tried[mounted].err
-    assert [tried[name].code for name in (mounted, leased, alices)] == [1, 0, 0]
+    assert [tried[name].code for name in (mounted, leased, alices)] == [1, 0, 1], tried
 
 
 # --- networks and volumes ------------------------------------------------------------------------------
@@ -560,8 +560,8 @@ async def test_compose_works_for_everybody(house: House, desk: FakeDesk, home: P
         ),
         (b'{"Image":"x","HostConfig":{"PortBindings":{"80/tcp":[{"HostPort":"0-80"}]}}}', "is not for you"),
         (b'{"Image":"x","HostConfig":{"Binds":["/home/\\u0000:/x"]}}', "no path that can be mounted"),
-        (b'{"Image":"x","Brand":"new"}', "Brand may not be set by you"),
-        (b'{"Image":"x","HostConfig":{"Brand":"new"}}', "Brand may not be set by you"),
+        (b'{"Image":"x","Brand":"new"}', "Brand is no field that gpushared knows"),
+        (b'{"Image":"x","HostConfig":{"Brand":"new"}}', "Brand is no field that gpushared knows"),
         (b'{"Image":"x"}{"HostConfig":{"Privileged":true}}', "not the JSON"),
         (b"[" * 5000 + b"]" * 5000, "nested deeper"),
     ],

@@ -8,14 +8,15 @@ from contextlib import AsyncExitStack
 from gpushared.domain.errors import PermissionRefused
 from gpushared.domain.request import Caller
 from gpushared.gate.accounts import look_up
-from gpushared.gate.body import check_keys, serialise
+from gpushared.gate.body import serialise
 from gpushared.gate.call import Call
 from gpushared.gate.containers import HOST_NETWORK, Container, find_container, find_network, find_owned
 from gpushared.gate.ending import asked_end, asked_stop
 from gpushared.gate.farewell import as_output
 from gpushared.gate.handlers.ground import Ground, Handler
-from gpushared.gate.policy.fields import RESOURCES
+from gpushared.gate.policy.fields import UPDATE_TABLE
 from gpushared.gate.policy.judge import judge_update
+from gpushared.gate.policy.schema import fit
 from gpushared.gate.routes import Action
 
 DEVICE_FIELDS = ("Devices", "DeviceRequests", "DeviceCgroupRules")
@@ -83,11 +84,15 @@ class Containers:
     async def _check_network(self, network: str, container: Container, caller: Caller) -> None:
         if network != HOST_NETWORK:
             await find_network(self._engine, network, caller)
-        elif not (self._ground.policy.gangs_on_host_network and self._desk.has_gang(container.id)):
+        elif not self._may_have_host_network(container):
             raise PermissionRefused(
                 "this container has the machine's own network, which is for jobs on several nodes only",
                 hint="submit it again",
             )
+
+    def _may_have_host_network(self, container: Container) -> bool:
+        policy = self._ground.policy
+        return policy.host_network or (policy.gangs_on_host_network and self._desk.has_gang(container.id))
 
     async def _restart(self, call: Call) -> None:
         container = await self._startable(call)
@@ -125,13 +130,12 @@ class Containers:
         )
 
     async def _update(self, call: Call) -> None:
-        body = await call.parse()
-        check_keys(body, RESOURCES, "")
+        body = fit(await call.parse(), UPDATE_TABLE)
         for name in DEVICE_FIELDS:
             if body.get(name):
                 raise PermissionRefused(
                     f"{name} cannot be changed", hint="stop the container and run a new one"
                 )
-        if not call.caller.trusted:
+        if self._ground.judges(call.caller):
             body = judge_update(body, self._ground.unnamed(call))
         await self._ground.send(call, await self._ground.own(call), serialise(body))

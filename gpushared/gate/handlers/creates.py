@@ -6,8 +6,7 @@ import json
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 
-from gpushared.domain.errors import NotFound, PermissionRefused, RequestError
-from gpushared.domain.request import Caller
+from gpushared.domain.errors import LimitReached, NotFound, PermissionRefused, RequestError
 from gpushared.gate.accounts import look_up
 from gpushared.gate.body import Body, check_create, section
 from gpushared.gate.call import Call
@@ -18,6 +17,7 @@ from gpushared.gate.handlers.ground import Ground, Handler
 from gpushared.gate.mounts import lead_to, volumes_of, wishes_of
 from gpushared.gate.pins.pins import LABEL_PINS
 from gpushared.gate.policy.judge import Context, judge_create, networks_of
+from gpushared.gate.room import Room
 from gpushared.gate.routes import Action
 from gpushared.gate.wish import ClaimWish, Wish, take_wish
 
@@ -28,6 +28,7 @@ class Creates:
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
         self._creator = Creator(ground.engine, ground.desk)
+        self._room = Room(ground.engine)
 
     def everybody(self) -> dict[Action, Handler]:
         return {Action.CREATE: self._create}
@@ -45,14 +46,13 @@ class Creates:
         await call.answer(answer)
 
     async def _created(self, call: Call) -> Answer:
-        body = await call.parse()
-        check_create(body)
+        body = check_create(await call.parse())
         wish = take_wish(body)
         async with AsyncExitStack() as held:
-            if not call.caller.trusted:
+            if self._ground.judges(call.caller):
                 try:
-                    body = await self._confine(body, call.caller, wish, held)
-                except (PermissionRefused, RequestError, NotFound):
+                    body = await self._confine(body, call, wish, held)
+                except (PermissionRefused, RequestError, NotFound, LimitReached):
                     await self._creator.forgo(wish, call.caller)
                     raise
             answer = await self._creator.create(Order(call.target, body, call.caller, call.record), wish)
@@ -60,11 +60,13 @@ class Creates:
             self._ground.pins.unused()
         return answer
 
-    async def _confine(self, body: Body, caller: Caller, wish: Wish | None, held: AsyncExitStack) -> Body:
-        engine, desk, policy = self._ground.engine, self._ground.desk, self._ground.policy
+    async def _confine(self, body: Body, call: Call, wish: Wish | None, held: AsyncExitStack) -> Body:
+        ground, caller = self._ground, call.caller
+        engine, desk, policy = ground.engine, ground.desk, ground.policy
         account = await look_up(caller)
         in_gang = isinstance(wish, ClaimWish) and desk.in_gang(wish.lease, caller)
-        judged = judge_create(body, Context(account, policy, in_gang))
+        judged = judge_create(body, Context(account, policy, in_gang, wish is not None, call.version))
+        await held.enter_async_context(self._room.for_one_more(caller, policy))
         mounts = judged["HostConfig"]["Mounts"]
         for network in networks_of(judged):
             await find_network(engine, network, caller)

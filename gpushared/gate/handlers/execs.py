@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from gpushared.domain.errors import RequestError
-from gpushared.gate.body import check_keys, serialise, strings
+from gpushared.gate.body import serialise, strings
 from gpushared.gate.call import Call
 from gpushared.gate.containers import find_container, find_exec
 from gpushared.gate.handlers.ground import Ground, Handler
 from gpushared.gate.inject import merge_env, strip_env
-from gpushared.gate.policy.judge import EXEC, judge_exec
+from gpushared.gate.policy.fields import EXEC_START_TABLE, EXEC_TABLE
+from gpushared.gate.policy.judge import judge_exec
+from gpushared.gate.policy.schema import fit
 from gpushared.gate.routes import Action, Payload
-
-EXEC_START = frozenset({"Detach", "Tty", "ConsoleSize"})
 
 
 class Execs:
@@ -27,10 +26,9 @@ class Execs:
         return {Action.EXEC: self._exec}
 
     async def _create(self, call: Call) -> None:
-        body = await call.parse()
-        check_keys(body, frozenset(EXEC), "")
+        body = fit(await call.parse(), EXEC_TABLE)
         container = await find_container(self._ground.engine, call.match.name, call.caller)
-        if not call.caller.trusted:
+        if self._ground.judges(call.caller):
             body = judge_exec(body, self._ground.unnamed(call))
         if container.device_name:
             env = await self._ground.desk.lease_env(container.id)
@@ -41,9 +39,5 @@ class Execs:
         name = await find_exec(self._ground.engine, call.match.name, call.caller)
         body = None
         if call.match.route.payload is Payload.STREAM:
-            parsed = await call.parse()
-            unknown = sorted(parsed.keys() - EXEC_START)
-            if unknown:
-                raise RequestError(f"{unknown[0]} is not a field of exec start")
-            body = serialise(parsed)
+            body = serialise(fit(await call.parse(), EXEC_START_TABLE, call.version))
         await self._ground.send(call, call.renamed(name), body)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from gpushared.domain.request import Caller
 from gpushared.gate.accounts import Account
 from gpushared.gate.audit import digest_of
 from gpushared.gate.body import Body, section, serialise
@@ -61,4 +62,8 @@ class Ground:
 
     def unnamed(self, call: Call) -> Context:
         """A context for bodies whose rules need no groups and no home."""
-        return Context(Account(call.caller, ()), self.policy)
+        return Context(Account(call.caller, ()), self.policy, version=call.version)
+
+    def judges(self, caller: Caller) -> bool:
+        """Whether what the caller creates is judged."""
+        return self.policy.everybody_confined or not caller.trusted

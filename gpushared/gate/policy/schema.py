@@ -18,6 +18,7 @@ from gpushared.domain.units import shown
 Version = tuple[int, int]
 Json = Any
 OLDEST: Version = (1, 24)
+LONGEST_NAME = 40
 SMALLEST, LARGEST = -(2**63), 2**64 - 1
 """What the engine's own integers hold, signed or not."""
 
@@ -106,16 +107,20 @@ def check_spelling(name: str, fields: Table, where: str) -> None:
     """Raise ``RequestError`` for a name that the engine would take for a field that is spelled otherwise."""
     meant = next((known for known in fields if known.casefold() == name.casefold()), name)
     if meant != name:
-        raise RequestError(f"{where}{shown(name)} is not a field", hint=f"it is spelled {where}{meant}")
+        raise RequestError(f"{where}{_readable(name)} is not a field", hint=f"it is spelled {where}{meant}")
 
 
 def _refuse_unknown(name: str, value: Json, fields: Table, where: str) -> None:
     check_spelling(name, fields, where)
     if value is not None:
         raise PermissionRefused(
-            f"{where}{shown(name)} is no field that gpushared knows",
+            f"{where}{_readable(name)} is no field that gpushared knows",
             hint="leave it out; trusted users can give it to the engine at its own socket",
         )
+
+
+def _readable(name: str) -> str:
+    return name if name.isidentifier() and len(name) <= LONGEST_NAME else shown(name)
 
 
 def _fit_value(
