@@ -10,6 +10,7 @@ from gpushared.gate.audit import CallRecord
 from gpushared.gate.body import BODY_BYTES, Body, parse_object
 from gpushared.gate.engine import Answer
 from gpushared.gate.http import Exchange
+from gpushared.gate.parameters import check_parameters
 from gpushared.gate.policy.schema import Version, version_of
 from gpushared.gate.routes import Action, Match
 from gpushared.gate.target import Target
@@ -19,6 +20,27 @@ NO_BODY_BYTES = 64 * 1024
 OLDEST_VERSION = (1, 24)
 """Before, a start could carry a HostConfig."""
 KEPT_HEADERS = frozenset({b"api-version", b"docker-experimental", b"ostype", b"server"})
+
+
+HEADERS = frozenset(
+    {
+        b"accept",
+        b"connection",
+        b"content-length",
+        b"content-type",
+        b"expect",
+        b"host",
+        b"origin",
+        b"sec-websocket-extensions",
+        b"sec-websocket-key",
+        b"sec-websocket-protocol",
+        b"sec-websocket-version",
+        b"transfer-encoding",
+        b"upgrade",
+        b"user-agent",
+    }
+)
+REGISTRY_HEADERS = frozenset({b"x-registry-auth"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +85,15 @@ async def expect_nothing(exchange: Exchange) -> None:
 
 
 def check_confined(call: Call) -> None:
-    """Raise where a confined caller may not ask this at all, or not with these parameters."""
+    """Raise where a confined caller may not ask this at all, or not with these parameters.
+
+    Of the request's headers those are left that say how it is to be read and answered.
+    """
     route, target = call.match.route, call.target
     if route.action is Action.TRUSTED:
-        raise PermissionRefused(f"{call.exchange.method} {target.path} is for trusted users only")
-    names = [name for name, _ in target.query]
-    if len(set(names)) < len(names) and "names" not in names:
-        raise RequestError("a parameter is given twice")
-    unknown = sorted(set(names) - route.query)
-    if unknown:
-        raise PermissionRefused(f"the parameter {unknown[0]} is not for you")
+        raise PermissionRefused(route.why, hint=route.hint)
+    check_parameters(route, target)
     if target.version and tuple(map(int, target.version[1:].split("."))) < OLDEST_VERSION:
         raise RequestError(f"API version {target.version[1:]} is too old", hint="upgrade the client")
+    passed = HEADERS | REGISTRY_HEADERS if route.registry else HEADERS
+    call.exchange.headers = [each for each in call.exchange.headers if each[0] in passed]

@@ -7,6 +7,7 @@ another one's short id. What is not the caller's does not exist for it.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +30,11 @@ OWN_NETWORKS = frozenset({"", "default", "bridge", "none"})
 HOST_NETWORK = "host"
 """The machine's."""
 OK = 200
+CREATED = 201
 NOT_FOUND = 404
+CONFLICT = 409
+STILL = frozenset({"created", "exited"})
+BEGINNING_OF_ID = re.compile(r"[0-9a-f]{1,64}")
 
 
 class NotYours(NotFound):
@@ -47,6 +52,10 @@ class Container:
     """The names by which it will look for its networks at every start, without ``OWN_NETWORKS``."""
     terminal: bool = False
     """Its output is that of a terminal."""
+    is_still: bool = False
+    """None of its processes runs, and the engine is not about to start one."""
+    has_volumes: bool = False
+    """Be it only those that its image asks for."""
     volumes: frozenset[str] = frozenset()
     """The names by which it will look for volumes that somebody made."""
 
@@ -73,6 +82,33 @@ def owns(caller: Caller, labels: Mapping[str, str]) -> bool:
 
 async def find_container(engine: EngineSocket, name: str, caller: Caller) -> Container:
     """The caller's container; raises ``NotFound`` in the engine's words, also for another's."""
+    try:
+        return await _find_container(engine, name, caller)
+    except (NotFound, RequestError) as error:
+        own = None if caller.trusted else await _own_by_id(engine, name, caller)
+        if own is not None:
+            return await _find_container(engine, own, caller)
+        # That it is the beginning of several ids would tell of others' containers.
+        raise error if isinstance(error, NotFound) else NotFound(f"No such container: {name}") from error
+
+
+async def _own_by_id(engine: EngineSocket, beginning: str, caller: Caller) -> str | None:
+    """The full id of the caller's only container whose id begins so, whatever others' are called."""
+    if not BEGINNING_OF_ID.fullmatch(beginning):
+        return None
+    found = await own_containers(engine, caller)
+    fitting = [str(each["Id"]) for each in found if str(each["Id"]).startswith(beginning)]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+async def own_containers(engine: EngineSocket, caller: Caller) -> list[dict[str, Any]]:
+    """What the engine lists of the containers that bear the caller's label, running or not."""
+    filters = quote(json.dumps({"label": [f"{LABEL_OWNER}={caller.uid}"]}))
+    answer = await engine.call("GET", f"/containers/json?all=1&filters={filters}".encode())
+    return list(answer.json()) if answer.status == OK else []
+
+
+async def _find_container(engine: EngineSocket, name: str, caller: Caller) -> Container:
     found = await inspect(engine, "containers", name, suffix="/json")
     if found is None:
         raise NotFound(f"No such container: {name}")
@@ -82,7 +118,14 @@ async def find_container(engine: EngineSocket, name: str, caller: Caller) -> Con
     plain = str(found.get("Name", "")).lstrip("/")
     terminal = bool(section(found, "Config").get("Tty"))
     return Container(
-        ContainerId(found["Id"]), plain, labels, _networks(found), terminal, volumes=_volumes(found)
+        ContainerId(found["Id"]),
+        plain,
+        labels,
+        networks_of(found),
+        terminal,
+        is_still=section(found, "State").get("Status") in STILL,
+        has_volumes=any(mount.get("Type") == "volume" for mount in objects(found, "Mounts")),
+        volumes=_volumes(found),
     )
 
 
@@ -98,8 +141,8 @@ def _is_confined(found: Body, caller: Caller) -> bool:
     return is_caller and "ALL" in strings(host, "CapDrop") and not host.get("Privileged")
 
 
-def _networks(found: Body) -> frozenset[str]:
-    """By inspect or from a listing."""
+def networks_of(found: Body) -> frozenset[str]:
+    """The names by which a container, by inspect or from a listing, looks for its networks."""
     mode = str(section(found, "HostConfig").get("NetworkMode") or "")
     return frozenset({mode, *section(section(found, "NetworkSettings"), "Networks")}) - OWN_NETWORKS
 
@@ -124,10 +167,8 @@ async def check_unused(engine: EngineSocket, network: Mapping[str, Any], caller:
 
     It would look for the name at its next start, when that could be the name of somebody else's.
     """
-    filters = quote(json.dumps({"label": [f"{LABEL_OWNER}={caller.uid}"]}))
-    answer = await engine.call("GET", f"/containers/json?all=1&filters={filters}".encode())
-    for found in answer.json() if answer.status == OK else ():
-        if _networks(found) & {network["Name"], network["Id"]}:
+    for found in await own_containers(engine, caller):
+        if networks_of(found) & {network["Name"], network["Id"]}:
             name = str((found.get("Names") or [found["Id"]])[0]).lstrip("/")
             raise StateConflict(
                 f"the network {network['Name']} is the container {name}'s", hint=f"docker rm {name} first"
@@ -153,11 +194,16 @@ async def find_owned(
     engine: EngineSocket, kind: str, name: str, caller: Caller, *, hint: str = ""
 ) -> dict[str, Any]:
     """A network or volume of the caller's; ``kind`` is the first word of its path."""
-    found = await inspect(engine, kind, name)
+    missing = f"No such {kind.removesuffix('s')}: {name}"
+    try:
+        found = await inspect(engine, kind, name)
+    except RequestError as error:
+        # That several have this name, or ids that begin so, would tell of others'.
+        raise error if caller.trusted else NotFound(missing, hint=hint) from error
     if found is None:
-        raise NotFound(f"No such {kind.removesuffix('s')}: {name}", hint=hint)
+        raise NotFound(missing, hint=hint)
     if not owns(caller, section(found, "Labels")):
-        raise NotYours(f"No such {kind.removesuffix('s')}: {name}", hint=hint)
+        raise NotYours(missing, hint=hint)
     return found
 
 

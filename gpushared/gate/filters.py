@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 
 from gpushared.domain.errors import RequestError
 from gpushared.domain.request import Caller
 from gpushared.gate.body import parse_object, serialise
 from gpushared.ports import LABEL_OWNER
 
+Filters = dict[str, list[str]]
 
-def own_only(raw: str, caller: Caller) -> str:
-    """The filters with one more, that only what is the caller's passes; the engine wants all labels to fit.
 
-    Clients write lists (``{"label": ["a=b"]}``) or, the old way, sets (``{"label": {"a=b": true}}``).
-    """
-    filters = parse_object(raw.encode()) if raw else {}
-    said: dict[str, list[str]] = {}
-    for name, values in filters.items():
+def parse_filters(raw: str) -> Filters:
+    """Clients write lists (``{"label": ["a=b"]}``) or, the old way, sets (``{"label": {"a=b": true}}``)."""
+    said: Filters = {}
+    for name, values in (parse_object(raw.encode()) if raw else {}).items():
         chosen = [value for value, on in values.items() if on] if isinstance(values, dict) else values
         if not isinstance(chosen, list) or not all(isinstance(value, str) for value in chosen):
             raise RequestError(f"the filter {name} is not a list of strings: {json.dumps(values)}")
         said[name] = chosen
+    return said
+
+
+def own_only(raw: str, caller: Caller) -> str:
+    """The filters with one more, that only the caller's things pass; the engine wants all labels to fit."""
+    return write_filters(with_own(parse_filters(raw), caller))
+
+
+def with_own(filters: Mapping[str, Sequence[str]], caller: Caller) -> Filters:
     own = f"{LABEL_OWNER}={caller.uid}"
-    return serialise({**said, "label": [*said.get("label", []), own]}).decode()
+    said = {name: list(values) for name, values in filters.items()}
+    return {**said, "label": [*filters.get("label", ()), own]}
+
+
+def write_filters(filters: Mapping[str, Sequence[str]]) -> str:
+    return serialise(filters).decode()

@@ -8,17 +8,22 @@ from gpushared.domain.request import Caller
 from gpushared.gate.audit import Recording, line_of_refusal, recording
 from gpushared.gate.call import Call, check_confined, expect_nothing
 from gpushared.gate.desk import Desk
+from gpushared.gate.endpoints import match_route
 from gpushared.gate.engine import EngineSocket
+from gpushared.gate.handlers.archives import Archives
 from gpushared.gate.handlers.containers import Containers
 from gpushared.gate.handlers.creates import Creates
 from gpushared.gate.handlers.execs import Execs
 from gpushared.gate.handlers.ground import Ground, Handler
-from gpushared.gate.handlers.networks import Networks, Volumes
+from gpushared.gate.handlers.images import Images
+from gpushared.gate.handlers.listings import Listings
+from gpushared.gate.handlers.networks import Networks
 from gpushared.gate.handlers.shared import Shared
+from gpushared.gate.handlers.volumes import Volumes
 from gpushared.gate.http import Exchange, Refusal
 from gpushared.gate.pins.pins import Pins
 from gpushared.gate.policy.site import Policy
-from gpushared.gate.routes import Action, Payload, match_route
+from gpushared.gate.routes import Action, Payload
 from gpushared.gate.target import parse_target
 
 
@@ -51,9 +56,12 @@ class Gate:
         self._confined: dict[Action, Handler] = {
             **self._everybody,
             **containers.confined(),
+            **Archives(ground).confined(),
+            **Listings(ground).confined(),
             **execs.confined(),
             **Networks(ground).confined(),
             **Volumes(ground).confined(),
+            **Images(ground).confined(),
             **Shared(ground).confined(),
         }
 
@@ -87,6 +95,8 @@ class Gate:
                 hint="trusted users can ask the engine itself",
             )
         recorded.record.name = match.name or target.get("name")
+        if match.route.action is Action.REFUSE:
+            raise PermissionRefused(match.route.why, hint=match.route.hint)
         if match.route.payload is Payload.NONE:
             await expect_nothing(exchange)
         call = Call(exchange, target, match, recorded.record)

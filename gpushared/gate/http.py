@@ -169,6 +169,7 @@ class Exchange:
         """Told the status right before the answer's first byte."""
         self._digest = hashlib.sha256()
         self._body_bytes = 0
+        self._peeked = b""
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header; ``name`` in lower case."""
@@ -182,9 +183,18 @@ class Exchange:
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body as it arrives. Raises ``ClientGoneError``."""
+        if self._peeked:
+            yield self._peeked
         while (data := await self._connection.body_data()) is not None:
             self._count(data)
             yield data
+
+    async def peek(self, size: int) -> bytes:
+        """The body's first bytes, which ``chunks`` gives again. Raises ``ClientGoneError``."""
+        while len(self._peeked) < size and (data := await self._connection.body_data()) is not None:
+            self._count(data)
+            self._peeked += data
+        return self._peeked[:size]
 
     async def read(self, limit_bytes: int) -> bytes:
         """The whole body. Raises ``RefusedRequestError`` when it is longer, or slow."""

@@ -37,6 +37,10 @@ class Target:
         kept = tuple((key, value) for key, value in self.query if key not in changes)
         return replace(self, query=(*kept, *changes.items()))
 
+    def without(self, name: str) -> Target:
+        """The target without a query parameter."""
+        return replace(self, query=tuple(each for each in self.query if each[0] != name))
+
     def with_path(self, path: str) -> Target:
         return replace(self, path=path)
 

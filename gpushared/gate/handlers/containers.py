@@ -14,9 +14,11 @@ from gpushared.gate.containers import HOST_NETWORK, Container, find_container, f
 from gpushared.gate.ending import asked_end, asked_stop
 from gpushared.gate.farewell import as_output
 from gpushared.gate.handlers.ground import Ground, Handler
+from gpushared.gate.names import check_name, hide_holder
 from gpushared.gate.policy.fields import UPDATE_TABLE
 from gpushared.gate.policy.judge import judge_update
 from gpushared.gate.policy.schema import fit
+from gpushared.gate.processes import check_ps
 from gpushared.gate.routes import Action
 
 DEVICE_FIELDS = ("Devices", "DeviceRequests", "DeviceCgroupRules")
@@ -42,32 +44,41 @@ class Containers:
         }
 
     def confined(self) -> dict[Action, Handler]:
-        return {Action.CONTAINER: self._container, Action.ARCHIVE: self._archive}
+        return {
+            Action.CONTAINER: self._container,
+            Action.RENAME: self._rename,
+            Action.TOP: self._top,
+        }
 
     async def _container(self, call: Call) -> None:
         await self._ground.send(call, await self._ground.own(call))
 
-    async def _archive(self, call: Call) -> None:
-        container = await find_container(self._engine, call.match.name, call.caller)
-        if container.host_paths:
-            raise PermissionRefused(
-                "files cannot be copied in or out while the container has mounted directories",
-                hint="copy in the mounted directory itself",
-            )
-        await self._ground.send(call, call.renamed(container.id))
+    async def _rename(self, call: Call) -> None:
+        name = call.target.get("name")
+        check_name(name)
+        answer = await self._ground.ask(call, await self._ground.own(call), b"")
+        await call.answer(await hide_holder(answer, name, self._engine, call.caller))
+
+    async def _top(self, call: Call) -> None:
+        check_ps(call.target.get("ps_args"))
+        await self._container(call)
 
     async def _start(self, call: Call) -> None:
         container = await self._startable(call)
         if not container.device_name:
-            await self._ground.send(call, call.renamed(container.id))
+            await self._send_start(call, container)
             return
         await self._desk.before_start(container.id, call.caller)
         status = FIRST_FAILURE
         try:
-            status = await self._ground.send(call, call.renamed(container.id))
+            status = await self._send_start(call, container)
         finally:
             if status >= FIRST_FAILURE:
                 await asyncio.shield(self._desk.start_failed(container.id))
+
+    async def _send_start(self, call: Call, container: Container) -> int:
+        async with self._ground.turns.of(container.id):
+            return await self._ground.send(call, call.renamed(container.id))
 
     async def _startable(self, call: Call) -> Container:
         """The caller's container, whose names and paths still mean what they did when it was created."""
@@ -97,12 +108,12 @@ class Containers:
     async def _restart(self, call: Call) -> None:
         container = await self._startable(call)
         if not container.device_name:
-            await self._ground.send(call, call.renamed(container.id))
+            await self._send_start(call, container)
             return
         await self._desk.before_restart(container.id, call.caller)
         try:
             async with self._desk.ending(container.id, asked_stop(call.target)):
-                await self._ground.send(call, call.renamed(container.id))
+                await self._send_start(call, container)
         finally:
             await asyncio.shield(self._desk.after_restart(container.id))
 

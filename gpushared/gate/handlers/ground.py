@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from gpushared.domain.request import Caller
 from gpushared.gate.accounts import Account
 from gpushared.gate.audit import digest_of
-from gpushared.gate.body import Body, section, serialise
+from gpushared.gate.body import Body, Json, section
 from gpushared.gate.call import Call
 from gpushared.gate.containers import find_container
 from gpushared.gate.desk import Desk
-from gpushared.gate.engine import EngineSocket
+from gpushared.gate.engine import Answer, EngineSocket
 from gpushared.gate.pins.pins import Pins
 from gpushared.gate.policy.judge import Context
 from gpushared.gate.policy.site import Policy
 from gpushared.gate.proxy import Farewell, forward, nothing
 from gpushared.gate.routes import Payload
 from gpushared.gate.target import Target
+from gpushared.gate.turns import Turns
 from gpushared.ports import LABEL_OWNER
 
+ANSWER_SECONDS = 120.0
 Handler = Callable[[Call], Awaitable[object]]
+
+
+def showing(answer: Answer, value: Json) -> Answer:
+    """The answer with another body."""
+    return replace(answer, body=json.dumps(value).encode())
 
 
 class Ground:
@@ -30,6 +39,7 @@ class Ground:
         self.engine = engine
         self.desk = desk
         self.policy = policy
+        self.turns = Turns()
         self.pins = pins or Pins(engine, lambda: self.policy)
 
     async def send(
@@ -50,10 +60,17 @@ class Ground:
             self.engine, call.exchange, encoded, body=body, hijack=route.hijack, farewell=farewell
         )
 
-    async def send_labelled(self, call: Call, body: Body) -> None:
-        """To the engine, as something that belongs to the caller."""
-        body["Labels"] = {**section(body, "Labels"), LABEL_OWNER: str(call.caller.uid)}
-        await self.send(call, body=serialise(body))
+    async def ask(self, call: Call, target: Target, body: bytes | None = None) -> Answer:
+        """The engine's whole answer, which is to be looked at before the client has it."""
+        if body is not None:
+            call.record.digest = digest_of(body)
+        return await self.engine.call(
+            call.exchange.method, target.encode(), body, timeout_seconds=ANSWER_SECONDS
+        )
+
+    def labelled(self, call: Call, body: Body) -> Body:
+        """The body of something that is to belong to the caller."""
+        return {**body, "Labels": {**section(body, "Labels"), LABEL_OWNER: str(call.caller.uid)}}
 
     async def own(self, call: Call) -> Target:
         """The target with the full id of the caller's container."""

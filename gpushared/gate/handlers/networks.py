@@ -1,13 +1,31 @@
-"""Networks and volumes of a confined caller's own."""
+"""Networks of a confined caller's own, and the engine's, which are everybody's."""
 
 from __future__ import annotations
 
-from gpushared.gate.body import serialise
+from gpushared.domain.errors import NotFound, StateConflict
+from gpushared.domain.request import Caller
+from gpushared.gate.body import Body, section, serialise, text
 from gpushared.gate.call import Call
-from gpushared.gate.containers import check_unused, find_container, find_network, find_owned
-from gpushared.gate.handlers.ground import Ground, Handler
-from gpushared.gate.policy.judge import judge_endpoint, judge_network, judge_volume
+from gpushared.gate.containers import (
+    OK,
+    NotYours,
+    check_unused,
+    find_container,
+    find_network,
+    find_owned,
+    inspect,
+    networks_of,
+    own_containers,
+    owns,
+)
+from gpushared.gate.filters import own_only
+from gpushared.gate.handlers.ground import Ground, Handler, showing
+from gpushared.gate.names import check_name
+from gpushared.gate.policy.judge import judge_endpoint, judge_network
 from gpushared.gate.routes import Action
+from gpushared.gate.views import SHARED_NETWORKS, shown_network
+
+ACTIVE = frozenset({"running", "paused", "restarting"})
 
 
 class Networks:
@@ -19,8 +37,11 @@ class Networks:
     def confined(self) -> dict[Action, Handler]:
         return {
             Action.NETWORK: self._network,
+            Action.NETWORK_LIST: self._list,
+            Action.NETWORK_INSPECT: self._inspect,
             Action.NETWORK_CREATE: self._create,
             Action.NETWORK_CONNECT: self._connect,
+            Action.NETWORK_PRUNE: self._prune,
         }
 
     async def _network(self, call: Call) -> None:
@@ -28,8 +49,46 @@ class Networks:
         await check_unused(self._ground.engine, network, call.caller)
         await self._ground.send(call, call.renamed(network["Id"]))
 
+    async def _list(self, call: Call) -> None:
+        answer = await self._ground.ask(call, call.target)
+        if answer.status == OK:
+            own = await self._own_ids(call)
+            shown = [shown_network(each, own) for each in answer.json() if _is_shown(each, call.caller)]
+            answer = showing(answer, shown)
+        await call.answer(answer)
+
+    async def _inspect(self, call: Call) -> None:
+        found = await inspect(self._ground.engine, "networks", call.match.name)
+        if found is None or not _is_shown(found, call.caller):
+            raise (NotFound if found is None else NotYours)(f"No such network: {call.match.name}")
+        answer = await self._ground.ask(call, call.renamed(found["Id"]).without("verbose"))
+        if answer.status == OK:
+            shown = shown_network(answer.json(), await self._own_ids(call))
+            answer = showing(answer, shown)
+        await call.answer(answer)
+
+    async def _own_ids(self, call: Call) -> set[str]:
+        return {str(each["Id"]) for each in await own_containers(self._ground.engine, call.caller)}
+
+    async def _prune(self, call: Call) -> None:
+        """The engine prunes what no running container is on; a stopped one will look for its network."""
+        own = await own_containers(self._ground.engine, call.caller)
+        busy = {name for each in own if each.get("State") in ACTIVE for name in networks_of(each)}
+        for each in own:
+            if waiting := sorted(networks_of(each) - busy):
+                name = str((each.get("Names") or [each["Id"]])[0]).lstrip("/")
+                raise StateConflict(
+                    f"the network {waiting[0]} is the container {name}'s", hint="docker container prune first"
+                )
+        filters = own_only(call.target.get("filters"), call.caller)
+        await self._ground.send(call, call.target.with_query(filters=filters).without("stream"))
+
     async def _create(self, call: Call) -> None:
-        await self._ground.send_labelled(call, judge_network(await call.parse(), self._ground.unnamed(call)))
+        body = judge_network(await call.parse(), self._ground.unnamed(call))
+        check_name(text(body, "Name"))
+        # Of two networks with one name, engines that allow it would let neither be used by it.
+        body["CheckDuplicate"] = True
+        await self._ground.send(call, body=serialise(self._ground.labelled(call, body)))
 
     async def _connect(self, call: Call) -> None:
         body = judge_endpoint(await call.parse(), self._ground.unnamed(call))
@@ -39,19 +98,5 @@ class Networks:
         await self._ground.send(call, call.renamed(network["Id"]), serialise(body))
 
 
-class Volumes:
-    """Handlers of volumes."""
-
-    def __init__(self, ground: Ground) -> None:
-        self._ground = ground
-
-    def confined(self) -> dict[Action, Handler]:
-        return {Action.VOLUME: self._volume, Action.VOLUME_CREATE: self._create}
-
-    async def _volume(self, call: Call) -> None:
-        volume = await find_owned(self._ground.engine, "volumes", call.match.name, call.caller)
-        await self._ground.send(call, call.renamed(volume["Name"]))
-
-    async def _create(self, call: Call) -> None:
-        """The engine answers a create of an existing volume with that volume, whoever made it."""
-        await self._ground.send_labelled(call, judge_volume(await call.parse(), self._ground.unnamed(call)))
+def _is_shown(network: Body, caller: Caller) -> bool:
+    return owns(caller, section(network, "Labels")) or network.get("Name") in SHARED_NETWORKS

@@ -1,13 +1,15 @@
-"""What belongs to all users of the machine: images, listings, the engine's own facts."""
+"""What belongs to all users of the machine: the engine's own facts, its events, its plugins."""
 
 from __future__ import annotations
 
-from gpushared.domain.errors import RequestError
+from gpushared.domain.errors import NotFound
 from gpushared.gate.body import serialise
-from gpushared.gate.call import Call, expect_nothing
+from gpushared.gate.call import Call
+from gpushared.gate.containers import OK, own_containers
 from gpushared.gate.filters import own_only
-from gpushared.gate.handlers.ground import Ground, Handler
+from gpushared.gate.handlers.ground import Ground, Handler, showing
 from gpushared.gate.routes import Action, Payload
+from gpushared.gate.views import shown_info
 
 
 class Shared:
@@ -19,23 +21,26 @@ class Shared:
     def confined(self) -> dict[Action, Handler]:
         return {
             Action.PASS: self._pass,
-            Action.PULL: self._pull,
-            Action.CONTAINER_LIST: self._filtered,
-            Action.VOLUME_LIST: self._filtered,
-            Action.EVENTS: self._filtered,
+            Action.INFO: self._info,
+            Action.EVENTS: self._events,
+            Action.PLUGIN: self._plugin,
         }
 
     async def _pass(self, call: Call) -> None:
         stream = call.match.route.payload is Payload.STREAM
         await self._ground.send(call, body=serialise(await call.parse()) if stream else None)
 
-    async def _pull(self, call: Call) -> None:
-        """Without a body: as a form it could say what the query does not."""
-        await expect_nothing(call.exchange)
-        if not call.target.get("fromImage"):
-            raise RequestError("no image is named", hint="images are imported by trusted users")
-        await self._ground.send(call, body=b"")
+    async def _info(self, call: Call) -> None:
+        answer = await self._ground.ask(call, call.target)
+        if answer.status == OK:
+            own = await own_containers(self._ground.engine, call.caller)
+            answer = showing(answer, shown_info(answer.json(), own))
+        await call.answer(answer)
 
-    async def _filtered(self, call: Call) -> None:
+    async def _events(self, call: Call) -> None:
+        """Of what has an owner, only containers have their labels in their events."""
         filters = own_only(call.target.get("filters"), call.caller)
         await self._ground.send(call, call.target.with_query(filters=filters))
+
+    async def _plugin(self, call: Call) -> None:
+        raise NotFound(f"No such plugin: {call.match.name}")

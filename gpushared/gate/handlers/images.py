@@ -1,0 +1,68 @@
+"""Images, which are everybody's: their names must go on meaning what they mean."""
+
+from __future__ import annotations
+
+from gpushared.domain.errors import PermissionRefused, RequestError
+from gpushared.gate.body import Body, strings
+from gpushared.gate.call import Call, expect_nothing
+from gpushared.gate.containers import OK, inspect
+from gpushared.gate.handlers.ground import Ground, Handler, showing
+from gpushared.gate.policy.images import check_image
+from gpushared.gate.routes import Action
+
+DEFAULT_REGISTRIES = ("docker.io/", "index.docker.io/")
+UNCOUNTED = -1
+"""What engines say of an image whose containers they have not counted."""
+
+
+class Images:
+    """Handlers of images."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+
+    def confined(self) -> dict[Action, Handler]:
+        return {Action.IMAGE_LIST: self._list, Action.PULL: self._pull}
+
+    async def _list(self, call: Call) -> None:
+        answer = await self._ground.ask(call, call.target)
+        if answer.status == OK:
+            images = [{**image, "Containers": UNCOUNTED} for image in answer.json()]
+            answer = showing(answer, images)
+        await call.answer(answer)
+
+    async def _pull(self, call: Call) -> None:
+        """Without a body: as a form it could say what the query does not."""
+        await expect_nothing(call.exchange)
+        image, tag = call.target.get("fromImage"), call.target.get("tag")
+        if not image:
+            raise RequestError("no image is named", hint="images are imported by trusted users")
+        name = f"{image}{'@' if ':' in tag else ':'}{tag}" if tag else image
+        check_image(name, self._ground.policy)
+        if ":" not in name.rpartition("/")[2]:
+            raise RequestError(f"{name} names no tag", hint=f"pull {name}:latest")
+        if found := await inspect(self._ground.engine, "images", name, suffix="/json"):
+            _check_pulled(name, found)
+        await self._ground.send(call, body=b"")
+
+
+def _check_pulled(name: str, found: Body) -> None:
+    """Raise ``PermissionRefused`` where the image was made here.
+
+    A pull would put what anybody may have under its name at a registry in its place, for all users.
+    """
+    repositories = {_familiar(digest) for digest in strings(found, "RepoDigests")}
+    if "@" not in name and _familiar(name) not in repositories:
+        raise PermissionRefused(
+            f"{name} was made on this machine, and a pull would replace it for everybody",
+            hint="use it as it is; a trusted user may pull it",
+        )
+
+
+def _familiar(name: str) -> str:
+    """The repository of an image's name, as short as the engine writes it."""
+    name = name.partition("@")[0]
+    for registry in DEFAULT_REGISTRIES:
+        name = name.removeprefix(registry)
+    path, slash, last = name.removeprefix("library/").rpartition("/")
+    return f"{path}{slash}{last.partition(':')[0]}"

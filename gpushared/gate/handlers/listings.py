@@ -1,0 +1,47 @@
+"""Which containers there are, for a confined caller: its own."""
+
+from __future__ import annotations
+
+from gpushared.domain.errors import NotFound, StateConflict
+from gpushared.domain.request import Caller
+from gpushared.gate.call import Call
+from gpushared.gate.containers import STILL, find_container, own_containers
+from gpushared.gate.filters import own_only, parse_filters, with_own, write_filters
+from gpushared.gate.handlers.ground import Ground, Handler
+from gpushared.gate.routes import Action
+
+
+class Listings:
+    """Handlers of what is asked of all containers."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+        self._engine = ground.engine
+
+    def confined(self) -> dict[Action, Handler]:
+        return {Action.CONTAINER_LIST: self._list, Action.CONTAINER_PRUNE: self._prune}
+
+    async def _list(self, call: Call) -> None:
+        """``before`` and ``since`` name containers: the engine would say which there are."""
+        filters = parse_filters(call.target.get("filters"))
+        for name in ("before", "since"):
+            found = [await find_container(self._engine, each, call.caller) for each in filters.get(name, ())]
+            filters |= {name: [each.id for each in found]} if found else {}
+        own = write_filters(with_own(filters, call.caller))
+        await self._ground.send(call, call.target.with_query(filters=own))
+
+    async def _prune(self, call: Call) -> None:
+        for each in await own_containers(self._engine, call.caller):
+            if each.get("State") in STILL:
+                await self._check_prunable(str(each["Id"]), call.caller)
+        filters = own_only(call.target.get("filters"), call.caller)
+        await self._ground.send(call, call.target.with_query(filters=filters).without("stream"))
+
+    async def _check_prunable(self, container: str, caller: Caller) -> None:
+        """The engine prunes by labels, and others' containers can have the caller's from their images."""
+        try:
+            await find_container(self._engine, container, caller)
+        except NotFound:
+            raise StateConflict(
+                "somebody else's container bears your mark", hint="`docker rm` yours by name"
+            ) from None

@@ -1,0 +1,45 @@
+"""Volumes of a confined caller's own."""
+
+from __future__ import annotations
+
+from gpushared.domain.errors import StateConflict
+from gpushared.gate.body import section, serialise
+from gpushared.gate.call import Call
+from gpushared.gate.containers import CREATED, find_owned, owns
+from gpushared.gate.filters import own_only
+from gpushared.gate.handlers.ground import Ground, Handler
+from gpushared.gate.policy.judge import judge_volume
+from gpushared.gate.routes import Action
+
+
+class Volumes:
+    """Handlers of volumes."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+
+    def confined(self) -> dict[Action, Handler]:
+        return {
+            Action.VOLUME: self._volume,
+            Action.VOLUME_CREATE: self._create,
+            Action.VOLUME_LIST: self._filtered,
+            Action.VOLUME_PRUNE: self._filtered,
+        }
+
+    async def _volume(self, call: Call) -> None:
+        volume = await find_owned(self._ground.engine, "volumes", call.match.name, call.caller)
+        await self._ground.send(call, call.renamed(volume["Name"]))
+
+    async def _filtered(self, call: Call) -> None:
+        filters = own_only(call.target.get("filters"), call.caller)
+        await self._ground.send(call, call.target.with_query(filters=filters).without("stream"))
+
+    async def _create(self, call: Call) -> None:
+        """The engine answers a create of a volume that exists with that volume, whoever made it."""
+        body = self._ground.labelled(call, judge_volume(await call.parse(), self._ground.unnamed(call)))
+        answer = await self._ground.ask(call, call.target, serialise(body))
+        if answer.status == CREATED and not owns(call.caller, section(answer.json(), "Labels")):
+            raise StateConflict(
+                f"the name {body.get('Name')} is taken by a volume that is not yours", hint="choose another"
+            )
+        await call.answer(answer)

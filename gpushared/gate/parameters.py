@@ -1,0 +1,45 @@
+"""The form that the value of each query parameter may have, for confined callers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from gpushared.domain.errors import PermissionRefused, RequestError
+from gpushared.domain.units import shown
+from gpushared.gate.routes import Route
+from gpushared.gate.target import Target
+
+REPEATABLE = frozenset({"names", "platform", "type"})
+FLAG = r"[A-Za-z0-9]{0,8}"
+NUMBER = r"-?[0-9]{0,10}"
+WORD = r"[A-Za-z0-9+-]{0,64}"
+TIME = r"[A-Za-z0-9.:+-]{0,64}"
+LINE = r"[ -~]{0,512}"
+LONG = r"[^\0]{0,65536}"
+
+_WORDS: Mapping[str, str] = {
+    FLAG: "all size stream one-shot v force logs stdin stdout stderr follow timestamps details digests"
+    " manifests shared-size identity verbose noOverwriteDirNonDir copyUIDGID statement",
+    NUMBER: "limit h w t",
+    WORD: "signal condition tail scope",
+    TIME: "since until",
+    LINE: "name detachKeys ps_args platform fromImage tag names term type",
+    LONG: "filters path",
+}
+FORMS: Mapping[str, re.Pattern[str]] = {
+    name: re.compile(form, re.DOTALL) for form, names in _WORDS.items() for name in names.split()
+}
+
+
+def check_parameters(route: Route, target: Target) -> None:
+    """Raise for a parameter that is not for confined callers, is given twice, or has a form that none has."""
+    seen: set[str] = set()
+    for name, value in target.query:
+        if name not in route.query:
+            raise PermissionRefused(f"the parameter {name} is not for you")
+        if name in seen and name not in REPEATABLE:
+            raise RequestError("a parameter is given twice")
+        seen.add(name)
+        if not FORMS[name].fullmatch(value):
+            raise RequestError(f"{shown(value)} is no value of the parameter {name}")

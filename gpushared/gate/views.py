@@ -1,0 +1,55 @@
+"""What a confined caller sees of the engine and of networks that are everybody's. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+SHARED_NETWORKS = frozenset({"bridge", "host", "none"})
+USER_OF_URL = re.compile(r"(?<=//)[^/@\s]*@")
+HIDDEN_INFO = frozenset({"Containerd", "DiscoveredDevices", "GenericResources", "NRI", "SystemStatus"})
+"""The way to containerd; devices by name, leases among them; the rest is what plugins and swarms say."""
+HIDDEN_OF_SHARED = frozenset({"Status", "Services", "Peers"})
+NO_SWARM = {
+    "LocalNodeState": "inactive",
+    "ControlAvailable": False,
+    "NodeID": "",
+    "NodeAddr": "",
+    "Error": "",
+}
+
+
+def shown_info(info: Mapping[str, Any], own: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The engine's facts, with the numbers of these containers, as from a listing."""
+    states = Counter(str(container.get("State")) for container in own)
+    running, paused = states["running"], states["paused"]
+    counts = {
+        "Containers": len(own),
+        "ContainersRunning": running,
+        "ContainersPaused": paused,
+        "ContainersStopped": len(own) - running - paused,
+    }
+    kept = {name: _without_users(value) for name, value in info.items() if name not in HIDDEN_INFO}
+    return {**kept, **counts, "Swarm": NO_SWARM}
+
+
+def shown_network(network: Mapping[str, Any], own_ids: Collection[str]) -> dict[str, Any]:
+    """One of the engine's networks, with none but these containers on it."""
+    kept = {name: value for name, value in network.items() if name not in HIDDEN_OF_SHARED}
+    there = network.get("Containers") or {}
+    return {**kept, "Containers": {each: there[each] for each in there if each in own_ids}}
+
+
+def _without_users(value: Any) -> Any:
+    """The same without the users and passwords of URLs in it, of proxies and mirrors for example."""
+    match value:
+        case str():
+            return USER_OF_URL.sub("", value)
+        case list():
+            return [_without_users(each) for each in value]
+        case dict():
+            return {key: _without_users(each) for key, each in value.items()}
+        case _:
+            return value
