@@ -49,6 +49,7 @@ _IN = Payload.STREAM
 _ATTACH = "detachKeys logs stream stdin stdout stderr"
 _LOGS = "follow stdout stderr since until timestamps tail details"
 _FILTERS = "filters"
+_PULL = "fromImage tag platform fromSrc repo message changes"
 
 BUILD = (
     "images are built on this machine by trusted users only: a build's steps run as root",
@@ -147,7 +148,7 @@ ROUTES: tuple[Route, ...] = (
     _route("GET", "/exec/{name}/json", _A.EXEC),
     # Images
     _route("GET", "/images/json", _A.IMAGE_LIST, "all filters shared-size digests manifests identity"),
-    _route("POST", "/images/create", _A.PULL, "fromImage tag platform", _IN, registry=True),
+    _route("POST", "/images/create", _A.PULL, _PULL, _IN, registry=True),
     _route("GET", "/images/search", _A.PASS, "term limit filters", registry=True),
     _route("GET", "/images/get", _A.PASS, "names platform"),
     _route("GET", "/images/{name...}/json", _A.PASS, "manifests platform"),

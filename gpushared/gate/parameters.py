@@ -10,7 +10,7 @@ from gpushared.domain.units import shown
 from gpushared.gate.routes import Route
 from gpushared.gate.target import Target
 
-REPEATABLE = frozenset({"names", "platform", "type"})
+REPEATABLE = frozenset({"names", "platform", "type", "changes"})
 FLAG = r"[A-Za-z0-9]{0,8}"
 NUMBER = r"-?[0-9]{0,10}"
 WORD = r"[A-Za-z0-9+-]{0,64}"
@@ -24,8 +24,8 @@ _WORDS: Mapping[str, str] = {
     NUMBER: "limit h w t",
     WORD: "signal condition tail scope",
     TIME: "since until",
-    LINE: "name detachKeys ps_args platform fromImage tag names term type",
-    LONG: "filters path",
+    LINE: "name detachKeys ps_args platform fromImage tag names term type fromSrc repo",
+    LONG: "filters path message changes",
 }
 FORMS: Mapping[str, re.Pattern[str]] = {
     name: re.compile(form, re.DOTALL) for form, names in _WORDS.items() for name in names.split()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlencode
 
@@ -39,7 +40,11 @@ class Target:
 
     def without(self, name: str) -> Target:
         """The target without a query parameter."""
-        return replace(self, query=tuple(each for each in self.query if each[0] != name))
+        return self.with_only({key for key, _ in self.query} - {name})
+
+    def with_only(self, names: Collection[str]) -> Target:
+        """The target with no query parameters but these."""
+        return replace(self, query=tuple(each for each in self.query if each[0] in names))
 
     def with_path(self, path: str) -> Target:
         return replace(self, path=path)
@@ -74,6 +79,6 @@ def parse_target(raw: bytes) -> Target:
 
 
 def _refused(raw: bytes) -> RequestError:
-    return RequestError(
-        f"{raw[:200].decode('ascii', 'backslashreplace')} is no path of the Docker Engine API"
-    )
+    # A query may hold secrets, and what is said here is kept.
+    path = raw.partition(b"?")[0][:200].decode("ascii", "backslashreplace")
+    return RequestError(f"{path} is no path of the Docker Engine API")

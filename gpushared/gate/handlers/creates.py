@@ -8,13 +8,15 @@ from dataclasses import asdict
 
 from gpushared.domain.errors import LimitReached, NotFound, PermissionRefused, RequestError
 from gpushared.gate.accounts import look_up
-from gpushared.gate.body import Body, check_create, section
+from gpushared.gate.body import Body, check_create, section, text
 from gpushared.gate.call import Call
 from gpushared.gate.containers import LABEL_HOST_PATHS, find_network, find_owned
 from gpushared.gate.create import CREATED, Creator, Order
 from gpushared.gate.engine import Answer
 from gpushared.gate.handlers.ground import Ground, Handler
+from gpushared.gate.handlers.images import check_no_builder
 from gpushared.gate.mounts import lead_to, volumes_of, wishes_of
+from gpushared.gate.names import check_name, hide_holder
 from gpushared.gate.pins.pins import LABEL_PINS
 from gpushared.gate.policy.judge import Context, judge_create, networks_of
 from gpushared.gate.room import Room
@@ -43,6 +45,9 @@ class Creates:
         except NotFound as error:
             # A 404 here means to clients that the image is missing: they would pull it.
             raise RequestError(error.message, hint=error.hint) from error
+        if not call.caller.trusted:
+            name = call.target.get("name")
+            answer = await hide_holder(answer, name, self._ground.engine, call.caller)
         await call.answer(answer)
 
     async def _created(self, call: Call) -> Answer:
@@ -63,6 +68,9 @@ class Creates:
     async def _confine(self, body: Body, call: Call, wish: Wish | None, held: AsyncExitStack) -> Body:
         ground, caller = self._ground, call.caller
         engine, desk, policy = ground.engine, ground.desk, ground.policy
+        check_name(call.target.get("name"))
+        if section(body, "HostConfig").get("Privileged"):
+            check_no_builder(text(body, "Image"))
         account = await look_up(caller)
         in_gang = isinstance(wish, ClaimWish) and desk.in_gang(wish.lease, caller)
         judged = judge_create(body, Context(account, policy, in_gang, wish is not None, call.version))
@@ -73,6 +81,9 @@ class Creates:
         for volume in volumes_of(mounts):
             hint = f"mount a directory of your home, or docker volume create {volume}"
             await find_owned(engine, "volumes", volume, caller, hint=hint)
+        for mount in mounts:
+            if mount["Type"] == "volume" and not mount.get("Source"):
+                mount["VolumeOptions"] = ground.labelled(call, section(mount, "VolumeOptions"))
         # Set in any case: the caller or an image may have set them too.
         labels = {LABEL_HOST_PATHS: "[]", LABEL_PINS: ""}
         if wishes := wishes_of(mounts):

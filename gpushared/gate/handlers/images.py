@@ -6,11 +6,13 @@ from gpushared.domain.errors import PermissionRefused, RequestError
 from gpushared.gate.body import Body, strings
 from gpushared.gate.call import Call, expect_nothing
 from gpushared.gate.containers import OK, inspect
+from gpushared.gate.endpoints import BUILD, LOAD
 from gpushared.gate.handlers.ground import Ground, Handler, showing
-from gpushared.gate.policy.images import check_image
+from gpushared.gate.policy.images import check_image, full_names
 from gpushared.gate.routes import Action
 
-DEFAULT_REGISTRIES = ("docker.io/", "index.docker.io/")
+BUILDER = "docker.io/moby/buildkit"
+PULL_PARAMETERS = frozenset({"fromImage", "tag", "platform"})
 UNCOUNTED = -1
 """What engines say of an image whose containers they have not counted."""
 
@@ -33,17 +35,26 @@ class Images:
 
     async def _pull(self, call: Call) -> None:
         """Without a body: as a form it could say what the query does not."""
+        if call.target.get("fromSrc"):
+            raise PermissionRefused(LOAD[0], hint=LOAD[1])
         await expect_nothing(call.exchange)
         image, tag = call.target.get("fromImage"), call.target.get("tag")
         if not image:
             raise RequestError("no image is named", hint="images are imported by trusted users")
         name = f"{image}{'@' if ':' in tag else ':'}{tag}" if tag else image
+        check_no_builder(name)
         check_image(name, self._ground.policy)
         if ":" not in name.rpartition("/")[2]:
             raise RequestError(f"{name} names no tag", hint=f"pull {name}:latest")
         if found := await inspect(self._ground.engine, "images", name, suffix="/json"):
             _check_pulled(name, found)
-        await self._ground.send(call, body=b"")
+        await self._ground.send(call, call.target.with_only(PULL_PARAMETERS), body=b"")
+
+
+def check_no_builder(image: str) -> None:
+    """Raise ``PermissionRefused`` for what clients run as a privileged container where they may not build."""
+    if full_names(image)[0] == BUILDER:
+        raise PermissionRefused(BUILD[0], hint=BUILD[1])
 
 
 def _check_pulled(name: str, found: Body) -> None:
@@ -51,18 +62,9 @@ def _check_pulled(name: str, found: Body) -> None:
 
     A pull would put what anybody may have under its name at a registry in its place, for all users.
     """
-    repositories = {_familiar(digest) for digest in strings(found, "RepoDigests")}
-    if "@" not in name and _familiar(name) not in repositories:
+    repositories = {full_names(digest)[0] for digest in strings(found, "RepoDigests")}
+    if "@" not in name and full_names(name)[0] not in repositories:
         raise PermissionRefused(
             f"{name} was made on this machine, and a pull would replace it for everybody",
             hint="use it as it is; a trusted user may pull it",
         )
-
-
-def _familiar(name: str) -> str:
-    """The repository of an image's name, as short as the engine writes it."""
-    name = name.partition("@")[0]
-    for registry in DEFAULT_REGISTRIES:
-        name = name.removeprefix(registry)
-    path, slash, last = name.removeprefix("library/").rpartition("/")
-    return f"{path}{slash}{last.partition(':')[0]}"
