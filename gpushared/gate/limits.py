@@ -1,0 +1,179 @@
+"""What one user may have of the daemon at once, and turns between users, so that nobody's flood is everybody's.
+
+The daemon is one thread and the engine behind it one process. Three things keep a user from having all of
+either: bounds on what he has open, a few desks at which his requests are worked on, and turns: of each user
+one piece of a stream is handled in each pass of the event loop, however many wait.
+
+All that a user does counts alike: gRPC, unary JSON and the Docker API, on whatever connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+
+from gpushared.domain.errors import LimitReached
+
+
+@dataclass(frozen=True, slots=True)
+class UserLimits:
+    """Of one user, at once."""
+
+    connections: int = 1024
+    requests: int = 1024
+    """The ones that wait among them: an attached client has two or three."""
+    creates: int = 256
+    """A create that asks for a GPU waits in it for its turn."""
+    body_bytes: int = 16 * 1024 * 1024
+    """Of bodies that are read whole before they can be judged."""
+    desks: int = 4
+    """Requests that are worked on."""
+    desk_seconds: float = 0.5
+    """A request that takes longer mostly waits, for a container's end or a lease, and gives up its desk."""
+
+
+class Share:
+    """What one user has at the moment. The methods that bound something raise ``LimitReached``."""
+
+    def __init__(self, limits: UserLimits) -> None:
+        self.limits = limits
+        self._connections = 0
+        self._requests = 0
+        self._creates = 0
+        self._body_bytes = 0
+        self._desks = asyncio.Semaphore(limits.desks)
+        self._turns: deque[asyncio.Future[None]] = deque()
+        self._turn_taken = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing would be lost by forgetting it."""
+        return not (self._connections or self._requests or self._creates or self._body_bytes or self._turns)
+
+    @contextmanager
+    def connection(self) -> Iterator[None]:
+        if self._connections >= self.limits.connections:
+            raise LimitReached(
+                f"you have {self.limits.connections} connections to the daemon already",
+                hint="close some: each waiting client holds one",
+            )
+        self._connections += 1
+        try:
+            yield
+        finally:
+            self._connections -= 1
+
+    @contextmanager
+    def create(self) -> Iterator[None]:
+        if self._creates >= self.limits.creates:
+            raise LimitReached(
+                f"{self.limits.creates} containers of yours are being created already",
+                hint="wait for some of them; `gpushare submit` queues work without a waiting client",
+            )
+        self._creates += 1
+        try:
+            yield
+        finally:
+            self._creates -= 1
+
+    @asynccontextmanager
+    async def request(self) -> AsyncIterator[None]:
+        """Around the work on one request; begins when a desk is free, and keeps it for a while at most."""
+        if self._requests >= self.limits.requests:
+            raise LimitReached(
+                f"you have {self.limits.requests} requests under way already",
+                hint="wait for some of them, or stop some clients",
+            )
+        self._requests += 1
+        try:
+            async with self._desk():
+                yield
+        finally:
+            self._requests -= 1
+
+    def hold(self, size_bytes: int) -> None:
+        """So much more of a body is kept, until ``drop``."""
+        if self._body_bytes + size_bytes > self.limits.body_bytes:
+            raise LimitReached(
+                f"the bodies of your requests hold {self._body_bytes} bytes already",
+                hint="send fewer at once, or shorter ones",
+            )
+        self._body_bytes += size_bytes
+
+    def drop(self, size_bytes: int) -> None:
+        self._body_bytes -= size_bytes
+
+    async def turn(self) -> None:
+        """Wait until it is this user's turn; always lets the event loop go round between two of them."""
+        if self._turn_taken:
+            waiting = asyncio.get_running_loop().create_future()
+            self._turns.append(waiting)
+            await waiting
+        else:
+            self._turn_taken = True
+            asyncio.get_running_loop().call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        while self._turns:
+            waiting = self._turns.popleft()
+            if not waiting.done():
+                waiting.set_result(None)
+                asyncio.get_running_loop().call_soon(self._next_turn)
+                return
+        self._turn_taken = False
+
+    @asynccontextmanager
+    async def _desk(self) -> AsyncIterator[None]:
+        await self._desks.acquire()
+        desk = _Desk(self._desks)
+        timer = asyncio.get_running_loop().call_later(self.limits.desk_seconds, desk.leave)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            desk.leave()
+
+
+@dataclass(slots=True)
+class _Desk:
+    desks: asyncio.Semaphore
+    left: bool = False
+
+    def leave(self) -> None:
+        if not self.left:
+            self.left = True
+            self.desks.release()
+
+
+class Shares:
+    """The shares of all users, by their uid; one object for all doors."""
+
+    def __init__(self, limits: UserLimits | None = None) -> None:
+        self._limits = limits or UserLimits()
+        self._shares: dict[int, Share] = {}
+
+    @property
+    def limits(self) -> UserLimits:
+        return self._limits
+
+    @limits.setter
+    def limits(self, limits: UserLimits) -> None:
+        """What is had beyond them stays; the number of desks is as it was for those who have something."""
+        self._limits = limits
+        for share in self._shares.values():
+            share.limits = limits
+
+    def of(self, uid: int) -> Share:
+        """To be used at once: what has nothing may be forgotten."""
+        share = self._shares.get(uid)
+        if share is None:
+            self._forget_idle()
+            share = self._shares[uid] = Share(self._limits)
+        return share
+
+    def _forget_idle(self) -> None:
+        for uid in [uid for uid, share in self._shares.items() if share.idle]:
+            del self._shares[uid]
