@@ -12,7 +12,7 @@ import re
 from gpushared.domain.errors import PermissionRefused
 
 COLUMNS = r"pid(,[a-z_%]+)*"
-UNIX = r"-[AadefFjlLyTHmMcw]+"
+UNIX = r"-[AadefFjlLyTHmcw]+"
 BSD = r"[auxfjlvsmcwSH]+"
 ARGUMENTS = re.compile(rf"(({UNIX}|{BSD}|-aux|(-[Aae]*o|[ax]*o) ?{COLUMNS})( |$))*")
 

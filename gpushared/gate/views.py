@@ -12,13 +12,7 @@ USER_OF_URL = re.compile(r"(?<=//)[^/@\s]*@")
 HIDDEN_INFO = frozenset({"Containerd", "DiscoveredDevices", "GenericResources", "NRI", "SystemStatus"})
 """The way to containerd; devices by name, leases among them; the rest is what plugins and swarms say."""
 HIDDEN_OF_SHARED = frozenset({"Status", "Services", "Peers"})
-NO_SWARM = {
-    "LocalNodeState": "inactive",
-    "ControlAvailable": False,
-    "NodeID": "",
-    "NodeAddr": "",
-    "Error": "",
-}
+NO_SWARM = {"LocalNodeState": "inactive", "ControlAvailable": False}
 
 
 def shown_info(info: Mapping[str, Any], own: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -1,0 +1,256 @@
+"""Which endpoints there are, who may ask them, and with which parameters. No engine is asked."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gpushared.domain.errors import PermissionRefused, RequestError
+from gpushared.gate.endpoints import ROUTES, match_route
+from gpushared.gate.handlers.archives import check_plain, engine_version
+from gpushared.gate.names import check_name
+from gpushared.gate.parameters import FORMS, check_parameters
+from gpushared.gate.processes import check_ps
+from gpushared.gate.routes import SCOPES, Action, Route
+from gpushared.gate.target import parse_target
+from gpushared.gate.views import shown_info, shown_network
+from tests.gate.engine_endpoints import ENDPOINTS
+
+PAGE = Path(__file__).parents[2] / "docs/reference/docker-api.md"
+CLOSED = {Action.TRUSTED, Action.REFUSE}
+
+
+@pytest.mark.parametrize(("method", "path"), ENDPOINTS, ids=" ".join)
+def test_every_endpoint_of_every_version_is_on_the_list(method: str, path: str) -> None:
+    """With a name in it that holds slashes where it may, as images' names do."""
+    match = match_route(method, re.sub(r"{\w+}", "abc", path.rstrip("/")))
+    assert match is not None
+
+
+@pytest.mark.parametrize("path", ["/", "/brand/new", "/containers", "/containers/a/b/start", "/images"])
+def test_what_no_engine_has_is_on_no_list(path: str) -> None:
+    assert match_route("GET", path) is None
+    assert match_route("POST", path) is None
+
+
+@pytest.mark.parametrize("path", [path for method, path in ENDPOINTS if method == "GET"])
+def test_no_other_method_comes_in_by_the_way_of_one_that_reads(path: str) -> None:
+    """Engines themselves know HEAD in two places only."""
+    for method in ("HEAD", "OPTIONS", "TRACE", "PATCH", "CONNECT", "get"):
+        if (method, path) not in ENDPOINTS:
+            assert match_route(method, re.sub(r"{\w+}", "abc", path)) is None
+
+
+@pytest.mark.parametrize("route", [route for route in ROUTES if route.action in CLOSED], ids=lambda r: r.path)
+def test_what_is_closed_says_why_and_what_to_do_instead(route: Route) -> None:
+    assert len(route.why.split()) > 6
+    assert len(route.hint.split()) > 2
+    assert route.query == frozenset()
+
+
+def test_every_action_has_a_scope_and_every_parameter_a_form() -> None:
+    assert set(SCOPES) == set(Action)
+    assert {name for route in ROUTES for name in route.query} == set(FORMS)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "action"),
+    [
+        ("GET", "/containers/create/json", Action.CONTAINER),
+        ("POST", "/containers/prune", Action.CONTAINER_PRUNE),
+        ("GET", "/images/a/json/json", Action.PASS),
+        ("GET", "/images/search", Action.PASS),
+        ("DELETE", "/images/networks/x", Action.TRUSTED),
+        ("POST", "/volumes/prune", Action.VOLUME_PRUNE),
+        ("POST", "/plugins/a/b/enable", Action.REFUSE),
+        ("GET", "/networks/a/b", Action.NETWORK_INSPECT),
+    ],
+)
+def test_a_name_that_is_also_a_word_of_the_api_leads_nowhere_else(
+    method: str, path: str, action: Action
+) -> None:
+    match = match_route(method, path)
+    assert match is not None
+    assert match.route.action is action
+
+
+REFUSED_PARAMETERS = [
+    ("POST", "/containers/x/start?checkpoint=y", PermissionRefused),
+    ("POST", "/containers/x/stop?T=1", PermissionRefused),
+    ("DELETE", "/containers/x?link=1", PermissionRefused),
+    ("POST", "/containers/x/stop?t=1&t=2", RequestError),
+    ("POST", "/containers/x/stop?t=1;signal=2", RequestError),
+    ("POST", "/containers/x/kill?signal=9%0a", RequestError),
+    ("POST", "/containers/x/resize?h=1e9&w=1", RequestError),
+    ("GET", "/containers/x/archive?path=%00", RequestError),
+    ("POST", "/containers/x/wait?condition=%22", RequestError),
+    ("GET", f"/containers/json?filters={'x' * 70_000}", RequestError),
+    ("POST", "/images/create?fromImage=x%0ay", RequestError),
+]
+
+
+@pytest.mark.parametrize(("method", "target", "error"), REFUSED_PARAMETERS)
+def test_a_parameter_outside_its_route_or_form_is_refused(
+    method: str, target: str, error: type[Exception]
+) -> None:
+    parsed = parse_target(target.encode())
+    match = match_route(method, parsed.path)
+    assert match is not None
+    with pytest.raises(error):
+        check_parameters(match.route, parsed)
+
+
+ASKED_EVERY_DAY = [
+    ("GET", "/v1.45/containers/json?all=1&limit=0&filters=%7B%22name%22%3A%5B%22x%22%5D%7D"),
+    ("GET", "/containers/x/logs?follow=1&stdout=1&stderr=1&tail=all&since=2026-01-01T00%3A00%3A00.5Z"),
+    ("POST", "/containers/x/attach?detachKeys=ctrl-p%2Cctrl-q&stream=1&stdin=1"),
+    ("GET", "/images/get?names=a%3A1&names=b%3A2"),
+    ("PUT", "/containers/x/archive?path=%2Ftmp%2F%C3%A9%20x&noOverwriteDirNonDir=true"),
+    ("POST", "/images/create?fromImage=registry.example%3A5000%2Fa%2Fb&tag=1.0&platform=linux%2Farm64%2Fv8"),
+    ("GET", "/events?since=1763730000.000000001&until=1763730001"),
+    ("POST", "/containers/create?name=proj-web-1&platform="),
+]
+
+
+@pytest.mark.parametrize(("method", "target"), ASKED_EVERY_DAY)
+def test_parameters_as_clients_send_them_pass(method: str, target: str) -> None:
+    parsed = parse_target(target.encode())
+    match = match_route(method, parsed.path)
+    assert match is not None
+    check_parameters(match.route, parsed)
+
+
+SAFE_PS = [
+    "",
+    "-ef",
+    "aux",
+    "-aux",
+    "auxf",
+    "-o pid,comm",
+    "-eo pid,pcpu,args",
+    "axo pid,cmd",
+    "-e -o pid,%cpu",
+    "-L",
+]
+UNSAFE_PS = [
+    "-oppid=PID,args",
+    "-e -o ppid=PID",
+    "-eo args,pid",
+    "-o comm -o pid",
+    "axe",
+    "eww",
+    "-C sshd",
+    "-u root",
+    "-p 1",
+    "-o pid,args=PID",
+    "-ef\n-oppid=PID",
+    "-o\tppid=PID",
+    "--pid 1",
+    "-M",
+    "o ppid=PID",
+    "k-pid",
+]
+
+
+@pytest.mark.parametrize("arguments", SAFE_PS)
+def test_options_of_ps_that_show_whole_processes_pass(arguments: str) -> None:
+    check_ps(arguments)
+
+
+@pytest.mark.parametrize("arguments", UNSAFE_PS)
+def test_options_of_ps_that_could_show_others_processes_are_refused(arguments: str) -> None:
+    with pytest.raises(PermissionRefused):
+        check_ps(arguments)
+
+
+@pytest.mark.parametrize("name", ["0123456789ab", "/deadbeefdeadbeef", "f" * 64])
+def test_a_name_like_an_id_in_a_listing_is_refused(name: str) -> None:
+    with pytest.raises(RequestError, match="taken for an id"):
+        check_name(name)
+
+
+@pytest.mark.parametrize("name", ["", "cafe", "deadbeef", "0123456789a", "0123456789abc-x", "web"])
+def test_other_names_are_not(name: str) -> None:
+    check_name(name)
+
+
+PLAIN = b"BOOK".ljust(257, b"\0") + b"ustar\x0000"
+
+
+@pytest.mark.parametrize("start", [PLAIN, b"", b"\0" * 512])
+def test_a_plain_archive_passes(start: bytes) -> None:
+    check_plain(start)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"\x1f\x8b" + PLAIN[2:],
+        b"BZh" + PLAIN[3:],
+        b"\xfd7zXZ\0" + PLAIN[6:],
+        b"\x28\xb5\x2f\xfd" + PLAIN[4:],
+        b"\x53\x2a\x4d\x18" + PLAIN[4:],
+        b"#!/bin/sh",
+        PLAIN[:257],
+    ],
+)
+def test_an_archive_that_an_engine_would_unpack_with_a_program_is_refused(start: bytes) -> None:
+    """Be it a tar at the same time: the name of its first file is its first bytes."""
+    with pytest.raises(RequestError, match="no plain tar"):
+        check_plain(start)
+
+
+@pytest.mark.parametrize(
+    ("said", "numbers"),
+    [("20.10.24+dfsg1", (20, 10, 24)), ("29.5.1", (29, 5, 1)), ("28.0.0-rc.1", (28, 0, 0)), ("dev", ())],
+)
+def test_an_engines_version_is_its_numbers(said: str, numbers: tuple[int, ...]) -> None:
+    assert engine_version(said) == numbers
+
+
+def test_the_engines_facts_hold_no_secrets_of_others() -> None:
+    info = {
+        "Containers": 40,
+        "ContainersRunning": 30,
+        "HttpProxy": "http://me:secret@proxy:3128",
+        "RegistryConfig": {"Mirrors": ["https://u:secret@mirror/"]},
+        "DiscoveredDevices": [{"ID": "gpushare.io/lease=l-bobs"}],
+        "Swarm": {"RemoteManagers": [{"Addr": "10.0.0.1"}], "ControlAvailable": True},
+        "NCPU": 2,
+    }
+    shown = shown_info(info, [{"State": "running"}, {"State": "exited"}])
+    assert shown == {
+        "Containers": 2,
+        "ContainersRunning": 1,
+        "ContainersPaused": 0,
+        "ContainersStopped": 1,
+        "HttpProxy": "http://proxy:3128",
+        "RegistryConfig": {"Mirrors": ["https://mirror/"]},
+        "Swarm": {"LocalNodeState": "inactive", "ControlAvailable": False},
+        "NCPU": 2,
+    }
+
+
+def test_a_network_shows_ones_own_containers_on_it() -> None:
+    network = {"Name": "bridge", "Containers": {"a": {"Name": "mine"}, "b": {"Name": "bobs"}}, "Peers": [1]}
+    assert shown_network(network, {"a"}) == {"Name": "bridge", "Containers": {"a": {"Name": "mine"}}}
+    assert shown_network({"Name": "none", "Containers": None}, {"a"})["Containers"] == {}
+
+
+def row(route: Route) -> str:
+    methods = " ".join(route.methods)
+    parameters = " ".join(f"`{name}`" for name in sorted(route.query))
+    return f"| `{methods} {route.path}` | {SCOPES[route.action]} | {parameters} |"
+
+
+def test_the_reference_page_has_every_route_as_it_is() -> None:
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    assert rows == [row(route) for route in ROUTES]
+
+
+def test_the_reference_page_has_every_refusal_in_its_words() -> None:
+    page = PAGE.read_text()
+    missing = {route.why for route in ROUTES if route.action in CLOSED and route.why not in page}
+    assert not missing
