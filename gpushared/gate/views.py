@@ -12,6 +12,8 @@ USER_OF_URL = re.compile(r"(?<=//)[^/@\s]*@")
 HIDDEN_INFO = frozenset({"Containerd", "DiscoveredDevices", "GenericResources", "NRI", "SystemStatus"})
 """The way to containerd; devices by name, leases among them; the rest is what plugins and swarms say."""
 HIDDEN_OF_SHARED = frozenset({"Status", "Services", "Peers"})
+UNCOUNTED = -1
+"""What engines say of an image whose containers they have not counted."""
 NO_SWARM = {"LocalNodeState": "inactive", "ControlAvailable": False}
 
 
@@ -34,6 +36,11 @@ def shown_network(network: Mapping[str, Any], own_ids: Collection[str]) -> dict[
     kept = {name: value for name, value in network.items() if name not in HIDDEN_OF_SHARED}
     there = network.get("Containers") or {}
     return {**kept, "Containers": {each: there[each] for each in there if each in own_ids}}
+
+
+def shown_images(images: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A listing of images without the numbers of containers, which newer engines count."""
+    return [{**image, "Containers": UNCOUNTED} for image in images]
 
 
 def _without_users(value: Any) -> Any:

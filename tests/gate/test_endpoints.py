@@ -15,7 +15,7 @@ from gpushared.gate.parameters import FORMS, check_parameters
 from gpushared.gate.processes import check_ps
 from gpushared.gate.routes import SCOPES, Action, Route
 from gpushared.gate.target import parse_target
-from gpushared.gate.views import shown_info, shown_network
+from gpushared.gate.views import shown_images, shown_info, shown_network
 from tests.gate.engine_endpoints import ENDPOINTS
 
 PAGE = Path(__file__).parents[2] / "docs/reference/docker-api.md"
@@ -237,6 +237,13 @@ def test_a_network_shows_ones_own_containers_on_it() -> None:
     network = {"Name": "bridge", "Containers": {"a": {"Name": "mine"}, "b": {"Name": "bobs"}}, "Peers": [1]}
     assert shown_network(network, {"a"}) == {"Name": "bridge", "Containers": {"a": {"Name": "mine"}}}
     assert shown_network({"Name": "none", "Containers": None}, {"a"})["Containers"] == {}
+
+
+def test_images_tell_nothing_of_containers() -> None:
+    assert shown_images([{"Id": "a", "Containers": 3}, {"Id": "b"}]) == [
+        {"Id": "a", "Containers": -1},
+        {"Id": "b", "Containers": -1},
+    ]
 
 
 def row(route: Route) -> str:

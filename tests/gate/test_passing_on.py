@@ -21,6 +21,7 @@ from gpushared.gate.engine import EngineSocket
 from gpushared.gate.gate import Gate
 from tests.gate.desks import FakeDesk
 from tests.gate.serving import (
+    ALICE,
     ROOT,
     RawClient,
     Served,
@@ -276,3 +277,17 @@ async def test_an_engine_that_answers_no_end_is_given_up(engine: Recorder) -> No
     engine.answer = b"HTTP/1.1 200 OK\r\nContent-Length: 99000000\r\n\r\n" + bytes(40_000_000)
     with pytest.raises(EngineUnavailable, match="more than"):
         await EngineSocket(engine.path).call("GET", b"/info")
+
+
+@pytest.mark.parametrize(
+    ("target", "passed"),
+    [("/version", False), ("/containers/json", False), ("/images/search?term=x", True)],
+)
+async def test_a_password_for_a_registry_goes_with_what_asks_a_registry(
+    engine: Recorder, target: str, passed: bool
+) -> None:
+    """And nothing goes with it that the engine could understand some day."""
+    words = ("X-Registry-Auth: secret", "X-Registry-Config: secret", "X-Other: secret", "Cookie: secret")
+    async with serving_gate(Gate(engine.path, FakeDesk()), ALICE) as served:
+        assert (await ask(served, request("GET", target, b"", *words))).status == 201
+    assert engine.got[-1].lower().count(b"secret") == passed

@@ -10,11 +10,10 @@ from gpushared.gate.endpoints import BUILD, LOAD
 from gpushared.gate.handlers.ground import Ground, Handler, showing
 from gpushared.gate.policy.images import check_image, full_names
 from gpushared.gate.routes import Action
+from gpushared.gate.views import shown_images
 
 BUILDER = "docker.io/moby/buildkit"
 PULL_PARAMETERS = frozenset({"fromImage", "tag", "platform"})
-UNCOUNTED = -1
-"""What engines say of an image whose containers they have not counted."""
 
 
 class Images:
@@ -29,8 +28,7 @@ class Images:
     async def _list(self, call: Call) -> None:
         answer = await self._ground.ask(call, call.target)
         if answer.status == OK:
-            images = [{**image, "Containers": UNCOUNTED} for image in answer.json()]
-            answer = showing(answer, images)
+            answer = showing(answer, shown_images(answer.json()))
         await call.answer(answer)
 
     async def _pull(self, call: Call) -> None:

@@ -1,0 +1,396 @@
+"""Whose is what: two people whom nobody trusts ask real engines at the endpoints that have a scope."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gzip
+import io
+import json
+import tarfile
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from gpushared.gate.engine import EngineSocket
+from gpushared.gate.gate import Gate
+from gpushared.gate.turns import Turns
+from gpushared.ports import EngineFacts, Mount
+from tests.bed.fixtures import CdiEngine
+from tests.gate.desks import FakeDesk, edits, facts
+from tests.gate.people import People, people
+from tests.gate.serving import ask, raw_client, request
+
+pytestmark = pytest.mark.docker
+
+
+@pytest.fixture
+async def plain(desk: FakeDesk, docker_engine: str, busybox_image: str) -> AsyncIterator[People]:
+    """Before the old engine, which has a bridge."""
+    async with people(Gate(docker_engine, desk), busybox_image) as both:
+        yield both
+
+
+@pytest.fixture(params=["20.10", pytest.param("26.1", marks=pytest.mark.cdi)])
+async def both(request: pytest.FixtureRequest, desk: FakeDesk, busybox_image: str) -> AsyncIterator[People]:
+    """Before each of the engines."""
+    if request.param == "26.1":
+        engine: CdiEngine = request.getfixturevalue("cdi_engine")
+        desk.facts = EngineFacts("26.1.5", "1.45", True, facts().gpu_mechanism, 1)
+        socket = engine.socket
+    else:
+        socket = request.getfixturevalue("docker_engine")
+    async with people(Gate(socket, desk), busybox_image) as found:
+        yield found
+
+
+# --- names and ids -------------------------------------------------------------------------------------
+
+
+async def test_who_has_a_name_is_not_told(both: People, name: str) -> None:
+    holder = await both.bob.create(name)
+    body = {"Image": both.alice.image}
+    created = await both.alice.ask("POST", "/containers/create", body, name=name)
+    own = await both.alice.create()
+    renamed = await both.alice.ask("POST", f"/containers/{own}/rename", name=name)
+    for reply in (created, renamed):
+        assert (reply.status, holder in reply.message) == (409, False)
+        assert reply.message.endswith("is taken by somebody else's container (choose another)")
+
+
+async def test_that_oneself_has_a_name_is_told_in_the_engines_words(both: People, name: str) -> None:
+    holder = await both.alice.create(name)
+    reply = await both.alice.ask("POST", "/containers/create", {"Image": both.alice.image}, name=name)
+    assert (reply.status, holder in reply.message) == (409, True)
+
+
+async def test_the_beginning_of_ones_own_id_finds_it_whatever_others_are_called(both: People) -> None:
+    """The engine looks for a name first."""
+    mine = await both.alice.create()
+    shadow = await both.bob.create(mine[:11])
+    assert (await both.alice.get(f"/containers/{mine[:11]}/json"))["Id"] == mine
+    assert (await both.bob.get(f"/containers/{mine[:11]}/json"))["Id"] == shadow
+    assert (await both.alice.ask("POST", f"/containers/{mine[:11]}/stop")).status == 304
+    assert (await both.bob.ask("GET", f"/containers/{mine[:12]}/json")).status == 404
+
+
+@pytest.mark.parametrize("size", [12, 64])
+async def test_nothing_is_called_like_an_id(plain: People, size: int) -> None:
+    like = (await plain.alice.create())[:size]
+    body = {"Image": plain.bob.image}
+    own = await plain.bob.create()
+    for reply in (
+        await plain.bob.ask("POST", "/containers/create", body, name=like),
+        await plain.bob.ask("POST", f"/containers/{own}/rename", name=f"/{like}"),
+        await plain.bob.ask("POST", "/networks/create", {"Name": like}),
+    ):
+        assert (reply.status, "could be taken for an id" in reply.message) == (400, True)
+
+
+async def test_that_ids_begin_alike_is_not_told(both: People) -> None:
+    """Engines say of a beginning that fits several."""
+    seen: dict[str, str] = {}
+    while (container := await both.bob.create())[0] not in seen:
+        seen[container[0]] = container
+    reply = await both.alice.ask("GET", f"/containers/{container[0]}/json")
+    assert (reply.status, reply.message) == (404, f"No such container: {container[0]}")
+
+
+@pytest.mark.parametrize("kind", ["containers", "networks", "volumes"])
+async def test_a_name_with_a_slash_is_not_found_rather_than_refused(plain: People, kind: str) -> None:
+    """Clients that are given a bare name ask here before they ask for an image."""
+    suffix = "/json" if kind == "containers" else ""
+    assert (await plain.alice.ask("GET", f"/{kind}/a/b{suffix}")).status == 404
+    assert (await plain.alice.ask("GET", "/plugins/a/b/json")).status == 404
+
+
+# --- listings ------------------------------------------------------------------------------------------
+
+
+async def test_before_and_since_tell_nothing_of_others_containers(both: People, name: str) -> None:
+    await both.bob.create(name)
+    older, newer = await both.alice.create(), await both.alice.create()
+    listed = {
+        word: await both.alice.get("/containers/json", all="1", filters=json.dumps({word: [newer[:12]]}))
+        for word in ("before", "since")
+    }
+    assert [[each["Id"] for each in listed[word]] for word in ("before", "since")] == [[older], []]
+    for word in ("before", "since"):
+        reply = await both.alice.ask("GET", "/containers/json", filters=json.dumps({word: [name]}))
+        assert (reply.status, reply.message) == (404, f"No such container: {name}")
+
+
+async def test_the_engines_facts_count_ones_own_containers(both: People) -> None:
+    await both.bob.create()
+    await both.alice.create()
+    told = await both.alice.get("/info")
+    assert [told[f"Containers{word}"] for word in ("", "Running", "Stopped")] == [1, 0, 1]
+
+
+def kinds(told: bytes) -> list[tuple[str, str]]:
+    events: list[dict[str, Any]] = [json.loads(line) for line in told.splitlines() if line.strip()]
+    return [(event["Type"], event["Actor"]["ID"]) for event in events]
+
+
+async def test_events_are_those_of_ones_own_containers(both: People, name: str) -> None:
+    since = f"{time.time():.9f}"
+    await both.bob.make("volumes", name)
+    await both.bob.make("networks", name)
+    mount = {"Type": "volume", "Source": name, "Target": "/data"}
+    await both.bob.run("", "true", Mounts=[mount])
+    mine = await both.alice.run("", "true")
+    await both.alice.ask("POST", f"/containers/{mine}/wait")
+    until = f"{time.time() + 0.5:.9f}"
+    shown = await both.alice.ask("GET", "/events", since=since, until=until)
+    assert {("container", mine)} == set(kinds(shown.body))
+    everything = await both.root.ask("GET", "/events", since=since, until=until)
+    assert {kind for kind, _ in kinds(everything.body)} >= {"container", "volume", "network"}
+
+
+# --- networks ------------------------------------------------------------------------------------------
+
+
+async def test_the_engines_network_shows_ones_own_containers(plain: People) -> None:
+    bobs = await plain.bob.run(NetworkMode="bridge")
+    mine = await plain.alice.run(NetworkMode="bridge")
+    assert set((await plain.alice.get("/networks/bridge"))["Containers"]) == {mine}
+    assert set((await plain.root.get("/networks/bridge"))["Containers"]) >= {mine, bobs}
+
+
+async def test_networks_of_others_are_neither_listed_nor_found(plain: People, name: str) -> None:
+    created = await plain.bob.make("networks", name)
+    network = json.loads(created.body)["Id"]
+    listed = {each["Name"] for each in await plain.alice.get("/networks")}
+    assert (name in listed, {"bridge", "none"} <= listed) == (False, True)
+    assert name in {each["Name"] for each in await plain.bob.get("/networks")}
+    for word in (name, network, network[:10]):
+        reply = await plain.alice.ask("GET", f"/networks/{word}")
+        assert (reply.status, reply.message) == (404, f"No such network: {word}")
+    assert (await plain.bob.get(f"/networks/{network[:10]}", verbose="true"))["Name"] == name
+
+
+async def test_a_network_has_its_name_alone(plain: People, name: str) -> None:
+    """Of two with one name neither could be used by it; this engine allows two."""
+    await plain.bob.make("networks", name)
+    reply = await plain.alice.make("networks", name)
+    assert reply.status == 409
+    assert len(await plain.root.get("/networks", filters=json.dumps({"name": [name]}))) == 1
+
+
+async def test_a_network_that_a_stopped_container_needs_is_not_pruned(plain: People, name: str) -> None:
+    await plain.bob.make("networks", f"{name}-b")
+    await plain.alice.make("networks", name)
+    await plain.alice.create(f"{name}-c", NetworkMode=name)
+    kept = await plain.alice.ask("POST", "/networks/prune")
+    await plain.alice.ask("DELETE", f"/containers/{name}-c")
+    pruned = await plain.alice.ask("POST", "/networks/prune")
+    assert (kept.status, kept.message.split(" (")[0]) == (
+        409,
+        f"the network {name} is the container {name}-c's",
+    )
+    assert json.loads(pruned.body)["NetworksDeleted"] == [name]
+
+
+# --- volumes -------------------------------------------------------------------------------------------
+
+
+async def test_a_volume_of_somebody_else_is_not_given_by_its_name(both: People, name: str) -> None:
+    """The engine answers a create of one that exists with that one."""
+    assert (await both.bob.make("volumes", name)).status == 201
+    assert (await both.bob.make("volumes", name)).status == 201
+    reply = await both.alice.make("volumes", name)
+    assert (reply.status, reply.message.partition(" (")[0]) == (
+        409,
+        f"the name {name} is taken by a volume that is not yours",
+    )
+    assert (await both.alice.ask("GET", f"/volumes/{name}")).status == 404
+
+
+async def test_an_anonymous_volume_is_its_makers_whatever_it_says(both: People) -> None:
+    bob = str(both.bob.caller.uid)
+    mount = {"Type": "volume", "Target": "/x", "VolumeOptions": {"Labels": {"gpushare.owner": bob}}}
+    await both.alice.create("", Mounts=[mount])
+    assert (await both.bob.get("/volumes"))["Volumes"] in ([], None)
+    [volume] = (await both.alice.get("/volumes"))["Volumes"]
+    assert volume["Labels"]["gpushare.owner"] == str(both.alice.caller.uid)
+
+
+async def test_pruning_takes_ones_own_only(both: People, name: str) -> None:
+    theirs, mine = await both.bob.create(), await both.alice.create()
+    await both.bob.make("volumes", f"{name}-b")
+    await both.alice.make("volumes", f"{name}-a")
+    containers = await both.alice.ask("POST", "/containers/prune")
+    volumes = await both.alice.ask("POST", "/volumes/prune", filters=json.dumps({"all": ["1"]}))
+    if volumes.status == 400:  # an engine that takes all volumes anyway, and does not know the word
+        volumes = await both.alice.ask("POST", "/volumes/prune")
+    assert json.loads(containers.body)["ContainersDeleted"] == [mine]
+    assert json.loads(volumes.body)["VolumesDeleted"] == [f"{name}-a"]
+    assert (await both.bob.get(f"/containers/{theirs}/json"))["Id"] == theirs
+    assert (await both.bob.get(f"/volumes/{name}-b"))["Name"] == f"{name}-b"
+
+
+async def test_pruning_stops_at_a_container_that_only_bears_the_mark(
+    plain: People, docker_engine: str
+) -> None:
+    """It may come from an image that was committed of one's own container."""
+    body = {"Image": plain.alice.image, "Labels": {"gpushare.owner": str(plain.alice.caller.uid)}}
+    marked = json.loads(await past_the_gate(docker_engine, "POST", "/containers/create", body))["Id"]
+    plain.root.made.append(("containers", marked))
+    reply = await plain.alice.ask("POST", "/containers/prune")
+    told = "somebody else's container bears your mark"
+    assert (reply.status, reply.message.partition(" (")[0]) == (409, told)
+    assert (await plain.root.get(f"/containers/{marked}/json"))["Id"] == marked
+
+
+async def past_the_gate(engine: str, method: str, path: str, body: object) -> bytes:
+    answer = await EngineSocket(engine).call(method, path.encode(), json.dumps(body).encode())
+    return answer.body
+
+
+# --- inside a container --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", ["", "-ef", "aux", "-o pid,args"])
+async def test_ps_shows_the_containers_processes(plain: People, arguments: str) -> None:
+    mine = await plain.alice.run()
+    query = {"ps_args": arguments} if arguments else {}
+    told = await plain.alice.get(f"/containers/{mine}/top", **query)
+    assert [line[-1] for line in told["Processes"]] == ["sleep 600"]
+
+
+async def test_ps_shows_nothing_of_the_machine(both: People) -> None:
+    mine = await both.alice.run()
+    reply = await both.alice.ask("GET", f"/containers/{mine}/top", ps_args="-e -oppid=PID,args")
+    assert (reply.status, "is not for you" in reply.message) == (403, True)
+
+
+async def test_a_websocket_into_ones_own_container_works_and_into_anothers_does_not(both: People) -> None:
+    mine = await both.alice.run("", "sh", "-c", "read line; echo got $line")
+    key = base64.b64encode(b"0123456789abcdef").decode()
+    words = ["Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Origin: http://x"]
+    words.append(f"Sec-WebSocket-Key: {key}")
+    target = f"/containers/{mine}/attach/ws?stream=1&stdout=1&stdin=1"
+    refused = await ask(both.bob.served, request("GET", target, b"", *words))
+    assert (refused.status, refused.message) == (404, f"No such container: {mine}")
+    async with raw_client(both.alice.served) as client, asyncio.timeout(30):
+        await client.send(request("GET", target, b"", *words))
+        status, headers = await client.head()
+    assert (status, headers["upgrade"].lower()) == (101, "websocket")
+
+
+def tar(name: str, content: bytes) -> bytes:
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as archive:
+        entry = tarfile.TarInfo(name)
+        entry.size = len(content)
+        archive.addfile(entry, io.BytesIO(content))
+    return raw.getvalue()
+
+
+async def put(both: People, container: str, archive: bytes) -> tuple[int, bytes]:
+    raw = request("PUT", f"/containers/{container}/archive?path=/tmp", archive)
+    reply = await ask(both.alice.served, raw)
+    return reply.status, reply.body
+
+
+async def test_files_are_copied_into_a_container_that_does_not_run(both: People) -> None:
+    mine = await both.alice.create()
+    archive = tar("file", b"x" * 100_000)
+    assert await put(both, mine, archive) == (200, b"")
+    reply = await both.alice.ask("GET", f"/containers/{mine}/archive", path="/tmp/file")
+    assert b"x" * 100_000 in reply.body
+    assert (await both.bob.ask("GET", f"/containers/{mine}/archive", path="/tmp/file")).status == 404
+
+
+CANNOT_BE_COPIED = [
+    ("runs", True, {}),
+    ("has volumes", False, {"Mounts": [{"Type": "volume", "Target": "/data"}]}),
+]
+
+
+@pytest.mark.parametrize(("why", "run", "host"), CANNOT_BE_COPIED, ids=[case[0] for case in CANNOT_BE_COPIED])
+async def test_no_files_are_copied_where_a_link_could_lead_the_engine_astray(
+    both: People, why: str, run: bool, host: dict[str, object]
+) -> None:
+    mine = await (both.alice.run if run else both.alice.create)("", "sleep", "600", **host)
+    status, body = await put(both, mine, tar("file", b""))
+    assert (status, why in json.loads(body)["message"]) == (403, True)
+    assert (await both.alice.ask("GET", f"/containers/{mine}/archive", path="/tmp")).status == 403
+
+
+async def test_an_engine_that_holds_on_to_its_places_copies_while_the_container_runs(
+    both: People, desk: FakeDesk
+) -> None:
+    desk.facts = EngineFacts("29.5.1", "1.54", True, facts().gpu_mechanism, 1)
+    mine = await both.alice.run("", "sleep", "600", Mounts=[{"Type": "volume", "Target": "/data"}])
+    assert await put(both, mine, tar("file", b"")) == (200, b"")
+
+
+async def test_a_packed_archive_is_refused(both: People) -> None:
+    mine = await both.alice.create()
+    status, body = await put(both, mine, gzip.compress(tar("file", b"")))
+    assert (status, "no plain tar" in json.loads(body)["message"]) == (400, True)
+
+
+async def test_a_start_waits_until_files_are_copied() -> None:
+    """The engine would mount into a container that has begun to run."""
+    turns, seen = Turns(), list[str]()
+
+    async def start(container: str) -> None:
+        async with turns.of(container):
+            seen.append(container)
+
+    async with turns.of("copied"):
+        waiting = asyncio.create_task(start("copied"))
+        await start("another")
+        await asyncio.sleep(0)
+        assert seen == ["another"]
+    await waiting
+    assert seen == ["another", "copied"]
+
+
+# --- what is everybody's -------------------------------------------------------------------------------
+
+
+async def test_an_image_that_was_made_here_is_not_replaced_by_a_pull(both: People) -> None:
+    image, _, tag = both.alice.image.partition(":")
+    for query in ({"fromImage": image, "tag": tag}, {"fromImage": both.alice.image}):
+        reply = await both.alice.ask("POST", "/images/create", **query)
+        assert (reply.status, "was made on this machine" in reply.message) == (403, True)
+
+
+@pytest.mark.parametrize("image", ["busybox", "registry.example:5000/busybox"])
+async def test_not_all_tags_of_an_image_are_pulled_at_once(plain: People, image: str) -> None:
+    reply = await plain.alice.ask("POST", "/images/create", fromImage=image)
+    assert (reply.status, reply.message) == (400, f"{image} names no tag (pull {image}:latest)")
+
+
+async def test_what_clients_build_with_where_they_may_not_is_refused_in_the_same_words(plain: People) -> None:
+    pulled = await plain.alice.ask("POST", "/images/create", fromImage="moby/buildkit", tag="buildx-stable-1")
+    body = {"Image": "moby/buildkit:buildx-stable-1", "HostConfig": {"Privileged": True}}
+    created = await plain.alice.ask("POST", "/containers/create", body)
+    built = await plain.alice.ask("POST", "/build")
+    assert {reply.status for reply in (pulled, created, built)} == {403}
+    assert pulled.message == created.message == built.message
+
+
+@pytest.mark.parametrize("version", ["v9.99", "v1.999"])
+async def test_a_version_that_the_engine_does_not_speak_is_refused_in_its_words(
+    both: People, version: str
+) -> None:
+    container = await both.alice.create()
+    for path in ("/info", "/networks", "/images/json", "/containers/json", f"/containers/{container}/json"):
+        reply = await both.alice.ask("GET", f"/{version}{path}")
+        assert (reply.status, "is too new" in reply.message) == (400, True), path
+
+
+async def test_a_leases_container_is_copied_from_when_it_is_over(plain: People, desk: FakeDesk) -> None:
+    desk.edits = edits(Mount("/tmp", "/run/lease"))
+    body = {"Image": plain.alice.image, "Cmd": ["true"], "Labels": {"gpushare.gpu": "1"}}
+    body["HostConfig"] = {"NetworkMode": "none"}
+    created = await plain.alice.ask("POST", "/containers/create", body)
+    mine = json.loads(created.body)["Id"]
+    plain.alice.made.append(("containers", mine))
+    assert (await plain.alice.ask("GET", f"/containers/{mine}/archive", path="/bin/true")).status == 200
