@@ -20,6 +20,9 @@ class Origin:
     """``/proc/PID/exe`` when the connection was opened."""
 
 
+UNKNOWN = Origin()
+
+
 @dataclass(frozen=True, slots=True)
 class AuditLine:
     """What somebody asked for that changes something, or that was refused.

@@ -19,6 +19,16 @@ def read_moment(text: str, now: datetime) -> float:
     return moment.timestamp()
 
 
+def read_past(text: str, now: datetime) -> float:
+    """The same of what is over: ``2h`` is so long ago, and a time of day is the last one."""
+    try:
+        return now.timestamp() - parse_duration(text)
+    except RequestError:
+        moment = read_moment(text, now)
+    yesterday = (datetime.fromtimestamp(moment).astimezone() - timedelta(days=1)).timestamp()
+    return yesterday if moment > now.timestamp() else moment
+
+
 def _time_of_day(text: str, now: datetime) -> datetime:
     try:
         at = datetime.strptime(text, "%H:%M")  # noqa: DTZ007 - only its hour and minute are used

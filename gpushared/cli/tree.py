@@ -39,6 +39,7 @@ COMMANDS = (
     "door",
     "presets",
     "project",
+    "audit",
     "node",
     "pool",
     "config",

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
 from gpushared.client import faults, http
+from gpushared.client.audit_messages import AuditPage
 from gpushared.client.messages import (
     DoctorReport,
     DrainAnswer,
@@ -207,6 +208,23 @@ class Client:
     def presets(self) -> tuple[Preset, ...]:
         """The requests that the admin gave names."""
         return PresetList(self.call("Node/Presets", {})).presets
+
+    def audit(
+        self,
+        *,
+        user: str = "",
+        since: float = 0.0,
+        refused: bool = False,
+        container: str = "",
+        limit: int = 100,
+        after: int | None = None,
+        before: int | None = None,
+    ) -> AuditPage:
+        """Lines of the audit, oldest first: the newest, or the oldest ``after`` a number; at most 1000."""
+        asked: dict[str, object] = {"user": user, "since": since, "refused": refused, "container": container}
+        places = {"limit": limit, "after": after, "before": before}
+        asked |= {name: place for name, place in places.items() if place is not None}
+        return AuditPage(self.call("Audit/List", asked))
 
     def join_pool(self, address: str, token: str, name: str = "") -> PoolMembership:
         """Makes the node a member of the pool whose coordinator is at ``HOST`` or ``HOST:PORT``."""

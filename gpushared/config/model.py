@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from gpushared.config.audit import AuditConfig
 from gpushared.config.fields import HOUR_SECONDS, setting
 from gpushared.config.gate import GateConfig
 from gpushared.config.idle import IdleConfig, IdleQuietConfig
@@ -334,6 +335,7 @@ class Config:
     gate: GateConfig = field(default_factory=GateConfig)
     jobs: JobsConfig = field(default_factory=JobsConfig)
     pool: PoolConfig = field(default_factory=PoolConfig)
+    audit: AuditConfig = field(default_factory=AuditConfig)
     log: LogConfig = field(default_factory=LogConfig)
     projects: Mapping[str, ProjectConfig] = field(default_factory=dict)
     presets: Mapping[str, Preset] = field(default_factory=dict)
@@ -358,6 +360,7 @@ SECTIONS: Mapping[str, type] = {
     "gate": GateConfig,
     "jobs": JobsConfig,
     "pool": PoolConfig,
+    "audit": AuditConfig,
     "log": LogConfig,
 }
 

@@ -8,6 +8,7 @@
     ├── StateConflict             right thing, wrong moment            failed_precondition  125
     ├── LimitReached              a bound of the daemon is reached     resource_exhausted   125
     ├── Unavailable               a part outside the daemon is away    unavailable          125
+    │   ├── AuditUnavailable
     │   ├── DaemonUnavailable
     │   ├── EngineUnavailable
     │   ├── GpusUnavailable
@@ -101,6 +102,10 @@ class Unavailable(GpushareError):
 
 class DaemonUnavailable(Unavailable):
     """Seen by clients: nothing answers on the socket."""
+
+
+class AuditUnavailable(Unavailable):
+    """The audit cannot be written or read; nothing else depends on it."""
 
 
 class EngineUnavailable(Unavailable):

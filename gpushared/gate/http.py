@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 import h11
 
-from gpushared.audit.line import Origin
+from gpushared.audit.line import UNKNOWN, Origin
 from gpushared.domain.errors import Code, GpushareError
 from gpushared.domain.request import Caller
 from gpushared.gate.answers import connect_error, docker_error, http_status
@@ -63,6 +63,7 @@ class WebRequest:
     """Names in lower case."""
     body: bytes
     caller: Caller
+    origin: Origin = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ async def serve_http(
     The caller keeps a strong reference to the task that this runs in: after a client's half-close nothing
     else may hold it, and it would be collected with the stream still open.
     """
-    connection = _Connection(reader, writer, caller, limits or Limits(), prefix, origin or Origin())
+    connection = _Connection(reader, writer, caller, limits or Limits(), prefix, origin or UNKNOWN)
     try:
         await connection.serve(routes)
     except asyncio.CancelledError:
@@ -332,7 +333,7 @@ class _Connection:
         body = await self.whole_body(self._limits.json_body_bytes)
         path = request.target.partition(b"?")[0].decode("ascii")
         try:
-            reply = await handler(WebRequest("POST", path, exchange.headers, body, self.caller))
+            reply = await handler(WebRequest("POST", path, exchange.headers, body, self.caller, self.origin))
         except GpushareError as error:
             reply = WebReply(http_status(error), connect_error(error.code, str(error)))
         await exchange.respond(reply.status, reply.body, content_type=reply.content_type)

@@ -27,6 +27,8 @@ from gpushared.node import grpcapi
 from gpushared.node.allowance import Kept, NodeAllowance, load_kept
 from gpushared.node.api import Api
 from gpushared.node.attendance import Attendance
+from gpushared.node.audit_api import AuditApi
+from gpushared.node.audit_log import AuditLog
 from gpushared.node.configured import policy_of, rules_of
 from gpushared.node.desk import NodeDesk
 from gpushared.node.examination import Examination
@@ -49,6 +51,7 @@ from gpushared.ports import (
     ContainerStatus,
     JournalSnapshot,
 )
+from gpushared.serving.call_audit import CallAudit
 from gpushared.serving.clock import boot_id, boottime, keep, keep_always
 from gpushared.serving.doors import Doors
 from gpushared.serving.front import Front, listen
@@ -103,6 +106,7 @@ class Daemon:
         self._enrolment = open_enrolment(config, self._troubles)
         self._identities = Identities(config.gate.trusted_groups)
         self._runtime_dir = Path(config.node.runtime_dir)
+        self._audit = AuditLog(parts.audit, self._troubles, config.audit)
         self._gate: Gate | None = None
         self._kept: Kept | None = None
         self._told = ""
@@ -243,20 +247,22 @@ class Daemon:
         await load_enrolment(self._enrolment, self._troubles)
         self._api = self._make_api(loop)
         self._set_presets()
-        gate = self._gate = Gate(config.engine.socket, self._desk, policy_of(config))
+        audit = self._audit
+        gate = self._gate = Gate(config.engine.socket, self._desk, policy_of(config), audit.take)
         stack.push_async_callback(_end_creates, gate)
         inner = self._runtime_dir / INNER_SOCKET
         inner.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         inner.parent.chmod(0o700)
-        json = JsonApi(self._calls())
-        routes = Routes(json=json.answer, docker=gate.handle)
+        of_calls, lines = CallAudit(audit.take), AuditApi(audit, simulated=self._parts.gpus.simulated)
+        json = JsonApi(self._calls() | lines.calls(), of_calls)
+        routes = Routes(json=json.answer, docker=gate.handle, refused=gate.refused)
         await self._jobs.serve(routes, stack)
         jobs = await self._open_jobs(loop, stack)
         json.add(jobs.calls())
         json.add(self._pool.calls())
         front = Front(inner, self._identities, routes)
-        doors = Doors(self._identities, front.secret)
-        await stack.enter_async_context(grpcapi.serving(self._api, jobs, doors, str(inner)))
+        doors = Doors(self._identities, front.secret, front.origins, of_calls)
+        await stack.enter_async_context(grpcapi.serving(self._api, jobs, lines, doors, str(inner)))
         await stack.enter_async_context(front.serving(listener))
         await check_identity(listener.getsockname())
         await self._live(loop)
@@ -350,6 +356,7 @@ class Daemon:
             self._jobs.run(),
             self._enrolment.keep_renewed(),
             self._pool.run(),
+            self._audit.run(),
             loop.ended(),
             self._stop.wait(),
         )
@@ -398,6 +405,7 @@ class Daemon:
     def reload(self, config: Config) -> None:
         """Take over what can change at run time: rules, presets, the gate's policy, trusted groups."""
         self._config = config
+        self._audit.config = config.audit
         if self._gate is None:
             return  # it is still starting, with what it then finds here
         self._loop.take_rules(rules_of(config))
@@ -408,6 +416,7 @@ class Daemon:
         self._pool.link.reload()
         self._set_presets()
         self._told = ""  # the next tick says again what is served, after what is said about this
+        self._audit.told_of_reload()
         log.info("configuration reloaded")
 
     def _set_presets(self) -> None:
@@ -421,6 +430,7 @@ class Daemon:
         await self._parts.engine.close()
         await self._parts.gpus.close()
         await self._parts.jobs.close()
+        await self._audit.close()
         await self._parts.journal.close()
         await keep(self._parts.clock, self._troubles)
 

@@ -11,6 +11,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from gpushared.api.v1 import (
+    audit_pb2,
+    audit_pb2_grpc,
     gpus_pb2,
     gpus_pb2_grpc,
     jobs_pb2,
@@ -24,6 +26,7 @@ from gpushared.api.v1 import (
 )
 from gpushared.domain.errors import GpushareError
 from gpushared.node.api import Api, is_over
+from gpushared.node.audit_api import AuditApi
 from gpushared.node.jobs import NodeJobs
 from gpushared.serving.doors import OPTIONS, Context, Doors, abort
 
@@ -171,6 +174,17 @@ class Node(node_pb2_grpc.NodeServicer):
         return await self._doors.unary(self._api.memberships.leave, request, context)
 
 
+class Audit(audit_pb2_grpc.AuditServicer):
+    def __init__(self, audit: AuditApi, doors: Doors) -> None:
+        self._audit = audit
+        self._doors = doors
+
+    async def List(
+        self, request: audit_pb2.ListAuditRequest, context: Context[Any, Any]
+    ) -> audit_pb2.ListAuditResponse:
+        return await self._doors.unary(self._audit.list_lines, request, context)
+
+
 class Jobs(jobs_pb2_grpc.JobsServicer):
     def __init__(self, jobs: NodeJobs, doors: Doors) -> None:
         self._jobs = jobs
@@ -247,7 +261,9 @@ class Jobs(jobs_pb2_grpc.JobsServicer):
 
 
 @asynccontextmanager
-async def serving(api: Api, jobs: NodeJobs, doors: Doors, socket_path: str) -> AsyncIterator[None]:
+async def serving(
+    api: Api, jobs: NodeJobs, audit: AuditApi, doors: Doors, socket_path: str
+) -> AsyncIterator[None]:
     """A gRPC server on the inner socket, with health and reflection, as long as the block runs."""
     server = grpc.aio.server(options=OPTIONS)
     leases_pb2_grpc.add_LeasesServicer_to_server(Leases(api, doors), server)
@@ -255,8 +271,9 @@ async def serving(api: Api, jobs: NodeJobs, doors: Doors, socket_path: str) -> A
     projects_pb2_grpc.add_ProjectsServicer_to_server(Projects(api, doors), server)
     node_pb2_grpc.add_NodeServicer_to_server(Node(api, doors), server)
     jobs_pb2_grpc.add_JobsServicer_to_server(Jobs(jobs, doors), server)
+    audit_pb2_grpc.add_AuditServicer_to_server(Audit(audit, doors), server)
     names = [
-        *(f"gpushare.v1.{service}" for service in ("Leases", "Gpus", "Projects", "Node", "Jobs")),
+        *(f"gpushare.v1.{service}" for service in ("Leases", "Gpus", "Projects", "Node", "Jobs", "Audit")),
         health.SERVICE_NAME,
         reflection.SERVICE_NAME,
     ]

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpushared.audit.sqlite import SqliteAudit
 from gpushared.config.model import CheckpointMode, Config
 from gpushared.domain.rules import Action, MpsMode
 from gpushared.engine.docker import DockerEngine
@@ -33,6 +34,7 @@ from gpushared.sharing.no_checkpoints import NoCheckpoints
 
 JOURNAL_NAME = "journal.db"
 JOBS_NAME = "jobs.db"
+AUDIT_NAME = "audit.db"
 MPS_ENVIRONMENT = ("LD_LIBRARY_PATH",)
 """What programs of ours that use the driver get of our environment besides PATH: where its libraries are."""
 MPS_BINARY = "nvidia-cuda-mps-control"
@@ -50,6 +52,7 @@ class Parts:
     jobs: Store
     """The memory of the node's own book of jobs."""
     clock: Clock
+    audit: SqliteAudit
     wall: DriverWall = field(default_factory=lambda: DriverWall(None))
     """The driver's memory limits, which ``sharing`` uses too."""
     modes: ExclusiveModes | None = None
@@ -97,6 +100,7 @@ def real_parts(config: Config) -> Parts:
             Path(config.node.state_dir) / JOURNAL_NAME, keep_ended=config.node.keep_ended_leases
         ),
         jobs=SqliteStore(Path(config.node.state_dir) / JOBS_NAME),
+        audit=SqliteAudit(Path(config.node.state_dir) / AUDIT_NAME),
         clock=SteadyClock(Path(config.node.state_dir) / CLOCK_NAME),
     )
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
 import grpc
 
+from gpushared.audit.line import Origin
 from gpushared.domain.errors import Code, GpushareError, PermissionRefused
 from gpushared.domain.request import Caller
+from gpushared.serving.call_audit import CallAudit
 from gpushared.serving.identity import Identities, Peer
 
 HINT_METADATA = "gpushare-hint-bin"
@@ -31,7 +33,7 @@ OPTIONS = [
     ("grpc.so_reuseport", 0),
 ]
 
-_PEER = re.compile(r"unix-abstract:gpushared/[0-9a-f]+/\d+/(\d+)/(\d+)/(\d+)")
+_PEER = re.compile(r"unix-abstract:gpushared/[0-9a-f]+/(\d+)/(\d+)/(\d+)/(\d+)")
 
 STATUS = {
     Code.INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
@@ -58,17 +60,30 @@ def peer_name(secret: str, number: int, peer: Peer) -> str:
 class Doors:
     """What each gRPC call passes: who is it, and errors of the tree as gRPC status."""
 
-    def __init__(self, identities: Identities, secret: str) -> None:
+    def __init__(
+        self,
+        identities: Identities,
+        secret: str,
+        origins: Mapping[int, Origin] | None = None,
+        audit: CallAudit | None = None,
+    ) -> None:
+        """``origins``: the processes behind the connections that the front passed on, by their numbers."""
         self._identities = identities
         self._secret = secret
+        self._origins = origins or {}
+        self._audit = audit or CallAudit()
 
     async def caller_of(self, context: Context[Any, Any]) -> Caller:
         """The caller that the front wrote into its socket's name; grpcio reports that name as the peer."""
+        _, peer = self._behind(context)
+        return await self._identities.caller(peer)
+
+    def _behind(self, context: Context[Any, Any]) -> tuple[Origin, Peer]:
         match = _PEER.fullmatch(context.peer())
         if match is None or f"/{self._secret}/" not in context.peer():
             raise PermissionRefused("this connection did not come through the front")
-        uid, gid, pid = (int(part) for part in match.groups())
-        return await self._identities.caller(Peer(pid, uid, gid))
+        number, uid, gid, pid = (int(part) for part in match.groups())
+        return self._origins.get(number, Origin(pid)), Peer(pid, uid, gid)
 
     async def unary(
         self,
@@ -77,7 +92,8 @@ class Doors:
         context: Context[Any, Any],
     ) -> _Answered:
         try:
-            return await call(message, await self.caller_of(context))
+            origin, peer = self._behind(context)
+            return await self._audit.make(call, message, await self._identities.caller(peer), origin)
         except GpushareError as error:
             await abort(context, error)
 

@@ -20,10 +20,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from gpushared.audit.line import Origin
 from gpushared.domain.errors import ConfigError
 from gpushared.gate.http import Routes, linger, serve_http
 from gpushared.serving.doors import peer_name
-from gpushared.serving.identity import Identities, Peer, peer_of
+from gpushared.serving.identity import Identities, Peer, origin_of, peer_of
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,8 @@ class Front:
         self._routes = routes
         self._numbers = itertools.count(1)
         self._open: Counter[int] = Counter()
+        self.origins: dict[int, Origin] = {}
+        """The processes behind the connections that are passed on to gRPC, by their numbers."""
         # asyncio keeps only weak references to the tasks of connections.
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -83,14 +86,15 @@ class Front:
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            peer = peer_of(writer.get_extra_info("socket"))
+            sock = writer.get_extra_info("socket")
+            peer = peer_of(sock)
             if self._open[peer.uid] >= MAX_CONNECTIONS_PER_USER:
                 writer.write(TOO_MANY)  # HTTP/2 has no word for it: there the connection just ends
                 await linger(reader, writer)
                 return
             self._open[peer.uid] += 1
             try:
-                await self._serve(reader, writer, peer)
+                await self._serve(reader, writer, peer, origin_of(sock, peer))
             finally:
                 self._open[peer.uid] -= 1
         except OSError as error:
@@ -98,22 +102,28 @@ class Front:
         finally:
             writer.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: Peer) -> None:
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: Peer, origin: Origin
+    ) -> None:
         try:
             async with asyncio.timeout(FIRST_BYTES_SECONDS):
                 prefix = await reader.readexactly(len(HTTP2))
         except (TimeoutError, asyncio.IncompleteReadError):
             return
         if prefix == HTTP2:
-            await self._splice(reader, writer, peer, prefix)
+            number = next(self._numbers)
+            self.origins[number] = origin
+            try:
+                await self._splice(reader, writer, await self._connect_as(peer, number), prefix)
+            finally:
+                del self.origins[number]
         else:
             caller = await self._identities.caller(peer)
-            await serve_http(reader, writer, caller, self._routes, prefix=prefix)
+            await serve_http(reader, writer, caller, self._routes, prefix=prefix, origin=origin)
 
     async def _splice(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: Peer, prefix: bytes
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, inner: socket.socket, prefix: bytes
     ) -> None:
-        inner = await self._connect_as(peer)
         inner_reader, inner_writer = await asyncio.open_unix_connection(sock=inner)
         inner_writer.write(prefix)
         ways = [
@@ -129,11 +139,11 @@ class Front:
             await asyncio.gather(*ways, return_exceptions=True)
             inner_writer.close()
 
-    async def _connect_as(self, peer: Peer) -> socket.socket:
+    async def _connect_as(self, peer: Peer, number: int) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             sock.setblocking(False)
-            sock.bind("\0" + peer_name(self.secret, next(self._numbers), peer))
+            sock.bind("\0" + peer_name(self.secret, number, peer))
             await asyncio.get_running_loop().sock_connect(sock, str(self._inner_socket))
         except BaseException:
             sock.close()

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import grp
 import os
 import pwd
+import select
 import socket
 import struct
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 
+from gpushared.audit.line import Origin, bounded
 from gpushared.domain.request import Caller
 from gpushared.gate.accounts import ask_names
 
 _UCRED = struct.Struct("3i")
 """``struct ucred`` of unix(7): pid, uid, gid."""
 
+SO_PEERPIDFD = 77
+"""asm-generic/socket.h; Python has no name for it."""
+MAX_EXECUTABLE = 256
 NAME_SERVICE_SECONDS = 3.0
 REMEMBER_SECONDS = 60.0
 
@@ -34,6 +41,60 @@ class Peer:
 def peer_of(sock: socket.socket) -> Peer:
     """The credentials that the kernel noted when the peer connected (unix(7), SO_PEERCRED)."""
     return Peer(*_UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)))
+
+
+def origin_of(sock: socket.socket, peer: Peer) -> Origin:
+    """The process that connected, and the program that it runs now; without a program where it is gone.
+
+    A number may be another process's by now: what is read below /proc counts only while a handle on the
+    very process that connected says that it still lives (SO_PEERPIDFD, Linux 6.5). Older kernels have no such
+    handle: there whoever has the number must have been there before the connection came and be the same user.
+    """
+    accepted_at = time.clock_gettime(time.CLOCK_BOOTTIME)
+    try:
+        handle = _handle_of(sock, peer)
+    except OSError:
+        return Origin(peer.pid)
+    try:
+        executable = str(Path(f"/proc/{peer.pid}/exe").readlink())
+        if handle.certain or _was_there(peer, accepted_at):
+            return Origin(peer.pid, "" if _has_ended(handle.fd) else bounded(executable, MAX_EXECUTABLE))
+    except OSError:
+        pass
+    finally:
+        os.close(handle.fd)
+    return Origin(peer.pid)
+
+
+@dataclass(frozen=True, slots=True)
+class _Handle:
+    """``certain``: it is of the process that connected, and not only of one that has its number."""
+
+    fd: int
+    certain: bool
+
+
+def _handle_of(sock: socket.socket, peer: Peer) -> _Handle:
+    try:
+        return _Handle(sock.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD), certain=True)
+    except OSError as error:
+        if error.errno != errno.ENOPROTOOPT:
+            raise
+    return _Handle(os.pidfd_open(peer.pid), certain=False)
+
+
+def _has_ended(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _was_there(peer: Peer, at: float) -> bool:
+    """Whether the process that has the number now began before ``at``, and is the peer's user's."""
+    folder = Path(f"/proc/{peer.pid}")
+    # proc(5): after the name in brackets come fields 3 and on; 22 is the start in ticks since the boot.
+    ticks = int((folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[19])
+    return ticks / os.sysconf("SC_CLK_TCK") <= at and folder.stat().st_uid == peer.uid
 
 
 class Identities:

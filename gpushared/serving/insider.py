@@ -10,10 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
+import sys
 from collections import Counter
 from functools import partial
 
+from gpushared.audit.line import Origin
 from gpushared.domain.errors import LimitReached, Unavailable
 from gpushared.domain.request import Caller
 from gpushared.gate.engine import EngineConnection, EngineSocket
@@ -89,7 +92,7 @@ class Insider:
 async def _serve(sock: socket.socket, caller: Caller, routes: Routes) -> None:
     try:
         reader, writer = await asyncio.open_unix_connection(sock=sock)
-        await serve_http(reader, writer, caller, routes)
+        await serve_http(reader, writer, caller, routes, origin=Origin(os.getpid(), sys.executable))
     except OSError as error:
         log.debug("inner connection lost: %s", error)
 

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 
 from gpushared.domain.errors import Code, GpushareError, RequestError
 from gpushared.gate.http import WebReply, WebRequest
+from gpushared.serving.call_audit import CallAudit
 
 log = logging.getLogger(__name__)
 
@@ -48,12 +49,15 @@ class Unary:
 class JsonApi:
     """Answers JSON calls by the same functions that answer gRPC."""
 
-    def __init__(self, calls: Mapping[str, Unary]) -> None:
-        self._calls = dict(calls)
+    def __init__(self, calls: Mapping[str, Unary], audit: CallAudit | None = None) -> None:
+        self._audit = audit or CallAudit()
+        self._calls: dict[str, Unary] = {}
+        self.add(calls)
 
     def add(self, calls: Mapping[str, Unary]) -> None:
         """More calls, from now on."""
         self._calls |= calls
+        self._audit.learn({name: unary.call for name, unary in calls.items()})
 
     async def answer(self, request: WebRequest) -> WebReply:
         """The answer to one request; errors of the tree become Connect's error form."""
@@ -62,7 +66,7 @@ class JsonApi:
             return _error(404, Code.UNIMPLEMENTED, f"there is no call {request.path[:100]}", "")
         try:
             message = _parse(request.body, unary)
-            answer = await unary.call(message, request.caller)
+            answer = await self._audit.make(unary.call, message, request.caller, request.origin)
         except GpushareError as error:
             return failure(error)
         text = json_format.MessageToJson(

@@ -1,0 +1,41 @@
+"""The audit's file without ever blocking the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpushared.audit.store import Keep, Numbered, Search, Store
+from gpushared.audit.words import WORDS
+from gpushared.sqlite.calls import Calls
+
+
+class SqliteAudit(Calls):
+    """The audit in the file ``path``, opened by the first call.
+
+    Errors of every call: ``AuditUnavailable`` (nothing of it happened), ``TimedOut`` (nobody knows; writing
+    the same numbers again is right in both cases), ``ConfigError`` (the file is not for this version).
+    """
+
+    def __init__(self, path: Path, *, timeout_seconds: float = 15.0, busy_seconds: float = 5.0) -> None:
+        super().__init__("audit", path, WORDS, timeout_seconds=timeout_seconds)
+        self._store = Store(path, busy_seconds=busy_seconds)
+
+    async def newest(self) -> int:
+        """The number of the newest line, 0 without any."""
+        return await self._call(self._store.newest)
+
+    async def write(self, lines: Sequence[Numbered], keep: Keep, now: float) -> None:
+        """Durable when it comes back. Lines whose numbers are there already stay as they are."""
+        batch = tuple(lines)
+        await self._call(lambda: self._store.write(batch, keep, now))
+
+    async def prune(self, keep: Keep, now: float) -> None:
+        await self._call(lambda: self._store.prune(keep, now))
+
+    async def search(self, wanted: Search) -> tuple[Numbered, ...]:
+        return await self._read(lambda: self._store.search(wanted))
+
+    async def close(self) -> None:
+        """Finish what was asked, then let go of the file. Calls after it are refused."""
+        await self._close(self._store.close)

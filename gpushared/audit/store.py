@@ -1,0 +1,159 @@
+"""The audit's file: blocking, for one thread only."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpushared.audit.line import AuditLine, Origin
+from gpushared.audit.schema import SCHEMA
+from gpushared.audit.words import WORDS
+from gpushared.sqlite.file import SqliteFile
+
+MAX_PAGE = 1000
+PRUNE_EVERY = 500
+PRUNE_STEP = 2000
+"""More than ``PRUNE_EVERY``, so that a lowered limit is reached in time, few enough for some milliseconds."""
+DAY_SECONDS = 86400.0
+
+_COLUMNS = (
+    "number, at, uid, user, pid, executable, method, endpoint, container, name, digest, status, code, text, "
+    "more"
+)
+# A line that a call wrote whose answer came too late is written again by the next.
+_PUT = f"INSERT OR IGNORE INTO line ({_COLUMNS}) VALUES ({', '.join('?' * 15)})"  # noqa: S608 - constants
+_FULLEST = "SELECT uid FROM line GROUP BY uid ORDER BY count(*) DESC, uid LIMIT 1"
+_PRUNE_UID = (
+    "DELETE FROM line WHERE number IN (SELECT number FROM line WHERE uid = ? ORDER BY number LIMIT ?)"
+)
+_PRUNE_OLD = "DELETE FROM line WHERE number IN (SELECT number FROM line WHERE at < ? ORDER BY at LIMIT ?)"
+
+Numbered = tuple[int, AuditLine]
+"""Lines are numbered as they come, over restarts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """How much stays."""
+
+    days: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Which lines; empty and None for all. The newest ``limit`` of them, or with ``after`` the oldest."""
+
+    uid: int | None = None
+    user: str = ""
+    """A name, or a uid in digits."""
+    since: float | None = None
+    refused: bool = False
+    container: str = ""
+    """A container's name or (beginning of an) id, or what else a line names."""
+    after: int | None = None
+    before: int | None = None
+    limit: int = 100
+
+
+class Store(SqliteFile):
+    """Raises AuditUnavailable (nothing happened), or ConfigError where the file is not for this version."""
+
+    def __init__(self, path: Path, *, busy_seconds: float) -> None:
+        super().__init__(path, SCHEMA, WORDS, busy_seconds=busy_seconds)
+        self._since_prune = 0
+
+    def newest(self) -> int:
+        """The number of the newest line, 0 without any."""
+        with self._reading() as db:
+            (number,) = db.execute("SELECT coalesce(max(number), 0) FROM line").fetchone()
+            return int(number)
+
+    def write(self, lines: Sequence[Numbered], keep: Keep, now: float) -> None:
+        """All of them in one transaction."""
+        with self._writing() as db:
+            db.executemany(_PUT, [_row(*line) for line in lines])
+            self._since_prune += len(lines)
+            if self._since_prune >= PRUNE_EVERY:
+                _prune(db, keep, now)
+        if self._since_prune >= PRUNE_EVERY:
+            self._since_prune = 0
+
+    def prune(self, keep: Keep, now: float) -> None:
+        """Forget what is too old or too much, some of it at a time."""
+        with self._writing() as db:
+            _prune(db, keep, now)
+
+    def search(self, wanted: Search) -> tuple[Numbered, ...]:
+        """Oldest first."""
+        where, values = _conditions(wanted)
+        order = "DESC" if wanted.after is None else "ASC"
+        text = f"SELECT {_COLUMNS} FROM line WHERE {where} ORDER BY number {order} LIMIT ?"  # noqa: S608 - only conditions of ours; the values are bound
+        with self._reading() as db:
+            rows = db.execute(text, (*values, min(max(wanted.limit, 1), MAX_PAGE))).fetchall()
+        return tuple(map(_line, rows if wanted.after is not None else reversed(rows)))
+
+
+def _prune(db: sqlite3.Connection, keep: Keep, now: float) -> None:
+    """By age first; then of whoever has the most, so that nobody can push out what others did."""
+    db.execute(_PRUNE_OLD, (now - keep.days * DAY_SECONDS, PRUNE_STEP))
+    (count,) = db.execute("SELECT count(*) FROM line").fetchone()
+    if count > keep.rows:
+        (uid,) = db.execute(_FULLEST).fetchone()
+        db.execute(_PRUNE_UID, (uid, min(PRUNE_STEP, count - keep.rows)))
+
+
+def _conditions(wanted: Search) -> tuple[str, list[object]]:
+    chosen: list[tuple[str, Sequence[object]]] = [("1", ())]
+    if wanted.uid is not None:
+        chosen.append(("uid = ?", (wanted.uid,)))
+    if wanted.user:
+        number = int(wanted.user) if wanted.user.isascii() and wanted.user.isdigit() else -1
+        chosen.append(("(user = ? OR uid = ?)", (wanted.user, min(number, 2**63 - 1))))
+    if wanted.since is not None:
+        chosen.append(("at >= ?", (wanted.since,)))
+    if wanted.refused:
+        chosen.append(("code != ''", ()))
+    if wanted.container:
+        chosen.append(_about(wanted.container))
+    if wanted.after is not None:
+        chosen.append(("number > ?", (wanted.after,)))
+    if wanted.before is not None:
+        chosen.append(("number < ?", (wanted.before,)))
+    return " AND ".join(text for text, _ in chosen), [value for _, values in chosen for value in values]
+
+
+def _about(name: str) -> tuple[str, Sequence[object]]:
+    """Lines that name it, lines about the container of this id, and those about one that had this name."""
+    return (
+        """(name = ? OR (container >= ? AND container < ?) OR container IN
+            (SELECT container FROM line WHERE name = ? AND container != ''))""",
+        (name, name, f"{name}\U0010ffff", name),
+    )
+
+
+def _row(number: int, line: AuditLine) -> tuple[object, ...]:
+    return (
+        number,
+        line.at,
+        line.uid,
+        line.user,
+        line.origin.pid,
+        line.origin.executable,
+        line.method,
+        line.endpoint,
+        line.container,
+        line.name,
+        line.digest,
+        line.status,
+        line.code,
+        line.text,
+        line.more,
+    )
+
+
+def _line(row: tuple[object, ...]) -> Numbered:
+    number, at, uid, user, pid, executable, *rest = row
+    return number, AuditLine(at, uid, user, Origin(pid, executable), *rest)  # type: ignore[arg-type,return-value]  # as the table has them

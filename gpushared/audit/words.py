@@ -1,0 +1,13 @@
+"""How the audit's file is spoken of."""
+
+from gpushared.domain.errors import AuditUnavailable
+from gpushared.sqlite.trouble import Words
+
+WORDS = Words(
+    noun="the audit",
+    program="the daemon",
+    error=AuditUnavailable,
+    if_busy="is another gpushared running on this node?",
+    if_damaged="move it away and restart: a new one is begun",
+    if_newer="install the newer gpushared again, or move the audit away to begin an empty one",
+)

@@ -1,0 +1,226 @@
+"""``gpushare audit``: who changed what, and who was refused what."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import click
+
+from gpushared.cli.listing import Listing, Options, Own, Screen, write
+from gpushared.cli.listing_command import listing_command
+from gpushared.cli.moment import read_past
+from gpushared.cli.table import Column, Row
+from gpushared.client import Client
+from gpushared.client.audit_messages import AuditLine, AuditPage
+from gpushared.domain.errors import RequestError
+
+LIMIT = 50
+MAX_LIMIT = 100_000
+PAGE = 1000
+FOLLOW_SECONDS = 1.0
+_CALL_WIDTH = 32
+_LONG_ID = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
+
+
+def _row(line: AuditLine, now: float) -> Row:
+    return {
+        "time": _when(line.at, now),
+        "user": line.user,
+        "call": _shortened(_call(line)),
+        "status": str(line.status or "gone"),
+        "said": _said(line),
+        "code": line.code,
+        "uid": str(line.uid),
+        "pid": str(line.pid or ""),
+        "program": line.executable,
+        "endpoint": f"{line.method} {line.endpoint}",
+        "name": line.name,
+        "container": line.container[:12],
+        "digest": line.digest[:12],
+        "number": str(line.number),
+    }
+
+
+def _call(line: AuditLine) -> str:
+    called = f"{line.method} " + _LONG_ID.sub(r"\1", line.endpoint)
+    return called if not line.name or line.name in line.endpoint else f"{called} {line.name}"
+
+
+def _shortened(called: str) -> str:
+    return called if len(called) <= _CALL_WIDTH else called[: _CALL_WIDTH - 1] + "…"
+
+
+def _said(line: AuditLine) -> str:
+    more = f"and {line.more} more like it" if line.more else ""
+    return "; ".join(part for part in (more, line.text) if part)
+
+
+def _when(at: float, now: float) -> str:
+    """To the second; with the day where it is another one."""
+    then, today = time.localtime(at), time.localtime(now)
+    same_day = (then.tm_year, then.tm_yday) == (today.tm_year, today.tm_yday)
+    return time.strftime("%H:%M:%S" if same_day else "%m-%d %H:%M", then)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    user: str
+    since: float
+    refused: bool
+    container: str
+
+    def page(
+        self, client: Client, limit: int, *, after: int | None = None, before: int | None = None
+    ) -> AuditPage:
+        return client.audit(
+            user=self.user,
+            since=self.since,
+            refused=self.refused,
+            container=self.container,
+            limit=limit,
+            after=after,
+            before=before,
+        )
+
+
+def _asked(options: Options) -> _Asked:
+    since = options.value("since")
+    return _Asked(
+        options.value("user"),
+        read_past(since, datetime.now().astimezone()) if since else 0.0,
+        bool(options.value("refused")),
+        options.value("container"),
+    )
+
+
+def _limit(options: Options) -> int:
+    said = options.value("limit")
+    if not said:
+        return LIMIT
+    if not (said.isascii() and said.isdigit() and 0 < int(said) <= MAX_LIMIT):
+        raise RequestError(f"{said[:40]!r} is no number of lines", hint=f"say 1 to {MAX_LIMIT}")
+    return int(said)
+
+
+def _newest(client: Client, asked: _Asked, limit: int) -> tuple[list[AuditLine], AuditPage]:
+    """The newest lines, oldest first, page by page; and the first page."""
+    first = asked.page(client, min(PAGE, limit))
+    lines = list(first.lines)
+    while lines and len(lines) < limit:
+        page = asked.page(client, min(PAGE, limit - len(lines)), before=lines[0].number)
+        if not page.lines:
+            break
+        lines = [*page.lines, *lines]
+    return lines, first
+
+
+def _screen(lines: Sequence[AuditLine], page: AuditPage) -> Screen:
+    now = time.time()
+    return Screen(
+        rows=[_row(line, now) for line in lines],
+        items=[line.to_json() for line in lines],
+        ids=[str(line.number) for line in lines],
+        simulated=page.simulated,
+        notes=[page.trouble] if page.trouble else [],
+    )
+
+
+def fetch(client: Client, options: Options) -> Screen:
+    return _screen(*_newest(client, _asked(options), _limit(options)))
+
+
+def _followed(client: Client, options: Options) -> Iterator[Screen]:
+    """What there is, then what comes, without end."""
+    asked = _asked(options)
+    lines, first = _newest(client, asked, _limit(options))
+    newest = first.newest
+    yield _screen(lines, first)
+    while True:
+        page = asked.page(client, PAGE, after=newest)
+        newest = page.newest
+        if page.lines:
+            yield _screen(page.lines, page)
+        if len(page.lines) < PAGE:
+            time.sleep(FOLLOW_SECONDS)
+
+
+LISTING = Listing(
+    name="audit",
+    summary="Show who changed what through the daemon, and who was refused what.",
+    details="""One line for each request that changed something or was refused, the newest last. Root and
+trusted groups see all of them, others their own. No line holds a body, only its SHA-256.
+
+\b
+Examples:
+  gpushare audit --refused --since 2h
+  gpushare audit --container trainer -o wide
+  gpushare audit --user alice --follow
+  gpushare audit --since 2026-11-20 --limit 10000 --json
+""",
+    schema="gpushare.audit/1",
+    columns=(
+        Column("time"),
+        Column("user"),
+        Column("call"),
+        Column("status", right=True),
+        Column("said", shrinks=True),
+        Column("code", wide=True),
+        Column("uid", wide=True, right=True),
+        Column("pid", wide=True, right=True),
+        Column("program", wide=True),
+        Column("endpoint", wide=True),
+        Column("name", wide=True),
+        Column("container", wide=True),
+        Column("digest", wide=True),
+        Column("number", wide=True, right=True),
+    ),
+    fetch=fetch,
+    own=(
+        Own(("--user",), "Only this user's lines: a name or a uid.", "USER"),
+        Own(("--since",), "Only from then on: 2h (ago), 22:00, 2026-11-20.", "TIME"),
+        Own(("--refused",), "Only what was refused."),
+        Own(("--container",), "Only about this container, by name or id, or image, lease, GPU.", "NAME"),
+        Own(("--limit",), f"How many lines at most.  [default: {LIMIT}]", "N"),
+    ),
+)
+
+
+def _command() -> click.Command:
+    """As every listing, and besides it can go on and on."""
+    command = listing_command(LISTING)
+    assert command.callback is not None, "a listing has one"
+    show_once: Callable[..., int] = command.callback
+
+    def callback(*, follow: bool = False, as_json: bool = False, **given: Any) -> int:
+        output = "ids" if given["quiet"] else "jsonl" if as_json and follow else "json" if as_json else None
+        if output is not None:
+            given["output"] = output
+        return _follow(given) if follow else show_once(**given)
+
+    command.callback = callback
+    command.params[0:0] = [
+        click.Option(["-f", "--follow"], is_flag=True, help="Go on with lines as they come."),
+        click.Option(["--json", "as_json"], is_flag=True, help="As -o json; with --follow, a line each."),
+    ]
+    return command
+
+
+def _follow(given: dict[str, Any]) -> int:
+    own = {one.key for one in LISTING.own}
+    said = frozenset((name, "true" if given[name] is True else given[name]) for name in own if given[name])
+    output = "jsonl" if given["output"] == "json" else given["output"]
+    options = Options(output, headers=not given["no_headers"], said=said)
+    for screen in _followed(Client(), options):
+        write(LISTING, options, [screen].pop)
+        sys.stdout.flush()
+        options = options._replace(headers=False)
+    return 0
+
+
+audit = _command()

@@ -1,0 +1,20 @@
+"""How long the audit is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpushared.config.fields import setting
+from gpushared.config.kinds import Whole
+
+
+@dataclass(frozen=True, slots=True)
+class AuditConfig:
+    """Who changed what through the Docker endpoint, and who was refused what: `gpushare audit`."""
+
+    keep_days: int = setting(90, Whole(1, 3650), "Lines that are older are forgotten.")
+    max_rows: int = setting(
+        500_000,
+        Whole(1000, 50_000_000),
+        "Of more lines, the oldest of whoever has the most are forgotten; 500000 are about 250 MB.",
+    )

@@ -1,0 +1,168 @@
+"""The audit's way from whoever tells to where it is kept, which never holds up whoever tells.
+
+A line goes to journald at once, or to the ordinary log where there is none, and within a second to the file.
+A file that cannot be written makes lines wait, and then be lost, counted; nothing else depends on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from gpushared.audit.folding import Folding
+from gpushared.audit.line import AuditLine, Origin
+from gpushared.audit.sqlite import SqliteAudit
+from gpushared.audit.store import Keep, Numbered, Search
+from gpushared.config.audit import AuditConfig
+from gpushared.domain.errors import AuditUnavailable, ConfigError, TimedOut
+from gpushared.node.audit_words import fields_of, sentence
+from gpushared.serving.journald import Journald, is_logged_to
+from gpushared.serving.troubles import Troubles
+
+log = logging.getLogger("gpushared.audit")
+
+WRITE_SECONDS = 1.0
+BATCH = 100
+"""So many lines are written without waiting for the second to pass."""
+MAX_BATCH = 1000
+MAX_WAITING = 20_000
+"""About 20 MB; what comes beyond is lost."""
+PRUNE_SECONDS = 3600.0
+PART = "audit"
+
+
+class AuditLog:
+    """``take`` is the sink of all that tell. ``run`` writes as long as the daemon runs."""
+
+    def __init__(
+        self,
+        file: SqliteAudit,
+        troubles: Troubles,
+        config: AuditConfig,
+        journald: Journald | None = None,
+        folding: Folding | None = None,
+    ) -> None:
+        self._file = file
+        self._troubles = troubles
+        self.config = config
+        """May be replaced at any time."""
+        self._journald = journald or (Journald() if is_logged_to() else None)
+        self._folding = folding or Folding(time.monotonic())
+        self._waiting: deque[AuditLine] = deque()
+        self._in_doubt: tuple[Numbered, ...] = ()
+        self._next: int | None = None
+        self._lost = 0
+        self._lost_told = 0
+        self._enough = asyncio.Event()
+        self._writing = asyncio.Lock()
+        self._prune_at = 0.0
+
+    def take(self, line: AuditLine) -> None:
+        """A line that is as it happened; many alike from one user are told together later."""
+        if self._folding.passes(line, time.monotonic()):
+            self._keep(line)
+
+    def told(self, uid: int, user: str, what: str, container: str, text: str) -> None:
+        """What the daemon found out by itself about a user's container; ``what`` names the event."""
+        origin = Origin()
+        self.take(AuditLine(time.time(), uid, user, origin, "FOUND", what, container, code=what, text=text))
+
+    def told_of_reload(self) -> None:
+        """The configuration, and with it the gate's policy, was read anew; only root can ask for that."""
+        by = Origin()
+        self.take(AuditLine(time.time(), 0, "root", by, "SIGHUP", "configuration", text="reloaded"))
+
+    async def run(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(WRITE_SECONDS):
+                    await self._enough.wait()
+            except TimeoutError:
+                pass
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Write what waits; a file that cannot be written is a trouble, and not an error."""
+        async with self._writing:
+            for line in self._folding.due(time.monotonic()):
+                self._keep(line)
+            self._enough.clear()
+            try:
+                await self._write_all()
+            except (AuditUnavailable, TimedOut, ConfigError) as error:
+                self._troubles.raised(PART, self._told(str(error)))
+                return
+            self._troubles.cleared(PART)
+
+    async def search(self, wanted: Search) -> tuple[Numbered, ...]:
+        """What the file holds, with what was told before this call. Raises AuditUnavailable, TimedOut."""
+        await self.flush()
+        return await self._file.search(wanted)
+
+    @property
+    def trouble(self) -> str:
+        return self._troubles.of(PART)
+
+    async def close(self) -> None:
+        """Write the rest, also what is still counted."""
+        for line in self._folding.due(0.0, all_of_them=True):
+            self._keep(line)
+        await self.flush()
+        await self._file.close()
+        if self._journald is not None:
+            self._journald.close()
+
+    # --- pieces ---
+
+    def _keep(self, line: AuditLine) -> None:
+        if self._journald is None or not self._journald.send(fields_of(line)):
+            log.info("%s", sentence(line))
+        if len(self._waiting) >= MAX_WAITING:
+            self._lost += 1
+            return
+        self._waiting.append(line)
+        if len(self._waiting) >= BATCH:
+            self._enough.set()
+
+    async def _write_all(self) -> None:
+        if self._next is None:
+            self._next = await self._file.newest() + 1
+        if lost := self._lost + self._folding.lost - self._lost_told:
+            self._waiting.append(_of_lost(lost))
+            self._lost_told += lost
+        while self._in_doubt or self._waiting:
+            # Numbers are given once: a batch that may or may not be there is written again as it was.
+            batch = self._in_doubt or self._numbered()
+            self._in_doubt = batch
+            await self._file.write(batch, self._kept(), time.time())
+            self._in_doubt = ()
+        await self._prune_now_and_then()
+
+    def _numbered(self) -> tuple[Numbered, ...]:
+        assert self._next is not None, "the newest number is read first"
+        lines: Sequence[AuditLine] = [
+            self._waiting.popleft() for _ in range(min(MAX_BATCH, len(self._waiting)))
+        ]
+        first, self._next = self._next, self._next + len(lines)
+        return tuple(enumerate(lines, first))
+
+    async def _prune_now_and_then(self) -> None:
+        if time.monotonic() >= self._prune_at:
+            self._prune_at = time.monotonic() + PRUNE_SECONDS
+            await self._file.prune(self._kept(), time.time())
+
+    def _kept(self) -> Keep:
+        return Keep(self.config.keep_days, self.config.max_rows)
+
+    def _told(self, error: str) -> str:
+        waiting = len(self._waiting) + len(self._in_doubt)
+        lost = self._lost + self._folding.lost - self._lost_told
+        return f"the audit is behind: {error}; {waiting} lines wait" + (f", {lost} are lost" if lost else "")
+
+
+def _of_lost(count: int) -> AuditLine:
+    text = f"{count} lines before this one were lost: the audit could not be written"
+    return AuditLine(time.time(), 0, "gpushared", Origin(), "LOST", "audit", text=text)
