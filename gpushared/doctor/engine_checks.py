@@ -7,7 +7,7 @@ that lose their GPUs when systemd reloads its units.
 
 from __future__ import annotations
 
-from gpushared.doctor.facts import EngineReport, Facts, Groups, Host, Toolkit, Unread
+from gpushared.doctor.facts import DaemonView, EngineReport, Facts, Groups, Host, Toolkit, Unread
 from gpushared.doctor.versions import Version, is_rebuilt, numbers
 from gpushared.domain.checkup import Finding, failed, ok, warning
 from gpushared.ports import DeviceMechanism, DriverFacts, GpuSettings
@@ -92,6 +92,15 @@ def docker_authorization(facts: Facts) -> Finding:
             fix,
         )
     return ok(f"Docker {engine.version} keeps to its plugin {plugins}")
+
+
+def mount_pins(daemon: DaemonView) -> Finding:
+    if daemon.pins_trouble:
+        return warning(
+            daemon.pins_trouble,
+            "Linux 5.12 or later; the daemon as root beside the engine, not in a container",
+        )
+    return ok("nothing is in the way of users' bind mounts")
 
 
 def default_runtime(facts: Facts) -> Finding:

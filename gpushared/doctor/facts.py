@@ -80,13 +80,15 @@ class DaemonView:
     """What the daemon knows without looking anew; ``troubles`` by the part that has it.
 
     ``wall_trouble``: why the driver limits no container's memory, as it was last tried. ``pool`` is None
-    where the node is in none.
+    where the node is in none. ``pins_trouble``: why the engine does not see what is held for users, as it
+    was last tried.
     """
 
     gpus: tuple[KnownGpu, ...] = ()
     unmanaged: tuple[UnmanagedProcess, ...] = ()
     troubles: Mapping[str, str] = field(default_factory=dict)
     wall_trouble: str = ""
+    pins_trouble: str = ""
     pool: PoolView | None = None
 
 

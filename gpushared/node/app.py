@@ -19,8 +19,10 @@ from gpushared.domain.messages import DayTimeSet, QuietTimeChanged, RequestAband
 from gpushared.domain.node import restore
 from gpushared.domain.policy.allowance import Allowance
 from gpushared.domain.state import ENDED_KEPT_IN_MEMORY, NodeState
+from gpushared.gate.engine import EngineSocket
 from gpushared.gate.gate import Gate
 from gpushared.gate.http import Routes
+from gpushared.gate.pins.pins import Pins
 from gpushared.gpus.nvml import NvmlGpus
 from gpushared.gpus.simulated import SimulatedGpus
 from gpushared.node import grpcapi
@@ -72,6 +74,7 @@ FIRST_SEQUENCES = 2**19
 """Half of the ids of four characters (see ``lease_id``)."""
 UP = (ContainerStatus.RUNNING, ContainerStatus.PAUSED, ContainerStatus.RESTARTING)
 SOCKET_NAME = "gpushared.sock"
+PINS_NAME = "pins"
 INNER_SOCKET = "inner/grpc.sock"
 
 
@@ -106,7 +109,17 @@ class Daemon:
         self._enrolment = open_enrolment(config, self._troubles)
         self._identities = Identities(config.gate.trusted_groups)
         self._runtime_dir = Path(config.node.runtime_dir)
+<<<<<<< HEAD
         self._audit = AuditLog(parts.audit, self._troubles, config.audit)
+=======
+        self._pins = Pins(
+            EngineSocket(config.engine.socket),
+            lambda: policy_of(self._config),
+            owner=str(self._runtime_dir),
+            ledger=Path(config.node.state_dir) / PINS_NAME,
+            barred=[config.node.runtime_dir, config.node.state_dir],
+        )
+>>>>>>> b116883 (wip)
         self._gate: Gate | None = None
         self._kept: Kept | None = None
         self._told = ""
@@ -206,6 +219,7 @@ class Daemon:
             self._troubles.raised("gpus", "the GPUs do not answer")
         # In place before systemd lets the engine start: it restarts some containers at once.
         performer.remake_all()
+        await self._hold_mounts()
         if loop.state.gpus:
             await performer.settle(FIRST_LOOK_SECONDS)
         if is_socket_activated():
@@ -220,6 +234,20 @@ class Daemon:
             self._troubles.raised("engine", str(error) or "the Docker engine does not answer")
         if loop.state.gpus:
             await self._sampler.turn()
+
+    async def _hold_mounts(self) -> None:
+        """What a reboot let go of: containers whose mounts are not there do not start."""
+        try:
+            async with asyncio.timeout(FIRST_LOOK_SECONDS):
+                self._tell_pins(await self._pins.restore())
+        except (GpushareError, TimeoutError) as error:
+            self._tell_pins(str(error) or "the mounts of containers could not be made again in time")
+
+    def _tell_pins(self, text: str) -> None:
+        if text:
+            self._troubles.raised("pins", text)
+        else:
+            self._troubles.cleared("pins")
 
     async def _clean_up(self, loop: Loop, performer: Performer) -> None:
         """What a life that was cut off left behind; never what a container may still use."""
@@ -247,8 +275,12 @@ class Daemon:
         await load_enrolment(self._enrolment, self._troubles)
         self._api = self._make_api(loop)
         self._set_presets()
+<<<<<<< HEAD
         audit = self._audit
         gate = self._gate = Gate(config.engine.socket, self._desk, policy_of(config), audit.take)
+=======
+        gate = self._gate = Gate(config.engine.socket, self._desk, policy_of(config), pins=self._pins)
+>>>>>>> b116883 (wip)
         stack.push_async_callback(_end_creates, gate)
         inner = self._runtime_dir / INNER_SOCKET
         inner.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -328,6 +360,7 @@ class Daemon:
             driver=gpus if isinstance(gpus, NvmlGpus) else None,
             wall=self._parts.wall,
             modes=self._parts.modes,
+            pins=lambda: self._pins.trouble,
             socket=self._runtime_dir / SOCKET_NAME,
             config=lambda: self._config,
             reread=self._reread,
@@ -355,6 +388,7 @@ class Daemon:
             keep_always(self._parts.clock, self._troubles),
             self._jobs.run(),
             self._enrolment.keep_renewed(),
+            self._pins.keep(self._tell_pins),
             self._pool.run(),
             self._audit.run(),
             loop.ended(),

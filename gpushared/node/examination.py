@@ -39,6 +39,7 @@ class Examination:
         config: Callable[[], Config],
         reread: Callable[[], Config],
         pool: Callable[[], PoolView | None] = lambda: None,
+        pins: Callable[[], str] = lambda: "",
     ) -> None:
         self._loop = loop
         self._sampler = sampler
@@ -48,6 +49,7 @@ class Examination:
         self._modes = modes
         self._config = config
         self._pool = pool
+        self._pins = pins
         started = config()
         self._doctor = Doctor(
             MachineProbe(lambda: Places(config(), started, socket, reread), self._view, driver)
@@ -76,6 +78,7 @@ class Examination:
             troubles=self._troubles.by_part(),
             wall_trouble=self._wall.last_trouble or "",
             pool=self._pool(),
+            pins_trouble=self._pins(),
         )
 
     def _gpu(self, gpu: Gpu) -> KnownGpu:

@@ -138,13 +138,13 @@ class Judge:
         if found.st_nlink == 0 or path.endswith(DELETED):
             return GONE
         inside = table.below(path, self._table)
-        for each in (mount, *inside):
-            if each.kind in table.KERNELS_OWN:
-                return f"{each.point} is the kernel's own ({each.kind})"
         places = [table.location(path, mount), *(table.location(each.point, each) for each in inside)]
         for place in places:
             if barred := next((each for each in self._barred if each.touches(place)), None):
                 return f"{barred.path} is for the system only"
+        for each in (mount, *inside):
+            if each.kind in table.KERNELS_OWN:
+                return f"{each.point} is the kernel's own ({each.kind})"
         return ""
 
     def _locate(self, path: str) -> table.Location | None:

@@ -74,6 +74,10 @@ class Ledger:
         return entries
 
     def _forget(self, names: Sequence[str]) -> None:
-        for name in names if self._directory is not None else ():
-            assert self._directory is not None
-            (self._directory / name).unlink(missing_ok=True)
+        if self._directory is None:
+            return
+        for name in names:
+            try:
+                (self._directory / name).unlink(missing_ok=True)
+            except OSError as error:
+                log.warning("pin not forgotten name=%s error=%r", name, error)

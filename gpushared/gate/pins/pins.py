@@ -78,11 +78,14 @@ class Pins:
         self._policy = policy
         self._ledger = Ledger(ledger)
         owner = owner or secrets.token_hex(8)
-        self._beginning = hashlib.sha256(owner.encode()).hexdigest()[:8] + "-"
+        self.beginning = hashlib.sha256(owner.encode()).hexdigest()[:8] + "-"
+        """Of the names of all its pins."""
         self._barred = [*SYSTEMS_OWN, engine.path, *barred]
         self._making: set[str] = set()
         self._turns: dict[int, asyncio.Semaphore] = {}
         self._wake = asyncio.Event()
+        self.trouble = ""
+        """What the newest trial found, empty where all is well and before the first one."""
 
     # --- for requests ------------------------------------------------------------------------------
 
@@ -92,7 +95,7 @@ class Pins:
 
         Raises ``PermissionRefused`` for what the caller may not mount, ``TimedOut``, ``Unavailable``.
         """
-        name = self._beginning + secrets.token_hex(6)
+        name = self.beginning + secrets.token_hex(6)
         self._making.add(name)
         try:
             pin = Pin(name, tuple(await self._hold(name, account, wishes)))
@@ -143,7 +146,7 @@ class Pins:
         await self._drop(sorted(held - spared - used))
 
     async def keep(self, told: Callable[[str], None]) -> None:
-        """Follow the engine for ever. ``told`` gets what is wrong, an empty text when all is well."""
+        """Follow the engine for ever. ``told`` gets what ``restore`` says, whenever the engine is back."""
         while True:
             try:
                 await self._follow(told)
@@ -153,7 +156,7 @@ class Pins:
 
     async def trial(self) -> str:
         """Whether the engine sees what is held: what stands in the way, or nothing."""
-        name = f"{self._beginning}trial"
+        name = f"{self.beginning}trial"
         order = {"wishes": [_wish("/etc")], "prefixes": ["/etc"], "barred": [], "name": name}
         try:
             await self._help(deed="hold", uid=0, gid=0, groups=[], **order)
@@ -200,7 +203,7 @@ class Pins:
             return MACHINE
 
     async def _names(self) -> list[str]:
-        found = await self._help(deed="names", beginning=self._beginning)
+        found = await self._help(deed="names", beginning=self.beginning)
         return [str(name) for name in found["names"]]
 
     async def _drop(self, names: Sequence[str]) -> None:
@@ -240,7 +243,8 @@ class Pins:
                 h11.Request(method="GET", target=target, headers=[(b"Host", b"docker")]), h11.EndOfMessage()
             )
             await connection.response()
-            told(await self.trial() or await self.restore())
+            self.trouble = await self.trial()
+            told(await self.restore())
             self._wake.set()
             watching = asyncio.create_task(self._sweep_when_woken())
             async for _ in connection.chunks():

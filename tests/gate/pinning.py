@@ -1,0 +1,114 @@
+"""A gate with pins of its own before one of the bed's engines, and what root sees of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import subprocess
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpushared.gate.accounts import Account, PathWish
+from gpushared.gate.engine import EngineSocket
+from gpushared.gate.gate import Gate
+from gpushared.gate.pins import kernel
+from gpushared.gate.pins.helping import run_helper
+from gpushared.gate.pins.pins import ROOT, Pins
+from gpushared.gate.policy.site import Policy
+from tests.gate.docker import Docker
+from tests.gate.serving import ALICE
+
+PATIENCE_SECONDS = 30
+
+
+@dataclass
+class Holding:
+    """Alice's docker through the gate, and one that asks the engine itself."""
+
+    gate: Gate
+    engine: EngineSocket
+    alice: Docker
+    direct: Docker
+    home: Path
+    new_life: Callable[[], Pins]
+    """Pins as the daemon's next life has them."""
+
+    @property
+    def pins(self) -> Pins:
+        return self.gate.pins
+
+    @property
+    def own(self) -> Path:
+        return self.home / "own"
+
+    async def create(self, *words: str) -> str:
+        """A container of alice's without a network; its id."""
+        done = await self.alice("create", "--network", "none", *words)
+        assert done.code == 0, done.err
+        return done.out.decode().strip()
+
+    async def output(self, container: str) -> bytes:
+        """What the container says when the engine starts it and nobody asks the gate."""
+        done = await self.direct("start", "--attach", container)
+        assert done.code == 0, done.err
+        return done.out
+
+    async def inspect(self, container: str) -> Any:
+        shown = await self.direct("inspect", "-f", "{{json .}}", container)
+        return json.loads(shown.out)
+
+    async def names(self) -> list[str]:
+        """The pins that there are, as the engine's mounts show them."""
+        pid = await self.engine.peer_pid()
+        table = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
+        points = [line.split()[4] for line in table]
+        beginning = f"{ROOT}/{self.pins.beginning}"
+        return sorted({point.split("/")[3] for point in points if point.startswith(beginning)})
+
+    async def reboot(self) -> None:
+        """All mounts are gone, and the daemon has not noticed."""
+        order = {"deed": "drop", "names": await self.names(), "root": ROOT}
+        await run_helper({**order, "engine": await self.engine.peer_pid()})
+        assert await self.names() == []
+
+
+def make_pins(engine: EngineSocket, policy: Policy, ledger: Path, owner: str = "") -> Pins:
+    return Pins(engine, lambda: policy, owner=owner or secrets.token_hex(8), ledger=ledger)
+
+
+def account() -> Account:
+    return Account(ALICE, ())
+
+
+def wish(path: Path | str, *, write: bool = False) -> PathWish:
+    return PathWish(str(path), write)
+
+
+async def until(what: str, holds: Callable[[], Awaitable[bool]]) -> None:
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            # What containers and kernels do announces itself to nobody here.
+            while not await holds():  # noqa: ASYNC110 - see above
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise AssertionError(f"not so after {PATIENCE_SECONDS} s: {what}") from None
+
+
+def give(path: Path, uid: int = ALICE.uid) -> Path:
+    os.chown(path, uid, uid, follow_symlinks=False)
+    return path
+
+
+@contextmanager
+def mounted(place: Path, *words: str) -> Iterator[None]:
+    """A mount as an administrator makes it there."""
+    subprocess.run(["mount", *words, place], check=True)
+    try:
+        yield
+    finally:
+        kernel.detach(str(place))
