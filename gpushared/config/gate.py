@@ -55,7 +55,7 @@ _DISK_WORDS = (
 _SYSTEM_WORDS = (
     r"shm|mqueue|hugepages|fd$|fd/|std(in|out|err)|pts|ptmx|tty(?!USB|ACM)|console|vcs|input|uinput|uhid|hidraw|usb|bus|log$|initctl"
     r"|watchdog|ipmi|tpm|rtc|gpio|i2c|spidev|vhost|vsock|autofs|userfaultfd|random|urandom|net(/|$)|ppp|kvm_|sev|sgx|core"
-    r"|infiniband/(umad|issm|ucm)"
+    r"|infiniband($|/(umad|issm|ucm))"
 )
 _NEVER = re.compile(rf"/dev/({_GPU_WORDS}|{_MEMORY_WORDS}|{_DISK_WORDS}|{_SYSTEM_WORDS})")
 
@@ -261,4 +261,18 @@ class GateConfig:
     )
     pids_limit: int | None = setting(
         None, OrPreset(Whole(16, 4_194_304)), "How many processes and threads a container may have."
+    )
+    connections_per_user: int = setting(
+        1024, Whole(16, 65_536), "How many connections to the daemon a user may have, of all kinds."
+    )
+    requests_per_user: int = setting(
+        1024,
+        Whole(16, 65_536),
+        "How many requests of a user may be under way, the waiting ones too: an attached client has two or "
+        "three.",
+    )
+    creates_per_user: int = setting(
+        256,
+        Whole(1, 65_536),
+        "How many containers of a user may be being created; one that asks for a GPU is until it has it.",
     )

@@ -6,15 +6,17 @@ import asyncio
 import os
 import pwd
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gpushared.domain.errors import TimedOut
 from gpushared.domain.request import Caller
 
 LOOKUP_SECONDS = 5.0
-_NAME_THREADS = ThreadPoolExecutor(max_workers=4, thread_name_prefix="names")
+_NAME_THREADS = ThreadPoolExecutor(max_workers=16, thread_name_prefix="names")
+_asked: dict[tuple[object, ...], Future[Any]] = {}
+"""Questions that are under way."""
 _Answer = TypeVar("_Answer")
 
 
@@ -38,9 +40,16 @@ class PathWish:
 async def ask_names(question: Callable[..., _Answer], *args: object) -> _Answer:
     """Have the name services asked off the event loop.
 
-    They can hang for minutes. In threads of their own, which nothing else waits for.
+    They can hang for minutes. In threads of their own, which nothing else waits for; whoever asks what is
+    being asked gets the same answer, so that one user's connections do not take all threads.
     """
-    return await asyncio.get_running_loop().run_in_executor(_NAME_THREADS, question, *args)
+    key = (question, *args)
+    asked = _asked.get(key)
+    if asked is None:
+        asked = _asked[key] = _NAME_THREADS.submit(question, *args)
+        asked.add_done_callback(lambda _: _asked.pop(key, None))
+    answer: _Answer = await asyncio.shield(asyncio.wrap_future(asked))
+    return answer
 
 
 async def look_up(caller: Caller) -> Account:

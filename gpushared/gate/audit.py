@@ -25,7 +25,8 @@ from gpushared.domain.errors import Code, GpushareError
 from gpushared.domain.request import Caller
 from gpushared.gate.answers import http_status
 from gpushared.gate.containers import NotYours
-from gpushared.gate.http import Exchange, Refusal, RefusedRequestError
+from gpushared.gate.http import Exchange
+from gpushared.gate.refusals import Refusal, RefusedRequestError
 
 READING = frozenset({"GET", "HEAD"})
 _CHANGES_NOTHING = re.compile(r"/auth|/containers/[^/]+/(wait|resize)|/exec/[^/]+/resize")

@@ -12,7 +12,7 @@ import errno
 import json
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,8 @@ class EngineConnection:
         self._sock = sock
         self._socket_path = socket_path
         self._loop = asyncio.get_running_loop()
+        self.turn: Callable[[], Awaitable[None]] = _any_turn
+        """Waited for before each piece; at the least the event loop goes round."""
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES)
 
     async def send(self, *events: h11.Event) -> None:
@@ -72,7 +74,7 @@ class EngineConnection:
     async def read(self) -> bytes:
         """Raw bytes; empty at the end, which a unix socket reports as a reset when not all was read."""
         # A socket that always has data would never let anybody else have a turn.
-        await asyncio.sleep(0)
+        await self.turn()
         try:
             return await self._loop.sock_recv(self._sock, READ_BYTES)
         except ConnectionError:
@@ -126,6 +128,10 @@ class EngineConnection:
                 f"the Docker engine on {self._socket_path} hung up", hint="it may be restarting; try again"
             )
         return event
+
+
+async def _any_turn() -> None:
+    await asyncio.sleep(0)
 
 
 class EngineSocket:

@@ -13,8 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import select
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -24,14 +22,15 @@ from gpushared.audit.line import UNKNOWN, Origin
 from gpushared.domain.errors import Code, GpushareError
 from gpushared.domain.request import Caller
 from gpushared.gate.answers import connect_error, docker_error, http_status
+from gpushared.gate.ends import READ_BYTES, hung_up, linger
+from gpushared.gate.limits import Share, Shares
+from gpushared.gate.refusals import NOT_HTTP, Refusal, RefusedRequestError, check_framing, forget
 
-READ_BYTES = 64 * 1024
 WATCH_AFTER_SECONDS = 0.05
 """Most answers are ready sooner; watching for the client's end costs more than they do."""
-HANGUP_POLL_SECONDS = 1.0
-LINGER_SECONDS = 2.0
-NOT_HTTP = "this is not proper HTTP"
 
+EVENTS_AT_ONCE = 16
+"""A body may come in thousands of pieces of a byte, all of which are there already."""
 DIGESTED_BYTES = 4 * 1024 * 1024
 """Of a body; one that is longer is a stream, which nobody judges, and has no digest."""
 
@@ -73,20 +72,6 @@ class WebReply:
     content_type: bytes = b"application/json"
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A request that no handler was asked, because it breaks HTTP or a bound; empty where not understood."""
-
-    method: bytes
-    target: bytes
-    status: int
-    message: str
-
-
-def forget(_: Refusal, __: Caller, ___: Origin) -> None:
-    """For those who keep no audit."""
-
-
 JsonHandler = Callable[[WebRequest], Awaitable[WebReply]]
 
 
@@ -98,22 +83,11 @@ class Routes:
     docker: Callable[[Exchange], Awaitable[None]]
     json_prefix: bytes = b"/gpushare.v1."
     refused: Callable[[Refusal, Caller, Origin], None] = forget
+    shares: Shares = field(default_factory=Shares)
 
 
 class ClientGoneError(Exception):
     """The client closed the connection, or broke the protocol in the middle of a body."""
-
-
-class RefusedRequestError(Exception):
-    """The request breaks HTTP or a bound: answer and hang up."""
-
-    recorded = False
-    """Whether a handler has told the audit."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
 
 
 async def serve_http(
@@ -131,7 +105,8 @@ async def serve_http(
     The caller keeps a strong reference to the task that this runs in: after a client's half-close nothing
     else may hold it, and it would be collected with the stream still open.
     """
-    connection = _Connection(reader, writer, caller, limits or Limits(), prefix, origin or UNKNOWN)
+    share = routes.shares.of(caller.uid)
+    connection = _Connection(reader, writer, caller, limits or Limits(), prefix, origin or UNKNOWN, share)
     try:
         await connection.serve(routes)
     except asyncio.CancelledError:
@@ -164,6 +139,7 @@ class Exchange:
         self.headers: HeaderList = list(request.headers)
         """Names in lower case."""
         self.origin = connection.origin
+        self.share = connection.share
         self.started = False
         """Whether a response head was sent."""
         self.on_answer: Callable[[int], None] | None = None
@@ -263,8 +239,10 @@ class _Connection:
         limits: Limits,
         prefix: bytes,
         origin: Origin,
+        share: Share,
     ) -> None:
         self.caller = caller
+        self.share = share
         self.origin = origin
         self.client_gone = False
         self._reader = reader
@@ -274,6 +252,8 @@ class _Connection:
         self._unfed = prefix
         self._eof = False
         self._hijacked = False
+        self._held_bytes = 0
+        self._events = 0
         self._task: asyncio.Task[None] | None = None
         self._watch_timer: asyncio.TimerHandle | None = None
         self._watch_task: asyncio.Task[None] | None = None
@@ -298,42 +278,45 @@ class _Connection:
         except h11.RemoteProtocolError as error:
             # What the parser says quotes what it was sent, which may be a secret.
             self._tell(routes, request, error.error_status_hint, NOT_HTTP)
-            await self._refuse(error.error_status_hint, f"{NOT_HTTP}: {error}")
+            await self._refuse(request, error.error_status_hint, f"{NOT_HTTP}: {error}")
             return False
         except RefusedRequestError as error:
             if not error.recorded:
                 self._tell(routes, request, error.status, error.message)
-            await self._refuse(error.status, error.message)
+            await self._refuse(request, error.status, error.message)
             return False
         finally:
+            self.share.drop(self._held_bytes)
+            self._held_bytes = 0
             await self._stop_watch()
         return await self._next_cycle()
 
     async def _dispatch(self, routes: Routes, request: h11.Request) -> None:
-        target = request.target
-        if target.startswith(routes.json_prefix):
-            await self._answer_json(routes.json, request)
-            return
         exchange = Exchange(self, request)
         if not exchange.has_body:
             await self._end_of_request()
+        if request.target.startswith(routes.json_prefix):
+            await self._answer_json(routes.json, exchange)
+            return
         try:
-            await routes.docker(exchange)
+            async with self.share.request():
+                await routes.docker(exchange)
         except GpushareError as error:
             if exchange.started:
                 self.abort()
                 return
             await exchange.respond(http_status(error), docker_error(str(error)))
 
-    async def _answer_json(self, handler: JsonHandler, request: h11.Request) -> None:
-        exchange = Exchange(self, request)
-        if request.method != b"POST":
+    async def _answer_json(self, handler: JsonHandler, exchange: Exchange) -> None:
+        if exchange.method != "POST":
             await exchange.respond(405, connect_error(Code.UNIMPLEMENTED, "calls are made by POST"))
             return
-        body = await self.whole_body(self._limits.json_body_bytes)
-        path = request.target.partition(b"?")[0].decode("ascii")
+        path = exchange.target.partition(b"?")[0].decode("ascii")
         try:
-            reply = await handler(WebRequest("POST", path, exchange.headers, body, self.caller, self.origin))
+            async with self.share.request():
+                body = await self.whole_body(self._limits.json_body_bytes)
+                call = WebRequest("POST", path, exchange.headers, body, self.caller, self.origin)
+                reply = await handler(call)
         except GpushareError as error:
             reply = WebReply(http_status(error), connect_error(error.code, str(error)))
         await exchange.respond(reply.status, reply.body, content_type=reply.content_type)
@@ -342,14 +325,15 @@ class _Connection:
         method, target = (request.method, request.target) if request else (b"", b"")
         routes.refused(Refusal(method, target, status, message), self.caller, self.origin)
 
-    async def _refuse(self, status: int, message: str) -> None:
+    async def _refuse(self, request: h11.Request | None, status: int, message: str) -> None:
         """Answer what cannot be understood, where that is still possible; the connection ends after it."""
         if self._http.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
             return
         body = docker_error(message)
         headers = [(b"Content-Type", b"application/json"), (b"Content-Length", b"%d" % len(body))]
         head = h11.Response(status_code=status, headers=[*headers, (b"Connection", b"close")])
-        await self.send(head, h11.Data(data=body), h11.EndOfMessage())
+        bodiless = request is not None and request.method == b"HEAD"
+        await self.send(head, *(() if bodiless else (h11.Data(data=body),)), h11.EndOfMessage())
         await self._linger()
 
     async def _next_cycle(self) -> bool:
@@ -363,7 +347,7 @@ class _Connection:
         return True
 
     def _check(self, request: h11.Request) -> None:
-        _check_framing(request)
+        check_framing(request)
         # h11 bounds only heads that arrive in pieces.
         size = sum(len(name) + len(value) + 4 for name, value in request.headers) + len(request.target)
         if size > self._limits.head_bytes:
@@ -377,6 +361,7 @@ class _Connection:
             return None
         try:
             async with asyncio.timeout(self._limits.head_seconds):
+                await self.share.turn()
                 event = await self._event()
         except TimeoutError:
             raise RefusedRequestError(408, "the head of the request took too long") from None
@@ -399,12 +384,16 @@ class _Connection:
                 self._http.receive_data(self._unfed)
                 self._unfed = b""
             event = self._http.next_event()
+            self._events += 1
+            if self._events % EVENTS_AT_ONCE == 0:
+                await self.share.turn()
             if event is not h11.NEED_DATA:
                 assert not isinstance(event, type)
                 return event
             if self._http.they_are_waiting_for_100_continue:
                 await self.send(h11.InformationalResponse(status_code=100, headers=[]))
             data = b"" if self._eof else await self._reader.read(READ_BYTES)
+            await self.share.turn()
             self._eof = not data
             self._http.receive_data(data)
 
@@ -427,6 +416,8 @@ class _Connection:
         try:
             async with asyncio.timeout(self._limits.body_seconds):
                 while (data := await self.body_data()) is not None:
+                    self.share.hold(len(data))
+                    self._held_bytes += len(data)
                     pieces.append(data)
                     size += len(data)
                     if size > limit_bytes:
@@ -503,43 +494,3 @@ class _Connection:
             self._watch_task.cancel()
             await asyncio.wait({self._watch_task})
             self._watch_task = None
-
-
-async def hung_up(writer: asyncio.StreamWriter) -> None:
-    """Comes back when the other end is closed in both directions, not when it only has no more to say.
-
-    Needed after an end of file: asyncio stops listening then. The kernel reports a full close of a unix
-    socket's other end as POLLHUP, a half-close only as POLLRDHUP (unix(7), poll(2)).
-    """
-    sock: socket.socket = writer.get_extra_info("socket")
-    poll = select.poll()
-    while not writer.is_closing():
-        with contextlib.suppress(KeyError):
-            poll.unregister(sock.fileno())
-        poll.register(sock.fileno(), 0)
-        if poll.poll(0):
-            return
-        await asyncio.sleep(HANGUP_POLL_SECONDS)
-
-
-async def linger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """End our side, then read and forget what the other end still sends, until it ends or for 2 s."""
-    with contextlib.suppress(TimeoutError, ConnectionError, OSError):
-        await writer.drain()
-        if writer.can_write_eof():
-            writer.write_eof()
-        async with asyncio.timeout(LINGER_SECONDS):
-            while await reader.read(READ_BYTES):
-                pass
-
-
-def _check_framing(request: h11.Request) -> None:
-    """Two ways to tell the end of a body are one too many, whoever is right (request smuggling)."""
-    if request.http_version not in {b"1.1", b"1.0"}:
-        raise RefusedRequestError(505, "HTTP/1.1 is spoken here")
-    lengths = [value for name, value in request.headers if name == b"content-length"]
-    coded = [value for name, value in request.headers if name == b"transfer-encoding"]
-    if coded and lengths:
-        raise RefusedRequestError(400, "the request has both a length and a transfer encoding")
-    if coded and request.http_version < b"1.1":
-        raise RefusedRequestError(400, "HTTP/1.0 knows no transfer encoding")

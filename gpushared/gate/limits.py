@@ -1,4 +1,4 @@
-"""What one user may have of the daemon at once, and turns between users, so that nobody's flood is everybody's.
+"""What one user may have of the daemon at once, and turns between users: one's flood is not everybody's.
 
 The daemon is one thread and the engine behind it one process. Three things keep a user from having all of
 either: bounds on what he has open, a few desks at which his requests are worked on, and turns: of each user

@@ -14,8 +14,9 @@ from collections.abc import AsyncIterator, Callable
 import h11
 
 from gpushared.domain.errors import EngineUnavailable
+from gpushared.gate.ends import READ_BYTES, hung_up, linger
 from gpushared.gate.engine import SWITCHING_PROTOCOLS, EngineConnection, EngineSocket
-from gpushared.gate.http import READ_BYTES, ClientGoneError, Exchange, Stream, hung_up, linger
+from gpushared.gate.http import ClientGoneError, Exchange, Stream
 
 OK = 200
 HOP_BY_HOP = frozenset(
@@ -63,6 +64,7 @@ async def forward(
         farewell: what to add to the engine's output at the end of a connection that left HTTP.
     """
     connection = await engine.connect()
+    connection.turn = exchange.share.turn
     upload = asyncio.create_task(_upload(connection, exchange, target, body, hijack=hijack))
     try:
         return await _download(connection, exchange, upload, farewell if hijack else None)
@@ -187,6 +189,7 @@ async def _pump_stdin(client: Stream, connection: EngineConnection) -> None:
         except ConnectionError:
             return  # the engine takes no more, but may still have something to say
         data = await client.reader.read(READ_BYTES)
+        await connection.turn()
         client.at_eof = not data
     connection.write_eof()
 

@@ -6,6 +6,7 @@ from gpushared.config.model import Config, HostMode
 from gpushared.config.queue_policy import queue_policy_of
 from gpushared.domain.request import LeaseClass
 from gpushared.domain.rules import Action, Rules, WatchdogPolicy
+from gpushared.gate.limits import UserLimits
 from gpushared.gate.policy import presets
 from gpushared.gate.policy.site import Policy
 from gpushared.node.idle_rules import idle_of, project_idle_of, quiet_idle_of
@@ -48,6 +49,16 @@ def watchdog_of(config: Config) -> dict[LeaseClass, WatchdogPolicy]:
         )
         for lease_class, action in own.items()
     }
+
+
+def limits_of(config: Config) -> UserLimits:
+    """What one user may have of the daemon at once."""
+    gate = config.gate
+    return UserLimits(
+        connections=gate.connections_per_user,
+        requests=gate.requests_per_user,
+        creates=gate.creates_per_user,
+    )
 
 
 def policy_of(config: Config) -> Policy:

@@ -217,8 +217,9 @@ class PoolDaemon:
     def _front(self) -> tuple[Front, Doors]:
         """The unix socket's door, and what tells its gRPC calls who is calling."""
         inner = self._runtime_dir / INNER_SOCKET
-        front = Front(inner, self._identities, Routes(json=self._answer, docker=_no_docker))
-        return front, Doors(self._identities, front.secret)
+        routes = Routes(json=self._answer, docker=_no_docker)
+        front = Front(inner, self._identities, routes)
+        return front, Doors(self._identities, front.secret, shares=routes.shares)
 
     async def _answer(self, request: WebRequest) -> WebReply:
         return await self._json.answer(request)

@@ -11,6 +11,7 @@ import grpc
 from gpushared.audit.line import Origin
 from gpushared.domain.errors import Code, GpushareError, PermissionRefused
 from gpushared.domain.request import Caller
+from gpushared.gate.limits import Shares
 from gpushared.serving.call_audit import CallAudit
 from gpushared.serving.identity import Identities, Peer
 
@@ -66,12 +67,17 @@ class Doors:
         secret: str,
         origins: Mapping[int, Origin] | None = None,
         audit: CallAudit | None = None,
+        shares: Shares | None = None,
     ) -> None:
-        """``origins``: the processes behind the connections that the front passed on, by their numbers."""
+        """``origins``: the processes behind the connections that the front passed on, by their numbers.
+
+        ``shares``: the front's own.
+        """
         self._identities = identities
         self._secret = secret
         self._origins = origins or {}
         self._audit = audit or CallAudit()
+        self._shares = shares or Shares()
 
     async def caller_of(self, context: Context[Any, Any]) -> Caller:
         """The caller that the front wrote into its socket's name; grpcio reports that name as the peer."""
@@ -93,7 +99,8 @@ class Doors:
     ) -> _Answered:
         try:
             origin, peer = self._behind(context)
-            return await self._audit.make(call, message, await self._identities.caller(peer), origin)
+            async with self._shares.of(peer.uid).request():
+                return await self._audit.make(call, message, await self._identities.caller(peer), origin)
         except GpushareError as error:
             await abort(context, error)
 

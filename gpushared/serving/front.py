@@ -15,14 +15,15 @@ import logging
 import os
 import secrets
 import socket
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from gpushared.audit.line import Origin
-from gpushared.domain.errors import ConfigError
-from gpushared.gate.http import Routes, linger, serve_http
+from gpushared.domain.errors import ConfigError, LimitReached
+from gpushared.gate.ends import linger
+from gpushared.gate.http import Routes, serve_http
+from gpushared.gate.limits import Share
 from gpushared.serving.doors import peer_name
 from gpushared.serving.identity import Identities, Peer, origin_of, peer_of
 
@@ -31,18 +32,6 @@ log = logging.getLogger(__name__)
 HTTP2 = b"PRI"
 """How the connection preface of HTTP/2 begins (RFC 9113, 3.4); no HTTP/1.1 method is called so."""
 FIRST_BYTES_SECONDS = 30.0
-MAX_CONNECTIONS_PER_USER = 1024
-_TOO_MANY_BODY = json.dumps(
-    {
-        "code": "resource_exhausted",
-        "message": f"you have {MAX_CONNECTIONS_PER_USER} connections to the daemon already",
-        "details": [{"hint": "close some: each waiting client holds one"}],
-    }
-).encode()
-TOO_MANY = (
-    b"HTTP/1.1 429 Too Many Requests\r\nConnection: close\r\nContent-Type: application/json\r\n"
-    b"Content-Length: %d\r\n\r\n%b"
-) % (len(_TOO_MANY_BODY), _TOO_MANY_BODY)
 COPY_BYTES = 64 * 1024
 BACKLOG = 1024
 
@@ -56,7 +45,6 @@ class Front:
         self._identities = identities
         self._routes = routes
         self._numbers = itertools.count(1)
-        self._open: Counter[int] = Counter()
         self.origins: dict[int, Origin] = {}
         """The processes behind the connections that are passed on to gRPC, by their numbers."""
         # asyncio keeps only weak references to the tasks of connections.
@@ -88,15 +76,11 @@ class Front:
         try:
             sock = writer.get_extra_info("socket")
             peer = peer_of(sock)
-            if self._open[peer.uid] >= MAX_CONNECTIONS_PER_USER:
-                writer.write(TOO_MANY)  # HTTP/2 has no word for it: there the connection just ends
-                await linger(reader, writer)
-                return
-            self._open[peer.uid] += 1
-            try:
+            with self._routes.shares.of(peer.uid).connection():
                 await self._serve(reader, writer, peer, origin_of(sock, peer))
-            finally:
-                self._open[peer.uid] -= 1
+        except LimitReached as error:
+            writer.write(_too_many(error))  # HTTP/2 has no word for it: there the connection just ends
+            await linger(reader, writer)
         except OSError as error:
             log.debug("connection lost: %s", error)
         finally:
@@ -114,7 +98,8 @@ class Front:
             number = next(self._numbers)
             self.origins[number] = origin
             try:
-                await self._splice(reader, writer, await self._connect_as(peer, number), prefix)
+                inner = await self._connect_as(peer, number)
+                await self._splice(reader, writer, inner, prefix, self._routes.shares.of(peer.uid))
             finally:
                 del self.origins[number]
         else:
@@ -122,13 +107,18 @@ class Front:
             await serve_http(reader, writer, caller, self._routes, prefix=prefix, origin=origin)
 
     async def _splice(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, inner: socket.socket, prefix: bytes
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        inner: socket.socket,
+        prefix: bytes,
+        share: Share,
     ) -> None:
         inner_reader, inner_writer = await asyncio.open_unix_connection(sock=inner)
         inner_writer.write(prefix)
         ways = [
-            asyncio.create_task(_copy(reader, inner_writer)),
-            asyncio.create_task(_copy(inner_reader, writer)),
+            asyncio.create_task(_copy(reader, inner_writer, share)),
+            asyncio.create_task(_copy(inner_reader, writer, share)),
         ]
         try:
             # HTTP/2 has no half-closed connections: when one way ends, so does the other.
@@ -151,9 +141,18 @@ class Front:
         return sock
 
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+def _too_many(error: LimitReached) -> bytes:
+    """The answer to a client of whom nothing was read; both kinds of clients understand it."""
+    words = {"code": error.code, "message": error.message, "details": [{"hint": error.hint}]}
+    body = json.dumps(words).encode()
+    head = b"HTTP/1.1 429 Too Many Requests\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, share: Share) -> None:
     with contextlib.suppress(ConnectionError):
         while data := await reader.read(COPY_BYTES):
+            await share.turn()
             writer.write(data)
             await writer.drain()
 

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from gpushared.serving.front import MAX_CONNECTIONS_PER_USER
+from gpushared.gate.limits import UserLimits
 from tests.node.conftest import NewDaemon
 from tests.node.daemon import GPUSHARED, DaemonProcess, Json, Refused, acting_as, connected, wait_until
 from tests.node.grpc_client import ask
@@ -426,7 +426,7 @@ def many_files() -> Iterator[None]:
 @pytest.mark.usefixtures("many_files")
 def test_the_connection_beyond_the_bound_is_told_why(lone_daemon: DaemonProcess) -> None:
     with contextlib.ExitStack() as stack:
-        for _ in range(MAX_CONNECTIONS_PER_USER):
+        for _ in range(UserLimits().connections):
             stack.enter_context(connected(lone_daemon.socket, 1001))
         with pytest.raises(Refused, match="you have 1024 connections"):
             wait_until(lambda: not lone_daemon.call("Node/Status", uid=1001), "it is refused")

@@ -1,0 +1,115 @@
+"""Gates before a recording engine, one for each kind of caller, in an event loop of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Self
+
+from gpushared.audit.line import AuditLine
+from gpushared.domain.errors import GpushareError
+from gpushared.domain.request import Caller
+from gpushared.gate.gate import Gate
+from gpushared.gate.http import Exchange, Limits
+from gpushared.gate.target import Target, parse_target
+from tests.gate.desks import FakeDesk
+from tests.gate.fuzz.recording import Recorder, recording
+from tests.gate.serving import ALICE, ROOT, Served, raw_client, serving_gate
+
+LIMITS = Limits(head_seconds=0.3, body_seconds=0.3)
+ANSWER_SECONDS = 20
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A request that came to the gate, as the gate understood it; None where it did not."""
+
+    method: str
+    target: Target | None
+    streamed: str
+    """The digest of the body as it was read."""
+
+
+@dataclass
+class Seen:
+    """What one client's bytes led to."""
+
+    answers: bytes = b""
+    judged: list[Judged] = field(default_factory=list)
+    lines: list[AuditLine] = field(default_factory=list)
+    reached: list[bytes] = field(default_factory=list)
+    """What the engine got, by connection."""
+
+
+class _Watched(Gate):
+    """Keeps what was judged."""
+
+    def __init__(self, engine: str, seen: Seen) -> None:
+        super().__init__(engine, FakeDesk(), audit=seen.lines.append)
+        self._seen = seen
+
+    async def handle(self, exchange: Exchange) -> None:
+        try:
+            await super().handle(exchange)
+        finally:
+            self._seen.judged.append(Judged(exchange.method, _understood(exchange), exchange.body_digest))
+
+
+def _understood(exchange: Exchange) -> Target | None:
+    try:
+        return parse_target(exchange.target)
+    except GpushareError:
+        return None
+
+
+class Bench:
+    """``talk`` is one client's connection from its first byte to the end of everything it started."""
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner()
+        self._stack = AsyncExitStack()
+        self._seen = Seen()
+        self._recorder = Recorder()
+        self._served: dict[Caller, Served] = {}
+
+    def __enter__(self) -> Self:
+        self._runner.run(self._open())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._runner.run(self._stack.aclose())
+        self._runner.close()
+
+    def talk(self, raw: bytes, caller: Caller) -> Seen:
+        """Send ``raw`` and no more; what came of it."""
+        return self._runner.run(self._talk(raw, caller))
+
+    async def _open(self) -> None:
+        self._recorder = await self._stack.enter_async_context(recording())
+        for caller in (ROOT, ALICE):
+            gate = _Watched(self._recorder.path, self._seen)
+            serving = serving_gate(gate, caller, LIMITS)
+            self._served[caller] = await self._stack.enter_async_context(serving)
+
+    async def _talk(self, raw: bytes, caller: Caller) -> Seen:
+        seen = self._seen
+        for kept in (seen.judged, seen.lines, seen.reached, self._recorder.connections):
+            kept.clear()
+        async with asyncio.timeout(ANSWER_SECONDS), raw_client(self._served[caller]) as client:
+            try:
+                await client.send(raw)
+                client.writer.write_eof()
+                answers = await client.reader.read()
+            except ConnectionError:
+                answers = b""
+        await self._settled()
+        reached = [bytes(got) for got in self._recorder.connections]
+        return Seen(answers, list(seen.judged), list(seen.lines), reached)
+
+    async def _settled(self) -> None:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            while any(len(served.connections) for served in self._served.values()):  # noqa: ASYNC110 - no event says it
+                await asyncio.sleep(0.001)
+            while self._recorder.open:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.001)
