@@ -109,9 +109,7 @@ class Daemon:
         self._enrolment = open_enrolment(config, self._troubles)
         self._identities = Identities(config.gate.trusted_groups)
         self._runtime_dir = Path(config.node.runtime_dir)
-<<<<<<< HEAD
         self._audit = AuditLog(parts.audit, self._troubles, config.audit)
-=======
         self._pins = Pins(
             EngineSocket(config.engine.socket),
             lambda: policy_of(self._config),
@@ -119,7 +117,6 @@ class Daemon:
             ledger=Path(config.node.state_dir) / PINS_NAME,
             barred=[config.node.runtime_dir, config.node.state_dir],
         )
->>>>>>> b116883 (wip)
         self._gate: Gate | None = None
         self._kept: Kept | None = None
         self._told = ""
@@ -275,12 +272,10 @@ class Daemon:
         await load_enrolment(self._enrolment, self._troubles)
         self._api = self._make_api(loop)
         self._set_presets()
-<<<<<<< HEAD
         audit = self._audit
-        gate = self._gate = Gate(config.engine.socket, self._desk, policy_of(config), audit.take)
-=======
-        gate = self._gate = Gate(config.engine.socket, self._desk, policy_of(config), pins=self._pins)
->>>>>>> b116883 (wip)
+        gate = self._gate = Gate(
+            config.engine.socket, self._desk, policy_of(config), audit.take, pins=self._pins
+        )
         stack.push_async_callback(_end_creates, gate)
         inner = self._runtime_dir / INNER_SOCKET
         inner.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
