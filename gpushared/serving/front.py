@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 import logging
 import os
@@ -33,6 +32,7 @@ HTTP2 = b"PRI"
 """How the connection preface of HTTP/2 begins (RFC 9113, 3.4); no HTTP/1.1 method is called so."""
 FIRST_BYTES_SECONDS = 30.0
 COPY_BYTES = 64 * 1024
+NUMBER_BITS = 63
 BACKLOG = 1024
 
 
@@ -44,7 +44,6 @@ class Front:
         self._inner_socket = inner_socket
         self._identities = identities
         self._routes = routes
-        self._numbers = itertools.count(1)
         self.origins: dict[int, Origin] = {}
         """The processes behind the connections that are passed on to gRPC, by their numbers."""
         # asyncio keeps only weak references to the tasks of connections.
@@ -95,7 +94,8 @@ class Front:
         except (TimeoutError, asyncio.IncompleteReadError):
             return
         if prefix == HTTP2:
-            number = next(self._numbers)
+            # Names stand in /proc/net/unix for everybody: who foresaw the next one could take it first.
+            number = secrets.randbits(NUMBER_BITS)
             self.origins[number] = origin
             try:
                 inner = await self._connect_as(peer, number)

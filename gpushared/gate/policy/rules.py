@@ -20,6 +20,10 @@ LOG_DRIVERS = frozenset({"", "json-file", "local", "journald", "none"})
 LOG_OPTIONS = frozenset(
     {"max-size", "max-file", "compress", "mode", "max-buffer-size", "tag", "labels", "env"}
 )
+LOG_TAG = re.compile(
+    r"(?:[^{}]|\{\{ ?\.(?:ID|FullID|Name|ImageName|ImageID|ImageFullID|DaemonName) ?\}\}){0,256}"
+)
+"""The engine runs a tag as a template , whose functions can ask for any amount of memory."""
 NO_NEW_PRIVILEGES = frozenset({"no-new-privileges", "no-new-privileges:true", "no-new-privileges=true"})
 UNCONFINED_SECCOMP = frozenset({"seccomp=unconfined", "seccomp:unconfined"})
 HIGHEST_OOM_SCORE = 1000
@@ -291,6 +295,11 @@ def log(name: str, value: Json, _context: Context) -> Json:
     if text(said, "Type") not in LOG_DRIVERS or set(section(said, "Config")) - LOG_OPTIONS:
         raise PermissionRefused(
             "this log driver or option is not allowed for you", hint="json-file and local are"
+        )
+    if not LOG_TAG.fullmatch(text(section(said, "Config"), "tag")):
+        raise PermissionRefused(
+            "this log tag is not allowed for you",
+            hint="plain text, and names like {{.Name}} and {{.ID}}, are",
         )
     return value
 
