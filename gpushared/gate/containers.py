@@ -31,6 +31,7 @@ HOST_NETWORK = "host"
 """The machine's."""
 OK = 200
 CREATED = 201
+MOVED = 301
 NOT_FOUND = 404
 CONFLICT = 409
 STILL = frozenset({"created", "exited"})
@@ -210,7 +211,8 @@ async def find_owned(
 async def inspect(engine: EngineSocket, kind: str, name: str, suffix: str = "") -> dict[str, Any] | None:
     """What the engine says of one thing, None when there is none."""
     answer = await engine.call("GET", f"/{kind}/{quote(name, safe='')}{suffix}".encode())
-    if answer.status == NOT_FOUND:
+    # The engine sends names with dots and doubled slashes elsewhere, to a path without them.
+    if answer.status in {NOT_FOUND, MOVED}:
         return None
     found = answer.json()
     if not isinstance(found, dict):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlencode
 
@@ -40,11 +39,7 @@ class Target:
 
     def without(self, name: str) -> Target:
         """The target without a query parameter."""
-        return self.with_only({key for key, _ in self.query} - {name})
-
-    def with_only(self, names: Collection[str]) -> Target:
-        """The target with no query parameters but these."""
-        return replace(self, query=tuple(each for each in self.query if each[0] in names))
+        return replace(self, query=tuple(each for each in self.query if each[0] != name))
 
     def with_path(self, path: str) -> Target:
         return replace(self, path=path)

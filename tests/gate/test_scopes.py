@@ -106,6 +106,15 @@ async def test_a_name_with_a_slash_is_not_found_rather_than_refused(plain: Peopl
     assert (await plain.alice.ask("GET", "/plugins/a/b/json")).status == 404
 
 
+@pytest.mark.parametrize("name", ["/etc", "../../alice", "..", "a//b"])
+async def test_a_volume_called_as_a_path_is_none(both: People, name: str) -> None:
+    """The engine cleans such paths, and sends the client elsewhere."""
+    mount = {"Type": "volume", "Source": name, "Target": "/x"}
+    body = {"Image": both.alice.image, "HostConfig": {"NetworkMode": "none", "Mounts": [mount]}}
+    reply = await both.alice.ask("POST", "/containers/create", body)
+    assert (reply.status, reply.message.partition(" (")[0]) == (400, f"No such volume: {name}")
+
+
 # --- listings ------------------------------------------------------------------------------------------
 
 
@@ -365,6 +374,13 @@ async def test_an_image_that_was_made_here_is_not_replaced_by_a_pull(both: Peopl
 async def test_not_all_tags_of_an_image_are_pulled_at_once(plain: People, image: str) -> None:
     reply = await plain.alice.ask("POST", "/images/create", fromImage=image)
     assert (reply.status, reply.message) == (400, f"{image} names no tag (pull {image}:latest)")
+
+
+@pytest.mark.parametrize("name", ["changes", "repo", "message"])
+async def test_a_pull_has_no_parameters_of_an_import(plain: People, name: str) -> None:
+    query = {"fromImage": "x", "tag": "1", name: "USER root"}
+    reply = await plain.alice.ask("POST", "/images/create", **query)
+    assert (reply.status, reply.message.partition(" (")[0]) == (403, f"the parameter {name} is not for you")
 
 
 async def test_what_clients_build_with_where_they_may_not_is_refused_in_the_same_words(plain: People) -> None:

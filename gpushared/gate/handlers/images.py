@@ -37,6 +37,8 @@ class Images:
             raise PermissionRefused(LOAD[0], hint=LOAD[1])
         await expect_nothing(call.exchange)
         image, tag = call.target.get("fromImage"), call.target.get("tag")
+        if strange := sorted({name for name, _ in call.target.query} - PULL_PARAMETERS):
+            raise PermissionRefused(f"the parameter {strange[0]} is not for you", hint="it is for imports")
         if not image:
             raise RequestError("no image is named", hint="images are imported by trusted users")
         name = f"{image}{'@' if ':' in tag else ':'}{tag}" if tag else image
@@ -46,7 +48,7 @@ class Images:
             raise RequestError(f"{name} names no tag", hint=f"pull {name}:latest")
         if found := await inspect(self._ground.engine, "images", name, suffix="/json"):
             _check_pulled(name, found)
-        await self._ground.send(call, call.target.with_only(PULL_PARAMETERS), body=b"")
+        await self._ground.send(call, body=b"")
 
 
 def check_no_builder(image: str) -> None:
