@@ -17,6 +17,8 @@ from gpushared.gate.target import Target
 
 NOTHING = frozenset({b"", b"{}", b"null"})
 NO_BODY_BYTES = 64 * 1024
+SHORT_BYTES = 32 * 1024
+"""Of a body that is parsed in no time; hardly any is longer."""
 OLDEST_VERSION = (1, 24)
 """Before, a start could carry a HostConfig."""
 KEPT_HEADERS = frozenset({b"api-version", b"docker-experimental", b"ostype", b"server"})
@@ -75,7 +77,11 @@ class Call:
 
     async def parse(self) -> Body:
         """The body; raises ``RequestError`` where it can be read in two ways."""
-        return parse_object(await self.exchange.read(BODY_BYTES))
+        raw = await self.exchange.read(BODY_BYTES)
+        if len(raw) <= SHORT_BYTES:
+            return parse_object(raw)
+        async with self.exchange.share.long_work():
+            return parse_object(raw)
 
     async def answer(self, answer: Answer) -> None:
         """Give the client what the engine said to a request of ours."""

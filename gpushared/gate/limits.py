@@ -10,12 +10,16 @@ All that a user does counts alike: gRPC, unary JSON and the Docker API, on whate
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from gpushared.domain.errors import LimitReached
+
+RESTS = 8
+"""How much longer than long work the rest after it is; what follows the work takes about as long as it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,7 @@ class Share:
         self._creates = 0
         self._body_bytes = 0
         self._desks = asyncio.Semaphore(limits.desks)
+        self._long_work = asyncio.Lock()
         self._turns: deque[asyncio.Future[None]] = deque()
         self._turn_taken = False
 
@@ -105,6 +110,16 @@ class Share:
 
     def drop(self, size_bytes: int) -> None:
         self._body_bytes -= size_bytes
+
+    @asynccontextmanager
+    async def long_work(self) -> AsyncIterator[None]:
+        """Around work that holds up everybody: of one user one at a time, and then a rest in proportion."""
+        async with self._long_work:
+            begun = time.perf_counter()
+            try:
+                yield
+            finally:
+                await asyncio.sleep(RESTS * (time.perf_counter() - begun))
 
     async def turn(self) -> None:
         """Wait until it is this user's turn; always lets the event loop go round between two of them."""

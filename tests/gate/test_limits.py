@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -90,6 +91,23 @@ async def test_a_turn_that_is_waited_for_no_longer_is_given_to_the_next() -> Non
     turns[1].cancel()
     async with asyncio.timeout(30):
         await asyncio.gather(turns[0], turns[2], turns[3])
+
+
+async def test_long_work_of_one_user_is_done_one_at_a_time_with_rests_in_which_others_work() -> None:
+    share, order = Share(UserLimits()), list[str]()
+
+    async def works(name: str) -> None:
+        async with share.long_work():
+            order.append(name)
+            time.sleep(0.005)  # noqa: ASYNC251 - this is what holds up everybody
+            order.append(f"{name} done")
+
+    first, second = (asyncio.create_task(works(name)) for name in "ab")
+    await asyncio.sleep(0)
+    async with Share(UserLimits()).long_work():
+        assert order == ["a", "a done"]
+    await asyncio.gather(first, second)
+    assert order == ["a", "a done", "b", "b done"]
 
 
 async def test_users_who_have_nothing_are_forgotten_and_new_limits_hold_for_those_who_have() -> None:
