@@ -28,11 +28,15 @@ _NO_ID = "0" * 64
 
 
 class Captured(NamedTuple):
-    """A container as docker would have it created. ``name`` and ``platform`` are empty where not said."""
+    """A container as docker would have it created. ``name`` and ``platform`` are empty where not said.
+
+    ``version`` is that of the Engine API that docker spoke.
+    """
 
     body: bytes
     name: str = ""
     platform: str = ""
+    version: str = ""
 
 
 def capture(program: str, words: Sequence[str], api_version: str) -> Captured:
@@ -102,7 +106,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(b"")  # the pull of `--pull always`, which the node does
             return
         asked = parse_qs(url.query)
-        self.server.captured = Captured(body, asked.get("name", [""])[-1], asked.get("platform", [""])[-1])
+        version = url.path.split("/")[1].removeprefix("v")
+        name, platform = (asked.get(each, [""])[-1] for each in ("name", "platform"))
+        self.server.captured = Captured(body, name, platform, version)
         self._answer(f'{{"Id": "{_NO_ID}", "Warnings": []}}'.encode(), status=201)
 
     def _answer(self, body: bytes, *, status: int = 200) -> None:

@@ -53,6 +53,8 @@ SUBMIT = OurOptions(
     OUR_SWITCHES | {"span"},
     "submit",
 )
+RUN_ALONE = ("detach", "detach-keys", "sig-proxy", "pull", "quiet")
+"""Options of ``docker run`` that ``docker create`` has no use for, or that a job keeps by itself."""
 DOCKER_SWITCHES = frozenset(
     {
         "detach",

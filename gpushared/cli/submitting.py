@@ -10,7 +10,7 @@ from typing import Any
 
 from gpushared.cli import docker
 from gpushared.cli.capture import Captured, capture
-from gpushared.cli.docker_args import SUBMIT, RunWords, refuse_ways_around, split, warnings
+from gpushared.cli.docker_args import RUN_ALONE, SUBMIT, RunWords, refuse_ways_around, split, warnings
 from gpushared.cli.faults import UsageError, say
 from gpushared.cli.start import asked, names
 from gpushared.cli.waiting import persistently
@@ -19,8 +19,6 @@ from gpushared.client.job_messages import SubmitAnswer
 from gpushared.client.jobs import Jobs
 from gpushared.domain.errors import GpushareError
 
-_RUN_ALONE = ("detach", "detach-keys", "sig-proxy", "pull", "quiet")
-"""Options of ``docker run`` that ``docker create`` has no use for, or that the job keeps by itself."""
 _FOR_A_TERMINAL = ("AttachStdin", "AttachStdout", "AttachStderr", "StdinOnce")
 MAX_COUNT_DIGITS = 9
 NEVER_FITS = "never_fits"
@@ -58,7 +56,7 @@ def _tell_if_hopeless(jobs: Jobs, job_id: str) -> None:
 def _captured(client: Client, words: RunWords) -> Captured:
     program = docker.find_docker()
     engine = client.status().engine
-    return capture(program, words.docker_without(*_RUN_ALONE), engine.api_version if engine else "")
+    return capture(program, words.docker_without(*RUN_ALONE), engine.api_version if engine else "")
 
 
 def _sent(client: Client, words: RunWords, said: dict[str, Any], captured: Captured) -> SubmitAnswer:

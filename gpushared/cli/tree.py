@@ -38,6 +38,7 @@ COMMANDS = (
     "attach",
     "door",
     "presets",
+    "policy",
     "project",
     "audit",
     "node",

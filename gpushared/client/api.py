@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
@@ -27,6 +28,7 @@ from gpushared.client.messages import (
     ProjectList,
     ResizeAnswer,
 )
+from gpushared.client.policy_messages import PolicyExplanation, PolicyRules
 from gpushared.client.wishes import LeaseWish, fields_of
 from gpushared.domain.errors import ConfigError, NeverFits, StateConflict
 
@@ -225,6 +227,16 @@ class Client:
         places = {"limit": limit, "after": after, "before": before}
         asked |= {name: place for name, place in places.items() if place is not None}
         return AuditPage(self.call("Audit/List", asked))
+
+    def explain_policy(self, create_body: bytes, api_version: str, *, user: str = "") -> PolicyExplanation:
+        """What would become of a container's create body; nothing is created. ``user``: as that one's."""
+        body = b64encode(create_body).decode()
+        asked = {"create_body": body, "api_version": api_version, "user": user}
+        return PolicyExplanation(self.call("Policy/Explain", asked))
+
+    def policy(self) -> PolicyRules:
+        """The rules for callers who are not trusted."""
+        return PolicyRules(self.call("Policy/Show", {}))
 
     def join_pool(self, address: str, token: str, name: str = "") -> PoolMembership:
         """Makes the node a member of the pool whose coordinator is at ``HOST`` or ``HOST:PORT``."""

@@ -11,6 +11,7 @@ from gpushared.gate.desk import Desk
 from gpushared.gate.endpoints import match_route
 from gpushared.gate.engine import EngineSocket
 from gpushared.gate.handlers.archives import Archives
+from gpushared.gate.explaining import Explainer
 from gpushared.gate.handlers.containers import Containers
 from gpushared.gate.handlers.creates import Creates
 from gpushared.gate.handlers.execs import Execs
@@ -47,6 +48,7 @@ class Gate:
         ground = self._ground = Ground(engine, desk, policy or Policy(), pins)
         self._audit = audit
         self._creates = Creates(ground)
+        self.explainer = Explainer(ground)
         containers, execs = Containers(ground), Execs(ground)
         self._everybody: dict[Action, Handler] = {
             **self._creates.everybody(),
@@ -76,6 +78,10 @@ class Gate:
     @policy.setter
     def policy(self, policy: Policy) -> None:
         self._ground.policy = policy
+
+    def judges(self, caller: Caller) -> bool:
+        """Whether what the caller creates is judged."""
+        return self._ground.judges(caller)
 
     async def handle(self, exchange: Exchange) -> None:
         with recording(exchange, self._audit) as recorded:

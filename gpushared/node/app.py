@@ -44,6 +44,7 @@ from gpushared.node.loop import Loop
 from gpushared.node.membership import Memberships, load_enrolment, open_enrolment, pool_folder
 from gpushared.node.parts import Parts
 from gpushared.node.performer import Performer
+from gpushared.node.policy_api import PolicyApi
 from gpushared.node.pool_room import PoolRoom
 from gpushared.node.promises import Promises
 from gpushared.node.sampler import Sampler
@@ -286,6 +287,7 @@ class Daemon:
         await self._jobs.serve(routes, stack)
         jobs = await self._open_jobs(loop, stack)
         json.add(jobs.calls())
+        json.add(PolicyApi(gate).calls())
         json.add(self._pool.calls())
         front = Front(inner, self._identities, routes)
         doors = Doors(self._identities, front.secret, front.origins, of_calls)

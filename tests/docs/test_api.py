@@ -6,13 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.api.v1 import audit_pb2, gpus_pb2, jobs_pb2, leases_pb2, node_pb2, pool_pb2, projects_pb2
+from gpushared.api.v1 import (
+    audit_pb2,
+    gpus_pb2,
+    jobs_pb2,
+    leases_pb2,
+    node_pb2,
+    policy_pb2,
+    pool_pb2,
+    projects_pb2,
+)
 from gpushared.domain.errors import Code
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "api.md"
 CALLS = [
     f"{service.full_name}/{method.name}"
-    for module in (leases_pb2, gpus_pb2, projects_pb2, node_pb2, audit_pb2, jobs_pb2, pool_pb2)
+    for module in (leases_pb2, gpus_pb2, projects_pb2, node_pb2, audit_pb2, jobs_pb2, policy_pb2, pool_pb2)
     for service in module.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 ]

@@ -80,7 +80,6 @@ class Notes:
 
 NOT_HEEDED = "it changes nothing here"
 WHY_DROPPED: Mapping[str, str] = {
-    "HostConfig.Binds": "it is among the mounts",
     "HostConfig.CapAdd": "only programs that are root inside have capabilities",
     "HostConfig.ContainerIDFile": "docker writes it by itself",
 }
@@ -96,6 +95,7 @@ WHY_SET: Mapping[str, str] = {
     "HostConfig.CpuQuota": "the site's limit",
     "HostConfig.PortBindings": "published on this machine only",
     "HostConfig.Devices": "read and write, no more",
+    "HostConfig.Binds": "checked as you and held in place; the engine makes no missing directories",
     "HostConfig.Mounts": "mount objects, for which the engine makes no missing directories",
     "HostConfig.ContainerIDFile": "the gate's mark on what is root inside",
 }

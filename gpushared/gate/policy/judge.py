@@ -172,7 +172,8 @@ def _mounts(asked: Body, notes: Notes | None) -> list[Body]:
     judged: list[Body] = []
     for name in ("Binds", "Mounts"):
         try:
-            mounts = judge_mounts({name: asked.get(name)})
+            # Twice, because a bind becomes a mount object, whose own rules hold then.
+            mounts = judge_mounts({"Mounts": judge_mounts({name: asked.get(name)})})
         except (PermissionRefused, RequestError) as error:
             _refuse(error, HOST_PREFIX + name, asked.get(name), notes)
         else:

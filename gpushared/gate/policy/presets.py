@@ -80,19 +80,19 @@ class RuleInForce:
 
 def rules_in_force(policy: Policy) -> Iterator[RuleInForce]:
     """All rules, in the order of the configuration's reference."""
+    ours = {field.name for field in fields(Policy)}
     for key in keys_of(GateConfig).values():
         match key.attribute:
-            case "trusted_groups":
-                continue
             case "host_network":
                 value: object = (HostNetwork.NEVER, HostNetwork.GANGS)[policy.gangs_on_host_network]
                 own = policy.gangs_on_host_network
             case "preset" | "everybody_confined" as attribute:
                 value = getattr(policy, attribute)
                 own = value != key.default
-            case attribute:
-                name = _OTHER_NAMES.get(attribute, attribute)
+            case attribute if (name := _OTHER_NAMES.get(attribute, attribute)) in ours:
                 value, own = getattr(policy, name), name in policy.own_words
+            case _:
+                continue  # not of the policy, such as who is trusted
         # A limit of nothing is none; sizes have no such value.
         written = "none" if value == 0 and value is not False else key.kind.write(value)
         origin = "configuration" if own else f"preset {policy.preset}"

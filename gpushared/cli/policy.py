@@ -1,0 +1,141 @@
+"""``gpushare policy``: what containers may have here, and what would become of one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+import click
+
+from gpushared.cli import docker, docker_args, text
+from gpushared.cli.capture import Captured, capture
+from gpushared.cli.docker_args import RUN_ALONE, RunWords, split
+from gpushared.cli.faults import UsageError
+from gpushared.client import Client
+from gpushared.client.policy_messages import PolicyExplanation, PolicyFinding, PolicyRules
+
+_HELP = {"help_option_names": ["-h", "--help"]}
+_WORDS = {**_HELP, "ignore_unknown_options": True, "allow_interspersed_args": False}
+_OUTPUT = click.option(
+    "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Form.", show_default=True
+)
+_JSON = click.option("--json", "as_json", is_flag=True, help="As -o json.")
+REFUSED = 1
+_ORDER = ("refused", "set", "dropped", "allowed")
+_SHOWN = 48
+_LABELLED = ("gpu", "gpu-memory", "gpu-compute", "preset", "isolation", "class", "time", "project", "model")
+"""Options of ``gpushare run`` that a label can say as well."""
+
+
+@click.group("policy", context_settings=_HELP, short_help="Explain or show what containers may have here.")
+def policy() -> None:
+    """Explain what would become of a container by this node's policy, or show the policy.
+
+    \b
+    Examples:
+      gpushare policy explain -- --ipc=host -v ~/.cache:/root/.cache nvcr.io/nvidia/pytorch
+      gpushare policy show
+    """  # noqa: D301 - click's mark for lines it must not join
+
+
+@policy.command("explain", context_settings=_WORDS, short_help="Say what would become of a docker run.")
+@click.option("--as", "user", default="", metavar="USER", help="As this user's; for trusted users.")
+@_OUTPUT
+@_JSON
+@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="DOCKER-RUN-ARGUMENTS...")
+def explain(*, user: str, output: str, as_json: bool, words: tuple[str, ...]) -> int:
+    """Say of each option of a docker run whether it is allowed, set, dropped or refused here, and why.
+
+    Docker itself reads the words; nothing is created. The exit code is 1 where it would be refused.
+
+    \b
+    Examples:
+      gpushare policy explain -- --gpus 1 --ipc=host IMAGE
+      gpushare policy explain --as alice -- --user root IMAGE
+      gpushare policy explain -o json -- -p 80:80 IMAGE
+    """  # noqa: D301 - click's mark for lines it must not join
+    client = Client()
+    captured = _captured(client, words)
+    answer = client.explain_policy(captured.body, captured.version, user=user)
+    if as_json or output == "json":
+        _echo("gpushare.policy-explanation/1", answer.to_json())
+    else:
+        click.echo("\n".join(text.printable(line) for line in _explained(answer)))
+    return 0 if answer.passes else REFUSED
+
+
+@policy.command("show", context_settings=_HELP, short_help="Show the rules in force.")
+@_OUTPUT
+@_JSON
+def show(*, output: str, as_json: bool) -> int:
+    """Show the rules in force for callers who are not trusted, and where each comes from.
+
+    \b
+    Examples:
+      gpushare policy show
+      gpushare policy show -o json
+    """  # noqa: D301 - click's mark for lines it must not join
+    answer = Client().policy()
+    if as_json or output == "json":
+        _echo("gpushare.policy/1", answer.to_json())
+    else:
+        click.echo("\n".join(text.printable(line) for line in _shown_rules(answer)))
+    return 0
+
+
+def _echo(schema: str, item: dict[str, object]) -> None:
+    click.echo(json.dumps({"schema": schema, "simulated": False, "items": [item]}, indent=2))
+
+
+# --- what docker would send ----------------------------------------------------------------------------
+
+
+def _captured(client: Client, args: Sequence[str]) -> Captured:
+    words = split(args, docker_args.RUN._replace(command="policy explain"))
+    if not words.image:
+        raise UsageError("no image was named", hint="gpushare policy explain -- --gpus 1 IMAGE")
+    engine = client.status().engine
+    program = docker.find_docker()
+    return capture(program, _create_words(words), engine.api_version if engine else "")
+
+
+def _create_words(words: RunWords) -> list[str]:
+    said = [f"--label=gpushare.{name}={words.ours[name]}" for name in _LABELLED if words.ours.get(name)]
+    return [*said, *words.docker_without(*RUN_ALONE)]
+
+
+# --- for people ----------------------------------------------------------------------------------------
+
+
+def _explained(answer: PolicyExplanation) -> Iterator[str]:
+    for one in sorted(answer.findings, key=lambda one: _ORDER.index(one.verdict)):
+        yield from _lines(one)
+    refused = sum(one.verdict == "refused" for one in answer.findings)
+    if not answer.judged:
+        yield "You are trusted here: only your ways to GPUs are judged. --as USER judges all."
+    if answer.passes:
+        yield f"It would be created, by the policy {answer.preset}."
+    else:
+        yield f"It would be refused, by the policy {answer.preset}: {refused} of the above."
+
+
+def _lines(one: PolicyFinding) -> Iterator[str]:
+    name = one.option or one.field or "the request"
+    said = " -> ".join(_short(value) for value in dict.fromkeys((one.asked, one.given)) if value)
+    yield f"{one.verdict:8}  {name:18}  {said}".rstrip()
+    for more in (one.why, one.hint):
+        if more:
+            yield f"{'':8}  {'':18}  {more}"
+
+
+def _short(value: str) -> str:
+    return value if len(value) <= _SHOWN else f"{value[: _SHOWN - 3]}..."
+
+
+def _shown_rules(answer: PolicyRules) -> Iterator[str]:
+    if not answer.judged:
+        yield "You are trusted here: these rules are for the others."
+    names = max((len(rule.name) for rule in answer.rules), default=0)
+    origins = max((len(rule.origin) for rule in answer.rules), default=0)
+    for rule in answer.rules:
+        yield f"{rule.name:{names}}  {rule.origin:{origins}}  {rule.value}"

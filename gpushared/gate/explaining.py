@@ -1,0 +1,96 @@
+"""What would become of a create body, without creating anything."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from gpushared.domain.asking import Ask
+from gpushared.domain.errors import (
+    LimitReached,
+    NotFound,
+    PermissionRefused,
+    RequestError,
+    TimedOut,
+    Unavailable,
+)
+from gpushared.domain.request import Caller
+from gpushared.gate.accounts import Account, look_up
+from gpushared.gate.body import Body, check_create, parse_object
+from gpushared.gate.containers import find_network, find_owned
+from gpushared.gate.handlers.ground import Ground
+from gpushared.gate.mounts import volumes_of, wishes_of
+from gpushared.gate.policy.explain import Finding, Notes
+from gpushared.gate.policy.judge import HOST_PREFIX, Context, judge_create, networks_of
+from gpushared.gate.policy.schema import Version
+from gpushared.gate.room import Room
+from gpushared.gate.wish import ClaimWish, Wish, take_wish
+
+GPUS = f"{HOST_PREFIX}DeviceRequests"
+_REFUSALS = (LimitReached, NotFound, PermissionRefused, RequestError, TimedOut, Unavailable)
+
+
+class Explainer:
+    """Asks all that a create asks: the rules, and the engine and the system besides."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+
+    async def explain(self, raw: bytes, version: Version | None, caller: Caller) -> list[Finding]:
+        """Every field that says something. Raises what hinders the explanation itself."""
+        notes = Notes()
+        try:
+            body = check_create(parse_object(raw))
+            wish = take_wish(body)
+        except (PermissionRefused, RequestError) as error:
+            notes.refused("", None, error)
+            return notes.findings
+        _note_wish(wish, notes)
+        if self._ground.judges(caller):
+            await self._judge(body, wish, version, await look_up(caller), notes)
+        return notes.findings
+
+    async def _judge(
+        self, body: Body, wish: Wish | None, version: Version | None, account: Account, notes: Notes
+    ) -> None:
+        ground, caller = self._ground, account.caller
+        in_gang = isinstance(wish, ClaimWish) and ground.desk.in_gang(wish.lease, caller)
+        context = Context(account, ground.policy, in_gang, wish is not None, version)
+        judged = judge_create(body, context, notes)
+        if wish is None:
+            notes.set("Env", None, ["NVIDIA_VISIBLE_DEVICES=void"], "no GPU without a lease")
+        try:
+            await Room(ground.engine).check(caller, ground.policy)
+        except LimitReached as error:
+            notes.refused("", None, error)
+        await self._look(judged, account, notes)
+
+    async def _look(self, judged: Body, account: Account, notes: Notes) -> None:
+        """At what only the engine and the system know."""
+        engine, mounts = self._ground.engine, judged["HostConfig"]["Mounts"]
+        for network in networks_of(judged):
+            try:
+                await find_network(engine, network, account.caller)
+            except _REFUSALS as error:
+                notes.refused(f"{HOST_PREFIX}NetworkMode", network, error)
+        for volume in volumes_of(mounts):
+            try:
+                hint = f"mount a directory of your home, or docker volume create {volume}"
+                await find_owned(engine, "volumes", volume, account.caller, hint=hint)
+            except _REFUSALS as error:
+                notes.refused(f"{HOST_PREFIX}Mounts", volume, error)
+        for wish in wishes_of(mounts):
+            try:
+                async with self._ground.pins.held(account, [wish]):
+                    pass
+            except _REFUSALS as error:
+                notes.refused(f"{HOST_PREFIX}Mounts", wish.path, error)
+        self._ground.pins.unused()
+
+
+def _note_wish(wish: Wish | None, notes: Notes) -> None:
+    match wish:
+        case ClaimWish(lease):
+            notes.set(GPUS, None, {"lease": lease}, "the lease brings its GPUs")
+        case Ask():
+            said = {name: value for name, value in asdict(wish).items() if value}
+            notes.set(GPUS, None, said, "GPUs come by a lease of so much")

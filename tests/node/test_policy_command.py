@@ -1,0 +1,159 @@
+"""``gpushare policy`` against a real daemon and a real engine: what it says is what then happens."""
+
+from __future__ import annotations
+
+import json
+import pwd
+from base64 import b64encode
+from typing import Any
+
+import pytest
+
+from tests.node.conftest import NewDaemon
+from tests.node.daemon import DaemonProcess, Json, Refused
+
+ALICE = pwd.getpwnam("games").pw_uid
+"""A user of every system whom nobody trusts."""
+
+
+def options_of(daemon: DaemonProcess, *words: str) -> list[str]:
+    """Of a container with no network, unless the words name one."""
+    options = daemon.container_options(*words)
+    assert options[:2] == ["--network", "none"]
+    return options[2:] if "--network" in words else options
+
+
+def explained(daemon: DaemonProcess, *words: str) -> tuple[int, dict[str, Json]]:
+    """The exit code and the findings by field."""
+    options = options_of(daemon, *words)
+    done = daemon.gpushare("policy", "explain", "--as", str(ALICE), "-o", "json", "--", *options)
+    (item,) = json.loads(done.stdout)["items"]
+    return done.returncode, {one["field"]: one for one in item["findings"]}
+
+
+RUNS: list[tuple[list[str], str, str]] = [
+    (["--shm-size", "64m"], "HostConfig.ShmSize", "allowed"),
+    (["--ipc", "host"], "HostConfig.IpcMode", "refused"),
+    (["--user", "root"], "User", "refused"),
+    (["--privileged"], "HostConfig.Privileged", "refused"),
+    (["--network", "host"], "HostConfig.NetworkMode", "refused"),
+    (["--network", "somebody-elses"], "HostConfig.NetworkMode", "refused"),
+    (["-v", "nobodys:/x"], "HostConfig.Mounts", "refused"),
+    (["-v", "/etc:/x"], "HostConfig.Mounts", "refused"),
+    (["--cap-drop", "ALL"], "HostConfig.CapDrop", "allowed"),
+    (["--pids-limit", "99999"], "HostConfig.PidsLimit", "set"),
+]
+
+
+@pytest.mark.parametrize(("words", "field", "verdict"), RUNS)
+def test_what_is_explained_is_what_a_create_does(
+    daemon: DaemonProcess, words: list[str], field: str, verdict: str
+) -> None:
+    code, findings = explained(daemon, *words)
+    assert findings[field]["verdict"] == verdict, findings
+    created = daemon.docker("create", *options_of(daemon, *words), uid=ALICE)
+    assert (created.returncode == 0) is (code == 0), created.stderr
+    if verdict == "refused":
+        assert code == 1
+        assert findings[field]["why"] in created.stderr
+        assert (findings[field]["hint"] or "") in created.stderr
+
+
+def test_a_gpu_is_explained_as_its_lease_and_none_is_held(daemon: DaemonProcess) -> None:
+    code, findings = explained(daemon, "--gpus", "1")
+    assert code == 0
+    assert findings["HostConfig.DeviceRequests"]["given"] == '{"gpu": "1"}'
+    assert daemon.leases() == {}
+
+
+def test_people_read_lines_with_the_option_the_reason_and_what_to_do(daemon: DaemonProcess) -> None:
+    words = daemon.container_options("--ipc", "host", "--init")
+    done = daemon.gpushare("policy", "explain", "--as", "nobody", *words)
+    assert done.returncode == 1, done.stderr
+    assert "refused   --ipc" in done.stdout
+    assert "--shm-size 8g gives more shared memory" in done.stdout
+    assert "allowed   --init" in done.stdout
+    assert "It would be refused, by the policy lab: 1 of the above." in done.stdout
+
+
+def test_a_trusted_caller_is_told_that_nothing_is_judged(daemon: DaemonProcess) -> None:
+    done = daemon.gpushare("policy", "explain", "--", *daemon.container_options("--privileged"))
+    assert done.returncode == 0
+    assert "You are trusted here" in done.stdout
+
+
+def explain(daemon: DaemonProcess, body: dict[str, Any], *, uid: int = ALICE, version: str = "") -> Json:
+    raw = b64encode(json.dumps(body).encode()).decode()
+    return daemon.call("Policy/Explain", {"create_body": raw, "api_version": version}, uid=uid)
+
+
+def test_a_caller_who_is_not_trusted_is_judged_without_asking_for_it(daemon: DaemonProcess) -> None:
+    said = explain(daemon, {"Image": "x", "HostConfig": {"Privileged": True}})
+    assert (said["judged"], said["passes"]) == (True, False)
+    trusted = explain(daemon, {"Image": "x", "HostConfig": {"Privileged": True}}, uid=0)
+    assert (trusted["judged"], trusted["passes"]) == (False, True)
+
+
+def test_a_field_that_nobody_knows_is_refused_for_the_trusted_too(daemon: DaemonProcess) -> None:
+    for uid in (0, ALICE):
+        (finding,) = explain(daemon, {"HostConfig": {"Brand": 1}}, uid=uid)["findings"]
+        assert finding["verdict"] == "refused"
+        assert "the engine at its own socket" in finding["hint"]
+
+
+def test_who_is_not_trusted_asks_for_nobody_else(daemon: DaemonProcess) -> None:
+    with pytest.raises(Refused) as refused:
+        daemon.call("Policy/Explain", {"create_body": "e30=", "user": "root"}, uid=ALICE)
+    assert refused.value.code == "permission_denied"
+    with pytest.raises(Refused) as refused:
+        daemon.call("Policy/Explain", {"create_body": "e30=", "user": "no-such-user"})
+    assert refused.value.code == "not_found"
+
+
+def test_a_version_that_makes_no_sense_is_refused_with_a_hint(daemon: DaemonProcess) -> None:
+    with pytest.raises(Refused) as refused:
+        explain(daemon, {}, version="new")
+    assert (refused.value.code, refused.value.hint) == ("invalid_argument", "write it like 1.41")
+
+
+CONFIG = """
+[gate]
+preset = "strict"
+everybody_confined = true
+containers_per_user = 1
+memory_limit = "64MiB"
+"""
+
+
+@pytest.fixture
+def strict(new_daemon: NewDaemon, docker_engine: str) -> DaemonProcess:
+    daemon = new_daemon(engine=docker_engine, config=CONFIG)
+    daemon.start()
+    return daemon
+
+
+def test_the_rules_say_where_they_come_from(strict: DaemonProcess) -> None:
+    lines = strict.gpushare_says("policy", "show").splitlines()
+    rules = {line.split()[0]: line for line in lines}
+    assert rules["preset"].split() == ["preset", "configuration", '"strict"']
+    assert rules["memory_limit"].split() == ["memory_limit", "configuration", '"64MiB"']
+    assert "preset strict" in rules["networks"]
+    assert '"own", "none"' in rules["networks"]
+    assert rules["host_network"].split() == ["host_network", "default", '"never"']
+
+
+def test_everybody_is_judged_and_bounded_where_the_site_says_so(strict: DaemonProcess) -> None:
+    """Root too; and the second container of a user who may have one is refused."""
+    refused = strict.docker("create", *strict.container_options("--privileged"))
+    assert refused.returncode == 1
+    assert "GPUs need no privileges here" in refused.stderr
+    options = strict.container_options()
+    made = strict.docker("create", *options, uid=ALICE)
+    assert made.returncode == 0, made.stderr
+    memory = strict.check("inspect", "-f", "{{.HostConfig.Memory}}", made.stdout.strip())
+    assert memory.strip() == str(64 << 20)
+    second = strict.docker("create", *options, uid=ALICE)
+    assert "you have the 1 containers that a user may have here" in second.stderr
+    strict.check("rm", made.stdout.strip(), uid=ALICE)
+    again = strict.docker("create", *options, uid=ALICE)
+    assert again.returncode == 0, again.stderr
