@@ -283,11 +283,13 @@ def engine_namespace(pid: int) -> int | None:
 
 def enter_machine() -> None:
     """The first process's view; what runs where it may not see that one has its own."""
-    with contextlib.suppress(PermissionError, FileNotFoundError):
+    try:
         descriptor = os.open(f"/proc/{MACHINE}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-        if not os.path.samestat(os.fstat(descriptor), Path("/proc/self/ns/mnt").stat()):
-            kernel.enter(descriptor)
-        os.close(descriptor)
+    except (PermissionError, FileNotFoundError):
+        return
+    if not os.path.samestat(os.fstat(descriptor), Path("/proc/self/ns/mnt").stat()):
+        kernel.enter(descriptor)
+    os.close(descriptor)
 
 
 DEEDS = {"hold": hold, "drop": drop, "names": names}
