@@ -75,7 +75,7 @@ class Doors:
         """
         self._identities = identities
         self._secret = secret
-        self._origins = origins or {}
+        self._origins: Mapping[int, Origin] = {} if origins is None else origins
         self._audit = audit or CallAudit()
         self._shares = shares or Shares()
 
