@@ -13,7 +13,8 @@ from tests.node.conftest import NewDaemon
 from tests.node.daemon import DaemonProcess, Json, Refused
 
 ALICE = pwd.getpwnam("games").pw_uid
-"""A user of every system whom nobody trusts."""
+BOB = pwd.getpwnam("mail").pw_uid
+"""Users of every system whom nobody trusts."""
 
 
 def options_of(daemon: DaemonProcess, *words: str) -> list[str]:
@@ -157,3 +158,34 @@ def test_everybody_is_judged_and_bounded_where_the_site_says_so(strict: DaemonPr
     strict.check("rm", made.stdout.strip(), uid=ALICE)
     again = strict.docker("create", *options, uid=ALICE)
     assert again.returncode == 0, again.stderr
+
+
+@pytest.fixture
+def friends(new_daemon: NewDaemon, docker_engine: str) -> DaemonProcess:
+    daemon = new_daemon(engine=docker_engine, config='[gate]\npreset = "open"\n')
+    daemon.start()
+    return daemon
+
+
+def test_root_inside_owns_its_files_and_nothing_of_the_machine(friends: DaemonProcess) -> None:
+    """Its owner finds it again by the gate's mark, and nobody else does."""
+    container = friends.run_container("--user", "root", uid=ALICE)
+    done = friends.check(
+        "exec", container, "sh", "-c", "touch /x && chown 5:5 /x && stat -c %u /x", uid=ALICE
+    )
+    assert done.strip() == "5"
+    status = friends.check("exec", container, "cat", "/proc/self/status", uid=ALICE)
+    fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+    assert fields["Uid"].split() == ["0"] * 4
+    assert (fields["NoNewPrivs"].strip(), fields["Seccomp"].strip()) == ("1", "2")
+    of_packages = {0, 1, 3, 4, 5, 6, 7, 10}  # linux/capability.h: CHOWN ... NET_BIND_SERVICE
+    assert int(fields["CapBnd"], 16) == sum(1 << number for number in of_packages)
+    assert friends.docker("exec", container, "id", uid=BOB).returncode == 1
+    with_files = friends.docker(
+        "create", *friends.container_options("--user", "root", "-v", "/tmp:/x:ro"), uid=ALICE
+    )
+    assert "would give what is the machine's" in with_files.stderr
+    with_gpu = friends.docker(
+        "create", *friends.container_options("--user", "root", "--gpus", "1"), uid=ALICE
+    )
+    assert "no container that is root inside has a GPU" in with_gpu.stderr
