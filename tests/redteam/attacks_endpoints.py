@@ -1,0 +1,130 @@
+"""Endpoints that lead past their scope: packed archives, builders, lists of the engine's own things."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+
+from tests.redteam.attack import Attack, Threat, Told, asks, encoded, plain_body
+from tests.redteam.scene import Scene
+
+TRUSTED = "by trusted users only"
+GONE = "o such container"
+SOCKET = {
+    "Connection": "Upgrade",
+    "Upgrade": "websocket",
+    "Sec_WebSocket_Version": "13",
+    "Origin": "http://x",
+}
+KEY = {"Sec_WebSocket_Key": "MDEyMzQ1Njc4OWFiY2RlZg=="}
+BUSY = plain_body(Cmd=["sleep", "100"])
+
+
+def one_file() -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("file"))
+    return made.getvalue()
+
+
+def packed_archive(scene: Scene) -> Told:
+    """Engines look for the program that unpacks it in the container, and run it as root."""
+    own = scene.made(BUSY)
+    return scene.ask("PUT", f"/containers/{own}/archive?path=/tmp", gzip.compress(one_file()))
+
+
+def archive_with_a_packed_name(scene: Scene) -> Told:
+    """A plain archive whose first file's name begins as a packed archive does."""
+    own = scene.made(BUSY)
+    raw = bytearray(one_file())
+    raw[:6] = b"\xfd7zXZ\0"
+    return scene.ask("PUT", f"/containers/{own}/archive?path=/tmp", bytes(raw))
+
+
+def copied_while_it_runs(scene: Scene) -> Told:
+    """A program inside puts a link where the engine is about to mount."""
+    own = scene.made(BUSY)
+    scene.ask("POST", f"/containers/{own}/start")
+    return scene.ask("PUT", f"/containers/{own}/archive?path=/tmp", one_file())
+
+
+def copied_with_a_volume(scene: Scene) -> Told:
+    """Another container on the volume puts the link there."""
+    host = {"NetworkMode": "none", "Mounts": [{"Type": "volume", "Target": "/x"}]}
+    own = scene.made(plain_body(HostConfig=host))
+    return scene.ask("PUT", f"/containers/{own}/archive?path=/tmp", one_file())
+
+
+def bridge_looked_at(scene: Scene) -> Told:
+    """Who is on the engine's own network, and with which address."""
+    told = scene.ask("GET", "/networks/none")
+    return Told(200) if json.loads(told.message)["Containers"] == {} else Told(0, told.message)
+
+
+def containers_counted(scene: Scene) -> Told:
+    told = scene.ask("GET", "/info")
+    return Told(200) if json.loads(told.message)["ContainersRunning"] == 0 else Told(0, told.message)
+
+
+def word_in_front_of_the_pid(scene: Scene) -> Told:
+    """The second word of any process's arguments would be told as no number."""
+    own = scene.made(BUSY)
+    scene.ask("POST", f"/containers/{own}/start")
+    return scene.ask("GET", f"/containers/{own}/top?" + encoded(ps_args="-eo args,pid"))
+
+
+def variables_of_all_processes(scene: Scene) -> Told:
+    own = scene.made(BUSY)
+    scene.ask("POST", f"/containers/{own}/start")
+    return scene.ask("GET", f"/containers/{own}/top?" + encoded(ps_args="axe"))
+
+
+ATTACKS = [
+    Attack("copy-a-packed-archive", Threat.ROOT, packed_archive, refused="no plain tar"),
+    Attack(
+        "copy-an-archive-with-a-packed-name", Threat.ROOT, archive_with_a_packed_name, refused="no plain tar"
+    ),
+    Attack("copy-while-it-runs", Threat.ROOT, copied_while_it_runs, refused="safely while"),
+    Attack("copy-with-a-volume", Threat.ROOT, copied_with_a_volume, refused="safely while"),
+    Attack(
+        "anothers-output-by-a-websocket",
+        Threat.CONTAINERS,
+        asks("GET", "/containers/{box}/attach/ws?stream=1&stdin=1&stdout=1", None, **SOCKET, **KEY),
+        refused=GONE,
+    ),
+    Attack("anothers-beginnings-of-ids", Threat.LEAK, asks("GET", "/containers/{short}/json"), refused=GONE),
+    Attack(
+        "networks-containers-listed", Threat.LEAK, bridge_looked_at, harmless="one's own containers are shown"
+    ),
+    Attack("containers-counted", Threat.LEAK, containers_counted, harmless="one's own are counted"),
+    Attack("top-with-a-word-before-the-pid", Threat.LEAK, word_in_front_of_the_pid, refused="is not for you"),
+    Attack("top-with-variables", Threat.LEAK, variables_of_all_processes, refused="is not for you"),
+    Attack("plugins-settings-listed", Threat.LEAK, asks("GET", "/plugins"), refused="trusted users only"),
+    Attack(
+        "builder-pulled",
+        Threat.ROOT,
+        asks("POST", "/images/create?" + encoded(fromImage="moby/buildkit", tag="buildx-stable-1")),
+        refused=TRUSTED,
+    ),
+    Attack(
+        "all-tags-pulled",
+        Threat.SHARED,
+        asks("POST", "/images/create?" + encoded(fromImage="registry.example/x")),
+        refused="names no tag",
+    ),
+    Attack(
+        "link-between-containers-removed",
+        Threat.CONTAINERS,
+        asks("DELETE", "/containers/{box}?link=1&force=1"),
+        refused="link is not for you",
+    ),
+    Attack(
+        "files-copied-by-the-old-way",
+        Threat.FILES,
+        asks("POST", "/v1.23/containers/{box}/copy", {"Resource": "/etc/shadow"}),
+        refused="has left the engine's API",
+    ),
+    Attack("swarms-key-read", Threat.LEAK, asks("GET", "/swarm/unlockkey"), refused="is no swarm"),
+]
