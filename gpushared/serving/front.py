@@ -20,9 +20,11 @@ from pathlib import Path
 
 from gpushared.audit.line import Origin
 from gpushared.domain.errors import ConfigError, LimitReached
+from gpushared.gate.answers import http_status
 from gpushared.gate.ends import linger
 from gpushared.gate.http import Routes, serve_http
 from gpushared.gate.limits import Share
+from gpushared.gate.refusals import Refusal
 from gpushared.serving.doors import peer_name
 from gpushared.serving.identity import Identities, Peer, origin_of, peer_of
 
@@ -78,6 +80,8 @@ class Front:
             with self._routes.shares.of(peer.uid).connection():
                 await self._serve(reader, writer, peer, origin_of(sock, peer))
         except LimitReached as error:
+            refusal = Refusal(b"", b"", http_status(error), error.message)
+            self._routes.refused(refusal, await self._identities.caller(peer), Origin(peer.pid))
             writer.write(_too_many(error))  # HTTP/2 has no word for it: there the connection just ends
             await linger(reader, writer)
         except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -13,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from gpushared.api.v1 import gpus_pb2, jobs_pb2, leases_pb2, node_pb2, pool_pb2, projects_pb2
+from gpushared.gate.limits import UserLimits
 from gpushared.serving.call_audit import ALWAYS, ON_LEASES
 from tests.node.conftest import NewDaemon
-from tests.node.daemon import GPUSHARE, DaemonProcess, Json, Refused, wait_until
+from tests.node.daemon import GPUSHARE, DaemonProcess, Json, Refused, connected, wait_until
 from tests.node.grpc_client import ask
 
 ALICE, BOB = 61001, 61002
@@ -214,3 +216,13 @@ def test_following_goes_on_with_what_comes(lone_daemon: DaemonProcess) -> None:
             assert json.loads(following.stdout.readline())["endpoint"] == "Gpus/Drain"
         finally:
             following.kill()
+
+
+def test_who_has_too_many_connections_leaves_a_line_too(lone_daemon: DaemonProcess) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(UserLimits().connections):
+            stack.enter_context(connected(lone_daemon.socket, ALICE))
+        assert lone_daemon.post("/swarm", b"", uid=ALICE)[0] == 429
+    line = lines(lone_daemon)[0]
+    assert (line["uid"], line["status"], line["code"]) == (str(ALICE), 429, "not-http")
+    assert "connections" in line["text"]
