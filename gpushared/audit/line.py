@@ -8,6 +8,8 @@ from dataclasses import dataclass
 MAX_ENDPOINT = 256
 MAX_NAME = 128
 MAX_TEXT = 400
+DIGESTED_BYTES = 4 * 1024 * 1024
+"""Of a body; one that is longer is a stream, which nobody judges, and has no digest."""
 CUT = "..."
 
 

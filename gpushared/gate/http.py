@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 
 import h11
 
-from gpushared.audit.line import UNKNOWN, Origin
-from gpushared.domain.errors import Code, GpushareError
+from gpushared.audit.line import DIGESTED_BYTES, UNKNOWN, Origin
+from gpushared.domain.errors import Code, GpushareError, LimitReached
 from gpushared.domain.request import Caller
 from gpushared.gate.answers import connect_error, docker_error, http_status
 from gpushared.gate.ends import READ_BYTES, hung_up, linger
@@ -31,8 +31,6 @@ WATCH_AFTER_SECONDS = 0.05
 
 EVENTS_AT_ONCE = 16
 """A body may come in thousands of pieces of a byte, all of which are there already."""
-DIGESTED_BYTES = 4 * 1024 * 1024
-"""Of a body; one that is longer is a stream, which nobody judges, and has no digest."""
 
 HeaderList = Sequence[tuple[bytes, bytes]]
 
@@ -151,6 +149,12 @@ class Exchange:
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header; ``name`` in lower case."""
         return next((value for key, value in self.headers if key == name), None)
+
+    @property
+    def kind(self) -> str:
+        """The body's type as the client says, in lower case and without parameters."""
+        value = self.header(b"content-type") or b""
+        return value.partition(b";")[0].strip().lower().decode("ascii", "backslashreplace")
 
     @property
     def has_body(self) -> bool:
@@ -296,10 +300,15 @@ class _Connection:
         if not exchange.has_body:
             await self._end_of_request()
         if request.target.startswith(routes.json_prefix):
-            await self._answer_json(routes.json, exchange)
+            await self._answer_json(routes, request, exchange)
             return
         try:
-            async with self.share.request():
+            async with contextlib.AsyncExitStack() as stack:
+                try:
+                    await stack.enter_async_context(self.share.request())
+                except LimitReached as error:
+                    self._tell(routes, request, http_status(error), error.message)
+                    raise
                 await routes.docker(exchange)
         except GpushareError as error:
             if exchange.started:
@@ -307,7 +316,7 @@ class _Connection:
                 return
             await exchange.respond(http_status(error), docker_error(str(error)))
 
-    async def _answer_json(self, handler: JsonHandler, exchange: Exchange) -> None:
+    async def _answer_json(self, routes: Routes, request: h11.Request, exchange: Exchange) -> None:
         if exchange.method != "POST":
             await exchange.respond(405, connect_error(Code.UNIMPLEMENTED, "calls are made by POST"))
             return
@@ -316,8 +325,10 @@ class _Connection:
             async with self.share.request():
                 body = await self.whole_body(self._limits.json_body_bytes)
                 call = WebRequest("POST", path, exchange.headers, body, self.caller, self.origin)
-                reply = await handler(call)
+                reply = await routes.json(call)
         except GpushareError as error:
+            if isinstance(error, LimitReached):
+                self._tell(routes, request, http_status(error), error.message)
             reply = WebReply(http_status(error), connect_error(error.code, str(error)))
         await exchange.respond(reply.status, reply.body, content_type=reply.content_type)
 

@@ -15,6 +15,7 @@ from gpushared.audit.line import AuditLine
 from gpushared.domain.request import Caller
 from gpushared.gate.gate import Gate
 from gpushared.gate.http import Limits, Routes
+from gpushared.gate.limits import Shares, UserLimits
 from tests.gate.desks import FakeDesk
 from tests.gate.docker import Docker
 from tests.gate.serving import ALICE, BOB, ROOT, Served, answer_json, ask, raw_client, request, serving
@@ -320,3 +321,19 @@ async def test_what_a_line_holds_is_printable_and_bounded(away: Gates) -> None:
     for text in (line.endpoint, line.text, line.name):
         assert text.isprintable()
         assert len(text) <= 400
+
+
+async def test_a_request_beyond_what_one_user_may_have_at_once_leaves_a_line() -> None:
+    """On either side of the door."""
+    lines: list[AuditLine] = []
+    gate = Gate(NO_ENGINE, FakeDesk(), audit=lines.append)
+    shares = Shares(UserLimits(requests=0))
+    routes = Routes(json=answer_json, docker=gate.handle, refused=gate.refused, shares=shares)
+    async with serving(routes, ALICE) as served:
+        for target in ("/info", "/gpushare.v1.Gpus/List"):
+            assert (await ask(served, request("POST", target))).status == 429
+    assert [(line.endpoint, line.status, line.uid) for line in lines] == [
+        ("/info", 429, ALICE.uid),
+        ("/gpushare.v1.Gpus/List", 429, ALICE.uid),
+    ]
+    await gate.close()
