@@ -22,9 +22,12 @@ from gpushared.gate.engine import Answer, EngineSocket
 from gpushared.gate.inject import binds_late, default_env, inject, merge_env
 from gpushared.gate.target import Target
 from gpushared.gate.wish import ClaimWish, Wish, labels_of, with_count
-from gpushared.ports import LABEL_DEVICE, LABEL_OWNER
+from gpushared.ports import LABEL_ATTEMPT, LABEL_DEVICE, LABEL_JOB, LABEL_OWNER
 
 log = logging.getLogger(__name__)
+
+NOT_GIVEN = dict.fromkeys((LABEL_DEVICE, LABEL_JOB, LABEL_ATTEMPT), "")
+"""An image may have labels that would pass for ours."""
 
 CREATED = 201
 CREATE_SECONDS = 600.0
@@ -146,7 +149,7 @@ class Creator:
             raise
 
     async def _post(self, order: Order, labels: Mapping[str, str]) -> Answer:
-        own = {**labels, LABEL_OWNER: str(order.caller.uid)}
+        own = {**NOT_GIVEN, **labels, LABEL_OWNER: str(order.caller.uid)}
         body = {**order.body, "Labels": {**section(order.body, "Labels"), **own}}
         target, sent = order.target.encode(), serialise(body)
         order.record.digest = digest_of(sent)
