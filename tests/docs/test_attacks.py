@@ -1,0 +1,29 @@
+"""The attacks that the documentation lists are those that are tried, with the answers that they get."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.redteam.catalogue import modules
+
+PAGE = (Path(__file__).parents[2] / "docs" / "explanation" / "security.md").read_text(encoding="utf-8")
+ROWS = re.findall(r"^\| ([^|]+) \| `([\w-]+)` \| (.+) \| \[([\w.]+)\]\([^)]+\) \|$", PAGE, re.MULTILINE)
+
+
+def test_exactly_the_attacks_that_are_tried_are_listed_with_their_answers() -> None:
+    tried = {
+        attack.name: (
+            attack.threat.value,
+            f"refused: “{attack.refused.strip()}”" if attack.refused else attack.harmless,
+            file,
+        )
+        for file, listed in modules().items()
+        for attack in listed
+    }
+    assert {name: (threat, answer, file) for threat, name, answer, file in ROWS} == tried
+
+
+def test_no_attack_is_listed_twice() -> None:
+    names = [name for _, name, _, _ in ROWS]
+    assert len(set(names)) == len(names)

@@ -1,0 +1,149 @@
+"""More rights than the caller has: by flags of ``docker run``, by fields, by a program that joins."""
+
+from __future__ import annotations
+
+import json
+
+from tests.redteam.attack import BOTH, Attack, Threat, Told, creates, plain_body, runs
+from tests.redteam.scene import Scene
+
+ROOT = Threat.ROOT
+NOT_YOURS = "may not be set by you"
+NOT_ALLOWED = "is not allowed for you"
+RUNNING = {**plain_body(), "Cmd": ["sleep", "100"]}
+
+
+def in_own(scene: Scene, body: dict[str, object]) -> Told:
+    """Create an exec in a running container of the attacker's own, and start it."""
+    own = scene.made(RUNNING)
+    scene.ask("POST", f"/containers/{own}/start")
+    made = scene.ask("POST", f"/containers/{own}/exec", json.dumps(body).encode())
+    if made.is_refusal:
+        return made
+    return scene.ask("POST", f"/exec/{json.loads(made.message)['Id']}/start", b'{"Detach": true}')
+
+
+def exec_start_again(scene: Scene) -> Told:
+    own = scene.made(RUNNING)
+    scene.ask("POST", f"/containers/{own}/start")
+    made = scene.ask("POST", f"/containers/{own}/exec", b'{"Cmd": ["id"]}')
+    instance = json.loads(made.message)["Id"]
+    return scene.ask("POST", f"/exec/{instance}/start", b'{"Detach": true, "Privileged": true, "User": "0"}')
+
+
+def updated_past_the_bound(scene: Scene) -> Told:
+    own = scene.made(RUNNING)
+    told = scene.ask("POST", f"/containers/{own}/update", b'{"PidsLimit": -1}')
+    bound = scene.as_engine("GET", f"/containers/{own}/json")["HostConfig"]["PidsLimit"]
+    return told if 0 < bound <= 4096 else Told(0, f"its bound is {bound}")
+
+
+ATTACKS = [
+    Attack("privileged-flag", ROOT, runs("--privileged"), refused="Privileged " + NOT_YOURS, on=BOTH),
+    Attack("capability-added", ROOT, runs("--cap-add", "SYS_ADMIN"), refused="is not for you", on=BOTH),
+    Attack("all-capabilities-added", ROOT, runs("--cap-add", "ALL"), refused="is not for you"),
+    Attack(
+        "capabilities-of-an-old-field", ROOT, creates({"Capabilities": ["CAP_SYS_ADMIN"]}), refused=NOT_YOURS
+    ),
+    Attack("seccomp-off", ROOT, runs("--security-opt", "seccomp=unconfined"), refused=NOT_ALLOWED, on=BOTH),
+    Attack("apparmor-off", ROOT, runs("--security-opt", "apparmor=unconfined"), refused=NOT_ALLOWED),
+    Attack(
+        "system-paths-unmasked",
+        ROOT,
+        runs("--security-opt", "systempaths=unconfined"),
+        refused="MaskedPaths " + NOT_YOURS,
+    ),
+    Attack(
+        "masked-paths-emptied",
+        ROOT,
+        creates({"MaskedPaths": []}),
+        refused="MaskedPaths " + NOT_YOURS,
+        on=BOTH,
+    ),
+    Attack(
+        "read-only-paths-emptied", ROOT, creates({"ReadonlyPaths": []}), refused="ReadonlyPaths " + NOT_YOURS
+    ),
+    Attack(
+        "new-privileges-on-again",
+        ROOT,
+        runs("--security-opt", "no-new-privileges=false"),
+        refused=NOT_ALLOWED,
+    ),
+    Attack("selinux-label-off", ROOT, runs("--security-opt", "label=disable"), refused=NOT_ALLOWED),
+    Attack("user-root", ROOT, runs("--user", "0"), refused="would be root", on=BOTH),
+    Attack("user-root-by-name", ROOT, runs("--user", "root"), refused="would be root"),
+    Attack("user-with-roots-group", ROOT, runs("--user", "{attacker}:0"), refused="is not you"),
+    Attack("user-of-somebody-else", Threat.FILES, runs("--user", "{victim}"), refused="is not you"),
+    Attack("group-of-root", ROOT, runs("--group-add", "0"), refused="is not a group of yours"),
+    Attack(
+        "group-of-docker", Threat.SOCKETS, runs("--group-add", "docker"), refused="is not a group of yours"
+    ),
+    Attack("namespace-of-processes", ROOT, runs("--pid", "host"), refused="PidMode " + NOT_YOURS, on=BOTH),
+    Attack("namespace-of-memory", ROOT, runs("--ipc", "host"), refused="--shm-size"),
+    Attack("namespace-of-names", ROOT, runs("--uts", "host"), refused="UTSMode " + NOT_YOURS),
+    Attack("namespace-of-users", ROOT, runs("--userns", "host"), refused="UsernsMode " + NOT_YOURS),
+    Attack("namespace-of-cgroups", ROOT, runs("--cgroupns", "host"), refused="CgroupnsMode"),
+    Attack(
+        "processes-of-anothers-container",
+        Threat.CONTAINERS,
+        runs("--pid", "container:{box}"),
+        refused=NOT_YOURS,
+    ),
+    Attack(
+        "memory-of-anothers-container",
+        Threat.CONTAINERS,
+        runs("--ipc", "container:{box}"),
+        refused=NOT_ALLOWED,
+    ),
+    Attack("kernel-setting", ROOT, runs("--sysctl", "kernel.msgmax=1"), refused="kernel parameter"),
+    Attack(
+        "cgroup-of-another",
+        Threat.AVAILABILITY,
+        runs("--cgroup-parent", "/"),
+        refused="CgroupParent " + NOT_YOURS,
+    ),
+    Attack("killed-last-by-rank", Threat.AVAILABILITY, runs("--oom-score-adj", "-999"), refused="below 0"),
+    Attack(
+        "killed-never", Threat.AVAILABILITY, runs("--oom-kill-disable"), refused="OomKillDisable " + NOT_YOURS
+    ),
+    Attack(
+        "annotation-for-the-runtime",
+        ROOT,
+        creates({"Annotations": {"run.oci.x": "1"}}),
+        refused=NOT_YOURS,
+        on=BOTH,
+    ),
+    Attack("runtime-of-ones-choice", ROOT, runs("--runtime", "io.containerd.evil"), refused="Runtime"),
+    Attack("no-bound-on-processes", Threat.AVAILABILITY, updated_past_the_bound, harmless="the bound stays"),
+    Attack(
+        "real-time-priority",
+        Threat.AVAILABILITY,
+        runs("--ulimit", "rtprio=99"),
+        refused="rtprio",
+    ),
+    Attack(
+        "exec-with-privileges",
+        ROOT,
+        lambda scene: in_own(scene, {"Cmd": ["id"], "Privileged": True}),
+        refused="Privileged " + NOT_YOURS,
+        on=BOTH,
+    ),
+    Attack(
+        "exec-as-root", ROOT, lambda scene: in_own(scene, {"Cmd": ["id"], "User": "0"}), refused="is not you"
+    ),
+    Attack(
+        "exec-privileges-in-small-letters",
+        ROOT,
+        lambda scene: in_own(scene, {"Cmd": ["id"], "privileged": True}),
+        refused="is not a field",
+    ),
+    Attack("exec-privileges-at-its-start", ROOT, exec_start_again, refused="no field that gpushared knows"),
+    Attack(
+        "exec-in-a-directory-of-the-runtime",
+        Threat.FILES,
+        lambda scene: in_own(
+            scene, {"Cmd": ["cat", "../../../../../../{roots}/file"], "WorkingDir": "/proc/self/fd/8"}
+        ),
+        refused="chdir to cwd",
+    ),
+]

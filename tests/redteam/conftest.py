@@ -1,0 +1,51 @@
+"""The machines under attack: one with an engine of today's stable systems, one whose engine knows CDI."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.bed import parts
+from tests.bed.engine import PrivateEngine, UnifiedEngine
+from tests.redteam.attack import Engines
+from tests.redteam.oracle import Oracle
+from tests.redteam.scene import Scene
+
+ENGINES = {Engines.PLAIN: PrivateEngine, Engines.CDI: UnifiedEngine}
+
+
+class Stage:
+    """Makes a machine when the first attack on it comes; all of them go at the end."""
+
+    def __init__(self) -> None:
+        self._ends = ExitStack()
+        self._tried: set[Engines] = set()
+        self._made: dict[Engines, tuple[Scene, Oracle]] = {}
+
+    def of(self, kind: Engines) -> tuple[Scene, Oracle]:
+        if kind not in self._made:
+            assert kind not in self._tried, "this machine could not be made"
+            self._tried.add(kind)
+            engine = ENGINES[kind]()
+            self._ends.callback(engine.dispose)
+            engine.start()
+            engine.load_busybox()
+            scene = Scene(engine)
+            self._ends.callback(scene.dispose)
+            self._made[kind] = scene, Oracle(scene)
+        return self._made[kind]
+
+    def close(self) -> None:
+        self._ends.close()
+
+
+@pytest.fixture(scope="module")
+def stage(docker_cli: Path, _swept: None) -> Iterator[Stage]:
+    parts.need_file("image", parts.BUSYBOX_TAR)
+    parts.need_file("cdi-engine", parts.CDI_ROOT)
+    made = Stage()
+    yield made
+    made.close()
