@@ -264,6 +264,15 @@ def drain(lease: Lease, outcome: Outcome, why: str, draft: Draft, *, grace_secon
         _ask_to_stop(lease, state, why, draft, grace_seconds)
 
 
+def refuted(lease: Lease, why: str, draft: Draft, *, ends: bool) -> None:
+    """Its container is not what was made for it."""
+    if ends and not isinstance(lease.state, Draining):
+        hint = "tell the administrator: something made or started it past the gate"
+        drain(lease, Failed(why, hint), why, draft, grace_seconds=0)
+    else:
+        draft.put(lease.note(draft.now, why))
+
+
 def end_early(
     lease: Lease, outcome: Stopped | NeverClaimed | Expired | Preempted | Failed, why: str, draft: Draft
 ) -> None:

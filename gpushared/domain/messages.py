@@ -278,6 +278,16 @@ class SettingsTaken:
 
 
 @dataclass(frozen=True, slots=True)
+class ContainerRefuted:
+    """The lease's container was looked at and is not what was made; ``ends``: it must not run on."""
+
+    lease: LeaseId
+    container: ContainerId
+    why: str
+    ends: bool
+
+
+@dataclass(frozen=True, slots=True)
 class EditsFailed:
     """What was granted cannot be given."""
 
@@ -422,6 +432,7 @@ Event = (
     | EngineSurveyed
     | EditsMade
     | SettingsTaken
+    | ContainerRefuted
     | EditsFailed
     | GpusSurveyed
     | GpusSampled

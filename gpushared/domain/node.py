@@ -46,7 +46,7 @@ from gpushared.domain.lease import (
     WithContainer,
     state_name,
 )
-from gpushared.domain.lifecycle import drain, end, end_early, seen, surveyed, watch_deadlines
+from gpushared.domain.lifecycle import drain, end, end_early, refuted, seen, surveyed, watch_deadlines
 from gpushared.domain.notice import notify_of_expiry
 from gpushared.domain.policy.standing import Standing, usage_of
 from gpushared.domain.quotas import set_project
@@ -343,6 +343,13 @@ def _(event: m.EditsMade, draft: Draft) -> None:
 @_apply.register
 def _(event: m.SettingsTaken, draft: Draft) -> None:
     take_settings(event, draft)
+
+
+@_apply.register
+def _(event: m.ContainerRefuted, draft: Draft) -> None:
+    lease = draft.view().leases.get(event.lease)
+    if lease is not None and lease.container == event.container:
+        refuted(lease, event.why, draft, ends=event.ends)
 
 
 @_apply.register

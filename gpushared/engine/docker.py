@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
@@ -20,14 +20,22 @@ from docker.errors import NotFound as NoSuchContainer
 
 from gpushared.domain.errors import EngineUnavailable, NotFound, StateConflict, TimedOut
 from gpushared.domain.lease import ContainerId
-from gpushared.engine import probe
+from gpushared.engine import probe, reality
 from gpushared.engine.cdi import DEFAULT_SPEC_DIR, LeaseSpecs
 from gpushared.engine.connection import Connector
 from gpushared.engine.events import EventFeed
 from gpushared.engine.facts import facts_of_inspect, ids_of_list
 from gpushared.engine.memory import memory_used
 from gpushared.engine.workers import Workers
-from gpushared.ports import LABEL_DEVICE, ContainerFacts, ContainerStatus, Edits, EngineFacts
+from gpushared.ports import (
+    LABEL_DEVICE,
+    LABEL_GATE,
+    ContainerFacts,
+    ContainerStatus,
+    Edits,
+    EngineFacts,
+    Reality,
+)
 
 DEFAULT_URL = "unix:///var/run/docker.sock"
 CALLS_AT_ONCE = 4
@@ -99,6 +107,22 @@ class DockerEngine:
             lambda client: _inspect(client, container),
             self._timeout_seconds,
         )
+
+    async def reality(self, container: ContainerId, barred: Sequence[str]) -> Reality | None:
+        def work(client: APIClient) -> Reality | None:
+            try:
+                return reality.read(client.inspect_container(container), barred)
+            except NoSuchContainer:
+                return None
+
+        return await self._calls.call(f"look at container {container[:12]}", work, self._timeout_seconds)
+
+    async def running(self) -> tuple[ContainerId, ...]:
+        def work(client: APIClient) -> tuple[ContainerId, ...]:
+            listed = client.containers(filters={"label": LABEL_GATE})
+            return tuple(ContainerId(each["Id"]) for each in listed)
+
+        return await self._calls.call("list what runs", work, self._timeout_seconds)
 
     async def stop(self, container: ContainerId, grace_seconds: int) -> None:
         """Errors: ``TimedOut`` when it is not gone one call's time-out after the grace."""

@@ -45,6 +45,7 @@ def engine_facts(version: Mapping[str, Any], info: Mapping[str, Any], *, simulat
             cgroup_driver=_cgroup_driver(info),
             cdi_gpus=uuids,
             other_mechanism=other,
+            nvidia_by_default=_nvidia_by_default(info),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise EngineUnavailable(f"the Docker engine describes itself in unknown words: {error!r}") from error
@@ -74,6 +75,13 @@ def _other_mechanism(info: Mapping[str, Any]) -> DeviceMechanism:
     if NVIDIA_RUNTIME in (info.get("Runtimes") or {}):
         return DeviceMechanism.NVIDIA_RUNTIME
     return DeviceMechanism.PLAIN
+
+
+def _nvidia_by_default(info: Mapping[str, Any]) -> bool:
+    """By the runtime's name, or its program's: the name is whatever the administrator likes."""
+    name = info.get("DefaultRuntime") or ""
+    runtime = (info.get("Runtimes") or {}).get(name) or {}
+    return any("nvidia" in str(word) for word in (name, runtime.get("path") or ""))
 
 
 def _nvidia_uuids(info: Mapping[str, Any]) -> frozenset[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from gpushared.domain.asking import Ask
-from gpushared.domain.errors import GpushareError, RequestError
+from gpushared.domain.errors import EngineUnavailable, GpushareError, RequestError
 from gpushared.domain.lease import ContainerId, LeaseId
 from gpushared.domain.request import Caller
 from gpushared.gate.audit import CallRecord, digest_of
@@ -19,19 +19,20 @@ from gpushared.gate.body import Body, section, serialise, strings
 from gpushared.gate.containers import NOT_FOUND, inspect
 from gpushared.gate.desk import Claim, Desk
 from gpushared.gate.engine import Answer, EngineSocket
-from gpushared.gate.inject import binds_late, default_env, inject, merge_env
+from gpushared.gate.inject import NO_DEVICES, VISIBLE_DEVICES, binds_late, default_env, inject, merge_env
 from gpushared.gate.target import Target
-from gpushared.gate.wish import ClaimWish, Wish, labels_of, with_count
-from gpushared.ports import LABEL_ATTEMPT, LABEL_DEVICE, LABEL_JOB, LABEL_OWNER
+from gpushared.gate.wish import WISH_LABELS, ClaimWish, Wish, labels_of, with_count
+from gpushared.ports import LABEL_ATTEMPT, LABEL_DEVICE, LABEL_GATE, LABEL_JOB, LABEL_OWNER
 
 log = logging.getLogger(__name__)
-
-NOT_GIVEN = dict.fromkeys((LABEL_DEVICE, LABEL_JOB, LABEL_ATTEMPT), "")
-"""An image may have labels that would pass for ours."""
 
 CREATED = 201
 CREATE_SECONDS = 600.0
 """A first container of a big image can take minutes on a slow disk."""
+NOT_GIVEN = dict.fromkeys((LABEL_DEVICE, LABEL_JOB, LABEL_ATTEMPT), "")
+"""Labels that an image may carry, as one committed from a leased container does, and would be believed."""
+NO_WISH = dict.fromkeys(WISH_LABELS, "")
+"""The same, for containers that get a lease by what their labels wish."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +43,17 @@ class Order:
     body: Body
     caller: Caller
     record: CallRecord = field(default_factory=CallRecord)
+    confined: bool = False
+    """Whether the body was judged."""
 
 
 class Creator:
     """Creates containers. One that has a lease in its hands is finished even when its client goes away."""
 
-    def __init__(self, engine: EngineSocket, desk: Desk) -> None:
+    def __init__(self, engine: EngineSocket, desk: Desk, gate: str = "") -> None:
         self._engine = engine
         self._desk = desk
+        self._gate = gate
         self._under_way: set[asyncio.Task[Answer]] = set()
 
     async def create(self, order: Order, wish: Wish | None) -> Answer:
@@ -75,10 +79,16 @@ class Creator:
         await asyncio.gather(*self._under_way, return_exceptions=True)
 
     async def _create_plain(self, order: Order) -> Answer:
-        # An image may carry variables and labels that would pass for a lease.
-        if not order.caller.trusted:
-            order.body["Env"] = merge_env(strings(order.body, "Env"), {"NVIDIA_VISIBLE_DEVICES": "void"})
-        return await self._post(order, {LABEL_DEVICE: ""})
+        # An image may carry variables that give GPUs, to whom the engine's runtime goes by them.
+        if order.confined or self._gives_by_variable():
+            order.body["Env"] = merge_env(strings(order.body, "Env"), {VISIBLE_DEVICES: NO_DEVICES})
+        return await self._post(order, {})
+
+    def _gives_by_variable(self) -> bool:
+        try:
+            return self._desk.engine_facts().nvidia_by_default
+        except EngineUnavailable:
+            return True  # it has not described itself yet
 
     async def _create_wishing(self, order: Order, wish: Ask) -> Answer:
         facts = self._desk.engine_facts()
@@ -87,7 +97,7 @@ class Creator:
         if binds_late(facts):
             device_name = f"c-{secrets.token_hex(6)}"
             inject(order.body, device_name, None, facts)
-            return await self._post(order, {LABEL_DEVICE: device_name, **labels_of(wish)})
+            return await self._post(order, {**NO_WISH, LABEL_DEVICE: device_name, **labels_of(wish)})
         missing = await self._missing_image(order)
         if missing is not None:
             return missing
@@ -116,14 +126,14 @@ class Creator:
         order: Order,
         claim: Claim,
         give_back: Callable[[LeaseId], Awaitable[None]],
-        labels: Mapping[str, str] | None = None,
+        labels: dict[str, str] | None = None,
     ) -> Answer:
         try:
             _check_restarts(order.body, wanted=claim.restart_on_fault > 0)
             inject(order.body, claim.device_name, claim.edits, self._desk.engine_facts())
             env = default_env(strings(order.body, "Env"), claim.env_defaults)
             order.body["Env"] = merge_env(env, claim.env)
-            own = {**(labels or {}), **claim.labels, LABEL_DEVICE: claim.device_name}
+            own = {**(NO_WISH | labels if labels else {}), **claim.labels, LABEL_DEVICE: claim.device_name}
             answer = await self._post(order, own)
         except GpushareError as error:
             await (self._desk.release if isinstance(error, RequestError) else give_back)(claim.lease)
@@ -149,7 +159,8 @@ class Creator:
             raise
 
     async def _post(self, order: Order, labels: Mapping[str, str]) -> Answer:
-        own = {**NOT_GIVEN, **labels, LABEL_OWNER: str(order.caller.uid)}
+        how = f"{self._gate}/{'confined' if order.confined else 'trusted'}"
+        own = {**NOT_GIVEN, **labels, LABEL_OWNER: str(order.caller.uid), LABEL_GATE: how}
         body = {**order.body, "Labels": {**section(order.body, "Labels"), **own}}
         target, sent = order.target.encode(), serialise(body)
         order.record.digest = digest_of(sent)

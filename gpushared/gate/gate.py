@@ -10,8 +10,8 @@ from gpushared.gate.call import Call, check_confined, expect_nothing
 from gpushared.gate.desk import Desk
 from gpushared.gate.endpoints import match_route
 from gpushared.gate.engine import EngineSocket
-from gpushared.gate.handlers.archives import Archives
 from gpushared.gate.explaining import Explainer
+from gpushared.gate.handlers.archives import Archives
 from gpushared.gate.handlers.containers import Containers
 from gpushared.gate.handlers.creates import Creates
 from gpushared.gate.handlers.execs import Execs
@@ -21,9 +21,10 @@ from gpushared.gate.handlers.listings import Listings
 from gpushared.gate.handlers.networks import Networks
 from gpushared.gate.handlers.shared import Shared
 from gpushared.gate.handlers.volumes import Volumes
-from gpushared.gate.http import Exchange, Refusal
+from gpushared.gate.http import Exchange
 from gpushared.gate.pins.pins import Pins
 from gpushared.gate.policy.site import Policy
+from gpushared.gate.refusals import Refusal
 from gpushared.gate.routes import Action, Payload
 from gpushared.gate.target import parse_target
 
@@ -33,7 +34,8 @@ class Gate:
 
     ``audit`` gets a line for each request that changes something or is refused.
 
-    ``policy`` may be replaced at any time; it holds for requests that come after.
+    ``policy`` may be replaced at any time; it holds for requests that come after. ``name``: containers bear
+    it, to be told from those of other gates.
     """
 
     def __init__(
@@ -43,9 +45,10 @@ class Gate:
         policy: Policy | None = None,
         audit: Sink = ignore,
         pins: Pins | None = None,
+        name: str = "",
     ) -> None:
         engine = EngineSocket(engine_socket.removeprefix("unix://"))
-        ground = self._ground = Ground(engine, desk, policy or Policy(), pins)
+        ground = self._ground = Ground(engine, desk, policy or Policy(), pins, name)
         self._audit = audit
         self._creates = Creates(ground)
         self.explainer = Explainer(ground)

@@ -15,6 +15,9 @@ OWN_NAMES = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"})
 LEASE_KIND = "gpushare.io/lease"
 GPU_KIND = "nvidia.com/gpu"
 MIG_PREFIX = "MIG-"
+VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
+NO_DEVICES = "void"
+"""NVIDIA's runtime then does as the plain one does, whatever else an image says."""
 
 
 def binds_late(facts: EngineFacts) -> bool:
@@ -150,7 +153,7 @@ def _add_gpus(host: Body, env: list[str], edits: Edits, facts: EngineFacts) -> l
     elif mechanism is DeviceMechanism.NVIDIA_RUNTIME:
         host["Runtime"] = "nvidia"
         capabilities = {"NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
-        return merge_env(env, {"NVIDIA_VISIBLE_DEVICES": ",".join(edits.gpus), **capabilities})
+        return merge_env(env, {VISIBLE_DEVICES: ",".join(edits.gpus), **capabilities})
     return env
 
 

@@ -17,8 +17,9 @@ from gpushared.domain.errors import RequestError
 from gpushared.domain.lease import LeaseId
 from gpushared.gate.body import Body, check_keys, objects, section, strings, text
 from gpushared.gate.host_needs import host_needs
+from gpushared.gate.inject import VISIBLE_DEVICES, user_targets
 from gpushared.gate.policy.fields import DEVICE, DEVICE_REQUEST
-from gpushared.ports import LABEL_ATTEMPT, LABEL_DEVICE, LABEL_JOB, LABEL_LEASE, LABEL_OWNER
+from gpushared.ports import LABEL_ATTEMPT, LABEL_DEVICE, LABEL_GATE, LABEL_JOB, LABEL_LEASE, LABEL_OWNER
 
 WISH_LABELS = {
     "gpushare.gpu": "gpu",
@@ -48,6 +49,14 @@ SIZE_HINT = "ask for a size: --gpus 1, or --label gpushare.gpu=0.25"
 CDI_NAME = re.compile(r"(?P<vendor>[A-Za-z][A-Za-z0-9_.-]*)/(?P<kind>[A-Za-z][A-Za-z0-9_-]*)=(?P<name>.+)")
 OURS = "gpushare.io"
 NVIDIA = "nvidia.com"
+NVIDIA_CAPABILITIES = frozenset(
+    {"gpu", "nvidia", "compute", "compat32", "graphics", "utility", "video", "display", "ngx"}
+)
+"""What the engine believes of NVIDIA's driver."""
+NVIDIA_RUNTIMES = re.compile(r"nvidia([-.].*)?")
+DEVICES_BY_MOUNT = re.compile(r"/(var/)?run/nvidia-container-devices(/.*)?")
+"""Mounts at which NVIDIA's runtime takes for names of GPUs."""
+CDI_ANNOTATION = "cdi.k8s.io/"
 WITHOUT_GPU = frozenset({"void", "none", ""})
 
 
@@ -76,6 +85,7 @@ def take_wish(body: Body) -> Wish | None:
     sizes = _take_requests(host) + _take_devices(host)
     wish = _decide(lease, labelled, sizes)
     _take_runtime(host, wish)
+    _check_words(body, host)
     if wish is None:
         _check_env(body)
     return replace(wish, **host_needs(host)) if isinstance(wish, Ask) else wish
@@ -102,7 +112,7 @@ def _take_labels(labels: Body) -> Ask:
     said: dict[str, str] = {}
     for label in [name for name in labels if name.startswith(LABEL_PREFIX)]:
         value = labels.pop(label)
-        if label in {LABEL_DEVICE, LABEL_OWNER, LABEL_JOB, LABEL_ATTEMPT}:
+        if label in {LABEL_DEVICE, LABEL_OWNER, LABEL_JOB, LABEL_ATTEMPT, LABEL_GATE}:
             continue  # ours to set
         if label not in WISH_LABELS:
             known = ", ".join([LABEL_LEASE, *WISH_LABELS])
@@ -152,7 +162,7 @@ def _sizes_of(request: Body) -> list[str] | None:
         if sizes and len(sizes) != len(ids):
             raise RequestError("one device request names GPUs and other devices", hint="use one for each")
         return _whole(sizes) if sizes else None
-    if driver not in {"", "nvidia"} or not (driver or _wants_gpu(request)):
+    if driver not in {"", "nvidia"} or not (driver or _fits_nvidia(request)):
         return None
     if ids:
         raise _particular(", ".join(ids))
@@ -164,14 +174,17 @@ def _sizes_of(request: Body) -> list[str] | None:
     return [str(count)]
 
 
-def _wants_gpu(request: Body) -> bool:
+def _fits_nvidia(request: Body) -> bool:
+    """Whether an engine that is to choose a driver would take NVIDIA's: one of the lists has nothing else.
+
+    An empty list fits every driver.
+    """
     options = request.get("Capabilities") or []
-    if not isinstance(options, list):
+    if not isinstance(options, list) or not all(isinstance(option, list) for option in options):
         raise RequestError("Capabilities is not a list of lists")
-    words = {
-        word for option in options if isinstance(option, list) for word in option if isinstance(word, str)
-    }
-    return bool(words & {"gpu", "nvidia"})
+    return any(
+        {word for word in option if isinstance(word, str)} <= NVIDIA_CAPABILITIES for option in options
+    )
 
 
 def _size_of_cdi(name: str) -> str | None:
@@ -225,15 +238,26 @@ def _take_devices(host: Body) -> list[str]:
 
 
 def _take_runtime(host: Body, wish: Wish | None) -> None:
-    if host.get("Runtime") != "nvidia":
+    runtime = host.get("Runtime")
+    if not isinstance(runtime, str) or not NVIDIA_RUNTIMES.fullmatch(runtime):
         return
     if wish is None:
-        raise RequestError("the runtime nvidia would give GPUs without a lease", hint=SIZE_HINT)
+        raise RequestError(f"the runtime {runtime} would give GPUs without a lease", hint=SIZE_HINT)
     host["Runtime"] = ""
+
+
+def _check_words(body: Body, host: Body) -> None:
+    """Raise where annotations or mounts would tell NVIDIA's runtime of GPUs, with a lease or without."""
+    for name in section(host, "Annotations"):
+        if name.startswith(CDI_ANNOTATION):
+            raise RequestError(f"the annotation {name} would give devices past the lease", hint=SIZE_HINT)
+    for target in user_targets(body):
+        if DEVICES_BY_MOUNT.fullmatch(posixpath.normpath("/" + target.lstrip("/"))):
+            raise RequestError(f"the mount at {target} would give GPUs past the lease", hint=SIZE_HINT)
 
 
 def _check_env(body: Body) -> None:
     for entry in strings(body, "Env"):
         name, _, value = entry.partition("=")
-        if name == "NVIDIA_VISIBLE_DEVICES" and value not in WITHOUT_GPU:
+        if name == VISIBLE_DEVICES and value not in WITHOUT_GPU:
             raise RequestError(f"{entry} would give GPUs without a lease", hint=SIZE_HINT)

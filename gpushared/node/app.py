@@ -22,6 +22,7 @@ from gpushared.domain.state import ENDED_KEPT_IN_MEMORY, NodeState
 from gpushared.gate.engine import EngineSocket
 from gpushared.gate.gate import Gate
 from gpushared.gate.http import Routes
+from gpushared.gate.limits import Shares
 from gpushared.gate.pins.pins import Pins
 from gpushared.gpus.nvml import NvmlGpus
 from gpushared.gpus.simulated import SimulatedGpus
@@ -31,7 +32,7 @@ from gpushared.node.api import Api
 from gpushared.node.attendance import Attendance
 from gpushared.node.audit_api import AuditApi
 from gpushared.node.audit_log import AuditLog
-from gpushared.node.configured import policy_of, rules_of
+from gpushared.node.configured import limits_of, policy_of, rules_of
 from gpushared.node.desk import NodeDesk
 from gpushared.node.examination import Examination
 from gpushared.node.follower import Follower
@@ -50,6 +51,7 @@ from gpushared.node.promises import Promises
 from gpushared.node.sampler import Sampler
 from gpushared.node.selftest import check_identity
 from gpushared.node.simulation import Simulation
+from gpushared.node.verifier import Verifier, gate_name
 from gpushared.ports import (
     ContainerStatus,
     JournalSnapshot,
@@ -75,6 +77,8 @@ FIRST_SEQUENCES = 2**19
 """Half of the ids of four characters (see ``lease_id``)."""
 UP = (ContainerStatus.RUNNING, ContainerStatus.PAUSED, ContainerStatus.RESTARTING)
 SOCKET_NAME = "gpushared.sock"
+ENGINES_OWN = ("/run/docker.sock", "/run/containerd")
+"""Where engines listen besides; who reaches them is root."""
 PINS_NAME = "pins"
 INNER_SOCKET = "inner/grpc.sock"
 
@@ -109,6 +113,7 @@ class Daemon:
         self._promises = Promises(self._troubles)
         self._enrolment = open_enrolment(config, self._troubles)
         self._identities = Identities(config.gate.trusted_groups)
+        self._shares = Shares(limits_of(config))
         self._runtime_dir = Path(config.node.runtime_dir)
         self._audit = AuditLog(parts.audit, self._troubles, config.audit)
         self._pins = Pins(
@@ -196,6 +201,7 @@ class Daemon:
             self._follower,
             self._sampler,
         )
+        self._verify(loop, performer, stack)
         self._jobs = JobHost(
             self._config, self._node_name(), loop, self._parts.engine, performer, self._follower
         )
@@ -206,6 +212,24 @@ class Daemon:
         loop.after_recovery = self._follower.ask_survey
         await self._first_look(loop, performer)
         await self._serve(loop, performer, stack, listener)
+
+    def _verify(self, loop: Loop, performer: Performer, stack: AsyncExitStack) -> None:
+        config = self._config
+        engine = str(Path(config.engine.socket.removeprefix("unix://")).resolve())
+        verifier = Verifier(
+            loop,
+            self._parts.engine,
+            performer,
+            self._troubles,
+            self._audit.told,
+            gate=gate_name(config.node.state_dir),
+            barred=(str(self._runtime_dir), config.node.state_dir, engine, *ENGINES_OWN),
+            leases_directory=str(self._runtime_dir / "leases"),
+            simulated=self._parts.gpus.simulated,
+        )
+        self._follower.on_change = verifier.changed
+        self._follower.on_reached = verifier.reached
+        stack.push_async_callback(verifier.close)
 
     async def _first_look(self, loop: Loop, performer: Performer) -> None:
         """GPUs, what containers hold, containers: known before anything is granted, where they answer."""
@@ -275,7 +299,12 @@ class Daemon:
         self._set_presets()
         audit = self._audit
         gate = self._gate = Gate(
-            config.engine.socket, self._desk, policy_of(config), audit.take, pins=self._pins
+            config.engine.socket,
+            self._desk,
+            policy_of(config),
+            audit.take,
+            name=gate_name(config.node.state_dir),
+            pins=self._pins,
         )
         stack.push_async_callback(_end_creates, gate)
         inner = self._runtime_dir / INNER_SOCKET
@@ -283,14 +312,14 @@ class Daemon:
         inner.parent.chmod(0o700)
         of_calls, lines = CallAudit(audit.take), AuditApi(audit, simulated=self._parts.gpus.simulated)
         json = JsonApi(self._calls() | lines.calls(), of_calls)
-        routes = Routes(json=json.answer, docker=gate.handle, refused=gate.refused)
+        routes = Routes(json=json.answer, docker=gate.handle, refused=gate.refused, shares=self._shares)
         await self._jobs.serve(routes, stack)
         jobs = await self._open_jobs(loop, stack)
         json.add(jobs.calls())
         json.add(PolicyApi(gate).calls())
         json.add(self._pool.calls())
         front = Front(inner, self._identities, routes)
-        doors = Doors(self._identities, front.secret, front.origins, of_calls)
+        doors = Doors(self._identities, front.secret, front.origins, of_calls, self._shares)
         await stack.enter_async_context(grpcapi.serving(self._api, jobs, lines, doors, str(inner)))
         await stack.enter_async_context(front.serving(listener))
         await check_identity(listener.getsockname())
@@ -443,6 +472,7 @@ class Daemon:
         self._identities.trusted_groups = frozenset(config.gate.trusted_groups)
         self._identities.forget()
         self._gate.policy = policy_of(config)
+        self._shares.limits = limits_of(config)
         self._jobs.reload(config)
         self._pool.link.reload()
         self._set_presets()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from gpushared.domain.errors import GpushareError, JournalUnavailable
 from gpushared.domain.jobs.node_messages import MachineGoesDown
@@ -66,6 +67,9 @@ class Follower:
     ) -> None:
         self.facts: EngineFacts | None = None
         self.available = asyncio.Event()
+        self.on_change: Callable[[ContainerFacts | ContainerId], None] = lambda _: None
+        """Hears of each container after the core did."""
+        self.on_reached: Callable[[], None] = lambda: None
         self._loop = loop
         self._engine = engine
         self._checkpoints = checkpoints
@@ -118,6 +122,7 @@ class Follower:
             await self._loop.send(event)
         except JournalUnavailable:
             log.debug("change not recorded: the journal is away; a survey follows")
+        self.on_change(change)
 
     def _lost(self, error: GpushareError) -> None:
         if isinstance(error, JournalUnavailable):
@@ -133,6 +138,7 @@ class Follower:
         await self.survey()
         self._troubles.cleared("engine")
         self.available.set()
+        self.on_reached()
 
     async def _means(self, facts: EngineFacts) -> Means:
         try:
@@ -181,6 +187,8 @@ class Follower:
         events = tuple(seen(facts) for facts in containers)
         await self._note_shutdown(*events)
         await self._loop.send(EngineSurveyed(events, at))
+        for facts in containers:
+            self.on_change(facts)
         await self._check_instances()
 
     async def inspect(self, container: ContainerId) -> None:

@@ -11,6 +11,7 @@ from gpushared.ports.engine import (
     DEFAULT_STOP_SECONDS,
     LABEL_ATTEMPT,
     LABEL_DEVICE,
+    LABEL_GATE,
     LABEL_JOB,
     LABEL_LEASE,
     LABEL_OWNER,
@@ -32,12 +33,14 @@ from gpushared.ports.gpus import (
     MemoryLimiter,
 )
 from gpushared.ports.journal import Journal, JournalSnapshot, JournalWrite
+from gpushared.ports.reality import DeviceNode, DeviceRule, Exposure, Machine, Reality, Word
 from gpushared.ports.sharing import Checkpoints, ServerFault, Sharing, SharingStatus
 
 __all__ = [
     "DEFAULT_STOP_SECONDS",
     "LABEL_ATTEMPT",
     "LABEL_DEVICE",
+    "LABEL_GATE",
     "LABEL_JOB",
     "LABEL_LEASE",
     "LABEL_OWNER",
@@ -48,11 +51,14 @@ __all__ = [
     "ContainerFacts",
     "ContainerStatus",
     "DeviceMechanism",
+    "DeviceNode",
+    "DeviceRule",
     "Driver",
     "DriverFacts",
     "Edits",
     "Engine",
     "EngineFacts",
+    "Exposure",
     "GpuProcess",
     "GpuReading",
     "GpuSettings",
@@ -61,9 +67,12 @@ __all__ = [
     "Journal",
     "JournalSnapshot",
     "JournalWrite",
+    "Machine",
     "MemoryLimiter",
     "Mount",
+    "Reality",
     "ServerFault",
     "Sharing",
     "SharingStatus",
+    "Word",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -10,6 +10,7 @@ from typing import Protocol
 from gpushared.domain.host import ContainerMemory
 from gpushared.domain.lease import ContainerId
 from gpushared.ports.edits import Edits
+from gpushared.ports.reality import Reality
 
 
 class DeviceMechanism(StrEnum):
@@ -45,6 +46,8 @@ class EngineFacts:
     cgroup_driver: CgroupDriver = CgroupDriver.CGROUPFS
     cdi_gpus: frozenset[str] = frozenset()
     other_mechanism: DeviceMechanism = DeviceMechanism.PLAIN
+    nvidia_by_default: bool = False
+    """Every container is run by NVIDIA's runtime, which gives GPUs by variables that images have too."""
 
 
 class ContainerStatus(StrEnum):
@@ -95,6 +98,8 @@ LABEL_JOB = "gpushare.job"
 """The job whose container it is; set by the gate."""
 LABEL_ATTEMPT = "gpushare.attempt"
 """Which attempt to run the job, by its number; set by the gate."""
+LABEL_GATE = "gpushare.gate"
+"""Which gate made a container, and how: ``<gate>/confined`` where it was judged, else ``<gate>/trusted``."""
 LABEL_LEASE = "gpushare.lease"
 """Set by a client on create: claim this lease."""
 
@@ -110,6 +115,17 @@ class Engine(Protocol):
 
     async def inspect(self, container: ContainerId) -> ContainerFacts | None:
         """The facts, or None when there is no such container."""
+        ...
+
+    async def reality(self, container: ContainerId, barred: Sequence[str]) -> Reality | None:
+        """What its first process really has; None where there is none (any more, or yet).
+
+        ``barred``: paths of the machine of which it is to be told whether the container sees them.
+        """
+        ...
+
+    async def running(self) -> tuple[ContainerId, ...]:
+        """All that run and carry ``LABEL_GATE``."""
         ...
 
     async def stop(self, container: ContainerId, grace_seconds: int) -> None:

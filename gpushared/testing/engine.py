@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Self
@@ -13,12 +13,14 @@ from gpushared.domain.errors import EngineUnavailable, NotFound, StateConflict, 
 from gpushared.domain.lease import ContainerId
 from gpushared.ports import (
     LABEL_DEVICE,
+    LABEL_GATE,
     LABEL_OWNER,
     ContainerFacts,
     ContainerStatus,
     DeviceMechanism,
     Edits,
     EngineFacts,
+    Reality,
 )
 from gpushared.testing.failing import Failing
 
@@ -179,6 +181,16 @@ class FakeEngine(Failing):
     async def inspect(self, container: ContainerId) -> ContainerFacts | None:
         self._ready()
         return self._containers.get(container)
+
+    async def reality(self, container: ContainerId, barred: Sequence[str]) -> Reality | None:  # noqa: ARG002 - the port's
+        """Its containers have no processes, so there is nothing to look at."""
+        self._ready()
+        return None
+
+    async def running(self) -> tuple[ContainerId, ...]:
+        self._ready()
+        found = self._containers.values()
+        return tuple(one.id for one in found if one.status in _ALIVE and LABEL_GATE in one.labels)
 
     async def stop(self, container: ContainerId, grace_seconds: int) -> None:
         self._ready()

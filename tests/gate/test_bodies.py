@@ -505,3 +505,40 @@ def test_filters_keep_what_was_asked_and_add_the_owner(raw: str, said: dict[str,
 def test_filters_of_another_shape_are_refused(raw: str) -> None:
     with pytest.raises(RequestError):
         own_only(raw, ALICE)
+
+
+ROUND_THE_LEASE = {
+    "a capability without the word gpu": {"DeviceRequests": [{"Count": -1, "Capabilities": [["compute"]]}]},
+    "no capability, which fits every driver": {"DeviceRequests": [{"Count": -1, "Capabilities": [[]]}]},
+    "NVIDIA's words after another's": {
+        "DeviceRequests": [{"Count": -1, "Capabilities": [["amd"], ["gpu", "utility"]]}]
+    },
+}
+
+
+@pytest.mark.parametrize("case", ROUND_THE_LEASE)
+def test_a_request_for_which_the_engine_would_take_nvidias_driver_is_a_wish(case: str) -> None:
+    body: dict[str, Any] = {"HostConfig": copy.deepcopy(ROUND_THE_LEASE[case])}
+    assert take_wish(body) == Ask(gpu="all")
+    assert body["HostConfig"]["DeviceRequests"] == []
+
+
+def test_a_request_for_another_vendors_driver_stays() -> None:
+    request = {"Count": 1, "Capabilities": [["tpu"]]}
+    body: dict[str, Any] = {"HostConfig": {"DeviceRequests": [request]}}
+    assert take_wish(body) is None
+    assert body["HostConfig"]["DeviceRequests"] == [request]
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        {"Annotations": {"cdi.k8s.io/x": "nvidia.com/gpu=all"}},
+        {"Binds": ["/dev/null:/var/run/nvidia-container-devices/all"]},
+        {"Mounts": [{"Type": "bind", "Source": "/dev/null", "Target": "/run/nvidia-container-devices/0"}]},
+        {"Runtime": "nvidia-cdi"},
+    ],
+)
+def test_words_to_nvidias_runtime_past_the_lease_are_refused(host: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match="would give"):
+        take_wish({"HostConfig": host})

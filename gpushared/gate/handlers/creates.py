@@ -13,6 +13,7 @@ from gpushared.gate.call import Call
 from gpushared.gate.containers import LABEL_HOST_PATHS, find_network, find_owned
 from gpushared.gate.create import CREATED, Creator, Order
 from gpushared.gate.engine import Answer
+from gpushared.gate.gpu_nodes import check_devices
 from gpushared.gate.handlers.ground import Ground, Handler
 from gpushared.gate.handlers.images import check_no_builder
 from gpushared.gate.mounts import lead_to, volumes_of, wishes_of
@@ -29,7 +30,7 @@ class Creates:
 
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
-        self._creator = Creator(ground.engine, ground.desk)
+        self._creator = Creator(ground.engine, ground.desk, ground.name)
         self._room = Room(ground.engine)
 
     def everybody(self) -> dict[Action, Handler]:
@@ -41,7 +42,8 @@ class Creates:
 
     async def _create(self, call: Call) -> None:
         try:
-            answer = await self._created(call)
+            with call.exchange.share.create():
+                answer = await self._created(call)
         except NotFound as error:
             # A 404 here means to clients that the image is missing: they would pull it.
             raise RequestError(error.message, hint=error.hint) from error
@@ -54,13 +56,16 @@ class Creates:
         body = check_create(await call.parse())
         wish = take_wish(body)
         async with AsyncExitStack() as held:
-            if self._ground.judges(call.caller):
+            if judged := self._ground.judges(call.caller):
                 try:
                     body = await self._confine(body, call, wish, held)
                 except (PermissionRefused, RequestError, NotFound, LimitReached):
                     await self._creator.forgo(wish, call.caller)
                     raise
-            answer = await self._creator.create(Order(call.target, body, call.caller, call.record), wish)
+            else:
+                await check_devices(body)
+            order = Order(call.target, body, call.caller, call.record, confined=judged)
+            answer = await self._creator.create(order, wish)
         if answer.status != CREATED:
             self._ground.pins.unused()
         return answer

@@ -35,10 +35,13 @@ def showing(answer: Answer, value: Json) -> Answer:
 class Ground:
     """``policy`` may be replaced at any time; it holds for requests that come after."""
 
-    def __init__(self, engine: EngineSocket, desk: Desk, policy: Policy, pins: Pins | None = None) -> None:
+    def __init__(
+        self, engine: EngineSocket, desk: Desk, policy: Policy, pins: Pins | None = None, name: str = ""
+    ) -> None:
         self.engine = engine
         self.desk = desk
         self.policy = policy
+        self.name = name
         self.turns = Turns()
         self.pins = pins or Pins(engine, lambda: self.policy)
 

@@ -1,0 +1,224 @@
+"""What a container's first process really has, from ``/proc`` (proc(5), namespaces(7), capabilities(7)).
+
+The process is found by the engine's inspect, and looked at again at the end: a PID that changed hands, or a
+process that is no longer in the container's cgroup, makes the whole look void. Reads files and nothing that
+waits: off the event loop, about 2 ms.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpushared.domain.errors import EngineUnavailable
+from gpushared.domain.gpu import GpuId
+from gpushared.domain.lease import ContainerId
+from gpushared.engine.mountinfo import exposures
+from gpushared.engine.processes import STAT_BYTES, containers_of_cgroup, start_ticks_of_stat
+from gpushared.ports import DeviceNode, DeviceRule, Machine, Reality, Word
+
+PROC = Path("/proc")
+OWN = "self"
+"""This daemon has the machine's namespaces, but perhaps for mounts."""
+NAMESPACES = ("pid", "ipc", "net", "uts", "mnt", "user", "cgroup")
+NAMED_BY_ENGINE = {
+    "PidMode": "pid",
+    "IpcMode": "ipc",
+    "NetworkMode": "net",
+    "UTSMode": "uts",
+    "UsernsMode": "user",
+    "CgroupnsMode": "cgroup",
+}
+NVIDIA_MAJOR = 195
+"""Assigned for good (Linux's Documentation/admin-guide/devices.txt); its other drivers get theirs at load."""
+GPU_DRIVERS = re.compile(r"nvidia.*|kfd|drm")
+DRIVER_OF_DISPLAYS = "drm"
+MOST_NODES = 4096
+USERS_OWN = frozenset({"shm", "mqueue", "pts"})
+"""Below ``/dev``: mounts in which no device can be made, and which programs may fill."""
+_RULE = re.compile(r"([abc]) (\d+|\*):(\d+|\*) ([rwm]+)")
+_CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+
+
+def pid_of(inspected: Mapping[str, Any]) -> int:
+    """0 where it does not run."""
+    return int(inspected["State"]["Pid"])
+
+
+def read(inspected: Mapping[str, Any], barred: Sequence[str], proc: Path = PROC) -> Reality | None:
+    """The container that the engine's inspect describes, None where it has ended or has yet to begin.
+
+    ``barred``: paths of the machine of which containers are to see nothing. Raises ``EngineUnavailable`` for
+    an inspect in unknown words, and where the kernel lets nobody look.
+    """
+    try:
+        return _read(inspected, barred, proc)
+    except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise EngineUnavailable(f"what a container has cannot be looked at: {error}") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise EngineUnavailable(
+            f"the Docker engine describes a container in unknown words: {error!r}"
+        ) from error
+
+
+def _read(inspected: Mapping[str, Any], barred: Sequence[str], proc: Path) -> Reality | None:
+    container, pid = ContainerId(inspected["Id"]), pid_of(inspected)
+    own = proc / str(pid)
+    if not pid:
+        return None
+    began, cgroups = _start_ticks(own), (own / "cgroup").read_text()
+    status = _status(own)
+    if container not in containers_of_cgroup(cgroups):
+        return None
+    found = Reality(
+        id=container,
+        name=str(inspected["Name"]).removeprefix("/"),
+        pid=pid,
+        start_ticks=began,
+        word=word_of(inspected),
+        machine=machine(proc),
+        uids=_numbers(status["Uid"]),
+        gids=_numbers(status["Gid"]) | _numbers(status["Groups"]),
+        capabilities=_all_capabilities(status),
+        no_new_privileges=status["NoNewPrivs"] == "1",
+        seccomp=status["Seccomp"] == "2",
+        maps_users=(own / "uid_map").read_text().split() != (proc / "self/uid_map").read_text().split(),
+        host_namespaces=_shared_namespaces(own, proc / OWN),
+        nodes=tuple(_nodes(own)),
+        rules=_rules(cgroups),
+        exposed=exposures((own / "mountinfo").read_text(), (proc / OWN / "mountinfo").read_text(), barred),
+    )
+    return found if _start_ticks(own) == began else None
+
+
+# --- the engine's word ---------------------------------------------------------------------------------
+
+
+def word_of(inspected: Mapping[str, Any]) -> Word:
+    """From ``GET /containers/<id>/json``."""
+    config, host = inspected["Config"], inspected["HostConfig"]
+    asked = [each.split(":")[0] for each in host.get("Binds") or ()]
+    asked += [each["Source"] for each in host.get("Mounts") or () if each["Type"] == "bind"]
+    return Word(
+        labels=config.get("Labels") or {},
+        mark=host.get("ContainerIDFile") or "",
+        env=tuple(config.get("Env") or ()),
+        privileged=bool(host.get("Privileged")),
+        runtime=host.get("Runtime") or "",
+        devices=tuple(each["PathOnHost"] for each in host.get("Devices") or ()),
+        device_rules=tuple(host.get("DeviceCgroupRules") or ()),
+        device_requests=tuple(name for each in host.get("DeviceRequests") or () for name in _requested(each)),
+        host_namespaces=frozenset(
+            name for field, name in NAMED_BY_ENGINE.items() if host.get(field) == "host"
+        ),
+        groups=frozenset(_groups(config, host)),
+        seccomp=not any(each.startswith("seccomp") for each in host.get("SecurityOpt") or ()),
+        binds=tuple(each for each in asked if each.startswith("/")),
+    )
+
+
+def _groups(config: Mapping[str, Any], host: Mapping[str, Any]) -> Iterator[int]:
+    named = [str(config.get("User") or "").partition(":")[2], *(host.get("GroupAdd") or ())]
+    return (int(each) for each in named if each.isdecimal())
+
+
+def _requested(request: Mapping[str, Any]) -> list[str]:
+    driver, ids = request.get("Driver") or "", request.get("DeviceIDs") or []
+    if driver == "cdi":
+        return list(ids)
+    return [f"{driver}:{each}" for each in ids or [f"count {request.get('Count')}"]]
+
+
+# --- the kernel's word ---------------------------------------------------------------------------------
+
+
+def machine(proc: Path = PROC) -> Machine:
+    """The GPU devices of this machine, by ``/proc/devices`` and ``/proc/driver/nvidia``."""
+    characters = (proc / "devices").read_text().partition("Block devices:")[0]
+    pairs = (line.split(None, 1) for line in characters.splitlines()[1:] if line.strip())
+    majors = {int(number): name for number, name in pairs if GPU_DRIVERS.fullmatch(name.strip())}
+    minors: dict[GpuId, int] = {}
+    for path in (proc / "driver/nvidia/gpus").glob("*/information"):
+        said = dict(line.partition(":")[::2] for line in path.read_text().splitlines())
+        uuid, minor = said.get("GPU UUID", "").strip(), said.get("Device Minor", "").strip()
+        if minor.isdecimal():
+            minors[GpuId(uuid)] = int(minor)
+    return Machine({NVIDIA_MAJOR: "nvidia", **majors}, minors)
+
+
+def rules_of_list(text: str) -> tuple[DeviceRule, ...]:
+    """The text of a ``devices.list`` of cgroup v1."""
+    return tuple(
+        DeviceRule(found[1], _number(found[2]), _number(found[3]), found[4])
+        for found in map(_RULE.fullmatch, text.splitlines())
+        if found
+    )
+
+
+def _rules(cgroups: str) -> tuple[DeviceRule, ...] | None:
+    """Cgroup v2 has a program in their place, which nobody can read back as rules."""
+    for line in cgroups.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "devices" in controllers.split(","):
+            file = Path("/sys/fs/cgroup/devices") / path.lstrip("/") / "devices.list"
+            return rules_of_list(file.read_text()) if file.exists() else None
+    return None
+
+
+def _nodes(own: Path) -> Iterator[DeviceNode]:
+    root = os.open(own / "root", os.O_RDONLY | os.O_DIRECTORY)
+    seen = 0
+    try:
+        # It follows no links below the container's root, and none of them can lead it out of there.
+        for place, folders, files, descriptor in os.fwalk("dev", dir_fd=root, follow_symlinks=False):
+            if place == "dev":
+                folders[:] = [each for each in folders if each not in USERS_OWN]
+            for name in files:
+                seen += 1
+                found = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+                if stat.S_ISCHR(found.st_mode):
+                    yield DeviceNode(f"/{place}/{name}", os.major(found.st_rdev), os.minor(found.st_rdev))
+            if seen > MOST_NODES:
+                return
+    finally:
+        os.close(root)
+
+
+def _shared_namespaces(own: Path, machines: Path) -> frozenset[str]:
+    def identity(process: Path, name: str) -> tuple[int, int]:
+        found = (process / "ns" / name).stat()
+        return found.st_dev, found.st_ino
+
+    names = [name for name in NAMESPACES if (own / "ns" / name).exists()]
+    return frozenset(name for name in names if identity(own, name) == identity(machines, name))
+
+
+def _status(own: Path) -> dict[str, str]:
+    pairs = (line.partition(":")[::2] for line in (own / "status").read_text().splitlines())
+    return {name: value.strip() for name, value in pairs}
+
+
+def _all_capabilities(status: Mapping[str, str]) -> int:
+    bits = 0
+    for name in _CAPABILITIES:
+        bits |= int(status[name], 16)
+    return bits
+
+
+def _numbers(text: str) -> frozenset[int]:
+    return frozenset(map(int, text.split()))
+
+
+def _number(text: str) -> int | None:
+    return None if text == "*" else int(text)
+
+
+def _start_ticks(own: Path) -> int:
+    with (own / "stat").open("rb") as file:
+        return start_ticks_of_stat(file.read(STAT_BYTES).decode(errors="replace"))

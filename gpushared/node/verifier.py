@@ -1,0 +1,275 @@
+"""Looks at each container of the gate when it has started: is it what was made, with its lease and no more?
+
+The engine starts containers by itself too, by restart policies or because somebody asks it past the gate. Its
+events, and a look at what runs when it is first reached, tell of all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+
+from gpushared.domain.errors import GpushareError
+from gpushared.domain.gpu import GpuId
+from gpushared.domain.lease import ContainerId, Lease
+from gpushared.domain.messages import ContainerRefuted
+from gpushared.gate.verify import Expected, Finding, findings, unchecked
+from gpushared.node.loop import Loop
+from gpushared.node.performer import Performer
+from gpushared.ports import (
+    LABEL_DEVICE,
+    LABEL_GATE,
+    LABEL_OWNER,
+    ContainerFacts,
+    ContainerStatus,
+    Engine,
+    Reality,
+)
+from gpushared.serving.troubles import Troubles
+
+log = logging.getLogger(__name__)
+
+CONFINED, TRUSTED = "confined", "trusted"
+WRONG = "containers"
+UNMANAGED = "unmanaged"
+"""Under which troubles name them."""
+AT_ONCE = 2
+LOOKS_AFTER_SECONDS = (0.0, 0.2, 0.5)
+"""What is wrong has to be so each time: runtimes drop rights in steps, the last after the start is told."""
+SETTINGS_SECONDS = 2.0
+KEPT_SECONDS = 3600.0
+"""How long it is said of a container that it was ended."""
+SAID = 3
+"""So many are named in a trouble; the others are counted."""
+_UP = frozenset({ContainerStatus.RUNNING, ContainerStatus.PAUSED})
+
+Tell = Callable[[int, str, str, str, str], None]
+"""For the audit: uid, user, what, container, text."""
+
+
+def gate_name(state_dir: str) -> str:
+    """Tells the containers of this daemon's gate from those of others on one engine."""
+    return hashlib.sha256(state_dir.encode()).hexdigest()[:8]
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """One container that is looked at."""
+
+    seen: Reality
+    expected: Expected
+    found: tuple[Finding, ...]
+
+
+class Verifier:
+    """``gate``: the name of this daemon's gate. ``barred``: what no container is to see of the machine."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        engine: Engine,
+        performer: Performer,
+        troubles: Troubles,
+        tell: Tell,
+        *,
+        gate: str,
+        barred: tuple[str, ...],
+        leases_directory: str,
+        simulated: bool,
+    ) -> None:
+        self._loop = loop
+        self._engine = engine
+        self._performer = performer
+        self._troubles = troubles
+        self._tell = tell
+        self._gate = gate
+        self._barred = barred
+        self._leases_directory = leases_directory
+        self._simulated = simulated
+        self._looked: dict[ContainerId, int] = {}
+        self._said: dict[str, dict[ContainerId, str]] = {WRONG: {}, UNMANAGED: {}}
+        self._ended: set[ContainerId] = set()
+        self._unchecked: tuple[str, ...] = ()
+        self._knows_all = False
+        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # --- what there is to look at ---
+
+    def changed(self, change: ContainerFacts | ContainerId) -> None:
+        """The engine told of a container. Comes back at once; a start is looked at soon."""
+        if not isinstance(change, ContainerFacts):
+            self._forget(change)
+        elif change.status not in _UP or not change.pid:
+            self._looked.pop(change.id, None)
+            if change.id not in self._ended:
+                self._forget(change.id)
+        elif self._concerns(change.labels) and self._looked.get(change.id) != change.pid:
+            self._looked[change.id] = change.pid
+            self._begin(change.id)
+
+    def reached(self) -> None:
+        """The engine answers (again): look at all that runs."""
+        self._spawn(self._look_at_running())
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _concerns(self, labels: Mapping[str, str]) -> bool:
+        if labels.get(LABEL_GATE, "").partition("/")[0] == self._gate:
+            return True
+        device = labels.get(LABEL_DEVICE, "")
+        return bool(device) and self._loop.state.of_device(device) is not None
+
+    async def _look_at_running(self) -> None:
+        for container in await self._engine.running():
+            facts = await self._engine.inspect(container)
+            if facts is not None:
+                self.changed(facts)
+        self._knows_all = True
+
+    def _begin(self, container: ContainerId) -> None:
+        self._spawn(self._look(container, is_start=self._knows_all))
+
+    # --- a look ---
+
+    async def _look(self, container: ContainerId, *, is_start: bool) -> None:
+        """``is_start``: it was started just now, and does not run since before this daemon."""
+        case: _Case | None = None
+        for pause in LOOKS_AFTER_SECONDS:
+            await asyncio.sleep(pause)
+            async with self._turns:
+                now = await self._case(container, is_start=is_start)
+            if now is None:
+                return  # it is over, and with it what it had
+            same = tuple(each for each in now.found if case is None or each in case.found)
+            case = _Case(now.seen, now.expected, same)
+            if not same:
+                break
+        assert case is not None, "there is at least one look"
+        await self._judge(case)
+
+    async def _case(self, container: ContainerId, *, is_start: bool) -> _Case | None:
+        seen = await self._engine.reality(container, self._barred)
+        if seen is None:
+            return None
+        labels = seen.word.labels
+        lease = self._loop.state.of_container(container)
+        expected = await self._expected(seen, lease)
+        self._note_unchecked(unchecked(seen, expected))
+        strange = self._strange(labels.get(LABEL_DEVICE, ""), lease, is_start=is_start)
+        return _Case(seen, expected, (*strange, *findings(seen, expected)))
+
+    async def _expected(self, seen: Reality, lease: Lease | None) -> Expected:
+        labels = seen.word.labels
+        owner = labels.get(LABEL_OWNER, "")
+        confined = labels.get(LABEL_GATE) == f"{self._gate}/{CONFINED}"
+        uid = int(owner) if owner.isdecimal() else 0
+        if lease is None:
+            return Expected(confined, uid)
+        gpus, (given, sources) = self._gpus(lease), await self._settings(lease)
+        own = f"{self._leases_directory}/{lease.device_name}"
+        minors = self._minors(gpus | given, seen)
+        return Expected(confined, uid, lease.id, lease.device_name, gpus | given, minors, (own, *sources))
+
+    def _gpus(self, lease: Lease) -> frozenset[GpuId]:
+        held = {grant.gpu for grant in lease.grants or lease.baked}
+        known = self._loop.state.gpus
+        parents = {known[gpu].parent for gpu in held if gpu in known}
+        return frozenset(held | {parent for parent in parents if parent is not None})
+
+    def _minors(self, gpus: frozenset[GpuId], seen: Reality) -> frozenset[int] | None:
+        """Simulated GPUs have no devices, so that whoever has one has more than his lease."""
+        if self._simulated:
+            return frozenset()
+        found = frozenset(seen.machine.minors[gpu] for gpu in gpus if gpu in seen.machine.minors)
+        return found or None
+
+    async def _settings(self, lease: Lease) -> tuple[frozenset[GpuId], tuple[str, ...]]:
+        """The GPUs and directories that it is given, as far as it is given some now."""
+        try:
+            async with asyncio.timeout(SETTINGS_SECONDS):
+                edits = await self._performer.edits_of(lease.id)
+        except (GpushareError, TimeoutError):
+            return frozenset(), ()  # the lease is ending, or its settings are being made anew
+        return frozenset(edits.gpus), tuple(mount.source for mount in edits.mounts)
+
+    def _strange(self, device: str, lease: Lease | None, *, is_start: bool) -> tuple[Finding, ...]:
+        """Where a container wears a lease's device that is not its own, or no more.
+
+        One that runs since before this daemon may have a lease of a journal that was lost; it goes on.
+        """
+        if not device or lease is not None:
+            return ()
+        other = self._loop.state.of_device(device)
+        if other is not None:
+            return (Finding(f"has the settings of lease {other.id}, which is another container's"),)
+        text = "has the settings of a lease that is over: it was started past the gate"
+        return (Finding(text, grave=is_start),)
+
+    # --- what comes of it ---
+
+    async def _judge(self, case: _Case) -> None:
+        seen, found = case.seen, case.found
+        if not found:
+            self._forget(seen.id)
+            return
+        ends = case.expected.confined and any(each.grave for each in found)
+        what = "; ".join(each.text for each in found)
+        user = str(case.expected.uid)
+        text = f"container {seen.name} (uid {user}) {what}" + ("; it was ended" if ends else "")
+        self._say(case, text)
+        self._tell(case.expected.uid, user, "mismatch", seen.id, text)
+        log.warning("mismatch container=%s ends=%s text=%r", seen.id[:12], ends, text)
+        lease = self._loop.state.of_container(seen.id)
+        if lease is not None:
+            await self._loop.send(ContainerRefuted(lease.id, seen.id, f"its container {what}", ends))
+        if ends:
+            self._ended.add(seen.id)
+            asyncio.get_running_loop().call_later(KEPT_SECONDS, self._forget, seen.id)
+            await self._engine.stop(seen.id, 0)
+
+    def _say(self, case: _Case, text: str) -> None:
+        """Who is trusted may go round leases; that is said, and is no fault."""
+        only_privileged = case.seen.word.privileged and len(case.found) == 1 and not case.expected.confined
+        self._said[UNMANAGED if only_privileged else WRONG][case.seen.id] = text
+        self._show()
+
+    def _forget(self, container: ContainerId) -> None:
+        self._looked.pop(container, None) if container not in self._ended else None
+        self._ended.discard(container)
+        if any(said.pop(container, None) for said in self._said.values()):
+            self._show()
+
+    def _show(self) -> None:
+        for part, said in self._said.items():
+            if not said:
+                self._troubles.cleared(part)
+                continue
+            more = f"; and {len(said) - SAID} more" if len(said) > SAID else ""
+            self._troubles.raised(part, "; ".join(list(said.values())[:SAID]) + more)
+
+    def _note_unchecked(self, what: tuple[str, ...]) -> None:
+        """Once for each kind of machine and engine, not for each container."""
+        told = (*what, *(("GPU devices, because GPUs are simulated",) if self._simulated else ()))
+        if set(told) - set(self._unchecked):
+            self._unchecked = tuple(sorted({*self._unchecked, *told}))
+            log.info("containers are looked at when they start, but not: %s", ", ".join(self._unchecked))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(_guarded(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _guarded(work: Coroutine[None, None, None]) -> None:
+    try:
+        await work
+    except GpushareError as error:
+        # An engine that is away is looked at again when it is back; one that does not stop is told as such.
+        log.warning("a container was not looked at, or not ended: %s", error)
