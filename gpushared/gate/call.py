@@ -12,10 +12,12 @@ from gpushared.gate.engine import Answer
 from gpushared.gate.http import Exchange
 from gpushared.gate.parameters import check_parameters
 from gpushared.gate.policy.schema import Version, version_of
+from gpushared.gate.refusals import kind_of
 from gpushared.gate.routes import Action, Match
 from gpushared.gate.target import Target
 
 NOTHING = frozenset({b"", b"{}", b"null"})
+JSON_KIND = "application/json"
 NO_BODY_BYTES = 64 * 1024
 SHORT_BYTES = 32 * 1024
 """Of a body that is parsed in no time; hardly any is longer."""
@@ -77,11 +79,21 @@ class Call:
 
     async def parse(self) -> Body:
         """The body; raises ``RequestError`` where it can be read in two ways."""
+        if self.exchange.has_body:
+            self.check_json()
         raw = await self.exchange.read(BODY_BYTES)
         if len(raw) <= SHORT_BYTES:
             return parse_object(raw)
         async with self.exchange.share.long_work():
             return parse_object(raw)
+
+    def check_json(self) -> None:
+        """Raise ``RequestError`` for a body that says that it is something else, as the engine does."""
+        kind = kind_of(self.exchange.header(b"content-type"))
+        if kind not in {"", JSON_KIND}:
+            raise RequestError(
+                f"a body of the type {kind} is not read", hint=f"send Content-Type: {JSON_KIND}"
+            )
 
     async def answer(self, answer: Answer) -> None:
         """Give the client what the engine said to a request of ours."""

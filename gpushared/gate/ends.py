@@ -6,10 +6,22 @@ import asyncio
 import contextlib
 import select
 import socket
+from dataclasses import dataclass, field
 
 READ_BYTES = 64 * 1024
 HANGUP_POLL_SECONDS = 1.0
 LINGER_SECONDS = 2.0
+
+
+@dataclass(slots=True)
+class Stream:
+    """The raw two-way stream that is left of a connection after a protocol switch."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    early: bytes = field(repr=False)
+    """What the client had already sent."""
+    at_eof: bool = False
 
 
 async def hung_up(writer: asyncio.StreamWriter) -> None:

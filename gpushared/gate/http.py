@@ -22,7 +22,7 @@ from gpushared.audit.line import DIGESTED_BYTES, UNKNOWN, Origin
 from gpushared.domain.errors import Code, GpushareError, LimitReached
 from gpushared.domain.request import Caller
 from gpushared.gate.answers import connect_error, docker_error, http_status
-from gpushared.gate.ends import READ_BYTES, hung_up, linger
+from gpushared.gate.ends import READ_BYTES, Stream, hung_up, linger
 from gpushared.gate.limits import Share, Shares
 from gpushared.gate.refusals import NOT_HTTP, Refusal, RefusedRequestError, check_framing, forget
 
@@ -115,17 +115,6 @@ async def serve_http(
         await connection.close()
 
 
-@dataclass(slots=True)
-class Stream:
-    """The raw two-way stream that is left of a connection after a protocol switch."""
-
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-    early: bytes = field(repr=False)
-    """What the client had already sent."""
-    at_eof: bool = False
-
-
 class Exchange:
     """One request and its response. The handler reads the body if it wants to, and answers once."""
 
@@ -149,12 +138,6 @@ class Exchange:
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header; ``name`` in lower case."""
         return next((value for key, value in self.headers if key == name), None)
-
-    @property
-    def kind(self) -> str:
-        """The body's type as the client says, in lower case and without parameters."""
-        value = self.header(b"content-type") or b""
-        return value.partition(b";")[0].strip().lower().decode("ascii", "backslashreplace")
 
     @property
     def has_body(self) -> bool:

@@ -13,10 +13,11 @@ from collections.abc import AsyncIterator, Callable
 
 import h11
 
-from gpushared.domain.errors import EngineUnavailable
-from gpushared.gate.ends import READ_BYTES, hung_up, linger
+from gpushared.domain.errors import EngineUnavailable, RequestError
+from gpushared.gate.ends import READ_BYTES, Stream, hung_up, linger
 from gpushared.gate.engine import SWITCHING_PROTOCOLS, EngineConnection, EngineSocket
-from gpushared.gate.http import ClientGoneError, Exchange, Stream
+from gpushared.gate.http import ClientGoneError, Exchange
+from gpushared.gate.refusals import kind_of
 
 OK = 200
 HOP_BY_HOP = frozenset(
@@ -34,6 +35,7 @@ HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
+FORM = "application/x-www-form-urlencoded"
 FRAMING = frozenset({b"content-length", b"content-type", b"content-encoding"})
 
 Farewell = Callable[[], bytes]
@@ -63,6 +65,8 @@ async def forward(
         hijack: whether the connection may leave HTTP.
         farewell: what to add to the engine's output at the end of a connection that left HTTP.
     """
+    if body is None:
+        _check_stream(exchange)
     connection = await engine.connect()
     connection.turn = exchange.share.turn
     upload = asyncio.create_task(_upload(connection, exchange, target, body, hijack=hijack))
@@ -79,6 +83,15 @@ async def forward(
         finally:
             # Also when the client's end cancels us a second time here.
             connection.close()
+
+
+def _check_stream(exchange: Exchange) -> None:
+    """Raise ``RequestError`` for a form: the engine would take what is in it for parameters."""
+    kind = kind_of(exchange.header(b"content-type"))
+    if kind == FORM or kind.startswith("multipart/"):
+        raise RequestError(
+            f"a body of the type {kind} is not served", hint="say what it is: Content-Type: application/x-tar"
+        )
 
 
 async def _upload(
@@ -109,7 +122,8 @@ async def _body(exchange: Exchange, body: bytes | None) -> AsyncIterator[bytes]:
 
 
 def _request_headers(exchange: Exchange, body: bytes | None, *, hijack: bool) -> list[tuple[bytes, bytes]]:
-    dropped = HOP_BY_HOP if body is None else HOP_BY_HOP | FRAMING
+    own = HOP_BY_HOP | _named(exchange)
+    dropped = own - FRAMING if body is None else own | FRAMING
     headers = [(b"Host", b"docker")]
     headers += [(name, value) for name, value in exchange.headers if name not in dropped]
     upgrade = exchange.header(b"upgrade")
@@ -122,6 +136,12 @@ def _request_headers(exchange: Exchange, body: bytes | None, *, hijack: bool) ->
     elif body is None and exchange.header(b"transfer-encoding") is not None:
         headers.append((b"Transfer-Encoding", b"chunked"))
     return headers
+
+
+def _named(exchange: Exchange) -> frozenset[bytes]:
+    """The headers that are of the client's connection because it says so (RFC 9110, 7.6.1)."""
+    values = [value for name, value in exchange.headers if name == b"connection"]
+    return frozenset(word.strip().lower() for value in values for word in value.split(b","))
 
 
 async def _download(

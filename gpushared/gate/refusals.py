@@ -48,3 +48,8 @@ def check_framing(request: h11.Request) -> None:
         raise RefusedRequestError(400, "the request has both a length and a transfer encoding")
     if coded and request.http_version < b"1.1":
         raise RefusedRequestError(400, "HTTP/1.0 knows no transfer encoding")
+
+
+def kind_of(content_type: bytes | None) -> str:
+    """A body's type as the client says, in lower case and without parameters; empty where nothing is said."""
+    return (content_type or b"").partition(b";")[0].strip().lower().decode("ascii", "backslashreplace")

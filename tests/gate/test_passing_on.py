@@ -154,6 +154,43 @@ async def test_headers_of_the_clients_connection_stay_with_it(engine: Recorder, 
     assert (reply.headers["api-version"], "connection" in reply.headers) == ("1.41", False)
 
 
+async def test_headers_that_the_client_calls_its_connections_stay_with_it_but_for_the_bodys_frame(
+    engine: Recorder, served: Served
+) -> None:
+    own = ("Connection: X-Own, Content-Length", "X-Own: secret", "Content-Type: application/x-tar")
+    await ask(served, request("POST", "/images/load", b"tar", *own))
+    head, _, body = engine.got[-1].lower().partition(b"\r\n\r\n")
+    assert b"x-own" not in head
+    assert b"\r\ncontent-length: 3\r\n" in head
+    assert body == b"tar"
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [
+        ("/containers/create", "application/x-www-form-urlencoded"),
+        ("/containers/create", "text/plain; charset=utf-8"),
+        ("/containers/create", "multipart/form-data; boundary=x"),
+        ("/images/load", "application/x-www-form-urlencoded"),
+        ("/images/load", "Multipart/Form-Data; boundary=x"),
+    ],
+)
+async def test_a_body_of_a_type_that_the_engine_would_read_otherwise_is_refused(
+    engine: Recorder, served: Served, target: str, kind: str
+) -> None:
+    reply = await ask(served, request("POST", target, BODY, f"Content-Type: {kind}"))
+    assert (reply.status, "a body of the type" in reply.message) == (400, True)
+    assert engine.got == []
+
+
+async def test_the_refusal_of_a_request_without_a_body_in_its_answer_has_none(served: Served) -> None:
+    """A HEAD that breaks HTTP is answered by a head alone, and the connection ends in order."""
+    async with raw_client(served) as client:
+        await client.send(b"HEAD / HTTP/1.2\r\nHost: x\r\n\r\n")
+        assert (await client.head())[0] == 505
+        assert await client.reader.read() == b""
+
+
 async def test_a_refused_upgrade_leaves_the_connection_to_http(engine: Recorder, served: Served) -> None:
     engine.answer = BUSY
     upgrade = request("POST", "/containers/x/attach?stream=1", b"", "Upgrade: tcp", "Connection: Upgrade")

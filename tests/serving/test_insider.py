@@ -11,7 +11,8 @@ import pytest
 
 from gpushared.domain.errors import EngineUnavailable, LimitReached, Unavailable
 from gpushared.domain.request import Caller
-from gpushared.gate.http import Exchange, Routes, Stream, WebReply, WebRequest
+from gpushared.gate.ends import Stream
+from gpushared.gate.http import Exchange, Routes, WebReply, WebRequest
 from gpushared.serving import insider as module
 from gpushared.serving.insider import Insider
 
