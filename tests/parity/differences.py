@@ -47,6 +47,7 @@ LEASE = (
 UNORDERED = {
     "Config.Env": "the engine merges it with the image's in an order that changes from time to time",
     "HostConfig.Binds": "the client keeps them as a set",
+    "HostConfig.Mounts": "compose keeps them as a set",
     "HostConfig.Ulimits": "the client keeps them as a set",
     "Mounts": "the engine keeps them as a set",
 }
