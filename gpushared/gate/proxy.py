@@ -33,8 +33,12 @@ HOP_BY_HOP = frozenset(
         b"trailer",
         b"transfer-encoding",
         b"upgrade",
+        b"http2-settings",
     }
 )
+STREAMS = frozenset({b"tcp", b"websocket"})
+BUILDERS = (b"/session", b"/grpc")
+"""What speaks HTTP/2 with the engine; only trusted callers come to these."""
 FORM = "application/x-www-form-urlencoded"
 FRAMING = frozenset({b"content-length", b"content-type", b"content-encoding"})
 
@@ -99,7 +103,7 @@ async def _upload(
 ) -> None:
     """The request's head and body. When the client fails in it, the engine's connection is cut too."""
     head = h11.Request(
-        method=exchange.method, target=target, headers=_request_headers(exchange, body, hijack=hijack)
+        method=exchange.method, target=target, headers=_request_headers(exchange, target, body, hijack=hijack)
     )
     try:
         # An engine that answers early closes before it has read all; its answer still counts.
@@ -121,14 +125,16 @@ async def _body(exchange: Exchange, body: bytes | None) -> AsyncIterator[bytes]:
         yield body
 
 
-def _request_headers(exchange: Exchange, body: bytes | None, *, hijack: bool) -> list[tuple[bytes, bytes]]:
+def _request_headers(
+    exchange: Exchange, target: bytes, body: bytes | None, *, hijack: bool
+) -> list[tuple[bytes, bytes]]:
     own = HOP_BY_HOP | _named(exchange)
     dropped = own - FRAMING if body is None else own | FRAMING
     headers = [(b"Host", b"docker")]
     headers += [(name, value) for name, value in exchange.headers if name not in dropped]
     upgrade = exchange.header(b"upgrade")
     if hijack and upgrade is not None:
-        headers += [(b"Connection", b"Upgrade"), (b"Upgrade", upgrade)]
+        headers += [(b"Connection", b"Upgrade"), (b"Upgrade", _stream(upgrade, target))]
     elif not hijack:
         headers.append((b"Connection", b"close"))
     if body:
@@ -136,6 +142,12 @@ def _request_headers(exchange: Exchange, body: bytes | None, *, hijack: bool) ->
     elif body is None and exchange.header(b"transfer-encoding") is not None:
         headers.append((b"Transfer-Encoding", b"chunked"))
     return headers
+
+
+def _stream(asked: bytes, target: bytes) -> bytes:
+    """The protocol to ask for: by HTTP/2 an engine would take whole requests that nobody has judged."""
+    is_builder = target.partition(b"?")[0].endswith(BUILDERS)
+    return asked if is_builder or asked.lower() in STREAMS else b"tcp"
 
 
 def _named(exchange: Exchange) -> frozenset[bytes]:

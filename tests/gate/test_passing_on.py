@@ -204,6 +204,26 @@ async def test_a_refused_upgrade_leaves_the_connection_to_http(engine: Recorder,
     assert len(engine.got) == 1
 
 
+@pytest.mark.parametrize(
+    ("target", "asked", "sent"),
+    [
+        ("/containers/x/attach?stream=1", "h2c", b"tcp"),
+        ("/containers/x/attach?stream=1&detachKeys=/session", "H2C", b"tcp"),
+        ("/containers/x/attach?stream=1", "tcp", b"tcp"),
+        ("/v1.41/session", "h2c", b"h2c"),
+    ],
+)
+async def test_http2_is_asked_for_where_builders_speak_it_and_nowhere_else(
+    engine: Recorder, served: Served, target: str, asked: str, sent: bytes
+) -> None:
+    engine.answer = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+    own = (f"Upgrade: {asked}", "Connection: Upgrade, HTTP2-Settings", "HTTP2-Settings: AAMAAABk")
+    await ask(served, request("POST", target, b"", *own))
+    head = engine.got[-1].lower()
+    assert b"\r\nupgrade: " + sent + b"\r\n" in head
+    assert b"http2-settings" not in head
+
+
 async def test_a_hijacked_stream_goes_both_ways_and_its_half_close_is_passed_on(
     engine: Recorder, served: Served
 ) -> None:
