@@ -113,7 +113,10 @@ async def test_the_same_create_in_other_words_reaches_the_engine_as_the_same_byt
     judged = json.loads(body)
     labels = judged.pop("Labels")
     assert judged == {"Image": "x"}
-    assert {name: value for name, value in labels.items() if value} == {"gpushare.owner": "0"}
+    assert {name: value for name, value in labels.items() if value} == {
+        "gpushare.gate": "/trusted",
+        "gpushare.owner": "0",
+    }
 
 
 @pytest.mark.parametrize(
