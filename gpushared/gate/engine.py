@@ -90,9 +90,17 @@ class EngineConnection:
                 return event
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The response's body as it arrives. Raises ``EngineUnavailable`` when it is cut off."""
+        """The response's body as it arrives. Raises ``EngineUnavailable`` when it is cut off.
+
+        What one read brought is one piece: the engine sends each line of a log as a chunk of its own.
+        """
         while isinstance(event := await self._event(), h11.Data):
-            yield bytes(event.data)
+            pieces = [event.data]
+            while isinstance(more := self._next(), h11.Data):
+                pieces.append(more.data)
+            yield b"".join(pieces)
+            if isinstance(more, h11.EndOfMessage):
+                return
 
     def peer_pid(self) -> int:
         """The process that listens on the socket, 0 where it is not in a PID namespace that we see."""
@@ -114,20 +122,24 @@ class EngineConnection:
         self._sock.close()
 
     async def _event(self) -> h11.Event:
-        try:
-            while (event := self._http.next_event()) is h11.NEED_DATA:
-                self._http.receive_data(await self.read())
-        except h11.RemoteProtocolError as error:
-            raise EngineUnavailable(
-                f"the Docker engine on {self._socket_path} broke off its answer",
-                hint="it may be restarting; try again",
-            ) from error
+        while (event := self._next()) is h11.NEED_DATA:
+            self._http.receive_data(await self.read())
         assert not isinstance(event, type)
         if isinstance(event, h11.ConnectionClosed):
             raise EngineUnavailable(
                 f"the Docker engine on {self._socket_path} hung up", hint="it may be restarting; try again"
             )
         return event
+
+    def _next(self) -> h11.Event | type[h11.NEED_DATA | h11.PAUSED]:
+        """The next event of what was read already."""
+        try:
+            return self._http.next_event()
+        except h11.RemoteProtocolError as error:
+            raise EngineUnavailable(
+                f"the Docker engine on {self._socket_path} broke off its answer",
+                hint="it may be restarting; try again",
+            ) from error
 
 
 async def _any_turn() -> None:
