@@ -303,7 +303,7 @@ ATTACKS = [
         "gpu-by-a-mount-for-the-runtime",
         GPU,
         runs("-v", "/dev/null:/var/run/nvidia-container-devices/all"),
-        refused="may not be mounted",
+        refused="past the lease",
     ),
     Attack(
         "gpu-by-a-baked-label",
