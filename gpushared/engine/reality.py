@@ -91,7 +91,7 @@ def _read(inspected: Mapping[str, Any], barred: Sequence[str], proc: Path) -> Re
         maps_users=(own / "uid_map").read_text().split() != (proc / "self/uid_map").read_text().split(),
         host_namespaces=_shared_namespaces(own, proc / OWN),
         nodes=tuple(_nodes(own)),
-        rules=_rules(cgroups),
+        rules=_rules(cgroups, container),
         exposed=exposures((own / "mountinfo").read_text(), (proc / OWN / "mountinfo").read_text(), barred),
     )
     return found if _start_ticks(own) == began else None
@@ -161,11 +161,14 @@ def rules_of_list(text: str) -> tuple[DeviceRule, ...]:
     )
 
 
-def _rules(cgroups: str) -> tuple[DeviceRule, ...] | None:
-    """Cgroup v2 has a program in their place, which nobody can read back as rules."""
+def _rules(cgroups: str, container: ContainerId) -> tuple[DeviceRule, ...] | None:
+    """cgroup v2 has a program in their place, which nobody can read back as rules.
+
+    An engine may use v2 on a machine that has v1 too; the rules there are then not the container's.
+    """
     for line in cgroups.splitlines():
         _, controllers, path = line.split(":", 2)
-        if "devices" in controllers.split(","):
+        if "devices" in controllers.split(",") and container in path:
             file = Path("/sys/fs/cgroup/devices") / path.lstrip("/") / "devices.list"
             return rules_of_list(file.read_text()) if file.exists() else None
     return None

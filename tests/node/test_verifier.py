@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.bed import parts
+from tests.bed.engine import UnifiedEngine
+from tests.node.conftest import NewDaemon
 from tests.node.daemon import OWN_LABEL, DaemonProcess, wait_until
 
 pytestmark = [pytest.mark.docker, pytest.mark.skipif(os.getuid() != 0, reason="acts as other users")]
@@ -64,6 +66,20 @@ def test_honest_containers_run_on_with_a_lease_and_without(daemon: DaemonProcess
     assert daemon.lease(held["id"])["state"] == "active"
     found = [line for line in daemon.text().splitlines() if "verifier: mismatch" in line]
     assert len(found) == 1, found
+
+
+def test_honest_containers_run_on_where_the_engine_has_cgroup_v2_and_lease_devices(
+    new_daemon: NewDaemon, unified_engine: UnifiedEngine
+) -> None:
+    """The machine has rules of v1 for all else."""
+    daemon = new_daemon(engine=unified_engine.socket)
+    daemon.start()
+    early = daemon.hold("0.25", uid=ALICE)["container_id"]
+    late = daemon.run_container("--gpus", "1", uid=ALICE)
+    plain = daemon.run_container(uid=ALICE)
+    forged = past_the_gate(daemon, plain, "--pid", "host")
+    wait_until(lambda: status(daemon, forged) == "exited", "the forged one was ended")
+    assert [status(daemon, each) for each in (early, late, plain)] == ["running"] * 3
 
 
 @pytest.mark.parametrize(
