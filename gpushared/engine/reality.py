@@ -162,7 +162,7 @@ def rules_of_list(text: str) -> tuple[DeviceRule, ...]:
 
 
 def _rules(cgroups: str, container: ContainerId) -> tuple[DeviceRule, ...] | None:
-    """cgroup v2 has a program in their place, which nobody can read back as rules.
+    """None with cgroup v2, which has a program in their place that nobody can read back as rules.
 
     An engine may use v2 on a machine that has v1 too; the rules there are then not the container's.
     """
