@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 pytest_plugins = ["tests.bed.fixtures"]
@@ -14,6 +16,14 @@ _MARKER_OF_FIXTURE = {
     "mps_control_binary": "mps",
     "systemd_image": "systemd",
 }
+
+
+def pytest_configure() -> None:
+    """Whoever starts the tests in the background has them ignore these, and so would what they start."""
+    for ignored in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(ignored) is signal.SIG_IGN:
+            usual = signal.default_int_handler if ignored is signal.SIGINT else signal.SIG_DFL
+            signal.signal(ignored, usual)
 
 
 @pytest.hookimpl(tryfirst=True)

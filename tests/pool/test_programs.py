@@ -124,7 +124,7 @@ def test_a_program_asks_by_the_pool_s_presets_and_its_own_words_win(pool: Pool) 
     asked = [pool.get(pool.submit(JobRequest("busybox", preset="small", gpu=gpu))) for gpu in ("", "0.5")]
     assert [(job.asks, job.job_class) for job in asked] == [("0.25", "infer"), ("0.5", "infer")]
     with pytest.raises(NotFound) as refused:
-        pool.submit(JobRequest("busybox", preset="smal"))
+        pool.submit(JobRequest("busybox", preset="smaller"))
     assert refused.value.hint == "did you mean small?"
 
 

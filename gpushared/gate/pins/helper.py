@@ -44,18 +44,18 @@ class RefusedError(Exception):
 
 def open_as(order: Order) -> list[tuple[int, str]]:
     """For each wish an open file, or -1 and why there is none for this caller."""
-    ours, childs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if (child := os.fork()) == 0:
         ours.close()
         status = 1
         try:
             _become(order)
             for wish in order["wishes"]:
-                _hand_over(childs, wish["path"], write=wish["write"])
+                _hand_over(theirs, wish["path"], write=wish["write"])
             status = 0
         finally:
             os._exit(status)
-    childs.close()
+    theirs.close()
     opened = [_take(ours) for _ in order["wishes"]]
     os.waitpid(child, 0)
     return opened

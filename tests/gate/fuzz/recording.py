@@ -1,6 +1,6 @@
 """An engine that keeps the exact bytes of each connection, and says just enough for the gate to go on.
 
-No real engine shows the bytes it was given. ``test_the_recorder`` holds its answers to a real one's.
+No real engine shows the bytes it was given. ``test_recorder`` holds its answers to a real one's.
 """
 
 from __future__ import annotations

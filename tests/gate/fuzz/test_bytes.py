@@ -109,7 +109,7 @@ def test_the_oracle_sees_what_passes(bench: Bench) -> None:
         b"GET /info HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         b"GET /info HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1;x\r\na\r\n0\r\n\r\n",
         b"GET /info HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: y\r\n\r\n",
-        b"GET /in fo HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /in f HTTP/1.1\r\nHost: x\r\n\r\n",
         b"GET /info HTTP/1.1\r\nHost: x\r\n folded: y\r\n\r\n",
         b"GET /info HTTP/1.1\r\nHost : x\r\n\r\n",
     ],
