@@ -122,7 +122,7 @@ def test_a_trickle_of_bytes_does_not_prolong_the_time(standin: StandIn) -> None:
         (503, "unavailable", errors.Unavailable),
         (504, "deadline_exceeded", errors.TimedOut),
         (500, "internal", errors.GpushareError),
-        (501, "unimplemented", errors.GpushareError),
+        (501, "unimplemented", errors.Unimplemented),
         (500, "a_code_of_the_future", errors.GpushareError),
     ],
 )
