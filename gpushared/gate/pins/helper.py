@@ -9,6 +9,7 @@ of it is mounted read-only. What is held is mounted where the engine sees it.
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -29,6 +30,9 @@ MACHINE = 1
 DELETED = " (deleted)"
 """What the kernel adds to the name of an open file that has none any more."""
 GONE = "it does not exist, or you may not see it"
+BARRED = "the daemon may not open it (openat2); its service or its kernel forbids that"
+NO_CALL = frozenset({errno.ENOSYS, errno.EPERM})
+"""How filters of system calls refuse one; a look at a path fails otherwise."""
 FOREIGN = "it is in a mount namespace of its own"
 OF_A_USER = (
     "it is on a file system of a user's own (FUSE), which can keep the engine waiting; copy it elsewhere"
@@ -75,8 +79,8 @@ def _become(order: Order) -> None:
 def _hand_over(channel: socket.socket, path: str, *, write: bool) -> None:
     try:
         descriptor = _open(path)
-    except OSError:
-        channel.sendall(GONE.encode())
+    except OSError as error:
+        channel.sendall((BARRED if error.errno in NO_CALL else GONE).encode())
         return
     trouble = _access_trouble(descriptor, write=write)
     socket.send_fds(channel, [trouble.encode() or b"\0"], [descriptor])

@@ -159,7 +159,9 @@ class Pins:
         name = f"{self.beginning}trial"
         order = {"wishes": [_wish("/etc")], "prefixes": ["/etc"], "barred": [], "name": name}
         try:
-            await self._help(deed="hold", uid=0, gid=0, groups=[], **order)
+            held = await self._help(deed="hold", uid=0, gid=0, groups=[], **order)
+            if trouble := held["found"][0]["trouble"]:
+                return f"bind mounts of users who are not trusted are refused: {trouble}"
             answer = await self._engine.call("POST", b"/containers/create", _trial_body(name))
             await self._drop([name])
         except (Unavailable, GpushareError) as error:
