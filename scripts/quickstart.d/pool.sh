@@ -353,6 +353,7 @@ stop_machine() {
 
 remove_pool_files() {
   local mount
+  drop_pins "$POOL_STATE"
   awk -v run="$POOL_RUN/" -v state="$POOL_STATE/" 'index($5, run) == 1 || index($5, state) == 1 { print $5 }' \
     /proc/self/mountinfo | sort -r | while read -r mount; do umount --lazy "$mount" || true; done
   [ ! -e "$POOL_STATE/made-user" ] || userdel "$NAME" 2>/dev/null || true
