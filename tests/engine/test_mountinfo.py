@@ -46,7 +46,7 @@ def test_a_mount_shows_what_lies_at_its_place_and_below(case: str) -> None:
 
 
 def test_blanks_in_paths_are_read_back() -> None:
-    assert "/srv/with blank" in [each.target for each in parse(MACHINE)]
+    assert "/srv/with blank" in [each.point for each in parse(MACHINE)]
 
 
 def test_rules_of_a_cgroup_are_read_and_unknown_lines_left_out() -> None:

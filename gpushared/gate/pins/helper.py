@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gpushared.gate.pins import kernel, table
+from gpushared.mountinfo import Mount, is_under
 
 Order = dict[str, Any]
 ANSWER_BYTES = 64 * 1024
@@ -128,13 +129,13 @@ class Judge:
         path = _name_of(descriptor)
         if (mount := table.mount_of(descriptor, self._table)) is None:
             return _found(path, FOREIGN)
-        if not any(prefix != "/" and table.is_under(path, prefix) for prefix in self._prefixes):
+        if not any(prefix != "/" and is_under(path, prefix) for prefix in self._prefixes):
             return {**_found(path), "outside": "yes"}
         return _found(path, self._trouble(descriptor, path, mount) or refusal)
 
-    def _trouble(self, descriptor: int, path: str, mount: table.Mount) -> str:
+    def _trouble(self, descriptor: int, path: str, mount: Mount) -> str:
         # Before anything is asked of the file itself: such a file system need not answer.
-        if mount.by_a_user:
+        if table.is_by_a_user(mount):
             return OF_A_USER
         found = os.fstat(descriptor)
         if not (stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)):

@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from gpushared.mountinfo import Mount, is_under, parse_line
+
 KERNELS_OWN = frozenset(
     {
         *("autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs"),
@@ -16,23 +18,6 @@ KERNELS_OWN = frozenset(
     }
 )
 """File systems that hold no files of anybody's."""
-
-
-class Mount(NamedTuple):
-    """One line of mountinfo, see proc_pid_mountinfo(5)."""
-
-    identity: int
-    device: str
-    root: str
-    """The directory of the file system that is mounted."""
-    point: str
-    kind: str
-    options: frozenset[str]
-
-    @property
-    def by_a_user(self) -> bool:
-        """A FUSE file system whose answers are up to a user, who may leave them out."""
-        return self.kind.startswith("fuse") and "user_id=0" not in self.options
 
 
 class Location(NamedTuple):
@@ -52,7 +37,7 @@ class Location(NamedTuple):
 def read_table() -> list[Mount]:
     """The mounts that this process sees."""
     with Path("/proc/self/mountinfo").open("rb") as lines:
-        return [_parse(os.fsdecode(line)) for line in lines]
+        return [parse_line(os.fsdecode(line)) for line in lines]
 
 
 def mount_of(descriptor: int, table: list[Mount]) -> Mount | None:
@@ -62,6 +47,11 @@ def mount_of(descriptor: int, table: list[Mount]) -> Mount | None:
             identity = int(line.partition(":")[2])
             return next((mount for mount in table if mount.identity == identity), None)
     return None
+
+
+def is_by_a_user(mount: Mount) -> bool:
+    """Whether it is a FUSE file system whose answers are up to a user, who may leave them out."""
+    return mount.kind.startswith("fuse") and "user_id=0" not in mount.options
 
 
 def location(path: str, mount: Mount) -> Location:
@@ -75,24 +65,5 @@ def below(path: str, table: list[Mount]) -> list[Mount]:
     return [mount for mount in table if mount.point != path and is_under(mount.point, path)]
 
 
-def is_under(path: str, directory: str) -> bool:
-    """Whether the path is the directory, or lies in it; both normal."""
-    return path == directory or path.startswith(directory.rstrip("/") + "/")
-
-
 def _related(one: str, other: str) -> bool:
     return is_under(one, other) or is_under(other, one)
-
-
-def _parse(line: str) -> Mount:
-    first, _, last = line.rstrip("\n").partition(" - ")
-    identity, _, device, root, point = first.split(" ")[:5]
-    kind, _, options = last.split(" ")[:3]
-    return Mount(int(identity), device, _plain(root), _plain(point), kind, frozenset(options.split(",")))
-
-
-def _plain(word: str) -> str:
-    """Blanks, line ends and backslashes stand there as octal numbers."""
-    for octal, plain in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
-        word = word.replace(octal, plain)
-    return word

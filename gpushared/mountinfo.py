@@ -1,0 +1,39 @@
+"""A process's mounts as the kernel tells them (proc_pid_mountinfo(5)).
+
+Standard library only: a helper that is started for each container with mounts reads them too.
+"""
+
+import re
+from typing import NamedTuple
+
+_OCTAL = re.compile(r"\\([0-7]{3})")
+
+
+class Mount(NamedTuple):
+    """One line: the directory ``root`` of the file system ``device`` (``8:1``) at ``point``."""
+
+    identity: int
+    device: str
+    root: str
+    point: str
+    kind: str
+    options: frozenset[str]
+    """Those of the file system itself."""
+
+
+def parse_line(line: str) -> Mount:
+    """Raises ``ValueError`` for a line in an unknown form."""
+    first, _, last = line.rstrip("\n").partition(" - ")
+    identity, _, device, root, point = first.split(" ")[:5]
+    kind, _, options = last.split(" ")[:3]
+    return Mount(int(identity), device, _plain(root), _plain(point), kind, frozenset(options.split(",")))
+
+
+def is_under(path: str, directory: str) -> bool:
+    """Whether the path is the directory, or lies in it; both normal."""
+    return path == directory or path.startswith(directory.rstrip("/") + "/")
+
+
+def _plain(word: str) -> str:
+    """Blanks, line ends and backslashes stand there as octal numbers."""
+    return _OCTAL.sub(lambda found: chr(int(found[1], 8)), word)
