@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pty
 import signal
-import struct
-import termios
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from fcntl import ioctl
 
 import pytest
 
@@ -103,79 +97,6 @@ async def test_a_signal_to_the_client_reaches_the_containers_trap(docker: Docker
     process.send_signal(signal.SIGTERM)
     await process.communicate()
     assert process.returncode == 9
-
-
-@dataclass
-class Terminal:
-    """A pty with a docker client on it."""
-
-    master: int
-    process: asyncio.subprocess.Process
-    seen: bytes = b""
-
-    def resize(self, rows: int, columns: int) -> None:
-        ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        self.process.send_signal(signal.SIGWINCH)
-
-    def type(self, text: bytes) -> None:
-        os.write(self.master, text)
-
-    async def until(self, text: bytes) -> None:
-        async with asyncio.timeout(30):
-            while text not in self.seen:
-                self.seen += await asyncio.to_thread(os.read, self.master, 65536)
-
-
-@pytest.fixture
-async def on_terminal(docker: Docker) -> AsyncIterator[object]:
-    masters: list[int] = []
-
-    async def start(*words: str) -> Terminal:
-        master, slave = pty.openpty()
-        masters.append(master)
-        ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        process = await docker.start(*words, stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
-        os.close(slave)
-        return Terminal(master, process)
-
-    yield start
-    for master in masters:
-        os.close(master)
-
-
-async def test_a_terminal_follows_its_size_and_ends_with_the_shells_code(docker: Docker, on_terminal) -> None:
-    terminal = await on_terminal("run", "--rm", "-it", "--network", "none", docker.image, "sh")
-    terminal.type(b"echo is=$((40+2)); stty size\n")
-    await terminal.until(b"is=42")
-    terminal.resize(33, 99)
-    # The size travels by a request of its own: ask until it has arrived.
-    terminal.type(b"until [ \"$(stty size)\" = '33 99' ]; do sleep 0.05; done; echo re'sized'\n")
-    await terminal.until(b"resized")
-    terminal.type(b"exit 7\n")
-    async with asyncio.timeout(30):
-        assert await terminal.process.wait() == 7
-
-
-async def test_detach_keys_leave_the_container_running(docker: Docker, on_terminal, name: str) -> None:
-    terminal = await on_terminal("run", "-it", "--network", "none", "--name", name, docker.image, "sh")
-    terminal.type(b"echo is=$((40+2))\n")
-    await terminal.until(b"is=42")
-    terminal.type(b"\x10\x11")
-    async with asyncio.timeout(30):
-        assert await terminal.process.wait() == 0
-    state = await docker("inspect", "-f", "{{.State.Running}}", name)
-    await docker("rm", "-f", name)
-    assert state.out == b"true\n"
-
-
-async def test_exec_on_a_terminal_works_in_a_running_container(
-    docker: Docker, on_terminal, sleeper: str
-) -> None:
-    terminal = await on_terminal("exec", "-it", sleeper, "sh")
-    terminal.type(b"echo is=$((40+2)); exit 5\n")
-    await terminal.until(b"is=42")
-    async with asyncio.timeout(30):
-        assert await terminal.process.wait() == 5
 
 
 async def test_exec_reads_standard_input_and_gives_its_exit_code(docker: Docker, sleeper: str) -> None:

@@ -27,9 +27,24 @@ class Terminal:
     process: asyncio.subprocess.Process
     seen: bytes = b""
 
-    def resize(self, rows: int, columns: int) -> None:
+    @asynccontextmanager
+    async def sized(self, rows: int, columns: int) -> AsyncIterator[None]:
+        """A window of this size, told over and over.
+
+        A client listens only after its own first resize (docker's `MonitorTtySize`), which may be later than the first
+        words of what it started.
+        """
         ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        self.process.send_signal(signal.SIGWINCH)
+        telling = asyncio.create_task(self._tell())
+        try:
+            yield
+        finally:
+            telling.cancel()
+
+    async def _tell(self) -> None:
+        while self.process.returncode is None:
+            self.process.send_signal(signal.SIGWINCH)
+            await asyncio.sleep(0.2)
 
     def type(self, text: bytes) -> None:
         os.write(self.master, text)
@@ -64,9 +79,9 @@ async def resized(docker: Docker, name: str) -> list[object]:
     async with terminal(docker, *SHELL, name, docker.image, "sh") as screen:
         screen.type(b"echo is=$((40+2))\n")
         await screen.until(b"is=42")
-        screen.resize(33, 99)
-        screen.type(b"until [ \"$(stty size)\" = '33 99' ]; do sleep 0.05; done; echo re'sized'\n")
-        await screen.until(b"resized")
+        async with screen.sized(33, 99):
+            screen.type(b"until [ \"$(stty size)\" = '33 99' ]; do sleep 0.05; done; echo re'sized'\n")
+            await screen.until(b"resized")
         screen.type(b"exit 7\n")
         return [await screen.end()]
 
@@ -101,9 +116,9 @@ async def joined(docker: Docker, name: str) -> list[object]:
     await docker("run", "-d", "--init", "--network", "none", "--name", name, docker.image, "sleep", "600")
     words = ("exec", "-it", "-e", "A=b", "-w", "/tmp", name, "sh")
     async with terminal(docker, *words) as screen:
-        screen.resize(20, 70)
-        screen.type(b"until [ \"$(stty size)\" = '20 70' ]; do sleep 0.05; done; echo $A=$PWD; exit 5\n")
-        await screen.until(b"b=/tmp")
+        async with screen.sized(20, 70):
+            screen.type(b"until [ \"$(stty size)\" = '20 70' ]; do sleep 0.05; done; echo $A=$PWD; exit 5\n")
+            await screen.until(b"b=/tmp")
         return [await screen.end()]
 
 
