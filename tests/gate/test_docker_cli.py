@@ -11,6 +11,7 @@ import pytest
 from tests.gate.desks import FakeDesk
 from tests.gate.docker import Docker
 from tests.gate.serving import Served, raw_client, request
+from tests.gate.terminal import terminal
 
 pytestmark = pytest.mark.docker
 
@@ -67,14 +68,12 @@ async def test_otherwise_nothing_is_added(
     assert (done.code, done.out, done.err) == (0, b"out\n", b"")
 
 
-async def test_on_a_terminal_the_reason_stands_on_lines_of_its_own(
-    docker: Docker, desk: FakeDesk, on_terminal
-) -> None:
+async def test_on_a_terminal_the_reason_stands_on_lines_of_its_own(docker: Docker, desk: FakeDesk) -> None:
     desk.words = "gpushare: l-1 expired\n  hint: more"
-    terminal = await on_terminal("run", "--rm", "-it", "--network", "none", docker.image, "printf", "out")
-    await terminal.until(b"out\r\ngpushare: l-1 expired\r\n  hint: more\r\n")
-    async with asyncio.timeout(30):
-        assert await terminal.process.wait() == 0
+    words = ("run", "--rm", "-it", "--network", "none", docker.image, "printf", "out")
+    async with terminal(docker, *words) as screen:
+        await screen.until(b"out\r\ngpushare: l-1 expired\r\n  hint: more\r\n")
+        assert await screen.end() == 0
 
 
 async def test_sixty_interactive_runs_twenty_at_a_time_all_come_out_right(docker: Docker) -> None:
