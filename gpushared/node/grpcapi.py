@@ -21,6 +21,8 @@ from gpushared.api.v1 import (
     leases_pb2_grpc,
     node_pb2,
     node_pb2_grpc,
+    policy_pb2,
+    policy_pb2_grpc,
     projects_pb2,
     projects_pb2_grpc,
 )
@@ -28,7 +30,10 @@ from gpushared.domain.errors import GpushareError
 from gpushared.node.api import Api, is_over
 from gpushared.node.audit_api import AuditApi
 from gpushared.node.jobs import NodeJobs
+from gpushared.node.policy_api import PolicyApi
 from gpushared.serving.doors import OPTIONS, Context, Doors, abort
+
+SERVICES = ("Leases", "Gpus", "Projects", "Node", "Jobs", "Audit", "Policy")
 
 
 class Leases(leases_pb2_grpc.LeasesServicer):
@@ -185,6 +190,22 @@ class Audit(audit_pb2_grpc.AuditServicer):
         return await self._doors.unary(self._audit.list_lines, request, context)
 
 
+class Policy(policy_pb2_grpc.PolicyServicer):
+    def __init__(self, policy: PolicyApi, doors: Doors) -> None:
+        self._policy = policy
+        self._doors = doors
+
+    async def Explain(
+        self, request: policy_pb2.ExplainPolicyRequest, context: Context[Any, Any]
+    ) -> policy_pb2.PolicyExplanation:
+        return await self._doors.unary(self._policy.explain, request, context)
+
+    async def Show(
+        self, request: policy_pb2.ShowPolicyRequest, context: Context[Any, Any]
+    ) -> policy_pb2.PolicyRules:
+        return await self._doors.unary(self._policy.show, request, context)
+
+
 class Jobs(jobs_pb2_grpc.JobsServicer):
     def __init__(self, jobs: NodeJobs, doors: Doors) -> None:
         self._jobs = jobs
@@ -262,7 +283,7 @@ class Jobs(jobs_pb2_grpc.JobsServicer):
 
 @asynccontextmanager
 async def serving(
-    api: Api, jobs: NodeJobs, audit: AuditApi, doors: Doors, socket_path: str
+    api: Api, jobs: NodeJobs, audit: AuditApi, policy: PolicyApi, doors: Doors, socket_path: str
 ) -> AsyncIterator[None]:
     """A gRPC server on the inner socket, with health and reflection, as long as the block runs."""
     server = grpc.aio.server(options=OPTIONS)
@@ -272,11 +293,9 @@ async def serving(
     node_pb2_grpc.add_NodeServicer_to_server(Node(api, doors), server)
     jobs_pb2_grpc.add_JobsServicer_to_server(Jobs(jobs, doors), server)
     audit_pb2_grpc.add_AuditServicer_to_server(Audit(audit, doors), server)
-    names = [
-        *(f"gpushare.v1.{service}" for service in ("Leases", "Gpus", "Projects", "Node", "Jobs", "Audit")),
-        health.SERVICE_NAME,
-        reflection.SERVICE_NAME,
-    ]
+    policy_pb2_grpc.add_PolicyServicer_to_server(Policy(policy, doors), server)
+    ours = [f"gpushare.v1.{service}" for service in SERVICES]
+    names = [*ours, health.SERVICE_NAME, reflection.SERVICE_NAME]
     checker = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checker, server)
     for name in ("", *names):

@@ -18,6 +18,8 @@ from gpushared.gate.policy.schema import Json, Version, version_of
 from gpushared.serving.jsonapi import Unary
 
 UID_DIGITS = 10
+MAX_CREATE_BYTES = 190 * 1024
+"""What fits into a call in JSON; whoever has more is told the same over gRPC, and holds nobody up."""
 
 
 class PolicyApi:
@@ -36,6 +38,8 @@ class PolicyApi:
         self, message: policy_pb2.ExplainPolicyRequest, caller: Caller
     ) -> policy_pb2.PolicyExplanation:
         """Field by field; nothing is created."""
+        if len(message.create_body) > MAX_CREATE_BYTES:
+            raise RequestError(f"the create body is longer than {MAX_CREATE_BYTES} bytes")
         version = _version(message.api_version)
         caller = await _named(message.user, caller) if message.user else caller
         found = await self._gate.explainer.explain(message.create_body, version, caller)

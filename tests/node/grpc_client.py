@@ -19,6 +19,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from gpushared.api.v1 import (
+    audit_pb2,
+    audit_pb2_grpc,
     gpus_pb2,
     gpus_pb2_grpc,
     jobs_pb2,
@@ -27,6 +29,8 @@ from gpushared.api.v1 import (
     leases_pb2_grpc,
     node_pb2,
     node_pb2_grpc,
+    policy_pb2,
+    policy_pb2_grpc,
 )
 from gpushared.serving.doors import HINT_METADATA
 from tests.bed import parts
@@ -38,6 +42,8 @@ STUBS = {
     "Gpus": gpus_pb2_grpc.GpusStub,
     "Node": node_pb2_grpc.NodeStub,
     "Jobs": jobs_pb2_grpc.JobsStub,
+    "Audit": audit_pb2_grpc.AuditStub,
+    "Policy": policy_pb2_grpc.PolicyStub,
 }
 REQUESTS = {
     "Leases/Request": leases_pb2.LeaseRequest,
@@ -68,6 +74,9 @@ REQUESTS = {
     "Jobs/Nodes": jobs_pb2.NodesRequest,
     "Jobs/Watch": jobs_pb2.JobRef,
     "Jobs/Logs": jobs_pb2.LogsRequest,
+    "Audit/List": audit_pb2.ListAuditRequest,
+    "Policy/Explain": policy_pb2.ExplainPolicyRequest,
+    "Policy/Show": policy_pb2.ShowPolicyRequest,
 }
 STREAMS = {"Jobs/Watch", "Jobs/Logs"}
 """Their answers are told as ``items``."""

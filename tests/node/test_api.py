@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from gpushared.gate.limits import UserLimits
+from gpushared.node.grpcapi import SERVICES
 from tests.node.conftest import NewDaemon
 from tests.node.daemon import GPUSHARED, DaemonProcess, Json, Refused, acting_as, connected, wait_until
 from tests.node.grpc_client import ask
@@ -65,7 +66,7 @@ def test_health_and_reflection_answer_unmodified_clients(lone_daemon: DaemonProc
         lone_daemon.socket, [("health", {}), ("health", {"service": "gpushare.v1.Leases"}), ("services", {})]
     )
     assert (whole, leases) == ({"status": 1}, {"status": 1})
-    ours = {f"gpushare.v1.{name}" for name in ("Leases", "Gpus", "Node")}
+    ours = {f"gpushare.v1.{name}" for name in SERVICES}
     assert ours <= set(services["names"])
 
 

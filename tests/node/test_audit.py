@@ -64,6 +64,18 @@ def test_what_administrators_do_leaves_a_line_and_so_does_who_may_not(
     assert all(line["executable"] for line in lines(lone_daemon))
 
 
+def test_programs_are_told_the_same_lines_over_grpc(lone_daemon: DaemonProcess) -> None:
+    for uid in (0, ALICE):
+        lone_daemon.post("/swarm", b"", uid=uid)
+    for uid in (0, ALICE):
+        by_grpc, refused = ask(
+            lone_daemon.socket, [("Audit/List", {"limit": 5}), ("Audit/List", {"limit": -1})], uid=uid
+        )
+        assert by_grpc == lone_daemon.call("Audit/List", {"limit": 5}, uid=uid)
+        assert len(by_grpc["lines"]) == (2 if uid == 0 else 1)
+        assert refused["code"] == "invalid_argument"
+
+
 def test_a_lease_leaves_a_line_where_another_s_is_stopped(lone_daemon: DaemonProcess) -> None:
     own, other = lone_daemon.request("0.25", uid=ALICE), lone_daemon.request("0.25", uid=ALICE)
     lone_daemon.call("Leases/Stop", {"lease_id": own["id"]}, uid=ALICE)

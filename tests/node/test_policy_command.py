@@ -11,6 +11,7 @@ import pytest
 
 from tests.node.conftest import NewDaemon
 from tests.node.daemon import DaemonProcess, Json, Refused
+from tests.node.grpc_client import ask
 
 ALICE = pwd.getpwnam("games").pw_uid
 BOB = pwd.getpwnam("mail").pw_uid
@@ -100,6 +101,33 @@ def test_a_field_that_nobody_knows_is_refused_for_the_trusted_too(daemon: Daemon
         (finding,) = explain(daemon, {"HostConfig": {"Brand": 1}}, uid=uid)["findings"]
         assert finding["verdict"] == "refused"
         assert "the engine at its own socket" in finding["hint"]
+
+
+def test_programs_are_told_the_same_over_grpc(daemon: DaemonProcess) -> None:
+    """Verdicts, rules, errors and hints; no body may be longer than a call in JSON can be."""
+    privileged = b64encode(b'{"Image": "x", "HostConfig": {"Privileged": true, "Init": true}}').decode()
+    calls: list[tuple[str, Json]] = [
+        ("Policy/Show", {}),
+        ("Policy/Explain", {"create_body": privileged}),
+        ("Policy/Explain", {"create_body": privileged, "api_version": "1.41"}),
+        ("Policy/Explain", {"create_body": privileged, "api_version": "new"}),
+        ("Policy/Explain", {"create_body": privileged, "user": "root"}),
+        ("Policy/Explain", {"create_body": b64encode(b" " * (190 * 1024 - 2) + b"{}").decode()}),
+    ]
+    for uid in (0, ALICE):
+        for call, by_grpc in zip(calls, ask(daemon.socket, calls, uid=uid), strict=True):
+            assert by_grpc == answered(daemon, *call, uid=uid), call
+    longer = {"create_body": b64encode(b" " * 190 * 1024 + b"{}").decode()}
+    (refused,) = ask(daemon.socket, [("Policy/Explain", longer)])
+    assert (refused["code"], "longer than" in refused["message"]) == ("invalid_argument", True)
+
+
+def answered(daemon: DaemonProcess, call: str, message: Json, *, uid: int) -> Json:
+    """By JSON, with an error as gRPC's clients of these tests tell it."""
+    try:
+        return daemon.call(call, message, uid=uid)
+    except Refused as refused:
+        return {"code": refused.code, "message": refused.message, "hint": refused.hint}
 
 
 def test_who_is_not_trusted_asks_for_nobody_else(daemon: DaemonProcess) -> None:
