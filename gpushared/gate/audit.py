@@ -33,7 +33,6 @@ _CHANGES_NOTHING = re.compile(r"/auth|/containers/[^/]+/(wait|resize)|/exec/[^/]
 """Posts that only look, wait, or tell a terminal's size."""
 _REFUSALS = frozenset({Code.INVALID_ARGUMENT, Code.PERMISSION_DENIED, Code.RESOURCE_EXHAUSTED})
 """What makes a line of a request that would have changed nothing. The rest says how things are."""
-BROKEN = "not-http"
 GONE = "the client went away before there was an answer"
 
 
@@ -83,7 +82,7 @@ class Recording:
     def broken(self, error: RefusedRequestError) -> None:
         """The request breaks a bound of HTTP."""
         error.recorded = True
-        self._write(error.status, BROKEN, error.message)
+        self._write(error.status, error.code, error.message)
 
     def gone(self) -> None:
         """There will be no answer."""
@@ -141,7 +140,7 @@ def line_of_refusal(refusal: Refusal, caller: Caller, origin: Origin) -> AuditLi
         method=bounded(refusal.method.decode("ascii", "backslashreplace"), MAX_NAME),
         endpoint=bounded(_written_path(refusal.target), MAX_ENDPOINT),
         status=refusal.status,
-        code=BROKEN,
+        code=refusal.code,
         text=bounded(refusal.message, MAX_TEXT),
     )
 

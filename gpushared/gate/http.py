@@ -24,7 +24,15 @@ from gpushared.domain.request import Caller
 from gpushared.gate.answers import connect_error, docker_error, http_status
 from gpushared.gate.ends import READ_BYTES, Stream, hung_up, linger
 from gpushared.gate.limits import Share, Shares
-from gpushared.gate.refusals import NOT_HTTP, Refusal, RefusedRequestError, check_framing, forget
+from gpushared.gate.refusals import (
+    NOT_HTTP,
+    Broken,
+    Refusal,
+    RefusedRequestError,
+    broken_by_parser,
+    check_framing,
+    forget,
+)
 
 WATCH_AFTER_SECONDS = 0.05
 """Most answers are ready sooner; watching for the client's end costs more than they do."""
@@ -264,12 +272,13 @@ class _Connection:
             await self._dispatch(routes, request)
         except h11.RemoteProtocolError as error:
             # What the parser says quotes what it was sent, which may be a secret.
-            self._tell(routes, request, error.error_status_hint, NOT_HTTP)
-            await self._refuse(request, error.error_status_hint, f"{NOT_HTTP}: {error}")
+            status = error.error_status_hint
+            self._tell(routes, request, status, broken_by_parser(status), NOT_HTTP)
+            await self._refuse(request, status, f"{NOT_HTTP}: {error}")
             return False
         except RefusedRequestError as error:
             if not error.recorded:
-                self._tell(routes, request, error.status, error.message)
+                self._tell(routes, request, error.status, error.code, error.message)
             await self._refuse(request, error.status, error.message)
             return False
         finally:
@@ -290,7 +299,7 @@ class _Connection:
                 try:
                     await stack.enter_async_context(self.share.request())
                 except LimitReached as error:
-                    self._tell(routes, request, http_status(error), error.message)
+                    self._tell(routes, request, http_status(error), error.code, error.message)
                     raise
                 await routes.docker(exchange)
         except GpushareError as error:
@@ -311,13 +320,15 @@ class _Connection:
                 reply = await routes.json(call)
         except GpushareError as error:
             if isinstance(error, LimitReached):
-                self._tell(routes, request, http_status(error), error.message)
+                self._tell(routes, request, http_status(error), error.code, error.message)
             reply = WebReply(http_status(error), connect_error(error.code, str(error)))
         await exchange.respond(reply.status, reply.body, content_type=reply.content_type)
 
-    def _tell(self, routes: Routes, request: h11.Request | None, status: int, message: str) -> None:
+    def _tell(
+        self, routes: Routes, request: h11.Request | None, status: int, code: str, message: str
+    ) -> None:
         method, target = (request.method, request.target) if request else (b"", b"")
-        routes.refused(Refusal(method, target, status, message), self.caller, self.origin)
+        routes.refused(Refusal(method, target, status, message, code), self.caller, self.origin)
 
     async def _refuse(self, request: h11.Request | None, status: int, message: str) -> None:
         """Answer what cannot be understood, where that is still possible; the connection ends after it."""
@@ -345,7 +356,9 @@ class _Connection:
         # h11 bounds only heads that arrive in pieces.
         size = sum(len(name) + len(value) + 4 for name, value in request.headers) + len(request.target)
         if size > self._limits.head_bytes:
-            raise RefusedRequestError(431, f"the head is longer than {self._limits.head_bytes} bytes")
+            raise RefusedRequestError(
+                Broken.HEAD_TOO_LONG, f"the head is longer than {self._limits.head_bytes} bytes"
+            )
 
     # --- what the client sends ---
 
@@ -358,7 +371,7 @@ class _Connection:
                 await self.share.turn()
                 event = await self._event()
         except TimeoutError:
-            raise RefusedRequestError(408, "the head of the request took too long") from None
+            raise RefusedRequestError(Broken.HEAD_TOO_SLOW, "the head of the request took too long") from None
         if isinstance(event, h11.ConnectionClosed):
             return None
         assert isinstance(event, h11.Request)
@@ -415,9 +428,11 @@ class _Connection:
                     pieces.append(data)
                     size += len(data)
                     if size > limit_bytes:
-                        raise RefusedRequestError(413, f"the body is longer than {limit_bytes} bytes")
+                        raise RefusedRequestError(
+                            Broken.BODY_TOO_LONG, f"the body is longer than {limit_bytes} bytes"
+                        )
         except TimeoutError:
-            raise RefusedRequestError(408, "the body took too long") from None
+            raise RefusedRequestError(Broken.BODY_TOO_SLOW, "the body took too long") from None
         return b"".join(pieces)
 
     async def _end_of_request(self) -> None:

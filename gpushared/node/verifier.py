@@ -44,6 +44,8 @@ KEPT_SECONDS = 3600.0
 """How long it is said of a container that it was ended."""
 SAID = 3
 """So many are named in a trouble; the others are counted."""
+MISMATCH = "mismatch"
+"""What the audit calls it."""
 _UP = frozenset({ContainerStatus.RUNNING, ContainerStatus.PAUSED})
 
 Tell = Callable[[int, str, str, str, str], None]
@@ -224,7 +226,7 @@ class Verifier:
         user = str(case.expected.uid)
         text = f"container {seen.name} (uid {user}) {what}" + ("; it was ended" if ends else "")
         self._say(case, text)
-        self._tell(case.expected.uid, user, "mismatch", seen.id, text)
+        self._tell(case.expected.uid, user, MISMATCH, seen.id, text)
         log.warning("mismatch container=%s ends=%s text=%r", seen.id[:12], ends, text)
         lease = self._loop.state.of_container(seen.id)
         if lease is not None:

@@ -6,9 +6,12 @@ import re
 from pathlib import Path
 from typing import get_args
 
+from gpushared.domain.errors import Code
 from gpushared.domain.lease import Outcome
 from gpushared.domain.placement import Reason
+from gpushared.gate.refusals import Broken
 from gpushared.node.pool_jobs import POOL_AWAY
+from gpushared.node.verifier import MISMATCH
 from gpushared.pool.job_whys import JobReason
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "reasons.md").read_text(encoding="utf-8")
@@ -24,10 +27,16 @@ def test_each_reason_says_what_to_do() -> None:
 
 
 def test_exactly_the_outcomes_that_exist_are_explained() -> None:
-    rows = re.findall(r"^\| `(\w+)", PAGE.partition("# Outcomes")[2], re.MULTILINE)
+    section = PAGE.partition("# Outcomes")[2].partition("# The audit")[0]
+    rows = re.findall(r"^\| `(\w+)", section, re.MULTILINE)
     assert {row.replace("_", "") for row in rows} == {one.__name__.lower() for one in get_args(Outcome)}
 
 
 def test_exactly_the_reasons_of_jobs_are_explained() -> None:
     rows = re.findall(r"^\| `(\w+)`", PAGE.partition("# Jobs")[2].partition("# Outcomes")[0], re.MULTILINE)
     assert set(rows) == {*JobReason, POOL_AWAY}
+
+
+def test_exactly_the_codes_of_refusals_in_the_audit_are_explained() -> None:
+    rows = re.findall(r"^\| `([\w-]+)`", PAGE.partition("# The audit")[2], re.MULTILINE)
+    assert set(rows) == {*Broken, *Code, MISMATCH}

@@ -16,6 +16,7 @@ from gpushared.domain.request import Caller
 from gpushared.gate.gate import Gate
 from gpushared.gate.http import Limits, Routes
 from gpushared.gate.limits import Shares, UserLimits
+from gpushared.gate.refusals import Broken
 from tests.gate.desks import FakeDesk
 from tests.gate.docker import Docker
 from tests.gate.serving import ALICE, BOB, ROOT, Served, answer_json, ask, raw_client, request, serving
@@ -105,7 +106,7 @@ async def gates(engine: str, *callers: Caller) -> AsyncIterator[Gates]:
     gate = Gate(engine, FakeDesk(), audit=made.lines.append)
     routes = Routes(json=answer_json, docker=gate.handle, refused=gate.refused)
     async with asyncio.TaskGroup(), serving(routes, ROOT) as root, serving(routes, ALICE) as alice:
-        async with serving(routes, BOB, Limits(head_seconds=0.2, head_bytes=4096)) as bob:
+        async with serving(routes, BOB, Limits(head_seconds=0.2, head_bytes=4096, body_seconds=0.2)) as bob:
             made.served = {ROOT: root, ALICE: alice, BOB: bob}
             yield made
         await gate.close()
@@ -177,29 +178,71 @@ async def test_a_refusal_leaves_one_line_with_its_sentence(away: Gates, name: st
 
 
 BROKEN = {
-    "no HTTP": (b"\x00\x01\x02\r\n\r\n", 400, ""),
+    "no HTTP": (b"\x00\x01\x02\r\n\r\n", 400, "", "not-http"),
     "two lengths": (
         b"POST /build HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
         400,
         "",
+        "not-http",
     ),
     "a length and chunks": (
         b"POST /build HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
         400,
         "/build",
+        "framing",
     ),
-    "a head without end": (b"GET /info?token=hunter2 HTTP/1.1\r\nX: " + b"y" * 10_000, 431, ""),
-    "a head that is slow": (b"GET /info HTTP/1.1\r\n", 408, ""),
+    "a coding that nobody knows": (
+        b"POST /build HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n",
+        501,
+        "",
+        "framing",
+    ),
+    "an older HTTP with chunks": (
+        b"POST /build HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n",
+        400,
+        "/build",
+        "framing",
+    ),
+    "a newer HTTP": (b"GET /info HTTP/1.2\r\nHost: x\r\n\r\n", 505, "/info", "http-version"),
+    "a head without end": (
+        b"GET /info?token=hunter2 HTTP/1.1\r\nX: " + b"y" * 10_000,
+        431,
+        "",
+        "head-too-long",
+    ),
+    "a head whose end comes too late": (
+        b"GET /info HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 5000 + b"\r\n\r\n",
+        431,
+        "/info",
+        "head-too-long",
+    ),
+    "a head that is slow": (b"GET /info HTTP/1.1\r\n", 408, "", "head-too-slow"),
+    "a body that is too long": (
+        b"POST /volumes/create HTTP/1.1\r\nHost: x\r\nContent-Length: 1100000\r\n\r\n" + b" " * 1_100_000,
+        413,
+        "/volumes/create",
+        "body-too-long",
+    ),
+    "a body that is slow": (
+        b"POST /volumes/create HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{",
+        408,
+        "/volumes/create",
+        "body-too-slow",
+    ),
 }
 
 
+def test_each_way_to_be_no_proper_request_is_tried() -> None:
+    assert {code for *_, code in BROKEN.values()} == set(Broken)
+
+
 @pytest.mark.parametrize("name", BROKEN)
-async def test_what_is_no_proper_request_leaves_one_line(away: Gates, name: str) -> None:
-    sent, status, endpoint = BROKEN[name]
+async def test_what_is_no_proper_request_leaves_one_line_that_says_why(away: Gates, name: str) -> None:
+    sent, status, endpoint, code = BROKEN[name]
     answer = await ask(away.served[BOB], sent)
     line = away.line()
-    assert (answer.status, line.status, line.code, line.uid) == (status, status, "not-http", BOB.uid)
-    assert line.endpoint in {endpoint, "/build"}
+    assert (answer.status, line.status, line.code, line.uid) == (status, status, code, BOB.uid)
+    assert line.endpoint == endpoint
     assert "hunter2" not in repr(line)
 
 
@@ -332,8 +375,8 @@ async def test_a_request_beyond_what_one_user_may_have_at_once_leaves_a_line() -
     async with serving(routes, ALICE) as served:
         for target in ("/info", "/gpushare.v1.Gpus/List"):
             assert (await ask(served, request("POST", target))).status == 429
-    assert [(line.endpoint, line.status, line.uid) for line in lines] == [
-        ("/info", 429, ALICE.uid),
-        ("/gpushare.v1.Gpus/List", 429, ALICE.uid),
+    assert [(line.endpoint, line.status, line.code, line.uid) for line in lines] == [
+        ("/info", 429, "resource_exhausted", ALICE.uid),
+        ("/gpushare.v1.Gpus/List", 429, "resource_exhausted", ALICE.uid),
     ]
     await gate.close()

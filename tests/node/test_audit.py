@@ -236,5 +236,5 @@ def test_who_has_too_many_connections_leaves_a_line_too(lone_daemon: DaemonProce
             stack.enter_context(connected(lone_daemon.socket, ALICE))
         assert lone_daemon.post("/swarm", b"", uid=ALICE)[0] == 429
     line = lines(lone_daemon)[0]
-    assert (line["uid"], line["status"], line["code"]) == (str(ALICE), 429, "not-http")
+    assert (line["uid"], line["status"], line["code"]) == (str(ALICE), 429, "resource_exhausted")
     assert "connections" in line["text"]

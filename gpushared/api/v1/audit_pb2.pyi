@@ -135,7 +135,9 @@ class AuditLine(_message.Message):
     status: _builtins.int
     """Of the answer; 0 = there was none."""
     code: _builtins.str
-    """Where the daemon refused: invalid_argument, permission_denied...; not-http for what is no proper request."""
+    """Where the daemon refused: invalid_argument, permission_denied...; not-http, framing... for what is no proper
+    request (docs/reference/reasons.md).
+    """
     text: _builtins.str
     """The refusal's sentence."""
     more: _builtins.int
