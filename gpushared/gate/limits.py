@@ -60,16 +60,28 @@ class Share:
 
     @contextmanager
     def connection(self) -> Iterator[None]:
-        if self._connections >= self.limits.connections:
+        self.add_connection()
+        try:
+            yield
+        finally:
+            self.drop_connection()
+
+    def add_connection(self) -> None:
+        """So that it counts until ``drop_connection``."""
+        if self.crowded:
             raise LimitReached(
                 f"you have {self.limits.connections} connections to the daemon already",
                 hint="close some: each waiting client holds one",
             )
         self._connections += 1
-        try:
-            yield
-        finally:
-            self._connections -= 1
+
+    def drop_connection(self) -> None:
+        self._connections -= 1
+
+    @property
+    def crowded(self) -> bool:
+        """Whether there is no room for another connection."""
+        return self._connections >= self.limits.connections
 
     @contextmanager
     def create(self) -> Iterator[None]:

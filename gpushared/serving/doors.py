@@ -12,7 +12,7 @@ from gpushared.audit.line import Origin
 from gpushared.domain.errors import Code, GpushareError, PermissionRefused
 from gpushared.domain.request import Caller
 from gpushared.gate.limits import Shares
-from gpushared.serving.call_audit import CallAudit
+from gpushared.serving.call_audit import Asker, CallAudit
 from gpushared.serving.identity import Identities, Peer
 
 HINT_METADATA = "gpushare-hint-bin"
@@ -84,6 +84,12 @@ class Doors:
         _, peer = self._behind(context)
         return await self._identities.caller(peer)
 
+    async def asker_of(self, context: Context[Any, Any]) -> Asker:
+        """The same for the audit, with the process and its program."""
+        origin, peer = self._behind(context)
+        caller = await self._identities.caller(peer)
+        return Asker(caller.uid, caller.name, origin)
+
     def _behind(self, context: Context[Any, Any]) -> tuple[Origin, Peer]:
         match = _PEER.fullmatch(context.peer())
         if match is None or f"/{self._secret}/" not in context.peer():
@@ -99,7 +105,7 @@ class Doors:
     ) -> _Answered:
         try:
             origin, peer = self._behind(context)
-            async with self._shares.of(peer.uid).request():
+            async with self._shares.of(self._identities.counted_as(peer.uid)).request():
                 return await self._audit.make(call, message, await self._identities.caller(peer), origin)
         except GpushareError as error:
             await abort(context, error)

@@ -14,17 +14,21 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import lru_cache, partial
+from http import HTTPStatus
 from pathlib import Path
 
 from gpushared.audit.line import Origin
-from gpushared.domain.errors import ConfigError, LimitReached
+from gpushared.domain.errors import ConfigError, GpushareError, LimitReached, PermissionRefused
+from gpushared.domain.request import Caller
 from gpushared.gate.answers import http_status
 from gpushared.gate.ends import linger
 from gpushared.gate.http import Routes, serve_http
 from gpushared.gate.limits import Share
 from gpushared.gate.refusals import Refusal
+from gpushared.serving.acceptor import BACKLOG, Acceptor
 from gpushared.serving.doors import peer_name
 from gpushared.serving.identity import Identities, Peer, origin_of, peer_of
 
@@ -35,7 +39,8 @@ HTTP2 = b"PRI"
 FIRST_BYTES_SECONDS = 30.0
 COPY_BYTES = 64 * 1024
 NUMBER_BITS = 63
-BACKLOG = 1024
+HEARD_AT_ONCE = 64
+"""Connections beyond users' bounds of which each is told so in peace; those beyond hear it in passing."""
 
 
 class Front:
@@ -50,44 +55,106 @@ class Front:
         """The processes behind the connections that are passed on to gRPC, by their numbers."""
         # asyncio keeps only weak references to the tasks of connections.
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unserved: set[socket.socket] = set()
+        """Of tasks that have not begun, and may never where they are cancelled."""
+        self._turned_away = 0
 
     @asynccontextmanager
     async def serving(self, listener: socket.socket) -> AsyncIterator[None]:
         """Accept connections as long as the block runs."""
-        server = await asyncio.start_unix_server(self._accepted, sock=listener, backlog=BACKLOG)
+        looking = asyncio.create_task(self._identities.subordinates.keep())
+        self._tasks.add(looking)
         try:
-            yield
+            with Acceptor(listener, self._arrived).running():
+                yield
         finally:
-            server.close()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            for sock in self._unserved:
+                sock.close()
 
-    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(self._converse(reader, writer))
+    def _arrived(self, sock: socket.socket) -> None:
+        """Nothing here waits: with a flood of connections it is all that is done for most of them."""
+        try:
+            peer = peer_of(sock)
+        except OSError as error:
+            log.debug("connection lost: %s", error)
+            sock.close()
+            return
+        share = self._share_of(peer)
+        try:
+            share.add_connection()
+        except LimitReached as error:
+            if self._turned_away >= HEARD_AT_ONCE:
+                _brush_off(sock, error)
+                return
+            self._turned_away += 1
+            self._begin(self._turn_away(sock, peer, error), sock, self._has_turned_away)
+        else:
+            self._begin(self._converse(sock, peer, share), sock, share.drop_connection)
+
+    def _has_turned_away(self) -> None:
+        self._turned_away -= 1
+
+    def _begin(
+        self, work: Coroutine[None, None, None], sock: socket.socket, over: Callable[[], None]
+    ) -> None:
+        self._unserved.add(sock)
+        task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._finished)
+        task.add_done_callback(partial(self._finished, over))
 
-    def _finished(self, task: asyncio.Task[None]) -> None:
+    def _finished(self, over: Callable[[], None], task: asyncio.Task[None]) -> None:
+        """Here and not in the task, of which nothing runs where it is cancelled before it began."""
         self._tasks.discard(task)
+        over()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a connection failed", exc_info=error)
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _taken(self, sock: socket.socket) -> socket.socket:
+        """From here on whoever calls this owns it, and not the front."""
+        self._unserved.discard(sock)
+        return sock
+
+    async def _turn_away(self, sock: socket.socket, peer: Peer, error: GpushareError) -> None:
         try:
-            sock = writer.get_extra_info("socket")
-            peer = peer_of(sock)
-            with self._routes.shares.of(peer.uid).connection():
+            reader, writer = await asyncio.open_unix_connection(sock=self._taken(sock))
+            await self._refuse(reader, writer, peer, error)
+            writer.close()
+        except OSError as lost:
+            log.debug("connection lost: %s", lost)
+
+    async def _converse(self, sock: socket.socket, peer: Peer, share: Share) -> None:
+        try:
+            await share.turn()
+            reader, writer = await asyncio.open_unix_connection(sock=self._taken(sock))
+            try:
                 await self._serve(reader, writer, peer, origin_of(sock, peer))
-        except LimitReached as error:
-            refusal = Refusal(b"", b"", http_status(error), error.message)
-            self._routes.refused(refusal, await self._identities.caller(peer), Origin(peer.pid))
-            writer.write(_too_many(error))  # HTTP/2 has no word for it: there the connection just ends
-            await linger(reader, writer)
+            except PermissionRefused as error:
+                await self._refuse(reader, writer, peer, error)
+            finally:
+                writer.close()
         except OSError as error:
             log.debug("connection lost: %s", error)
-        finally:
-            writer.close()
+
+    async def _refuse(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        peer: Peer,
+        error: GpushareError,
+    ) -> None:
+        refusal = Refusal(b"", b"", http_status(error), error.message, error.code)
+        self._routes.refused(refusal, await self._named(peer), Origin(peer.pid))
+        writer.write(_answer(error))  # HTTP/2 has no word for it: there the connection just ends
+        await linger(reader, writer)
+
+    async def _named(self, peer: Peer) -> Caller:
+        try:
+            return await self._identities.caller(peer)
+        except PermissionRefused:
+            return Caller(peer.uid, peer.gid, str(peer.uid))
 
     async def _serve(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: Peer, origin: Origin
@@ -103,12 +170,15 @@ class Front:
             self.origins[number] = origin
             try:
                 inner = await self._connect_as(peer, number)
-                await self._splice(reader, writer, inner, prefix, self._routes.shares.of(peer.uid))
+                await self._splice(reader, writer, inner, prefix, self._share_of(peer))
             finally:
                 del self.origins[number]
         else:
             caller = await self._identities.caller(peer)
             await serve_http(reader, writer, caller, self._routes, prefix=prefix, origin=origin)
+
+    def _share_of(self, peer: Peer) -> Share:
+        return self._routes.shares.of(self._identities.counted_as(peer.uid))
 
     async def _splice(
         self,
@@ -145,12 +215,22 @@ class Front:
         return sock
 
 
-def _too_many(error: LimitReached) -> bytes:
-    """The answer to a client of whom nothing was read; both kinds of clients understand it."""
-    words = {"code": error.code, "message": error.message, "details": [{"hint": error.hint}]}
-    body = json.dumps(words).encode()
-    head = b"HTTP/1.1 429 Too Many Requests\r\nConnection: close\r\nContent-Type: application/json\r\n"
-    return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+def _answer(error: GpushareError) -> bytes:
+    """The answer to a client of whom no request was read; both kinds of clients understand it."""
+    return _written(HTTPStatus(http_status(error)), error.code, error.message, error.hint)
+
+
+@lru_cache(maxsize=8)
+def _written(status: HTTPStatus, code: str, message: str, hint: str) -> bytes:
+    body = json.dumps({"code": code, "message": message, "details": [{"hint": hint}]}).encode()
+    head = f"HTTP/1.1 {status} {status.phrase}\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def _brush_off(sock: socket.socket, error: GpushareError) -> None:
+    """Without waiting for what the client may be writing."""
+    with contextlib.suppress(OSError), sock:
+        sock.send(_answer(error))
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, share: Share) -> None:

@@ -16,17 +16,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpushared.audit.line import Origin, bounded
+from gpushared.domain.errors import PermissionRefused
 from gpushared.domain.request import Caller
 from gpushared.gate.accounts import ask_names
+from gpushared.serving.subordinate import SubordinateIds
 
-_UCRED = struct.Struct("3i")
-"""``struct ucred`` of unix(7): pid, uid, gid."""
+_UCRED = struct.Struct("i2I")
+"""``struct ucred`` of unix(7): pid, uid, gid; half of all ids would be below zero as signed numbers."""
 
 SO_PEERPIDFD = 77
 """asm-generic/socket.h; Python has no name for it."""
 MAX_EXECUTABLE = 256
 NAME_SERVICE_SECONDS = 3.0
 REMEMBER_SECONDS = 60.0
+MAX_REMEMBERED = 4096
+"""A process may have any of thousands of groups (subgid(5)); past this all are asked for anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +104,34 @@ def _was_there(peer: Peer, at: float) -> bool:
 class Identities:
     """Names and groups of users, remembered for a minute, because name services may be slow or away."""
 
-    def __init__(self, trusted_groups: Collection[str]) -> None:
+    def __init__(self, trusted_groups: Collection[str], subordinates: SubordinateIds | None = None) -> None:
         self.trusted_groups = frozenset(trusted_groups)
+        self.subordinates = subordinates or SubordinateIds()
         self._known: dict[tuple[int, int], tuple[float, Caller]] = {}
+        self._accounts: set[int] = set()
+        """Ids in somebody's range that are accounts' of their own."""
 
     async def caller(self, peer: Peer) -> Caller:
-        """The caller behind a peer; a user without a name goes by the number and is not trusted."""
+        """The caller behind a peer; a user without a name goes by the number and is not trusted.
+
+        Raises ``PermissionRefused`` where the id is another user's in a user namespace, and no account's.
+        """
         if peer.uid == 0:
             # Nothing could make root anybody else, and root must get in while the name services hang.
             return Caller(0, peer.gid, "root", trusted=True)
+        caller = await self._asked(peer)
+        if found := self.subordinates.range_of(peer.uid):
+            if caller.name == str(peer.uid):
+                raise _subordinate(peer.uid, found.owner_words)
+            self._accounts.add(peer.uid)
+        return caller
+
+    def counted_as(self, uid: int) -> int:
+        """By which number to count what a user has: all ids of a range that are no accounts are one."""
+        found = self.subordinates.range_of(uid)
+        return uid if found is None or uid in self._accounts else found.first
+
+    async def _asked(self, peer: Peer) -> Caller:
         key = (peer.uid, peer.gid)
         remembered = self._known.get(key)
         if remembered is not None and time.monotonic() - remembered[0] < REMEMBER_SECONDS:
@@ -118,12 +141,21 @@ class Identities:
                 caller = await ask_names(look_up, peer.uid, peer.gid, self.trusted_groups)
         except TimeoutError:
             return Caller(peer.uid, peer.gid, str(peer.uid))
+        if len(self._known) >= MAX_REMEMBERED:
+            self._known.clear()
         self._known[key] = (time.monotonic(), caller)
         return caller
 
     def forget(self) -> None:
         """Look everybody up anew, because groups may have changed."""
         self._known.clear()
+        self._accounts.clear()
+
+
+def _subordinate(uid: int, owner: str) -> PermissionRefused:
+    return PermissionRefused(
+        f"uid {uid} is a subordinate id of {owner}", hint=f"connect as {owner}, outside of user namespaces"
+    )
 
 
 def look_up(uid: int, gid: int, trusted_groups: Collection[str]) -> Caller:
