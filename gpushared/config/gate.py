@@ -152,6 +152,7 @@ _SYSCTL = Text(
     ),
 )
 _DEVICE = Text("a device below `/dev`, with `*` for some letters; no GPU, disk or memory", may_be_passed)
+_PATH_OR_EMPTY = Text("an absolute path, or empty", lambda text: not text or is_absolute(text))
 _IMAGE = Text(
     "an image's name such as `nvcr.io/nvidia/*`, with `*` for any letters",
     lambda text: re.fullmatch(r"[a-z0-9*][A-Za-z0-9_.:/*-]*", text) is not None,
@@ -166,6 +167,12 @@ class GateConfig:
         ("docker",),
         Words(_GROUP),
         "Members are trusted, as root is: nothing is judged, they see and manage everybody's containers.",
+    )
+    subordinate_ids: str = setting(
+        "/etc/subuid",
+        _PATH_OR_EMPTY,
+        "File with the ranges of ids that users have in user namespaces (subuid(5)). Who connects by one of "
+        "them is refused and told whose it is, unless it is an account's own; empty: every id is a user.",
     )
     preset: PolicyPreset = setting(  # noqa: RUF009 - makes a field
         PolicyPreset.LAB,

@@ -63,6 +63,7 @@ from gpushared.serving.front import Front, listen
 from gpushared.serving.identity import Identities
 from gpushared.serving.jsonapi import JsonApi, Unary
 from gpushared.serving.process import until_one_ends
+from gpushared.serving.subordinate import SubordinateIds
 from gpushared.serving.systemd import Notifier, feed_watchdog, is_socket_activated, passed_socket
 from gpushared.serving.troubles import Troubles
 
@@ -112,7 +113,8 @@ class Daemon:
         self._troubles = Troubles()
         self._promises = Promises(self._troubles)
         self._enrolment = open_enrolment(config, self._troubles)
-        self._identities = Identities(config.gate.trusted_groups)
+        subordinates = SubordinateIds(_path(config.gate.subordinate_ids))
+        self._identities = Identities(config.gate.trusted_groups, subordinates)
         self._shares = Shares(limits_of(config))
         self._runtime_dir = Path(config.node.runtime_dir)
         self._audit = AuditLog(parts.audit, self._troubles, config.audit)
@@ -471,6 +473,7 @@ class Daemon:
             return  # it is still starting, with what it then finds here
         self._loop.take_rules(rules_of(config))
         self._identities.trusted_groups = frozenset(config.gate.trusted_groups)
+        self._identities.subordinates.path = _path(config.gate.subordinate_ids)
         self._identities.forget()
         self._gate.policy = policy_of(config)
         self._shares.limits = limits_of(config)
@@ -495,6 +498,10 @@ class Daemon:
         await self._audit.close()
         await self._parts.journal.close()
         await keep(self._parts.clock, self._troubles)
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None
 
 
 async def _end_creates(gate: Gate) -> None:
