@@ -11,8 +11,8 @@ from gpushared.domain.errors import RequestError
 from gpushared.domain.request import Request
 
 MAX_REQUEST_ID = 128
-LATEST_SECONDS = 2.0**40
-"""Far beyond any calendar; what is later is a mistake."""
+LATEST_SECONDS = 2.0**35
+"""In the year 3058; what is later is a mistake, and from 10000 on no calendar can write it."""
 
 
 def read_lease_request(message: leases_pb2.LeaseRequest, presets: Mapping[str, Ask]) -> Request:

@@ -20,7 +20,7 @@ from gpushared.domain.lease import Grant, Lease, LeaseId, Reserved
 from gpushared.domain.policy.passes import Holder
 from gpushared.domain.policy.projects import Policy, Project, Quota
 from gpushared.domain.policy.roll import Roll
-from gpushared.domain.policy.usage import BUCKET_MS, Interval, Running, Usage
+from gpushared.domain.policy.usage import BUCKET_MS, KEPT_HALF_LIVES, Interval, Running, Usage
 from gpushared.domain.request import LeaseClass, Request
 from tests.property.queue_world import request_of
 from tests.unit.jobs.pool_world import ADA, BOB, GIB, HALF, RULES, WHOLE, Pool, exited, held
@@ -134,11 +134,11 @@ INTERVALS = st.lists(
 )
 
 
-@given(begun=INTERVALS, ended=st.sets(st.integers(0, 19)), now=st.floats(0, 10 * HOUR))
+@given(begun=INTERVALS, ended=st.sets(st.integers(0, 19)), now=st.floats(0, 40 * HOUR))
 def test_what_runs_counts_as_the_intervals_of_those_that_have_not_ended(
     begun: list[Interval], ended: set[int], now: float
 ) -> None:
-    """Also where the clock was set back, and some began later than it is now."""
+    """Also where the clock was set back, and some began later than it is now, or too long ago to count."""
     running = Running()
     for one in begun:
         running.begin(one.project, one.permille, one.start)
@@ -147,6 +147,17 @@ def test_what_runs_counts_as_the_intervals_of_those_that_have_not_ended(
             running.end(begun[number].project, begun[number].permille, begun[number].start)
     left = [one._replace(end=now) for number, one in enumerate(begun) if number not in ended]
     assert Usage(HOUR).decayed(now, running) == Usage(HOUR).record(left).decayed(now)
+
+
+def test_what_runs_for_a_thousand_years_takes_no_more_than_what_counts() -> None:
+    """A forecast asks for such a day where somebody wants to begin then; the node is one thread."""
+    running = Running()
+    running.begin("lab", 1000, 0.0)
+    now, kept = 1000 * 365 * 24 * HOUR, 24 * KEPT_HALF_LIVES
+    first = int(now / HOUR) - kept
+    assert len(running.books(now, first)["lab"]) == kept + 1
+    day = Usage(24 * HOUR)
+    assert day.decayed(now, running)["lab"] == day.decayed(now + 24 * HOUR, running)["lab"]
 
 
 # --- a whole pool --------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ class Usage:
 
     def prune(self, now: float) -> Usage:
         """The books without what is too old to count."""
-        first = round(now * 1000) // BUCKET_MS - round(KEPT_HALF_LIVES * self._half_life_buckets)
+        first = self._first(now)
         kept = {
             project: {at: used for at, used in buckets.items() if at >= first}
             for project, buckets in self.books.items()
@@ -61,18 +61,23 @@ class Usage:
 
     def decayed(self, now: float, running: Running | Iterable[Interval] = ()) -> dict[str, float]:
         """Decayed GPU-seconds of each project at ``now``; ``running``: intervals not yet ended."""
-        at = round(now * 1000) // BUCKET_MS
-        books = (running if isinstance(running, Running) else _running(running)).books(now)
+        at, first = round(now * 1000) // BUCKET_MS, self._first(now)
+        books = (running if isinstance(running, Running) else _running(running)).books(now, first)
         for project, buckets in self.books.items():
             mine = books.setdefault(project, {})
             for bucket, used in buckets.items():
-                mine[bucket] = mine.get(bucket, 0) + used
+                if bucket >= first:
+                    mine[bucket] = mine.get(bucket, 0) + used
         weight = [0.5 ** (age / self._half_life_buckets) for age in range(_oldest(books, at) + 1)]
         return {
             project: sum(used * weight[max(0, at - bucket)] for bucket, used in sorted(buckets.items()))
             / PERMILLE_MS_PER_GPU_SECOND
             for project, buckets in books.items()
         }
+
+    def _first(self, now: float) -> int:
+        """The oldest bucket that counts. A forecast may ask for a day that is a lifetime away."""
+        return round(now * 1000) // BUCKET_MS - round(KEPT_HALF_LIVES * self._half_life_buckets)
 
     def total(self, project: str) -> float:
         """GPU-seconds in the books of a project, undecayed."""
@@ -130,13 +135,18 @@ class Running:
             if not buckets:
                 del self._begun[project]
 
-    def books(self, now: float) -> dict[str, dict[int, int]]:
-        """What recording it all up to now would give, without walking through each one's buckets."""
+    def books(self, now: float, first: int = 0) -> dict[str, dict[int, int]]:
+        """What recording it all up to now would give, without walking through each one's buckets.
+
+        Only from the bucket ``first`` on.
+        """
         now_ms = round(now * 1000)
         books: dict[str, dict[int, int]] = {}
         for project, buckets in self._begun.items():
             mine = books[project] = {
-                bucket: begun.used(min(now_ms, (bucket + 1) * BUCKET_MS)) for bucket, begun in buckets.items()
+                bucket: begun.used(min(now_ms, (bucket + 1) * BUCKET_MS))
+                for bucket, begun in buckets.items()
+                if bucket >= first
             }
             joins = {
                 bucket + 1: begun.permille
@@ -144,7 +154,7 @@ class Running:
                 if bucket < now_ms // BUCKET_MS
             }
             if joins:
-                _carry_on(mine, joins, now_ms)
+                _carry_on(mine, joins, first, now_ms)
         return books
 
 
@@ -160,10 +170,10 @@ def _oldest(books: Books, at: int) -> int:
     return max([0, *(at - min(buckets) for buckets in books.values() if buckets)])
 
 
-def _carry_on(buckets: dict[int, int], joins: dict[int, int], now_ms: int) -> None:
+def _carry_on(buckets: dict[int, int], joins: dict[int, int], first: int, now_ms: int) -> None:
     """Add what is held all through each bucket by those that joined at its beginning or before."""
-    held = 0
-    for bucket in range(min(joins), now_ms // BUCKET_MS + 1):
+    held = sum(permille for bucket, permille in joins.items() if bucket < first)
+    for bucket in range(max(first, min(joins)), now_ms // BUCKET_MS + 1):
         held += joins.get(bucket, 0)
         until = min(now_ms, (bucket + 1) * BUCKET_MS)
         buckets[bucket] = buckets.get(bucket, 0) + held * (until - bucket * BUCKET_MS)
