@@ -14,7 +14,7 @@ WINDOW_SECONDS = 60.0
 MAX_FOLDS = 1000
 """Kinds of lines that are counted at once; a user of many uids (user namespaces) may have many."""
 MAX_BUCKETS = 4096
-METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE"})
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "CALL", "ORDER"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,8 @@ class _Bucket:
         return self.left + (now - self.at) * self.rate.per_second >= self.rate.burst
 
 
-_Key = tuple[int, str, str, int]
+_User = tuple[int, str]
+_Key = tuple[_User, str, str, int]
 
 
 @dataclass(slots=True)
@@ -63,7 +64,7 @@ class Folding:
 
     def __init__(self, now: float) -> None:
         self._all = _Bucket(ALL, ALL.burst, now)
-        self._buckets: dict[tuple[int, bool], _Bucket] = {}
+        self._buckets: dict[tuple[_User, bool], _Bucket] = {}
         self._folds: dict[_Key, _Fold] = {}
         self.lost = 0
         """Lines of which not even the number was told."""
@@ -73,7 +74,7 @@ class Folding:
         if self._bucket(line, now).take(now) and self._all.take(now):
             return True
         method = line.method if line.method in METHODS else ""
-        key = (line.uid, method, line.code, line.status)
+        key = ((line.uid, line.user), method, line.code, line.status)
         if (fold := self._folds.get(key)) is not None:
             fold.newest = line
             fold.count += 1
@@ -91,7 +92,7 @@ class Folding:
                 yield replace(fold.newest, more=fold.newest.more + fold.count - 1)
 
     def _bucket(self, line: AuditLine, now: float) -> _Bucket:
-        key = (line.uid, line.refused)
+        key = ((line.uid, line.user), line.refused)
         if (bucket := self._buckets.get(key)) is None:
             if len(self._buckets) >= MAX_BUCKETS:
                 self._buckets = {k: one for k, one in self._buckets.items() if not one.is_full(now)}

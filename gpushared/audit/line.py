@@ -23,6 +23,8 @@ class Origin:
 
 
 UNKNOWN = Origin()
+NOBODY_HERE = -1
+"""The uid of somebody who has none on this machine: a person of a pool, a node, an address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,9 @@ class AuditLine:
     at: float
     """Epoch seconds."""
     uid: int
+    """-1 for whoever has none here."""
     user: str
+    """A name here; of a pool ``ada@ws1``, ``node ws1``, or the address of whoever is not known."""
     origin: Origin
     method: str
     endpoint: str
@@ -43,7 +47,7 @@ class AuditLine:
     container: str = ""
     """Its full id."""
     name: str = ""
-    """What the request named: a container, image, network, volume, lease or GPU."""
+    """What the request named: a container, image, network, volume, lease, GPU, job, node, person or token."""
     digest: str = ""
     """SHA-256 of the body as it went on, or as it was read where it was refused; empty without one."""
     status: int = 0

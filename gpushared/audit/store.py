@@ -28,6 +28,10 @@ _FULLEST = "SELECT uid FROM line GROUP BY uid ORDER BY count(*) DESC, uid LIMIT 
 _PRUNE_UID = (
     "DELETE FROM line WHERE number IN (SELECT number FROM line WHERE uid = ? ORDER BY number LIMIT ?)"
 )
+# Who has no uid here is told apart by name; the table has no index for it, and hardly ever has many of them.
+_FULLEST_USER = "SELECT user FROM line WHERE uid = ? GROUP BY user ORDER BY count(*) DESC, user LIMIT 1"
+_PRUNE_USER = """DELETE FROM line WHERE number IN
+    (SELECT number FROM line WHERE uid = ? AND user = ? ORDER BY number LIMIT ?)"""
 _PRUNE_OLD = "DELETE FROM line WHERE number IN (SELECT number FROM line WHERE at < ? ORDER BY at LIMIT ?)"
 
 Numbered = tuple[int, AuditLine]
@@ -102,7 +106,12 @@ def _prune(db: sqlite3.Connection, keep: Keep, now: float) -> None:
     (count,) = db.execute("SELECT count(*) FROM line").fetchone()
     if count > keep.rows:
         (uid,) = db.execute(_FULLEST).fetchone()
-        db.execute(_PRUNE_UID, (uid, min(PRUNE_STEP, count - keep.rows)))
+        rows = min(PRUNE_STEP, count - keep.rows)
+        if uid >= 0:
+            db.execute(_PRUNE_UID, (uid, rows))
+            return
+        (user,) = db.execute(_FULLEST_USER, (uid,)).fetchone()
+        db.execute(_PRUNE_USER, (uid, user, rows))
 
 
 def _conditions(wanted: Search) -> tuple[str, list[object]]:
@@ -110,8 +119,8 @@ def _conditions(wanted: Search) -> tuple[str, list[object]]:
     if wanted.uid is not None:
         chosen.append(("uid = ?", (wanted.uid,)))
     if wanted.user:
-        number = int(wanted.user) if wanted.user.isascii() and wanted.user.isdigit() else -1
-        chosen.append(("(user = ? OR uid = ?)", (wanted.user, min(number, 2**63 - 1))))
+        number = int(wanted.user) if wanted.user.isascii() and wanted.user.isdigit() else None
+        chosen.append(("(user = ? OR uid = ?)", (wanted.user, number and min(number, 2**63 - 1))))
     if wanted.since is not None:
         chosen.append(("at >= ?", (wanted.since,)))
     if wanted.refused:

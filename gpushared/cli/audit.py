@@ -18,6 +18,7 @@ from gpushared.cli.moment import read_past
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client
 from gpushared.client.audit_messages import AuditLine, AuditPage
+from gpushared.client.pool import pool_socket
 from gpushared.domain.errors import RequestError
 
 LIMIT = 50
@@ -25,6 +26,8 @@ MAX_LIMIT = 100_000
 PAGE = 1000
 FOLLOW_SECONDS = 1.0
 _CALL_WIDTH = 32
+_OWN = frozenset({"FOUND", "LOST"})
+"""What the daemon tells by itself, and nobody was answered."""
 _LONG_ID = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
 
 
@@ -33,7 +36,7 @@ def _row(line: AuditLine, now: float) -> Row:
         "time": _when(line.at, now),
         "user": line.user,
         "call": _shortened(_call(line)),
-        "status": str(line.status or "gone"),
+        "status": str(line.status or ("-" if line.method in _OWN else "gone")),
         "said": _said(line),
         "code": line.code,
         "uid": str(line.uid),
@@ -132,12 +135,18 @@ def _screen(lines: Sequence[AuditLine], page: AuditPage) -> Screen:
 
 
 def fetch(client: Client, options: Options) -> Screen:
-    return _screen(*_newest(client, _asked(options), _limit(options)))
+    return _screen(*_newest(_asked_of(client, options), _asked(options), _limit(options)))
+
+
+def _asked_of(client: Client, options: Options) -> Client:
+    """The daemon of this node, or the pool's coordinator on this machine."""
+    return Client(f"unix://{pool_socket()}") if options.value("pool") else client
 
 
 def _followed(client: Client, options: Options) -> Iterator[Screen]:
     """What there is, then what comes, without end."""
     asked = _asked(options)
+    client = _asked_of(client, options)
     lines, first = _newest(client, asked, _limit(options))
     newest = first.newest
     yield _screen(lines, first)
@@ -161,6 +170,7 @@ Examples:
   gpushare audit --refused --since 2h
   gpushare audit --container trainer -o wide
   gpushare audit --user alice --follow
+  gpushare audit --pool --refused
   gpushare audit --since 2026-11-20 --limit 10000 --json
 """,
     schema="gpushare.audit/1",
@@ -186,6 +196,7 @@ Examples:
         Own(("--since",), "Only from then on: 2h (ago), 22:00, 2026-11-20.", "TIME"),
         Own(("--refused",), "Only what was refused."),
         Own(("--container",), "Only about this container, by name or id, or image, lease, GPU.", "NAME"),
+        Own(("--pool",), "Those of the pool's coordinator, on its machine, for its administrators."),
         Own(("--limit",), f"How many lines at most.  [default: {LIMIT}]", "N"),
     ),
 )

@@ -10,7 +10,7 @@ from gpushared.config.kinds import Whole
 
 @dataclass(frozen=True, slots=True)
 class AuditConfig:
-    """Who changed what through the Docker endpoint, and who was refused what: `gpushare audit`."""
+    """Who changed what, and who was refused what: `gpushare audit`."""
 
     keep_days: int = setting(90, Whole(1, 3650), "Lines that are older are forgotten.")
     max_rows: int = setting(

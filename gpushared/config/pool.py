@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpushared.config.audit import AuditConfig
 from gpushared.config.fields import HOUR_SECONDS, setting
 from gpushared.config.idle import IdleConfig, IdleQuietConfig
 from gpushared.config.kinds import Choice, FileMode, Number, Seconds, Text, Whole, Words, is_absolute
@@ -210,6 +211,7 @@ class CoordinatorConfig:
     classes_infer: InferConfig = field(default_factory=InferConfig)
     quotas: PoolQuotasConfig = field(default_factory=PoolQuotasConfig)
     placement: PoolPlacementConfig = field(default_factory=PoolPlacementConfig)
+    audit: AuditConfig = field(default_factory=AuditConfig)
     log: LogConfig = field(default_factory=LogConfig)
     projects: Mapping[str, ProjectConfig] = field(default_factory=dict)
     users: Mapping[str, UserConfig] = field(default_factory=dict)
@@ -227,6 +229,7 @@ POOL = Schema(
         "classes.infer": InferConfig,
         "quotas": PoolQuotasConfig,
         "placement": PoolPlacementConfig,
+        "audit": AuditConfig,
         "log": LogConfig,
     },
     tables={PROJECTS: ProjectConfig, USERS: UserConfig, PRESETS: Preset},

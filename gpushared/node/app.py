@@ -30,8 +30,6 @@ from gpushared.node import grpcapi
 from gpushared.node.allowance import Kept, NodeAllowance, load_kept
 from gpushared.node.api import Api
 from gpushared.node.attendance import Attendance
-from gpushared.node.audit_api import AuditApi
-from gpushared.node.audit_log import AuditLog
 from gpushared.node.configured import limits_of, policy_of, rules_of
 from gpushared.node.desk import NodeDesk
 from gpushared.node.examination import Examination
@@ -56,6 +54,8 @@ from gpushared.ports import (
     ContainerStatus,
     JournalSnapshot,
 )
+from gpushared.serving.audit_api import AuditApi
+from gpushared.serving.audit_log import AuditLog
 from gpushared.serving.call_audit import CallAudit
 from gpushared.serving.clock import boot_id, boottime, keep, keep_always
 from gpushared.serving.doors import Doors
@@ -469,6 +469,7 @@ class Daemon:
         """Take over what can change at run time: rules, presets, the gate's policy, trusted groups."""
         self._config = config
         self._audit.config = config.audit
+        self._audit.told_of_reload()
         if self._gate is None:
             return  # it is still starting, with what it then finds here
         self._loop.take_rules(rules_of(config))
@@ -481,8 +482,11 @@ class Daemon:
         self._pool.link.reload()
         self._set_presets()
         self._told = ""  # the next tick says again what is served, after what is said about this
-        self._audit.told_of_reload()
         log.info("configuration reloaded")
+
+    def not_reloaded(self, error: GpushareError) -> None:
+        """The old configuration stays."""
+        self._audit.told_of_reload(error)
 
     def _set_presets(self) -> None:
         presets = {name: preset.ask for name, preset in self._config.presets.items()}

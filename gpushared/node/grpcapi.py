@@ -28,9 +28,9 @@ from gpushared.api.v1 import (
 )
 from gpushared.domain.errors import GpushareError
 from gpushared.node.api import Api, is_over
-from gpushared.node.audit_api import AuditApi
 from gpushared.node.jobs import NodeJobs
 from gpushared.node.policy_api import PolicyApi
+from gpushared.serving.audit_api import AuditApi
 from gpushared.serving.doors import OPTIONS, Context, Doors, abort
 
 SERVICES = ("Leases", "Gpus", "Projects", "Node", "Jobs", "Audit", "Policy")

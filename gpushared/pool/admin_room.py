@@ -24,7 +24,7 @@ def admin_services(coordinator: Coordinator) -> Sequence[Service]:
         pool=coordinator.trust.pool,
         drained=coordinator.link.tell_drain,
     )
-    join = JoinService(coordinator.trust, coordinator.nodes_port)
+    join = JoinService(coordinator.trust, coordinator.nodes_port, audit=coordinator.of_calls)
     return (
         unary_service(
             pool_pb2.DESCRIPTOR.services_by_name["PoolAdmin"],

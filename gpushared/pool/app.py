@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gpushared.audit.sqlite import SqliteAudit
 from gpushared.config.pool import CoordinatorConfig
 from gpushared.domain.errors import ConfigError, GpushareError, NotFound, Unavailable
 from gpushared.domain.jobs.member import Member
@@ -19,6 +20,7 @@ from gpushared.domain.jobs.model import NodeName
 from gpushared.gate.http import Exchange, Routes, WebReply, WebRequest
 from gpushared.pool.admin import phase_of
 from gpushared.pool.admin_room import admin_services
+from gpushared.pool.audit_room import audit_services
 from gpushared.pool.garbage import keep_aside, no_collection
 from gpushared.pool.high_water import HighWater, read_high_water, write_high_water
 from gpushared.pool.identities import AdminIdentities
@@ -38,6 +40,8 @@ from gpushared.pool.store import Store
 from gpushared.pool.trust.people import people_of
 from gpushared.pool.trust.trust import CA_FOLDER, Trust
 from gpushared.ports import Clock
+from gpushared.serving.audit_log import AuditLog
+from gpushared.serving.call_audit import CallAudit
 from gpushared.serving.clock import CLOCK_NAME, SteadyClock, keep, keep_always
 from gpushared.serving.doors import Doors
 from gpushared.serving.front import Front, listen
@@ -49,13 +53,14 @@ from gpushared.serving.troubles import Troubles
 log = logging.getLogger(__name__)
 
 STORE_NAME = "pool.db"
+AUDIT_NAME = "audit.db"
 MARK_NAME = "high-water.json"
 SOCKET_NAME = "gpushared-pool.sock"
 INNER_SOCKET = "inner/grpc.sock"
 TICK_SECONDS = 1.0
 MARK_SECONDS = 5.0
 PRUNE_SECONDS = 300.0
-ROOMS: tuple[Room, ...] = (admin_services, link_services, jobs_services)
+ROOMS: tuple[Room, ...] = (admin_services, audit_services, link_services, jobs_services)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +69,18 @@ class PoolParts:
 
     store: Store
     clock: Clock
+    audit: SqliteAudit
     now: Callable[[], float] = time.time
 
 
 def real_pool_parts(config: CoordinatorConfig) -> PoolParts:
     """The parts as configured."""
     folder = Path(config.coordinator.state_dir)
-    return PoolParts(SqliteStore(folder / STORE_NAME), SteadyClock(folder / CLOCK_NAME))
+    return PoolParts(
+        SqliteStore(folder / STORE_NAME),
+        SteadyClock(folder / CLOCK_NAME),
+        SqliteAudit(folder / AUDIT_NAME),
+    )
 
 
 class PoolDaemon:
@@ -95,6 +105,8 @@ class PoolDaemon:
         self._mark_path = Path(config.coordinator.state_dir) / CA_FOLDER / MARK_NAME
         self._loop: PoolLoop | None = None
         self._marked = HighWater()
+        self._audit = AuditLog(parts.audit, self._troubles, config.audit)
+        self._of_calls = CallAudit(self._audit.take)
         self._json = JsonApi({})
         self._told = ""
         self.users_port = 0
@@ -113,12 +125,19 @@ class PoolDaemon:
         if self._loop is not None:
             self._loop.take_rules(pool_rules_of(config))
         self._told = ""  # the next tick says again what is served, after what is said about this
+        self._audit.config = config.audit
+        self._audit.told_of_reload()
         log.info("configuration reloaded")
+
+    def not_reloaded(self, error: GpushareError) -> None:
+        """The old configuration stays."""
+        self._audit.told_of_reload(error)
 
     async def run(self) -> None:
         """From the store to the last connection. Raises ConfigError where it cannot begin, Deposed."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._parts.store.close)
+            stack.push_async_callback(self._audit.close)
             watchdog = asyncio.create_task(feed_watchdog(self._notifier))
             stack.callback(watchdog.cancel)
             await keep(self._parts.clock, self._troubles)
@@ -146,6 +165,7 @@ class PoolDaemon:
             hosts=(socket.gethostname(),),
             enrolled=self._enrolled,
             doors=doors,
+            audit=self._of_calls,
         )
         name = self._config.coordinator.name
         if name and name != trust.pool:
@@ -199,6 +219,7 @@ class PoolDaemon:
             JobOrigins(lambda: loop.state, views.job),
             beat=self._beat,
             troubles=self._troubles,
+            audit=self._of_calls,
         )
         loop.subscribe(link.perform)
         loop.on_new_epoch(link.renew)
@@ -211,6 +232,8 @@ class PoolDaemon:
             trust=trust,
             link=link,
             troubles=self._troubles,
+            audit=self._audit,
+            of_calls=self._of_calls,
             nodes_port=lambda: self.nodes_port,
         )
 
@@ -244,7 +267,8 @@ class PoolDaemon:
         inner = self._runtime_dir / INNER_SOCKET
         inner.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         inner.parent.chmod(0o700)
-        self._json = JsonApi({path: call for service in services for path, call in service.calls.items()})
+        calls = {path: call for service in services for path, call in service.calls.items()}
+        self._json = JsonApi(calls, self._of_calls)
         server = Server(Door.LOCAL, f"unix:{inner}", None)
         await stack.enter_async_context(server.serving(services))
         await stack.enter_async_context(front.serving(listener))
@@ -266,6 +290,7 @@ class PoolDaemon:
             self._prune(loop),
             keep_always(self._parts.clock, self._troubles),
             keep_aside(),
+            self._audit.run(),
             loop.ended(),
             self._stop.wait(),
         )

@@ -22,7 +22,7 @@ from gpushared.pool.trust.token_records import Scope
 from gpushared.pool.tunnel_frames import from_wire, to_wire
 from gpushared.pool.tunnels import Tunnels
 from gpushared.pool.unary_service import Handler, unary_service
-from gpushared.serving.doors import Context, abort
+from gpushared.serving.doors import Context
 
 _JOBS = jobs_pb2.DESCRIPTOR.services_by_name["Jobs"]
 _FOR_TUNNELS = (Scope.SUBMIT, Scope.READ, Scope.LOGS, Scope.CANCEL)
@@ -120,7 +120,7 @@ class _Room:
     async def _watch(
         self, message: jobs_pb2.JobRef, context: Context[Any, Any]
     ) -> AsyncIterator[jobs_pb2.Job]:
-        async for view in self._callers.stream(self._watched, message, context):
+        async for view in self._callers.stream(self._watched, message, context, "Jobs/Watch"):
             yield view
 
     async def _watched(self, message: jobs_pb2.JobRef, caller: PoolCaller) -> AsyncIterator[jobs_pb2.Job]:
@@ -131,7 +131,7 @@ class _Room:
     async def _logs(
         self, message: jobs_pb2.LogsRequest, context: Context[Any, Any]
     ) -> AsyncIterator[jobs_pb2.LogChunk]:
-        async for chunk in self._callers.stream(self._written, message, context):
+        async for chunk in self._callers.stream(self._written, message, context, "Jobs/Logs"):
             yield chunk
 
     async def _written(
@@ -144,6 +144,8 @@ class _Room:
 
     async def _tunnel(self, _: object, context: Context[Any, Any]) -> None:
         """Written to and read from by hand, because both ways end by themselves."""
+        caller: PoolCaller | None = None
+        first: object = None
         try:
             first = await context.read()
             if not isinstance(first, jobs_pb2.TunnelChunk):
@@ -155,7 +157,8 @@ class _Room:
             with self._callers.watching(caller) as gone:
                 await unless(gone, self._streams.tunnel(job, first, caller.owner, context))
         except GpushareError as error:
-            await abort(context, error)
+            asked = first if isinstance(first, jobs_pb2.TunnelChunk) else None
+            await self._callers.refuse("Jobs/Tunnel", asked, caller, context, error)
 
 
 def _for(scope: Scope, call: Callable[[_Asked, Owner], Awaitable[_Answered]]) -> Handler:

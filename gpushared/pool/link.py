@@ -16,6 +16,7 @@ from typing import Protocol
 import grpc
 
 from gpushared.api.v1 import link_pb2, link_pb2_grpc
+from gpushared.audit.line import NOBODY_HERE
 from gpushared.domain.errors import (
     GpushareError,
     LimitReached,
@@ -40,7 +41,9 @@ from gpushared.domain.units import shown
 from gpushared.pool import soundness, wire
 from gpushared.pool.hellos import HelloRead, Hellos
 from gpushared.pool.stream import Context, Guard, Machine, NodeStream, Origins, refuse, usual_beat
+from gpushared.pool.trust.rates import host_of
 from gpushared.pool.tunnel_frames import Data
+from gpushared.serving.call_audit import Asker, CallAudit
 from gpushared.serving.doors import abort
 from gpushared.serving.troubles import Troubles
 
@@ -72,6 +75,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         *,
         troubles: Troubles | None = None,
         hellos: Hellos | None = None,
+        audit: CallAudit | None = None,
     ) -> None:
         """``beat``: how many seconds are between the beats of each of so many nodes."""
         self.tunnels = tunnels
@@ -84,6 +88,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         self._refused: dict[str, str] = {}
         self._troubles = troubles or Troubles()
         self.hellos = hellos or Hellos()
+        self._audit = audit or CallAudit()
         self._closed = False
 
     # --- what the coordinator says ---------------------------------------------------------------------
@@ -272,7 +277,9 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         return replace(report, spec=replace(report.spec, owner=owner))
 
     def _stream(self, node: NodeName, hello: link_pb2.Hello) -> NodeStream:
-        return NodeStream(node, hello, self._machine, self._guard, self._origins, self._beat_seconds)
+        return NodeStream(
+            node, hello, self._machine, self._guard, self._origins, self._beat_seconds, self._audit
+        )
 
     async def _serve(self, stream: NodeStream, context: Context) -> None:
         try:
@@ -346,10 +353,12 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
                 return
 
     def _tell_of_refusal(self, node: NodeName, error: GpushareError, context: Context) -> None:
-        """Once, until it is another one: nodes come back all the time."""
+        """In the log once, until it is another one: nodes come back all the time."""
         if isinstance(error, ClaimRefused):
             self._troubles.raised(_claim_of(node), str(error))
-        who = node or context.peer().rpartition(":")[0]
+        who, host = node or host_of(context.peer()), host_of(context.peer())
+        asker = Asker(NOBODY_HERE, f"node {node}" if node else host, note=f"from {host}")
+        self._audit.refused("NodeLink/Connect", None, asker, error)
         if self._refused.get(who) != str(error):
             log.warning("node=%s from=%s refused: %s", node or "?", context.peer(), error)
         if who in self._refused or len(self._refused) < MAX_REFUSED_KEPT:

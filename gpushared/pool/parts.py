@@ -13,6 +13,8 @@ from gpushared.pool.link import LinkService
 from gpushared.pool.loop import PoolLoop
 from gpushared.pool.store import Store
 from gpushared.pool.trust.trust import Trust
+from gpushared.serving.audit_log import AuditLog
+from gpushared.serving.call_audit import CallAudit
 from gpushared.serving.jsonapi import Unary
 from gpushared.serving.troubles import Troubles
 
@@ -48,6 +50,9 @@ class Coordinator:
     trust: Trust
     link: LinkService
     troubles: Troubles
+    audit: AuditLog
+    of_calls: CallAudit
+    """Where calls are told of that the audit is to know."""
     nodes_port: Callable[[], int]
 
 

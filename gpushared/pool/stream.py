@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import grpc
 
 from gpushared.api.v1 import link_pb2
+from gpushared.audit.line import NOBODY_HERE
 from gpushared.domain.errors import (
     GpushareError,
     LimitReached,
@@ -27,6 +28,7 @@ from gpushared.domain.jobs.silence import beat_seconds
 from gpushared.domain.units import shown
 from gpushared.pool import soundness, wire
 from gpushared.pool.mailbox import Mailbox
+from gpushared.serving.call_audit import Asker, CallAudit
 
 log = logging.getLogger(__name__)
 
@@ -131,8 +133,10 @@ class NodeStream:
         guard: Guard,
         origins: Origins,
         beat: Callable[[int], float] = usual_beat,
+        audit: CallAudit | None = None,
     ) -> None:
         self.node = node
+        self._audit = audit or CallAudit()
         self.capabilities = frozenset(hello.capabilities)
         self.mailbox: Mailbox[link_pb2.Down] = Mailbox(MAX_WAITING)
         self._machine = machine
@@ -300,6 +304,7 @@ class NodeStream:
         try:
             await self._deliver(self._submitted(job, asked))
         except GpushareError as error:
+            self._audit.refused("Jobs/Submit", asked, self._asker(None), error)
             self._acknowledge(job, error, cancel=False)
         else:
             self._acknowledge(job, None, cancel=False)
@@ -314,16 +319,23 @@ class NodeStream:
         return JobSubmitted(job, ours, held=asked.held, priority=asked.priority, old=asked.old)
 
     async def _cancel(self, asked: link_pb2.OutboxCancel) -> None:
-        job = JobId(asked.job_id)
+        job, owner = JobId(asked.job_id), None
         try:
             grace = min(max(0, asked.grace_seconds), MAX_GRACE_SECONDS)
             digest = wire.cancel_digest(job, asked.grace_seconds)
             owner = self._guard.owner_of(self.node, asked.assertion, digest)
             await self._deliver(CancelAsked(job, owner, grace))
         except GpushareError as error:
+            self._audit.refused("Jobs/Cancel", asked, self._asker(owner), error)
             self._acknowledge(job, error, cancel=True)
         else:
+            self._audit.done("Jobs/Cancel", asked, self._asker(owner))
             self._acknowledge(job, None, cancel=True)
+
+    def _asker(self, owner: Owner | None) -> Asker:
+        """None: nobody for whom the node may speak."""
+        user = f"node {self.node}" if owner is None else owner.principal
+        return Asker(NOBODY_HERE, user, note=f"by node {self.node}")
 
     def _acknowledge(self, job: JobId, error: GpushareError | None, *, cancel: bool) -> None:
         ack = link_pb2.OutboxAck(job_id=job, cancel=cancel)

@@ -25,7 +25,10 @@ def unary_service(
 ) -> Service:
     """``handlers`` by the names of the calls; those that have none are answered ``unimplemented``."""
     methods = {name: descriptor.methods_by_name[name] for name in handlers}
-    served = {name: _served(methods[name], handler, callers) for name, handler in handlers.items()}
+    served = {
+        name: _served(f"{descriptor.name}/{name}", methods[name], handler, callers)
+        for name, handler in handlers.items()
+    }
     generic = grpc.method_handlers_generic_handler(descriptor.full_name, served)
     return Service(
         name=descriptor.full_name,
@@ -40,9 +43,11 @@ def unary_service(
     )
 
 
-def _served(method: MethodDescriptor, handler: Handler, callers: Callers) -> grpc.RpcMethodHandler[Any, Any]:
+def _served(
+    name: str, method: MethodDescriptor, handler: Handler, callers: Callers
+) -> grpc.RpcMethodHandler[Any, Any]:
     async def call(message: Message, context: Context[Any, Any]) -> Message:
-        return await callers.unary(handler, message, context)
+        return await callers.unary(handler, message, context, name)
 
     return grpc.unary_unary_rpc_method_handler(
         call,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from gpushared.audit.line import MAX_NAME, MAX_TEXT, AuditLine, Origin, Sink, bounded, ignore
+from gpushared.audit.line import MAX_NAME, MAX_TEXT, UNKNOWN, AuditLine, Origin, Sink, bounded, ignore
 from gpushared.domain.errors import GpushareError, LimitReached, PermissionRefused
 from gpushared.domain.request import Caller
 from gpushared.gate.answers import http_status
@@ -23,10 +24,16 @@ ALWAYS = frozenset(
         "Gpus/Undrain",
         "Jobs/Cancel",
         "Jobs/Hold",
+        "Join/Renew",
+        "Join/Sign",
         "Node/Join",
         "Node/Leave",
+        "PoolAdmin/CreateApiToken",
+        "PoolAdmin/CreateJoinToken",
         "PoolAdmin/DrainNode",
         "PoolAdmin/ForgetNode",
+        "PoolAdmin/RevokeToken",
+        "PoolAdmin/RotateCa",
         "Projects/Set",
     }
 )
@@ -35,11 +42,23 @@ ON_LEASES = frozenset(
     for name in ("Extend", "Hold", "Pause", "Preempt", "Release", "Resize", "Resume", "SetPriority", "Stop")
 )
 """Of somebody else's lease."""
-_NAMED_BY = ("lease_id", "job_id", "gpu", "node", "name")
+_MAKES = frozenset({"PoolAdmin/CreateApiToken", "PoolAdmin/CreateJoinToken"})
+"""Their answers say by which id it is known what was made."""
+_NAMED_BY = ("lease_id", "job_id", "gpu", "node", "name", "person", "id")
 """The fields of requests that say what is meant; tokens' secrets are in none of them."""
 
 _Asked = TypeVar("_Asked")
 _Answered = TypeVar("_Answered")
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Who called, for a line. ``note``: by what way, where the rest does not say it."""
+
+    uid: int
+    user: str
+    origin: Origin = UNKNOWN
+    note: str = ""
 
 
 class CallAudit:
@@ -61,33 +80,41 @@ class CallAudit:
         by: Origin,
     ) -> _Answered:
         """Make the call; the line is told before its answer is."""
-        name = self._names.get(call, "")
+        name, who = self._names.get(call, ""), Asker(caller.uid, caller.name, by)
         try:
             answer = await call(message, caller)
         except GpushareError as error:
-            if name in ALWAYS or isinstance(error, PermissionRefused | LimitReached):
-                self._tell(name, message, caller, by, error)
+            self.refused(name, message, who, error)
             raise
-        if name in ALWAYS or (name in ON_LEASES and _owner(answer) != caller.uid):
-            self._tell(name, message, caller, by)
+        self.done(name, message, who, answer)
         return answer
 
+    def done(self, name: str, message: object, who: Asker, answer: object = None) -> None:
+        """The call is answered. ``name`` without the API's."""
+        if name in ALWAYS or (name in ON_LEASES and _owner(answer) != who.uid):
+            self._tell(name, message, who, text=f"made {_id(answer)}" if name in _MAKES else "")
+
+    def refused(self, name: str, message: object, who: Asker, error: GpushareError) -> None:
+        """It is answered with an error."""
+        if name in ALWAYS or isinstance(error, PermissionRefused | LimitReached):
+            self._tell(name, message, who, error, error.message)
+
     def _tell(
-        self, name: str, message: object, caller: Caller, by: Origin, error: GpushareError | None = None
+        self, name: str, message: object, who: Asker, error: GpushareError | None = None, text: str = ""
     ) -> None:
         body = message.SerializeToString(deterministic=True) if isinstance(message, Message) else b""
         line = AuditLine(
             at=time.time(),
-            uid=caller.uid,
-            user=bounded(caller.name, MAX_NAME),
-            origin=by,
+            uid=who.uid,
+            user=bounded(who.user, MAX_NAME),
+            origin=who.origin,
             method=CALL,
             endpoint=name,
             name=bounded(_named(message), MAX_NAME),
             digest=digest_of(body),
             status=OK if error is None else http_status(error),
             code="" if error is None else error.code,
-            text="" if error is None else bounded(error.message, MAX_TEXT),
+            text=bounded("; ".join(part for part in (text, who.note) if part), MAX_TEXT),
         )
         self._sink(line)
 
@@ -101,3 +128,7 @@ def _owner(answer: object) -> int | None:
     lease = getattr(answer, "lease", answer)
     owner = getattr(lease, "owner_uid", None)
     return owner if isinstance(owner, int) else None
+
+
+def _id(answer: object) -> str:
+    return str(getattr(answer, "id", ""))

@@ -32,6 +32,10 @@ class Running(Protocol[ConfigT_contra]):
 
     def reload(self, config: ConfigT_contra, /) -> None: ...
 
+    def not_reloaded(self, error: GpushareError, /) -> None:
+        """It was asked for, and there is an error in it."""
+        ...
+
 
 async def run_with_signals(
     daemon: Running[ConfigT], notifier: Notifier, read_config: Callable[[], ConfigT]
@@ -47,6 +51,7 @@ async def run_with_signals(
         except GpushareError as error:
             status = "configuration not reloaded, the old one stays"
             log.error("%s: %s", status, error)  # noqa: TRY400 - no bug
+            daemon.not_reloaded(error)
         notifier.ready(status)
 
     for number in (signal.SIGTERM, signal.SIGINT):

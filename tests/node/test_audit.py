@@ -89,7 +89,21 @@ def test_looking_leaves_none_and_a_reload_one(lone_daemon: DaemonProcess) -> Non
     assert lines(lone_daemon) == []
     lone_daemon.signal(signal.SIGHUP)
     wait_until(lambda: "configuration reloaded" in lone_daemon.text(), "it is reloaded")
-    assert told(lone_daemon) == [("configuration", "", 0, "")]
+    assert told(lone_daemon) == [("configuration", "", 200, "")]
+
+
+def test_a_reload_that_fails_leaves_a_line_that_says_why(new_daemon: NewDaemon) -> None:
+    daemon = new_daemon(config="[audit]\nkeep_days = 7\n")
+    daemon.start()
+    for told_before, wrong in enumerate(("[audit]\nkeep_days = 0\n", "[audit\n")):
+        (daemon.directory / "config.toml").write_text(wrong)
+        daemon.signal(signal.SIGHUP)
+        wait_until(lambda: len(lines(daemon)) > told_before, "it is told")  # noqa: B023 - called at once
+    assert told(daemon) == [("configuration", "", 400, "invalid_argument")] * 2
+    first, second = (line["text"] for line in lines(daemon))
+    assert "keep_days" in first
+    assert first != second
+    assert all(text.startswith("not reloaded, the old one stays: ") for text in (first, second))
 
 
 def test_each_call_that_is_to_leave_a_line_is_a_call() -> None:

@@ -8,8 +8,9 @@ import signal
 import sys
 from pathlib import Path
 
+from gpushared.audit.sqlite import SqliteAudit
 from gpushared.config.pool import CoordinatorConfig, load_pool
-from gpushared.pool.app import STORE_NAME, PoolDaemon, PoolParts
+from gpushared.pool.app import AUDIT_NAME, STORE_NAME, PoolDaemon, PoolParts
 from gpushared.pool.sqlite_store import SqliteStore
 from gpushared.pool.store import Transaction
 from gpushared.serving.clock import SteadyClock
@@ -51,7 +52,8 @@ def configured(state: Path, runtime: Path) -> CoordinatorConfig:
 async def serve(state: Path, runtime: Path, number: int, *, after: bool) -> None:
     """Until it dies, or is told to end."""
     store = DyingStore(state / STORE_NAME, number, after=after)
-    daemon = PoolDaemon(configured(state, runtime), PoolParts(store, SteadyClock()), Notifier())
+    parts = PoolParts(store, SteadyClock(), SqliteAudit(state / AUDIT_NAME))
+    daemon = PoolDaemon(configured(state, runtime), parts, Notifier())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, daemon.stop)
     await daemon.run()
 

@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc, link_pb2, link_pb2_grpc, pool_pb2, pool_pb2_grpc
+from gpushared.audit.sqlite import SqliteAudit
 from gpushared.config.pool import CoordinatorConfig, load_pool
 from gpushared.domain.errors import ConfigError
 from gpushared.pool.app import SOCKET_NAME, PoolDaemon, PoolParts
@@ -72,7 +73,8 @@ async def served(folder: Path, **flags: str) -> AsyncIterator[House]:
     config = configured(folder, **{name.replace("__", "."): word for name, word in flags.items()})
     authority = Authority.found(folder / CA_FOLDER, "lab", time.time())
     notes = Notes()
-    daemon = PoolDaemon(config, PoolParts(MemoryStore(), ManualClock(time.time())), notes)
+    parts = PoolParts(MemoryStore(), ManualClock(time.time()), SqliteAudit(folder / "audit.db"))
+    daemon = PoolDaemon(config, parts, notes)
     running = asyncio.create_task(daemon.run())
     waiting = asyncio.create_task(notes.served.wait())
     done, _ = await asyncio.wait({running, waiting}, timeout=SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -178,7 +180,8 @@ async def test_a_pool_of_another_name_is_not_served(tmp_path: Path) -> None:
 
 
 async def test_without_an_authority_it_says_how_to_begin(tmp_path: Path) -> None:
-    daemon = PoolDaemon(configured(tmp_path), PoolParts(MemoryStore(), ManualClock(0.0)), Notes())
+    parts = PoolParts(MemoryStore(), ManualClock(0.0), SqliteAudit(tmp_path / "audit.db"))
+    daemon = PoolDaemon(configured(tmp_path), parts, Notes())
     with pytest.raises(ConfigError) as told:
         await daemon.run()
     assert "gpushare pool init NAME" in told.value.hint

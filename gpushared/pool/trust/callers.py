@@ -13,10 +13,11 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from google.protobuf.message import Message
 
+from gpushared.audit.line import NOBODY_HERE
 from gpushared.domain.errors import GpushareError, PermissionRefused
 from gpushared.domain.jobs.model import NodeName, Owner
 from gpushared.domain.request import Caller
@@ -25,9 +26,11 @@ from gpushared.pool.trust.assertions import ASSERTION_METADATA, AssertionCheck, 
 from gpushared.pool.trust.certificates import NodeCertificate, read_node_certificate
 from gpushared.pool.trust.names import split_principal
 from gpushared.pool.trust.people import People
+from gpushared.pool.trust.rates import host_of
 from gpushared.pool.trust.secret_words import read_api_token
 from gpushared.pool.trust.standing import Judge, Standing
 from gpushared.pool.trust.token_records import ApiRecord, Scope
+from gpushared.serving.call_audit import Asker, CallAudit
 from gpushared.serving.doors import Context, Doors, abort
 
 AUTHORIZATION = "authorization"
@@ -88,7 +91,9 @@ class Callers:
         people: Callable[[], People],
         now: Callable[[], float],
         doors: Doors | None = None,
+        audit: CallAudit | None = None,
     ) -> None:
+        self._audit = audit or CallAudit()
         self._pool = pool
         self._standing = standing
         self._tokens = tokens
@@ -197,20 +202,52 @@ class Callers:
         call: Callable[[_Asked, PoolCaller], Awaitable[_Answered]],
         message: _Asked,
         context: Context[Any, Any],
+        name: str = "",
     ) -> _Answered:
-        """A call with its caller; errors of the tree become its gRPC status."""
+        """A call with its caller; errors of the tree become its gRPC status. ``name`` without the API's."""
+        caller: PoolCaller | None = None
         try:
-            return await call(message, await self.caller_of(context, message))
+            caller = await self.caller_of(context, message)
+            answer = await call(message, caller)
         except GpushareError as error:
-            await abort(context, error)
+            await self.refuse(name, message, caller, context, error)
+        self._audit.done(name, message, await self._asker(caller, context), answer)
+        return answer
+
+    async def refuse(
+        self,
+        name: str,
+        message: Message | None,
+        caller: PoolCaller | None,
+        context: Context[Any, Any],
+        error: GpushareError,
+    ) -> NoReturn:
+        """End a call with an error of the tree, of which the audit is told. ``caller`` None: nobody known."""
+        self._audit.refused(name, message, await self._asker(caller, context), error)
+        await abort(context, error)
+
+    async def _asker(self, caller: PoolCaller | None, context: Context[Any, Any]) -> Asker:
+        """Whoever could not say who they are goes by their node or their address."""
+        auth = context.auth_context()
+        if _first(auth, "transport_security_type") != b"ssl":
+            return Asker(NOBODY_HERE, "") if self._doors is None else await self._doors.asker_of(context)
+        host = host_of(context.peer())
+        if _first(auth, "x509_pem_cert"):
+            node = _node_in(auth) or host
+            return Asker(NOBODY_HERE, caller.owner.principal if caller else node, note=f"by {node}")
+        if caller is None:
+            return Asker(NOBODY_HERE, host)
+        return Asker(NOBODY_HERE, caller.owner.principal, note=f"by an API token, from {host}")
 
     async def stream(
         self,
         call: Callable[[_Asked, PoolCaller], AsyncIterator[_Answered]],
         message: _Asked,
         context: Context[Any, Any],
+        name: str = "",
     ) -> AsyncGenerator[_Answered, None]:
         """The same for answers that go on: they end when the caller's token or certificate counts no more."""
+        caller: PoolCaller | None = None
         try:
             caller = await self.caller_of(context, message)
             with self.watching(caller) as gone:
@@ -218,7 +255,7 @@ class Callers:
                     async for answer in answers:
                         yield answer
         except GpushareError as error:
-            await abort(context, error)
+            await self.refuse(name, message, caller, context, error)
 
     def watching(self, caller: PoolCaller) -> AbstractContextManager[asyncio.Future[GpushareError]]:
         """While a stream of theirs is open: the future has the reason as soon as it must be closed."""
@@ -263,6 +300,14 @@ async def until(
 def _first(auth: Mapping[str, Iterable[bytes]], name: str) -> bytes:
     """A property of a connection; empty where it does not have it."""
     return next(iter(auth.get(name, ())), b"")
+
+
+def _node_in(auth: Mapping[str, Iterable[bytes]]) -> str:
+    """``node ws1``, as the connection's certificate says; empty where it is no node's."""
+    try:
+        return f"node {read_node_certificate(_first(auth, 'x509_pem_cert')).node}"
+    except GpushareError:
+        return ""
 
 
 def _metadata(context: Context[Any, Any], name: str) -> str | bytes | None:

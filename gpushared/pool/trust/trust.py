@@ -21,6 +21,7 @@ from gpushared.pool.trust.link_guard import LinkGuard
 from gpushared.pool.trust.people import People
 from gpushared.pool.trust.server_identity import ServerIdentity
 from gpushared.pool.trust.standing import Standing
+from gpushared.serving.call_audit import CallAudit
 from gpushared.serving.doors import Doors
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class Trust:
         hosts: Sequence[str] = (),
         enrolled: Enrolled = nobody_told,
         doors: Doors | None = None,
+        audit: CallAudit | None = None,
         node_seconds: int = NODE_SECONDS,
     ) -> None:
         """Raises ConfigError where there is no authority, or it cannot be read."""
@@ -69,6 +71,7 @@ class Trust:
             people=people,
             now=now,
             doors=doors,
+            audit=audit,
         )
         self.guard = LinkGuard(self.authority, self.ledger, self.standing, self.callers, now)
         self.enlisting = Enlisting(

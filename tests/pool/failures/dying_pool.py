@@ -16,7 +16,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from gpushared.pool.app import STORE_NAME, PoolDaemon, PoolParts
+from gpushared.audit.sqlite import SqliteAudit
+from gpushared.pool.app import AUDIT_NAME, STORE_NAME, PoolDaemon, PoolParts
 from gpushared.pool.main import read_config
 from gpushared.pool.records import ENDED, JOB
 from gpushared.pool.sqlite_store import SqliteStore
@@ -72,8 +73,10 @@ async def serve(notes: Path, config: Path) -> None:
     """Until it dies, or is told to end."""
     settings = read_config(config, {})
     set_up_logging(settings.log)
-    store = DyingStore(Path(settings.coordinator.state_dir) / STORE_NAME, notes)
-    daemon = PoolDaemon(settings, PoolParts(store, SteadyClock()), Notifier())
+    folder = Path(settings.coordinator.state_dir)
+    store = DyingStore(folder / STORE_NAME, notes)
+    parts = PoolParts(store, SteadyClock(), SqliteAudit(folder / AUDIT_NAME))
+    daemon = PoolDaemon(settings, parts, Notifier())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, daemon.stop)
     await daemon.run()
 

@@ -11,14 +11,16 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gpushared.audit.folding import Folding
-from gpushared.audit.line import AuditLine, Origin
+from gpushared.audit.line import MAX_TEXT, AuditLine, Origin, bounded
 from gpushared.audit.sqlite import SqliteAudit
 from gpushared.audit.store import Keep, Numbered, Search
 from gpushared.config.audit import AuditConfig
-from gpushared.domain.errors import AuditUnavailable, ConfigError, TimedOut
-from gpushared.node.audit_words import fields_of, sentence
+from gpushared.domain.errors import AuditUnavailable, ConfigError, GpushareError, TimedOut
+from gpushared.gate.answers import http_status
+from gpushared.serving.audit_words import fields_of, sentence
 from gpushared.serving.journald import Journald, is_logged_to
 from gpushared.serving.troubles import Troubles
 
@@ -32,6 +34,7 @@ MAX_WAITING = 20_000
 """About 20 MB; what comes beyond is lost."""
 PRUNE_SECONDS = 3600.0
 PART = "audit"
+OK = 200
 
 
 class AuditLog:
@@ -70,10 +73,18 @@ class AuditLog:
         origin = Origin()
         self.take(AuditLine(time.time(), uid, user, origin, "FOUND", what, container, code=what, text=text))
 
-    def told_of_reload(self) -> None:
-        """The configuration, and with it the gate's policy, was read anew; only root can ask for that."""
-        by = Origin()
-        self.take(AuditLine(time.time(), 0, "root", by, "SIGHUP", "configuration", text="reloaded"))
+    def told_of_reload(self, error: GpushareError | None = None) -> None:
+        """The configuration, and with it who may do what, was read anew, or is not as it should be.
+
+        A signal does not tell its sender, who is root, or the user as whom the daemon runs.
+        """
+        line = AuditLine(
+            time.time(), 0, "root", Origin(), "SIGHUP", "configuration", status=OK, text="reloaded"
+        )
+        if error is not None:
+            text = bounded(f"not reloaded, the old one stays: {error}", MAX_TEXT)
+            line = replace(line, status=http_status(error), code=error.code, text=text)
+        self.take(line)
 
     async def run(self) -> None:
         while True:

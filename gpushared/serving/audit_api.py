@@ -9,7 +9,7 @@ from gpushared.audit.line import AuditLine
 from gpushared.audit.store import MAX_PAGE, Search
 from gpushared.domain.errors import PermissionRefused, RequestError
 from gpushared.domain.request import Caller
-from gpushared.node.audit_log import AuditLog
+from gpushared.serving.audit_log import AuditLog
 from gpushared.serving.jsonapi import Unary
 
 LISTED = 100
