@@ -50,7 +50,12 @@ def fake_nvml_library(folder: Path, *, without: Sequence[str] = ()) -> Path:
     library = folder / LIBRARY_NAME
     flags = ["-O1", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
     subprocess.run(
-        ["gcc", *flags, f"-Wl,--version-script={script}", "-o", library, SOURCE], check=True, timeout=60
+        [
+            *("gcc", *flags, f"-Wl,--version-script={script}", f"-Wl,-soname,{LIBRARY_NAME}"),
+            *("-o", library, SOURCE),
+        ],
+        check=True,
+        timeout=60,
     )
     return library
 

@@ -22,6 +22,8 @@ from typing import Any, Final
 import psutil
 
 from tests.bed import parts
+from tests.node import nursery
+from tests.node.nursery import Nursling
 
 READY_SECONDS: Final = 60
 END_SECONDS: Final = 30
@@ -69,7 +71,7 @@ class DaemonProcess:
         self.socket = self.runtime_dir / "gpushared.sock"
         self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._notify.bind(str(self.directory / "n"))
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | Nursling | None = None
 
     # --- its life ---
 
@@ -79,13 +81,17 @@ class DaemonProcess:
         path = self.directory / "config.toml"
         path.write_text(self.config)
         self._forget_notifications()
+        words, environment = [*(command or self.command), *self.flags()], self._environment()
         with self.log.open("ab") as log:
+            if nursery.can_raise(words, environment):
+                self.process = nursery.start(words, environment, log, piped=piped)
+                return
             self.process = subprocess.Popen(
-                [*(command or self.command), *self.flags()],
+                words,
                 stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
                 stdout=subprocess.PIPE if piped else log,
                 stderr=log,
-                env=self._environment(),
+                env=environment,
             )
 
     def flags(self) -> list[str]:

@@ -1,0 +1,232 @@
+"""Starts programs of the package by a fork of one process that has loaded them: loading is most of a start.
+
+What runs is the program itself, in a process of its own: its script or module as the interpreter would run
+it, with its words, variables, folder and standard streams, and it ends as the interpreter ends. What
+interpreter and loader read only when they begin cannot be given any more: see ``can_raise``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Final
+
+LOADED: Final = ("gpushared.node.main", "gpushared.pool.main")
+"""What every child has imported when it begins."""
+READ_AT_THE_BEGINNING: Final = ("LD_", "PYTHON", "GRPC_", "OPENSSL_", "MALLOC_")
+"""Variables of the loader, of the interpreter, and of what is loaded: they say nothing to a fork."""
+FOLDERS: Final = "LD_LIBRARY_PATH"
+LIBRARY: Final = "libnvidia-ml.so.1"
+"""A library of ``FOLDERS`` that a child loads before all else: asked for by its name, the loader takes it."""
+STREAMS: Final = 3
+NUMBER: Final = struct.Struct("i")
+
+
+def can_raise(command: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Whether a fork is as good: a program of this interpreter, and no variable that would come too late."""
+    program = Path(command[0])
+    ours = program.parent == Path(sys.executable).parent
+    known = program.name.startswith("gpushared") or list(command[1:2]) == ["-m"]
+    return ours and known and _too_late(environment) == _too_late(os.environ)
+
+
+def _too_late(environment: Mapping[str, str]) -> dict[str, str]:
+    said = {name: value for name, value in environment.items() if name.startswith(READ_AT_THE_BEGINNING)}
+    said.pop("PYTHONPATH", "")  # the nursery begins in the folder that it names
+    if all(library.exists() for library in _libraries(environment)):
+        said.pop(FOLDERS, "")
+    return said
+
+
+def _libraries(environment: Mapping[str, str]) -> list[Path]:
+    return [Path(folder, LIBRARY) for folder in environment.get(FOLDERS, "").split(os.pathsep) if folder]
+
+
+# --- on the test's side ---
+
+
+class Nursling:
+    """A process that the nursery forked, with what tests use of ``subprocess.Popen``."""
+
+    def __init__(self, channel: socket.socket, stdin: IO[bytes] | None, stdout: IO[bytes] | None) -> None:
+        self._channel = channel
+        self.stdin, self.stdout = stdin, stdout
+        self.pid = _number(channel.recv(NUMBER.size))
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit status, negative where a signal ended it, once it is over."""
+        with contextlib.suppress(BlockingIOError):
+            self._learn(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises ``subprocess.TimeoutExpired``."""
+        try:
+            return self._learn(timeout)
+        except TimeoutError:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0) from None
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _learn(self, timeout: float | None) -> int:
+        if self.returncode is None:
+            self._channel.settimeout(timeout)
+            self.returncode = _number(self._channel.recv(NUMBER.size))
+            self._channel.close()
+        return self.returncode
+
+
+class _Nursery:
+    """The one of this test run, which ends with it."""
+
+    def __init__(self) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                cwd=Path(__file__).parents[2],
+            )
+        atexit.register(self._end)
+
+    def raise_(
+        self, words: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]
+    ) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        order = {"words": list(words), "environment": dict(environment), "folder": str(Path.cwd())}
+        with theirs:
+            socket.send_fds(self._control, [json.dumps(order).encode()], [*streams, theirs.fileno()])
+        return ours
+
+    def _end(self) -> None:
+        self._control.close()
+        self._process.wait()
+
+
+_only: list[_Nursery] = []
+
+
+def start(
+    words: Sequence[str], environment: Mapping[str, str], log: IO[bytes], *, piped: bool = False
+) -> Nursling:
+    """Begin a program, which writes into the log. ``piped``: its standard input and output are pipes."""
+    if not _only:
+        _only.append(_Nursery())
+    if not piped:
+        with Path(os.devnull).open("rb") as nothing:
+            channel = _only[0].raise_(words, environment, [nothing.fileno(), log.fileno(), log.fileno()])
+        return Nursling(channel, None, None)
+    (its_input, our_input), (our_output, its_output) = os.pipe(), os.pipe()
+    channel = _only[0].raise_(words, environment, [its_input, its_output, log.fileno()])
+    os.close(its_input)
+    os.close(its_output)
+    return Nursling(channel, os.fdopen(our_input, "wb"), os.fdopen(our_output, "rb"))
+
+
+def _number(data: bytes) -> int:
+    if len(data) != NUMBER.size:
+        raise ChildProcessError("the nursery of test daemons is gone")
+    return int(NUMBER.unpack(data)[0])
+
+
+# --- the nursery itself ---
+
+
+def raise_children(control: socket.socket) -> dict[str, Any] | None:
+    """Comes back in each child with its order, and with None when the tests are over."""
+    channels: dict[int, tuple[int, socket.socket]] = {}
+    ready = select.poll()
+    ready.register(control, select.POLLIN)
+    while True:
+        for descriptor, _ in ready.poll():
+            if descriptor != control.fileno():
+                ready.unregister(descriptor)
+                _tell_the_end(descriptor, *channels.pop(descriptor))
+                continue
+            data, streams, _, _ = socket.recv_fds(control, 1 << 20, STREAMS + 1)
+            if not data:
+                return None
+            child = os.fork()
+            if child == 0:
+                for left in (control, *(channel for _, channel in channels.values())):
+                    left.detach()
+                return _take_on(json.loads(data), streams)
+            for stream in streams[:STREAMS]:
+                os.close(stream)
+            channel = socket.socket(fileno=streams[STREAMS])
+            with contextlib.suppress(BrokenPipeError):
+                channel.send(NUMBER.pack(child))
+            handle = os.pidfd_open(child)
+            channels[handle] = child, channel
+            ready.register(handle, select.POLLIN)
+
+
+def _tell_the_end(handle: int, child: int, channel: socket.socket) -> None:
+    os.close(handle)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with channel, contextlib.suppress(BrokenPipeError):
+        channel.send(NUMBER.pack(status))
+
+
+def _take_on(order: dict[str, Any], streams: Sequence[int]) -> dict[str, Any]:
+    """Make what differs from the nursery the child's own."""
+    for number, stream in enumerate(streams[:STREAMS]):
+        os.dup2(stream, number)
+    os.closerange(STREAMS, os.sysconf("SC_OPEN_MAX"))
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    os.chdir(order["folder"])
+    for library in _libraries(os.environ):
+        ctypes.CDLL(str(library))
+    return order
+
+
+def run(words: Sequence[str]) -> None:
+    """What ``python WORDS`` would do, or a script of the package by its path."""
+    Path("/proc/self/comm").write_text(Path(words[0]).name[:15])
+    if list(words[1:2]) == ["-m"]:
+        sys.argv = list(words[2:])
+        runpy.run_module(words[2], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = list(words)
+        runpy.run_path(words[0], run_name="__main__")
+
+
+def main() -> None:
+    for name in LOADED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # what is not looked at is not copied
+    order = raise_children(socket.socket(fileno=int(sys.argv[1])))
+    if order is not None:
+        run(order["words"])
+
+
+if __name__ == "__main__":
+    main()
