@@ -4,7 +4,7 @@ The library's C source and the state file's words are in ``fake_nvml.c``. In the
 library's path to ``NvmlGpus(library=...)`` and name the state file with
 ``monkeypatch.setenv(STATE_VARIABLE, ...)``. A whole daemon needs nothing but its environment::
 
-    library = fake_nvml_library(folder)                     # folder/libnvidia-ml.so.1
+    library = fake_nvml_library(folder, named=True)         # folder/libnvidia-ml.so.1
     machine = FakeMachine(folder / "state", gpus=[FakeGpu("GPU-a")])
     subprocess.Popen([...], env=os.environ | machine.environment(library))
     machine.gpus[0].compute[pid] = 2**30                    # a process appears while the daemon runs
@@ -13,7 +13,9 @@ library's path to ``NvmlGpus(library=...)`` and name the state file with
 
 from __future__ import annotations
 
+import functools
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,26 +40,30 @@ Errors = dict[str, int | tuple[int, int]]
 """Codes that functions answer, always or (code, times) the first times only."""
 
 
-def fake_nvml_library(folder: Path, *, without: Sequence[str] = ()) -> Path:
-    """Build the library into a folder that may be empty or not there yet; needs gcc, takes half a second.
+def fake_nvml_library(folder: Path, *, without: Sequence[str] = (), named: bool = False) -> Path:
+    """Build the library into a folder that may be empty or not there yet; needs gcc.
 
-    ``without`` names functions that it shall not export, as an older driver's would not.
+    ``without`` names functions that it shall not export, as an older driver's would not. ``named``: it tells
+    the loader its name, as NVIDIA's does. Whoever asks for that name later in the same process gets it then,
+    so that this is for daemons, not for the process of the tests.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    script = folder / "exports"
-    hidden = "".join(f" {name};" for name in without)
-    script.write_text(f"{{ global: nvml*; local:{hidden} *; }};\n")
     library = folder / LIBRARY_NAME
-    flags = ["-O1", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-    subprocess.run(
-        [
-            *("gcc", *flags, f"-Wl,--version-script={script}", f"-Wl,-soname,{LIBRARY_NAME}"),
-            *("-o", library, SOURCE),
-        ],
-        check=True,
-        timeout=60,
-    )
+    library.write_bytes(_built(tuple(without), named=named))
     return library
+
+
+@functools.cache
+def _built(without: tuple[str, ...], *, named: bool) -> bytes:
+    """The library, once for all tests of a run."""
+    hidden = "".join(f" {name};" for name in without)
+    flags = ["-O1", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    with tempfile.TemporaryDirectory() as folder:
+        library, script = Path(folder, LIBRARY_NAME), Path(folder, "exports")
+        script.write_text(f"{{ global: nvml*; local:{hidden} *; }};\n")
+        flags += [f"-Wl,--version-script={script}", *([f"-Wl,-soname,{LIBRARY_NAME}"] if named else [])]
+        subprocess.run(["gcc", *flags, "-o", library, SOURCE], check=True, timeout=60)
+        return library.read_bytes()
 
 
 @dataclass

@@ -9,6 +9,7 @@ holds it, and goes with it, however it came to be there or ended.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import secrets
 import shutil
@@ -36,14 +37,11 @@ class FakeDriver:
     def __init__(self, directory: Path, gpus: Sequence[FakeGpu]) -> None:
         """``directory`` must be one that the engines see under its own path, such as below ``/tmp``."""
         self.directory = directory
-        self.library = fake_nvml_library(directory / "lib")
+        self.library = fake_nvml_library(directory / "lib", named=True)
         self.machine = FakeMachine(directory / "state", list(gpus))
         self.program = directory / "gpu-work"
-        subprocess.run(
-            ["gcc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-static", "-o", self.program, SOURCE],
-            check=True,
-            timeout=60,
-        )
+        self.program.write_bytes(_built())
+        self.program.chmod(0o755)
         self._lock = threading.Lock()
         self._sockets = [self._serve(gpu) for gpu in gpus]
 
@@ -137,6 +135,15 @@ class FakeDriver:
 def _mount(source: Path, directory: str) -> dict[str, object]:
     options = ["rw", "nosuid", "nodev", "bind"]
     return {"hostPath": str(source), "containerPath": f"{directory}/{source.name}", "options": options}
+
+
+@functools.cache
+def _built() -> bytes:
+    """The program, once for all tests of a run."""
+    with tempfile.NamedTemporaryFile() as made:
+        words = ["gcc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-static", "-o", made.name, str(SOURCE)]
+        subprocess.run(words, check=True, timeout=60)
+        return Path(made.name).read_bytes()
 
 
 def make_driver(count: int = 1) -> FakeDriver:

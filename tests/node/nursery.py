@@ -40,20 +40,25 @@ def can_raise(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Whether a fork is as good: a program of this interpreter, and no variable that would come too late."""
     program = Path(command[0])
     ours = program.parent == Path(sys.executable).parent
-    known = program.name.startswith("gpushared") or list(command[1:2]) == ["-m"]
+    known = program.name.startswith("gpushared") or command[1] == "-m" or command[1].endswith(".py")
     return ours and known and _too_late(environment) == _too_late(os.environ)
 
 
 def _too_late(environment: Mapping[str, str]) -> dict[str, str]:
     said = {name: value for name, value in environment.items() if name.startswith(READ_AT_THE_BEGINNING)}
     said.pop("PYTHONPATH", "")  # the nursery begins in the folder that it names
-    if all(library.exists() for library in _libraries(environment)):
+    if all(library.exists() and _is_named(library) for library in _libraries(environment)):
         said.pop(FOLDERS, "")
     return said
 
 
 def _libraries(environment: Mapping[str, str]) -> list[Path]:
     return [Path(folder, LIBRARY) for folder in environment.get(FOLDERS, "").split(os.pathsep) if folder]
+
+
+def _is_named(library: Path) -> bool:
+    """Whether it tells the loader its name."""
+    return LIBRARY.encode() in library.read_bytes()
 
 
 # --- on the test's side ---
@@ -135,7 +140,10 @@ _only: list[_Nursery] = []
 def start(
     words: Sequence[str], environment: Mapping[str, str], log: IO[bytes], *, piped: bool = False
 ) -> Nursling:
-    """Begin a program, which writes into the log. ``piped``: its standard input and output are pipes."""
+    """Begin a program that ``can_raise`` admits; it writes into the log.
+
+    ``piped``: its standard input and output are pipes.
+    """
     if not _only:
         _only.append(_Nursery())
     if not piped:
@@ -208,14 +216,14 @@ def _take_on(order: dict[str, Any], streams: Sequence[int]) -> dict[str, Any]:
 
 
 def run(words: Sequence[str]) -> None:
-    """What ``python WORDS`` would do, or a script of the package by its path."""
+    """What the interpreter would do with these words."""
     Path("/proc/self/comm").write_text(Path(words[0]).name[:15])
-    if list(words[1:2]) == ["-m"]:
+    if words[1] == "-m":
         sys.argv = list(words[2:])
         runpy.run_module(words[2], run_name="__main__", alter_sys=True)
     else:
-        sys.argv = list(words)
-        runpy.run_path(words[0], run_name="__main__")
+        sys.argv = list(words[1:] if words[1].endswith(".py") else words)
+        runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def main() -> None:

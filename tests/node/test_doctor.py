@@ -97,7 +97,7 @@ def fake_machine(new_daemon: NewDaemon, tmp_path: Path) -> FakeMachine:
 def test_a_driver_s_settings_are_judged(
     new_daemon: NewDaemon, fake_machine: FakeMachine, tmp_path: Path
 ) -> None:
-    library = fake_nvml_library(tmp_path / "nvml")
+    library = fake_nvml_library(tmp_path / "nvml", named=True)
     daemon = new_daemon(simulate="", environment=fake_machine.environment(library))
     daemon.start()
     found = checks(daemon)
@@ -111,7 +111,7 @@ def test_a_driver_s_settings_are_judged(
 def test_a_driver_that_is_not_loaded_is_the_one_line_about_gpus(
     new_daemon: NewDaemon, fake_machine: FakeMachine, tmp_path: Path
 ) -> None:
-    library = fake_nvml_library(tmp_path / "nvml")
+    library = fake_nvml_library(tmp_path / "nvml", named=True)
     fake_machine.unload_driver()
     daemon = new_daemon(simulate="", environment=fake_machine.environment(library))
     daemon.start()

@@ -191,7 +191,7 @@ def test_run_takes_an_instance_and_says_which(daemon: DaemonProcess) -> None:
 @pytest.fixture
 def on_driver(new_daemon: NewDaemon, docker_engine: str, tmp_path: Path) -> tuple[DaemonProcess, FakeMachine]:
     """A daemon, not started yet, on a driver with one GPU split into two instances."""
-    library = fake_nvml_library(tmp_path / "nvml")
+    library = fake_nvml_library(tmp_path / "nvml", named=True)
     instances = [FakeInstance(0, "MIG-a"), FakeInstance(1, "MIG-b")]
     machine = FakeMachine(tmp_path / "state", gpus=[FakeGpu("GPU-a", mig=1, instances=instances)])
     daemon = new_daemon(

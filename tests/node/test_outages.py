@@ -321,7 +321,7 @@ def test_a_lost_gpu_takes_no_leases_before_it_answers_and_is_undrained(lone_daem
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fake_nvml_library(tmp_path_factory.mktemp("nvml"))
+    return fake_nvml_library(tmp_path_factory.mktemp("nvml"), named=True)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from typing import Final
 
 from gpushared.client.pool import PoolClient
 from gpushared.domain.errors import GpushareError
+from tests.node import nursery
 
 GPUSHARED_POOL: Final = Path(sys.executable).with_name("gpushared-pool")
 GPUSHARE: Final = Path(sys.executable).with_name("gpushare")
@@ -28,7 +29,7 @@ class CoordinatorProcess:
 
     directory: Path
     config: str = ""
-    process: subprocess.Popen[bytes] | None = None
+    process: nursery.Nursling | None = None
     ports: tuple[int, int] = field(default_factory=lambda: (free_port(), free_port()))
 
     @property
@@ -58,9 +59,8 @@ class CoordinatorProcess:
             words = [str(GPUSHARE), "pool", "init", "--config", str(config), "--user", "root", POOL]
             subprocess.run(words, check=True, capture_output=True)
         with log.open("ab") as output:
-            self.process = subprocess.Popen(
-                [GPUSHARED_POOL, "--config", config, "--allow-root"], stdout=output, stderr=output
-            )
+            words = [str(GPUSHARED_POOL), "--config", str(config), "--allow-root"]
+            self.process = nursery.start(words, os.environ, output)
         until = time.monotonic() + START_SECONDS
         while not self._serves():
             assert self.process.poll() is None, log.read_text()[-3000:]

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ import pytest
 from gpushared.pool.app import SOCKET_NAME, STORE_NAME
 from gpushared.pool.trust.authority import Authority
 from gpushared.pool.trust.trust import CA_FOLDER
+from tests.node import nursery
 
 PROGRAM = Path(__file__).with_name("dying_coordinator.py")
 SECONDS = 30
@@ -42,9 +44,8 @@ class Daemon:
     def __init__(self, state: Path, runtime: Path, number: int, when: str) -> None:
         self.socket = runtime / SOCKET_NAME
         words = [sys.executable, str(PROGRAM), str(state), str(runtime), str(number), when]
-        self.process = subprocess.Popen(
-            words, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": "."}
-        )
+        self._log = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - it is closed by dispose
+        self.process = nursery.start(words, os.environ, self._log)
 
     def call(self, call: str, **fields: Any) -> dict[str, Any]:
         """Raises GoneError, RefusedError."""
@@ -86,7 +87,7 @@ class Daemon:
             try:
                 self.call("PoolAdmin/Status")
             except GoneError:
-                assert self.process.poll() is None, self.process.communicate()[1]
+                assert self.process.poll() is None, self.text()
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
             else:
@@ -94,14 +95,24 @@ class Daemon:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.communicate()
+        self.process.wait(SECONDS)
 
     def stop(self) -> str:
         """Its log, after a clean end."""
         self.process.send_signal(signal.SIGTERM)
-        log = self.process.communicate(timeout=SECONDS)[1]
-        assert self.process.returncode == 0, log
-        return str(log)
+        status = self.process.wait(SECONDS)
+        assert status == 0, self.text()
+        return self.text()
+
+    def text(self) -> str:
+        """Its log up to now."""
+        self._log.seek(0)
+        return self._log.read().decode()
+
+    def dispose(self) -> None:
+        if self.process.poll() is None:
+            self.kill()
+        self._log.close()
 
 
 class Place:
@@ -120,10 +131,7 @@ class Place:
             daemon.wait_until_served()
             yield daemon
         finally:
-            if daemon.process.poll() is None:
-                daemon.kill()
-            if daemon.process.stderr is not None:
-                daemon.process.stderr.close()
+            daemon.dispose()
 
     def store(self) -> list[Path]:
         return list(self.state.glob(f"{STORE_NAME}*"))
@@ -236,8 +244,8 @@ def test_a_store_from_before_an_earlier_loss_is_noticed_though_more_was_written_
         file.unlink()
     shutil.copy(before, place.state / STORE_NAME)
     dies = Daemon(place.state, place.runtime, 1, "before")
-    dies.process.communicate(timeout=SECONDS)
-    assert dies.process.returncode == -signal.SIGKILL
+    assert dies.process.wait(SECONDS) == -signal.SIGKILL
+    dies.dispose()
     with place.life() as daemon:
         status = daemon.call("PoolAdmin/Status")
     assert int(status["revision"]) > fewer
@@ -262,8 +270,9 @@ def test_a_second_coordinator_on_the_same_store_is_refused_and_the_first_goes_on
 ) -> None:
     with place.life() as first:
         second = Daemon(place.state, tmp_path / "r2", 0, "before")
-        told = second.process.communicate(timeout=SECONDS)[1]
-        assert second.process.returncode != 0
+        assert second.process.wait(SECONDS) != 0
+        told = second.text()
+        second.dispose()
         assert f"another coordinator leads with {place.state}/{STORE_NAME}" in told
         assert f"(process {first.process.pid})" in told
         first.submit("one")
@@ -279,8 +288,7 @@ def test_a_store_that_somebody_else_leads_ends_the_process(place: Place, tmp_pat
             with pytest.raises((GoneError, RefusedError)):
                 first.submit("three")
             assert first.process.wait(SECONDS) != 0
-            assert first.process.stderr is not None
-            assert "must not act any more" in first.process.stderr.read()
+            assert "must not act any more" in first.text()
             assert len(second.jobs()) == 2
 
 
