@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from urllib.parse import parse_qs
 
 from gpushared.audit.line import (
     MAX_ENDPOINT,
@@ -31,6 +32,7 @@ from gpushared.gate.refusals import Refusal, RefusedRequestError
 READING = frozenset({"GET", "HEAD"})
 _CHANGES_NOTHING = re.compile(r"/auth|/containers/[^/]+/(wait|resize)|/exec/[^/]+/resize")
 """Posts that only look, wait, or tell a terminal's size."""
+_ARCHIVE = re.compile(r"/containers/[^/]+/archive")
 _REFUSALS = frozenset({Code.INVALID_ARGUMENT, Code.PERMISSION_DENIED, Code.RESOURCE_EXHAUSTED})
 """What makes a line of a request that would have changed nothing. The rest says how things are."""
 GONE = "the client went away before there was an answer"
@@ -94,7 +96,7 @@ class Recording:
             return
         self.written = True
         record = self.record
-        said = f"{text}; {record.note}" if text and record.note else text or record.note
+        said = "; ".join(part for part in (text, record.note, _place(self)) if part)
         line = AuditLine(
             at=time.time(),
             uid=self.exchange.caller.uid,
@@ -143,6 +145,14 @@ def line_of_refusal(refusal: Refusal, caller: Caller, origin: Origin) -> AuditLi
         code=refusal.code,
         text=bounded(refusal.message, MAX_TEXT),
     )
+
+
+def _place(recording: Recording) -> str:
+    """Where in the container an archive goes, or comes from: that says more of it than a digest."""
+    if not _ARCHIVE.fullmatch(recording.endpoint):
+        return ""
+    query = recording.exchange.target.partition(b"?")[2].decode("ascii", "backslashreplace")
+    return f"path {value}" if (value := "".join(parse_qs(query).get("path", [])[:1])) else ""
 
 
 def _written_path(target: bytes) -> str:

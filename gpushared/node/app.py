@@ -349,6 +349,7 @@ class Daemon:
             self._api,
             self._troubles,
             self._allowance_of,
+            self._audit.take,
             runtime_dir=self._runtime_dir,
             simulated=self._parts.gpus.simulated,
         )

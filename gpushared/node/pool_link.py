@@ -11,13 +11,14 @@ import grpc
 
 import gpushared
 from gpushared.config.model import Config
-from gpushared.domain.errors import StateConflict
+from gpushared.domain.errors import GpushareError, StateConflict
 from gpushared.domain.jobs.contact import Contact
 from gpushared.domain.jobs.member import Free, Inventory
 from gpushared.domain.jobs.model import AttemptKey, JobId, NodeName
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
 from gpushared.node.attempts import AttemptDesk
 from gpushared.node.loop import Loop
+from gpushared.node.order_audit import OrderAudit
 from gpushared.pool.member.dial import Dial
 from gpushared.pool.member.enrolment import Enrolment
 from gpushared.pool.member.facts import free_of, inventory_of
@@ -33,12 +34,20 @@ NAME_SERVICE_SECONDS = 5.0
 class PoolDesk:
     """The desk of orders, for those of one pool."""
 
-    def __init__(self, desk: AttemptDesk, pool: str) -> None:
+    def __init__(self, desk: AttemptDesk, pool: str, audit: OrderAudit) -> None:
         self._desk = desk
         self._pool = pool
+        self._audit = audit
 
     async def take(self, order: Order) -> Report | StaleEpoch:
-        return await self._desk.take(order, self._pool)
+        before = self.report(order.key)
+        try:
+            answer = await self._desk.take(order, self._pool)
+        except GpushareError as error:
+            self._audit.refused(order, error)
+            raise
+        self._audit.answered(order, before, answer)
+        return answer
 
     def reports(self) -> tuple[Report, ...]:
         return self._desk.reports(self._pool)
@@ -97,11 +106,17 @@ class PoolLink:
         loop: Loop,
         outbox: Outbox,
         troubles: Troubles,
+        audit: OrderAudit,
         *,
         simulated: bool,
     ) -> None:
         self.link: MemberLink | None = None
-        self.guests = Guests(new_trust=enrolment.take_trust, trust_generation=enrolment.trust_generation)
+        self.guests = Guests(
+            drained=audit.drained,
+            new_trust=audit.trusting(enrolment.take_trust, enrolment.trust_generation),
+            trust_generation=enrolment.trust_generation,
+        )
+        self._audit = audit
         self._config = config
         self._enrolment = enrolment
         self._desk = desk
@@ -222,7 +237,7 @@ class PoolLink:
                 membership.pool, NodeName(membership.node), self._loop.state.boot_id, gpushared.__version__
             ),
             dial,
-            PoolDesk(self._desk, membership.pool),
+            PoolDesk(self._desk, membership.pool, self._audit),
             facts,
             self._outbox,
             self._troubles,

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from gpushared.api.v1 import jobs_pb2
+from gpushared.audit.line import Sink
 from gpushared.config.model import Config
 from gpushared.doctor.facts import PoolView
 from gpushared.domain.errors import StateConflict
@@ -20,6 +21,7 @@ from gpushared.node.api import Api
 from gpushared.node.job_host import JobHost
 from gpushared.node.jobs_room import JobsRoom
 from gpushared.node.loop import Loop
+from gpushared.node.order_audit import OrderAudit
 from gpushared.node.pool_admin import admin_calls
 from gpushared.node.pool_jobs import PoolJobs
 from gpushared.node.pool_link import PoolLink
@@ -47,12 +49,16 @@ class PoolRoom:
         api: Api,
         troubles: Troubles,
         allowance: Callable[[Callable[[], bool]], NodeAllowance],
+        audit: Sink,
         *,
         runtime_dir: Path,
         simulated: bool,
     ) -> None:
         """``room`` is open. ``allowance`` is made of what tells whether the coordinator answers."""
-        self.link = PoolLink(config, enrolment, host.desk, loop, room.outbox, troubles, simulated=simulated)
+        orders = OrderAudit(audit, lambda: enrolment.membership.pool if enrolment.membership else "")
+        self.link = PoolLink(
+            config, enrolment, host.desk, loop, room.outbox, troubles, orders, simulated=simulated
+        )
         self.allowance = allowance(lambda: self.link.connected)
         self._loop = loop
         self._enrolment = enrolment
@@ -66,7 +72,9 @@ class PoolRoom:
             lambda _: (),
             time.time,
         )
-        self._ends = TunnelEnds(self.link.channel, self._attempt, self._account, host.insider.socket_as)
+        self._ends = TunnelEnds(
+            self.link.channel, self._attempt, self._account, host.insider.socket_as, orders.tunnel
+        )
         self._doors = TunnelDoors(
             runtime_dir / DOORS_FOLDER,
             self.link.channel,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpushared.audit.folding import ALL, DONE, MAX_FOLDS, REFUSED, WINDOW_SECONDS, Folding
-from gpushared.audit.line import AuditLine, Origin
+from gpushared.audit.line import NOBODY_HERE, AuditLine, Origin
 
 DID = AuditLine(0.0, 1000, "alice", Origin(), "POST", "/containers/x/start", status=204)
 NO = replace(DID, code="permission_denied", status=403)
@@ -37,6 +37,17 @@ def test_the_flood_of_one_user_folds_nothing_of_another() -> None:
     while folding.passes(NO, 0.0):
         pass
     assert folding.passes(replace(NO, uid=1001), 0.0)
+
+
+def test_people_without_a_uid_here_are_told_apart_by_their_names() -> None:
+    folding, ada = Folding(0.0), replace(NO, uid=NOBODY_HERE, user="ada@ws1")
+    while folding.passes(ada, 0.0):
+        pass
+    eve = replace(ada, user="eve@ws2")
+    assert folding.passes(eve, 0.0)
+    while folding.passes(eve, 0.0):
+        pass
+    assert {line.user for line in folding.due(WINDOW_SECONDS)} == {"ada@ws1", "eve@ws2"}
 
 
 def test_lines_stand_for_themselves_again_after_a_while() -> None:

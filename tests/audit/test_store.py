@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.audit.line import AuditLine, Origin
+from gpushared.audit.line import NOBODY_HERE, AuditLine, Origin
 from gpushared.audit.schema import VERSION
 from gpushared.audit.sqlite import SqliteAudit
 from gpushared.audit.store import PRUNE_EVERY, PRUNE_STEP, Keep, Search, Store
@@ -96,6 +96,17 @@ def test_of_too_many_lines_the_oldest_of_whoever_has_the_most_go(tmp_path: Path)
     assert len(found(made, limit=1000)) == 100
     assert found(made, uid=1000) == [1, PRUNE_STEP // 2 + 2]
     assert found(made, uid=1001, limit=1) == [PRUNE_STEP // 2 + 1]
+    made.close()
+
+
+def test_of_those_without_a_uid_here_whoever_has_the_most_loses_lines_too(tmp_path: Path) -> None:
+    ada, eve = (replace(LINE, uid=NOBODY_HERE, user=user) for user in ("ada@ws1", "eve@ws2"))
+    made = store(tmp_path, ada, *[eve] * (PRUNE_STEP // 2), LINE)
+    made.prune(Keep(days=9, rows=100), NOW)
+    assert len(found(made, limit=1000)) == 100
+    assert found(made, user="ada@ws1") == [1]
+    assert found(made, uid=1000) == [PRUNE_STEP // 2 + 2]
+    assert found(made, user="nobody") == []
     made.close()
 
 

@@ -357,6 +357,17 @@ async def test_no_line_holds_a_secret(
         assert SECRET not in repr(astuple(line))
 
 
+async def test_a_copy_into_a_container_leaves_the_path_in_it(away: Gates) -> None:
+    """An archive is a stream, which nobody judges; where it goes is. Nothing else of a query is told."""
+    await away.ask(ROOT, "PUT /containers/x/archive?noOverwriteDirNonDir=true&path=%2Fsrv%2Fdata%0A", b"tar")
+    line = away.line()
+    assert line.endpoint == "/containers/x/archive"
+    assert line.text.endswith("; path /srv/data?")
+    assert "noOverwrite" not in repr(line)
+    await away.ask(ROOT, "DELETE /containers/x?path=%2Fetc")
+    assert "etc" not in repr(away.line())
+
+
 async def test_what_a_line_holds_is_printable_and_bounded(away: Gates) -> None:
     long = "%C3%A9" * 3000 + "%1b[31m"
     await away.ask(ALICE, f"DELETE /containers/{long}")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import pwd
 from collections.abc import Iterator
 
 import pytest
 
+from gpushared.client.pipeline import JobRequest, Pool
 from gpushared.client.pool import PoolClient
 from gpushared.domain.errors import DaemonUnavailable, PermissionRefused
 from tests.node.conftest import NewDaemon
@@ -37,7 +41,8 @@ def coordinator() -> Iterator[CoordinatorProcess]:
 @pytest.fixture
 def member(new_daemon: NewDaemon, coordinator: CoordinatorProcess) -> DaemonProcess:
     """A node of the pool, which has no Docker engine."""
-    node = new_daemon(config='[node]\nname = "ws1"\n')
+    config = '[node]\nname = "ws1"\n[pool.accounts]\n"games@ws1" = "games"\n'
+    node = new_daemon(config=config)
     node.start()
     token = coordinator.admin.create_join_token(node="ws1").token
     node.call("Node/Join", {"address": coordinator.address, "token": token, "name": "ws1"})
@@ -87,6 +92,75 @@ def test_the_command_asks_the_coordinator_here_and_else_the_node(
     with pytest.raises(DaemonUnavailable, match="and no node"):
         PoolClient("/nonexistent/pool.sock", node="unix:///nonexistent/node.sock").status()
     assert "gets no new work" in coordinator.admin.drain_node("ws1", "why")[0]
+
+
+# --- the audit of both ends -----------------------------------------------------------------------------
+
+
+def orders(node: DaemonProcess) -> list[Json]:
+    found = node.call("Audit/List", {"limit": 1000})["lines"]
+    return [line for line in found if line["method"] == "ORDER"]
+
+
+def of_coordinator(coordinator: CoordinatorProcess) -> list[Json]:
+    found: list[Json] = json.loads(coordinator.gpushare("audit", "--pool", "--json"))["items"]
+    return found
+
+
+def test_what_the_coordinator_orders_leaves_lines_on_the_node_with_who_asked_it(
+    member: DaemonProcess, coordinator: CoordinatorProcess
+) -> None:
+    """A job, its end, and a drain; each once, though orders are said again."""
+    body = b'{"Image":"busybox","HostConfig":{}}'
+    asked = {
+        "lease": {"gpu": "0.25"},
+        "image": "busybox",
+        "create_body": base64.b64encode(body).decode(),
+        "pool": True,
+    }
+    (job,) = member.call("Jobs/Submit", asked, uid=ADMIN)["job_ids"]
+    wait_until(lambda: orders(member) != [], "the job is placed")
+    member.call("Jobs/Cancel", {"job_id": job}, uid=ADMIN)
+    wait_until(lambda: len(orders(member)) > 1, "its end is ordered")
+    member.call("PoolAdmin/DrainNode", CALLS["PoolAdmin/DrainNode"], uid=ADMIN)
+    wait_until(lambda: len(orders(member)) > 2, "the node hears of its drain")
+    place, cancel, drain = orders(member)
+    assert [one["endpoint"] for one in (place, cancel, drain)] == ["Place", "Cancel", "Drain"]
+    for one in (place, cancel, drain):
+        assert (one["uid"], one["user"], one["status"], one["code"]) == ("-1", "games@ws1", 200, "")
+        assert one["text"].endswith("by pool lab")
+    assert place["name"] == cancel["name"] != ""
+    assert place["digest"] == hashlib.sha256(body).hexdigest()
+    assert drain["text"] == "new fan; by pool lab"
+
+
+def test_an_order_for_somebody_without_an_account_leaves_the_refusal(
+    member: DaemonProcess, coordinator: CoordinatorProcess
+) -> None:
+    token = coordinator.token_file("eve", "submit")
+    with Pool(coordinator.address, ca_file=coordinator.anchors_file, token_file=token) as program:
+        program.submit(JobRequest("busybox", ["true"], gpu="0.25"))
+    wait_until(lambda: orders(member) != [], "the job is refused")
+    refused = orders(member)[0]
+    assert (refused["endpoint"], refused["user"], refused["code"]) == (
+        *("Place", "eve@lab", "failed_precondition"),
+    )
+    assert "account" in refused["text"]
+
+
+def test_the_coordinator_s_own_lines_name_the_person_and_the_node(
+    member: DaemonProcess, coordinator: CoordinatorProcess
+) -> None:
+    member.call("PoolAdmin/DrainNode", CALLS["PoolAdmin/DrainNode"], uid=ADMIN)
+    with pytest.raises(Refused):
+        member.call("PoolAdmin/ForgetNode", CALLS["PoolAdmin/ForgetNode"], uid=USER)
+    made, joined, drained, refused = of_coordinator(coordinator)
+    assert (made["user"], made["endpoint"]) == ("root", "PoolAdmin/CreateJoinToken")
+    assert (joined["endpoint"], joined["name"], joined["status"]) == ("Join/Sign", "ws1", 200)
+    assert joined["text"] == f"with the token {made['text'].removeprefix('made ')}"
+    for one, user, code in ((drained, "games@ws1", None), (refused, "lp@ws1", "permission_denied")):
+        assert (one["uid"], one["user"], one["code"]) == (-1, user, code)
+        assert "by node ws1" in one["text"]
 
 
 def test_a_node_that_is_in_no_pool_says_so(lone_daemon: DaemonProcess) -> None:

@@ -37,16 +37,18 @@ class TunnelEnds:
         attempt_of: Callable[[AttemptKey], Attempt | None],
         account_of: Callable[[Owner], Awaitable[Caller]],
         connect_as: Callable[[Caller], socket.socket],
+        told: Callable[[link_pb2.OpenTunnel, GpushareError | None], None] = lambda _, __: None,
     ) -> None:
         """``channel``: one to the coordinator for tunnels, kept by whoever gives it.
 
         ``account_of``: as whom an owner's containers run here now. ``connect_as`` and it may raise errors of
-        the tree.
+        the tree. ``told``: of each tunnel that is opened, or refused.
         """
         self._channel = channel
         self._attempt_of = attempt_of
         self._account_of = account_of
         self._connect_as = connect_as
+        self._told = told
         self._tasks: set[asyncio.Task[None]] = set()
 
     def open(self, wanted: link_pb2.OpenTunnel) -> None:
@@ -74,6 +76,7 @@ class TunnelEnds:
         try:
             sock = await self._gate_for(wanted)
         except GpushareError as error:
+            self._told(wanted, error)
             await call.write(
                 link_pb2.TunnelData(
                     tunnel_id=wanted.tunnel_id,
@@ -86,6 +89,7 @@ class TunnelEnds:
             async with asyncio.timeout(PARTING_SECONDS):
                 await call.code()  # a call that is cancelled may not have sent what was written
             return
+        self._told(wanted, None)
         await call.write(link_pb2.TunnelData(tunnel_id=wanted.tunnel_id))
 
         async def receive() -> bytes | memoryview | None:

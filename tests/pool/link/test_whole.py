@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gpushared.audit.line import AuditLine
 from gpushared.config.jobs import PoolConfig
 from gpushared.config.model import Config
 from gpushared.config.pool import CoordinatorConfig, CoordinatorSection
@@ -31,6 +32,7 @@ from gpushared.domain.request import Caller
 from gpushared.domain.state import NodeState
 from gpushared.node.attempts import AttemptDesk
 from gpushared.node.loop import Loop
+from gpushared.node.order_audit import OrderAudit
 from gpushared.node.pool_link import PoolLink
 from gpushared.pool.app import ROOMS, PoolDaemon, real_pool_parts
 from gpushared.pool.member.enrolment import Enrolment
@@ -72,14 +74,23 @@ class Machine:
         self.enrolment = Enrolment(folder / name, time.time)
         self.troubles = Troubles()
         self.coordinator = ""
+        self.lines: list[AuditLine] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.loop.perform = self._perform
 
     def serve(self) -> PoolLink:
         outbox = Outbox(self.enrolment.asserter(), self.name)  # type: ignore[arg-type]
         config = Config(pool=PoolConfig(coordinator=self.coordinator))
+        orders = OrderAudit(self.lines.append, lambda: POOL)
         return PoolLink(
-            lambda: config, self.enrolment, self.desk, self.loop, outbox, self.troubles, simulated=True
+            lambda: config,
+            self.enrolment,
+            self.desk,
+            self.loop,
+            outbox,
+            self.troubles,
+            orders,
+            simulated=True,
         )
 
     def record(self, key: AttemptKey) -> Attempt | None:

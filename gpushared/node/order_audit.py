@@ -1,0 +1,111 @@
+"""What a pool's coordinator has done on this node leaves lines, in the name of whoever asked for it there.
+
+Its orders are said again until they are answered: a line is told of what changed something here, and of what
+was not taken, and not of each time that it was said.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+
+from gpushared.api.v1 import link_pb2
+from gpushared.audit.line import MAX_NAME, MAX_TEXT, NOBODY_HERE, UNKNOWN, AuditLine, Sink, bounded
+from gpushared.domain.errors import Code, GpushareError, RequestError, StateConflict
+from gpushared.domain.jobs.model import AttemptState
+from gpushared.domain.jobs.protocol import CancelPart, Commit, Order, Place, Query, Report, StaleEpoch
+from gpushared.gate.answers import http_status
+from gpushared.gate.audit import digest_of
+
+OK = 200
+ORDER = "ORDER"
+_NAMES: dict[type[Order], str] = {Place: "Place", Commit: "Commit", CancelPart: "Cancel", Query: "Query"}
+
+
+class OrderAudit:
+    """``pool`` gives the name of the pool that this node is in."""
+
+    def __init__(self, sink: Sink, pool: Callable[[], str]) -> None:
+        self._sink = sink
+        self._pool = pool
+        self._drain = ("", "")
+
+    def answered(self, order: Order, before: Report | None, answer: Report | StaleEpoch) -> None:
+        """An order was taken, or comes from a coordinator that leads no more."""
+        if isinstance(answer, StaleEpoch):
+            self.refused(order, StateConflict(f"it is of epoch {order.epoch}, and {answer.epoch} was seen"))
+        elif before is None and isinstance(order, Place) and answer.state is AttemptState.REFUSED:
+            self.refused(order, StateConflict(answer.ending.reason if answer.ending else "refused"))
+        elif before is None or before.revision != answer.revision:
+            self._tell(_NAMES[type(order)], str(order.key), _asker(order), digest=_digest(order))
+
+    def refused(self, order: Order, error: GpushareError) -> None:
+        """It makes no sense, or is not for this node now; that a part is away refuses nobody."""
+        if isinstance(error, RequestError | StateConflict):
+            name, key = _NAMES[type(order)], str(order.key)
+            self._tell(name, key, _asker(order), digest=_digest(order), error=error)
+
+    def drained(self, notice: link_pb2.DrainNotice) -> None:
+        """An administrator of the pool wants no new work here, or again; it is said at each new link, too."""
+        if (now := (notice.by, notice.reason)) != self._drain:
+            self._drain = now
+            self._tell("Drain", "", notice.by, text=notice.reason or "takes work again")
+
+    def tunnel(self, wanted: link_pb2.OpenTunnel, error: GpushareError | None) -> None:
+        """Somebody reaches the gate as a job's account; what they ask there has lines of its own."""
+        self._tell("Tunnel", wanted.job_id, wanted.person, error=error)
+
+    def trusting(
+        self, take: Callable[[link_pb2.NewTrust], Awaitable[int]], generation: Callable[[], int]
+    ) -> Callable[[link_pb2.NewTrust], Awaitable[int]]:
+        """``take``, with a line for each change of whom this node trusts."""
+
+        async def taken(trust: link_pb2.NewTrust) -> int:
+            before = generation()
+            now = await take(trust)
+            if now != before:
+                self._tell("Trust", f"generation {now}", "", digest=digest_of(trust.anchors))
+            return now
+
+        return taken
+
+    def _tell(
+        self,
+        name: str,
+        subject: str,
+        user: str,
+        *,
+        digest: str = "",
+        text: str = "",
+        error: GpushareError | None = None,
+    ) -> None:
+        pool = f"pool {self._pool()}"
+        said = text if error is None else error.message
+        line = AuditLine(
+            at=time.time(),
+            uid=NOBODY_HERE,
+            user=bounded(user or pool, MAX_NAME),
+            origin=UNKNOWN,
+            method=ORDER,
+            endpoint=name,
+            name=bounded(subject, MAX_NAME),
+            digest=digest,
+            status=OK if error is None else http_status(error),
+            code=Code(error.code) if error is not None else "",
+            text=bounded(f"{said}; by {pool}" if said else f"by {pool}", MAX_TEXT),
+        )
+        self._sink(line)
+
+
+def _asker(order: Order) -> str:
+    """Empty where the coordinator acts by its own rules."""
+    match order:
+        case Place(spec=spec):
+            return spec.owner.principal
+        case CancelPart(by=by):
+            return by
+    return ""
+
+
+def _digest(order: Order) -> str:
+    return digest_of(order.spec.body.encode("utf-8", "surrogatepass")) if isinstance(order, Place) else ""
