@@ -86,15 +86,8 @@ async def restored(
     """
     stored = await load(store, rules.ended_kept)
     enrolled = tuple(enrolled)
-    known = {member.name for member in stored.members}
-    lacking = [member for member in enrolled if member.name not in known]
+    lacking = _lacking(stored, enrolled)
     lost = _is_old(stored, mark, lacking)
-    if lost:
-        log.warning(
-            "the store is an old copy, or lost some: revision=%d lacking=%d nodes",
-            stored.revision,
-            len(lacking),
-        )
     state = restore(
         rules,
         epoch=epoch,
@@ -106,17 +99,26 @@ async def restored(
         ahead_seconds=ahead_seconds,
         from_copy=stored.recovering or lost,
     )
-    signed = {member.name for member in enrolled}
-    # Without a certificate it has not come back since it was forgotten, and can tell nothing: else a recovery
-    # would wait for it for ever.
-    gone = [one for one in stored.members if one.forgotten_at is not None and one.name not in signed]
+    gone = _gone(stored, enrolled)
     state.waived |= {one.name for one in gone}
-    excused = _excused(gone, state)
-    changes: list[Changes] = [{MEMBER + one.name: member_bytes(one)} for one in (*lacking, *excused)]
-    if (state.recovering_since is not None) != stored.recovering:
-        changes.append({RECOVERING: b"" if state.recovering_since is not None else None})
+    changes = _changes(stored, state, (*lacking, *_excused(gone, state)))
     state.revision = await _write(store, epoch, changes) or state.revision
     return state
+
+
+def _lacking(stored: Stored, enrolled: Iterable[Member]) -> list[Member]:
+    """Those that have a certificate and are not in the store."""
+    known = {member.name for member in stored.members}
+    return [member for member in enrolled if member.name not in known]
+
+
+def _gone(stored: Stored, enrolled: Iterable[Member]) -> list[Member]:
+    """Without a certificate a node has not come back since it was forgotten, and can tell nothing.
+
+    A recovery would wait for it for ever.
+    """
+    signed = {member.name for member in enrolled}
+    return [one for one in stored.members if one.forgotten_at is not None and one.name not in signed]
 
 
 def _excused(gone: Iterable[Member], state: PoolState) -> list[Member]:
@@ -129,11 +131,28 @@ def _excused(gone: Iterable[Member], state: PoolState) -> list[Member]:
     return found
 
 
-def _is_old(stored: Stored, mark: HighWater | None, lacking: Sequence[Member]) -> bool:
-    """Whether the store has less than it once had.
+def _changes(stored: Stored, state: PoolState, members: Iterable[Member]) -> list[Changes]:
+    """What the store is to have besides: these members, and whether a recovery is under way now."""
+    changes: list[Changes] = [{MEMBER + one.name: member_bytes(one)} for one in members]
+    if (state.recovering_since is not None) != stored.recovering:
+        changes.append({RECOVERING: b"" if state.recovering_since is not None else None})
+    return changes
 
-    Where it is as far as its mark, who is lacking had just been signed when the coordinator ended: what the
-    mark does not cover, some seconds, nodes know of and tell.
+
+def _is_old(stored: Stored, mark: HighWater | None, lacking: Sequence[Member]) -> bool:
+    """Whether the store has less than it once had, which is logged."""
+    if not _has_less(stored, mark, lacking):
+        return False
+    log.warning(
+        "the store is an old copy, or lost some: revision=%d lacking=%d nodes", stored.revision, len(lacking)
+    )
+    return True
+
+
+def _has_less(stored: Stored, mark: HighWater | None, lacking: Sequence[Member]) -> bool:
+    """Where it is as far as its mark, who is lacking had just been signed when the coordinator ended.
+
+    What the mark does not cover, some seconds, nodes know of and tell.
     """
     if mark is not None and mark.doubted:
         return True
