@@ -184,8 +184,9 @@ class GateConfig:
     everybody_confined: bool = setting(
         False,
         Flag(),
-        "Containers that root and members of trusted groups create here are judged too, so that nobody "
-        "passes the limits by mistake; they still see and manage everybody's.",
+        "What root and members of trusted groups create here is judged too, containers, networks and "
+        "volumes, and nobody builds images, so that nobody passes the limits by mistake; they still see and "
+        "manage everybody's.",
     )
     mount_prefixes: tuple[str, ...] | None = setting(
         None,
@@ -252,6 +253,12 @@ class GateConfig:
         None,
         OrPreset(Whole(0, 100_000)),
         "How many containers a user may have, stopped ones too; 0 is no limit.",
+    )
+    ports_per_user: int | None = setting(
+        None,
+        OrPreset(Whole(0, 65_535)),
+        "How many ports of the machine all containers of a user may publish, stopped ones too: the engine "
+        "runs one or two processes for each. 0 is no limit.",
     )
     memory_limit_bytes: int | None = setting(
         None,

@@ -113,7 +113,7 @@ def check_confined(call: Call) -> None:
     Of the request's headers those are left that say how it is to be read and answered.
     """
     route, target = call.match.route, call.target
-    if route.action is Action.TRUSTED:
+    if route.action in {Action.TRUSTED, Action.BUILD}:
         raise PermissionRefused(route.why, hint=route.hint)
     check_parameters(route, target)
     if target.version and tuple(map(int, target.version[1:].split("."))) < OLDEST_VERSION:

@@ -21,6 +21,7 @@ from gpushared.gate.body import Body, objects, section, strings
 from gpushared.gate.engine import EngineSocket
 from gpushared.gate.pins.pins import LABEL_PINS
 from gpushared.gate.policy.site import root_mark
+from gpushared.gate.published import ports_of
 from gpushared.ports import LABEL_DEVICE, LABEL_OWNER
 
 LABEL_HOST_PATHS = "gpushare.host-paths"
@@ -59,6 +60,8 @@ class Container:
     """Be it only those that its image asks for."""
     volumes: frozenset[str] = frozenset()
     """The names by which it will look for volumes that somebody made."""
+    ports: int = 0
+    """How many of the machine's it publishes while it runs."""
 
     @property
     def pin(self) -> str:
@@ -127,6 +130,7 @@ async def _find_container(engine: EngineSocket, name: str, caller: Caller) -> Co
         is_still=section(found, "State").get("Status") in STILL,
         has_volumes=any(mount.get("Type") == "volume" for mount in objects(found, "Mounts")),
         volumes=_volumes(found),
+        ports=ports_of(section(found, "HostConfig"), section(section(found, "Config"), "ExposedPorts")),
     )
 
 
@@ -206,6 +210,11 @@ async def find_owned(
     if not owns(caller, section(found, "Labels")):
         raise NotYours(missing, hint=hint)
     return found
+
+
+async def image_config(engine: EngineSocket, image: str) -> Body:
+    """What an image brings along; nothing where it is not there."""
+    return section(await inspect(engine, "images", image, suffix="/json") or {}, "Config")
 
 
 async def inspect(engine: EngineSocket, kind: str, name: str, suffix: str = "") -> dict[str, Any] | None:

@@ -34,9 +34,10 @@ def _trusted(
     payload: Payload = Payload.NONE,
     *,
     hijack: bool = False,
+    action: Action = Action.TRUSTED,
 ) -> Route:
     words, (reason, hint) = tuple(methods.split()), why
-    return Route(words, path, Action.TRUSTED, payload=payload, hijack=hijack, why=reason, hint=hint)
+    return Route(words, path, action, payload=payload, hijack=hijack, why=reason, hint=hint)
 
 
 def _refused(methods: str, path: str, why: tuple[str, str]) -> Route:
@@ -54,6 +55,10 @@ _PULL = "fromImage tag platform fromSrc repo message changes"
 BUILD = (
     "images are built on this machine by trusted users only: a build's steps run as root",
     "build elsewhere, with rootless podman or buildah for example, push it to a registry and pull it here",
+)
+BUILD_OF_NOBODY = (
+    "images are not built through gpushared where everybody is confined: no policy bounds a build's steps",
+    "build with rootless podman or buildah and push it to a registry; root can ask the engine itself",
 )
 COMMIT = (
     "containers are committed by trusted users only: images and their names are everybody's",
@@ -161,11 +166,11 @@ ROUTES: tuple[Route, ...] = (
     _trusted("POST", "/images/{name...}/push", PUSH, _IN),
     _trusted("POST", "/images/{name...}/tag", TAG),
     _trusted("DELETE", "/images/{name...}", REMOVE),
-    _trusted("POST", "/build", BUILD, _IN),
+    _trusted("POST", "/build", BUILD, _IN, action=_A.BUILD),
     _trusted("POST", "/build/prune", BUILD),
     _trusted("POST", "/build/cancel", BUILD),
-    _trusted("POST", "/session", BUILD, _IN, hijack=True),
-    _trusted("POST", "/grpc", BUILD, _IN, hijack=True),
+    _trusted("POST", "/session", BUILD, _IN, hijack=True, action=_A.BUILD),
+    _trusted("POST", "/grpc", BUILD, _IN, hijack=True, action=_A.BUILD),
     # Networks
     _route("GET", "/networks", _A.NETWORK_LIST, _FILTERS),
     _route("POST", "/networks/create", _A.NETWORK_CREATE, payload=_IN),

@@ -15,13 +15,14 @@ from gpushared.domain.errors import (
 )
 from gpushared.domain.request import Caller
 from gpushared.gate.accounts import Account, look_up
-from gpushared.gate.body import Body, check_create, parse_object
-from gpushared.gate.containers import find_network, find_owned
+from gpushared.gate.body import Body, check_create, parse_object, section, text
+from gpushared.gate.containers import find_network, find_owned, image_config
 from gpushared.gate.handlers.ground import Ground
 from gpushared.gate.mounts import volumes_of, wishes_of
 from gpushared.gate.policy.explain import Finding, Notes
 from gpushared.gate.policy.judge import HOST_PREFIX, Context, judge_create, networks_of
 from gpushared.gate.policy.schema import Version
+from gpushared.gate.published import ports_of
 from gpushared.gate.room import Room
 from gpushared.gate.wish import ClaimWish, Wish, take_wish
 
@@ -59,7 +60,10 @@ class Explainer:
         if wish is None:
             notes.set("Env", None, ["NVIDIA_VISIBLE_DEVICES=void"], "no GPU without a lease")
         try:
-            await Room(ground.engine).check(caller, ground.policy)
+            image = await image_config(ground.engine, text(judged, "Image"))
+            exposed = {*section(judged, "ExposedPorts"), *section(image, "ExposedPorts")}
+            ports = ports_of(judged["HostConfig"], exposed)
+            await Room(ground.engine).check(caller, ground.policy, ports=ports)
         except LimitReached as error:
             notes.refused("", None, error)
         await self._look(judged, account, notes)

@@ -8,7 +8,7 @@ from gpushared.domain.request import Caller
 from gpushared.gate.audit import Recording, line_of_refusal, recording
 from gpushared.gate.call import Call, check_confined, expect_nothing
 from gpushared.gate.desk import Desk
-from gpushared.gate.endpoints import match_route
+from gpushared.gate.endpoints import BUILD_OF_NOBODY, match_route
 from gpushared.gate.engine import EngineSocket
 from gpushared.gate.explaining import Explainer
 from gpushared.gate.handlers.archives import Archives
@@ -58,14 +58,22 @@ class Gate:
             **containers.everybody(),
             **execs.everybody(),
         }
+        networks, volumes = Networks(ground), Volumes(ground)
+        # What trusted callers come to besides where everybody is confined.
+        self._judged: dict[Action, Handler] = {
+            **self._everybody,
+            **networks.judged(),
+            **volumes.judged(),
+            Action.BUILD: _no_build,
+        }
         self._confined: dict[Action, Handler] = {
             **self._everybody,
             **containers.confined(),
             **Archives(ground).confined(),
             **Listings(ground).confined(),
             **execs.confined(),
-            **Networks(ground).confined(),
-            **Volumes(ground).confined(),
+            **networks.confined(),
+            **volumes.confined(),
             **Images(ground).confined(),
             **Shared(ground).confined(),
         }
@@ -110,7 +118,8 @@ class Gate:
             await expect_nothing(exchange)
         call = Call(exchange, target, match, recorded.record)
         if exchange.caller.trusted:
-            await self._everybody.get(match.route.action, self._ground.send)(call)
+            handlers = self._judged if self.policy.everybody_confined else self._everybody
+            await handlers.get(match.route.action, self._ground.send)(call)
             return
         check_confined(call)
         await self._confined[match.route.action](call)
@@ -118,3 +127,7 @@ class Gate:
     async def close(self) -> None:
         """Wait for the creates that hold a lease."""
         await self._creates.close()
+
+
+async def _no_build(_: Call) -> None:
+    raise PermissionRefused(BUILD_OF_NOBODY[0], hint=BUILD_OF_NOBODY[1])

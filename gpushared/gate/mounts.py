@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import posixpath
+from collections.abc import Iterable, Sequence
 
 from gpushared.domain.errors import PermissionRefused
 from gpushared.gate.accounts import PathWish
@@ -11,6 +12,8 @@ from gpushared.gate.pins.pins import Pin
 from gpushared.gate.policy.fields import BIND_OPTIONS, MOUNT, TMPFS_OPTIONS, VOLUME_OPTIONS
 
 BIND_WORDS = frozenset({"rw", "ro", "nocopy", "private", "rprivate", "cached", "delegated", "consistent"})
+LABEL_UNNAMED = "com.docker.volume.anonymous"
+"""The engine's own for volumes that it names; from API version 1.42 on a prune takes only those."""
 PROPAGATIONS = frozenset({"", "private", "rprivate"})
 
 
@@ -22,6 +25,22 @@ def judge_mounts(host: Body) -> list[Body]:
 def volumes_of(mounts: Sequence[Body]) -> list[str]:
     """The named volumes among them."""
     return [mount["Source"] for mount in mounts if mount["Type"] == "volume" and mount.get("Source")]
+
+
+def unnamed_volumes(host: Body, paths: Iterable[str]) -> list[Body]:
+    """Mount objects for what a body or an image names as a volume, and nothing else is mounted on.
+
+    The engine makes the same by itself, but without a label that says whose it is.
+    """
+    taken = {_clean(mount["Target"]) for mount in objects(host, "Mounts")}
+    taken |= {_clean(path) for path in section(host, "Tmpfs")} | {"/"}
+    wanted = {_clean(path) for path in paths if path.startswith("/")}
+    options: Body = {"Labels": {LABEL_UNNAMED: ""}}
+    return [{"Type": "volume", "Target": path, "VolumeOptions": options} for path in sorted(wanted - taken)]
+
+
+def _clean(path: str) -> str:
+    return "/" + posixpath.normpath(path).lstrip("/")
 
 
 def wishes_of(mounts: Sequence[Body]) -> list[PathWish]:

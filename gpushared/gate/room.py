@@ -1,4 +1,4 @@
-"""How many containers a user may have: counted by the engine, and those that are being created besides."""
+"""How many containers and ports a user may have: those that the engine lists, and what is being created."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from gpushared.domain.request import Caller
 from gpushared.gate.containers import own_containers
 from gpushared.gate.engine import EngineSocket
 from gpushared.gate.policy.site import Policy
+from gpushared.gate.published import counted
 
 
 class Room:
@@ -19,24 +20,43 @@ class Room:
     def __init__(self, engine: EngineSocket) -> None:
         self._engine = engine
         self._under_way: Counter[int] = Counter()
+        self._ports: Counter[int] = Counter()
+        """Of the containers under way."""
 
     @asynccontextmanager
-    async def for_one_more(self, caller: Caller, policy: Policy) -> AsyncIterator[None]:
+    async def for_one_more(self, caller: Caller, policy: Policy, ports: int = 0) -> AsyncIterator[None]:
         """Around a create, from before it is judged by its number. Raises ``LimitReached``."""
         self._under_way[caller.uid] += 1
+        self._ports[caller.uid] += ports
         try:
-            await self.check(caller, policy, self._under_way[caller.uid])
+            more = self._ports[caller.uid] if ports else 0
+            await self.check(caller, policy, self._under_way[caller.uid], more)
             yield
         finally:
+            self._ports[caller.uid] -= ports
             self._under_way[caller.uid] -= 1
             if not self._under_way[caller.uid]:
-                del self._under_way[caller.uid]
+                del self._under_way[caller.uid], self._ports[caller.uid]
 
-    async def check(self, caller: Caller, policy: Policy, more: int = 1) -> None:
-        """Raise ``LimitReached`` where the caller may not have so many more."""
-        limit = policy.containers_per_user
-        if limit and len(await own_containers(self._engine, caller)) + more > limit:
+    async def check(self, caller: Caller, policy: Policy, more: int = 1, ports: int = 0) -> None:
+        """Raise ``LimitReached`` where the caller may not have so many more, or they not so many ports."""
+        limit, most = policy.containers_per_user, policy.ports_per_user if ports else 0
+        if most and ports > most:
+            raise _too_many_ports(ports, most)
+        if not limit and not most:
+            return
+        own = await own_containers(self._engine, caller)
+        if limit and len(own) + more > limit:
             raise LimitReached(
                 f"you have the {limit} containers that a user may have here, stopped ones too",
                 hint="docker container prune removes those that are stopped",
             )
+        if most and (had := sum(counted(each.get("Labels") or {}) for each in own)) + ports > most:
+            raise _too_many_ports(had + ports, most)
+
+
+def _too_many_ports(wanted: int, most: int) -> LimitReached:
+    return LimitReached(
+        f"your containers would publish {wanted} ports, and a user may publish {most} here",
+        hint="publish those that are needed, by -p; stopped containers' count until they are removed",
+    )

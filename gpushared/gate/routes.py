@@ -14,6 +14,7 @@ class Action(StrEnum):
     PASS = "pass"  # noqa: S105 - a word, no password
     REFUSE = "refuse"
     TRUSTED = "trusted"
+    BUILD = "build"
     INFO = "info"
     EVENTS = "events"
     CREATE = "create"
@@ -49,6 +50,7 @@ SCOPES: Mapping[Action, str] = {
     Action.PASS: "everybody",
     Action.REFUSE: "nobody",
     Action.TRUSTED: "trusted callers",
+    Action.BUILD: "trusted callers, and nobody where everybody is confined",
     Action.INFO: "everybody; numbers of one's own containers, no passwords of proxies, no names of leases",
     Action.EVENTS: "events of one's own containers",
     Action.CREATE: "everybody, by the site's policy",

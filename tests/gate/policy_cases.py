@@ -88,4 +88,6 @@ CASES = [
     always("--oom-kill-disable", "OomKillDisable", NO, "--memory"),
     always("--read-only", "ReadonlyRootfs", YES),
     always("--group-add 0", "GroupAdd", NO, "your own groups"),
+    always("--stop-timeout 60", "StopTimeout", YES),
+    always("--stop-timeout -1", "StopTimeout", NO, "--stop-timeout 3600"),
 ]

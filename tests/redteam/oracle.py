@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import stat
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from tests.redteam.scene import ATTACKER, VICTIM, Scene
 Json = dict[str, Any]
 NO_MODES = {"", "private", "shareable", "none", "default", "bridge"}
 FORBIDDEN_IN_MOUNTS = ("docker.sock", "gpushared.sock", "/inner", "/s/", "nvidia", "/mps")
-PATIENCE_SECONDS = 5.0
 NO_CAPABILITY = "0" * 16
 
 
@@ -79,8 +77,8 @@ class Oracle:
             if [one for one in now[what] if one in before] != before:
                 yield f"{what} changed: {before} became {now[what]}"
             for new in (one for one in now[what] if one not in before):
-                # What the attacker makes has his label, or none; the name of another's it may not have.
-                if what not in {"volumes", "networks"} or str(VICTIM) in str(new):
+                # What the attacker makes has his label, and is not among these; networks have no others.
+                if what != "networks" or str(VICTIM) in str(new):
                     yield f"{what} are more: {new}"
 
     # --- what the attacker's containers are ---
@@ -141,16 +139,12 @@ class Oracle:
                 yield f"{request.decode()} of the victim's is answered by {head!r}"
 
     def _head(self, request: bytes) -> bytes:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while True:
-            try:
-                with connected(self._scene.daemon.socket, VICTIM) as channel:
-                    channel.sendall(request + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-                    return channel.recv(64)
-            except BlockingIOError:
-                # The kernel's queue of those who wait to be accepted is full: clients try again.
-                if time.monotonic() > deadline:
-                    return b"a full queue"
+        try:
+            with connected(self._scene.daemon.socket, VICTIM) as channel:
+                channel.sendall(request + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                return channel.recv(64)
+        except BlockingIOError:
+            return b"a full queue of those who wait to be accepted"
 
     def _clear(self) -> None:
         ask = self._scene.as_engine

@@ -22,6 +22,9 @@ from tests.redteam.attack import Told
 
 VICTIM, ATTACKER = 61021, 61022
 """Users that no system has: no groups, no home of the user database, nothing that anybody trusts."""
+SUBORDINATE = 3_000_000_000
+"""The first of the ids that the attacker has in user namespaces."""
+MOST_PORTS = 8
 AGENT = Path(__file__).with_name("agent.py")
 ANSWER_SECONDS = 30.0
 QUIET_SECONDS = 1.0
@@ -97,7 +100,12 @@ class Scene:
         self.home = self._made_home("mallory", ATTACKER)
         self.victims_home = self._made_home("alice", VICTIM)
         self.canaries: dict[str, str] = {}
-        config = f'[gate]\nmount_prefixes = ["~", "{self.homes}"]\n'
+        ranges = self.directory / "subuid"
+        ranges.write_text(f"{ATTACKER}:{SUBORDINATE}:65536\n")
+        config = (
+            f'[gate]\nmount_prefixes = ["~", "{self.homes}"]\nsubordinate_ids = "{ranges}"\n'
+            f"ports_per_user = {MOST_PORTS}\n"
+        )
         self.daemon = DaemonProcess(
             make_directory(), simulate=SIMULATED, engine=engine.socket, config=config,
             environment={"ROOTS_SECRET": self.canary("the environment of root's daemon")},

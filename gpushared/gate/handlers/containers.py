@@ -19,6 +19,7 @@ from gpushared.gate.policy.fields import UPDATE_TABLE
 from gpushared.gate.policy.judge import judge_update
 from gpushared.gate.policy.schema import fit
 from gpushared.gate.processes import check_ps
+from gpushared.gate.published import check_counted
 from gpushared.gate.routes import Action
 
 DEVICE_FIELDS = ("Devices", "DeviceRequests", "DeviceCgroupRules")
@@ -84,6 +85,8 @@ class Containers:
         """The caller's container, whose names and paths still mean what they did when it was created."""
         container = await find_container(self._engine, call.match.name, call.caller)
         if not call.caller.trusted:
+            most = self._ground.policy.ports_per_user
+            check_counted(container.name, container.ports, container.labels, most)
             for network in container.networks:
                 await self._check_network(network, container, call.caller)
             for volume in container.volumes:

@@ -10,16 +10,17 @@ from gpushared.domain.errors import LimitReached, NotFound, PermissionRefused, R
 from gpushared.gate.accounts import look_up
 from gpushared.gate.body import Body, check_create, section, text
 from gpushared.gate.call import Call
-from gpushared.gate.containers import LABEL_HOST_PATHS, find_network, find_owned
+from gpushared.gate.containers import LABEL_HOST_PATHS, find_network, find_owned, image_config
 from gpushared.gate.create import CREATED, Creator, Order
 from gpushared.gate.engine import Answer
 from gpushared.gate.gpu_nodes import check_devices
 from gpushared.gate.handlers.ground import Ground, Handler
 from gpushared.gate.handlers.images import check_no_builder
-from gpushared.gate.mounts import lead_to, volumes_of, wishes_of
+from gpushared.gate.mounts import lead_to, unnamed_volumes, volumes_of, wishes_of
 from gpushared.gate.names import check_name, hide_holder
 from gpushared.gate.pins.pins import LABEL_PINS
 from gpushared.gate.policy.judge import Context, judge_create, networks_of
+from gpushared.gate.published import LABEL_PORTS, ports_of
 from gpushared.gate.room import Room
 from gpushared.gate.routes import Action
 from gpushared.gate.wish import ClaimWish, Wish, take_wish
@@ -79,22 +80,27 @@ class Creates:
         account = await look_up(caller)
         in_gang = isinstance(wish, ClaimWish) and desk.in_gang(wish.lease, caller)
         judged = judge_create(body, Context(account, policy, in_gang, wish is not None, call.version))
-        await held.enter_async_context(self._room.for_one_more(caller, policy))
+        image = await image_config(engine, text(judged, "Image"))
+        exposed = {*section(judged, "ExposedPorts"), *section(image, "ExposedPorts")}
+        ports = ports_of(judged["HostConfig"], exposed)
+        await held.enter_async_context(self._room.for_one_more(caller, policy, ports))
         mounts = judged["HostConfig"]["Mounts"]
         for network in networks_of(judged):
             await find_network(engine, network, caller)
         for volume in volumes_of(mounts):
             hint = f"mount a directory of your home, or docker volume create {volume}"
             await find_owned(engine, "volumes", volume, caller, hint=hint)
+        named = {*section(judged, "Volumes"), *section(image, "Volumes")}
+        mounts += unnamed_volumes(judged["HostConfig"], named)
         for mount in mounts:
             if mount["Type"] == "volume" and not mount.get("Source"):
                 mount["VolumeOptions"] = ground.labelled(call, section(mount, "VolumeOptions"))
         # Set in any case: the caller or an image may have set them too.
-        labels = {LABEL_HOST_PATHS: "[]", LABEL_PINS: ""}
+        labels = {LABEL_HOST_PATHS: "[]", LABEL_PINS: "", LABEL_PORTS: str(ports)}
         if wishes := wishes_of(mounts):
             pin = await held.enter_async_context(self._ground.pins.held(account, wishes))
             lead_to(mounts, pin)
-            labels = {
+            labels |= {
                 LABEL_HOST_PATHS: json.dumps([asdict(path) for path in pin.wishes]),
                 LABEL_PINS: pin.name,
             }

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from gpushared.domain.errors import PermissionRefused, RequestError
-from gpushared.gate.body import Body, strings
+from gpushared.gate.body import Body
 from gpushared.gate.call import Call, expect_nothing
 from gpushared.gate.containers import OK, inspect
 from gpushared.gate.endpoints import BUILD, LOAD
 from gpushared.gate.handlers.ground import Ground, Handler, showing
-from gpushared.gate.policy.images import check_image, full_names
+from gpushared.gate.policy.images import check_image, full_names, pulled_from
 from gpushared.gate.routes import Action
 from gpushared.gate.views import shown_images
 
@@ -62,8 +62,16 @@ def _check_pulled(name: str, found: Body) -> None:
 
     A pull would put what anybody may have under its name at a registry in its place, for all users.
     """
-    repositories = {full_names(digest)[0] for digest in strings(found, "RepoDigests")}
-    if "@" not in name and full_names(name)[0] not in repositories:
+    repositories = pulled_from(found)
+    if "@" in name:
+        return  # it takes no tag from anything
+    if repositories is None:
+        raise PermissionRefused(
+            f"it cannot be told whether {name} was made on this machine, and a pull would replace it for "
+            "everybody",
+            hint="use it as it is, or pull by the digest, NAME@sha256:...; a trusted user may pull it",
+        )
+    if full_names(name)[0] not in repositories:
         raise PermissionRefused(
             f"{name} was made on this machine, and a pull would replace it for everybody",
             hint="use it as it is; a trusted user may pull it",

@@ -34,13 +34,16 @@ class Networks:
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
 
+    def judged(self) -> dict[Action, Handler]:
+        """What trusted callers come to as well where everybody is confined."""
+        return {Action.NETWORK_CREATE: self._create, Action.NETWORK_CONNECT: self._connect}
+
     def confined(self) -> dict[Action, Handler]:
         return {
+            **self.judged(),
             Action.NETWORK: self._network,
             Action.NETWORK_LIST: self._list,
             Action.NETWORK_INSPECT: self._inspect,
-            Action.NETWORK_CREATE: self._create,
-            Action.NETWORK_CONNECT: self._connect,
             Action.NETWORK_PRUNE: self._prune,
         }
 

@@ -18,10 +18,14 @@ class Volumes:
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
 
+    def judged(self) -> dict[Action, Handler]:
+        """What trusted callers come to as well where everybody is confined."""
+        return {Action.VOLUME_CREATE: self._create}
+
     def confined(self) -> dict[Action, Handler]:
         return {
+            **self.judged(),
             Action.VOLUME: self._volume,
-            Action.VOLUME_CREATE: self._create,
             Action.VOLUME_LIST: self._filtered,
             Action.VOLUME_PRUNE: self._filtered,
         }

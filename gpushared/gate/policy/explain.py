@@ -140,6 +140,7 @@ OPTIONS: Mapping[str, str] = {
     "HostConfig.Runtime": "--runtime",
     "HostConfig.SecurityOpt": "--security-opt",
     "HostConfig.ShmSize": "--shm-size",
+    "StopTimeout": "--stop-timeout",
     "HostConfig.StorageOpt": "--storage-opt",
     "HostConfig.Sysctls": "--sysctl",
     "HostConfig.Tmpfs": "--tmpfs",

@@ -1,4 +1,4 @@
-"""Which images a site allows: by their names as the engine completes them."""
+"""Which images a site allows: by their names as the engine completes them; and where images came from."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 
 from gpushared.domain.errors import PermissionRefused
 from gpushared.domain.units import shown
+from gpushared.gate.body import Body, objects, section, strings, text
 from gpushared.gate.policy.site import Policy
 
 _DIGEST = re.compile(r"(.+@)?sha256:[0-9a-f]{64}")
@@ -34,6 +35,21 @@ def check_image(reference: str, policy: Policy) -> None:
             f"the image {shown(name)} is not allowed for you",
             hint=f"images here come from: {', '.join(policy.images) or 'nowhere'}",
         )
+
+
+def pulled_from(found: Body) -> frozenset[str] | None:
+    """The repositories from which an image came, by its inspect; None where the engine cannot tell.
+
+    Engines that keep images in containerd give a digest to every tag, also of what was built or loaded; there
+    an image's id is its digest. From version 29 on they keep where each came from as ``Identity``.
+    """
+    if found.get("Identity"):
+        pulls = objects(section(found, "Identity"), "Pull")
+        return frozenset(full_names(text(pull, "Repository"))[0] for pull in pulls)
+    named = [digest.partition("@") for digest in strings(found, "RepoDigests")]
+    if any(digest == found.get("Id") for _, _, digest in named):
+        return None
+    return frozenset(full_names(name)[0] for name, _, _ in named)
 
 
 def full_names(reference: str) -> tuple[str, str]:

@@ -278,7 +278,8 @@ CREATE: Mapping[str, Rule] = {
     **_words(
         "Env Cmd Healthcheck ArgsEscaped Volumes WorkingDir Entrypoint NetworkDisabled Labels", r.allowed
     ),
-    **_words("StopSignal StopTimeout Shell", r.allowed),
+    **_words("StopSignal Shell", r.allowed),
+    "StopTimeout": r.stop_timeout,
     "MacAddress": r.unset("leave it out: the engine gives addresses that nobody else has"),
     "OnBuild": r.unset(),
     "Image": r.image,

@@ -32,6 +32,7 @@ PRESETS: Mapping[PolicyPreset, Policy] = {
         root_inside=True,
         host_ipc=True,
         unconfined_seccomp=True,
+        ports_per_user=1024,
         pids_limit=16_384,
     ),
     PolicyPreset.LAB: Policy(
@@ -43,6 +44,7 @@ PRESETS: Mapping[PolicyPreset, Policy] = {
         publish=Publish.LOOPBACK,
         restart_policies=(Restart.NO,),
         containers_per_user=32,
+        ports_per_user=32,
         pids_limit=1024,
     ),
 }

@@ -27,6 +27,7 @@ LOG_TAG = re.compile(
 NO_NEW_PRIVILEGES = frozenset({"no-new-privileges", "no-new-privileges:true", "no-new-privileges=true"})
 UNCONFINED_SECCOMP = frozenset({"seccomp=unconfined", "seccomp:unconfined"})
 HIGHEST_OOM_SCORE = 1000
+LONGEST_STOP_SECONDS = 3600
 MOST_CPU_SHARES = 1024
 """What every container has that asks for none."""
 MOST_BLKIO_WEIGHT = 500
@@ -281,6 +282,16 @@ def oom_score(name: str, value: Json, _context: Context) -> Json:
     if value is not None and not (isinstance(value, int) and 0 <= value <= HIGHEST_OOM_SCORE):
         raise PermissionRefused(
             f"{name} below 0 is not allowed for you", hint="0 is what every container has"
+        )
+    return value
+
+
+def stop_timeout(name: str, value: Json, _context: Context) -> Json:
+    """The engine's own end waits for the longest of all containers, and for ever where one is below zero."""
+    if value is not None and not (isinstance(value, int) and 0 <= value <= LONGEST_STOP_SECONDS):
+        raise PermissionRefused(
+            f"{name} {value} would hold up the engine's end, which waits for every container",
+            hint=f"--stop-timeout {LONGEST_STOP_SECONDS} is the most",
         )
     return value
 

@@ -44,6 +44,7 @@ class Policy:
     host_ipc: bool = False
     unconfined_seccomp: bool = False
     containers_per_user: int = NO_LIMIT
+    ports_per_user: int = 128
     memory_limit_bytes: int = NO_LIMIT
     cpu_limit: float = NO_LIMIT
     pids_limit: int = 4096
