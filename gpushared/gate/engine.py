@@ -12,13 +12,15 @@ import errno
 import json
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import h11
 
 from gpushared.domain.errors import EngineUnavailable, TimedOut
+from gpushared.gate.incoming import Incoming
+from gpushared.gate.wire import Piece, Wire
 
 READ_BYTES = 256 * 1024
 CONNECT_SECONDS = 5.0
@@ -45,40 +47,27 @@ class Answer:
 
 
 class EngineConnection:
-    """One request to the engine and its response, as streams.
-
-    A bare socket, not an asyncio transport: a transport is closed by its first failed write, and what the
-    engine had answered before it closed would be lost with it.
-    """
+    """One request to the engine and its response, as streams. What writes raises ``ConnectionError``."""
 
     def __init__(self, sock: socket.socket, socket_path: str) -> None:
-        self._sock = sock
+        self.wire = Wire(sock, reset_is_end=True)
         self._socket_path = socket_path
-        self._loop = asyncio.get_running_loop()
         self.turn: Callable[[], Awaitable[None]] = _any_turn
-        """Waited for before each piece; at the least the event loop goes round."""
+        """Waited for after each piece; at the least the event loop goes round."""
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES)
+        self._incoming = Incoming(self._http, self.wire, self._take_turn, read_bytes=READ_BYTES)
 
     async def send(self, *events: h11.Event) -> None:
-        """Raises ``ConnectionError`` when the engine takes no more."""
-        await self.write(b"".join(self._http.send(event) or b"" for event in events))
+        pieces = [piece for event in events for piece in self._http.send_with_data_passthrough(event) or ()]
+        await self.wire.write(pieces)
+
+    async def send_data(self, data: Piece) -> None:
+        """Part of the body."""
+        await self.send(h11.Data(data=cast("bytes", data)))
 
     async def write(self, data: bytes) -> None:
-        """Raw bytes; comes back when the kernel has them all. Raises ``ConnectionError``."""
-        await self._loop.sock_sendall(self._sock, data)
-
-    def write_eof(self) -> None:
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_WR)
-
-    async def read(self) -> bytes:
-        """Raw bytes; empty at the end, which a unix socket reports as a reset when not all was read."""
-        # A socket that always has data would never let anybody else have a turn.
-        await self.turn()
-        try:
-            return await self._loop.sock_recv(self._sock, READ_BYTES)
-        except ConnectionError:
-            return b""
+        """Raw bytes."""
+        await self.wire.write([data])
 
     async def response(self) -> h11.Response | h11.InformationalResponse:
         """The response's head; informational only for a protocol switch. Raises ``EngineUnavailable``."""
@@ -90,51 +79,51 @@ class EngineConnection:
                 return event
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The response's body as it arrives. Raises ``EngineUnavailable`` when it is cut off.
+        """The response's body as it arrives. Raises ``EngineUnavailable`` when it is cut off."""
+        async for piece in self.pieces():
+            yield bytes(piece)
 
-        What one read brought is one piece: the engine sends each line of a log as a chunk of its own.
-        """
-        while isinstance(event := await self._event(), h11.Data):
-            pieces = [event.data]
-            while isinstance(more := self._next(), h11.Data):
-                pieces.append(more.data)
-            yield b"".join(pieces)
-            if isinstance(more, h11.EndOfMessage):
-                return
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """The same without a copy: each piece is only good until the next."""
+        with self._translated():
+            while (piece := await self._incoming.piece()) is not None:
+                yield piece
 
     def peer_pid(self) -> int:
         """The process that listens on the socket, 0 where it is not in a PID namespace that we see."""
         size = struct.calcsize("3i")
-        pid, _, _ = struct.unpack("3i", self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+        peer = self.wire.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        pid, _, _ = struct.unpack("3i", peer)
         return int(pid)
 
     def early(self) -> bytes:
         """What came after the head of a connection that is no longer HTTP."""
-        return self._http.trailing_data[0]
+        return self._incoming.held
 
     def hang_up(self) -> None:
         """End both directions; whoever reads or writes comes back."""
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+        self.wire.hang_up()
 
     def close(self) -> None:
         """Only when nobody reads or writes any more."""
-        self._sock.close()
+        self.wire.close()
+
+    async def _take_turn(self) -> None:
+        await self.turn()
 
     async def _event(self) -> h11.Event:
-        while (event := self._next()) is h11.NEED_DATA:
-            self._http.receive_data(await self.read())
-        assert not isinstance(event, type)
+        with self._translated():
+            event = await self._incoming.event()
         if isinstance(event, h11.ConnectionClosed):
             raise EngineUnavailable(
                 f"the Docker engine on {self._socket_path} hung up", hint="it may be restarting; try again"
             )
         return event
 
-    def _next(self) -> h11.Event | type[h11.NEED_DATA | h11.PAUSED]:
-        """The next event of what was read already."""
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
         try:
-            return self._http.next_event()
+            yield
         except h11.RemoteProtocolError as error:
             raise EngineUnavailable(
                 f"the Docker engine on {self._socket_path} broke off its answer",

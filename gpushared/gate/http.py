@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import h11
 
@@ -22,7 +23,7 @@ from gpushared.audit.line import DIGESTED_BYTES, UNKNOWN, Origin
 from gpushared.domain.errors import Code, GpushareError, LimitReached
 from gpushared.domain.request import Caller
 from gpushared.gate.answers import connect_error, docker_error, http_status
-from gpushared.gate.ends import READ_BYTES, Stream, hung_up, linger
+from gpushared.gate.incoming import Incoming
 from gpushared.gate.limits import Share, Shares
 from gpushared.gate.refusals import (
     NOT_HTTP,
@@ -33,12 +34,10 @@ from gpushared.gate.refusals import (
     check_framing,
     forget,
 )
+from gpushared.gate.wire import READ_BYTES, Piece, Wire, taken_over
 
 WATCH_AFTER_SECONDS = 0.05
 """Most answers are ready sooner; watching for the client's end costs more than they do."""
-
-EVENTS_AT_ONCE = 16
-"""A body may come in thousands of pieces of a byte, all of which are there already."""
 
 HeaderList = Sequence[tuple[bytes, bytes]]
 
@@ -112,7 +111,12 @@ async def serve_http(
     else may hold it, and it would be collected with the stream still open.
     """
     share = routes.shares.of(caller.uid)
-    connection = _Connection(reader, writer, caller, limits or Limits(), prefix, origin or UNKNOWN, share)
+    try:
+        wire, early = await taken_over(reader, writer)
+    except OSError:  # it is gone already
+        writer.close()
+        return
+    connection = _Connection(wire, caller, limits or Limits(), prefix + early, origin or UNKNOWN, share)
     try:
         await connection.serve(routes)
     except asyncio.CancelledError:
@@ -121,6 +125,9 @@ async def serve_http(
             raise
     finally:
         await connection.close()
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
 
 
 class Exchange:
@@ -153,17 +160,17 @@ class Exchange:
         length = self.header(b"content-length")
         return self.header(b"transfer-encoding") is not None or (length is not None and int(length) > 0)
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it arrives. Raises ``ClientGoneError``."""
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """The body as it arrives, each piece good until the next. Raises ``ClientGoneError``."""
         if self._peeked:
             yield self._peeked
-        while (data := await self._connection.body_data()) is not None:
+        while (data := await self._connection.body_piece()) is not None:
             self._count(data)
             yield data
 
     async def peek(self, size: int) -> bytes:
-        """The body's first bytes, which ``chunks`` gives again. Raises ``ClientGoneError``."""
-        while len(self._peeked) < size and (data := await self._connection.body_data()) is not None:
+        """The body's first bytes, which ``pieces`` gives again. Raises ``ClientGoneError``."""
+        while len(self._peeked) < size and (data := await self._connection.body_piece()) is not None:
             self._count(data)
             self._peeked += data
         return self._peeked[:size]
@@ -179,7 +186,7 @@ class Exchange:
         """SHA-256 of what was read of the body, in hexadecimal; empty where that is nothing, or a stream."""
         return self._digest.hexdigest() if 0 < self._body_bytes <= DIGESTED_BYTES else ""
 
-    def _count(self, data: bytes) -> None:
+    def _count(self, data: Piece) -> None:
         self._body_bytes += len(data)
         if self._body_bytes <= DIGESTED_BYTES:
             self._digest.update(data)
@@ -203,15 +210,18 @@ class Exchange:
         head = h11.Response(status_code=status, headers=list(headers))
         await self._connection.send(head, *([h11.Data(data=body)] if body else ()))
 
-    async def send(self, data: bytes) -> None:
+    async def send(self, data: Piece) -> None:
         """Part of the body; waits while the client is slow. Raises ``ClientGoneError``."""
-        await self._connection.send(h11.Data(data=data))
+        await self._connection.send(h11.Data(data=cast("bytes", data)))
 
     async def finish(self) -> None:
         await self._connection.send(h11.EndOfMessage())
 
-    async def hijack(self, status: int, head: bytes) -> Stream:
-        """Send a head as it is and leave HTTP; the caller then owns both directions until it returns."""
+    async def hijack(self, status: int, head: bytes) -> tuple[Wire, bytes]:
+        """Send a head as it is and leave HTTP; the caller then owns both directions until it returns.
+
+        Gives what the client has sent already, too.
+        """
         self._begin(status)
         return await self._connection.hijack(head)
 
@@ -228,11 +238,10 @@ class Exchange:
 class _Connection:
     def __init__(
         self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        wire: Wire,
         caller: Caller,
         limits: Limits,
-        prefix: bytes,
+        early: bytes,
         origin: Origin,
         share: Share,
     ) -> None:
@@ -240,15 +249,19 @@ class _Connection:
         self.share = share
         self.origin = origin
         self.client_gone = False
-        self._reader = reader
-        self._writer = writer
+        self._wire = wire
         self._limits = limits
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
-        self._unfed = prefix
-        self._eof = False
+        self._incoming = Incoming(
+            self._http,
+            wire,
+            share.turn,
+            early=early,
+            before_reading=self._ask_for_body,
+            read_bytes=READ_BYTES,
+        )
         self._hijacked = False
         self._held_bytes = 0
-        self._events = 0
         self._task: asyncio.Task[None] | None = None
         self._watch_timer: asyncio.TimerHandle | None = None
         self._watch_task: asyncio.Task[None] | None = None
@@ -342,7 +355,7 @@ class _Connection:
         await self._linger()
 
     async def _next_cycle(self) -> bool:
-        if self._hijacked or self._writer.is_closing():
+        if self._hijacked or self._wire.closing:
             return False
         if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
             # A body that nobody wanted: whether more of it comes is not worth waiting for.
@@ -364,12 +377,12 @@ class _Connection:
 
     async def _head(self) -> h11.Request | None:
         """The next request's head, or None when the client is done."""
-        if not self._unfed and not self._http.trailing_data[0] and not await self._next_bytes():
+        if not self._incoming.held and not await self._next_bytes():
             return None
         try:
             async with asyncio.timeout(self._limits.head_seconds):
                 await self.share.turn()
-                event = await self._event()
+                event = await self._incoming.event()
         except TimeoutError:
             raise RefusedRequestError(Broken.HEAD_TOO_SLOW, "the head of the request took too long") from None
         if isinstance(event, h11.ConnectionClosed):
@@ -379,53 +392,36 @@ class _Connection:
 
     async def _next_bytes(self) -> bool:
         """Wait for the next request; False when the client is done, or idle for too long."""
-        if not self._eof:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._limits.idle_seconds):
-                    self._unfed = await self._reader.read(READ_BYTES)
-        return bool(self._unfed)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._limits.idle_seconds):
+                self._incoming.unfed = await self._wire.read()
+        return bool(self._incoming.unfed)
 
-    async def _event(self) -> h11.Event:
-        while True:
-            if self._unfed:
-                self._http.receive_data(self._unfed)
-                self._unfed = b""
-            event = self._http.next_event()
-            self._events += 1
-            if self._events % EVENTS_AT_ONCE == 0:
-                await self.share.turn()
-            if event is not h11.NEED_DATA:
-                assert not isinstance(event, type)
-                return event
-            if self._http.they_are_waiting_for_100_continue:
-                await self.send(h11.InformationalResponse(status_code=100, headers=[]))
-            data = b"" if self._eof else await self._reader.read(READ_BYTES)
-            await self.share.turn()
-            self._eof = not data
-            self._http.receive_data(data)
+    async def _ask_for_body(self) -> None:
+        if self._http.they_are_waiting_for_100_continue:
+            await self.send(h11.InformationalResponse(status_code=100, headers=[]))
 
-    async def body_data(self) -> bytes | None:
-        """The next piece of the body, None at its end."""
+    async def body_piece(self) -> Piece | None:
+        """The next piece of the body, good until the one after it; None at its end."""
         if self._http.their_state is not h11.SEND_BODY:
             return None
         try:
-            event = await self._event()
+            piece = await self._incoming.piece()
         except (h11.RemoteProtocolError, ConnectionError) as error:
             raise ClientGoneError(str(error)) from error
-        if isinstance(event, h11.Data):
-            return bytes(event.data)
-        self._watch_soon()
-        return None
+        if piece is None:
+            self._watch_soon()
+        return piece
 
     async def whole_body(self, limit_bytes: int) -> bytes:
         pieces: list[bytes] = []
         size = 0
         try:
             async with asyncio.timeout(self._limits.body_seconds):
-                while (data := await self.body_data()) is not None:
+                while (data := await self.body_piece()) is not None:
                     self.share.hold(len(data))
                     self._held_bytes += len(data)
-                    pieces.append(data)
+                    pieces.append(bytes(data))
                     size += len(data)
                     if size > limit_bytes:
                         raise RefusedRequestError(
@@ -436,39 +432,37 @@ class _Connection:
         return b"".join(pieces)
 
     async def _end_of_request(self) -> None:
-        while await self.body_data() is not None:
+        while await self.body_piece() is not None:
             pass
 
     # --- what the client gets ---
 
     async def send(self, *events: h11.Event) -> None:
+        pieces = [piece for event in events for piece in self._http.send_with_data_passthrough(event) or ()]
+        await self._write(pieces)
+
+    async def _write(self, pieces: Sequence[Piece]) -> None:
         try:
-            self._writer.write(b"".join(self._http.send(event) or b"" for event in events))
-            await self._writer.drain()
-        except (ConnectionError, OSError) as error:
+            await self._wire.write(pieces)
+        except OSError as error:
             raise ClientGoneError(str(error)) from error
 
-    async def hijack(self, head: bytes) -> Stream:
+    async def hijack(self, head: bytes) -> tuple[Wire, bytes]:
         await self._stop_watch()
         self._hijacked = True
-        early = self._http.trailing_data[0] + self._unfed
-        self._unfed = b""
-        self._writer.write(head)
-        return Stream(self._reader, self._writer, early, self._eof)
+        await self._write([head])
+        return self._wire, self._incoming.held
 
     def abort(self) -> None:
-        transport = self._writer.transport
-        transport.abort()
+        self._wire.hang_up()
 
     async def close(self) -> None:
         await self._stop_watch()
-        self._writer.close()
-        with contextlib.suppress(ConnectionError, OSError):
-            await self._writer.wait_closed()
+        self._wire.close()
 
     async def _linger(self) -> None:
-        """Let the client read the answer: closing with unread data resets a unix socket's other end."""
-        await linger(self._reader, self._writer)
+        await self._stop_watch()
+        await self._wire.linger()
 
     # --- whether the client is still there ---
 
@@ -481,16 +475,17 @@ class _Connection:
 
     async def _watch(self) -> None:
         """Read ahead, within the bound, and cancel the handler when the client has hung up."""
-        while not self._eof:
-            if len(self._unfed) > self._limits.pipelined_bytes:
-                return
+        while len(self._incoming.unfed) <= self._limits.pipelined_bytes:
             try:
-                data = await self._reader.read(READ_BYTES)
+                data = await self._wire.read()
             except ConnectionError:
+                data = b""
+            if not data:
                 break
-            self._eof = not data
-            self._unfed += data
-        await hung_up(self._writer)
+            self._incoming.unfed += data
+        else:
+            return
+        await self._wire.hung_up()
         if self._task is not None:
             self.client_gone = True
             self._task.cancel()

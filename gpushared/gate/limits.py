@@ -135,13 +135,22 @@ class Share:
 
     async def turn(self) -> None:
         """Wait until it is this user's turn; always lets the event loop go round between two of them."""
+        if not self.take_turn():
+            await self.queue_for_turn()
+
+    def take_turn(self) -> bool:
+        """Whether it is his turn now, which is then taken."""
         if self._turn_taken:
-            waiting = asyncio.get_running_loop().create_future()
-            self._turns.append(waiting)
-            await waiting
-        else:
-            self._turn_taken = True
-            asyncio.get_running_loop().call_soon(self._next_turn)
+            return False
+        self._turn_taken = True
+        asyncio.get_running_loop().call_soon(self._next_turn)
+        return True
+
+    def queue_for_turn(self) -> asyncio.Future[None]:
+        """Done when it is his turn; to be cancelled by whoever no longer wants it."""
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._turns.append(waiting)
+        return waiting
 
     def _next_turn(self) -> None:
         while self._turns:

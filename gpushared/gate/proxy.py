@@ -14,10 +14,12 @@ from collections.abc import AsyncIterator, Callable
 import h11
 
 from gpushared.domain.errors import EngineUnavailable, RequestError
-from gpushared.gate.ends import READ_BYTES, Stream, hung_up, linger
 from gpushared.gate.engine import SWITCHING_PROTOCOLS, EngineConnection, EngineSocket
+from gpushared.gate.flow import End, Flow
 from gpushared.gate.http import ClientGoneError, Exchange
+from gpushared.gate.limits import Share
 from gpushared.gate.refusals import kind_of
+from gpushared.gate.wire import Piece, Wire
 
 OK = 200
 HOP_BY_HOP = frozenset(
@@ -110,16 +112,16 @@ async def _upload(
         with contextlib.suppress(ConnectionError):
             await connection.send(head)
             async for data in _body(exchange, body):
-                await connection.send(h11.Data(data=data))
+                await connection.send_data(data)
             await connection.send(h11.EndOfMessage())
     except ClientGoneError:
         connection.hang_up()
         raise
 
 
-async def _body(exchange: Exchange, body: bytes | None) -> AsyncIterator[bytes]:
+async def _body(exchange: Exchange, body: bytes | None) -> AsyncIterator[Piece]:
     if body is None:
-        async for data in exchange.chunks():
+        async for data in exchange.pieces():
             yield data
     elif body:
         yield body
@@ -163,13 +165,14 @@ async def _download(
     head = await connection.response()
     if farewell is not None and _is_hijacked(head):
         await upload
-        await _splice(await exchange.hijack(head.status_code, _raw_head(head)), connection, farewell)
+        client, early = await exchange.hijack(head.status_code, _raw_head(head))
+        await _splice(client, early, connection, exchange.share, farewell)
         return head.status_code
     if head.status_code == SWITCHING_PROTOCOLS:
         raise EngineUnavailable("the Docker engine switched protocols where nobody asked for it")
     headers = [(raw, value) for raw, value in head.headers.raw_items() if raw.lower() not in HOP_BY_HOP]
     await exchange.start(head.status_code, headers)
-    async for data in connection.chunks():
+    async for data in connection.pieces():
         await exchange.send(data)
     await exchange.finish()
     return head.status_code
@@ -187,11 +190,12 @@ def _raw_head(head: h11.Response | h11.InformationalResponse) -> bytes:
     return b"\r\n".join([*lines, b"", b""])
 
 
-async def _splice(client: Stream, connection: EngineConnection, farewell: Farewell) -> None:
+async def _splice(
+    client: Wire, early: bytes, connection: EngineConnection, share: Share, farewell: Farewell
+) -> None:
     """Bytes both ways until the engine has no more to say, or the client has hung up."""
-    client.writer.write(connection.early())
-    stdin = asyncio.create_task(_stdin(client, connection))
-    stdout = asyncio.create_task(_stdout(client, connection))
+    stdin = asyncio.create_task(_stdin(client, early, connection, share))
+    stdout = asyncio.create_task(_stdout(client, connection, share))
     try:
         await asyncio.wait({stdin, stdout}, return_when=asyncio.FIRST_COMPLETED)
         ended_by_engine = stdout.done()
@@ -200,34 +204,25 @@ async def _splice(client: Stream, connection: EngineConnection, farewell: Farewe
             task.cancel()
         await asyncio.wait({stdin, stdout})
     if ended_by_engine:
-        client.writer.write(farewell())
-        await linger(client.reader, client.writer)
+        with contextlib.suppress(ConnectionError):
+            await client.write([farewell()])
+        await client.linger()
 
 
-async def _stdin(client: Stream, connection: EngineConnection) -> None:
+async def _stdin(client: Wire, early: bytes, connection: EngineConnection, share: Share) -> None:
     """Ends when the client has hung up; its end of input is passed on and is no end of the output."""
-    try:
-        await _pump_stdin(client, connection)
-    except ConnectionError:
-        return  # reading from the client failed
-    await hung_up(client.writer)
-
-
-async def _pump_stdin(client: Stream, connection: EngineConnection) -> None:
-    data = client.early
-    while data or not client.at_eof:
-        try:
-            await connection.write(data)
-        except ConnectionError:
-            return  # the engine takes no more, but may still have something to say
-        data = await client.reader.read(READ_BYTES)
-        await connection.turn()
-        client.at_eof = not data
-    connection.write_eof()
-
-
-async def _stdout(client: Stream, connection: EngineConnection) -> None:
+    end = End.SINK_LOST  # the engine takes no more, but may still have something to say
     with contextlib.suppress(ConnectionError):
-        while data := await connection.read():
-            client.writer.write(data)
-            await client.writer.drain()
+        await connection.write(early)
+        end = await Flow(client, connection.wire, share).run()
+    if end is End.SOURCE_LOST:
+        return
+    if end is End.SOURCE_ENDED:
+        connection.wire.write_eof()
+    await client.hung_up()
+
+
+async def _stdout(client: Wire, connection: EngineConnection, share: Share) -> None:
+    with contextlib.suppress(ConnectionError):
+        await client.write([connection.early()])
+        await Flow(connection.wire, client, share).run()

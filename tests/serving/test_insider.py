@@ -11,8 +11,8 @@ import pytest
 
 from gpushared.domain.errors import EngineUnavailable, LimitReached, Unavailable
 from gpushared.domain.request import Caller
-from gpushared.gate.ends import Stream
 from gpushared.gate.http import Exchange, Routes, WebReply, WebRequest
+from gpushared.gate.wire import Wire
 from gpushared.serving import insider as module
 from gpushared.serving.insider import Insider
 
@@ -30,7 +30,7 @@ class Door:
     """Answers with who asked; on ``/raw`` it leaves HTTP and does what ``raw`` does."""
 
     def __init__(self) -> None:
-        self.raw: asyncio.Queue[Stream] = asyncio.Queue()
+        self.raw: asyncio.Queue[tuple[Wire, bytes]] = asyncio.Queue()
         self.done = asyncio.Event()
         self.waiting = asyncio.Event()
         self.hung_up = asyncio.Event()
@@ -77,7 +77,9 @@ async def ask(insider: Insider, caller: Caller, head: bytes) -> bytes:
     return answer.partition(b"\r\n\r\n")[2]
 
 
-async def raw(insider: Insider, door: Door) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Stream]:
+async def raw(
+    insider: Insider, door: Door
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, tuple[Wire, bytes]]:
     reader, writer = await insider.open_as(ADA)
     writer.write(b"POST /raw HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
     await reader.readuntil(b"\r\n\r\n")
@@ -101,24 +103,25 @@ async def test_the_gate_can_be_asked_like_an_engine(insider: Insider) -> None:
 
 
 async def test_a_half_close_is_the_end_of_one_direction(insider: Insider, door: Door) -> None:
-    reader, writer, server = await raw(insider, door)
+    reader, writer, (server, said) = await raw(insider, door)
     writer.write(b"all I have to say")
     writer.write_eof()
-    assert server.early + await server.reader.read() == b"all I have to say"
-    server.writer.write(b"and this is the answer")
-    server.writer.close()
+    while data := await server.read():
+        said += data
+    assert said == b"all I have to say"
+    await server.write([b"and this is the answer"])
+    server.write_eof()
     assert await reader.read() == b"and this is the answer"
     writer.close()
 
 
 async def test_who_does_not_read_is_not_written_to_for_ever(insider: Insider, door: Door) -> None:
-    reader, writer, server = await raw(insider, door)
+    reader, writer, (server, _) = await raw(insider, door)
 
     async def pour() -> None:
         for _ in range(MANY):
-            server.writer.write(PIECE)
-            await server.writer.drain()
-        server.writer.write_eof()
+            await server.write([PIECE])
+        server.write_eof()
 
     pouring = asyncio.create_task(pour())
     for _ in range(100):
