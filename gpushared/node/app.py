@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -15,8 +14,6 @@ from gpushared.config.model import Config
 from gpushared.domain.errors import GpushareError
 from gpushared.domain.instructions import DropEdits
 from gpushared.domain.jobs.contact import Contact
-from gpushared.domain.messages import DayTimeSet, QuietTimeChanged, RequestAbandoned, Tick
-from gpushared.domain.node import restore
 from gpushared.domain.policy.allowance import Allowance
 from gpushared.domain.state import ENDED_KEPT_IN_MEMORY, NodeState
 from gpushared.gate.engine import EngineSocket
@@ -34,8 +31,6 @@ from gpushared.node.configured import limits_of, policy_of, rules_of
 from gpushared.node.desk import NodeDesk
 from gpushared.node.examination import Examination
 from gpushared.node.follower import Follower
-from gpushared.node.host import host_size
-from gpushared.node.idle_rules import is_quiet
 from gpushared.node.job_host import JobHost
 from gpushared.node.jobs import NodeJobs
 from gpushared.node.jobs_room import JobsRoom
@@ -46,14 +41,13 @@ from gpushared.node.performer import Performer
 from gpushared.node.policy_api import PolicyApi
 from gpushared.node.pool_room import PoolRoom
 from gpushared.node.promises import Promises
+from gpushared.node.pulse import Pulse
+from gpushared.node.remembering import remembered
 from gpushared.node.sampler import Sampler
 from gpushared.node.selftest import check_identity
 from gpushared.node.simulation import Simulation
 from gpushared.node.verifier import Verifier, gate_name
-from gpushared.ports import (
-    ContainerStatus,
-    JournalSnapshot,
-)
+from gpushared.ports import ContainerStatus, JournalSnapshot
 from gpushared.serving.audit_api import AuditApi
 from gpushared.serving.audit_log import AuditLog
 from gpushared.serving.call_audit import CallAudit
@@ -69,29 +63,16 @@ from gpushared.serving.troubles import Troubles
 
 log = logging.getLogger(__name__)
 
-TICK_SECONDS = 1.0
 FIRST_LOOK_SECONDS = 12.0
 """How long the start waits for GPUs, settings and engine before it serves without them."""
 CLOSE_SECONDS = 10.0
 """How long the end waits for creates that are under way."""
-FIRST_SEQUENCES = 2**19
-"""Half of the ids of four characters (see ``lease_id``)."""
 UP = (ContainerStatus.RUNNING, ContainerStatus.PAUSED, ContainerStatus.RESTARTING)
 SOCKET_NAME = "gpushared.sock"
 ENGINES_OWN = ("/run/docker.sock", "/run/containerd")
 """Where engines listen besides; who reaches them is root."""
 PINS_NAME = "pins"
 INNER_SOCKET = "inner/grpc.sock"
-
-
-def first_sequence(snapshot: JournalSnapshot) -> int:
-    """The next lease's number; a new journal begins anywhere.
-
-    Containers bear the names of leases. Those of another journal, lost or on the same engine, must not pass
-    for those of ours.
-    """
-    new = snapshot.next_sequence == 1 and not snapshot.leases
-    return 1 + secrets.randbelow(FIRST_SEQUENCES) if new else snapshot.next_sequence
 
 
 class Daemon:
@@ -127,7 +108,6 @@ class Daemon:
         )
         self._gate: Gate | None = None
         self._kept: Kept | None = None
-        self._told = ""
 
     def stop(self) -> None:
         """End serving; containers and what they use stay."""
@@ -150,25 +130,7 @@ class Daemon:
         ended = await self._parts.journal.ended(ENDED_KEPT_IN_MEMORY)
         log.info("journal loaded leases=%d", len(snapshot.leases))
         self._kept = await asyncio.to_thread(load_kept, pool_folder(self._config), self._troubles)
-        now, ahead = self._parts.clock.now(), self._parts.clock.ahead()
-        state = NodeState(
-            rules=rules_of(self._config),
-            quiet=is_quiet(self._config.idle_quiet, now + ahead),
-            ahead_seconds=ahead,
-            host=host_size(),
-            boot_id=boot_id(),
-            allowance=self._allowance(snapshot),
-        )
-        return restore(
-            state,
-            snapshot.leases,
-            first_sequence(snapshot),
-            reversed(ended),
-            snapshot.drained,
-            snapshot.standing,
-            snapshot.attempts,
-            snapshot.contacts,
-        )
+        return remembered(self._config, self._parts.clock, snapshot, ended, self._allowance(snapshot))
 
     def _allowance(self, snapshot: JournalSnapshot) -> Allowance | None:
         """What the pool let this node give in its last life, which holds before the link is up again."""
@@ -180,6 +142,15 @@ class Daemon:
 
     async def _run_parts(self, loop: Loop, stack: AsyncExitStack, listener: socket.socket) -> None:
         self._attendance = Attendance(loop.now())
+        self._pulse = Pulse(
+            loop,
+            self._parts.clock,
+            self._attendance,
+            self._promises,
+            self._notifier,
+            lambda: self._config,
+            simulated=self._parts.gpus.simulated,
+        )
         self._follower = Follower(
             loop,
             self._parts.engine,
@@ -408,13 +379,13 @@ class Daemon:
 
     async def _live(self, loop: Loop) -> None:
         """Until the stop: look, follow, tick, and tell systemd."""
-        self._notifier.ready(self._status(loop))
-        log.info("serving %s", self._status(loop))
+        self._notifier.ready(self._pulse.status())
+        log.info("serving %s", self._pulse.status())
         await until_one_ends(
             self._notifier,
             self._sampler.run(),
             self._follower.run(),
-            self._tick(loop),
+            self._pulse.run(),
             keep_always(self._parts.clock, self._troubles),
             self._jobs.run(),
             self._enrolment.keep_renewed(),
@@ -423,45 +394,6 @@ class Daemon:
             self._audit.run(),
             loop.ended(),
             self._stop.wait(),
-        )
-
-    async def _tick(self, loop: Loop) -> None:
-        while True:
-            await asyncio.sleep(TICK_SECONDS)
-            try:
-                await self._follow_day_time(loop)
-                await loop.send(Tick())
-                patience = float(self._config.queue.orphan_seconds)
-                for lease in self._attendance.absent(loop.state, loop.now(), patience):
-                    await loop.send(RequestAbandoned(lease))
-            except GpushareError as error:
-                log.debug("tick refused: %s", error)
-            self._promises.judge(loop.state)
-            self._tell_status(loop)
-
-    async def _follow_day_time(self, loop: Loop) -> None:
-        """What people mean by the time of day goes by the clock that people set."""
-        ahead = self._parts.clock.ahead()
-        if ahead != loop.state.ahead_seconds:
-            log.warning("the time of day was set by %+.1f s", ahead - loop.state.ahead_seconds)
-            await loop.send(DayTimeSet(ahead))
-        quiet = is_quiet(self._config.idle_quiet, loop.state.day(loop.now()))
-        if quiet is not loop.state.quiet:
-            await loop.send(QuietTimeChanged(quiet))
-
-    def _tell_status(self, loop: Loop) -> None:
-        status = self._status(loop)
-        if status != self._told:
-            self._told = status
-            self._notifier.status(status)
-
-    def _status(self, loop: Loop) -> str:
-        waiting = len(loop.state.waiting())
-        kind = "simulated GPUs" if self._parts.gpus.simulated else "GPUs"
-        held = len(loop.state.leases) - waiting
-        drained = sum(loop.state.drain_of(gpu) is not None for gpu in loop.state.gpus)
-        return f"{len(loop.state.gpus)} {kind}, {held} leases, {waiting} queued" + (
-            f", {drained} drained" if drained else ""
         )
 
     # --- configuration that may change while it runs ---------------------------------------------------
@@ -482,7 +414,7 @@ class Daemon:
         self._jobs.reload(config)
         self._pool.link.reload()
         self._set_presets()
-        self._told = ""  # the next tick says again what is served, after what is said about this
+        self._pulse.tell_again()  # after what is said about this
         log.info("configuration reloaded")
 
     def not_reloaded(self, error: GpushareError) -> None:

@@ -1,0 +1,94 @@
+"""What the daemon does every second: time passes, clients are missed, and systemd hears how it stands."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from gpushared.config.model import Config
+from gpushared.domain.errors import GpushareError
+from gpushared.domain.messages import DayTimeSet, QuietTimeChanged, RequestAbandoned, Tick
+from gpushared.domain.state import NodeState
+from gpushared.node.attendance import Attendance
+from gpushared.node.idle_rules import is_quiet
+from gpushared.node.loop import Loop
+from gpushared.node.promises import Promises
+from gpushared.ports import Clock
+from gpushared.serving.systemd import Notifier
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS = 1.0
+
+
+class Pulse:
+    """``config`` gives the newest configuration."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        clock: Clock,
+        attendance: Attendance,
+        promises: Promises,
+        notifier: Notifier,
+        config: Callable[[], Config],
+        *,
+        simulated: bool,
+    ) -> None:
+        self._loop = loop
+        self._clock = clock
+        self._attendance = attendance
+        self._promises = promises
+        self._notifier = notifier
+        self._config = config
+        self._simulated = simulated
+        self._told = ""
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            try:
+                await self._follow_day_time()
+                await self._loop.send(Tick())
+                patience = float(self._config().queue.orphan_seconds)
+                for lease in self._attendance.absent(self._loop.state, self._loop.now(), patience):
+                    await self._loop.send(RequestAbandoned(lease))
+            except GpushareError as error:
+                log.debug("tick refused: %s", error)
+            self._promises.judge(self._loop.state)
+            self._tell_status()
+
+    def status(self) -> str:
+        """What is served, in a line."""
+        return _status(self._loop.state, "simulated GPUs" if self._simulated else "GPUs")
+
+    def tell_again(self) -> None:
+        """Have the next tick say what is served though it is the same: something else was said since."""
+        self._told = ""
+
+    async def _follow_day_time(self) -> None:
+        """What people mean by the time of day goes by the clock that people set."""
+        state, ahead = self._loop.state, self._clock.ahead()
+        if ahead != state.ahead_seconds:
+            log.warning("the time of day was set by %+.1f s", ahead - state.ahead_seconds)
+            await self._loop.send(DayTimeSet(ahead))
+        quiet = is_quiet(self._config().idle_quiet, self._loop.state.day(self._loop.now()))
+        if quiet is not self._loop.state.quiet:
+            await self._loop.send(QuietTimeChanged(quiet))
+
+    def _tell_status(self) -> None:
+        status = self.status()
+        if status != self._told:
+            self._told = status
+            self._notifier.status(status)
+
+
+def _status(state: NodeState, kind: str) -> str:
+    waiting = len(state.waiting())
+    held = len(state.leases) - waiting
+    drained = sum(state.drain_of(gpu) is not None for gpu in state.gpus)
+    return f"{len(state.gpus)} {kind}, {held} leases, {waiting} queued" + (
+        f", {drained} drained" if drained else ""
+    )
