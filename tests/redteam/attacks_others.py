@@ -206,6 +206,12 @@ ATTACKS = [
         asks("GET", "/containers/json?" + encoded(filters='{"before":["alices-box"]}')),
         refused="alices-box",
     ),
+    Attack(
+        "list-since-anothers-container",
+        LEAK,
+        asks("GET", "/containers/json?" + encoded(filters='{"since":{"{box}":true}}')),
+        refused="No such container",
+    ),
     Attack("list-of-all-volumes", LEAK, volumes_of_others, harmless="one's own only"),
     Attack("events-of-all", LEAK, events_of_all, harmless="one's own only", on=BOTH),
     Attack(
