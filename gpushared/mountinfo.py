@@ -19,14 +19,20 @@ class Mount(NamedTuple):
     kind: str
     options: frozenset[str]
     """Those of the file system itself."""
+    flags: frozenset[str] = frozenset()
+    """Those of this mount of it."""
 
 
 def parse_line(line: str) -> Mount:
     """Raises ``ValueError`` for a line in an unknown form."""
     first, _, last = line.rstrip("\n").partition(" - ")
-    identity, _, device, root, point = first.split(" ")[:5]
+    identity, _, device, root, point, flags = first.split(" ")[:6]
     kind, _, options = last.split(" ")[:3]
-    return Mount(int(identity), device, _plain(root), _plain(point), kind, frozenset(options.split(",")))
+    return Mount(
+        *(int(identity), device, _plain(root), _plain(point), kind),
+        options=frozenset(options.split(",")),
+        flags=frozenset(flags.split(",")),
+    )
 
 
 def is_under(path: str, directory: str) -> bool:

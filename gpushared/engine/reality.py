@@ -2,7 +2,7 @@
 
 The process is found by the engine's inspect, and looked at again at the end: a PID that changed hands, or a
 process that is no longer in the container's cgroup, makes the whole look void. Reads files and nothing that
-waits: off the event loop, about 2 ms.
+waits, least of all file systems that users mounted into it: off the event loop, about 2 ms.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from gpushared.domain.errors import EngineUnavailable
 from gpushared.domain.gpu import GpuId
 from gpushared.domain.lease import ContainerId
-from gpushared.engine.mountinfo import exposures
+from gpushared.engine.mountinfo import exposures, parse
 from gpushared.engine.processes import STAT_BYTES, containers_of_cgroup, start_ticks_of_stat
+from gpushared.mountinfo import Mount
 from gpushared.ports import DeviceNode, DeviceRule, Machine, Reality, Word
 
 PROC = Path("/proc")
@@ -38,8 +40,12 @@ NVIDIA_MAJOR = 195
 GPU_DRIVERS = re.compile(r"nvidia.*|kfd|drm")
 DRIVER_OF_DISPLAYS = "drm"
 MOST_NODES = 4096
-USERS_OWN = frozenset({"shm", "mqueue", "pts"})
-"""Below ``/dev``: mounts in which no device can be made, and which programs may fill."""
+DEEPEST = 16
+"""Folders below each other, of which users can make any number in a volume."""
+DEV = "/dev"
+USERS_OWN = frozenset(f"{DEV}/{name}" for name in ("shm", "mqueue", "pts"))
+"""Mounts in which no device can be made, and which programs may fill."""
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _RULE = re.compile(r"([abc]) (\d+|\*):(\d+|\*) ([rwm]+)")
 _CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 
@@ -73,7 +79,7 @@ def _read(inspected: Mapping[str, Any], barred: Sequence[str], proc: Path) -> Re
     if not pid:
         return None
     began, cgroups = _start_ticks(own), (own / "cgroup").read_text()
-    status = _status(own)
+    status, mounts = _status(own), (own / "mountinfo").read_text()
     if container not in containers_of_cgroup(cgroups):
         return None
     found = Reality(
@@ -90,9 +96,9 @@ def _read(inspected: Mapping[str, Any], barred: Sequence[str], proc: Path) -> Re
         seccomp=status["Seccomp"] == "2",
         maps_users=(own / "uid_map").read_text().split() != (proc / "self/uid_map").read_text().split(),
         host_namespaces=_shared_namespaces(own, proc / OWN),
-        nodes=tuple(_nodes(own)),
+        nodes=tuple(_nodes(own, parse(mounts))),
         rules=_rules(cgroups, container),
-        exposed=exposures((own / "mountinfo").read_text(), (proc / OWN / "mountinfo").read_text(), barred),
+        exposed=exposures(mounts, (proc / OWN / "mountinfo").read_text(), barred),
     )
     return found if _start_ticks(own) == began else None
 
@@ -174,23 +180,62 @@ def _rules(cgroups: str, container: ContainerId) -> tuple[DeviceRule, ...] | Non
     return None
 
 
-def _nodes(own: Path) -> Iterator[DeviceNode]:
+def without_devices(mounts: Sequence[Mount]) -> frozenset[str]:
+    """Where in a container no device node works, or is users' to make: what they mount can wait for ever."""
+    return USERS_OWN | {each.point for each in mounts if "nodev" in each.flags}
+
+
+def _nodes(own: Path, mounts: Sequence[Mount]) -> Iterator[DeviceNode]:
+    barren, mounted = without_devices(mounts), frozenset(each.point for each in mounts)
+    if DEV in barren:
+        return
     root = os.open(own / "root", os.O_RDONLY | os.O_DIRECTORY)
-    seen = 0
     try:
-        # It follows no links below the container's root, and none of them can lead it out of there.
-        for place, folders, files, descriptor in os.fwalk("dev", dir_fd=root, follow_symlinks=False):
-            if place == "dev":
-                folders[:] = [each for each in folders if each not in USERS_OWN]
-            for name in files:
-                seen += 1
-                found = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
-                if stat.S_ISCHR(found.st_mode):
-                    yield DeviceNode(f"/{place}/{name}", os.major(found.st_rdev), os.minor(found.st_rdev))
-            if seen > MOST_NODES:
-                return
+        descriptor = os.open("dev", _FOLDER, dir_fd=root)
+        try:
+            for path, found in islice(_files(descriptor, DEV, barren, mounted), MOST_NODES):
+                if found is not None and stat.S_ISCHR(found.st_mode):
+                    yield DeviceNode(path, os.major(found.st_rdev), os.minor(found.st_rdev))
+        finally:
+            os.close(descriptor)
     finally:
         os.close(root)
+
+
+def _files(
+    descriptor: int, place: str, barren: frozenset[str], mounted: frozenset[str]
+) -> Iterator[tuple[str, os.stat_result | None]]:
+    """What lies in a folder and below it, None of folders and of what went away meanwhile.
+
+    Follows no links, and so stays below the container's root. Folders that are mounted there hold no devices
+    of the runtime's, and perhaps more than can be looked through.
+    """
+    with os.scandir(descriptor) as entries:
+        listed = [entry for entry in islice(entries, MOST_NODES) if f"{place}/{entry.name}" not in barren]
+    folders = [entry.name for entry in listed if entry.is_dir(follow_symlinks=False)]
+    for entry in listed:
+        is_folder = entry.is_dir(follow_symlinks=False)
+        yield f"{place}/{entry.name}", None if is_folder else _looked_at(entry.name, descriptor)
+    if place.count("/") >= DEEPEST:
+        return
+    for name in folders:
+        if f"{place}/{name}" in mounted:
+            continue
+        try:
+            inner = os.open(name, _FOLDER, dir_fd=descriptor)
+        except OSError:
+            continue  # it went away, or is none any more
+        try:
+            yield from _files(inner, f"{place}/{name}", barren, mounted)
+        finally:
+            os.close(inner)
+
+
+def _looked_at(name: str, folder: int) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
 
 
 def _shared_namespaces(own: Path, machines: Path) -> frozenset[str]:

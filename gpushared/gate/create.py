@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
@@ -15,12 +16,14 @@ from gpushared.domain.errors import EngineUnavailable, GpushareError, RequestErr
 from gpushared.domain.lease import ContainerId, LeaseId
 from gpushared.domain.request import Caller
 from gpushared.gate.audit import CallRecord, digest_of
-from gpushared.gate.body import Body, section, serialise, strings
-from gpushared.gate.containers import NOT_FOUND, inspect
+from gpushared.gate.body import Body, objects, section, serialise, strings
+from gpushared.gate.containers import NOT_FOUND, find_owned, inspect
 from gpushared.gate.desk import Claim, Desk
 from gpushared.gate.engine import Answer, EngineSocket
 from gpushared.gate.inject import NO_DEVICES, VISIBLE_DEVICES, binds_late, default_env, inject, merge_env
+from gpushared.gate.mounts import volumes_of
 from gpushared.gate.target import Target
+from gpushared.gate.turns import Turns
 from gpushared.gate.wish import WISH_LABELS, ClaimWish, Wish, labels_of, with_count
 from gpushared.ports import LABEL_ATTEMPT, LABEL_DEVICE, LABEL_GATE, LABEL_JOB, LABEL_OWNER
 
@@ -50,10 +53,13 @@ class Order:
 class Creator:
     """Creates containers. One that has a lease in its hands is finished even when its client goes away."""
 
-    def __init__(self, engine: EngineSocket, desk: Desk, gate: str = "") -> None:
+    def __init__(
+        self, engine: EngineSocket, desk: Desk, gate: str = "", volume_turns: Turns | None = None
+    ) -> None:
         self._engine = engine
         self._desk = desk
         self._gate = gate
+        self._volume_turns = volume_turns or Turns()
         self._under_way: set[asyncio.Task[Answer]] = set()
 
     async def create(self, order: Order, wish: Wish | None) -> Answer:
@@ -164,10 +170,20 @@ class Creator:
         body = {**order.body, "Labels": {**section(order.body, "Labels"), **own}}
         target, sent = order.target.encode(), serialise(body)
         order.record.digest = digest_of(sent)
-        answer = await self._engine.call("POST", target, sent, timeout_seconds=CREATE_SECONDS)
+        async with self._own_volumes(order):
+            answer = await self._engine.call("POST", target, sent, timeout_seconds=CREATE_SECONDS)
         if answer.status == CREATED:
             order.record.container = str(answer.json()["Id"])
         return answer
+
+    @asynccontextmanager
+    async def _own_volumes(self, order: Order) -> AsyncIterator[None]:
+        """They may be somebody else's since the lease was waited for; here they stay whose they are."""
+        names = volumes_of(objects(section(order.body, "HostConfig"), "Mounts")) if order.confined else []
+        async with self._volume_turns.of_all(names):
+            for name in names:
+                await find_owned(self._engine, "volumes", name, order.caller)
+            yield
 
 
 def _stays(body: Body) -> bool:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
 from weakref import WeakValueDictionary
 
 
 class Turns:
-    """A container is not started through the gate while files are copied."""
+    """A container is not started through the gate while files are copied.
+
+    A volume is not removed through the gate while a container with it is being created: until the engine has
+    that container, and keeps the volume for it, somebody else could make one of the same name.
+    """
 
     def __init__(self) -> None:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -18,4 +22,12 @@ class Turns:
     async def of(self, container: str) -> AsyncIterator[None]:
         lock = self._locks.setdefault(container, asyncio.Lock())
         async with lock:
+            yield
+
+    @asynccontextmanager
+    async def of_all(self, names: Iterable[str]) -> AsyncIterator[None]:
+        """One after the other in an order that all keep to, so that none waits for another for ever."""
+        async with AsyncExitStack() as held:
+            for name in sorted(set(names)):
+                await held.enter_async_context(self.of(name))
             yield

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpushared.domain.request import Caller
 from gpushared.gate.accounts import Account, PathWish
 from gpushared.gate.engine import EngineSocket
 from gpushared.gate.gate import Gate
@@ -63,26 +64,39 @@ class Holding:
         return json.loads(shown.out)
 
     async def names(self) -> list[str]:
-        """The pins that there are, as the engine's mounts show them."""
-        pid = await self.engine.peer_pid()
-        table = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
-        points = [line.split()[4] for line in table]
-        beginning = f"{ROOT}/{self.pins.beginning}"
-        return sorted({point.split("/")[3] for point in points if point.startswith(beginning)})
+        return await names(self.engine, self.pins)
 
     async def reboot(self) -> None:
         """All mounts are gone, and the daemon has not noticed."""
-        order = {"deed": "drop", "names": await self.names(), "root": ROOT}
-        await run_helper({**order, "engine": await self.engine.peer_pid()})
+        await lose(self.engine, *await self.names())
         assert await self.names() == []
+
+
+async def names(engine: EngineSocket, pins: Pins) -> list[str]:
+    """The pins that there are, as the engine's mounts show them."""
+    table = Path(f"/proc/{await engine.peer_pid()}/mountinfo").read_text().splitlines()
+    points = [line.split()[4] for line in table]
+    beginning = f"{ROOT}/{pins.beginning}"
+    return sorted({point.split("/")[3] for point in points if point.startswith(beginning)})
+
+
+async def lose(engine: EngineSocket, *pins: str) -> None:
+    """These mounts go, as all do at a reboot, and no daemon notices."""
+    order = {"deed": "drop", "names": pins, "root": ROOT}
+    await run_helper({**order, "engine": await engine.peer_pid()})
+
+
+def words(holding: Holding, source: Path, *command: str) -> tuple[str, ...]:
+    """Of a create that mounts the source at /x."""
+    return ("--label", f"test={holding.home.name}", "-v", f"{source}:/x", holding.alice.image, *command)
 
 
 def make_pins(engine: EngineSocket, policy: Policy, ledger: Path, owner: str = "") -> Pins:
     return Pins(engine, lambda: policy, owner=owner or secrets.token_hex(8), ledger=ledger)
 
 
-def account() -> Account:
-    return Account(ALICE, ())
+def account(caller: Caller = ALICE, home: Path | str = "") -> Account:
+    return Account(caller, (), str(home))
 
 
 def wish(path: Path | str, *, write: bool = False) -> PathWish:

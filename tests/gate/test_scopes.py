@@ -217,6 +217,49 @@ async def test_a_volume_of_somebody_else_is_not_given_by_its_name(both: People, 
     assert (await both.alice.ask("GET", f"/volumes/{name}")).status == 404
 
 
+async def test_a_volume_that_became_anothers_while_a_lease_was_waited_for_is_not_given(
+    plain: People, desk: FakeDesk, name: str
+) -> None:
+    """The engine would fill it from the image, and the container would have it from then on."""
+    await plain.alice.make("volumes", name)
+    mount = {"Type": "volume", "Source": name, "Target": "/x"}
+    wish = {"Driver": "", "Count": 1, "Capabilities": [["gpu"]]}
+    body = {
+        "Image": plain.alice.image,
+        "HostConfig": {"NetworkMode": "none", "Mounts": [mount], "DeviceRequests": [wish]},
+    }
+    desk.room.clear()
+    creating = asyncio.create_task(plain.alice.ask("POST", "/containers/create", body))
+    await desk.waiting.wait()
+    assert (await plain.alice.ask("DELETE", f"/volumes/{name}")).status == 204
+    assert (await plain.bob.make("volumes", name)).status == 201
+    desk.room.set()
+    reply = await creating
+    assert (reply.status, reply.message.partition(" (")[0]) == (400, f"No such volume: {name}")
+    assert desk.story[-1] == "release"
+
+
+@pytest.mark.parametrize("state", ["created", "running", "stopped"])
+async def test_a_volume_stays_its_owners_as_long_as_a_container_has_it(
+    both: People, name: str, state: str
+) -> None:
+    """So a start, also by the engine's own policy, never finds somebody else's in its place."""
+    await both.alice.make("volumes", name)
+    mount = {"Type": "volume", "Source": name, "Target": "/x"}
+    mine = await both.alice.create("", "sleep", "600", Mounts=[mount])
+    if state != "created":
+        await both.alice.ask("POST", f"/containers/{mine}/start")
+    if state == "stopped":
+        await both.alice.ask("POST", f"/containers/{mine}/kill")
+        await both.alice.ask("POST", f"/containers/{mine}/wait")
+    for words in ({}, {"force": "1"}):
+        reply = await both.alice.ask("DELETE", f"/volumes/{name}", **words)
+        assert (reply.status, "in use" in reply.message) == (409, True)
+    await both.alice.ask("POST", "/volumes/prune")
+    assert (await both.bob.make("volumes", name)).status == 409
+    assert (await both.alice.ask("POST", f"/containers/{mine}/restart", t="0")).status == 204
+
+
 async def test_an_anonymous_volume_is_its_makers_whatever_it_says(both: People) -> None:
     bob = str(both.bob.caller.uid)
     mount = {"Type": "volume", "Target": "/x", "VolumeOptions": {"Labels": {"gpushare.owner": bob}}}

@@ -31,7 +31,7 @@ class Creates:
 
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
-        self._creator = Creator(ground.engine, ground.desk, ground.name)
+        self._creator = Creator(ground.engine, ground.desk, ground.name, ground.volume_turns)
         self._room = Room(ground.engine)
 
     def everybody(self) -> dict[Action, Handler]:

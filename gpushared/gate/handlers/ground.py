@@ -43,6 +43,7 @@ class Ground:
         self.policy = policy
         self.name = name
         self.turns = Turns()
+        self.volume_turns = Turns()
         self.pins = pins or Pins(engine, lambda: self.policy)
 
     async def send(

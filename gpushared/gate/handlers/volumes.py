@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 from gpushared.domain.errors import StateConflict
-from gpushared.gate.body import section, serialise
+from gpushared.gate.body import objects, section, serialise
 from gpushared.gate.call import Call
-from gpushared.gate.containers import CREATED, find_owned, owns
+from gpushared.gate.containers import CREATED, OK, find_owned, owns
 from gpushared.gate.filters import own_only
 from gpushared.gate.handlers.ground import Ground, Handler
 from gpushared.gate.policy.judge import judge_volume
@@ -27,12 +29,20 @@ class Volumes:
             **self.judged(),
             Action.VOLUME: self._volume,
             Action.VOLUME_LIST: self._filtered,
-            Action.VOLUME_PRUNE: self._filtered,
+            Action.VOLUME_PRUNE: self._prune,
         }
 
     async def _volume(self, call: Call) -> None:
-        volume = await find_owned(self._ground.engine, "volumes", call.match.name, call.caller)
-        await self._ground.send(call, call.renamed(volume["Name"]))
+        async with self._ground.volume_turns.of(call.match.name):
+            volume = await find_owned(self._ground.engine, "volumes", call.match.name, call.caller)
+            await self._ground.send(call, call.renamed(volume["Name"]))
+
+    async def _prune(self, call: Call) -> None:
+        filters = quote(own_only("", call.caller))
+        answer = await self._ground.engine.call("GET", f"/volumes?filters={filters}".encode())
+        own = objects(answer.json(), "Volumes") if answer.status == OK else []
+        async with self._ground.volume_turns.of_all(str(each["Name"]) for each in own):
+            await self._filtered(call)
 
     async def _filtered(self, call: Call) -> None:
         filters = own_only(call.target.get("filters"), call.caller)

@@ -24,6 +24,7 @@ from gpushared.mountinfo import Mount, is_under
 
 Order = dict[str, Any]
 ANSWER_BYTES = 64 * 1024
+MOST_ON_EACH_OTHER = 16
 ROOT_OPTIONS = "mode=0700,size=1m,nr_inodes=0"
 MACHINE = 1
 """The first process's id."""
@@ -47,8 +48,11 @@ class RefusedError(Exception):
 # --- as the caller -------------------------------------------------------------------------------------
 
 
-def open_as(order: Order) -> list[tuple[int, str]]:
-    """For each wish an open file, or -1 and why there is none for this caller."""
+def open_as(order: Order) -> tuple[list[tuple[int, str]], list[str]]:
+    """For each wish an open file, or -1 and why there is none for this caller; and the prefixes' real paths.
+
+    Prefixes too, for a caller's home is the caller's: root would wait in a file system that is mounted there.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if (child := os.fork()) == 0:
         ours.close()
@@ -57,13 +61,16 @@ def open_as(order: Order) -> list[tuple[int, str]]:
             _become(order)
             for wish in order["wishes"]:
                 _hand_over(theirs, wish["path"], write=wish["write"])
+            for prefix in order["prefixes"]:
+                _hand_over(theirs, prefix, write=False)
             status = 0
         finally:
             os._exit(status)
     theirs.close()
     opened = [_take(ours) for _ in order["wishes"]]
+    roots = [_real_path(_take(ours)[0], prefix) for prefix in order["prefixes"]]
     os.waitpid(child, 0)
-    return opened
+    return opened, roots
 
 
 def _become(order: Order) -> None:
@@ -113,29 +120,48 @@ def _take(channel: socket.socket) -> tuple[int, str]:
     return (descriptors[0] if descriptors else -1), words.decode().rstrip("\0")
 
 
+def _real_path(descriptor: int, path: str) -> str:
+    """Of what was opened; what the caller cannot see has nothing in it that the caller may mount."""
+    if descriptor < 0:
+        return os.path.normpath(path)
+    try:
+        return _name_of(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 # --- what may be mounted -------------------------------------------------------------------------------
 
 
 class Judge:
     """What is mounted where, and what of it is nobody's to mount."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: Order, prefixes: list[str]) -> None:
+        self._uid = order["uid"]
         self._table = table.read_table()
-        self._prefixes = [os.path.realpath(prefix) for prefix in order["prefixes"]]
+        self._prefixes = prefixes
         self._barred = [found for path in order["barred"] if (found := self._locate(path))]
 
-    def look(self, descriptor: int, refusal: str) -> dict[str, str]:
+    def look(self, descriptor: int, refusal: str, *, again: bool) -> dict[str, str]:
         """The real path, where it is outside all prefixes that, and what else speaks against it."""
         path = _name_of(descriptor)
         if (mount := table.mount_of(descriptor, self._table)) is None:
             return _found(path, FOREIGN)
         if not any(prefix != "/" and is_under(path, prefix) for prefix in self._prefixes):
             return {**_found(path), "outside": "yes"}
-        return _found(path, self._trouble(descriptor, path, mount) or refusal)
+        trouble = self._trouble(descriptor, path, mount) or refusal
+        return _found(path, trouble or ("" if again else self._missed(path)))
+
+    def _missed(self, path: str) -> str:
+        """Others' file systems of that kind are left out too, and the caller does not look for these."""
+        for each in table.below(path, self._table):
+            if table.user_of(each) == self._uid:
+                return f"{each.point} in it is a file system of your own (FUSE): mount what is beside it"
+        return ""
 
     def _trouble(self, descriptor: int, path: str, mount: Mount) -> str:
         # Before anything is asked of the file itself: such a file system need not answer.
-        if table.is_by_a_user(mount):
+        if table.user_of(mount) is not None:
             return OF_A_USER
         found = os.fstat(descriptor)
         if not (stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)):
@@ -173,12 +199,15 @@ def _found(path: str, trouble: str = "") -> dict[str, str]:
 
 def look_at(order: Order) -> tuple[list[int], list[dict[str, str]]]:
     """The open files, and what is to be said of each wish."""
-    opened = open_as(order)
-    judge = Judge(order)
+    opened, prefixes = open_as(order)
+    judge = Judge(order, prefixes)
     told = []
     for (descriptor, refusal), wish in zip(opened, order["wishes"], strict=True):
         path = os.path.normpath(wish["path"])
-        told.append(_found(path, refusal) if descriptor < 0 else judge.look(descriptor, refusal))
+        if descriptor < 0:
+            told.append(_found(path, refusal))
+        else:
+            told.append(judge.look(descriptor, refusal, again=wish["fixed"]))
     return [descriptor for descriptor, _ in opened], told
 
 
@@ -218,6 +247,29 @@ def _place(leaf: Path, source: os.stat_result, tree: int) -> None:
     place = os.open(leaf, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     kernel.attach(tree, place)
     os.close(place)
+    try:
+        _leave_out_users_own(str(leaf), tree)
+    except BaseException:
+        _remove_leaf(leaf)
+        raise
+
+
+def _leave_out_users_own(leaf: str, tree: int) -> None:
+    """Detach what users mounted below: what does not answer there would hold up the engine at a start."""
+    for _ in range(MOST_ON_EACH_OTHER):
+        mounts = table.read_table()
+        points = {each.point for each in table.below(leaf, mounts) if table.user_of(each) is not None}
+        if not points:
+            return
+        # The way to one that is mounted in another leads through that, and both go with the outer one.
+        for point in table.outermost(points):
+            # Directories on the way are the user's, who could put a link to anywhere in the place of one.
+            found = kernel.open_below(tree, point.removeprefix(f"{leaf}/"))
+            top = table.mount_of(found, mounts)
+            if top is not None and table.user_of(top) is not None:
+                kernel.detach_opened(found)
+            os.close(found)
+    raise RefusedError("a file system of a user's own (FUSE) could not be left out")
 
 
 def drop(order: Order, engine: int | None) -> dict[str, Any]:

@@ -1,10 +1,16 @@
-"""The helper program as the daemon calls it: one process for each order, killed when it takes too long."""
+"""The helper program as the daemon calls it: one process for each order, killed when it takes too long.
+
+A file system can keep a process in the kernel where no signal ends it, a user's own (FUSE) for as long as the
+user likes. Nothing waits for such a process; whoever counts processes learns when it is gone.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +24,20 @@ COMMAND = (sys.executable, "-I", "-S", "-c", PROGRAM, str(PACKAGES))
 HINT = "mount nothing; `gpushare doctor` tells what is missing"
 
 
-async def run_helper(order: dict[str, Any]) -> dict[str, Any]:
-    """The helper's answer. Raises ``TimedOut``, and ``Unavailable`` where it cannot do its work."""
+_ending: set[asyncio.Task[int]] = set()
+"""Waits for killed processes."""
+
+
+async def run_helper(
+    order: dict[str, Any], gone: Callable[[], None] | None = None, seconds: float = HELPER_SECONDS
+) -> dict[str, Any]:
+    """The helper's answer. Raises ``TimedOut``, and ``Unavailable`` where it cannot do its work.
+
+    ``gone`` is called once no process of this order is left, in any case, and perhaps long after this ends.
+    """
     try:
-        async with asyncio.timeout(HELPER_SECONDS):
-            output = await _run(json.dumps(order).encode())
+        async with asyncio.timeout(seconds):
+            output = await _run(json.dumps(order).encode(), gone or _nothing)
     except TimeoutError:
         raise TimedOut(
             "checking the mounted paths took too long", hint="is a network file system away?"
@@ -33,20 +48,47 @@ async def run_helper(order: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-async def _run(words: bytes) -> bytes:
+async def _run(words: bytes, gone: Callable[[], None]) -> bytes:
     pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    held = _life(gone)
     try:
         process = await asyncio.create_subprocess_exec(
-            *COMMAND, stdin=pipe, stdout=pipe, stderr=null, cwd="/", env={}
+            *COMMAND, stdin=pipe, stdout=pipe, stderr=null, cwd="/", env={}, pass_fds=[held]
         )
     except OSError as error:
         raise Unavailable(f"mounted paths cannot be checked: {error}") from error
+    finally:
+        os.close(held)
     try:
         output, _ = await process.communicate(words)
     finally:
         if process.returncode is None:
             process.kill()
-            await process.wait()
+            ending = asyncio.create_task(process.wait())
+            _ending.add(ending)
+            ending.add_done_callback(_ending.discard)
     if process.returncode != 0:
         raise Unavailable("paths cannot be checked as the caller; is the daemon not root?", hint=HINT)
     return output
+
+
+def _life(gone: Callable[[], None]) -> int:
+    """A descriptor for a process and its children; ``gone`` is called when the last of them has ended."""
+    try:
+        ours, theirs = os.pipe()
+    except OSError as error:
+        gone()
+        raise Unavailable(f"mounted paths cannot be checked: {error}") from error
+    loop = asyncio.get_running_loop()
+
+    def ended() -> None:
+        loop.remove_reader(ours)
+        os.close(ours)
+        gone()
+
+    loop.add_reader(ours, ended)
+    return theirs
+
+
+def _nothing() -> None:
+    """Nobody counts."""

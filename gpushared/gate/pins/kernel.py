@@ -21,7 +21,7 @@ NOSUID_NODEV_NOEXEC = MS_NOSUID | MS_NODEV | MS_NOEXEC
 _OPEN_TREE, _MOVE_MOUNT, _OPENAT2, _FACCESSAT2, _MOUNT_SETATTR = 428, 429, 437, 439, 442
 _OPEN_TREE_CLONE = 1
 _MOVE_MOUNT_EMPTY_PATHS = 0x4 | 0x40
-_RESOLVE_NO_MAGICLINKS = 0x02
+_RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 0x02, 0x04, 0x08
 _ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV = 1, 2, 4
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -46,8 +46,17 @@ def open_as_named(path: str) -> int:
 
     Links of /proc that lead to another process's files, or to our own, are no links here: ``ELOOP``.
     """
-    how = _OpenHow(os.O_PATH | os.O_CLOEXEC, 0, _RESOLVE_NO_MAGICLINKS)
-    return _call(_OPENAT2, AT_FDCWD, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
+    return _openat2(AT_FDCWD, path, _RESOLVE_NO_MAGICLINKS)
+
+
+def open_below(directory: int, path: str) -> int:
+    """The same for a path that is to stay in the directory, and has no link in it."""
+    return _openat2(directory, path, _RESOLVE_NO_MAGICLINKS | _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH)
+
+
+def _openat2(directory: int, path: str, resolve: int) -> int:
+    how = _OpenHow(os.O_PATH | os.O_CLOEXEC, 0, resolve)
+    return _call(_OPENAT2, directory, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
 
 
 def may(descriptor: int, mode: int) -> bool:
@@ -104,6 +113,11 @@ def die_with_parent() -> None:
 def detach(path: str) -> None:
     """Take a mount and those below it out of the tree; who uses them keeps them."""
     _checked(_LIBC.umount2(os.fsencode(path), MNT_DETACH | UMOUNT_NOFOLLOW))
+
+
+def detach_opened(descriptor: int) -> None:
+    """The same for a mount whose top is open."""
+    _checked(_LIBC.umount2(f"/proc/self/fd/{descriptor}".encode(), MNT_DETACH))
 
 
 def _call(number: int, *arguments: object) -> int:

@@ -22,11 +22,11 @@ from urllib.parse import quote
 
 import h11
 
-from gpushared.domain.errors import EngineUnavailable, GpushareError, PermissionRefused, Unavailable
+from gpushared.domain.errors import EngineUnavailable, GpushareError, PermissionRefused, TimedOut, Unavailable
 from gpushared.gate.accounts import Account, PathWish, look_up
 from gpushared.gate.body import serialise
 from gpushared.gate.engine import EngineSocket
-from gpushared.gate.pins.helping import run_helper
+from gpushared.gate.pins.helping import HELPER_SECONDS, run_helper
 from gpushared.gate.pins.ledger import Entry, Ledger
 from gpushared.gate.policy.site import HOME, Policy
 
@@ -38,7 +38,7 @@ LABEL_PINS = "gpushare.pins"
 SYSTEMS_OWN = ("/proc", "/sys", "/dev", "/run", "/var/lib/docker", "/var/lib/containerd")
 MOST_PATHS = 64
 AT_ONCE = 4
-"""For one user: file systems that hang keep helpers, and nobody else is to wait for these."""
+"""For one user: file systems that hang keep helpers, some for ever, and nobody else is to wait for these."""
 MACHINE = 1
 OK, NOT_FOUND = 200, 404
 RETRY_SECONDS = 2.0
@@ -73,6 +73,7 @@ class Pins:
         owner: str = "",
         ledger: Path | None = None,
         barred: Sequence[str] = (),
+        patience_seconds: float = HELPER_SECONDS,
     ) -> None:
         self._engine = engine
         self._policy = policy
@@ -81,6 +82,7 @@ class Pins:
         self.beginning = hashlib.sha256(owner.encode()).hexdigest()[:8] + "-"
         """Of the names of all its pins."""
         self._barred = [*SYSTEMS_OWN, engine.path, *barred]
+        self._patience_seconds = patience_seconds
         self._making: set[str] = set()
         self._turns: dict[int, asyncio.Semaphore] = {}
         self._wake = asyncio.Event()
@@ -180,19 +182,36 @@ class Pins:
         if len(wishes) > MOST_PATHS:
             raise PermissionRefused(f"{len(wishes)} mounts are too many", hint=f"{MOST_PATHS} are the most")
         prefixes = [account.home if each == HOME else each for each in self._policy().bind_prefixes]
-        caller = account.caller
-        async with self._turns.setdefault(caller.uid, asyncio.Semaphore(AT_ONCE)):
-            answer = await self._help(
-                deed="hold",
-                name=name,
-                uid=caller.uid,
-                gid=caller.gid,
-                groups=account.groups,
-                prefixes=[each for each in prefixes if each],
-                barred=self._barred,
-                wishes=[{**asdict(wish), "fixed": fixed} for wish in wishes],
-            )
+        caller, engine = account.caller, await self._engine_pid()
+        order = {
+            "deed": "hold",
+            "name": name,
+            "uid": caller.uid,
+            "gid": caller.gid,
+            "groups": account.groups,
+            "prefixes": [each for each in prefixes if each],
+            "barred": self._barred,
+            "wishes": [{**asdict(wish), "fixed": fixed} for wish in wishes],
+        }
+        answer = await run_helper(
+            {**order, "engine": engine, "root": ROOT},
+            gone=await self._turn(caller.uid),
+            seconds=self._patience_seconds,
+        )
         return [_usable(wish, found, prefixes) for wish, found in zip(wishes, answer["found"], strict=True)]
+
+    async def _turn(self, uid: int) -> Callable[[], None]:
+        """One of the user's turns, and the way to give it back: when no process looks for it any more."""
+        turns = self._turns.setdefault(uid, asyncio.Semaphore(AT_ONCE))
+        try:
+            async with asyncio.timeout(self._patience_seconds):
+                await turns.acquire()
+        except TimeoutError:
+            raise TimedOut(
+                f"{AT_ONCE} looks at paths of yours have not come to an end",
+                hint="a file system of yours does not answer; unmount it, or end what serves it",
+            ) from None
+        return turns.release
 
     async def _help(self, **order: Any) -> dict[str, Any]:
         return await run_helper({**order, "engine": await self._engine_pid(), "root": ROOT})

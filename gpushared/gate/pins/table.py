@@ -5,6 +5,7 @@ therefore compared by file system and by the path within it. Standard library on
 """
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,10 @@ KERNELS_OWN = frozenset(
     }
 )
 """File systems that hold no files of anybody's."""
+
+
+NOBODY = -1
+"""The user of a FUSE file system that does not name one."""
 
 
 class Location(NamedTuple):
@@ -49,9 +54,12 @@ def mount_of(descriptor: int, table: list[Mount]) -> Mount | None:
     return None
 
 
-def is_by_a_user(mount: Mount) -> bool:
-    """Whether it is a FUSE file system whose answers are up to a user, who may leave them out."""
-    return mount.kind.startswith("fuse") and "user_id=0" not in mount.options
+def user_of(mount: Mount) -> int | None:
+    """Whose answers a FUSE file system gives, or leaves out; None for root's and for all other kinds."""
+    if not mount.kind.startswith("fuse") or "user_id=0" in mount.options:
+        return None
+    said = [option.removeprefix("user_id=") for option in mount.options if option.startswith("user_id=")]
+    return int(said[0]) if said and said[0].isdecimal() else NOBODY
 
 
 def location(path: str, mount: Mount) -> Location:
@@ -63,6 +71,15 @@ def location(path: str, mount: Mount) -> Location:
 def below(path: str, table: list[Mount]) -> list[Mount]:
     """The mounts at places below a path, which come with it."""
     return [mount for mount in table if mount.point != path and is_under(mount.point, path)]
+
+
+def outermost(points: Iterable[str]) -> list[str]:
+    """Those that lie in none of the others."""
+    kept: list[str] = []
+    for point in sorted(points, key=lambda each: each.split("/")):
+        if not kept or not is_under(point, kept[-1]):
+            kept.append(point)
+    return kept
 
 
 def _related(one: str, other: str) -> bool:

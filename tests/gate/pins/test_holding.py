@@ -10,78 +10,21 @@ import signal
 import socket
 import stat
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from gpushared.domain.errors import PermissionRefused, Unavailable
 from gpushared.gate.engine import EngineSocket
-from gpushared.gate.gate import Gate
 from gpushared.gate.pins.pins import ROOT, Pins
 from gpushared.gate.policy.site import Policy
 from tests.bed.parts import BUSYBOX_TAR
-from tests.gate.desks import FakeDesk
-from tests.gate.docker import Docker
-from tests.gate.pinning import Holding, account, give, make_pins, mounted, until, wish
-from tests.gate.serving import ALICE, BOB, serving_gate
+from tests.gate.pinning import Holding, account, give, mounted, until, wish, words
+from tests.gate.serving import ALICE, BOB
 
 pytestmark = pytest.mark.docker
-SECRET = "root's"
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    """``own`` is alice's alone, ``secret`` root's alone."""
-    path = Path(tempfile.mkdtemp(prefix="pins-home-"))
-    path.chmod(0o755)
-    for name, mode, text in (("own", 0o700, "mine"), ("secret", 0o700, SECRET)):
-        (path / name / "d").mkdir(parents=True)
-        (path / name / "d" / "file").write_text(text)
-        (path / name).chmod(mode)
-    for own in (path / "own", path / "own" / "d", path / "own" / "d" / "file"):
-        give(own)
-    yield path
-    shutil.rmtree(path)
-
-
-@pytest.fixture(params=["plain", "cdi"])
-def engine(request: pytest.FixtureRequest) -> EngineSocket:
-    """One in the machine's mount namespace, and one in a namespace of its own with another root."""
-    if request.param == "plain":
-        return EngineSocket(request.getfixturevalue("docker_engine"))
-    return EngineSocket(request.getfixturevalue("cdi_engine").socket)
-
-
-@pytest.fixture
-async def holding(
-    engine: EngineSocket,
-    desk: FakeDesk,
-    home: Path,
-    docker_environment: dict[str, str],
-    busybox_image: str,
-    tmp_path: Path,
-) -> AsyncIterator[Holding]:
-    policy = Policy(bind_prefixes=(str(home),))
-
-    def new_life() -> Pins:
-        return make_pins(engine, policy, tmp_path / "ledger", owner=home.name)
-
-    gate = Gate(engine.path, desk, policy, pins=new_life())
-    async with AsyncExitStack() as stack:
-        alice = await stack.enter_async_context(serving_gate(gate, ALICE))
-        of_alice = Docker(alice.url, docker_environment, busybox_image)
-        direct = Docker(f"unix://{engine.path}", docker_environment, busybox_image)
-        yield Holding(gate, engine, of_alice, direct, home, new_life)
-        mine = await direct("ps", "-aq", "--filter", f"label=test={home.name}")
-        if containers := mine.out.decode().split():
-            await direct("rm", "-f", *containers)
-
-
-def words(holding: Holding, source: Path, *command: str) -> tuple[str, ...]:
-    return ("--label", f"test={holding.home.name}", "-v", f"{source}:/x", holding.alice.image, *command)
 
 
 # --- swapping ------------------------------------------------------------------------------------------
