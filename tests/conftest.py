@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-pytest_plugins = ["tests.bed.fixtures"]
+pytest_plugins = ["tests.bed.fixtures", "tests.disks"]
 
 _MARKER_OF_FIXTURE = {
     "docker_engine": "docker",

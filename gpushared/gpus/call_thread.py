@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gpushared.domain.errors import GpusUnavailable, TimedOut
+from gpushared.threads import answer_with
 
 T = TypeVar("T")
 
@@ -104,24 +105,5 @@ class CallThread:
         while (job := self._jobs.get()) is not None:
             self._running = job
             if job.even_unawaited or not job.answer.cancelled():
-                self._do(job)
+                answer_with(job.work, job.answer)
             self._running = None
-
-    def _do(self, job: _Job) -> None:
-        result, error = None, None
-        try:
-            result = job.work()
-        except BaseException as raised:  # noqa: BLE001 - whatever it is belongs to the caller, who gets it
-            error = raised
-        # The loop may be over when a call that hung comes back.
-        with contextlib.suppress(RuntimeError):
-            job.answer.get_loop().call_soon_threadsafe(_settle, job.answer, result, error)
-
-
-def _settle(answer: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
-    if answer.done():
-        return
-    if error is not None:
-        answer.set_exception(error)
-    else:
-        answer.set_result(result)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from gpushared.domain.request import Caller, Request
 from gpushared.domain.rules import Rules
 from gpushared.domain.state import NodeState, Step
 from gpushared.domain.units import format_share, parse_duration, parse_memory
+from tests.cases.reading import cases_in
 
 HERE = Path(__file__).parent
 ROOT = Caller(0, 0, "root", trusted=True)
@@ -42,14 +42,6 @@ KEYS = {
         "finally",
     ),
 }
-
-
-def _cases() -> list[Any]:
-    return [
-        pytest.param(case, id=f"{path.stem}: {case['name']}")
-        for path in sorted(HERE.glob("*.toml"))
-        for case in tomllib.loads(path.read_text())["case"]
-    ]
 
 
 @dataclass
@@ -164,7 +156,7 @@ class World:
         return waiting(decided[0], self.state, len(decided), self.now).text
 
 
-@pytest.mark.parametrize("case", _cases())
+@pytest.mark.parametrize("case", cases_in(HERE))
 def test_case(case: dict[str, Any]) -> None:
     """The node grants, queues and refuses as the case says."""
     assert case.keys() <= KEYS
@@ -187,7 +179,7 @@ def test_case(case: dict[str, Any]) -> None:
 
 def test_every_case_has_a_name_of_its_own() -> None:
     """No case hides behind another's sentence, and there are as many as the rules deserve."""
-    names = [param.values[0]["name"] for param in _cases()]
+    names = [param.values[0]["name"] for param in cases_in(HERE)]
     assert len(set(names)) == len(names) >= 40
 
 

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -107,23 +106,6 @@ async def check_survives_full(journal: SqliteJournal, path: Path, kept: int) -> 
     assert [lease.sequence for lease in snapshot.leases] == list(range(1, kept + 2))
     assert snapshot.next_sequence == kept + 2
     await again.close()
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of one MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"cannot mount a small disk: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
 
 
 async def test_a_full_disk_refuses_commits_until_there_is_space_again(small_disk: Path) -> None:

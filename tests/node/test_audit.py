@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ import pytest
 from gpushared.api.v1 import gpus_pb2, jobs_pb2, leases_pb2, node_pb2, pool_pb2, projects_pb2
 from gpushared.gate.limits import UserLimits
 from gpushared.serving.call_audit import ALWAYS, ON_LEASES
+from tests.disks import full
 from tests.node.conftest import NewDaemon
 from tests.node.daemon import GPUSHARE, DaemonProcess, Json, Refused, connected, wait_until
 from tests.node.grpc_client import ask
@@ -159,13 +159,6 @@ def test_a_flood_is_folded_and_told_when_the_daemon_ends(lone_daemon: DaemonProc
 # --- the disk -------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", tmp_path], check=True)
-    yield tmp_path
-    subprocess.run(["umount", "--lazy", tmp_path], check=True)
-
-
 def troubles(daemon: DaemonProcess) -> str:
     return "\n".join(daemon.call("Gpus/List")["troubles"])
 
@@ -180,21 +173,14 @@ def test_a_full_disk_makes_lines_wait_and_hinders_nothing_else(
     daemon.start()
     daemon.post("/swarm", b"", uid=ALICE)
     assert len(lines(daemon)) == 1
-    ballast = small_disk / "ballast"
-    with ballast.open("wb", buffering=0) as file:
-        try:
-            while file.write(b"\0" * 4096):
-                pass
-        except OSError:
-            pass
+    with full(small_disk):
         asked = 0
         while "the audit is behind" not in troubles(daemon):
             daemon.post("/networks/create", b"{", uid=0)
             asked += 1
-    assert "disk is full" in troubles(daemon)
-    assert daemon.request("0.25")["state"] == "reserved"
-    assert [line["endpoint"] for line in lines(daemon, limit=1)]
-    ballast.unlink()
+        assert "disk is full" in troubles(daemon)
+        assert daemon.request("0.25")["state"] == "reserved"
+        assert [line["endpoint"] for line in lines(daemon, limit=1)]
     wait_until(lambda: "audit" not in troubles(daemon), "the audit is written again")
     daemon.terminate()
     daemon.start()

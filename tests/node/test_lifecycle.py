@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -226,28 +225,6 @@ def test_stopped_and_started_at_once_a_container_has_its_mps_socket_each_time(
         directory = Path(f"/proc/{daemon.pid_of(container)}/root/run/gpushare/mps")
         assert (directory / "control").is_socket()
         assert daemon.lease(lease["id"])["memory_wall"] == "mps-client"
-
-
-def test_a_container_can_read_its_lease_whoever_it_runs_as(daemon: DaemonProcess) -> None:
-    lease = daemon.hold("0.25", "--user", "1234:1234")
-    told = json.loads(daemon.check("exec", lease["container_id"], "cat", "/run/gpushare/lease.json"))
-    (grant,) = daemon.lease(lease["id"])["grants"]
-    assert (told["lease"], told["memory_wall"]) == (lease["id"], daemon.lease(lease["id"])["memory_wall"])
-    assert (told["gpus"][0]["uuid"], told["gpus"][0]["memory_bytes"]) == (
-        grant["gpu_uuid"],
-        int(grant["memory_bytes"]),
-    )
-    assert told["simulated"] is True
-
-
-def test_a_container_started_again_reads_its_new_lease(daemon: DaemonProcess) -> None:
-    container = daemon.run_container("--label", "gpushare.gpu=0.25")
-    old = daemon.check("exec", container, "cat", "/run/gpushare/lease.json")
-    daemon.check("stop", container)
-    daemon.check("start", container)
-    new = daemon.check("exec", container, "cat", "/run/gpushare/lease.json")
-    assert json.loads(new)["lease"] != json.loads(old)["lease"]
-    assert json.loads(new)["lease"] in daemon.leases()
 
 
 def test_a_lease_that_is_given_back_while_its_settings_are_made_leaves_nothing_behind(

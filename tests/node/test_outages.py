@@ -7,14 +7,14 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.bed.engine import PrivateEngine
+from tests.disks import full
 from tests.gpus.fake_nvml import FakeGpu, FakeMachine, fake_nvml_library
 from tests.node.conftest import NewDaemon
 from tests.node.daemon import DaemonProcess, Refused, wait_until
@@ -231,29 +231,6 @@ def test_separate_leases_have_control_daemons_of_their_own_until_they_end(
 
 
 # --- the journal's disk ----------------------------------------------------------------------------------
-
-
-@contextmanager
-def full(directory: Path) -> Iterator[Path]:
-    """Fill the file system that holds the directory, for as long as the block runs."""
-    ballast = directory / "ballast"
-    with ballast.open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(b"\0" * 4096)
-        except OSError:
-            pass
-    try:
-        yield ballast
-    finally:
-        ballast.unlink()
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", tmp_path], check=True)
-    yield tmp_path
-    subprocess.run(["umount", "--lazy", tmp_path], check=True)
 
 
 def test_a_full_disk_lets_nothing_be_granted_until_there_is_room_again(

@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +23,7 @@ import pytest
 from gpushared.pool.app import SOCKET_NAME, STORE_NAME
 from gpushared.pool.trust.authority import Authority
 from gpushared.pool.trust.trust import CA_FOLDER
+from tests.disks import disk, fill
 from tests.node import nursery
 
 PROGRAM = Path(__file__).with_name("dying_coordinator.py")
@@ -293,28 +293,10 @@ def test_a_store_that_somebody_else_leads_ends_the_process(place: Place, tmp_pat
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of two MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
-    mounted = subprocess.run(words, check=False, capture_output=True, text=True)
-    if mounted.returncode != 0:
-        pytest.skip(f"cannot mount a small disk: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
-
-
-def fill(folder: Path) -> Path:
-    """The file that takes all that is left."""
-    ballast = folder / "ballast"
-    with ballast.open("wb", buffering=0) as file:
-        try:
-            for _ in range(1024):
-                file.write(bytes(4096))
-        except OSError:
-            return ballast
-    raise AssertionError("it never became full")
+def larger_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of two MiB: the store's files need as much before there is anything in them."""
+    with disk(tmp_path, 2) as place:
+        yield place
 
 
 def submit_until_refused(daemon: Daemon) -> tuple[list[str], str]:
@@ -329,12 +311,12 @@ def submit_until_refused(daemon: Daemon) -> tuple[list[str], str]:
 
 
 def test_with_a_full_disk_everything_is_still_shown_and_the_next_write_that_works_goes_on(
-    small_disk: Path, tmp_path_factory: pytest.TempPathFactory
+    larger_disk: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    place = Place(small_disk / "state", tmp_path_factory.mktemp("r"))
+    place = Place(larger_disk / "state", tmp_path_factory.mktemp("r"))
     with place.life() as daemon:
         job = daemon.submit("before")
-        ballast = fill(small_disk)
+        ballast = fill(larger_disk)
         more, refusal = submit_until_refused(daemon)
         kept = {job, *more}
         assert "the disk is full" in refusal

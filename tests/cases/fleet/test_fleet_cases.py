@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,17 +17,10 @@ from gpushared.domain.gpu import Gpu, GpuId
 from gpushared.domain.lease import Grant, LeaseId
 from gpushared.domain.request import Request
 from gpushared.domain.units import parse_memory
+from tests.cases.reading import cases_in
 
 HERE = Path(__file__).parent
 KEYS = {"name", "policy", "together", "hosts", "seen", "held", "asks", "gets", "then", "finally"}
-
-
-def _cases() -> list[Any]:
-    return [
-        pytest.param(case, id=f"{path.stem}: {case['name']}")
-        for path in sorted(HERE.glob("*.toml"))
-        for case in tomllib.loads(path.read_text())["case"]
-    ]
 
 
 @dataclass
@@ -118,7 +110,7 @@ def _shown(placement: Placement) -> str:
     return placement.host + ("/" + ",".join(map(str, places)) if places else "")
 
 
-@pytest.mark.parametrize("case", _cases())
+@pytest.mark.parametrize("case", cases_in(HERE))
 def test_case(case: dict[str, Any]) -> None:
     assert case.keys() <= KEYS, "README.md has all keys"
     world = World(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from gpushared.domain.policy.rooms import RoomPlaces
 from gpushared.domain.policy.usage import Interval, Usage
 from gpushared.domain.request import Isolation, LeaseClass, Request
 from gpushared.domain.units import format_share, parse_duration
+from tests.cases.reading import cases_in
 
 HERE = Path(__file__).parent
 NOW = 1_800_000_000.0
@@ -27,14 +27,6 @@ SIZE = 81_920 * MIB
 KEYS = {
     "name", "hosts", "projects", "classes", "used", "held", "asks", "turns", "gets", "says", "then", "again",
 }  # fmt: skip
-
-
-def _cases() -> list[Any]:
-    return [
-        pytest.param(case, id=f"{path.stem}: {case['name']}")
-        for path in sorted(HERE.glob("*.toml"))
-        for case in tomllib.loads(path.read_text())["case"]
-    ]
 
 
 @dataclass
@@ -67,7 +59,7 @@ class World:
         )
 
 
-@pytest.mark.parametrize("case", _cases())
+@pytest.mark.parametrize("case", cases_in(HERE))
 def test_case(case: dict[str, Any]) -> None:
     """One pass decides as the case says."""
     assert case.keys() <= KEYS
@@ -94,7 +86,7 @@ def test_case(case: dict[str, Any]) -> None:
 
 def test_every_case_has_a_name_of_its_own() -> None:
     """No case hides behind another's sentence, and there are as many as the rules deserve."""
-    names = [param.values[0]["name"] for param in _cases()]
+    names = [param.values[0]["name"] for param in cases_in(HERE)]
     assert len(set(names)) == len(names) >= 40
 
 

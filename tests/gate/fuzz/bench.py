@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Self
 
 from gpushared.audit.line import AuditLine
 from gpushared.domain.errors import GpushareError
@@ -15,6 +13,7 @@ from gpushared.gate.http import Exchange, Limits
 from gpushared.gate.target import Target, parse_target
 from tests.gate.desks import FakeDesk
 from tests.gate.fuzz.recording import Recorder, recording
+from tests.gate.fuzz.rig import Rig
 from tests.gate.serving import ALICE, ROOT, Served, raw_client, serving_gate
 
 LIMITS = Limits(head_seconds=0.3, body_seconds=0.3)
@@ -63,34 +62,25 @@ def _understood(exchange: Exchange) -> Target | None:
         return None
 
 
-class Bench:
+class Bench(Rig):
     """``talk`` is one client's connection from its first byte to the end of everything it started."""
 
     def __init__(self) -> None:
-        self._runner = asyncio.Runner()
-        self._stack = AsyncExitStack()
+        super().__init__()
         self._seen = Seen()
         self._recorder = Recorder()
         self._served: dict[Caller, Served] = {}
 
-    def __enter__(self) -> Self:
-        self._runner.run(self._open())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._runner.run(self._stack.aclose())
-        self._runner.close()
-
     def talk(self, raw: bytes, caller: Caller) -> Seen:
         """Send ``raw`` and no more; what came of it."""
-        return self._runner.run(self._talk(raw, caller))
+        return self.runner.run(self._talk(raw, caller))
 
-    async def _open(self) -> None:
-        self._recorder = await self._stack.enter_async_context(recording())
+    async def open(self) -> None:
+        self._recorder = await self.stack.enter_async_context(recording())
         for caller in (ROOT, ALICE):
             gate = _Watched(self._recorder.path, self._seen)
             serving = serving_gate(gate, caller, LIMITS)
-            self._served[caller] = await self._stack.enter_async_context(serving)
+            self._served[caller] = await self.stack.enter_async_context(serving)
 
     async def _talk(self, raw: bytes, caller: Caller) -> Seen:
         seen = self._seen

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
-from typing import Any, Self
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,6 +16,7 @@ from gpushared.gate.gate import Gate
 from tests.gate.desks import FakeDesk
 from tests.gate.fuzz import wire
 from tests.gate.fuzz.depth import fuzzed
+from tests.gate.fuzz.rig import Rig
 from tests.gate.fuzz.tap import tapping
 from tests.gate.serving import ALICE, ROOT, Reply, Served, ask, request, serving_gate
 
@@ -128,32 +127,23 @@ def bodies(draw: st.DrawFn) -> bytes:
     return (text + after).encode()
 
 
-class Bench:
+class Bench(Rig):
     """Gates before a real engine, and what they send to it."""
 
     def __init__(self, engine: str, image: str) -> None:
-        self._runner = asyncio.Runner()
-        self._stack = AsyncExitStack()
+        super().__init__()
         self._engine, self._image = engine, image
         self._served: dict[Caller, Served] = {}
 
-    def __enter__(self) -> Self:
-        self._runner.run(self._open())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._runner.run(self._stack.aclose())
-        self._runner.close()
-
     def create(self, body: bytes, caller: Caller) -> tuple[Reply, Any, Any]:
         """The answer, the body that the engine got and the container that it made; None without."""
-        return self._runner.run(self._create(body.replace(b"IMAGE", self._image.encode()), caller))
+        return self.runner.run(self._create(body.replace(b"IMAGE", self._image.encode()), caller))
 
-    async def _open(self) -> None:
-        self._tap = await self._stack.enter_async_context(tapping(self._engine))
+    async def open(self) -> None:
+        self._tap = await self.stack.enter_async_context(tapping(self._engine))
         for caller in (ROOT, ALICE):
             serving = serving_gate(Gate(self._tap.path, FakeDesk()), caller)
-            self._served[caller] = await self._stack.enter_async_context(serving)
+            self._served[caller] = await self.stack.enter_async_context(serving)
 
     async def _create(self, body: bytes, caller: Caller) -> tuple[Reply, Any, Any]:
         self._tap.connections.clear()
