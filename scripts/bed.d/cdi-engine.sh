@@ -1,10 +1,11 @@
 # shellcheck shell=bash
-# A Docker engine that knows CDI: Debian 13's, in a root file system, mount namespace and network namespace of its own.
+# A Docker engine that knows CDI: the newest that Debian has, in a root file system, mount namespace and network namespace
+# of its own. The root file system is Debian 13's, which does not change from day to day: the engine alone is put over it.
 # A plain chroot does not do (the image import fails to remount /), nor does a shared network namespace (the second
 # engine takes docker0 away from the first).
 
-CDI_ROOT=$CACHE/cdi/rootfs
-CDI_RUN=$RUN/cdi-engine
+CDI_ROOT=$CACHE/newest-engine
+CDI_RUN=$RUN/cdi
 CDI_PIDFILE=$CDI_RUN/dockerd.pid
 
 # debian SUITE PACKAGES DIR: a small Debian root file system.
@@ -21,6 +22,20 @@ debian() {
     debootstrap --variant=minbase --keyring="$keyring" --include="$2" "$1" "$3.part" "$mirror"
   rm -rf "$3.part"/var/cache/apt/archives/*.deb "$3.part"/var/lib/apt/lists/*
   mv "$3.part" "$3"
+}
+
+# build_cdi_root: what runc is linked with is newer than Debian 12.
+build_cdi_root() {
+  local package
+  say "cdi-engine: building its root file system"
+  rm -rf "$CDI_ROOT.base"
+  debian "$STABLE" iptables,libseccomp2,tini "$CDI_ROOT.base"
+  for package in docker.io containerd runc; do
+    unpack_newest "$package" "$CDI_ROOT.deb"
+    cp -a "$CDI_ROOT.deb/." "$CDI_ROOT.base/"
+    rm -rf "$CDI_ROOT.deb"
+  done
+  mv "$CDI_ROOT.base" "$CDI_ROOT"
 }
 
 configure_cdi_engine() {
@@ -53,10 +68,6 @@ stop_orphan() {
 start_cdi_engine() {
   local log=$CACHE/log/cdi-engine.log pid
   if ! pid=$(cat "$CDI_PIDFILE" 2>/dev/null); then
-    if [ ! -d "$CDI_ROOT" ]; then
-      say "cdi-engine: building its root file system"
-      debian trixie docker.io,iptables "$CDI_ROOT"
-    fi
     configure_cdi_engine
     say "cdi-engine: starting dockerd, log in $log"
     detach "$log" unshare --mount --net "$ROOT/scripts/bed.d/enter-root" "$CDI_ROOT" "$RUN" /run/gpushared /run/gpushared-test /tmp \
@@ -70,6 +81,8 @@ part_cdi_engine() {
   need cli
   need tools
   stop_orphan
+  # Some tests start engines of their own from it, also where the shared one runs from another checkout's.
+  [ -d "$CDI_ROOT" ] || build_cdi_root
   if ! answers "$CDI_SOCKET"; then start_cdi_engine; fi
   import_image "$CDI_SOCKET" "$BUSYBOX_IMAGE" "$BUSYBOX_RECIPE" "$CACHE/busybox.tar" busybox
   say "cdi-engine: Docker $(server_version "$CDI_SOCKET") on $CDI_SOCKET, specs in $CDI_RUN/specs"

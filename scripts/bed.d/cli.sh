@@ -1,15 +1,26 @@
 # shellcheck shell=bash
-# The docker CLI and compose v2 of Debian 13: static enough to run on Debian 12 as they are.
+# Docker's clients, the newest that Debian has: static enough to run on Debian 12 as they are.
+
+CLI_PLUGINS=(docker-compose docker-buildx)
+
+# point LINK FILE: tests that run may use the link just now, so that it is not made again without need.
+point() {
+  [ "$(readlink "$1")" = "$2" ] || ln -sfn "$2" "$1"
+}
 
 part_cli() {
-  local plugins=$CACHE/docker-config/cli-plugins
-  if [ ! -x "$DOCKER" ] || [ ! -x "$plugins/docker-compose" ]; then
-    say "cli: fetching the docker CLI and compose"
-    unpack docker-cli "$CACHE/docker-cli"
-    unpack docker-compose "$CACHE/docker-compose"
-    mkdir -p "$CACHE/bin" "$plugins"
-    ln -sfn "$CACHE/docker-compose/usr/libexec/docker/cli-plugins/docker-compose" "$plugins/docker-compose"
-    ln -sfn "$CACHE/docker-cli/usr/bin/docker" "$DOCKER"
-  fi
+  local name plugins=$CACHE/docker-config/cli-plugins
+  mkdir -p "$CACHE/bin" "$plugins"
+  for name in docker-cli "${CLI_PLUGINS[@]}"; do
+    [ -d "$CACHE/clients/$name" ] || {
+      say "cli: fetching $name"
+      unpack_newest "$name" "$CACHE/clients/$name"
+    }
+  done
+  for name in "${CLI_PLUGINS[@]}"; do
+    point "$plugins/$name" "$CACHE/clients/$name/usr/libexec/docker/cli-plugins/$name"
+  done
+  point "$DOCKER" "$CACHE/clients/docker-cli/usr/bin/docker"
   say "cli: $("$DOCKER" --version), $(DOCKER_CONFIG=$CACHE/docker-config "$DOCKER" compose version)"
+  say "cli: buildx $(DOCKER_CONFIG=$CACHE/docker-config "$DOCKER" buildx version)"
 }

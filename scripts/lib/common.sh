@@ -7,7 +7,9 @@ CACHE=${GPUSHARED_CACHE:-$ROOT/.cache}
 RUN=/run/gpushared-bed # short on purpose: a socket's path may have 107 bytes
 DOCKER=$CACHE/bin/docker
 PLAIN_SOCKET=/var/run/docker.sock
-CDI_SOCKET=$RUN/cdi-engine/docker.sock
+CDI_SOCKET=$RUN/cdi/docker.sock
+STABLE=trixie
+NEXT=forky
 BUSYBOX_IMAGE=gpushared-test/busybox:latest
 SYSTEMD_IMAGE=gpushared-test/systemd:latest
 export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8
@@ -71,7 +73,7 @@ mirror() {
   printf '%s' "${uri%/}"
 }
 
-# private_apt COMMAND...: apt-get with lists of Debian 13 kept in the cache, out of the machine's sight.
+# private_apt COMMAND...: apt-get with lists of Debian 13 and its successor kept in the cache, out of the machine's sight.
 private_apt() {
   apt-get -q -o Dir::Etc::SourceList="$CACHE/apt/sources.list" -o Dir::Etc::SourceParts=/dev/null \
     -o Dir::Etc::Preferences=/dev/null -o Dir::Etc::PreferencesParts=/dev/null \
@@ -86,25 +88,41 @@ keyring() {
   printf '%s' "$ring"
 }
 
-# unpack PACKAGE DIR: the newest Debian 13 build of a package, unpacked but not installed.
-unpack() (
+# read_package_lists: of the private apt, once a day.
+read_package_lists() {
+  local ring uri suite wanted
+  mkdir -p "$CACHE/apt/state/lists/partial" "$CACHE/apt/cache/archives/partial" "$CACHE/apt/deb"
+  ring=$(keyring)
+  uri=$(mirror)
+  wanted=$(for suite in "$STABLE" "$NEXT"; do printf 'deb [signed-by=%s] %s %s main contrib non-free\n' "$ring" "$uri" "$suite"; done)
+  if [ "$(cat "$CACHE/apt/sources.list" 2>/dev/null)" = "$wanted" ] &&
+    [ -n "$(find "$CACHE/apt/updated" -mtime -1 2>/dev/null)" ]; then return; fi
+  printf '%s\n' "$wanted" >"$CACHE/apt/sources.list"
+  quietly private-apt.log "reading the package lists of Debian $STABLE and $NEXT" private_apt update
+  touch "$CACHE/apt/updated"
+}
+
+# unpack PACKAGE DIR: Debian 13's build of a package, unpacked but not installed.
+unpack() { fetch "$1" "$2" -t "$STABLE"; }
+
+# unpack_newest PACKAGE DIR: the newest build that Debian 13 or its successor has.
+unpack_newest() { fetch "$1" "$2"; }
+
+# fetch PACKAGE DIR APT-OPTION...: what the options let apt choose.
+fetch() (
+  package=$1 tree=$2
+  shift 2
   exec 8>"$RUN/lock.apt"
   flock 8
-  mkdir -p "$CACHE/apt/state/lists/partial" "$CACHE/apt/cache/archives/partial" "$CACHE/apt/deb"
-  if [ -z "$(find "$CACHE/apt/updated" -mtime -1 2>/dev/null)" ]; then
-    ring=$(keyring)
-    uri=$(mirror)
-    printf 'deb [signed-by=%s] %s trixie main contrib non-free\n' "$ring" "$uri" >"$CACHE/apt/sources.list"
-    quietly private-apt.log "reading the package lists of Debian 13" private_apt update
-    touch "$CACHE/apt/updated"
-  fi
+  read_package_lists
   cd "$CACHE/apt/deb"
-  rm -f "$1"_*.deb
-  quietly "download-$1.log" "downloading $1" private_apt download "$1"
-  rm -rf "$2.part"
-  dpkg -x "$1"_*.deb "$2.part"
-  rm -rf "$2" "$1"_*.deb
-  mv "$2.part" "$2"
+  rm -f "$package"_*.deb
+  quietly "download-$package.log" "downloading $package" private_apt download "$package" "$@"
+  rm -rf "$tree.part"
+  mkdir -p "$(dirname "$tree")"
+  dpkg -x "$package"_*.deb "$tree.part"
+  rm -rf "$tree" "$package"_*.deb
+  mv "$tree.part" "$tree"
 )
 
 # detach LOG COMMAND...: starts a daemon that outlives this script, and sets PID.

@@ -54,6 +54,20 @@ def test_docker_finds_compose_and_both_are_version_two_or_later(docker_environme
     assert alone.stdout == answer.stdout
 
 
+def test_docker_finds_buildx_which_knows_this_engines_builder(
+    docker_environment, docker_engine, tmp_path
+) -> None:
+    parts.need_file("cli", parts.BUILDX)
+    answer = subprocess.run(
+        ["docker", "--host", f"unix://{docker_engine}", "buildx", "inspect"],
+        env={**docker_environment, "BUILDX_CONFIG": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ["Driver:", "docker"] in [line.split() for line in answer.stdout.splitlines()]
+
+
 def test_the_mps_control_daemon_keeps_a_default_limit(mps_control_binary: Path, tmp_path: Path) -> None:
     environment = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path), "CUDA_MPS_LOG_DIRECTORY": str(tmp_path)}
 

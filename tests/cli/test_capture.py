@@ -18,7 +18,7 @@ from tests.bed import parts
 CLIS = {
     "the machine's own": Path(shutil.which("docker") or "/nonexistent"),
     "20.10": Path("/usr/bin/docker"),
-    "26.1": parts.CACHE / "docker-cli/usr/bin/docker",
+    "newest": parts.DOCKER,
 }
 
 
@@ -97,7 +97,7 @@ def test_what_docker_would_send_is_kept(program: str, case: Case) -> None:
 
 def test_relative_paths_are_made_absolute_by_the_docker_cli_itself(tmp_path: Path) -> None:
     """Since 23.0; an older one sends them as they are, and the engine refuses them."""
-    new = CLIS["26.1"]
+    new = CLIS["newest"]
     if not new.exists():
         parts.absent("cli", f"there is no {new}")
     captured = capture(str(new), ["-v", "./data:/data", "busybox"], "1.41")
@@ -132,7 +132,7 @@ def test_settings_of_the_user_for_other_engines_do_not_reach_docker(
 
 def test_docker_speaks_the_api_that_the_node_s_engine_speaks() -> None:
     """A body of a newer API could name what the engine ignores: a CLI speaks no newer one than it is told."""
-    new = CLIS["26.1"]
+    new = CLIS["newest"]
     if not new.exists():
         parts.absent("cli", f"there is no {new}")
     words = ["--network", "none", "--annotation", "a=b", "busybox"]

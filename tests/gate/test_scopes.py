@@ -33,12 +33,12 @@ async def plain(desk: FakeDesk, docker_engine: str, busybox_image: str) -> Async
         yield both
 
 
-@pytest.fixture(params=["20.10", pytest.param("26.1", marks=pytest.mark.cdi)])
+@pytest.fixture(params=["oldest", pytest.param("newest", marks=pytest.mark.cdi)])
 async def both(request: pytest.FixtureRequest, desk: FakeDesk, busybox_image: str) -> AsyncIterator[People]:
     """Before each of the engines."""
-    if request.param == "26.1":
+    if request.param == "newest":
         engine: CdiEngine = request.getfixturevalue("cdi_engine")
-        desk.facts = EngineFacts("26.1.5", "1.45", True, facts().gpu_mechanism, 1)
+        desk.facts = EngineFacts("28.5.2", "1.51", True, facts().gpu_mechanism, 1)
         socket = engine.socket
     else:
         socket = request.getfixturevalue("docker_engine")

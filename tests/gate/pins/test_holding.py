@@ -406,7 +406,7 @@ async def test_an_engine_that_does_not_see_what_is_held_is_found_out(
 ) -> None:
     """One whose socket another process passes on, in another mount namespace."""
     del cdi_engine
-    target = "/run/gpushared-bed/cdi-engine/docker.sock"
+    target = "/run/gpushared-bed/cdi/docker.sock"
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         theirs, ours = await asyncio.open_unix_connection(target)
