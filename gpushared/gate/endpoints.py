@@ -50,6 +50,7 @@ _IN = Payload.STREAM
 _ATTACH = "detachKeys logs stream stdin stdout stderr"
 _LOGS = "follow stdout stderr since until timestamps tail details"
 _FILTERS = "filters"
+_IMAGES = "all filters shared-size digests manifests identity only_ids"
 _PULL = "fromImage tag platform fromSrc repo message changes"
 
 BUILD = (
@@ -117,7 +118,7 @@ ROUTES: tuple[Route, ...] = (
     _route("POST", "/auth", _A.PASS, payload=_IN),
     _trusted("GET", "/system/df", DISK),
     # Containers
-    _route("GET", "/containers/json", _A.CONTAINER_LIST, "all limit size filters"),
+    _route("GET", "/containers/json", _A.CONTAINER_LIST, "all limit size filters trunc_cmd"),
     _route("POST", "/containers/create", _A.CREATE, "name platform", _IN),
     _route("POST", "/containers/prune", _A.CONTAINER_PRUNE, "filters stream"),
     # A slash is in no container's name, but clients ask for an image's name here first
@@ -139,7 +140,7 @@ ROUTES: tuple[Route, ...] = (
     _route("POST", "/containers/{name}/attach", _A.ATTACH, _ATTACH, hijack=True),
     _route("GET", "/containers/{name}/attach/ws", _A.CONTAINER, _ATTACH, hijack=True),
     _route("POST", "/containers/{name}/wait", _A.CONTAINER, "condition"),
-    _route("DELETE", "/containers/{name}", _A.END, "v force"),
+    _route("DELETE", "/containers/{name}", _A.END, "v force link"),
     _route("GET HEAD", "/containers/{name}/archive", _A.ARCHIVE, "path"),
     _route("PUT", "/containers/{name}/archive", _A.ARCHIVE, "path noOverwriteDirNonDir copyUIDGID", _IN),
     _refused("POST", "/containers/{name}/copy", COPY),
@@ -152,7 +153,7 @@ ROUTES: tuple[Route, ...] = (
     _route("POST", "/exec/{name}/resize", _A.EXEC, "h w"),
     _route("GET", "/exec/{name}/json", _A.EXEC),
     # Images
-    _route("GET", "/images/json", _A.IMAGE_LIST, "all filters shared-size digests manifests identity"),
+    _route("GET", "/images/json", _A.IMAGE_LIST, _IMAGES),
     _route("POST", "/images/create", _A.PULL, _PULL, _IN, registry=True),
     _route("GET", "/images/search", _A.PASS, "term limit filters", registry=True),
     _route("GET", "/images/get", _A.PASS, "names platform"),

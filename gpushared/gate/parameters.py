@@ -15,12 +15,17 @@ FLAG = r"[A-Za-z0-9]{0,8}"
 NUMBER = r"-?[0-9]{0,10}"
 WORD = r"[A-Za-z0-9+-]{0,64}"
 TIME = r"[A-Za-z0-9.:+-]{0,64}"
+NO = r"(?i:0|no|false|none)?"
+"""What the engine takes for no."""
 LINE = r"[ -~]{0,512}"
 LONG = r"[^\0]{0,65536}"
 
 _WORDS: Mapping[str, str] = {
     FLAG: "all size stream one-shot v force logs stdin stdout stderr follow timestamps details digests"
-    " manifests shared-size identity verbose noOverwriteDirNonDir copyUIDGID statement",
+    " manifests shared-size identity verbose noOverwriteDirNonDir copyUIDGID statement"
+    # The Docker SDK for Python sends these, which no engine reads.
+    " trunc_cmd only_ids",
+    NO: "link",
     NUMBER: "limit h w t",
     WORD: "signal condition tail scope",
     TIME: "since until",

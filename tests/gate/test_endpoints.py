@@ -79,7 +79,7 @@ def test_a_name_that_is_also_a_word_of_the_api_leads_nowhere_else(
 REFUSED_PARAMETERS = [
     ("POST", "/containers/x/start?checkpoint=y", PermissionRefused),
     ("POST", "/containers/x/stop?T=1", PermissionRefused),
-    ("DELETE", "/containers/x?link=1", PermissionRefused),
+    ("DELETE", "/containers/x?link=1", RequestError),
     ("POST", "/containers/x/stop?t=1&t=2", RequestError),
     ("POST", "/containers/x/stop?t=1;signal=2", RequestError),
     ("POST", "/containers/x/kill?signal=9%0a", RequestError),
@@ -111,6 +111,9 @@ ASKED_EVERY_DAY = [
     ("POST", "/images/create?fromImage=registry.example%3A5000%2Fa%2Fb&tag=1.0&platform=linux%2Farm64%2Fv8"),
     ("GET", "/events?since=1763730000.000000001&until=1763730001"),
     ("POST", "/containers/create?name=proj-web-1&platform="),
+    ("GET", "/containers/json?limit=-1&all=1&size=0&trunc_cmd=0"),
+    ("DELETE", "/containers/x?v=True&link=False&force=True"),
+    ("GET", "/images/json?only_ids=0&all=0"),
 ]
 
 
