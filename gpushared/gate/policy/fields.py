@@ -99,7 +99,7 @@ RESOURCES_TABLE = table(
     Devices records device
     DeviceCgroupRules texts 1.28
     DeviceRequests records request 1.40
-    DiskQuota whole -1.40
+    DiskQuota whole -1.39
     KernelMemory whole -1.41
     KernelMemoryTCP whole 1.40 -1.51
     MemoryReservation whole
@@ -192,7 +192,7 @@ _HOST_ONLY = table(
     Annotations pairs 1.43
     CapAdd words
     CapDrop words
-    Capabilities texts 1.40
+    Capabilities texts 1.40 -1.40
     CgroupnsMode text 1.41
     Dns texts
     DnsOptions texts
