@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 
 from tests.bed import parts
+from tests.gate.serving import ALICE
 from tests.parity.pairs import Pair, pair_on, with_client
 
 PACKAGED_CLI = Path("/usr/bin/docker")
@@ -45,6 +49,17 @@ async def engine_pair(
     """All engines, with the same client."""
     async with pair_for(request, docker_environment, tmp_path) as own:
         yield own
+
+
+@pytest.fixture
+def workspace() -> Iterator[Path]:
+    """A folder with one of the confined caller's in it."""
+    path = Path(tempfile.mkdtemp(prefix="parity-workspace-"))
+    path.chmod(0o755)
+    (path / "code").mkdir()
+    os.chown(path / "code", ALICE.uid, ALICE.gid)
+    yield path
+    shutil.rmtree(path)
 
 
 def pair_for(

@@ -20,8 +20,8 @@ from tests.parity.differences import differences
 from tests.parity.pairs import Pair, Side
 
 SHORT_ID = re.compile(r"\b[0-9a-f]{12}\b")
-# The client says so when the answers to two of its requests come in another order.
-OWN_LOG = re.compile(r'time="\S+" level=error msg="error waiting for container: context canceled"')
+# The client says so when two answers come in another order, or one before all that it sends.
+OWN_LOG = re.compile(r"""time="\S+" level=error msg="(error waiting for container|Can't add file)""")
 Step = tuple[str, ...]
 LOOP = "trap 'exit 9' TERM; echo ready; touch /dev/shm/ready; while :; do sleep 0.1; done"
 READY = ("exec", "{name}", "sh", "-c", "until [ -e /dev/shm/ready ]; do sleep 0.05; done")
