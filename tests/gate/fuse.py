@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from gpushared.gate.pins import kernel
 from tests.gate.serving import ALICE
@@ -23,20 +21,33 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 class Fuse:
     """One mount, with the file ``file`` in it."""
 
-    def __init__(self, place: Path, server: subprocess.Popen[bytes], said: IO[bytes]) -> None:
+    def __init__(self, place: Path, server: subprocess.Popen[bytes]) -> None:
+        assert server.stdin is not None
+        assert server.stdout is not None
         self.place = place
         self._server = server
-        self._said = said
+        self._told, self._said = server.stdin, server.stdout
 
     def fall_silent(self) -> None:
         """From now on whoever asks anything of it waits, and can be killed only once ``end`` was called."""
-        self._server.send_signal(signal.SIGUSR1)
+        self._told.write(b"be silent\n")
+        self._told.flush()
         assert self._said.readline() == b"silent\n"
 
     def end(self) -> None:
         """All who wait hear that the file system is gone."""
         self._server.kill()
         self._server.wait()
+
+    def begin(self) -> None:
+        """Wait until it answers."""
+        assert self._said.readline() == b"serving\n"
+
+    def close(self) -> None:
+        self.end()
+        self._told.close()
+        self._said.close()
+        kernel.detach(str(self.place))
 
 
 @contextmanager
@@ -50,15 +61,13 @@ def fuse(place: Path, *, uid: int = ALICE.uid, allow_other: bool = False) -> Ite
         if _LIBC.mount(b"users-own", os.fsencode(place), b"fuse", flags, options.encode()):
             raise OSError(ctypes.get_errno(), "mount of a FUSE file system")
         command = [sys.executable, "-I", str(SERVER), str(connection), str(uid), "served"]
-        server = subprocess.Popen(command, pass_fds=[connection], stdout=subprocess.PIPE)
+        pipe = subprocess.PIPE
+        server = subprocess.Popen(command, pass_fds=[connection], stdin=pipe, stdout=pipe)
     finally:
         os.close(connection)
-    assert server.stdout is not None
+    served = Fuse(place, server)
     try:
-        assert server.stdout.readline() == b"serving\n"
-        yield Fuse(place, server, server.stdout)
+        served.begin()
+        yield served
     finally:
-        server.kill()
-        server.wait()
-        server.stdout.close()
-        kernel.detach(str(place))
+        served.close()

@@ -1,12 +1,12 @@
 """A FUSE server of a user's own: a directory with one file in it. Standard library only, run as a program.
 
 Its mount and its open /dev/fuse come from root, as fusermount gives them (``tests/gate/fuse.py``). It answers
-until it gets SIGUSR1, and from then on it reads what it is asked and answers nothing: who asked waits in the
-kernel, where no signal reaches it. Protocol: linux/fuse.h, version 7.31.
+until its standard input says something, and from then on it reads what it is asked and answers nothing: who
+asked waits in the kernel, where no signal reaches it. Protocol: linux/fuse.h, version 7.31.
 """
 
 import os
-import signal
+import select
 import struct
 import sys
 
@@ -25,13 +25,18 @@ class Server:
     def __init__(self, descriptor: int, text: bytes) -> None:
         self._descriptor = descriptor
         self._text = text
-        self.silent = False
+        self._silent = False
 
     def run(self) -> None:
         while True:
+            ready, _, _ = select.select([self._descriptor, *([] if self._silent else [0])], [], [])
+            if 0 in ready:
+                self._silent = True
+                os.write(1, b"silent\n")
+                continue
             data = os.read(self._descriptor, 1 << 18)
             _, opcode, unique, node, *_ = HEADER.unpack_from(data)
-            if self.silent or opcode in UNANSWERED:
+            if self._silent or opcode in UNANSWERED:
                 continue
             error, answer = self._answer(opcode, node, data[HEADER.size :])
             os.write(self._descriptor, struct.pack("=IiQ", 16 + len(answer), -error, unique) + answer)
@@ -81,14 +86,7 @@ def main() -> None:
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
-    server = Server(descriptor, text)
-
-    def be_silent(_number: int, _frame: object) -> None:
-        server.silent = True
-        os.write(1, b"silent\n")
-
-    signal.signal(signal.SIGUSR1, be_silent)
-    server.run()
+    Server(descriptor, text).run()
 
 
 if __name__ == "__main__":
