@@ -44,7 +44,6 @@ class Ground:
         self.name = name
         self.turns = Turns()
         self.volume_turns = Turns()
-        self.volume_turns = Turns()
         self.pins = pins or Pins(engine, lambda: self.policy)
 
     async def send(
