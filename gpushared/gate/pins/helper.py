@@ -32,7 +32,7 @@ MACHINE = 1
 DELETED = " (deleted)"
 """What the kernel adds to the name of an open file that has none any more."""
 GONE = "it does not exist, or you may not see it"
-BARRED = "the daemon may not open it (openat2); its service or its kernel forbids that"
+BARRED = "the daemon may not open it (openat2, faccessat2); its service or its kernel forbids that"
 NO_CALL = frozenset({errno.ENOSYS, errno.EPERM})
 """How filters of system calls refuse one; a look at a path fails otherwise."""
 FOREIGN = "it is in a mount namespace of its own"
@@ -87,10 +87,10 @@ def _become(order: Order) -> None:
 def _hand_over(channel: socket.socket, path: str, *, write: bool) -> None:
     try:
         descriptor = _open(path)
+        trouble = _access_trouble(descriptor, write=write)
     except OSError as error:
         channel.sendall((BARRED if error.errno in NO_CALL else GONE).encode())
         return
-    trouble = _access_trouble(descriptor, write=write)
     socket.send_fds(channel, [trouble.encode() or b"\0"], [descriptor])
     os.close(descriptor)
 
@@ -362,5 +362,6 @@ def main() -> None:
     except RefusedError as error:
         answer = {"refused": str(error)}
     except OSError as error:
-        answer = {"refused": f"{error.strerror}, error {error.errno}"}
+        code = "" if error.errno == errno.ENOSYS else f", error {error.errno}"
+        answer = {"refused": f"{error.strerror}{code}"}
     json.dump(answer, sys.stdout)

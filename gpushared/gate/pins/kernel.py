@@ -19,6 +19,13 @@ MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_PRIVATE = 2, 4, 8, 1 << 18
 NOSUID_NODEV_NOEXEC = MS_NOSUID | MS_NODEV | MS_NOEXEC
 
 _OPEN_TREE, _MOVE_MOUNT, _OPENAT2, _FACCESSAT2, _MOUNT_SETATTR = 428, 429, 437, 439, 442
+_NAMES = {
+    _OPEN_TREE: "open_tree",
+    _MOVE_MOUNT: "move_mount",
+    _OPENAT2: "openat2",
+    _FACCESSAT2: "faccessat2",
+    _MOUNT_SETATTR: "mount_setattr",
+}
 _OPEN_TREE_CLONE = 1
 _MOVE_MOUNT_EMPTY_PATHS = 0x4 | 0x40
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 0x02, 0x04, 0x08
@@ -122,7 +129,12 @@ def detach_opened(descriptor: int) -> None:
 
 def _call(number: int, *arguments: object) -> int:
     words = [ctypes.c_long(each) if isinstance(each, int) else each for each in (number, *arguments)]
-    return _checked(_LIBC.syscall(*words))
+    try:
+        return _checked(_LIBC.syscall(*words))
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+        raise OSError(errno.ENOSYS, f"the kernel has no {_NAMES[number]}, Linux 5.12 is needed") from None
 
 
 def _checked(result: int) -> int:
