@@ -14,7 +14,7 @@ from gpushared.domain.gpu import GpuId
 from gpushared.engine.reality import DRIVER_OF_DISPLAYS
 from gpushared.gate.inject import GPU_KIND, LEASE_KIND, VISIBLE_DEVICES
 from gpushared.gate.pins.pins import ROOT as PINS
-from gpushared.gate.policy.rules import ROOT_CAPABILITIES
+from gpushared.gate.policy.processes import ROOT_CAPABILITIES
 from gpushared.gate.policy.site import root_mark
 from gpushared.gate.wish import WITHOUT_GPU
 from gpushared.ports import DeviceRule, Machine, Reality

@@ -22,7 +22,7 @@ from gpushared.gate.policy.explain import OPTIONS, Notes, Verdict
 from gpushared.gate.policy.fields import CREATE_TABLE, HOST_TABLE, NETWORKING_TABLE
 from gpushared.gate.policy.judge import Context, judge_create, judge_exec, judge_update
 from gpushared.gate.policy.presets import PRESETS
-from gpushared.gate.policy.rules import ROOT_CAPABILITIES
+from gpushared.gate.policy.processes import ROOT_CAPABILITIES
 from gpushared.gate.policy.schema import Field, Kind, Table
 from gpushared.gate.policy.site import Policy, root_mark
 from gpushared.gate.wish import Wish, take_wish

@@ -12,6 +12,7 @@ from gpushared.domain.errors import PermissionRefused, RequestError
 from gpushared.gate.body import Body, Json, section
 from gpushared.gate.containers import HOST_NETWORK, OWN_NETWORKS
 from gpushared.gate.mounts import judge_mounts
+from gpushared.gate.policy import networks, processes
 from gpushared.gate.policy import rules as r
 from gpushared.gate.policy.explain import Notes
 from gpushared.gate.policy.fields import (
@@ -22,7 +23,8 @@ from gpushared.gate.policy.fields import (
     UPDATE_TABLE,
     VOLUME_CREATE_TABLE,
 )
-from gpushared.gate.policy.rules import Context, Rule, check_gang_network
+from gpushared.gate.policy.networks import check_gang_network
+from gpushared.gate.policy.rules import Context, Rule
 from gpushared.gate.policy.schema import Table, fit
 from gpushared.gate.policy.site import root_mark
 
@@ -58,7 +60,7 @@ def judge_create(body: Body, context: Context, notes: Notes | None = None) -> Bo
     for name, value in (own | limits).items():
         _note(notes, HOST_PREFIX + name, asked.get(name), value)
     caller = context.account.caller
-    root = r.is_root_inside(body.get("User"), context)
+    root = processes.is_root_inside(body.get("User"), context)
     judged["User"] = "0:0" if root else f"{caller.uid}:{caller.gid}"
     _note(notes, "User", body.get("User") or None, judged["User"])
     host |= own | limits | {"Mounts": mounts}
@@ -87,7 +89,7 @@ def judge_exec(body: Body, context: Context) -> Body:
 
 def judge_network(body: Body, context: Context) -> Body:
     """A plain bridge network."""
-    r.check_network("a network of one's own", context)
+    networks.check_network("a network of one's own", context)
     return _apply(_fitted(body, NETWORK_TABLE, context), NETWORK, context)
 
 
@@ -115,13 +117,19 @@ def networks_of(body: Body) -> list[str]:
 
 def _own_settings(body: Body, asked: Body, context: Context) -> Body:
     """What every container of a confined caller has."""
-    root = r.is_root_inside(body.get("User"), context)
+    root = processes.is_root_inside(body.get("User"), context)
     options = asked.get("SecurityOpt") or ()
     unconfined = (
-        context.policy.unconfined_seccomp and not r.UNCONFINED_SECCOMP.isdisjoint(options) and not root
+        context.policy.unconfined_seccomp
+        and not processes.UNCONFINED_SECCOMP.isdisjoint(options)
+        and not root
     )
     # Without root inside a capability has no effect: no program gains privileges.
-    added = r.ROOT_CAPABILITIES | r.capabilities("CapAdd", asked.get("CapAdd")) if root else frozenset()
+    added = (
+        processes.ROOT_CAPABILITIES | processes.capabilities("CapAdd", asked.get("CapAdd"))
+        if root
+        else frozenset()
+    )
     return {
         "GroupAdd": [] if root else [str(group) for group in context.account.groups],
         "CapDrop": ["ALL"],
@@ -251,7 +259,7 @@ def _endpoints(name: str, value: Json, context: Context) -> Json:
     named = section({name: value}, name)
     for network in named:
         if network != HOST_NETWORK:  # judged as the mode, or looked for as one's own
-            r.check_network(network, context)
+            networks.check_network(network, context)
     return {key: _apply(section(named, key), ENDPOINT, context) for key in named}
 
 
@@ -279,11 +287,11 @@ CREATE: Mapping[str, Rule] = {
         "Env Cmd Healthcheck ArgsEscaped Volumes WorkingDir Entrypoint NetworkDisabled Labels", r.allowed
     ),
     **_words("StopSignal Shell", r.allowed),
-    "StopTimeout": r.stop_timeout,
+    "StopTimeout": processes.stop_timeout,
     "MacAddress": r.unset("leave it out: the engine gives addresses that nobody else has"),
     "OnBuild": r.unset(),
     "Image": r.image,
-    "User": r.user,
+    "User": processes.user,
     "HostConfig": r.elsewhere,
     "NetworkingConfig": _nested({"EndpointsConfig": _endpoints}),
 }
@@ -307,25 +315,25 @@ RESOURCES: Mapping[str, Rule] = {
     "DeviceRequests": r.unset("GPUs come by a lease: --gpus 1"),
     "Devices": r.devices,
     "PidsLimit": r.elsewhere,
-    "Ulimits": r.ulimits,
+    "Ulimits": processes.ulimits,
 }
 HOST: Mapping[str, Rule] = {
     **RESOURCES,
     **_words("AutoRemove ConsoleSize Dns DnsOptions DnsSearch ExtraHosts ReadonlyRootfs", r.allowed),
     **_words("ShmSize Init Umask", r.allowed),
     **_words("Binds Mounts ContainerIDFile", r.elsewhere),
-    "PublishAllPorts": r.publish_all,
+    "PublishAllPorts": networks.publish_all,
     "Tmpfs": r.tmpfs,
     "Annotations": r.unset("--label carries words of yours; annotations steer the runtime"),
-    "CapAdd": r.cap_add,
+    "CapAdd": processes.cap_add,
     **_words("Capabilities Cgroup", r.unset("leave it out")),
     "StorageOpt": r.unset("leave it out: a container's own files share the engine's disk"),
-    "Sysctls": r.sysctls,
+    "Sysctls": processes.sysctls,
     **_words("MaskedPaths ReadonlyPaths", r.null),
     "VolumesFrom": r.unset("name the volumes themselves"),
     "Links": r.unset("put the containers on one network"),
     "Privileged": r.unset("GPUs need no privileges here: ask for --gpus 1"),
-    "IpcMode": r.ipc,
+    "IpcMode": processes.ipc,
     "PidMode": r.unset("docker top shows a container's processes, gpushare ps what uses GPUs"),
     "UTSMode": r.unset("--hostname gives a name of the container's own"),
     "UsernsMode": r.unset("leave it out"),
@@ -333,14 +341,14 @@ HOST: Mapping[str, Rule] = {
     "Isolation": r.one_of("", "default", hint="leave it out"),
     "Runtime": r.one_of("", "runc", hint="leave it out: GPUs come by a lease, --gpus 1"),
     "VolumeDriver": r.one_of("", "local", hint="mount a directory of yours"),
-    "NetworkMode": r.network_mode,
-    "PortBindings": r.ports,
+    "NetworkMode": networks.network_mode,
+    "PortBindings": networks.ports,
     "RestartPolicy": r.restart,
     "LogConfig": r.log,
-    "OomScoreAdj": r.oom_score,
-    "GroupAdd": r.groups,
-    "CapDrop": r.cap_drop,
-    "SecurityOpt": r.security,
+    "OomScoreAdj": processes.oom_score,
+    "GroupAdd": processes.groups,
+    "CapDrop": processes.cap_drop,
+    "SecurityOpt": processes.security,
 }
 UPDATE: Mapping[str, Rule] = {**RESOURCES, "RestartPolicy": r.restart}
 EXEC: Mapping[str, Rule] = {
@@ -349,16 +357,16 @@ EXEC: Mapping[str, Rule] = {
         r.allowed,
     ),
     "Container": r.elsewhere,
-    "User": r.exec_user,
+    "User": processes.exec_user,
     "Privileged": r.unset("a program joins with what its container has"),
 }
 NETWORK: Mapping[str, Rule] = {
     **_words("Name CheckDuplicate Internal Attachable EnableIPv4 EnableIPv6 Labels", r.allowed),
     **_words("Options Ingress ConfigOnly", r.unset("create a plain network")),
-    "ConfigFrom": r.config_from,
+    "ConfigFrom": networks.config_from,
     "Driver": r.one_of("", "bridge", "default", hint="create a plain network"),
     "Scope": r.one_of("", "local", hint="create a plain network"),
-    "IPAM": r.ipam,
+    "IPAM": networks.ipam,
 }
 CONNECTION: Mapping[str, Rule] = {
     **_words("Container Force", r.allowed),
