@@ -10,6 +10,7 @@ from pathlib import Path
 from gpushared.audit.line import AuditLine, Origin
 from gpushared.audit.schema import SCHEMA
 from gpushared.audit.words import WORDS
+from gpushared.domain.errors import Code
 from gpushared.sqlite.file import SqliteFile
 
 MAX_PAGE = 1000
@@ -60,6 +61,9 @@ class Search:
     after: int | None = None
     before: int | None = None
     limit: int = 100
+    told: bool = False
+    """Without the looks at what is somebody else's: of what is not there they would make no line, so that who
+    looks through their own would find out what is."""
 
 
 class Store(SqliteFile):
@@ -125,6 +129,8 @@ def _conditions(wanted: Search) -> tuple[str, list[object]]:
         chosen.append(("at >= ?", (wanted.since,)))
     if wanted.refused:
         chosen.append(("code != ''", ()))
+    if wanted.told:
+        chosen.append(("NOT (code = ? AND method IN ('GET', 'HEAD'))", (Code.NOT_FOUND,)))
     if wanted.container:
         chosen.append(_about(wanted.container))
     if wanted.after is not None:

@@ -26,12 +26,11 @@ from gpushared.api.v1 import (
     projects_pb2,
     projects_pb2_grpc,
 )
-from gpushared.domain.errors import GpushareError
 from gpushared.node.api import Api, is_over
 from gpushared.node.jobs import NodeJobs
 from gpushared.node.policy_api import PolicyApi
 from gpushared.serving.audit_api import AuditApi
-from gpushared.serving.doors import OPTIONS, Context, Doors, abort
+from gpushared.serving.doors import OPTIONS, Context, Doors
 
 SERVICES = ("Leases", "Gpus", "Projects", "Node", "Jobs", "Audit", "Policy")
 
@@ -47,8 +46,7 @@ class Leases(leases_pb2_grpc.LeasesServicer):
     async def Acquire(
         self, request: leases_pb2.LeaseRequest, context: Context[Any, Any]
     ) -> AsyncIterator[leases_pb2.Lease]:
-        try:
-            caller = await self._doors.caller_of(context)
+        async with self._doors.called("Leases/Acquire", request, context) as (caller, _):
             view = await self._api.request(request, caller)
             yield view
             while not is_over(view):
@@ -57,8 +55,6 @@ class Leases(leases_pb2_grpc.LeasesServicer):
                 if newer.token != view.token:
                     yield newer
                 view = newer
-        except GpushareError as error:
-            await abort(context, error)
 
     async def Wait(self, request: leases_pb2.WaitRequest, context: Context[Any, Any]) -> leases_pb2.Lease:
         return await self._doors.unary(self._api.wait, request, context)
@@ -235,11 +231,9 @@ class Jobs(jobs_pb2_grpc.JobsServicer):
     async def Watch(
         self, request: jobs_pb2.JobRef, context: Context[Any, Any]
     ) -> AsyncIterator[jobs_pb2.Job]:
-        try:
-            async for view in self._jobs.watch(request, await self._doors.caller_of(context)):
+        async with self._doors.called("Jobs/Watch", request, context) as (caller, _):
+            async for view in self._jobs.watch(request, caller):
                 yield view
-        except GpushareError as error:
-            await abort(context, error)
 
     async def Cancel(self, request: jobs_pb2.CancelJobRequest, context: Context[Any, Any]) -> jobs_pb2.Job:
         return await self._doors.unary(self._jobs.cancel, request, context)
@@ -253,11 +247,9 @@ class Jobs(jobs_pb2_grpc.JobsServicer):
     async def Logs(
         self, request: jobs_pb2.LogsRequest, context: Context[Any, Any]
     ) -> AsyncIterator[jobs_pb2.LogChunk]:
-        try:
-            async for chunk in self._jobs.logs(request, await self._doors.caller_of(context)):
+        async with self._doors.called("Jobs/Logs", request, context) as (caller, _):
+            async for chunk in self._jobs.logs(request, caller):
                 yield chunk
-        except GpushareError as error:
-            await abort(context, error)
 
     async def Tunnel(
         self,

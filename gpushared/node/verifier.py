@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 
+from gpushared.audit.line import MAX_TEXT, bounded
 from gpushared.domain.errors import GpushareError
 from gpushared.domain.gpu import GpuId
 from gpushared.domain.lease import ContainerId, Lease
@@ -222,7 +223,8 @@ class Verifier:
             self._forget(seen.id)
             return
         ends = case.expected.confined and any(each.grave for each in found)
-        what = "; ".join(each.text for each in found)
+        # Paths and variables are users' words.
+        what = bounded("; ".join(each.text for each in found), MAX_TEXT)
         user = str(case.expected.uid)
         text = f"container {seen.name} (uid {user}) {what}" + ("; it was ended" if ends else "")
         self._say(case, text)

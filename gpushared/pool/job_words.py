@@ -20,6 +20,8 @@ from gpushared.serving.lease_words import check_request_id, read_lease_request
 
 MAX_BODY_BYTES = 96 * 1024
 """Of the create body; with the rest of the job it must fit in one record of the store."""
+MAX_ARRAY_BYTES = 128 * 1024 * 1024
+"""Of the create bodies of an array, each of whose jobs is kept with its own."""
 MAX_NAME = 128
 MAX_IMAGE = 1024
 MAX_RETRIES = 100
@@ -57,6 +59,7 @@ def read_submit(
     base = new_id(owner.principal, spec.request_id)
     if not numbers:
         return Wanted(((base, spec),), None, message.lease.held, request.priority)
+    _check_array_bytes(len(numbers), len(spec.body))
     jobs = tuple(
         (
             id_in_array(base, number),
@@ -65,6 +68,15 @@ def read_submit(
         for number in numbers
     )
     return Wanted(jobs, base, message.lease.held, request.priority)
+
+
+def _check_array_bytes(jobs: int, body_bytes: int) -> None:
+    if jobs * body_bytes > MAX_ARRAY_BYTES:
+        raise RequestError(
+            f"an array of {jobs} jobs would take {jobs * body_bytes >> 20} MiB to keep, more than "
+            f"{MAX_ARRAY_BYTES >> 20}",
+            hint="are there large values among the variables? Mount a file instead, or divide the array",
+        )
 
 
 def _name_in_array(name: str, number: int) -> str:

@@ -70,8 +70,8 @@ class AuditLog:
 
     def told(self, uid: int, user: str, what: str, container: str, text: str) -> None:
         """What the daemon found out by itself about a user's container; ``what`` names the event."""
-        origin = Origin()
-        self.take(AuditLine(time.time(), uid, user, origin, "FOUND", what, container, code=what, text=text))
+        origin, said = Origin(), bounded(text, MAX_TEXT)
+        self.take(AuditLine(time.time(), uid, user, origin, "FOUND", what, container, code=what, text=said))
 
     def told_of_reload(self, error: GpushareError | None = None) -> None:
         """The configuration, and with it who may do what, was read anew, or is not as it should be.

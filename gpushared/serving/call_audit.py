@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -80,14 +81,24 @@ class CallAudit:
         by: Origin,
     ) -> _Answered:
         """Make the call; the line is told before its answer is."""
-        name, who = self._names.get(call, ""), Asker(caller.uid, caller.name, by)
-        try:
+        name, who = self.name_of(call), Asker(caller.uid, caller.name, by)
+        with self.telling(name, message, who):
             answer = await call(message, caller)
+        self.done(name, message, who, answer)
+        return answer
+
+    def name_of(self, call: Callable[..., Awaitable[Any]]) -> str:
+        """Without the API's; empty for one that nobody taught."""
+        return self._names.get(call, "")
+
+    @contextmanager
+    def telling(self, name: str, message: object, who: Asker) -> Iterator[None]:
+        """Around the making of a call: told where it is refused. ``name`` without the API's."""
+        try:
+            yield
         except GpushareError as error:
             self.refused(name, message, who, error)
             raise
-        self.done(name, message, who, answer)
-        return answer
 
     def done(self, name: str, message: object, who: Asker, answer: object = None) -> None:
         """The call is answered. ``name`` without the API's."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -103,10 +104,28 @@ class Doors:
         message: _Asked,
         context: Context[Any, Any],
     ) -> _Answered:
+        name = self._audit.name_of(call)
+        async with self.called(name, message, context) as (caller, asker):
+            answer = await call(message, caller)
+            self._audit.done(name, message, asker, answer)
+            return answer
+
+    @asynccontextmanager
+    async def called(
+        self, name: str, message: object, context: Context[Any, Any]
+    ) -> AsyncIterator[tuple[Caller, Asker]]:
+        """Around a call, also one that answers with a stream: who calls, counted, and told where refused.
+
+        ``name`` without the API's.
+        """
         try:
             origin, peer = self._behind(context)
-            async with self._shares.of(self._identities.counted_as(peer.uid)).request():
-                return await self._audit.make(call, message, await self._identities.caller(peer), origin)
+            caller = await self._identities.caller(peer)
+            asker = Asker(caller.uid, caller.name, origin)
+            share = self._shares.of(self._identities.counted_as(peer.uid))
+            with self._audit.telling(name, message, asker):
+                async with share.request():
+                    yield caller, asker
         except GpushareError as error:
             await abort(context, error)
 

@@ -40,6 +40,17 @@ def test_a_line_is_read_as_it_was_written(tmp_path: Path) -> None:
     made.close()
 
 
+def test_a_look_at_what_is_anothers_is_not_found_by_whoever_is_told_only_what_they_were_told(
+    tmp_path: Path,
+) -> None:
+    """A look at what is not there makes no line. A change does, be it there or not."""
+    look = replace(REFUSAL, method="GET", status=404, code="not_found", text="No such container: x")
+    made = store(tmp_path, look, replace(look, method="HEAD"), replace(look, method="POST"), REFUSAL)
+    assert found(made, told=True) == [3, 4]
+    assert found(made) == [1, 2, 3, 4]
+    made.close()
+
+
 @pytest.mark.parametrize(
     ("wanted", "numbers"),
     [

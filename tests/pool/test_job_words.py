@@ -104,6 +104,13 @@ def test_what_are_no_numbers_or_too_many_is_refused(text: str) -> None:
         read_array(text)
 
 
+def test_an_array_of_many_jobs_has_no_long_create_body_for_each_is_kept_with_its_own() -> None:
+    long = {"Env": ["X=" + "x" * (MAX_BODY_BYTES // 2)]}
+    assert len(wanted(long, array="0-99").jobs) == 100
+    with pytest.raises(RequestError, match="to keep"):
+        wanted(long, array=f"1-{MAX_ARRAY}")
+
+
 def test_each_job_of_an_array_has_its_number_in_its_id_and_its_name() -> None:
     made = wanted(array="2,10", name="part")
     assert [job for job, _ in made.jobs] == [f"{made.array}_2", f"{made.array}_10"]
