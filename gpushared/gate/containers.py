@@ -50,6 +50,8 @@ class Container:
     id: ContainerId
     name: str
     labels: Mapping[str, str]
+    user: str = ""
+    """As whom its programs run, in the engine's words."""
     networks: frozenset[str] = frozenset()
     """The names by which it will look for its networks at every start, without ``OWN_NETWORKS``."""
     terminal: bool = False
@@ -125,6 +127,7 @@ async def _find_container(engine: EngineSocket, name: str, caller: Caller) -> Co
         ContainerId(found["Id"]),
         plain,
         labels,
+        str(section(found, "Config").get("User") or ""),
         networks_of(found),
         terminal,
         is_still=section(found, "State").get("Status") in STILL,
@@ -181,18 +184,25 @@ async def check_unused(engine: EngineSocket, network: Mapping[str, Any], caller:
 
 
 async def find_exec(engine: EngineSocket, name: str, caller: Caller) -> str:
-    """The full id of an exec instance in one of the caller's containers."""
+    """The full id of an exec instance in one of the caller's containers.
+
+    One that root made there is root's to start, with the rights that it was made with.
+    """
+    missing = f"No such exec instance: {name}"
     found = await inspect(engine, "exec", name, suffix="/json")
-    if found is not None:
-        try:
-            await find_container(engine, str(found["ContainerID"]), caller)
-        except NotYours:
-            raise NotYours(f"No such exec instance: {name}") from None
-        except NotFound:
-            found = None
     if found is None:
-        raise NotFound(f"No such exec instance: {name}")
+        raise NotFound(missing)
+    try:
+        container = await find_container(engine, str(found["ContainerID"]), caller)
+    except NotFound as error:
+        raise type(error)(missing) from None
+    if not _has_rights_of(section(found, "ProcessConfig"), container):
+        raise NotYours(missing)
     return str(found["ID"])
+
+
+def _has_rights_of(process: Body, container: Container) -> bool:
+    return not process.get("privileged") and str(process.get("user") or "") in {"", container.user}
 
 
 async def find_owned(

@@ -46,6 +46,7 @@ STUBS = {
     "Policy": policy_pb2_grpc.PolicyStub,
 }
 REQUESTS = {
+    "Leases/Acquire": leases_pb2.LeaseRequest,
     "Leases/Request": leases_pb2.LeaseRequest,
     "Leases/Wait": leases_pb2.WaitRequest,
     "Leases/Release": leases_pb2.LeaseRef,
@@ -78,7 +79,7 @@ REQUESTS = {
     "Policy/Explain": policy_pb2.ExplainPolicyRequest,
     "Policy/Show": policy_pb2.ShowPolicyRequest,
 }
-STREAMS = {"Jobs/Watch", "Jobs/Logs"}
+STREAMS = {"Leases/Acquire", "Jobs/Watch", "Jobs/Logs"}
 """Their answers are told as ``items``."""
 
 

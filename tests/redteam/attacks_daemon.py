@@ -1,0 +1,285 @@
+"""The daemon's own API beside the gate: others' jobs, figures without end, and what the audit holds."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from tests.bed import parts
+from tests.node.grpc_client import ask
+from tests.redteam.attack import Attack, How, Threat, Told, calls, encoded, plain_body
+from tests.redteam.scene import ATTACKER, VICTIM, Scene
+
+LEAK, LEASES, AVAILABILITY = Threat.LEAK, Threat.LEASES, Threat.AVAILABILITY
+NO_JOB = "there is no job"
+FLOOD = 90
+
+
+def packed(body: object) -> str:
+    return base64.b64encode(json.dumps(body).encode()).decode()
+
+
+@contextmanager
+def roots_job(scene: Scene) -> Iterator[str]:
+    """A job of root's that waits, with a secret among its variables."""
+    secret = scene.canary("the environment of root's job")
+    asked = {
+        "image": parts.BUSYBOX_IMAGE,
+        "create_body": packed(plain_body(Env=[f"SECRET={secret}"])),
+        "lease": {"gpu": "0.1", "held": True},
+        "name": "roots-job",
+    }
+    job = str(scene.daemon.call("Jobs/Submit", asked)["job_ids"][0])
+    try:
+        yield job
+        assert scene.daemon.call("Jobs/Get", {"job_id": job})["state"] == "held"
+    finally:
+        scene.daemon.call("Jobs/Cancel", {"job_id": job})
+
+
+def called(scene: Scene, call: str, /, **fields: object) -> Told:
+    return scene.ask("POST", f"/gpushare.v1.{call}", json.dumps(fields).encode())
+
+
+def touches_job(verb: str, **more: object) -> How:
+    """A call about root's job by its id, by the beginning of that, and by its container's name."""
+
+    def how(scene: Scene) -> Told:
+        with roots_job(scene) as job:
+            told = [called(scene, f"Jobs/{verb}", job_id=one, **more) for one in (job, job[:5], "roots-job")]
+        return max(told, key=lambda one: not one.is_refusal)
+
+    return how
+
+
+def streams_job(verb: str) -> How:
+    """The calls that answer with a stream are gRPC's alone."""
+
+    def how(scene: Scene) -> Told:
+        with roots_job(scene) as job:
+            (answer,) = ask(scene.daemon.socket, [(f"Jobs/{verb}", {"job_id": job})], uid=ATTACKER)
+        return Told(403, f"{answer['message']}") if "code" in answer else Told(200, str(answer))
+
+    return how
+
+
+def after_roots_job(scene: Scene) -> Told:
+    """Whoever may wait for a job learns when it ends, and how."""
+    with roots_job(scene) as job:
+        return submitted(scene, after=[{"job_id": job}])
+
+
+def submitted(scene: Scene, **fields: object) -> Told:
+    asked = {
+        "image": parts.BUSYBOX_IMAGE,
+        "create_body": packed(plain_body()),
+        "lease": {"gpu": "0.1", "held": True},
+        **fields,
+    }
+    return called(scene, "Jobs/Submit", **asked)
+
+
+def submits(**fields: object) -> How:
+    return lambda scene: submitted(scene, **fields)
+
+
+def listed_by_its_array(scene: Scene) -> Told:
+    with roots_job(scene) as job:
+        told = called(scene, "Jobs/List", array_id=job, ended=True)
+    return told if json.loads(told.message)["jobs"] == [] else Told(0, told.message)
+
+
+def by_the_request_id_of_another(scene: Scene) -> Told:
+    """Asked again with the same id a lease is the same one, but only to whom it belongs."""
+    asked = {"gpu": "0.1", "request_id": "the-same"}
+    lease = scene.daemon.call("Leases/Request", asked, uid=VICTIM)["id"]
+    told = called(scene, "Leases/Request", **asked)
+    scene.daemon.call("Leases/Release", {"lease_id": lease}, uid=VICTIM)
+    return told if json.loads(told.message)["id"] != lease else Told(0, "it got the victim's lease")
+
+
+def without_settings(scene: Scene) -> Told:
+    told = called(scene, "Node/Doctor")
+    return told if json.loads(told.message)["settings"] == [] else Told(0, told.message)
+
+
+def files_by_the_policys_answer(scene: Scene) -> Told:
+    """What stands in a directory that the caller may not look into."""
+    told = []
+    for name in ("file", "none"):
+        body = packed(plain_body(HostConfig={"Binds": [f"{scene.victims_home}/{name}:/x"]}))
+        told.append(called(scene, "Policy/Explain", create_body=body).message.replace(name, "NAME"))
+    return Told(200) if told[0] == told[1] else Told(0, str(told))
+
+
+# --- the audit -----------------------------------------------------------------------------------------
+
+
+def own_lines(scene: Scene) -> list[Mapping[str, str]]:
+    lines: list[Mapping[str, str]] = json.loads(called(scene, "Audit/List", limit=1000).message)["lines"]
+    return lines
+
+
+def told_by_the_audit(scene: Scene) -> Told:
+    """A look at what is another's and at what is not there read alike; so must one's own lines of them."""
+    for target in ("containers/{box}/json", "volumes/{volume}", "exec/{exec}/json", "networks/{network}"):
+        scene.ask("GET", scene.fill(f"/{target}"))
+    found = [line for line in own_lines(scene) if line["method"] == "GET" and line["code"] == "not_found"]
+    return Told(200) if not found else Told(0, str(found))
+
+
+def line_with_escapes(scene: Scene) -> Told:
+    """Whoever reads the audit at a terminal is told what was asked, and their terminal nothing."""
+    scene.ask("GET", "/containers/%0a%1b%5b2J%1b]0;x%07/json")
+    scene.ask("POST", "/containers/create?" + encoded(name="\n\x1b[2Jroot"), scene.fill_body(plain_body()))
+    called(scene, "Jobs/Cancel", job_id="\n\x1b[2J\u202eroot")
+    called(scene, "Audit/List", user="\n\x1b[2J")
+    shown = scene.daemon.gpushare_says("audit", "-o", "wide") + scene.daemon.text()
+    stored = "".join(str(value) for line in own_lines(scene) for value in line.values())
+    return Told(200) if not {"\x1b", "\u202e"} & {*shown, *stored} else Told(0, shown)
+
+
+def program_with_escapes(scene: Scene) -> Told:
+    """A program whose name would clear the screen of whoever looks."""
+    path = f"{scene.home}/x\n\x1b[2Jsystemd"
+    copied, _, _ = scene.attacker.command("cp", str(parts.DOCKER.resolve()), path)
+    assert not copied
+    scene.attacker.command(path, "-H", f"unix://{scene.daemon.socket}", "rmi", "by-a-strange-program")
+    programs = [line["executable"] for line in own_lines(scene) if "by-a-strange-program" in line["endpoint"]]
+    return Told(200) if programs and all(map(str.isprintable, programs)) else Told(0, str(programs))
+
+
+def audit_flooded(scene: Scene) -> Told:
+    """A flood is told as one; what others do stands for itself."""
+    for _ in range(FLOOD):
+        scene.ask("DELETE", "/images/mine")
+    scene.ask("DELETE", "/images/mine")
+    scene.daemon.docker("rmi", "alices-image", uid=VICTIM)
+    lines = scene.daemon.call("Audit/List", {"limit": 1000})["lines"]
+    flood = [line for line in lines if line["uid"] == str(ATTACKER) and "/images/mine" in line["endpoint"]]
+    others = [line for line in lines if line["uid"] == str(VICTIM) and "alices-image" in line["endpoint"]]
+    return Told(200) if len(flood) < FLOOD and others else Told(0, f"{len(flood)} and {len(others)} lines")
+
+
+def refused_in_a_stream(scene: Scene) -> Told:
+    """Over gRPC, in a call that answers with a stream, a refusal leaves a line as everywhere."""
+    asked = {"gpu": "0.1", "project": "alices"}
+    scene.daemon.call("Projects/Set", {"name": "alices", "users": {"names": [str(VICTIM)]}})
+    try:
+        (answer,) = ask(scene.daemon.socket, [("Leases/Acquire", asked)], uid=ATTACKER)
+    finally:
+        scene.daemon.call("Projects/Set", {"name": "alices", "unset": True})
+    told = [line for line in own_lines(scene) if line["endpoint"] == "Leases/Acquire"]
+    return Told(403, answer["message"]) if told and "code" in answer else Told(0, str(answer))
+
+
+ATTACKS = [
+    Attack("job-of-another-read", LEAK, touches_job("Get"), refused=NO_JOB),
+    Attack("job-of-another-waited-for", LEAK, touches_job("Wait"), refused=NO_JOB),
+    Attack("job-of-another-explained", LEAK, touches_job("Explain"), refused=NO_JOB),
+    Attack("job-of-another-cancelled", LEASES, touches_job("Cancel"), refused=NO_JOB),
+    Attack("job-of-another-let-go", LEASES, touches_job("Hold", held=False), refused=NO_JOB),
+    Attack("job-of-another-reached", Threat.CONTAINERS, touches_job("Door"), refused=NO_JOB),
+    Attack("job-of-another-read-by-its-output", LEAK, streams_job("Logs"), refused=NO_JOB),
+    Attack("job-of-another-watched", LEAK, streams_job("Watch"), refused=NO_JOB),
+    Attack("job-after-anothers", LEAK, after_roots_job, refused=NO_JOB),
+    Attack("jobs-of-all-listed", LEAK, calls("Jobs/List", all=True), refused="only administrators"),
+    Attack("jobs-listed-by-anothers-array", LEAK, listed_by_its_array, harmless="one's own only"),
+    Attack(
+        "jobs-listed-by-a-token-of-ones-own",
+        LEAK,
+        calls("Jobs/List", page_token="\n\x1b[2J%"),
+        refused="is none of ours",
+    ),
+    Attack(
+        "jobs-of-an-array-without-end",
+        AVAILABILITY,
+        submits(array="0-999999999"),
+        refused="are no numbers of an array",
+    ),
+    Attack(
+        "jobs-of-an-array-too-many",
+        AVAILABILITY,
+        submits(array="0-999999"),
+        refused="at most 10000 jobs",
+    ),
+    Attack(
+        "jobs-of-an-array-that-fills-the-disk",
+        AVAILABILITY,
+        submits(array="0-9999", create_body=packed(plain_body(Env=["X=" + "x" * 90_000]))),
+        refused="MiB to keep",
+    ),
+    Attack(
+        "jobs-in-a-batch-without-end",
+        AVAILABILITY,
+        calls("Jobs/SubmitBatch", jobs=[{}] * 1000),
+        refused="at once are too many",
+    ),
+    Attack("job-named-by-escapes", Threat.SHARED, submits(name="\x1b[2J"), refused="'?[2J'"),
+    Attack("job-without-an-account", Threat.IDENTITY, submits(), refused="no such account"),
+    Attack(
+        "lease-by-the-request-id-of-another",
+        LEASES,
+        by_the_request_id_of_another,
+        harmless="ids of requests are each user's own",
+    ),
+    Attack(
+        "lease-from-a-day-on-that-no-calendar-has",
+        AVAILABILITY,
+        calls("Leases/Request", gpu="1", begin_at=1e12),
+        refused="is no time",
+    ),
+    Attack(
+        "lease-from-a-day-on-in-a-thousand-years",
+        AVAILABILITY,
+        calls("Leases/Request", gpu="1", begin_at=3.3e10),
+        harmless="a forecast looks only as far back as counts",
+    ),
+    Attack(
+        "leases-of-all-time-listed",
+        AVAILABILITY,
+        calls("Leases/List", ended=True, limit=-1),
+        harmless="a page has a bound",
+    ),
+    Attack("settings-by-the-doctor", LEAK, without_settings, harmless="they are for the trusted"),
+    Attack(
+        "policy-of-another-asked-for", LEAK, calls("Policy/Explain", user="root"), refused="for yourself only"
+    ),
+    Attack(
+        "files-by-the-policys-answer",
+        Threat.FILES,
+        files_by_the_policys_answer,
+        harmless="the answer is the same whether they are there",
+    ),
+    Attack("audit-of-others-read", LEAK, calls("Audit/List", user="root"), refused="your own lines only"),
+    Attack(
+        "audit-that-tells-what-is-there",
+        LEAK,
+        told_by_the_audit,
+        harmless="a look at another's shows no line to whom it was denied",
+    ),
+    Attack(
+        "audit-page-without-end",
+        AVAILABILITY,
+        calls("Audit/List", limit=1_000_000_000),
+        refused="is not possible",
+    ),
+    Attack("audit-lines-with-escapes", Threat.SHARED, line_with_escapes, harmless="lines are printable"),
+    Attack(
+        "audit-program-with-escapes",
+        Threat.SHARED,
+        program_with_escapes,
+        harmless="programs' names are printable",
+    ),
+    Attack(
+        "audit-flooded", Threat.SHARED, audit_flooded, harmless="a flood is folded, and others' lines are not"
+    ),
+    Attack(
+        "audit-got-round-by-a-stream",
+        Threat.SHARED,
+        refused_in_a_stream,
+        refused="is not in project",
+    ),
+]
