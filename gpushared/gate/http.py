@@ -25,6 +25,7 @@ from gpushared.domain.request import Caller
 from gpushared.gate.answers import connect_error, docker_error, http_status
 from gpushared.gate.incoming import Incoming
 from gpushared.gate.limits import Share, Shares
+from gpushared.gate.presence import Presence
 from gpushared.gate.refusals import (
     NOT_HTTP,
     Broken,
@@ -35,9 +36,6 @@ from gpushared.gate.refusals import (
     forget,
 )
 from gpushared.gate.wire import READ_BYTES, Piece, Wire, taken_over
-
-WATCH_AFTER_SECONDS = 0.05
-"""Most answers are ready sooner; watching for the client's end costs more than they do."""
 
 HeaderList = Sequence[tuple[bytes, bytes]]
 
@@ -121,7 +119,7 @@ async def serve_http(
         await connection.serve(routes)
     except asyncio.CancelledError:
         task = asyncio.current_task()
-        if not connection.client_gone or task is None or task.uncancel() > 0:
+        if not connection.client.gone or task is None or task.uncancel() > 0:
             raise
     finally:
         await connection.close()
@@ -248,7 +246,6 @@ class _Connection:
         self.caller = caller
         self.share = share
         self.origin = origin
-        self.client_gone = False
         self._wire = wire
         self._limits = limits
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
@@ -262,14 +259,12 @@ class _Connection:
         )
         self._hijacked = False
         self._held_bytes = 0
-        self._task: asyncio.Task[None] | None = None
-        self._watch_timer: asyncio.TimerHandle | None = None
-        self._watch_task: asyncio.Task[None] | None = None
+        self.client = Presence(self._incoming, wire, limits.pipelined_bytes)
 
     # --- requests, one after the other ---
 
     async def serve(self, routes: Routes) -> None:
-        self._task = asyncio.current_task()
+        self.client.task = asyncio.current_task()
         with contextlib.suppress(ClientGoneError, ConnectionError):
             while await self._serve_one(routes):
                 pass
@@ -297,7 +292,7 @@ class _Connection:
         finally:
             self.share.drop(self._held_bytes)
             self._held_bytes = 0
-            await self._stop_watch()
+            await self.client.stop()
         return await self._next_cycle()
 
     async def _dispatch(self, routes: Routes, request: h11.Request) -> None:
@@ -410,7 +405,7 @@ class _Connection:
         except (h11.RemoteProtocolError, ConnectionError) as error:
             raise ClientGoneError(str(error)) from error
         if piece is None:
-            self._watch_soon()
+            self.client.watch_soon()
         return piece
 
     async def whole_body(self, limit_bytes: int) -> bytes:
@@ -448,7 +443,7 @@ class _Connection:
             raise ClientGoneError(str(error)) from error
 
     async def hijack(self, head: bytes) -> tuple[Wire, bytes]:
-        await self._stop_watch()
+        await self.client.stop()
         self._hijacked = True
         await self._write([head])
         return self._wire, self._incoming.held
@@ -457,44 +452,9 @@ class _Connection:
         self._wire.hang_up()
 
     async def close(self) -> None:
-        await self._stop_watch()
+        await self.client.stop()
         self._wire.close()
 
     async def _linger(self) -> None:
-        await self._stop_watch()
+        await self.client.stop()
         await self._wire.linger()
-
-    # --- whether the client is still there ---
-
-    def _watch_soon(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._watch_timer = loop.call_later(WATCH_AFTER_SECONDS, self._start_watch)
-
-    def _start_watch(self) -> None:
-        self._watch_task = asyncio.get_running_loop().create_task(self._watch())
-
-    async def _watch(self) -> None:
-        """Read ahead, within the bound, and cancel the handler when the client has hung up."""
-        while len(self._incoming.unfed) <= self._limits.pipelined_bytes:
-            try:
-                data = await self._wire.read()
-            except ConnectionError:
-                data = b""
-            if not data:
-                break
-            self._incoming.unfed += data
-        else:
-            return
-        await self._wire.hung_up()
-        if self._task is not None:
-            self.client_gone = True
-            self._task.cancel()
-
-    async def _stop_watch(self) -> None:
-        if self._watch_timer is not None:
-            self._watch_timer.cancel()
-            self._watch_timer = None
-        if self._watch_task is not None:
-            self._watch_task.cancel()
-            await asyncio.wait({self._watch_task})
-            self._watch_task = None
