@@ -157,7 +157,7 @@ ROUTES: tuple[Route, ...] = (
     _route("POST", "/images/create", _A.PULL, _PULL, _IN, registry=True),
     _route("GET", "/images/search", _A.PASS, "term limit filters", registry=True),
     _route("GET", "/images/get", _A.PASS, "names platform"),
-    _route("GET", "/images/{name...}/json", _A.PASS, "manifests platform"),
+    _route("GET", "/images/{name...}/json", _A.IMAGE, "manifests platform"),
     _route("GET", "/images/{name...}/history", _A.PASS, "platform"),
     _route("GET", "/images/{name...}/attestations", _A.PASS, "platform type statement"),
     _route("GET", "/images/{name...}/get", _A.PASS, "platform"),

@@ -31,6 +31,7 @@ class Action(StrEnum):
     CONTAINER_PRUNE = "container-prune"
     EXEC_CREATE = "exec-create"
     EXEC = "exec"
+    IMAGE = "image"
     IMAGE_LIST = "image-list"
     PULL = "pull"
     NETWORK = "network"
@@ -67,7 +68,8 @@ SCOPES: Mapping[Action, str] = {
     Action.CONTAINER_PRUNE: "own containers",
     Action.EXEC_CREATE: "own containers, by the site's policy",
     Action.EXEC: "programs in one's own containers",
-    Action.IMAGE_LIST: "everybody, without the numbers of containers",
+    Action.IMAGE: "everybody, without the ids of its containers",
+    Action.IMAGE_LIST: "everybody, without the numbers and ids of containers",
     Action.PULL: "everybody; no tag of an image that was made on this machine",
     Action.NETWORK: "own networks that no container of one's own needs",
     Action.NETWORK_LIST: "own networks and the engine's",

@@ -40,7 +40,18 @@ def shown_network(network: Mapping[str, Any], own_ids: Collection[str]) -> dict[
 
 def shown_images(images: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A listing of images without the numbers of containers, which newer engines count."""
-    return [{**image, "Containers": UNCOUNTED} for image in images]
+    return [{**shown_image(image), "Containers": UNCOUNTED} for image in images]
+
+
+def shown_image(image: Mapping[str, Any]) -> dict[str, Any]:
+    """An image whose manifests do not name the containers of them."""
+    manifests = [_without_containers(each) for each in image.get("Manifests") or ()]
+    return {**image, **({"Manifests": manifests} if manifests else {})}
+
+
+def _without_containers(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    data = manifest.get("ImageData")
+    return {**manifest, **({"ImageData": {**data, "Containers": []}} if data else {})}
 
 
 def _without_users(value: Any) -> Any:

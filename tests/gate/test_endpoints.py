@@ -15,7 +15,7 @@ from gpushared.gate.parameters import FORMS, check_parameters
 from gpushared.gate.processes import check_ps
 from gpushared.gate.routes import SCOPES, Action, Route
 from gpushared.gate.target import parse_target
-from gpushared.gate.views import shown_images, shown_info, shown_network
+from gpushared.gate.views import shown_image, shown_images, shown_info, shown_network
 from tests.gate.engine_endpoints import ENDPOINTS
 
 PAGE = Path(__file__).parents[2] / "docs/reference/docker-api.md"
@@ -60,7 +60,7 @@ def test_every_action_has_a_scope_and_every_parameter_a_form() -> None:
     [
         ("GET", "/containers/create/json", Action.CONTAINER),
         ("POST", "/containers/prune", Action.CONTAINER_PRUNE),
-        ("GET", "/images/a/json/json", Action.PASS),
+        ("GET", "/images/a/json/json", Action.IMAGE),
         ("GET", "/images/search", Action.PASS),
         ("DELETE", "/images/networks/x", Action.TRUSTED),
         ("POST", "/volumes/prune", Action.VOLUME_PRUNE),
@@ -247,6 +247,19 @@ def test_images_tell_nothing_of_containers() -> None:
         {"Id": "a", "Containers": -1},
         {"Id": "b", "Containers": -1},
     ]
+
+
+def test_an_images_manifests_do_not_name_the_containers_that_use_them() -> None:
+    data = {"Platform": {"os": "linux"}, "Containers": ["5f3c"]}
+    shown = shown_image({"Id": "a", "Manifests": [{"ID": "m", "ImageData": data}, {"ID": "attestation"}]})
+    assert shown["Manifests"] == [
+        {"ID": "m", "ImageData": {**data, "Containers": []}},
+        {"ID": "attestation"},
+    ]
+    assert shown_images([{"Id": "a", "Manifests": [{"ImageData": data}]}])[0]["Manifests"] == [
+        {"ImageData": {**data, "Containers": []}}
+    ]
+    assert shown_image({"Id": "b", "Manifests": None}) == {"Id": "b", "Manifests": None}
 
 
 def row(route: Route) -> str:

@@ -10,7 +10,7 @@ from gpushared.gate.endpoints import BUILD, LOAD
 from gpushared.gate.handlers.ground import Ground, Handler, showing
 from gpushared.gate.policy.images import check_image, full_names, pulled_from
 from gpushared.gate.routes import Action
-from gpushared.gate.views import shown_images
+from gpushared.gate.views import shown_image, shown_images
 
 BUILDER = "docker.io/moby/buildkit"
 PULL_PARAMETERS = frozenset({"fromImage", "tag", "platform"})
@@ -23,7 +23,13 @@ class Images:
         self._ground = ground
 
     def confined(self) -> dict[Action, Handler]:
-        return {Action.IMAGE_LIST: self._list, Action.PULL: self._pull}
+        return {Action.IMAGE: self._image, Action.IMAGE_LIST: self._list, Action.PULL: self._pull}
+
+    async def _image(self, call: Call) -> None:
+        answer = await self._ground.ask(call, call.target)
+        if answer.status == OK:
+            answer = showing(answer, shown_image(answer.json()))
+        await call.answer(answer)
 
     async def _list(self, call: Call) -> None:
         answer = await self._ground.ask(call, call.target)
