@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,7 +32,7 @@ from gpushared.api.v1 import (
     policy_pb2_grpc,
 )
 from gpushared.serving.doors import HINT_METADATA
-from tests.bed import parts
+from tests.node import nursery
 
 SECONDS = 30
 Json = dict[str, Any]
@@ -85,16 +84,8 @@ STREAMS = {"Leases/Acquire", "Jobs/Watch", "Jobs/Logs"}
 
 def ask(path: Path, calls: Sequence[tuple[str, Mapping[str, Any]]], *, uid: int = 0) -> list[Json]:
     """Answers to calls such as ``("Leases/Get", {...})``, in order; an error is ``code, message, hint``."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.node.grpc_client", str(path), str(uid)],
-        input=json.dumps(calls),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        cwd=parts.ROOT,
-        check=True,
-    )
-    answers: list[Json] = json.loads(done.stdout)
+    words = [sys.executable, "-m", "tests.node.grpc_client", str(path), str(uid)]
+    answers: list[Json] = json.loads(nursery.run(words, json.dumps(calls).encode(), SECONDS))
     return answers
 
 

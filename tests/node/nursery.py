@@ -23,6 +23,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Any, Final
 
 LOADED: Final = ("gpushared.node.main", "gpushared.pool.main")
@@ -144,17 +145,39 @@ def start(
 
     ``piped``: its standard input and output are pipes.
     """
-    if not _only:
-        _only.append(_Nursery())
     if not piped:
         with Path(os.devnull).open("rb") as nothing:
-            channel = _only[0].raise_(words, environment, [nothing.fileno(), log.fileno(), log.fileno()])
+            channel = _raised(words, environment, nothing.fileno(), log.fileno(), log.fileno())
         return Nursling(channel, None, None)
     (its_input, our_input), (our_output, its_output) = os.pipe(), os.pipe()
-    channel = _only[0].raise_(words, environment, [its_input, its_output, log.fileno()])
+    channel = _raised(words, environment, its_input, its_output, log.fileno())
     os.close(its_input)
     os.close(its_output)
     return Nursling(channel, os.fdopen(our_input, "wb"), os.fdopen(our_output, "rb"))
+
+
+def run(words: Sequence[str], given: bytes, seconds: float) -> bytes:
+    """What a program printed to whom this was given. Raises as ``subprocess.run`` where that checks."""
+    with TemporaryFile() as its_input, TemporaryFile() as printed, TemporaryFile() as said:
+        its_input.write(given)
+        its_input.seek(0)
+        streams = (its_input.fileno(), printed.fileno(), said.fileno())
+        child = Nursling(_raised(words, os.environ, *streams), None, None)
+        try:
+            status = child.wait(seconds)
+        finally:
+            child.kill()
+        for file in (printed, said):
+            file.seek(0)
+        if status:
+            raise subprocess.CalledProcessError(status, list(words), printed.read(), said.read())
+        return printed.read()
+
+
+def _raised(words: Sequence[str], environment: Mapping[str, str], *streams: int) -> socket.socket:
+    if not _only:
+        _only.append(_Nursery())
+    return _only[0].raise_(words, environment, streams)
 
 
 def _number(data: bytes) -> int:
@@ -215,7 +238,7 @@ def _take_on(order: dict[str, Any], streams: Sequence[int]) -> dict[str, Any]:
     return order
 
 
-def run(words: Sequence[str]) -> None:
+def become(words: Sequence[str]) -> None:
     """What the interpreter would do with these words."""
     Path("/proc/self/comm").write_text(Path(words[0]).name[:15])
     if words[1] == "-m":
@@ -233,7 +256,7 @@ def main() -> None:
     gc.freeze()  # what is not looked at is not copied
     order = raise_children(socket.socket(fileno=int(sys.argv[1])))
     if order is not None:
-        run(order["words"])
+        become(order["words"])
 
 
 if __name__ == "__main__":

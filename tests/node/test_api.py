@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import resource
+import select
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -23,7 +23,6 @@ from tests.node.daemon import GPUSHARED, DaemonProcess, Json, Refused, acting_as
 from tests.node.grpc_client import ask
 
 HUGE = "1" * 200_000
-SOON_SECONDS = 1.0
 
 
 # --- two faces, one answer -------------------------------------------------------------------------------
@@ -247,6 +246,11 @@ def test_a_wait_without_time_comes_back_at_once(lone_daemon: DaemonProcess, seco
     assert lone_daemon.call("Leases/Wait", asked)["state"] == "queued"
 
 
+def readable(channels: list[socket.socket]) -> list[socket.socket]:
+    """Those that were answered, or hung up on."""
+    return select.select(channels, [], [], 0)[0]
+
+
 def wait_for_ever(daemon: DaemonProcess, lease: Json) -> socket.socket:
     """A client in the middle of a long poll."""
     body = json.dumps({"lease_id": lease["id"], "token": lease["token"], "timeout_seconds": 60}).encode()
@@ -262,12 +266,11 @@ def test_two_hundred_may_wait_and_are_served_in_the_order_they_came(new_daemon: 
     daemon.start()
     holder = daemon.request("2")
     queued = [daemon.request("2") for _ in range(200)]
-    waiting = [wait_for_ever(daemon, lease) for lease in queued]
+    waiting = [wait_for_ever(daemon, daemon.lease(lease["id"])) for lease in queued]
     try:
-        asked_at = time.monotonic()
         assert len(daemon.leases()) == 201
         daemon.free_permille()
-        assert time.monotonic() - asked_at < 2 * SOON_SECONDS
+        assert readable(waiting) == []
         places = [daemon.lease(lease["id"])["waiting"]["position"] for lease in queued]
         assert places == list(range(1, 201))
         daemon.call("Leases/Release", {"lease_id": holder["id"]})
@@ -325,10 +328,9 @@ def test_clients_that_say_nothing_or_half_do_not_keep_others_waiting(lone_daemon
         channel.connect(str(lone_daemon.socket))
         channel.sendall(half)
         silent.append(channel)
-    asked_at = time.monotonic()
     assert lone_daemon.leases() == {}
     assert ask(lone_daemon.socket, [("Leases/List", {})])[0]["leases"] == []
-    assert time.monotonic() - asked_at < 10 * SOON_SECONDS
+    assert len(readable(silent)) < len(silent), "they were answered only after all others were given up"
     for channel in silent:
         channel.close()
     wait_until(lambda: open_sockets(lone_daemon) < 20, "their connections are closed")
