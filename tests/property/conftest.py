@@ -1,6 +1,7 @@
 """How hard the property tests look.
 
-``HYPOTHESIS_PROFILE=thorough`` looks for minutes, the default for seconds. A failure prints a
+``HYPOTHESIS_PROFILE=thorough`` looks for minutes, the default for seconds, at other examples each time. A
+failure prints a
 ``@reproduce_failure`` line and is kept in ``.hypothesis``, from where the next run begins with it.
 """
 
@@ -14,7 +15,7 @@ _SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 settings.register_profile(
     "quick",
-    max_examples=300,
+    max_examples=150,
     stateful_step_count=60,
     deadline=None,
     print_blob=True,
