@@ -8,7 +8,6 @@ from enum import StrEnum
 import h11
 
 from gpushared.audit.line import Origin
-from gpushared.domain.errors import Code
 from gpushared.domain.request import Caller
 
 NOT_HTTP = "this is not proper HTTP"
@@ -55,7 +54,7 @@ class Refusal:
     target: bytes
     status: int
     message: str
-    code: str = Code.RESOURCE_EXHAUSTED
+    code: str
 
 
 def forget(_: Refusal, __: Caller, ___: Origin) -> None:
