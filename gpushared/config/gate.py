@@ -16,6 +16,8 @@ from gpushared.config.kinds import (
     Flag,
     Kind,
     Number,
+    OrPercent,
+    Percent,
     Size,
     Text,
     Whole,
@@ -259,6 +261,23 @@ class GateConfig:
         OrPreset(Whole(0, 65_535)),
         "How many ports of the machine all containers of a user may publish, stopped ones too: the engine "
         "runs one or two processes for each. 0 is no limit.",
+    )
+    memory_per_user: int | Percent | None = setting(  # noqa: RUF009 - makes a field
+        None,
+        OrPreset(OrPercent(Size(2**50))),
+        "The memory that all containers of a user may hold together, swap and `/dev/shm` included; beyond it "
+        "the kernel ends one of their programs.",
+    )
+    cpus_per_user: float | Percent | None = setting(  # noqa: RUF009 - makes a field
+        None,
+        OrPreset(OrPercent(Number(0, 65_536))),
+        "The CPUs that all containers of a user may use together; no preset has a limit, since the kernel "
+        "divides busy CPUs evenly between users.",
+    )
+    pids_per_user: int | None = setting(
+        None,
+        OrPreset(Whole(0, 4_194_304)),
+        "How many processes and threads all containers of a user may have together; 0 is no limit.",
     )
     memory_limit_bytes: int | None = setting(
         None,

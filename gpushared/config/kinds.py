@@ -12,6 +12,9 @@ from gpushared.domain.errors import RequestError
 from gpushared.domain.gpu import MIB, WHOLE_PERMILLE
 from gpushared.domain.units import format_memory, parse_duration, parse_gpus, parse_memory, shown
 
+WHOLE_PERCENT = 100
+NONE = "none"
+
 
 class Wrong(Exception):
     """A value is not one of its kind; the text completes the sentence "<setting> ..."."""
@@ -185,6 +188,46 @@ class Size(Kind):
         # In whole MiB, as the parser rounds it, so that reading it back gives the same.
         assert isinstance(value, int)
         return toml_string(f"{value // MIB}MiB")
+
+
+@dataclass(frozen=True)
+class Percent:
+    """A part of what the machine has."""
+
+    percent: int
+
+    def of(self, whole: float) -> float:
+        return whole * self.percent / 100
+
+
+@dataclass(frozen=True)
+class OrPercent(Kind):
+    """A value of another kind, a ``Percent`` of what the machine has, or ``"none"``, which is 0."""
+
+    kind: Kind
+
+    @property
+    def words(self) -> str:
+        part = f"a part of the machine's like `{toml_string('90%')}`"
+        return f"{self.kind.words}, {part}, or `{toml_string(NONE)}`"
+
+    def read(self, value: object) -> object:
+        own_word = isinstance(value, str) and (value == NONE or value.endswith("%"))
+        return self.read_word(str(value)) if own_word else self.kind.read(value)
+
+    def read_word(self, word: str) -> object:
+        if word == NONE:
+            return 0
+        if not word.endswith("%"):
+            return self.kind.read_word(word)
+        if re.fullmatch(r"[0-9]{1,3}%", word) is None or not 1 <= int(word[:-1]) <= WHOLE_PERCENT:
+            raise Wrong(f'must be from "1%" to "100%", not {shown(word)}')
+        return Percent(int(word[:-1]))
+
+    def write(self, value: object) -> str:
+        if isinstance(value, Percent):
+            return toml_string(f"{value.percent}%")
+        return self.kind.write(value) if value else toml_string(NONE)
 
 
 @dataclass(frozen=True)

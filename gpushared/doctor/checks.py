@@ -79,6 +79,7 @@ CHECKS: tuple[Check[Facts], ...] = (
     _check("docker-authorization", engine.docker_authorization, "docker"),
     _check("docker-default-runtime", engine.default_runtime, "docker"),
     _check("mount-pins", _of(lambda f: f.daemon, engine.mount_pins), "docker"),
+    _check("user-limits", _of(lambda f: f.daemon, engine.user_limits), "docker"),
     _check("docker-group-members", _of(lambda f: f.groups, engine.docker_group_members)),
     _check("gpu-mechanism", engine.gpu_mechanism, "driver", "docker"),
     _check("cdi-spec", engine.cdi_spec, "driver", "docker", "gpu-mechanism"),

@@ -103,6 +103,15 @@ def mount_pins(daemon: DaemonView) -> Finding:
     return ok("nothing is in the way of users' bind mounts")
 
 
+def user_limits(daemon: DaemonView) -> Finding:
+    if daemon.users_trouble:
+        return warning(
+            daemon.users_trouble,
+            "the daemon as root beside the engine, not in a container; controllers memory, cpu and pids",
+        )
+    return ok("the kernel bounds what the containers of each user have together")
+
+
 def default_runtime(facts: Facts) -> Finding:
     engine, toolkit = _engine(facts), facts.toolkit
     if engine.default_runtime != NVIDIA_RUNTIME:

@@ -89,6 +89,8 @@ class DaemonView:
     troubles: Mapping[str, str] = field(default_factory=dict)
     wall_trouble: str = ""
     pins_trouble: str = ""
+    users_trouble: str = ""
+    """Why the kernel does not bound what users' containers have together."""
     pool: PoolView | None = None
 
 

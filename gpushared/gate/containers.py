@@ -30,6 +30,8 @@ OWN_NETWORKS = frozenset({"", "default", "bridge", "none"})
 """The engine's own that everybody may use."""
 HOST_NETWORK = "host"
 """The machine's."""
+CPU_PERIOD_US = 100_000
+"""The engine's, where nobody says another."""
 OK = 200
 CREATED = 201
 MOVED = 301
@@ -64,6 +66,16 @@ class Container:
     """The names by which it will look for volumes that somebody made."""
     ports: int = 0
     """How many of the machine's it publishes while it runs."""
+    auto_remove: bool = False
+    cgroup_parent: str = ""
+    cpus: float = 0.0
+    """How many it may use, 0 without a limit."""
+
+    @property
+    def owner(self) -> int | None:
+        """The uid of who created it; None for what came past every gate."""
+        uid = self.labels.get(LABEL_OWNER, "")
+        return int(uid) if uid.isdecimal() else None
 
     @property
     def pin(self) -> str:
@@ -134,7 +146,16 @@ async def _find_container(engine: EngineSocket, name: str, caller: Caller) -> Co
         has_volumes=any(mount.get("Type") == "volume" for mount in objects(found, "Mounts")),
         volumes=_volumes(found),
         ports=ports_of(section(found, "HostConfig"), section(section(found, "Config"), "ExposedPorts")),
+        auto_remove=bool(section(found, "HostConfig").get("AutoRemove")),
+        cgroup_parent=str(section(found, "HostConfig").get("CgroupParent") or ""),
+        cpus=_cpus(found),
     )
+
+
+def _cpus(found: Body) -> float:
+    host = section(found, "HostConfig")
+    nano, quota = host.get("NanoCpus") or 0, host.get("CpuQuota") or 0
+    return nano / 1e9 if nano > 0 else max(0, quota) / (host.get("CpuPeriod") or CPU_PERIOD_US)
 
 
 def _is_confined(found: Body, caller: Caller) -> bool:

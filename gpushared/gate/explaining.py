@@ -19,7 +19,7 @@ from gpushared.gate.body import Body, check_create, parse_object, section, text
 from gpushared.gate.containers import find_network, find_owned, image_config
 from gpushared.gate.handlers.ground import Ground
 from gpushared.gate.mounts import volumes_of, wishes_of
-from gpushared.gate.policy.explain import Finding, Notes
+from gpushared.gate.policy.explain import WHY_SET, Finding, Notes
 from gpushared.gate.policy.judge import HOST_PREFIX, Context, judge_create, networks_of
 from gpushared.gate.policy.schema import Version
 from gpushared.gate.published import ports_of
@@ -59,11 +59,15 @@ class Explainer:
         judged = judge_create(body, context, notes)
         if wish is None:
             notes.set("Env", None, ["NVIDIA_VISIBLE_DEVICES=void"], "no GPU without a lease")
+        if parent := ground.together.name(caller.uid):
+            name = f"{HOST_PREFIX}CgroupParent"
+            notes.set(name, None, parent, WHY_SET[name])
         try:
             image = await image_config(ground.engine, text(judged, "Image"))
             exposed = {*section(judged, "ExposedPorts"), *section(image, "ExposedPorts")}
             ports = ports_of(judged["HostConfig"], exposed)
             await Room(ground.engine).check(caller, ground.policy, ports=ports)
+            await ground.together.check_start(caller.uid)
         except LimitReached as error:
             notes.refused("", None, error)
         await self._look(judged, account, notes)

@@ -27,6 +27,7 @@ from gpushared.gate.policy.site import Policy
 from gpushared.gate.refusals import Refusal
 from gpushared.gate.routes import Action, Payload
 from gpushared.gate.target import parse_target
+from gpushared.ports import UserWalls
 
 
 class Gate:
@@ -35,7 +36,7 @@ class Gate:
     ``audit`` gets a line for each request that changes something or is refused.
 
     ``policy`` may be replaced at any time; it holds for requests that come after. ``name``: containers bear
-    it, to be told from those of other gates.
+    it, to be told from those of other gates. ``walls``: what bounds all containers of a user together.
     """
 
     def __init__(
@@ -46,9 +47,10 @@ class Gate:
         audit: Sink = ignore,
         pins: Pins | None = None,
         name: str = "",
+        walls: UserWalls | None = None,
     ) -> None:
         engine = EngineSocket(engine_socket.removeprefix("unix://"))
-        ground = self._ground = Ground(engine, desk, policy or Policy(), pins, name)
+        ground = self._ground = Ground(engine, desk, policy or Policy(), pins, name, walls)
         self._audit = audit
         self._creates = Creates(ground)
         self.explainer = Explainer(ground)

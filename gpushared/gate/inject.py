@@ -9,6 +9,7 @@ from gpushared.domain.errors import RequestError
 from gpushared.gate.body import Body, Json, objects, section, strings
 from gpushared.ports import DeviceMechanism, Edits, EngineFacts, Mount
 from gpushared.sharing.edits import CONTAINER_DIRECTORY
+from gpushared.sharing.slices import SLICE
 
 OWN_PREFIXES = ("NVIDIA_", "CUDA_MPS_", "GPUSHARE_")
 OWN_NAMES = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"})
@@ -161,15 +162,24 @@ def _place(host: Body, cgroup_parent: str) -> None:
     """Put the container below the lease's cgroup, where the driver limits its memory.
 
     In the caller's own cgroup nothing would hold it, and in ours nothing of what they want of theirs would.
+    The lease's may be in the one of all containers of its user: there both bound the container.
     """
     if not cgroup_parent:
         return
-    if host.get("CgroupParent") not in {None, "", cgroup_parent}:
+    asked = str(host.get("CgroupParent") or "")
+    if asked not in {"", cgroup_parent} and not is_cgroup_within(cgroup_parent, asked):
         raise RequestError(
             "the container has to be in its lease's cgroup, so that the driver limits its GPU memory",
             hint="leave `--cgroup-parent` out, or ask for whole GPUs",
         )
     host["CgroupParent"] = cgroup_parent
+
+
+def is_cgroup_within(inner: str, outer: str) -> bool:
+    """Whether one ``CgroupParent`` lies below another: slices say so by their names (systemd.slice(5))."""
+    if outer.endswith(SLICE):
+        return inner.endswith(SLICE) and inner.startswith(f"{outer.removesuffix(SLICE)}-")
+    return inner.startswith(f"{outer.rstrip('/')}/")
 
 
 def _mount(mount: Mount) -> dict[str, Json]:

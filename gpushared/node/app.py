@@ -46,6 +46,7 @@ from gpushared.node.remembering import remembered
 from gpushared.node.sampler import Sampler
 from gpushared.node.selftest import check_identity
 from gpushared.node.simulation import Simulation
+from gpushared.node.user_limits import UserLimits
 from gpushared.node.verifier import Verifier, gate_name
 from gpushared.ports import ContainerStatus, JournalSnapshot
 from gpushared.serving.audit_api import AuditApi
@@ -106,6 +107,13 @@ class Daemon:
             ledger=Path(config.node.state_dir) / PINS_NAME,
             barred=[config.node.runtime_dir, config.node.state_dir],
         )
+        self._limits = UserLimits(
+            gate_name(config.node.state_dir),
+            Path(config.node.state_dir),
+            lambda: policy_of(self._config).user_bounds,
+            lambda: self._follower.facts,
+        )
+        parts.wall.put_into(self._limits.cgroups.home)
         self._gate: Gate | None = None
         self._kept: Kept | None = None
 
@@ -201,7 +209,12 @@ class Daemon:
             simulated=self._parts.gpus.simulated,
         )
         self._follower.on_change = verifier.changed
-        self._follower.on_reached = verifier.reached
+
+        def reached() -> None:
+            verifier.reached()
+            self._limits.changed()
+
+        self._follower.on_reached = reached
         stack.push_async_callback(verifier.close)
 
     async def _first_look(self, loop: Loop, performer: Performer) -> None:
@@ -215,6 +228,7 @@ class Daemon:
         # In place before systemd lets the engine start: it restarts some containers at once.
         performer.remake_all()
         await self._hold_mounts()
+        await self._limits.restore()
         if loop.state.gpus:
             await performer.settle(FIRST_LOOK_SECONDS)
         if is_socket_activated():
@@ -278,6 +292,7 @@ class Daemon:
             audit.take,
             name=gate_name(config.node.state_dir),
             pins=self._pins,
+            walls=self._limits.cgroups,
         )
         stack.push_async_callback(_end_creates, gate)
         inner = self._runtime_dir / INNER_SOCKET
@@ -362,6 +377,7 @@ class Daemon:
             wall=self._parts.wall,
             modes=self._parts.modes,
             pins=lambda: self._pins.trouble,
+            walls=lambda: self._limits.trouble,
             socket=self._runtime_dir / SOCKET_NAME,
             config=lambda: self._config,
             reread=self._reread,
@@ -390,6 +406,7 @@ class Daemon:
             self._jobs.run(),
             self._enrolment.keep_renewed(),
             self._pins.keep(self._tell_pins),
+            self._limits.run(),
             self._pool.run(),
             self._audit.run(),
             loop.ended(),
@@ -410,6 +427,7 @@ class Daemon:
         self._identities.subordinates.path = _path(config.gate.subordinate_ids)
         self._identities.forget()
         self._gate.policy = policy_of(config)
+        self._limits.changed()
         self._shares.limits = limits_of(config)
         self._jobs.reload(config)
         self._pool.link.reload()

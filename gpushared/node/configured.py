@@ -9,6 +9,7 @@ from gpushared.domain.rules import Action, Rules, WatchdogPolicy
 from gpushared.gate.limits import UserLimits
 from gpushared.gate.policy import presets
 from gpushared.gate.policy.site import Policy
+from gpushared.node.host import host_size
 from gpushared.node.idle_rules import idle_of, project_idle_of, quiet_idle_of
 
 
@@ -63,4 +64,4 @@ def limits_of(config: Config) -> UserLimits:
 
 def policy_of(config: Config) -> Policy:
     """The configuration's rules for confined callers."""
-    return presets.policy_of(config.gate)
+    return presets.policy_of(config.gate, host_size())

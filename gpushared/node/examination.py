@@ -40,6 +40,7 @@ class Examination:
         reread: Callable[[], Config],
         pool: Callable[[], PoolView | None] = lambda: None,
         pins: Callable[[], str] = lambda: "",
+        walls: Callable[[], str] = lambda: "",
     ) -> None:
         self._loop = loop
         self._sampler = sampler
@@ -50,6 +51,7 @@ class Examination:
         self._config = config
         self._pool = pool
         self._pins = pins
+        self._walls = walls
         started = config()
         self._doctor = Doctor(
             MachineProbe(lambda: Places(config(), started, socket, reread), self._view, driver)
@@ -79,6 +81,7 @@ class Examination:
             wall_trouble=self._wall.last_trouble or "",
             pool=self._pool(),
             pins_trouble=self._pins(),
+            users_trouble=self._walls(),
         )
 
     def _gpu(self, gpu: Gpu) -> KnownGpu:

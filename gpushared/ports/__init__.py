@@ -35,6 +35,7 @@ from gpushared.ports.gpus import (
 from gpushared.ports.journal import Journal, JournalSnapshot, JournalWrite
 from gpushared.ports.reality import DeviceNode, DeviceRule, Exposure, Machine, Reality, Word
 from gpushared.ports.sharing import Checkpoints, ServerFault, Sharing, SharingStatus
+from gpushared.ports.user_walls import UserBounds, UserUse, UserWalls
 
 __all__ = [
     "DEFAULT_STOP_SECONDS",
@@ -74,5 +75,8 @@ __all__ = [
     "ServerFault",
     "Sharing",
     "SharingStatus",
+    "UserBounds",
+    "UserUse",
+    "UserWalls",
     "Word",
 ]

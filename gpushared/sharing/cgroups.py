@@ -12,18 +12,23 @@ from pathlib import Path
 
 from gpushared.domain.errors import RequestError, SharingUnavailable
 from gpushared.ports import CgroupDriver, EngineFacts
+from gpushared.sharing.slices import (
+    ESCAPED_DASH,
+    SLICE,
+    SYSTEMCTL,
+    SYSTEMD_RUNS,
+    Place,
+    slice_of,
+    tell_systemd,
+)
 
 _log = logging.getLogger(__name__)
 
 ROOT = Path("/sys/fs/cgroup")
-SYSTEMD_RUNS = Path("/run/systemd/system")
-"""There where systemd is the init, see sd_booted(3)."""
-SYSTEMCTL = "systemctl"
-SYSTEMCTL_SECONDS = 10.0
-
-_HOME = "gpushare"
-_SLICE = ".slice"
+_HOME = Place(("gpushare",))
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+_CONTAINER = re.compile(r"[0-9a-f]{64}|(docker|libpod)-.*")
+"""The engine's names of containers' cgroups."""
 _CONTROLLERS = ("dmem", "misc")
 """Those that the driver accounts with: the first on kernels that have it, its own in the second elsewhere."""
 
@@ -52,21 +57,28 @@ class LeaseCgroups:
         systemd_runs: Path = SYSTEMD_RUNS,
     ) -> None:
         self.root = root
+        self.users: Place | None = None
+        """Around the places of users, in which leases may be."""
         self._systemctl = systemctl
         self._systemd_runs = systemd_runs
 
-    async def make(self, device_name: str, engine: EngineFacts | None) -> Parent:
-        """Have the lease's cgroup; one that is there stays as it is."""
+    async def make(self, device_name: str, engine: EngineFacts | None, uid: int | None = None) -> Parent:
+        """Have the lease's cgroup; one that is there stays as it is, and where it is.
+
+        ``uid``: of whom it is, in whose place it is to be where there are ``users``.
+        """
         if _NAME.fullmatch(device_name) is None:
             raise RequestError(f"{device_name!r} is not a device name")
-        if self._driver(engine) is CgroupDriver.SYSTEMD:
-            name = _slice_of(device_name)
-            await self._tell_systemd("start", name)
-            parent = Parent(str(self.root / (_HOME + _SLICE) / name), name)
-        else:
-            parent = Parent(str(self.root / _HOME / device_name), f"/{_HOME}/{device_name}")
-        await asyncio.to_thread(self._make, Path(parent.path))
-        return parent
+        driver = self._driver(engine)
+        found = [path for path in await self.paths(device_name) if _made_for(path) is driver]
+        home = _HOME if self.users is None or uid is None else self.users.within(str(uid))
+        path = found[0] if found else f"{self.root}{home.within(device_name).path(driver)}"
+        name = path.removeprefix(str(self.root))
+        if driver is CgroupDriver.SYSTEMD:
+            name = Path(path).name
+            await tell_systemd(self._systemctl, "start", name)
+        await asyncio.to_thread(self._make, Path(path))
+        return Parent(path, name)
 
     async def names(self) -> list[str]:
         """The devices that have a cgroup."""
@@ -98,10 +110,10 @@ class LeaseCgroups:
             except OSError as error:
                 _log.info("cgroup.stays path=%s why=%s", path, error.strerror)
                 continue
-            if path.name.endswith(_SLICE):
+            if _made_for(str(path)) is CgroupDriver.SYSTEMD:
                 # It is empty by now: to stop a slice ends whatever is in it.
                 with contextlib.suppress(SharingUnavailable):
-                    await self._tell_systemd("stop", path.name)
+                    await tell_systemd(self._systemctl, "stop", path.name)
 
     # --- helpers ---
 
@@ -116,53 +128,43 @@ class LeaseCgroups:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SharingUnavailable(f"cgroup {path} cannot be made: {error.strerror}") from error
-        for place in (self.root, path.parent, path):
+        above = [place for place in path.parents if place.is_relative_to(self.root)]
+        for place in (*reversed(above), path):
             _account_below(place)
 
     def _found(self) -> Iterator[tuple[str, Path]]:
-        for path in _directories(self.root / _HOME):
-            yield path.name, path
-        for path in _directories(self.root / (_HOME + _SLICE)):
-            name = _device_of(path.name)
-            if name is not None:
-                yield name, path
+        homes = [_HOME]
+        if self.users is not None:
+            # By the names of the places themselves: below them are containers, too.
+            homes += [self.users.within(str(uid)) for uid in self._uids(self.users)]
+        for home in homes:
+            for driver in CgroupDriver:
+                for path in _directories(self.root / home.path(driver).lstrip("/")):
+                    name = _device_of(path.name, home, driver)
+                    if name is not None:
+                        yield name, path
 
-    async def _tell_systemd(self, verb: str, unit: str) -> None:
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *(self._systemctl, "--quiet", verb, unit),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
-            )
-        except OSError as error:
-            raise SharingUnavailable(f"{self._systemctl} cannot be run: {error.strerror}") from error
-        try:
-            async with asyncio.timeout(SYSTEMCTL_SECONDS):
-                _, said = await process.communicate()
-        except TimeoutError:
-            raise SharingUnavailable(f"systemd did not {verb} {unit} in time") from None
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        if process.returncode != 0:
-            raise SharingUnavailable(
-                f"systemd did not {verb} {unit}: {said.decode(errors='replace').strip()}"
-            )
+    def _uids(self, users: Place) -> set[int]:
+        names = {
+            _device_of(path.name, users, driver)
+            for driver in CgroupDriver
+            for path in _directories(self.root / users.path(driver).lstrip("/"))
+        }
+        return {int(name) for name in names if name is not None and name.isdecimal()}
 
 
-def _slice_of(device_name: str) -> str:
-    """The slice of a lease, with systemd's escape for the dash, which otherwise means a slice within one."""
-    escaped = device_name.replace("-", r"\x2d")
-    return f"{_HOME}-{escaped}{_SLICE}"
+def _made_for(path: str) -> CgroupDriver:
+    return CgroupDriver.SYSTEMD if path.endswith(SLICE) else CgroupDriver.CGROUPFS
 
 
-def _device_of(slice_name: str) -> str | None:
-    begin = f"{_HOME}-"
-    if not (slice_name.startswith(begin) and slice_name.endswith(_SLICE)):
+def _device_of(name: str, home: Place, driver: CgroupDriver) -> str | None:
+    """The last name of a place in ``home``; None for a container's cgroup, and for what is not ours."""
+    if driver is CgroupDriver.CGROUPFS:
+        return None if _CONTAINER.fullmatch(name) else name
+    begin = f"{slice_of(home.names).removesuffix(SLICE)}-"
+    if not (name.startswith(begin) and name.endswith(SLICE)):
         return None
-    return slice_name.removeprefix(begin).removesuffix(_SLICE).replace(r"\x2d", "-")
+    return name.removeprefix(begin).removesuffix(SLICE).replace(ESCAPED_DASH, "-")
 
 
 def _directories(path: Path) -> list[Path]:

@@ -14,6 +14,7 @@ from gpushared.domain.lease import Grant, Lease, MemoryWall
 from gpushared.ports import EngineFacts, Hook, MemoryLimiter
 from gpushared.sharing import limit_hook
 from gpushared.sharing.cgroups import LeaseCgroups
+from gpushared.sharing.slices import Place
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +61,10 @@ class DriverWall:
         self._leaves: dict[str, str] = {}
         self._lost: str | None = None
 
+    def put_into(self, users: Place) -> None:
+        """Have leases in their users' places, which are in this one and bear their numbers."""
+        self._cgroups.users = users
+
     @property
     def lost(self) -> str | None:
         """What went wrong with a driver that had limits before, as long as it has not gone well again."""
@@ -98,7 +103,7 @@ class DriverWall:
         try:
             if trouble is not None:
                 raise SharingUnavailable(trouble)
-            parent = await self._cgroups.make(name, engine)
+            parent = await self._cgroups.make(name, engine, lease.owner_uid)
             for cgroup in (parent.path, *await self._leaves_of(name)):
                 await self._limit(self._limiter, cgroup, limits)
         except GpushareError as error:

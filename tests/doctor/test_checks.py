@@ -140,6 +140,7 @@ CASES: list[tuple[str, Facts, Status, str, str]] = [
     ("docker-authorization", authz("29.3.0"), W, "CVE-2026-34040", "29.3.1"),
     ("docker-default-runtime", engine(default_runtime="nvidia"), W, "privileged", "default-runtime"),
     ("mount-pins", view(pins_trouble="it sees nothing"), W, "it sees nothing", "5.12"),
+    ("user-limits", view(users_trouble="there are none"), W, "there are none", "memory, cpu and pids"),
     ("docker-group-members", but("groups", members={"docker": ("eve",), "gpu": ()}), W, "(docker: eve)",
      "gpasswd -d"),
     ("gpu-mechanism", engine(gpu_mechanism=DeviceMechanism.PLAIN), F, "no way", "cdi generate"),

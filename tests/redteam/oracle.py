@@ -105,7 +105,9 @@ class Oracle:
                 yield f"has {mode} {host[mode]!r}"
         if host["Devices"] or (host["DeviceRequests"] and not config["Labels"].get("gpushare.device")):
             yield f"has devices {host['Devices']} {host['DeviceRequests']}"
-        if host["CgroupParent"] or host.get("Sysctls") or host["OomScoreAdj"] < 0:
+        parent = host["CgroupParent"]
+        is_own = self._scene.is_attackers_place(parent) if self._scene.is_bounded else not parent
+        if not is_own or host.get("Sysctls") or host["OomScoreAdj"] < 0:
             yield "has a cgroup, kernel settings or a rank of its choice"
         yield from self._wrong_mounts(found)
         if found["State"]["Running"]:

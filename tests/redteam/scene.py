@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import json
 import os
@@ -15,8 +16,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from gpushared.node.verifier import gate_name
+from gpushared.ports import CgroupDriver
+from gpushared.sharing.slices import Place
+from gpushared.sharing.user_cgroups import HOME
 from tests.bed import parts
-from tests.bed.engine import PrivateEngine
+from tests.bed.cgroups import remove_users
+from tests.bed.engine import PrivateEngine, UnifiedEngine
 from tests.node.daemon import DaemonProcess, make_directory
 from tests.redteam.attack import Told
 
@@ -28,7 +34,15 @@ MOST_PORTS = 8
 AGENT = Path(__file__).with_name("agent.py")
 ANSWER_SECONDS = 30.0
 QUIET_SECONDS = 1.0
+CGROUPS = Path("/sys/fs/cgroup")
 SIMULATED = "h100:2"
+MEMORY_OF_A_USER = 256 << 20
+PIDS_OF_A_USER = 300
+LIMITS = f"""
+memory_per_user = "{MEMORY_OF_A_USER >> 20}MiB"
+cpus_per_user = 1.5
+pids_per_user = {PIDS_OF_A_USER}
+"""
 Json = dict[str, Any]
 
 
@@ -95,6 +109,8 @@ class Scene:
 
     def __init__(self, engine: PrivateEngine) -> None:
         self.engine = engine
+        # Of an engine with cgroup v2 on a machine that counts with v1, nobody can count anything.
+        self.is_bounded = not isinstance(engine, UnifiedEngine) or (CGROUPS / "cgroup.controllers").exists()
         self.directory = make_directory()
         self.homes = self.directory / "homes"
         self.home = self._made_home("mallory", ATTACKER)
@@ -104,7 +120,7 @@ class Scene:
         ranges.write_text(f"{ATTACKER}:{SUBORDINATE}:65536\n")
         config = (
             f'[gate]\nmount_prefixes = ["~", "{self.homes}"]\nsubordinate_ids = "{ranges}"\n'
-            f"ports_per_user = {MOST_PORTS}\n"
+            f"ports_per_user = {MOST_PORTS}\n{LIMITS if self.is_bounded else ''}"
         )
         self.daemon = DaemonProcess(
             make_directory(), simulate=SIMULATED, engine=engine.socket, config=config,
@@ -229,7 +245,34 @@ class Scene:
         assert not answer.is_refusal, answer
         return str(json.loads(answer.message)["Id"])
 
-    # --- the engine itself, for what is to be seen there ---
+    # --- what the kernel and the engine say, for what is to be seen there ---
+
+    @property
+    def users(self) -> Place:
+        return Place((HOME, gate_name(str(self.daemon.state_dir))))
+
+    def cgroup_of(self, pid: int) -> str:
+        """Where the memory of a process is counted; empty where it is gone."""
+        try:
+            lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+        except (FileNotFoundError, ProcessLookupError):
+            return ""
+        counted = {kind: path for _, kind, path in (line.split(":", 2) for line in lines)}
+        return counted.get("memory") or counted[""]
+
+    def figure_of(self, pid: int, figure: str) -> int:
+        """What is counted in the cgroup of a process: its ``pids``, or bytes of ``memory``."""
+        files = {"pids": ("pids.current",), "memory": ("memory.usage_in_bytes", "memory.current")}[figure]
+        place = self.cgroup_of(pid).lstrip("/")
+        for path in (top / place / name for top in (CGROUPS / figure, CGROUPS) for name in files):
+            with contextlib.suppress(OSError):
+                return int(path.read_text())
+        return 0  # it is over
+
+    def is_attackers_place(self, cgroup: str) -> bool:
+        """Whether it is the cgroup of all containers of the attacker, or in it."""
+        own = self.users.within(str(ATTACKER)).path(CgroupDriver.CGROUPFS)
+        return f"{cgroup}/".startswith(f"{own}/")
 
     def as_engine(self, method: str, target: str, body: object = None) -> Any:
         connection = _UnixConnection(self.engine.socket)
@@ -244,6 +287,7 @@ class Scene:
     def dispose(self) -> None:
         self.attacker.close()
         self.daemon.dispose()
+        remove_users(self.users)
         subprocess.run(["rm", "-rf", str(self.directory)], check=True)
 
 

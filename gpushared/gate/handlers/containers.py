@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 
-from gpushared.domain.errors import PermissionRefused
+from gpushared.domain.errors import GpushareError, PermissionRefused
 from gpushared.domain.request import Caller
 from gpushared.gate.accounts import look_up
 from gpushared.gate.body import serialise
@@ -84,6 +84,16 @@ class Containers:
     async def _startable(self, call: Call) -> Container:
         """The caller's container, whose names and paths still mean what they did when it was created."""
         container = await find_container(self._engine, call.match.name, call.caller)
+        try:
+            await self._check_startable(call, container)
+        except GpushareError:
+            if container.auto_remove and call.match.route.action is Action.START:
+                # As the engine does when a start fails: `docker run --rm` waits for it. One that runs stays.
+                await self._engine.call("DELETE", f"/containers/{container.id}?v=1".encode())
+            raise
+        return container
+
+    async def _check_startable(self, call: Call, container: Container) -> None:
         if not call.caller.trusted:
             most = self._ground.policy.ports_per_user
             check_counted(container.name, container.ports, container.labels, most)
@@ -93,7 +103,8 @@ class Containers:
                 await find_owned(self._engine, "volumes", volume, call.caller)
             if paths := container.host_paths:
                 await self._ground.pins.hold_again(container.pin, await look_up(call.caller), paths)
-        return container
+        if self._ground.judges(call.caller) and container.owner is not None:
+            await self._ground.together.check_start(container.owner, container)
 
     async def _check_network(self, network: str, container: Container, caller: Caller) -> None:
         if network != HOST_NETWORK:

@@ -84,6 +84,8 @@ class Creates:
         exposed = {*section(judged, "ExposedPorts"), *section(image, "ExposedPorts")}
         ports = ports_of(judged["HostConfig"], exposed)
         await held.enter_async_context(self._room.for_one_more(caller, policy, ports))
+        if parent := await ground.together.parent(caller.uid):
+            judged["HostConfig"]["CgroupParent"] = parent
         mounts = judged["HostConfig"]["Mounts"]
         for network in networks_of(judged):
             await find_network(engine, network, caller)

@@ -20,8 +20,9 @@ from gpushared.gate.policy.site import Policy
 from gpushared.gate.proxy import Farewell, forward, nothing
 from gpushared.gate.routes import Payload
 from gpushared.gate.target import Target
+from gpushared.gate.together import Together
 from gpushared.gate.turns import Turns
-from gpushared.ports import LABEL_OWNER
+from gpushared.ports import LABEL_OWNER, UserWalls
 
 ANSWER_SECONDS = 120.0
 Handler = Callable[[Call], Awaitable[object]]
@@ -36,7 +37,13 @@ class Ground:
     """``policy`` may be replaced at any time; it holds for requests that come after."""
 
     def __init__(
-        self, engine: EngineSocket, desk: Desk, policy: Policy, pins: Pins | None = None, name: str = ""
+        self,
+        engine: EngineSocket,
+        desk: Desk,
+        policy: Policy,
+        pins: Pins | None = None,
+        name: str = "",
+        walls: UserWalls | None = None,
     ) -> None:
         self.engine = engine
         self.desk = desk
@@ -45,6 +52,7 @@ class Ground:
         self.turns = Turns()
         self.volume_turns = Turns()
         self.pins = pins or Pins(engine, lambda: self.policy)
+        self.together = Together(walls, desk, lambda: self.policy)
 
     async def send(
         self,

@@ -90,6 +90,7 @@ WHY_SET: Mapping[str, str] = {
     "HostConfig.CapAdd": "what root inside needs to install packages",
     "HostConfig.SecurityOpt": "no program gains privileges",
     "HostConfig.PidsLimit": "a bound on processes and threads",
+    "HostConfig.CgroupParent": "where all your containers are bounded together",
     "HostConfig.Memory": "the site's limit",
     "HostConfig.NanoCpus": "the site's limit",
     "HostConfig.CpuQuota": "the site's limit",

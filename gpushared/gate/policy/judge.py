@@ -142,16 +142,14 @@ def _own_settings(body: Body, asked: Body, context: Context) -> Body:
 def _limits(asked: Body, host: Body, context: Context) -> Body:
     """The site's limits where the caller asks for less than nothing, or for nothing."""
     policy, limits = context.policy, Body()
+    together = policy.user_bounds
     if policy.memory_limit_bytes and not asked.get("Memory"):
-        limits["Memory"] = policy.memory_limit_bytes
+        limits["Memory"] = min(policy.memory_limit_bytes, together.memory_bytes or policy.memory_limit_bytes)
     if policy.cpu_limit and r.whole(host, "NanoCpus") <= 0 and r.whole(host, "CpuQuota") <= 0:
-        period = r.whole(host, "CpuPeriod")
+        # The kernel takes no more of one container than of all of its user.
+        cpus, period = min(policy.cpu_limit, together.cpus or policy.cpu_limit), r.whole(host, "CpuPeriod")
         # The engine takes a period with a quota only.
-        limits |= (
-            {"CpuQuota": int(policy.cpu_limit * period)}
-            if period > 0
-            else {"NanoCpus": int(policy.cpu_limit * 1e9)}
-        )
+        limits |= {"CpuQuota": int(cpus * period)} if period > 0 else {"NanoCpus": int(cpus * 1e9)}
     return limits
 
 

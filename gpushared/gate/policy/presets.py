@@ -7,7 +7,9 @@ from dataclasses import dataclass, fields, replace
 
 from gpushared.config.fields import keys_of
 from gpushared.config.gate import GateConfig, HostNetwork, Network, PolicyPreset, Publish, Restart
-from gpushared.gate.policy.site import HOME, Policy
+from gpushared.config.kinds import Percent
+from gpushared.domain.host import HostSize
+from gpushared.gate.policy.site import HOME, UNKNOWN_MACHINE, Policy
 
 _HARMLESS_SYSCTLS = (
     "net.core.somaxconn",
@@ -36,7 +38,11 @@ PRESETS: Mapping[PolicyPreset, Policy] = {
         pids_limit=16_384,
     ),
     PolicyPreset.LAB: Policy(
-        sysctls=_HARMLESS_SYSCTLS, devices=_OPEN_TO_ALL_DEVICES, containers_per_user=256
+        sysctls=_HARMLESS_SYSCTLS,
+        devices=_OPEN_TO_ALL_DEVICES,
+        containers_per_user=256,
+        memory_per_user=Percent(90),
+        pids_per_user=16_384,
     ),
     PolicyPreset.STRICT: Policy(
         preset=PolicyPreset.STRICT,
@@ -45,6 +51,8 @@ PRESETS: Mapping[PolicyPreset, Policy] = {
         restart_policies=(Restart.NO,),
         containers_per_user=32,
         ports_per_user=32,
+        memory_per_user=Percent(50),
+        pids_per_user=4096,
         pids_limit=1024,
     ),
 }
@@ -52,8 +60,8 @@ _OTHER_NAMES = {"mount_prefixes": "bind_prefixes"}
 """Settings whose field of ``Policy`` has another name."""
 
 
-def policy_of(gate: GateConfig) -> Policy:
-    """The preset with what the configuration sets."""
+def policy_of(gate: GateConfig, machine: HostSize = UNKNOWN_MACHINE) -> Policy:
+    """The preset with what the configuration sets, on this machine."""
     ours = {field.name for field in fields(Policy)}
     said = {
         name: value
@@ -67,6 +75,7 @@ def policy_of(gate: GateConfig) -> Policy:
         gangs_on_host_network=gate.host_network is HostNetwork.GANGS,
         everybody_confined=gate.everybody_confined,
         own_words=frozenset(said),
+        machine=machine,
     )
 
 

@@ -165,7 +165,12 @@ def restart(name: str, value: Json, context: Context) -> Json:
 
 
 def memory(name: str, value: Json, context: Context) -> Json:
-    limit = context.policy.memory_limit_bytes
+    limit, together = context.policy.memory_limit_bytes, context.policy.user_bounds.memory_bytes
+    if together and value and value > together:
+        raise PermissionRefused(
+            f"{name} {value} is more than all containers of a user may have here",
+            hint=f"--memory {min(limit or together, together) >> 20}m is the most",
+        )
     if limit and value and not 0 <= value <= limit:
         raise PermissionRefused(
             f"{name} {value} is more than a container may have here",
@@ -185,16 +190,19 @@ def memory_swap(name: str, value: Json, context: Context) -> Json:
 
 
 def pids(value: Json, policy: Policy) -> int:
-    most = policy.pids_limit
+    together = policy.user_bounds.pids
+    most = min(policy.pids_limit, together or policy.pids_limit)
     return min(value, most) if isinstance(value, int) and not isinstance(value, bool) and value > 0 else most
 
 
 def checked_cpus(nano: int, quota: int, period: int, policy: Policy) -> None:
     """Raise ``PermissionRefused`` where either asks for more than the site's limit."""
-    limit = policy.cpu_limit
-    if limit and (nano > limit * 1e9 or (quota > 0 and quota > limit * period)):
+    limit, together = policy.cpu_limit, policy.user_bounds.cpus
+    most = min(limit or together, together or limit)
+    if most and (nano > most * 1e9 or (quota > 0 and quota > most * period)):
+        whose = "a container" if most == limit else "all containers of a user"
         raise PermissionRefused(
-            "these are more CPUs than a container may have here", hint=f"--cpus {limit:g} is the most"
+            f"these are more CPUs than {whose} may have here", hint=f"--cpus {most:g} is the most"
         )
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpushared.config.gate import Network, PolicyPreset, Publish, Restart
+from gpushared.config.kinds import Percent
+from gpushared.domain.host import HostSize
+from gpushared.ports import UserBounds
 
 HOME = "~"
 NO_LIMIT = 0
+UNKNOWN_MACHINE = HostSize()
 
 
 def root_mark(uid: int) -> str:
@@ -24,7 +28,7 @@ class Policy:
     """The rules in force. Names in ``*`` patterns are matched whole; ``NO_LIMIT`` is none.
 
     ``gangs_on_host_network``: the parts of jobs on several nodes may have the machine's own network.
-    ``everybody_confined``: what trusted callers create is judged too.
+    ``everybody_confined``: what trusted callers create is judged too. ``machine``: of what percentages are.
     """
 
     preset: PolicyPreset = PolicyPreset.LAB
@@ -45,6 +49,9 @@ class Policy:
     unconfined_seccomp: bool = False
     containers_per_user: int = NO_LIMIT
     ports_per_user: int = 128
+    memory_per_user: int | Percent = NO_LIMIT
+    cpus_per_user: float | Percent = NO_LIMIT
+    pids_per_user: int = NO_LIMIT
     memory_limit_bytes: int = NO_LIMIT
     cpu_limit: float = NO_LIMIT
     pids_limit: int = 4096
@@ -52,8 +59,25 @@ class Policy:
     everybody_confined: bool = False
     own_words: frozenset[str] = frozenset()
     """The fields that the configuration sets, and not the preset."""
+    machine: HostSize = UNKNOWN_MACHINE
 
     @property
     def host_network(self) -> bool:
         """Whether every container may have the machine's own network."""
         return Network.HOST in self.networks
+
+    @property
+    def user_bounds(self) -> UserBounds:
+        """What a user's containers may have together. A part of what nobody knows is no limit."""
+        memory, cpus = self.memory_per_user, self.cpus_per_user
+        if isinstance(memory, Percent):
+            memory = int(memory.of(self.machine.memory_bytes or 0))
+        if isinstance(cpus, Percent):
+            cpus = cpus.of((self.machine.cpu_milli or 0) / 1000)
+        return UserBounds(memory, cpus, self.pids_per_user)
+
+    @property
+    def user_bounds_are_own_words(self) -> bool:
+        """Whether the configuration itself sets one of them, and not only the preset."""
+        ours = ("memory_per_user", "cpus_per_user", "pids_per_user")
+        return any(name in self.own_words and getattr(self, name) != NO_LIMIT for name in ours)

@@ -1,0 +1,235 @@
+"""One cgroup a user, with limits for all of the user's containers together, in which the engine puts them."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import logging
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpushared.domain.errors import GpushareError, LimitReached, SharingUnavailable
+from gpushared.ports import CgroupDriver, EngineFacts, UserBounds, UserUse
+from gpushared.sharing.limit_files import ROOT, Limit, Trees
+from gpushared.sharing.slices import SYSTEMCTL, Place, tell_systemd
+
+_log = logging.getLogger(__name__)
+
+HOME = "gpushare_users"
+TRIAL = "trial"
+TRIAL_LIMITS = UserBounds(memory_bytes=1 << 30, cpus=1.0, pids=1024)
+NONE_HINT = "`gpushare doctor` names what is missing"
+_HAS_MORE = {errno.EBUSY, errno.EINVAL}
+"""What cgroup v1 answers to a limit below what is in use, or below the CPUs that a container has."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What of an engine decides where cgroups are."""
+
+    driver: CgroupDriver
+    version: int
+
+    @classmethod
+    def of(cls, engine: EngineFacts) -> _Kind:
+        return cls(engine.cgroup_driver, engine.cgroup_version)
+
+
+class UserCgroups:
+    """The cgroups of users, ``/gpushare_users/NAME/UID``; with the cgroup driver ``systemd`` slices.
+
+    The kernel keeps the limits, with or without this daemon. Cgroups go with a reboot: ``ledger`` is the file
+    that tells which were there, so that they are there again before the engine starts containers.
+    ``name``: tells them from those of other daemons on the machine.
+    """
+
+    def __init__(
+        self, name: str, ledger: Path | None = None, *, root: Path = ROOT, systemctl: str = SYSTEMCTL
+    ) -> None:
+        self.home = Place((HOME, name))
+        self._ledger = ledger
+        self._root = root
+        self._systemctl = systemctl
+        self._known: dict[int, UserBounds | None] = {}
+        self._kind: _Kind | None = None
+        self._troubles: dict[str, str] = {}
+        self._turn = asyncio.Lock()
+
+    @property
+    def trouble(self) -> str:
+        """Why there are no such walls, or whose is not as it should be; empty where all is well."""
+        return self._troubles.get(TRIAL) or "; ".join(self._troubles[uid] for uid in sorted(self._troubles))
+
+    def place_of(self, uid: int) -> Place:
+        return self.home.within(str(uid))
+
+    def parent_of(self, uid: int, engine: EngineFacts) -> str:
+        return self.place_of(uid).docker_name(engine.cgroup_driver)
+
+    async def hold(self, uid: int, limits: UserBounds, engine: EngineFacts) -> None:
+        async with self._turn:
+            kind = _Kind.of(engine)
+            await self._note(uid, limits, kind)
+            await self._hold(str(uid), limits, kind)
+
+    async def use(self, uid: int, engine: EngineFacts) -> UserUse:
+        try:
+            return await asyncio.to_thread(self._use, uid, _Kind.of(engine))
+        except (OSError, KeyError, ValueError):
+            return UserUse()
+
+    async def restore(self, limits: UserBounds) -> None:
+        """As they were before a reboot, which may be before the engine has answered. Never raises."""
+        async with self._turn:
+            try:
+                self._kind, uids = await asyncio.to_thread(self._read)
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                _log.warning("users_limits.not_read error=%r", error)
+                return
+            self._known = {**dict.fromkeys(uids), **self._known}
+            await self._hold_known(limits)
+
+    async def reached(self, limits: UserBounds, engine: EngineFacts) -> None:
+        """The engine answers: try whether there can be walls, and put up all that are known. Never raises."""
+        async with self._turn:
+            kind = self._kind = _Kind.of(engine)
+            try:
+                await self._hold(TRIAL, TRIAL_LIMITS, kind)
+                await self._remove(TRIAL, kind)
+            except GpushareError:
+                return
+            await self._hold_known(limits)
+
+    async def apply(self, limits: UserBounds) -> None:
+        """Other limits for everybody from now on. Never raises: ``trouble`` tells."""
+        async with self._turn:
+            await self._hold_known(limits)
+
+    # --- helpers ---
+
+    async def _hold_known(self, limits: UserBounds) -> None:
+        if (kind := self._kind) is None:
+            return
+        for uid in list(self._known):
+            try:
+                await self._hold(str(uid), limits, kind)
+                self._known[uid] = limits
+            except GpushareError as error:
+                _log.warning("users_limits.not_set uid=%d why=%s", uid, error)
+
+    async def _hold(self, user: str, limits: UserBounds, kind: _Kind) -> None:
+        place = self.home.within(user)
+        path, by_systemd = place.path(kind.driver), kind.driver is CgroupDriver.SYSTEMD
+        try:
+            if not await asyncio.to_thread(self._is_held, path, limits, kind):
+                if by_systemd:
+                    await self._have_slice(place.docker_name(kind.driver), limits)
+                await asyncio.to_thread(self._set, path, limits, kind, by_systemd=by_systemd)
+        except KeyError as error:
+            self._fail(user, SharingUnavailable(f"this machine has no cgroups for {error.args[0]}"))
+        except OSError as error:
+            self._fail(user, _error_of(user, error))
+        except SharingUnavailable as error:
+            self._fail(user, error)
+        self._troubles.pop(user, None)
+
+    def _fail(self, user: str, error: GpushareError) -> None:
+        self._troubles[user] = error.message
+        raise error
+
+    def _is_held(self, path: str, limits: UserBounds, kind: _Kind) -> bool:
+        try:
+            found = Trees.find(kind.version, self._root).limits(path, limits)
+            return all(limit.is_set() for limit in found)
+        except FileNotFoundError:
+            return False
+
+    def _set(self, path: str, limits: UserBounds, kind: _Kind, *, by_systemd: bool) -> None:
+        trees = Trees.find(kind.version, self._root)
+        if not by_systemd:
+            trees.make(path)
+        for limit in trees.limits(path, limits):
+            if limit.is_set():
+                continue
+            if by_systemd:
+                raise SharingUnavailable(f"systemd did not set {limit.path} to {limit.value}")
+            _write(limit)
+
+    async def _have_slice(self, unit: str, limits: UserBounds) -> None:
+        """Systemd alone may write in its tree: what others wrote, it takes back at any reload."""
+        words = [
+            *(f"{kind}Accounting=yes" for kind in ("CPU", "Memory", "Tasks")),
+            f"MemoryMax={limits.memory_bytes or 'infinity'}",
+            f"MemorySwapMax={0 if limits.memory_bytes else 'infinity'}",
+            f"CPUQuota={f'{round(limits.cpus * 100)}%' if limits.cpus else ''}",
+            "CPUQuotaPeriodSec=100ms",
+            f"TasksMax={limits.pids or 'infinity'}",
+        ]
+        await tell_systemd(self._systemctl, "set-property", unit, *words)
+        await tell_systemd(self._systemctl, "start", unit)
+
+    async def _remove(self, user: str, kind: _Kind) -> None:
+        place, driver = self.home.within(user), kind.driver
+        if driver is CgroupDriver.SYSTEMD:
+            await tell_systemd(self._systemctl, "stop", place.docker_name(driver))
+            return
+        try:
+            trees = await asyncio.to_thread(Trees.find, kind.version, self._root)
+            await asyncio.to_thread(trees.remove, place.path(driver))
+            if not self._known:
+                await asyncio.to_thread(trees.remove, self.home.path(driver))
+        except OSError as error:
+            _log.info("users_limits.stays user=%s why=%s", user, error.strerror)
+
+    def _use(self, uid: int, kind: _Kind) -> UserUse:
+        return Trees.find(kind.version, self._root).use(self.place_of(uid).path(kind.driver))
+
+    # --- the ledger ---
+
+    async def _note(self, uid: int, limits: UserBounds, kind: _Kind) -> None:
+        is_new = uid not in self._known or self._kind != kind
+        self._kind, self._known[uid] = kind, limits
+        if not is_new or self._ledger is None:
+            return
+        try:
+            await asyncio.to_thread(self._write, self._ledger, sorted(self._known), kind)
+        except OSError as error:
+            # The wall stands all the same; only a reboot would find it gone until the user's next container.
+            _log.warning("users_limits.not_noted error=%r", error)
+
+    def _write(self, ledger: Path, uids: Iterable[int], kind: _Kind) -> None:
+        text = json.dumps({"cgroup_driver": kind.driver, "cgroup_version": kind.version, "uids": list(uids)})
+        new = ledger.with_name(f".{ledger.name}")
+        with new.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        new.rename(ledger)
+
+    def _read(self) -> tuple[_Kind | None, list[int]]:
+        if self._ledger is None or not self._ledger.exists():
+            return None, []
+        said = json.loads(self._ledger.read_text())
+        kind = _Kind(CgroupDriver(said["cgroup_driver"]), int(said["cgroup_version"]))
+        return kind, [int(uid) for uid in said["uids"]]
+
+
+def _write(limit: Limit) -> None:
+    try:
+        limit.write()
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(limit.path)) from error
+
+
+def _error_of(user: str, error: OSError) -> GpushareError:
+    if error.errno in _HAS_MORE and user != TRIAL:
+        return LimitReached(
+            f"the containers of user {user} have more than a user may have here by now",
+            hint="end some of them",
+        )
+    return SharingUnavailable(
+        f"the limits of users cannot be kept: {error.filename}: {error.strerror}", hint=NONE_HINT
+    )

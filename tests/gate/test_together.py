@@ -1,0 +1,206 @@
+"""What all containers of a user have together, on the real engine and the kernel's own limits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from gpushared.domain.errors import SharingUnavailable
+from gpushared.gate.gate import Gate
+from gpushared.gate.policy.site import Policy
+from gpushared.sharing.user_cgroups import UserCgroups
+from tests.bed.cgroups import remove_users
+from tests.gate.desks import FakeDesk
+from tests.gate.docker import Docker
+from tests.gate.serving import ALICE, BOB, ROOT, serving_gate
+
+pytestmark = pytest.mark.docker
+
+MIB = 1 << 20
+POLICY = Policy(memory_per_user=64 * MIB, cpus_per_user=0.5, pids_per_user=40)
+HOLDS = "dd if=/dev/zero of=/dev/shm/x bs=1M count={} 2>/dev/null && echo held && sleep 600"
+FORKS = "for i in $(seq {}); do sleep 600 & done; echo forked; wait"
+
+
+class House:
+    def __init__(self, gate: Gate, walls: UserCgroups, clients: dict[str, Docker]) -> None:
+        self.gate = gate
+        self.walls = walls
+        self.alice, self.bob, self.root = (clients[name] for name in ("alice", "bob", "root"))
+        self._name = f"together-{uuid.uuid4().hex[:8]}"
+        self._made = 0
+
+    async def starts(self, docker: Docker, script: str, *options: str) -> str:
+        """A container that runs; comes back when its script has said something."""
+        self._made += 1
+        name = f"{self._name}-{self._made}"
+        words = ("-d", "--init", "--network", "none", "--shm-size", "256m", "--name", name, *options)
+        done = await docker("run", *words, docker.image, "sh", "-c", script)
+        assert done.code == 0, done.err
+        await self.says(docker, name)
+        return name
+
+    async def says(self, docker: Docker, name: str) -> None:
+        process = await docker.start("logs", "-f", name)
+        assert process.stdout is not None
+        async with asyncio.timeout(60):
+            await process.stdout.readline()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()  # what is read to its end has ended
+        await process.communicate()
+
+    async def shown(self, container: str, what: str) -> str:
+        return (await self.root("inspect", "-f", "{{" + what + "}}", container)).out.decode().strip()
+
+    async def clear(self) -> None:
+        names = [f"{self._name}-{number + 1}" for number in range(self._made)]
+        if names:
+            await self.root("rm", "-f", *names)
+
+
+@pytest.fixture
+async def house(
+    desk: FakeDesk, docker_engine: str, docker_environment: dict[str, str], busybox_image: str
+) -> AsyncIterator[House]:
+    walls = UserCgroups(f"test-{uuid.uuid4().hex[:8]}")
+    gate = Gate(docker_engine, desk, POLICY, walls=walls)
+    async with AsyncExitStack() as stack:
+        clients = {}
+        for caller in (ALICE, BOB, ROOT):
+            served = await stack.enter_async_context(serving_gate(gate, caller))
+            clients[caller.name] = Docker(served.url, docker_environment, busybox_image)
+        house = House(gate, walls, clients)
+        yield house
+        await house.clear()
+    remove_users(walls.home)
+
+
+async def test_processes_of_all_containers_of_a_user_are_counted_together(house: House) -> None:
+    """The kernel refuses the next, be it in another container; others' are not counted."""
+    first = await house.starts(house.alice, FORKS.format(20))
+    second = await house.starts(house.alice, f"({FORKS.format(30)}) || echo full; sleep 600")
+    assert b"can't fork" in (await house.alice("logs", second)).err
+    await house.alice("exec", "-d", first, "sh", "-c", FORKS.format(12))
+    third = await house.alice.run(house.alice.image, "true")
+    assert third.code == 125
+    assert b"of the 40 processes that a user may have here" in third.err
+    assert (await house.bob.run(house.bob.image, "true")).code == 0
+
+
+async def test_memory_of_all_containers_of_a_user_is_counted_together(house: House) -> None:
+    """Without a word of memory in any of them: what does not fit is killed, and only with its owner."""
+    first = await house.starts(house.alice, HOLDS.format(40))
+    bobs = await house.starts(house.bob, HOLDS.format(40))
+    second = await house.alice.run("--shm-size", "256m", house.alice.image, "sh", "-c", HOLDS.format(40))
+    running = await house.shown(first, ".State.Running")
+    assert second.code == 137 or running == "false"
+    assert await house.shown(bobs, ".State.Running") == "true"
+
+
+async def test_a_start_that_would_find_no_memory_is_refused_in_a_sentence(house: House) -> None:
+    await house.starts(house.alice, HOLDS.format(56))
+    done = await house.alice.run(house.alice.image, "true")
+    assert done.code == 125
+    assert b"of the 64 MiB of memory that a user may have here" in done.err
+
+
+TOO_MUCH = {
+    "memory": (("--memory", "1g"), "more than all containers of a user may have here"),
+    "cpus": (("--cpus", "2"), "more CPUs than all containers of a user may have here"),
+    "quota": (("--cpu-quota", "200000"), "more CPUs than all containers of a user may have here"),
+}
+
+
+@pytest.mark.parametrize("case", TOO_MUCH)
+async def test_one_container_asks_for_no_more_than_all_may_have(house: House, case: str) -> None:
+    """Neither when it is created nor by an update."""
+    options, sentence = TOO_MUCH[case]
+    created = await house.alice.run(*options, house.alice.image, "true")
+    assert (created.code, sentence in created.err.decode()) == (125, True), created.err
+    own = await house.starts(house.alice, "echo up; sleep 600")
+    updated = await house.alice("update", *options, own)
+    assert (updated.code, sentence in updated.err.decode()) == (1, True), updated.err
+
+
+async def test_a_raised_limit_of_a_container_raises_nothing_of_its_users(house: House) -> None:
+    own = await house.starts(house.alice, "echo up; sleep 600", "--pids-limit", "5")
+    updated = await house.alice("update", "--pids-limit", "4000", "--memory", "0", own)
+    assert updated.code == 0, updated.err
+    assert await house.shown(own, ".HostConfig.PidsLimit") == "40"
+    inside = await house.alice("exec", own, "sh", "-c", FORKS.format(60))
+    assert b"can't fork" in inside.err
+
+
+async def test_what_the_engine_starts_again_is_bounded_as_before(house: House) -> None:
+    """A restart policy asks nobody here."""
+    await house.starts(house.alice, FORKS.format(25))
+    again = await house.starts(house.alice, f"echo up; {FORKS.format(30)} & sleep 1", "--restart", "always")
+    process = await house.root.start("events", "--filter", f"container={again}", "--filter", "event=start")
+    assert process.stdout is not None
+    await process.stdout.readline()
+    process.kill()
+    await process.communicate()
+    parent = await house.shown(again, ".HostConfig.CgroupParent")
+    assert parent == house.walls.parent_of(ALICE.uid, house.gate._ground.desk.engine_facts())
+    assert b"can't fork" in (await house.alice("logs", again)).err
+
+
+async def test_who_is_trusted_is_bounded_only_where_everybody_is_judged(house: House) -> None:
+    free = await house.starts(house.root, FORKS.format(60))
+    assert await house.shown(free, ".HostConfig.CgroupParent") == ""
+    house.gate.policy = Policy(pids_per_user=40, everybody_confined=True)
+    held = await house.starts(house.root, FORKS.format(60))
+    assert b"can't fork" in (await house.root("logs", held)).err
+
+
+async def test_other_limits_hold_for_what_runs(house: House, desk: FakeDesk) -> None:
+    own = await house.starts(house.alice, "echo up; sleep 600")
+    await house.walls.apply(Policy(pids_per_user=10).user_bounds)
+    inside = await house.alice("exec", own, "sh", "-c", FORKS.format(20))
+    assert b"can't fork" in inside.err
+
+
+async def test_a_user_with_more_than_a_lowered_limit_gets_no_more_containers(house: House) -> None:
+    """Cgroup v1 keeps its old limit then; v2 ends what is too much."""
+    await house.starts(house.alice, HOLDS.format(50))
+    house.gate.policy = Policy(memory_per_user=16 * MIB)
+    done = await house.alice.run(house.alice.image, "true")
+    assert done.code == 125, (done.out, done.err)
+    assert b"a user may have here" in done.err
+
+
+async def test_a_container_with_more_cpus_than_a_lowered_limit_says_how_to_start_it(house: House) -> None:
+    own = await house.starts(house.alice, "echo up; sleep 600", "--cpus", "0.5")
+    await house.alice("stop", "-t", "0", own)
+    house.gate.policy = Policy(cpus_per_user=0.2)
+    done = await house.alice("start", own)
+    assert b"this container has 0.5 CPUs, and all of a user may have 0.2" in done.err
+    assert b"docker update --cpus 0.2" in done.err
+    assert (await house.alice("update", "--cpus", "0.2", own)).code == 0
+    assert (await house.alice("start", own)).code == 0
+
+
+class Wallless(UserCgroups):
+    """A machine on which no cgroup can be made."""
+
+    async def hold(self, *_: object) -> None:
+        raise SharingUnavailable("the limits of users cannot be kept: /sys/fs/cgroup: Read-only file system")
+
+
+async def test_limits_that_the_site_set_are_not_passed_over_where_they_cannot_be_kept(
+    docker_engine: str, desk: FakeDesk, docker_environment: dict[str, str], busybox_image: str
+) -> None:
+    """Those of a preset are: else nobody could use such a machine. The doctor says so."""
+    gate = Gate(docker_engine, desk, Policy(pids_per_user=40), walls=Wallless("none"))
+    async with serving_gate(gate, ALICE) as served:
+        alice = Docker(served.url, docker_environment, busybox_image)
+        assert (await alice.run(busybox_image, "true")).code == 0
+        gate.policy = Policy(pids_per_user=40, own_words=frozenset({"pids_per_user"}))
+        done = await alice.run(busybox_image, "true")
+    assert done.code == 125
+    assert b"the limits of users cannot be kept" in done.err
