@@ -15,23 +15,23 @@ FLAG = r"[A-Za-z0-9]{0,8}"
 NUMBER = r"-?[0-9]{0,10}"
 WORD = r"[A-Za-z0-9+-]{0,64}"
 TIME = r"[A-Za-z0-9.:+-]{0,64}"
-NO = r"(?i:0|no|false|none)?"
-"""What the engine takes for no."""
 LINE = r"[ -~]{0,512}"
 LONG = r"[^\0]{0,65536}"
 
 _WORDS: Mapping[str, str] = {
     FLAG: "all size stream one-shot v force logs stdin stdout stderr follow timestamps details digests"
     " manifests shared-size identity verbose noOverwriteDirNonDir copyUIDGID statement"
-    # The Docker SDK for Python sends these, which no engine reads.
-    " trunc_cmd only_ids",
-    NO: "link",
+    # The Docker SDK for Python sends these; no engine reads the first two.
+    " trunc_cmd only_ids link",
     NUMBER: "limit h w t",
     WORD: "signal condition tail scope",
     TIME: "since until",
     LINE: "name detachKeys ps_args platform fromImage tag names term type fromSrc repo",
     LONG: "filters path message changes",
 }
+ONLY_NO = frozenset({"link"})
+NO = re.compile(r"0|no|false|none|", re.IGNORECASE)
+"""What the engine takes for no."""
 FORMS: Mapping[str, re.Pattern[str]] = {
     name: re.compile(form, re.DOTALL) for form, names in _WORDS.items() for name in names.split()
 }
@@ -41,7 +41,7 @@ def check_parameters(route: Route, target: Target) -> None:
     """Raise for a parameter that is not for confined callers, is given twice, or has a form that none has."""
     seen: set[str] = set()
     for name, value in target.query:
-        if name not in route.query:
+        if name not in route.query or (name in ONLY_NO and not NO.fullmatch(value)):
             raise PermissionRefused(f"the parameter {name} is not for you")
         if name in seen and name not in REPEATABLE:
             raise RequestError("a parameter is given twice")

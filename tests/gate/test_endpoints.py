@@ -79,7 +79,7 @@ def test_a_name_that_is_also_a_word_of_the_api_leads_nowhere_else(
 REFUSED_PARAMETERS = [
     ("POST", "/containers/x/start?checkpoint=y", PermissionRefused),
     ("POST", "/containers/x/stop?T=1", PermissionRefused),
-    ("DELETE", "/containers/x?link=1", RequestError),
+    ("DELETE", "/containers/x?link=1", PermissionRefused),
     ("POST", "/containers/x/stop?t=1&t=2", RequestError),
     ("POST", "/containers/x/stop?t=1;signal=2", RequestError),
     ("POST", "/containers/x/kill?signal=9%0a", RequestError),
