@@ -21,7 +21,11 @@ from typing import Any, Final
 
 import psutil
 
+from gpushared.node.verifier import gate_name
+from gpushared.sharing.slices import Place
+from gpushared.sharing.user_cgroups import HOME
 from tests.bed import parts
+from tests.bed.cgroups import remove_users
 from tests.node import nursery
 from tests.node.nursery import Nursling
 
@@ -160,9 +164,15 @@ class DaemonProcess:
             self.kill()
         self._notify.close()
         remove_containers(self.engine, self._leftovers())
+        remove_users(self.users)
         for pid_file in self.runtime_dir.glob("mps/*"):
             end_processes_naming(pid_file)
         shutil.rmtree(self.directory, ignore_errors=True)
+
+    @property
+    def users(self) -> Place:
+        """Around the cgroups of users."""
+        return Place((HOME, gate_name(str(self.state_dir))))
 
     def _leftovers(self) -> list[str]:
         label = f"label={OWN_LABEL}={self.directory.name}"
