@@ -6,6 +6,7 @@ Servers and clients are played (``FakeMps``); containers, signals and the daemon
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.bed import parts
 from tests.node.conftest import NewDaemon
-from tests.node.daemon import DaemonProcess, wait_until
+from tests.node.daemon import GPUSHARED, DaemonProcess, wait_until
 from tests.sharing.fake_mps import FakeMps
 
 pytestmark = pytest.mark.docker
@@ -38,9 +40,22 @@ def mps(tmp_path: Path) -> Iterator[FakeMps]:
 
 @pytest.fixture
 def daemon(new_daemon: NewDaemon, docker_engine: str, mps: FakeMps) -> DaemonProcess:
-    started = new_daemon(engine=docker_engine, config=f'[sharing]\nmps_binary = "{mps.binary}"\n')
+    started = new_daemon(
+        engine=docker_engine,
+        config=f'[sharing]\nmps_binary = "{mps.binary}"\n',
+        command=(sys.executable, "-m", "tests.node.patient"),
+        environment={"PYTHONPATH": str(parts.ROOT)},
+    )
     started.start()
     return started
+
+
+@pytest.fixture
+def usual_daemon(daemon: DaemonProcess) -> DaemonProcess:
+    """Without more patience than it has."""
+    daemon.command = (str(GPUSHARED),)
+    daemon.restart()
+    return daemon
 
 
 class Client:
@@ -135,8 +150,9 @@ def test_a_signal_that_the_program_handles_leaves_its_server_to_it(
 
 
 def test_a_control_daemon_that_does_not_answer_keeps_no_container_from_its_end(
-    daemon: DaemonProcess, mps: FakeMps
+    usual_daemon: DaemonProcess, mps: FakeMps
 ) -> None:
+    daemon = usual_daemon
     client = Client(daemon, mps)
     mps.serve(SERVER, client.pid)
     (pipe,) = (one for one in (daemon.runtime_dir / "mps").glob("*/pipe") if one.parent.name != "probe")
