@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -105,7 +106,9 @@ class Engine:
 
 
 def remove_cgroups(name: str) -> None:
-    for root in Path("/sys/fs/cgroup").glob(f"**/{name}"):
+    # Those of other engines' containers go meanwhile, which a walk takes for what it is, and a glob does not.
+    roots = [Path(folder, name) for folder, below, _ in os.walk("/sys/fs/cgroup") if name in below]
+    for root in roots:
         subprocess.run(
             ["find", str(root), "-depth", "-type", "d", "-exec", "rmdir", "{}", ";"],
             check=False,
