@@ -123,6 +123,15 @@ class Share:
     def drop(self, size_bytes: int) -> None:
         self._body_bytes -= size_bytes
 
+    @contextmanager
+    def held(self, size_bytes: int) -> Iterator[None]:
+        """Around the work on what was read whole."""
+        self.hold(size_bytes)
+        try:
+            yield
+        finally:
+            self.drop(size_bytes)
+
     @asynccontextmanager
     async def long_work(self) -> AsyncIterator[None]:
         """Around work that holds up everybody: of one user one at a time, and then a rest in proportion."""

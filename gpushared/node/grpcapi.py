@@ -7,8 +7,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from gpushared.api.v1 import (
     audit_pb2,
@@ -27,6 +25,7 @@ from gpushared.api.v1 import (
     projects_pb2_grpc,
 )
 from gpushared.node.api import Api, is_over
+from gpushared.node.grpc_standard import add_standard_services
 from gpushared.node.jobs import NodeJobs
 from gpushared.node.policy_api import PolicyApi
 from gpushared.serving.audit_api import AuditApi
@@ -286,13 +285,7 @@ async def serving(
     jobs_pb2_grpc.add_JobsServicer_to_server(Jobs(jobs, doors), server)
     audit_pb2_grpc.add_AuditServicer_to_server(Audit(audit, doors), server)
     policy_pb2_grpc.add_PolicyServicer_to_server(Policy(policy, doors), server)
-    ours = [f"gpushare.v1.{service}" for service in SERVICES]
-    names = [*ours, health.SERVICE_NAME, reflection.SERVICE_NAME]
-    checker = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(checker, server)
-    for name in ("", *names):
-        await checker.set(name, health_pb2.HealthCheckResponse.SERVING)
-    reflection.enable_server_reflection(names, server)
+    await add_standard_services(server, [f"gpushare.v1.{service}" for service in SERVICES], doors)
     server.add_insecure_port(f"unix:{socket_path}")
     await server.start()
     try:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any, NoReturn, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from gpushared.audit.line import Origin
 from gpushared.domain.errors import Code, GpushareError, PermissionRefused
@@ -123,11 +124,16 @@ class Doors:
             caller = await self._identities.caller(peer)
             asker = Asker(caller.uid, caller.name, origin)
             share = self._shares.of(self._identities.counted_as(peer.uid))
-            with self._audit.telling(name, message, asker):
+            with self._audit.telling(name, message, asker), share.held(_size(message)):
                 async with share.request():
                     yield caller, asker
         except GpushareError as error:
             await abort(context, error)
+
+
+def _size(message: object) -> int:
+    """In bytes; what nobody knows the meaning of is in memory too."""
+    return message.ByteSize() if isinstance(message, Message) else 0
 
 
 async def abort(context: Context[Any, Any], error: GpushareError) -> NoReturn:

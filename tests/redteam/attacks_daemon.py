@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -112,6 +114,31 @@ def files_by_the_policys_answer(scene: Scene) -> Told:
         body = packed(plain_body(HostConfig={"Binds": [f"{scene.victims_home}/{name}:/x"]}))
         told.append(called(scene, "Policy/Explain", create_body=body).message.replace(name, "NAME"))
     return Told(200) if told[0] == told[1] else Told(0, str(told))
+
+
+HOLDS_MEMORY = """
+import os, sys, grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+path, uid = sys.argv[1], int(sys.argv[2])
+os.setgroups([])
+os.setresgid(uid, uid, uid)
+os.setresuid(uid, uid, uid)
+with grpc.insecure_channel(f"unix:{path}") as channel:
+    asked = health_pb2.HealthCheckRequest(service="x" * 3_900_000)
+    streams = [health_pb2_grpc.HealthStub(channel).Watch(asked, timeout=20) for _ in range(8)]
+    for stream in streams:
+        try:
+            next(stream)
+        except grpc.RpcError as error:
+            sys.exit(error.details())
+"""
+
+
+def streams_that_hold_memory(scene: Scene) -> Told:
+    """Of gRPC's own services: what is asked stays in memory as long as the stream is open."""
+    words = [sys.executable, "-c", HOLDS_MEMORY, str(scene.daemon.socket), str(ATTACKER)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    return Told(429 if done.returncode else 200, done.stderr.strip())
 
 
 # --- the audit -----------------------------------------------------------------------------------------
@@ -242,6 +269,12 @@ ATTACKS = [
         AVAILABILITY,
         calls("Leases/List", ended=True, limit=-1),
         harmless="a page has a bound",
+    ),
+    Attack(
+        "streams-that-hold-memory",
+        AVAILABILITY,
+        streams_that_hold_memory,
+        refused="the bodies of your requests hold",
     ),
     Attack("settings-by-the-doctor", LEAK, without_settings, harmless="they are for the trusted"),
     Attack(
