@@ -37,7 +37,8 @@ CREATED = 201
 MOVED = 301
 NOT_FOUND = 404
 CONFLICT = 409
-STILL = frozenset({"created", "exited"})
+NEW = "created"
+STILL = frozenset({NEW, "exited"})
 BEGINNING_OF_ID = re.compile(r"[0-9a-f]{1,64}")
 
 
@@ -60,6 +61,8 @@ class Container:
     """Its output is that of a terminal."""
     is_still: bool = False
     """None of its processes runs, and the engine is not about to start one."""
+    is_new: bool = False
+    """None of its processes has ever run: it was created, and not started since."""
     has_volumes: bool = False
     """Be it only those that its image asks for."""
     volumes: frozenset[str] = frozenset()
@@ -143,6 +146,7 @@ async def _find_container(engine: EngineSocket, name: str, caller: Caller) -> Co
         networks_of(found),
         terminal,
         is_still=section(found, "State").get("Status") in STILL,
+        is_new=section(found, "State").get("Status") == NEW,
         has_volumes=any(mount.get("Type") == "volume" for mount in objects(found, "Mounts")),
         volumes=_volumes(found),
         ports=ports_of(section(found, "HostConfig"), section(section(found, "Config"), "ExposedPorts")),

@@ -7,8 +7,11 @@ import base64
 import gzip
 import io
 import json
+import os
+import sys
 import tarfile
 import time
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -372,6 +375,35 @@ async def test_no_files_are_copied_where_a_link_could_lead_the_engine_astray(
     assert (await both.alice.ask("GET", f"/containers/{mine}/archive", path="/tmp")).status == 403
 
 
+async def test_no_files_are_copied_once_a_container_has_run_for_its_owner_may_hold_on_to_some(
+    both: People,
+) -> None:
+    """What a process of the owner's outside has opened it can change after the end, as is shown here."""
+    mine = await both.alice.run("", "sh", "-c", "mkdir -m 755 /tmp/own; exec sleep 600")
+    pid = (await both.root.get(f"/containers/{mine}/json"))["State"]["Pid"]
+    folder = f"/proc/{pid}/root/tmp/own"
+    while not await asyncio.to_thread(os.path.isdir, folder):  # noqa: ASYNC110 - it announces itself to nobody
+        await asyncio.sleep(0.02)
+    change = "import os, sys; uid = int(sys.argv[2]); os.setgroups([]); os.setresgid(uid, uid, uid); "
+    change += "os.setresuid(uid, uid, uid); f = os.open(sys.argv[1], os.O_DIRECTORY); print(flush=True); "
+    change += "input(); os.symlink('/anywhere', 'link', dir_fd=f)"
+    uid = str(both.alice.caller.uid)
+    outside = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", change, folder, uid), stdin=PIPE, stdout=PIPE
+    )
+    assert outside.stdout is not None
+    await outside.stdout.readline()
+    await both.alice.ask("POST", f"/containers/{mine}/kill")
+    await both.alice.ask("POST", f"/containers/{mine}/wait")
+    await outside.communicate(b"\n")
+    assert outside.returncode == 0
+    exported = await both.alice.ask("GET", f"/containers/{mine}/export")
+    with tarfile.open(fileobj=io.BytesIO(exported.body)) as files:
+        assert files.getmember("tmp/own/link").linkname == "/anywhere"
+    status, body = await put(both, mine, tar("file", b""))
+    assert (status, "once it has run" in json.loads(body)["message"]) == (403, True)
+
+
 async def test_an_engine_that_holds_on_to_its_places_copies_while_the_container_runs(
     both: People, desk: FakeDesk
 ) -> None:
@@ -445,7 +477,7 @@ async def test_a_version_that_the_engine_does_not_speak_is_refused_in_its_words(
         assert (reply.status, "is too new" in reply.message) == (400, True), path
 
 
-async def test_a_leases_container_is_copied_from_when_it_is_over(plain: People, desk: FakeDesk) -> None:
+async def test_a_leases_container_is_copied_from_before_its_start(plain: People, desk: FakeDesk) -> None:
     desk.edits = edits(Mount("/tmp", "/run/lease"))
     body = {"Image": plain.alice.image, "Cmd": ["true"], "Labels": {"gpushare.gpu": "1"}}
     body["HostConfig"] = {"NetworkMode": "none"}

@@ -50,6 +50,15 @@ def copied_while_it_runs(scene: Scene) -> Told:
     return scene.ask("PUT", f"/containers/{own}/archive?path=/tmp", one_file())
 
 
+def copied_once_it_has_run(scene: Scene) -> Told:
+    """The attacker's process outside has a directory of it open, and puts the link there after the end."""
+    own = scene.made(BUSY)
+    scene.ask("POST", f"/containers/{own}/start")
+    scene.ask("POST", f"/containers/{own}/kill")
+    scene.ask("POST", f"/containers/{own}/wait")
+    return scene.ask("GET", f"/containers/{own}/archive?path=/tmp")
+
+
 def copied_with_a_volume(scene: Scene) -> Told:
     """Another container on the volume puts the link there."""
     host = {"NetworkMode": "none", "Mounts": [{"Type": "volume", "Target": "/x"}]}
@@ -87,6 +96,7 @@ ATTACKS = [
         "copy-an-archive-with-a-packed-name", Threat.ROOT, archive_with_a_packed_name, refused="no plain tar"
     ),
     Attack("copy-while-it-runs", Threat.ROOT, copied_while_it_runs, refused="safely while"),
+    Attack("copy-once-it-has-run", Threat.ROOT, copied_once_it_has_run, refused="safely while"),
     Attack("copy-with-a-volume", Threat.ROOT, copied_with_a_volume, refused="safely while"),
     Attack(
         "anothers-output-by-a-websocket",

@@ -113,10 +113,12 @@ def device_inside(scene: Scene) -> Told:
 
 def out_through_a_link(scene: Scene) -> Told:
     """A link of the container's that leads to the host's files, if the engine followed it outside."""
-    own = scene.made(plain_body(Cmd=["ln", "-s", str(scene.roots_file.parent), "/tmp/link"]))
-    scene.ask("POST", f"/containers/{own}/start")
-    scene.ask("POST", f"/containers/{own}/wait")
-    return scene.ask("GET", f"/containers/{own}/archive?path=/tmp/link/file")
+    own = scene.made(plain_body())
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        tar.addfile(entry(kind=tarfile.SYMTYPE, link=str(scene.roots_file.parent)))
+    told = scene.ask("PUT", f"/containers/{own}/archive?path=/tmp", made.getvalue())
+    return told if told.is_refusal else scene.ask("GET", f"/containers/{own}/archive?path=/tmp/evil/file")
 
 
 def out_through_a_mount(scene: Scene) -> Told:

@@ -20,7 +20,7 @@ COMPRESSIONS = (b"BZh", b"\x1f\x8b", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 SKIPPABLE_FRAME = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")
 """Of zstd, before its data."""
 BLOCK = 512
-EXEC_HINT = "`docker exec CONTAINER tar c PATH | tar x` does the same"
+INSTEAD = "`docker export CONTAINER | tar x PATH` takes out, `docker exec -i CONTAINER tar x` puts in"
 
 
 class Archives:
@@ -45,8 +45,10 @@ class Archives:
         """Raise ``PermissionRefused`` where the container could lead the engine astray.
 
         The engine mounts what the container has mounted, at the places that it finds in the container's
-        files. Until ``MOUNTS_SAFELY`` a program inside can put a link to any place of the machine there at
-        the right moment. So none may run, in this container or in one that shares a volume with it.
+        files. Until ``MOUNTS_SAFELY`` whoever can change these can put a link to any place of the machine
+        there at the right moment. So nothing may ever have run in the container: processes of its owner's
+        outside reach its files by ``/proc/PID/root``, and what they have opened there they can change when it
+        has long ended. Nor may another container share a volume with it. An export mounts nothing.
         """
         if container.host_paths:
             raise PermissionRefused(
@@ -57,12 +59,12 @@ class Archives:
             return
         if container.has_volumes:
             raise PermissionRefused(
-                "this engine copies no files safely while the container has volumes", hint=EXEC_HINT
+                "this engine copies no files safely while the container has volumes", hint=INSTEAD
             )
-        if not container.is_still:
+        if not container.is_new:
             raise PermissionRefused(
-                "this engine copies no files safely while the container runs",
-                hint=f"{EXEC_HINT}; docker stop it first for docker cp",
+                "this engine copies no files safely while the container runs, or once it has run",
+                hint=INSTEAD,
             )
 
 

@@ -229,16 +229,22 @@ def hold(order: Order, engine: int | None) -> dict[str, Any]:
     ]
     folder = _root(order["root"], engine) / order["name"]
     folder.mkdir(mode=0o700, exist_ok=True)
-    for number, (source, tree) in enumerate(trees):
-        _place(folder / str(number), source, tree)
+    leaves = [folder / str(number) for number in range(len(trees))]
+    new = [leaf for leaf, tree in zip(leaves, trees, strict=True) if _place(leaf, *tree)]
+    try:
+        _leave_out_users_own([str(leaf) for leaf in leaves])
+    except BaseException:
+        for leaf in new:
+            _remove_leaf(leaf)
+        raise
     return {"found": found}
 
 
-def _place(leaf: Path, source: os.stat_result, tree: int) -> None:
+def _place(leaf: Path, source: os.stat_result, tree: int) -> bool:
     """Mount it there, unless the same is mounted there already."""
     with contextlib.suppress(FileNotFoundError):
         if os.path.samestat(leaf.lstat(), source):
-            return
+            return False
         _remove_leaf(leaf)
     if stat.S_ISDIR(source.st_mode):
         leaf.mkdir(mode=0)
@@ -247,29 +253,35 @@ def _place(leaf: Path, source: os.stat_result, tree: int) -> None:
     place = os.open(leaf, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     kernel.attach(tree, place)
     os.close(place)
-    try:
-        _leave_out_users_own(str(leaf), tree)
-    except BaseException:
-        _remove_leaf(leaf)
-        raise
+    return True
 
 
-def _leave_out_users_own(leaf: str, tree: int) -> None:
+def _leave_out_users_own(leaves: list[str]) -> None:
     """Detach what users mounted below: what does not answer there would hold up the engine at a start."""
     for _ in range(MOST_ON_EACH_OTHER):
         mounts = table.read_table()
-        points = {each.point for each in table.below(leaf, mounts) if table.user_of(each) is not None}
-        if not points:
+        own = [mount for mount in mounts if table.user_of(mount) is not None]
+        points = {leaf: {each.point for each in table.below(leaf, own)} for leaf in leaves}
+        if not any(points.values()):
             return
-        # The way to one that is mounted in another leads through that, and both go with the outer one.
-        for point in table.outermost(points):
-            # Directories on the way are the user's, who could put a link to anywhere in the place of one.
-            found = kernel.open_below(tree, point.removeprefix(f"{leaf}/"))
-            top = table.mount_of(found, mounts)
-            if top is not None and table.user_of(top) is not None:
-                kernel.detach_opened(found)
-            os.close(found)
+        for leaf in leaves:
+            # The way to one that is mounted in another leads through that, and both go with the outer one.
+            for point in table.outermost(points[leaf]):
+                _detach_users_own(leaf, point.removeprefix(f"{leaf}/"), mounts)
     raise RefusedError("a file system of a user's own (FUSE) could not be left out")
+
+
+def _detach_users_own(leaf: str, path: str, mounts: list[Mount]) -> None:
+    held = os.open(leaf, os.O_PATH | os.O_CLOEXEC)
+    try:
+        # Directories on the way are the user's, who could put a link to anywhere in the place of one.
+        found = kernel.open_below(held, path)
+        top = table.mount_of(found, mounts)
+        if top is not None and table.user_of(top) is not None:
+            kernel.detach_opened(found)
+        os.close(found)
+    finally:
+        os.close(held)
 
 
 def drop(order: Order, engine: int | None) -> dict[str, Any]:
