@@ -211,15 +211,13 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda words: words[0])
-async def test_other_peoples_containers_do_not_exist(
-    house: House, alices: str, command: tuple[str, ...]
-) -> None:
-    done = await house.bob(*(word.format(alices) for word in command))
-    assert done.code != 0
-    assert b"no such" in done.err.lower()
-    state = await house.alice("inspect", "-f", "{{.State.Status}} {{.Name}}", alices)
-    assert state.out.decode().split() == ["running", f"/{alices}"]
+async def test_other_peoples_containers_do_not_exist(house: House, alices: str) -> None:
+    """Whatever is tried on one, it is not there, and stays as it is."""
+    for command in COMMANDS:
+        done = await house.bob(*(word.format(alices) for word in command))
+        assert (done.code != 0, b"no such" in done.err.lower()) == (True, True), (command, done)
+        state = await house.alice("inspect", "-f", "{{.State.Status}} {{.Name}}", alices)
+        assert state.out.decode().split() == ["running", f"/{alices}"], command
 
 
 async def test_ones_own_containers_obey(house: House, alices: str) -> None:
