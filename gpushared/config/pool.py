@@ -10,7 +10,7 @@ from pathlib import Path
 from gpushared.config.audit import AuditConfig
 from gpushared.config.fields import HOUR_SECONDS, setting
 from gpushared.config.idle import IdleConfig, IdleQuietConfig
-from gpushared.config.kinds import Choice, FileMode, Number, Seconds, Text, Whole, Words, is_absolute
+from gpushared.config.kinds import Choice, FileMode, Number, Seconds, Size, Text, Whole, Words, is_absolute
 from gpushared.config.load import (
     check_presets,
     check_projects,
@@ -27,6 +27,7 @@ from gpushared.config.quotas import PROJECTS, BuildConfig, InferConfig, ProjectC
 from gpushared.config.schema import POOL_PREFIX, PRESET_NAMED, Named, Schema
 from gpushared.config.users import EVERYBODY, USERS, UserConfig
 from gpushared.domain.fleet.policies import PolicyName
+from gpushared.domain.gpu import MIB
 from gpushared.domain.jobs.rules import WhenCutOff
 from gpushared.domain.quotas import is_user_name
 from gpushared.domain.rules import Preemption
@@ -126,6 +127,12 @@ class PoolQueueConfig:
     max_queued: int = setting(200_000, Whole(0, 1_000_000), "How many jobs may wait.")
     max_queued_per_person: int = setting(
         120_000, Whole(0, 1_000_000), "How many jobs of one person may wait."
+    )
+    max_queued_bytes_per_person: int = setting(
+        512 * MIB,
+        Size(64 * 1024 * MIB),
+        "How much the create bodies of one person's waiting jobs may take of the store and the memory.",
+        key="max_queued_size_per_person",
     )
     preempt_notice_seconds: int = setting(
         60,

@@ -79,7 +79,7 @@ class Admin:
             awaited_nodes=() if state.settled else state.missing(),
             troubles=(*self._troubles.all(), *map(claims.told, sorted(state.claimants))),
             nodes=sum(member.forgotten_at is None for member in state.members.values()),
-            queued=sum(state.queued.values()),
+            queued=state.queued_count,
             running=sum(isinstance(job.state, Running) for job in state.jobs.values()),
             started_at=state.day(state.started_at),
         )

@@ -353,7 +353,7 @@ class PoolDaemon:
     def _status(self, loop: PoolLoop) -> str:
         state = loop.state
         connected = sum(member.connected for member in state.members.values())
-        waiting = sum(state.queued.values())
+        waiting = state.queued_count
         phase = "" if state.settled else f", {phase_of(state)}"
         return (
             f"{connected} of {len(state.members)} nodes, {waiting} jobs queued, "

@@ -18,6 +18,7 @@ def pool_rules_of(config: CoordinatorConfig) -> PoolRules:
         counts_host=config.placement.host is HostMode.AUTO,
         max_queued=config.queue.max_queued,
         max_queued_per_person=config.queue.max_queued_per_person,
+        max_queued_bytes_per_person=config.queue.max_queued_bytes_per_person,
         settle_seconds=float(config.nodes.settle_seconds),
         beat_seconds=config.nodes.beat_seconds,
         beats_per_second=config.nodes.beats_per_second,

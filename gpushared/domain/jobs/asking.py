@@ -26,7 +26,7 @@ from gpushared.domain.jobs.model import (
     Then,
 )
 from gpushared.domain.jobs.orders import send
-from gpushared.domain.jobs.state import PoolDraft, Wake, is_gang, request_key
+from gpushared.domain.jobs.state import PersonsQueue, PoolDraft, Wake, is_gang, request_key
 from gpushared.domain.policy.projects import project_of
 from gpushared.domain.request import MAX_PRIORITY
 from gpushared.domain.units import shown
@@ -152,10 +152,22 @@ def check(spec: JobSpec, priority: int, draft: PoolDraft) -> None:
     _check_size(spec)
     if len(state.jobs) >= rules.max_queued:
         raise LimitReached(f"{rules.max_queued} jobs wait or run already", hint="try again later")
-    if state.queued.get(spec.owner.person, 0) >= rules.max_queued_per_person:
+    _check_person(spec, draft)
+
+
+def _check_person(spec: JobSpec, draft: PoolDraft) -> None:
+    rules, person = draft.rules, spec.owner.person
+    queue = draft.state.queued.get(person, PersonsQueue())
+    if queue.jobs >= rules.max_queued_per_person:
         raise LimitReached(
-            f"{rules.max_queued_per_person} jobs of {spec.owner.person} wait already",
+            f"{rules.max_queued_per_person} jobs of {person} wait already",
             hint="wait for some of them, or cancel some",
+        )
+    most = rules.max_queued_bytes_per_person
+    if queue.body_bytes + len(spec.body) > most:
+        raise LimitReached(
+            f"the jobs of {person} that wait take {queue.body_bytes >> 20} of {most >> 20} MiB already",
+            hint="are there large values among their variables? Else wait for some of them",
         )
 
 

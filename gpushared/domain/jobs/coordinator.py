@@ -20,6 +20,7 @@ from gpushared.domain.jobs.model import HERE, Ended, Job, JobId, NodeName, Queue
 from gpushared.domain.jobs.orders import resend
 from gpushared.domain.jobs.rules import PoolRules
 from gpushared.domain.jobs.state import (
+    PersonsQueue,
     PoolDraft,
     PoolState,
     PoolStep,
@@ -112,7 +113,7 @@ def _remember(state: PoolState, jobs: list[Job]) -> None:
 def _index(state: PoolState, live: list[Job]) -> None:
     by_node: dict[NodeName, dict[JobId, None]] = {}
     dependents: dict[JobId, tuple[JobId, ...]] = {}
-    queued: dict[str, int] = {}
+    queued: dict[str, PersonsQueue] = {}
     for job in live:
         for node in nodes_of(job):
             by_node.setdefault(node, {})[job.id] = None
@@ -120,7 +121,7 @@ def _index(state: PoolState, live: list[Job]) -> None:
             dependents[after.job] = (*dependents.get(after.job, ()), job.id)
         if isinstance(job.state, Queued):
             person = job.spec.owner.person
-            queued[person] = queued.get(person, 0) + 1
+            queued[person] = queued.get(person, PersonsQueue()).changed(job, 1)
     state.by_node = Shelf(by_node)
     state.dependents, state.queued = Shelf(dependents), Shelf(queued)
 

@@ -37,6 +37,8 @@ class PoolRules:
     counts_host: bool = True
     max_queued: int = 200_000
     max_queued_per_person: int = 120_000
+    max_queued_bytes_per_person: int = 512 * 1024 * 1024
+    """Of the create bodies of the jobs that wait."""
     ended_kept: int = 20_000
     """So many jobs that are over are remembered; the store has more."""
     settle_seconds: float = 60.0

@@ -66,6 +66,18 @@ RequestKey = tuple[str, str, int]
 """Person, request id, index in its array."""
 
 
+@dataclass(frozen=True, slots=True)
+class PersonsQueue:
+    """What one person has waiting."""
+
+    jobs: int = 0
+    body_bytes: int = 0
+
+    def changed(self, job: Job, by: int) -> PersonsQueue:
+        """With this job (1), or without it (-1)."""
+        return PersonsQueue(self.jobs + by, self.body_bytes + by * len(job.spec.body))
+
+
 @dataclass(slots=True)
 class PoolState:
     """Everything that a coordinator's rules know. ``jobs`` are those that are not over.
@@ -107,8 +119,8 @@ class PoolState:
     """Jobs that may run somewhere without our knowing; empty once it is settled."""
     waiting: Waiting = field(default_factory=Waiting)
     gangs: Waiting = field(default_factory=Waiting)
-    queued: Shelf[str, int] = field(default_factory=Shelf)
-    """How many jobs of each person wait."""
+    queued: Shelf[str, PersonsQueue] = field(default_factory=Shelf)
+    """What each person has waiting."""
     booked: Shelf[JobId, Booked] = field(default_factory=Shelf)
     """What was planned for an attempt; it counts until its node says what it has."""
     alarms: Line[Alarm] = field(default_factory=Line)
@@ -139,6 +151,11 @@ class PoolState:
         if known is None or known[0] is not self.rules or known[1] is not self.projects:
             known = self.ruling = (self.rules, self.projects, self.rules.policy_with(self.projects))
         return known[2]
+
+    @property
+    def queued_count(self) -> int:
+        """How many jobs wait."""
+        return sum(queue.jobs for queue in self.queued.values())
 
     @property
     def look_again_at(self) -> float:
@@ -313,8 +330,8 @@ class PoolDraft:
         change = isinstance(job.state, Queued) - (before is not None and isinstance(before.state, Queued))
         if change:
             person = job.spec.owner.person
-            count = state.queued.get(person, 0) + change
-            state.queued = state.queued.put(person, count) if count else state.queued.drop(person)
+            queue = state.queued.get(person, PersonsQueue()).changed(job, change)
+            state.queued = state.queued.put(person, queue) if queue.jobs else state.queued.drop(person)
 
     def _charge(self, before: Job | None, job: Job) -> None:
         """Count what an attempt held against its project, when it holds it no more."""

@@ -263,6 +263,17 @@ def test_two_names_of_one_person_share_what_one_may_have_in_the_queue() -> None:
     pool.submit("4", held=True, owner=BOB)
 
 
+def test_what_one_persons_waiting_jobs_take_is_bounded_and_counted_off_when_they_go() -> None:
+    pool = Pool("a", rules=replace(RULES, max_queued_bytes_per_person=1000))
+    pool.submit("1", held=True, body="x" * 600)
+    with pytest.raises(LimitReached, match="jobs of ada that wait take"):
+        pool.submit("2", held=True, body="x" * 401)
+    pool.submit("2", held=True, body="x" * 400)
+    pool.submit("3", held=True, owner=BOB, body="x" * 1000)
+    pool.do(m.CancelAsked(JobId("1"), ADA))
+    pool.submit("4", held=True, body="x" * 600)
+
+
 def test_a_node_that_will_not_have_a_job_is_not_asked_again_for_it() -> None:
     """Another one is; when none is left that was it, with what each said."""
     pool = Pool("a", "b")
