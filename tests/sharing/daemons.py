@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from gpushared.sharing.process import DaemonProcess
+
+ANSWER_SECONDS = 20
+BUSY = "Cannot send command to MPS control"
+"""What whoever comes second may read."""
 
 
 def environment(pipe_dir: Path) -> dict[str, str]:
@@ -39,7 +44,17 @@ def serves_socket(pid: int, runtime_dir: Path, name: str) -> bool:
 
 
 def ask(binary: Path, pipe_dir: Path, *commands: str, user: int | None = None) -> str:
-    """What a client gets to read that is not the adapter."""
+    """What a client gets to read that is not the adapter.
+
+    A control daemon of NVIDIA's converses with one client at a time, and the adapter is one too.
+    """
+    until = time.monotonic() + ANSWER_SECONDS
+    while BUSY in (answer := _ask_once(binary, pipe_dir, commands, user)) and time.monotonic() < until:
+        time.sleep(0.01)
+    return answer
+
+
+def _ask_once(binary: Path, pipe_dir: Path, commands: Sequence[str], user: int | None) -> str:
     result = subprocess.run(
         [binary],
         input="".join(f"{command}\n" for command in commands),
@@ -48,7 +63,7 @@ def ask(binary: Path, pipe_dir: Path, *commands: str, user: int | None = None) -
         capture_output=True,
         text=True,
         check=False,
-        timeout=20,
+        timeout=ANSWER_SECONDS,
     )
     return result.stdout + result.stderr
 
