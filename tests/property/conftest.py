@@ -1,7 +1,7 @@
 """How hard the property tests look.
 
 ``HYPOTHESIS_PROFILE=thorough`` looks for minutes, the default for seconds, at other examples each time. A
-failure prints a ``@reproduce_failure`` line and is kept in ``.hypothesis``, from where the next run begins with it.
+failure prints a ``@reproduce_failure`` line and is kept in ``.hypothesis``, from where the next run begins.
 """
 
 from __future__ import annotations
