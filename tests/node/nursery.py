@@ -202,6 +202,7 @@ def raise_children(control: socket.socket) -> dict[str, Any] | None:
                 continue
             data, streams, _, _ = socket.recv_fds(control, 1 << 20, STREAMS + 1)
             if not data:
+                _end_all(channels)
                 return None
             child = os.fork()
             if child == 0:
@@ -216,6 +217,13 @@ def raise_children(control: socket.socket) -> dict[str, Any] | None:
             handle = os.pidfd_open(child)
             channels[handle] = child, channel
             ready.register(handle, select.POLLIN)
+
+
+def _end_all(channels: Mapping[int, tuple[int, socket.socket]]) -> None:
+    """Of a test run that was killed, nobody else ends them."""
+    for handle in channels:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
 
 
 def _tell_the_end(handle: int, child: int, channel: socket.socket) -> None:
