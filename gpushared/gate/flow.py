@@ -69,7 +69,8 @@ class Flow:
 
     def _on_turn(self, turn: asyncio.Future[None]) -> None:
         self._turn = None
-        if not turn.cancelled() and not self._is_blocked:
+        # Where the flow is over, a reader would stay with the socket's number, and who has it next would hang.
+        if not self._done.done() and not self._is_blocked:
             self._listen()
             self._read()
 
@@ -119,7 +120,8 @@ class Flow:
         if self._is_blocked:
             self._is_blocked = False
             self._loop.remove_writer(self._sink)
-            self._listen()
+            if self._turn is None:
+                self._listen()
         if self._end is not None:
             self._finish(self._end)
         elif self._filled == len(self._buffer) < BUFFER_BYTES:

@@ -240,6 +240,24 @@ async def test_many_flows_of_one_user_take_turns_and_all_come_to_their_end() -> 
             sock.close()
 
 
+@pytest.mark.parametrize("passes", range(8))
+async def test_a_flow_that_is_cancelled_while_it_waits_for_its_turn_leaves_no_reader_to_the_next_socket(
+    pair: tuple[socket.socket, socket.socket], other: tuple[socket.socket, socket.socket], passes: int
+) -> None:
+    share = Share(UserLimits())
+    flow = asyncio.create_task(Flow(Wire(pair[1]), Wire(other[0]), share).run())
+    await asyncio.sleep(0)
+    before = [share.queue_for_turn() for _ in range(4)]
+    assert share.take_turn()
+    pair[0].send(b"x")
+    for _ in range(passes):
+        await asyncio.sleep(0)
+    flow.cancel()
+    await asyncio.gather(flow, *before, return_exceptions=True)
+    await share.turn()
+    assert not asyncio.get_running_loop().remove_reader(pair[1])
+
+
 @pytest.mark.parametrize("size", [0, 3, 100_000, 1_000_000])
 async def test_what_asyncio_had_read_of_a_connection_is_not_lost_when_it_is_taken_over(
     pair: tuple[socket.socket, socket.socket], size: int
