@@ -67,9 +67,9 @@ class Flow:
             self._turn = self._share.queue_for_turn()
             self._turn.add_done_callback(self._on_turn)
 
-    def _on_turn(self, turn: asyncio.Future[None]) -> None:
+    def _on_turn(self, _: asyncio.Future[None]) -> None:
         self._turn = None
-        # Where the flow is over, a reader would stay with the socket's number, and who has it next would hang.
+        # Once it is over, a reader would stay with the socket's number, and who has it next would hang.
         if not self._done.done() and not self._is_blocked:
             self._listen()
             self._read()
