@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from gpushared.gate.body import Body
+from gpushared.gate.containers import CPU_PERIOD_US
 
 NANO_PER_MILLI = 1_000_000
-DEFAULT_PERIOD = 100_000
-"""The engine's, in microseconds, where the body gives none."""
 
 
 def host_needs(host: Body) -> dict[str, str]:
@@ -19,7 +18,7 @@ def _cpu_milli(host: Body) -> int:
     nano = _whole(host, "NanoCpus")
     if nano > 0:
         return -(-nano // NANO_PER_MILLI)
-    period = _whole(host, "CpuPeriod") or DEFAULT_PERIOD
+    period = _whole(host, "CpuPeriod") or CPU_PERIOD_US
     return -(-_whole(host, "CpuQuota") * 1000 // period) if period > 0 else 0
 
 

@@ -200,6 +200,23 @@ def test_more_than_the_sites_limits_is_refused_at_a_create_and_later(asked: dict
         judge_update(asked, context(LIMITED))
 
 
+@pytest.mark.parametrize(
+    "asked", [{"CpuQuota": -1}, {"CpuPeriod": 1000}, {"CpuPeriod": 1000, "CpuQuota": -1}]
+)
+def test_an_update_that_names_half_of_a_limit_on_cpus_is_refused_where_the_site_has_one(
+    asked: dict[str, Any],
+) -> None:
+    with pytest.raises(PermissionRefused, match="by its quota and period together"):
+        judge_update(asked, context(LIMITED))
+    assert judge_update(asked, context(LAB)) == asked
+
+
+def test_an_update_of_the_quota_where_the_site_has_a_limit_says_of_which_period() -> None:
+    """The container may have a shorter one."""
+    judged = judge_update({"CpuQuota": 400_000}, context(LIMITED))
+    assert judged == {"CpuQuota": 400_000, "CpuPeriod": 100_000}
+
+
 IMAGES = replace(LAB, images=("nvcr.io/nvidia/*", "docker.io/library/python", "ghcr.io/lab/train:v*"))
 HEX = "0123456789abcdef" * 4
 

@@ -106,7 +106,7 @@ def image_changed_after_the_create(scene: Scene) -> Told:
             Labels={"gpushare.owner": str(ATTACKER), "gpushare.published-ports": "1"},
             HostConfig={
                 "NetworkMode": "none", "PublishAllPorts": True, "CapDrop": ["ALL"],
-                "SecurityOpt": ["no-new-privileges"],
+                "SecurityOpt": ["no-new-privileges"], "CgroupParent": scene.attackers_place,
             },
         )  # fmt: skip
         made = scene.as_engine("POST", "/containers/create", body)["Id"]

@@ -69,13 +69,15 @@ def hinders(tree: str, command: str) -> How:
     """A container of the attacker's own that cannot be looked through; the next one is looked at."""
 
     def how(scene: Scene) -> Told:
+        before = len(scene.daemon.text())
         with grown(scene, tree) as mount:
             host = {"NetworkMode": "none", "Binds": [mount]}
             own = scene.made(plain_body(Cmd=["sh", "-c", command], HostConfig=host))
             scene.ask("POST", f"/containers/{own}/start")
             is_ended(scene, made_past_the_gate(scene, own, command=SLEEPS))
             scene.ask("DELETE", f"/containers/{own}?force=1")
-        missed = [said for said in ("was not looked at", "never retrieved") if said in scene.daemon.text()]
+        said = scene.daemon.text()[before:]
+        missed = [words for words in ("was not looked at", "never retrieved") if words in said]
         return Told(0, str(missed)) if missed else Told(200)
 
     return how

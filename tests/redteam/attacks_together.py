@@ -78,6 +78,12 @@ def cpus_by_an_update(scene: Scene) -> Told:
     return scene.ask("POST", f"/containers/{own}/update", json.dumps({"NanoCpus": 64 * 10**9}).encode())
 
 
+def cpus_by_a_shorter_period(scene: Scene) -> Told:
+    """The engine keeps the quota: of a period a hundredth as long it is a hundred times the CPUs."""
+    own = started(scene, "true", CpuQuota=100_000, CpuPeriod=100_000)
+    return scene.ask("POST", f"/containers/{own}/update", json.dumps({"CpuPeriod": 1000}).encode())
+
+
 def out_of_the_limits_by_a_restart(scene: Scene) -> Told:
     """What the engine starts again by itself, past everybody, is where it was."""
     body = plain_body(
@@ -137,6 +143,12 @@ ATTACKS = [
         AVAILABILITY,
         cpus_by_an_update,
         refused="more CPUs than all containers of a user may have here",
+    ),
+    Attack(
+        "more-cpus-by-a-shorter-period",
+        AVAILABILITY,
+        cpus_by_a_shorter_period,
+        refused="by its quota and period together",
     ),
     Attack(
         "out-of-ones-limits-by-a-restart-policy",

@@ -269,10 +269,14 @@ class Scene:
                 return int(path.read_text())
         return 0  # it is over
 
+    @property
+    def attackers_place(self) -> str:
+        """The cgroup of all containers of the attacker."""
+        return self.users.within(str(ATTACKER)).path(CgroupDriver.CGROUPFS)
+
     def is_attackers_place(self, cgroup: str) -> bool:
-        """Whether it is the cgroup of all containers of the attacker, or in it."""
-        own = self.users.within(str(ATTACKER)).path(CgroupDriver.CGROUPFS)
-        return f"{cgroup}/".startswith(f"{own}/")
+        """Whether it is that, or in it."""
+        return f"{cgroup}/".startswith(f"{self.attackers_place}/")
 
     def as_engine(self, method: str, target: str, body: object = None) -> Any:
         connection = _UnixConnection(self.engine.socket)

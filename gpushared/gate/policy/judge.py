@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from gpushared.domain.errors import PermissionRefused, RequestError
 from gpushared.gate.body import Body, Json, section
-from gpushared.gate.containers import HOST_NETWORK, OWN_NETWORKS
+from gpushared.gate.containers import CPU_PERIOD_US, HOST_NETWORK, OWN_NETWORKS
 from gpushared.gate.mounts import judge_mounts
 from gpushared.gate.policy import networks, processes
 from gpushared.gate.policy import rules as r
@@ -74,6 +74,7 @@ def judge_update(body: Body, context: Context) -> Body:
     """The update body as a confined caller gets it; 0 and null mean "as before" to every client."""
     body = _fitted(body, UPDATE_TABLE, context)
     judged = _apply({name: value for name, value in body.items() if value}, UPDATE, context)
+    judged |= _quota_with_period(judged, context)
     _check_cpus(judged, context)
     return (
         {**judged, "PidsLimit": r.pids(body["PidsLimit"], context.policy)}
@@ -230,8 +231,24 @@ def _try_cpus(judged: Body, context: Context, notes: Notes | None) -> None:
         _refuse(error, HOST_PREFIX + "NanoCpus", judged.get("NanoCpus"), notes)
 
 
+def _quota_with_period(judged: Body, context: Context) -> Body:
+    """An update's quota and period where CPUs are limited.
+
+    Only both together say how many CPUs that is; the engine keeps the one that an update does not name.
+    """
+    quota, period = r.whole(judged, "CpuQuota"), r.whole(judged, "CpuPeriod")
+    if not r.most_cpus(context.policy) or not (quota or period):
+        return {}
+    if quota <= 0:
+        raise PermissionRefused(
+            "a container's CPUs are limited here, by its quota and period together",
+            hint="name both: --cpu-quota 50000 --cpu-period 100000 are half a CPU",
+        )
+    return {"CpuPeriod": period or CPU_PERIOD_US}
+
+
 def _check_cpus(judged: Body, context: Context) -> None:
-    period = r.whole(judged, "CpuPeriod") or 100_000
+    period = r.whole(judged, "CpuPeriod") or CPU_PERIOD_US
     r.checked_cpus(r.whole(judged, "NanoCpus"), r.whole(judged, "CpuQuota"), period, context.policy)
 
 

@@ -195,12 +195,17 @@ def pids(value: Json, policy: Policy) -> int:
     return min(value, most) if isinstance(value, int) and not isinstance(value, bool) and value > 0 else most
 
 
+def most_cpus(policy: Policy) -> float:
+    """How many one container may have, 0 without a limit."""
+    limit, together = policy.cpu_limit, policy.user_bounds.cpus
+    return min(limit or together, together or limit)
+
+
 def checked_cpus(nano: int, quota: int, period: int, policy: Policy) -> None:
     """Raise ``PermissionRefused`` where either asks for more than the site's limit."""
-    limit, together = policy.cpu_limit, policy.user_bounds.cpus
-    most = min(limit or together, together or limit)
+    most = most_cpus(policy)
     if most and (nano > most * 1e9 or (quota > 0 and quota > most * period)):
-        whose = "a container" if most == limit else "all containers of a user"
+        whose = "a container" if most == policy.cpu_limit else "all containers of a user"
         raise PermissionRefused(
             f"these are more CPUs than {whose} may have here", hint=f"--cpus {most:g} is the most"
         )
