@@ -151,12 +151,12 @@ class UserCgroups:
         trees = Trees.find(kind.version, self._root)
         if not by_systemd:
             trees.make(path)
-        for limit in trees.limits(path, limits):
-            if limit.is_set():
-                continue
-            if by_systemd:
-                raise SharingUnavailable(f"systemd did not set {limit.path} to {limit.value}")
-            _write(limit)
+        wanted = [limit for limit in trees.limits(path, limits) if not limit.is_set()]
+        if by_systemd and wanted:
+            raise SharingUnavailable(f"systemd did not set {wanted[0].path} to {wanted[0].value}")
+        # One that a user has too much for must not keep the others from holding.
+        if refused := [error for limit in wanted if (error := _refusal(limit)) is not None]:
+            raise refused[0]
 
     async def _have_slice(self, unit: str, limits: UserBounds) -> None:
         """Systemd alone may write in its tree: what others wrote, it takes back at any reload."""
@@ -217,11 +217,13 @@ class UserCgroups:
         return kind, [int(uid) for uid in said["uids"]]
 
 
-def _write(limit: Limit) -> None:
+def _refusal(limit: Limit) -> OSError | None:
+    """Write it; why the kernel has not taken it, None where it has."""
     try:
         limit.write()
     except OSError as error:
-        raise OSError(error.errno, error.strerror, str(limit.path)) from error
+        return OSError(error.errno, error.strerror, str(limit.path))
+    return None
 
 
 def _error_of(user: str, error: OSError) -> GpushareError:

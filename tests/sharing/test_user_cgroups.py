@@ -194,13 +194,16 @@ async def test_the_kernel_takes_limits_up_down_and_away(walls: UserCgroups) -> N
     assert (kernels(walls, "cpu.cfs_quota_us"), kernels(walls, "pids.max")) == ("-1", "max")
 
 
-async def test_a_limit_below_what_a_container_has_is_told_in_a_sentence(walls: UserCgroups) -> None:
+async def test_a_limit_below_what_a_container_has_is_told_in_a_sentence_and_the_others_hold(
+    walls: UserCgroups,
+) -> None:
     await walls.hold(1000, UserBounds(cpus=1.0), V1)
     cpu = Trees.find(1).tops["cpu"] / walls.place_of(1000).path(CgroupDriver.CGROUPFS).lstrip("/")
     (cpu / "container").mkdir()
     (cpu / "container/cpu.cfs_quota_us").write_text("100000")
     with pytest.raises(LimitReached, match="have more than a user may have here"):
-        await walls.hold(1000, UserBounds(cpus=0.5), V1)
+        await walls.hold(1000, UserBounds(cpus=0.5, pids=20), V1)
+    assert kernels(walls, "pids.max") == "20"
     assert "1000" in walls.trouble
     (cpu / "container/cpu.cfs_quota_us").write_text("-1")
     await walls.hold(1000, UserBounds(cpus=0.5), V1)
