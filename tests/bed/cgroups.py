@@ -5,9 +5,16 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from gpushared.node.verifier import gate_name
 from gpushared.sharing.slices import Place
+from gpushared.sharing.user_cgroups import HOME
 
 ROOT = Path("/sys/fs/cgroup")
+
+
+def users_of(state_dir: Path) -> Place:
+    """Around the cgroups of a daemon's users."""
+    return Place((HOME, gate_name(str(state_dir))))
 
 
 def remove_users(home: Place) -> None:

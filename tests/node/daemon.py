@@ -21,11 +21,9 @@ from typing import Any, Final
 
 import psutil
 
-from gpushared.node.verifier import gate_name
 from gpushared.sharing.slices import Place
-from gpushared.sharing.user_cgroups import HOME
 from tests.bed import parts
-from tests.bed.cgroups import remove_users
+from tests.bed.cgroups import remove_users, users_of
 from tests.node import nursery
 from tests.node.nursery import Nursling
 
@@ -171,8 +169,7 @@ class DaemonProcess:
 
     @property
     def users(self) -> Place:
-        """Around the cgroups of users."""
-        return Place((HOME, gate_name(str(self.state_dir))))
+        return users_of(self.state_dir)
 
     def _leftovers(self) -> list[str]:
         label = f"label={OWN_LABEL}={self.directory.name}"

@@ -16,12 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from gpushared.node.verifier import gate_name
 from gpushared.ports import CgroupDriver
-from gpushared.sharing.slices import Place
-from gpushared.sharing.user_cgroups import HOME
 from tests.bed import parts
-from tests.bed.cgroups import remove_users
 from tests.bed.engine import PrivateEngine, UnifiedEngine
 from tests.node.daemon import DaemonProcess, make_directory
 from tests.redteam.attack import Told
@@ -247,10 +243,6 @@ class Scene:
 
     # --- what the kernel and the engine say, for what is to be seen there ---
 
-    @property
-    def users(self) -> Place:
-        return Place((HOME, gate_name(str(self.daemon.state_dir))))
-
     def cgroup_of(self, pid: int) -> str:
         """Where the memory of a process is counted; empty where it is gone."""
         try:
@@ -272,7 +264,7 @@ class Scene:
     @property
     def attackers_place(self) -> str:
         """The cgroup of all containers of the attacker."""
-        return self.users.within(str(ATTACKER)).path(CgroupDriver.CGROUPFS)
+        return self.daemon.users.within(str(ATTACKER)).path(CgroupDriver.CGROUPFS)
 
     def is_attackers_place(self, cgroup: str) -> bool:
         """Whether it is that, or in it."""
@@ -291,7 +283,6 @@ class Scene:
     def dispose(self) -> None:
         self.attacker.close()
         self.daemon.dispose()
-        remove_users(self.users)
         subprocess.run(["rm", "-rf", str(self.directory)], check=True)
 
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from gpushared.domain.errors import GpushareError
 from tests.bed import parts
+from tests.bed.cgroups import remove_users, users_of
 from tests.pool.failures.daemons import Coordinator, Json, Node
 from tests.pool.failures.evidence import WORK, Diary, Run, overlapping
 from tests.pool.failures.machine import Cables, Machine, wait_until
@@ -64,6 +65,7 @@ class World:
                 machine.cut_power()
         for node in self.nodes.values():
             node.engine.sweep()
+            remove_users(users_of(node.state_dir))
         self.cables.close()
         shutil.rmtree(self.directory, ignore_errors=True)
 
