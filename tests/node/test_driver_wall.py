@@ -6,12 +6,14 @@ Daemon and engine have the kernel's v2 tree at ``/sys/fs/cgroup``, whatever the 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from gpushared.ports import CgroupDriver
 from tests.bed.engine import UnifiedEngine
 from tests.node.conftest import NewDaemon
 from tests.node.daemon import GPUSHARED, DaemonProcess, Json, remove_containers, wait_until
@@ -43,6 +45,15 @@ class Node:
         assert all(soft == 0 for soft, _ in found.values())
         return {path.removeprefix(ROOT): hard for (_, path), (_, hard) in found.items()}
 
+    def place(self, lease: str) -> str:
+        """The lease's own cgroup, in its user's."""
+        return self.daemon.users.within(str(os.getuid()), lease).path(CgroupDriver.CGROUPFS)
+
+    def places(self, lease: Json) -> tuple[str, str]:
+        """The lease's cgroup, and its container's."""
+        parent = self.place(lease["id"])
+        return parent, f"{parent}/{lease['container_id']}"
+
     def run(self) -> Json:
         container = self.daemon.run_container(*QUARTER)
         wait_until(lambda: self._of(container), f"{container} has a lease")
@@ -72,20 +83,15 @@ def node(new_daemon: NewDaemon, unified_engine: UnifiedEngine) -> Iterator[Node]
         daemon.start()
         yield Node(daemon, driver)
         # The tree of cgroups is the machine's: what is in it has to go while somebody looks after it.
-        left = [real_root() / "gpushare" / lease for lease in daemon.leases()]
+        left = [real_root() / Node(daemon, driver).place(lease).lstrip("/") for lease in daemon.leases()]
         remove_containers(daemon.engine, unified_engine.check("ps", "--all", "--quiet").split())
         wait_until(lambda: not any(path.exists() for path in left), f"{left} are gone")
-
-
-def places(lease: Json) -> tuple[str, str]:
-    parent = f"/gpushare/{lease['id']}"
-    return parent, f"{parent}/{lease['container_id']}"
 
 
 def test_a_lease_stands_behind_the_drivers_wall_from_its_container_to_its_end(node: Node) -> None:
     """Limits on the lease's cgroup and the container's own, in real ones; both are gone afterwards."""
     lease = node.run()
-    parent, leaf = places(lease)
+    parent, leaf = node.places(lease)
     assert lease["memory_wall"] == "driver"
     size = int(lease["grants"][0]["memory_bytes"])
     node.wait_limits({parent: size, leaf: size})
@@ -98,7 +104,7 @@ def test_a_lease_stands_behind_the_drivers_wall_from_its_container_to_its_end(no
 def test_another_size_holds_at_once(node: Node) -> None:
     """For what runs already, and the answer says so."""
     lease = node.run()
-    parent, leaf = places(lease)
+    parent, leaf = node.places(lease)
     size = int(lease["grants"][0]["memory_bytes"])
     node.wait_limits({parent: size, leaf: size})
     answer = node.daemon.call("Leases/Resize", {"lease_id": lease["id"], "gpu_memory": "30g"})
@@ -109,7 +115,7 @@ def test_another_size_holds_at_once(node: Node) -> None:
 def test_after_a_crash_of_the_daemon_the_limits_are_set_again(node: Node) -> None:
     """They hold without it; a driver that was loaded anew has forgotten them."""
     lease = node.run()
-    parent, leaf = places(lease)
+    parent, leaf = node.places(lease)
     size = int(lease["grants"][0]["memory_bytes"])
     node.wait_limits({parent: size, leaf: size})
     node.daemon.kill()
