@@ -283,9 +283,9 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
 
     async def _serve(self, stream: NodeStream, context: Context) -> None:
         try:
-            await context.write(link_pb2.Down(welcome=self._welcome()))
             self._refused.pop(stream.node, None)
             self._troubles.cleared(_claim_of(stream.node))
+            await context.write(link_pb2.Down(welcome=self._welcome()))
             self._tell_standing_drain(stream.node)
             why = await stream.talk(context)
             if why is not None:

@@ -46,10 +46,15 @@ def serves_socket(pid: int, runtime_dir: Path, name: str) -> bool:
 def ask(binary: Path, pipe_dir: Path, *commands: str, user: int | None = None) -> str:
     """What a client gets to read that is not the adapter.
 
-    A control daemon of NVIDIA's converses with one client at a time, and the adapter is one too.
+    A control daemon of NVIDIA's converses with one client at a time, and the adapter is one too: others read
+    that it is busy, or nothing.
     """
     until = time.monotonic() + ANSWER_SECONDS
-    while BUSY in (answer := _ask_once(binary, pipe_dir, commands, user)) and time.monotonic() < until:
+    asks = any(command.startswith("get_default_") for command in commands)
+    while time.monotonic() < until:
+        answer = _ask_once(binary, pipe_dir, commands, user)
+        if BUSY not in answer and (answer.strip() or not asks):
+            return answer
         time.sleep(0.01)
     return answer
 
