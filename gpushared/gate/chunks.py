@@ -19,7 +19,7 @@ from gpushared.gate.wire import Wire
 SIZE = re.compile(rb"([1-9a-fA-F][0-9a-fA-F]{0,6})\r\n")
 PART_OF_SIZE = re.compile(rb"(?:[1-9a-fA-F][0-9a-fA-F]{0,6}\r?)?")
 LINE_END = b"\r\n"
-CHUNKS_AT_ONCE = 256
+CHUNKS_AT_ONCE = 64
 """More may be in one read, and everybody waits while they are taken apart."""
 FIRST_BYTES = 16 * 1024
 READ_BYTES = 256 * 1024

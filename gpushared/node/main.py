@@ -17,6 +17,7 @@ from gpushared.domain.errors import GpushareError
 from gpushared.node.app import Daemon
 from gpushared.node.parts import real_parts
 from gpushared.serving.logs import set_up_logging
+from gpushared.serving.polite_loop import new_polite_loop
 from gpushared.serving.process import allow_many_files, complain, run_with_signals
 from gpushared.serving.systemd import Notifier
 
@@ -95,7 +96,8 @@ def serve(path: Path | None, flags: Mapping[str, str]) -> int:
         config = read_config(path, flags)
         set_up_logging(config.log)
         allow_many_files()
-        asyncio.run(_run(config, path, flags))
+        with asyncio.Runner(loop_factory=new_polite_loop) as runner:
+            runner.run(_run(config, path, flags))
     except GpushareError as error:
         complain(PROGRAM, error)
         return error.exit_code

@@ -16,6 +16,7 @@ from gpushared.domain.errors import ConfigError, GpushareError
 from gpushared.pool.app import PoolDaemon, real_pool_parts
 from gpushared.pool.trust.people import people_of
 from gpushared.serving.logs import set_up_logging
+from gpushared.serving.polite_loop import new_polite_loop
 from gpushared.serving.process import allow_many_files, complain, run_with_signals
 from gpushared.serving.systemd import Notifier
 
@@ -94,7 +95,8 @@ def serve(path: Path | None, flags: Mapping[str, str], *, allow_root: bool) -> i
         config = read_config(path, flags)
         set_up_logging(config.log)
         allow_many_files()
-        asyncio.run(_run(config, path, flags))
+        with asyncio.Runner(loop_factory=new_polite_loop) as runner:
+            runner.run(_run(config, path, flags))
     except GpushareError as error:
         complain(PROGRAM, error)
         return error.exit_code

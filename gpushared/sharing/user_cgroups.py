@@ -7,6 +7,7 @@ import errno
 import json
 import logging
 import os
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,9 @@ HOME = "gpushare_users"
 TRIAL = "trial"
 TRIAL_LIMITS = UserBounds(memory_bytes=1 << 30, cpus=1.0, pids=1024)
 NONE_HINT = "`gpushare doctor` names what is missing"
+SURE_SECONDS = 10.0
+"""So long after a look it is enough that the cgroup is there: each read in a thread waits for the event loop,
+which a flood of another user's keeps busy, and a start would wait for dozens."""
 _HAS_MORE = {errno.EBUSY, errno.EINVAL}
 """What cgroup v1 answers to a limit below what is in use, or below the CPUs that a container has."""
 
@@ -55,6 +59,9 @@ class UserCgroups:
         self._systemctl = systemctl
         self._known: dict[int, UserBounds | None] = {}
         self._kind: _Kind | None = None
+        self._sure: dict[str, tuple[UserBounds, _Kind, float]] = {}
+        """What was last found or set in the place of a user, and until when that is sure."""
+        self._trees: dict[int, Trees] = {}
         self._troubles: dict[str, str] = {}
         self._turn = asyncio.Lock()
 
@@ -96,6 +103,8 @@ class UserCgroups:
         """The engine answers: try whether there can be walls, and put up all that are known. Never raises."""
         async with self._turn:
             kind = self._kind = _Kind.of(engine)
+            self._trees.clear()
+            self._sure.clear()
             try:
                 await self._hold(TRIAL, TRIAL_LIMITS, kind)
                 await self._remove(TRIAL, kind)
@@ -123,7 +132,11 @@ class UserCgroups:
     async def _hold(self, user: str, limits: UserBounds, kind: _Kind) -> None:
         place = self.home.within(user)
         path, by_systemd = place.path(kind.driver), kind.driver is CgroupDriver.SYSTEMD
+        sure = self._sure.get(user)
+        is_sure = sure is not None and sure[:2] == (limits, kind) and time.monotonic() < sure[2]
         try:
+            if is_sure and await asyncio.to_thread(self._is_there, path, kind):
+                return
             if not await asyncio.to_thread(self._is_held, path, limits, kind):
                 if by_systemd:
                     await self._have_slice(place.docker_name(kind.driver), limits)
@@ -135,20 +148,32 @@ class UserCgroups:
         except SharingUnavailable as error:
             self._fail(user, error)
         self._troubles.pop(user, None)
+        self._sure[user] = (limits, kind, time.monotonic() + SURE_SECONDS)
+
+    def _find(self, kind: _Kind) -> Trees:
+        """Raises OSError."""
+        trees = self._trees.get(kind.version)
+        if trees is None:
+            trees = self._trees[kind.version] = Trees.find(kind.version, self._root)
+        return trees
+
+    def _is_there(self, path: str, kind: _Kind) -> bool:
+        return all(directory.is_dir() for directory in self._find(kind).directories(path))
 
     def _fail(self, user: str, error: GpushareError) -> None:
+        self._sure.pop(user, None)
         self._troubles[user] = error.message
         raise error
 
     def _is_held(self, path: str, limits: UserBounds, kind: _Kind) -> bool:
         try:
-            found = Trees.find(kind.version, self._root).limits(path, limits)
+            found = self._find(kind).limits(path, limits)
             return all(limit.is_set() for limit in found)
         except FileNotFoundError:
             return False
 
     def _set(self, path: str, limits: UserBounds, kind: _Kind, *, by_systemd: bool) -> None:
-        trees = Trees.find(kind.version, self._root)
+        trees = self._find(kind)
         if not by_systemd:
             trees.make(path)
         wanted = [limit for limit in trees.limits(path, limits) if not limit.is_set()]
@@ -177,7 +202,7 @@ class UserCgroups:
             await tell_systemd(self._systemctl, "stop", place.docker_name(driver))
             return
         try:
-            trees = await asyncio.to_thread(Trees.find, kind.version, self._root)
+            trees = await asyncio.to_thread(self._find, kind)
             await asyncio.to_thread(trees.remove, place.path(driver))
             if not self._known:
                 await asyncio.to_thread(trees.remove, self.home.path(driver))
@@ -185,7 +210,7 @@ class UserCgroups:
             _log.info("users_limits.stays user=%s why=%s", user, error.strerror)
 
     def _use(self, uid: int, kind: _Kind) -> UserUse:
-        return Trees.find(kind.version, self._root).use(self.place_of(uid).path(kind.driver))
+        return self._find(kind).use(self.place_of(uid).path(kind.driver))
 
     # --- the ledger ---
 
