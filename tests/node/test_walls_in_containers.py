@@ -41,8 +41,15 @@ class Node:
 
     def lease_of(self, container: str) -> Json:
         """Also of one that is over already."""
-        leases = [one for ended in (False, True) for one in self._leases(ended=ended)]
-        return next(one for one in leases if one["container_id"] == container)
+        found: list[Json] = []
+
+        def look() -> bool:
+            leases = [one for ended in (False, True) for one in self._leases(ended=ended)]
+            found[:] = [one for one in leases if one["container_id"] == container]
+            return bool(found)
+
+        wait_until(look, f"container {container} has a lease")
+        return found[0]
 
     def _leases(self, *, ended: bool) -> list[Json]:
         leases: list[Json] = self.daemon.call("Leases/List", {"ended": ended})["leases"]

@@ -191,13 +191,17 @@ def test_three_machines_are_one_pool_whose_coordinator_has_no_rights(machines: M
     assert coordinator.uids().effective != 0
 
 
+SIZED = "until stty size | grep -q 97; do sleep 0.1; done"
+"""The size travels by a request of its own, which may be later than the shell."""
+
+
 def test_a_terminal_here_is_that_of_a_container_elsewhere(machines: Machines) -> None:
     """With a real terminal: what is typed, its size, and the exit code."""
     run = machines.told("gpushare run --pool")
     assert "-it" in run
     before = f"{machines.told('export GPUSHARE_HOST=')}\nstty rows 31 cols 97\n"
     said, code = in_a_terminal(
-        before + run, "stty size; echo on $GPUSHARE_JOB_ID; exit 5\n", machines.environ
+        before + run, f"{SIZED}; stty size; echo on $GPUSHARE_JOB_ID; exit 5\n", machines.environ
     )
     assert "is on node b" in said
     assert "31 97" in said

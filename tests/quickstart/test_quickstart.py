@@ -65,6 +65,12 @@ class Quickstart:
         (found,) = (one for one in self.listed("ps", "--all") if one["id"] == lease_id)
         return found
 
+    def wait_active(self, lease_id: str) -> None:
+        """A client has its container before the daemon has heard that it runs."""
+        until = time.time() + PATIENCE_SECONDS
+        while (now := self.lease(lease_id))["state"] != "active":
+            assert time.time() < until, now
+
     def processes(self) -> list[str]:
         """Command lines of everything that belongs to it: the daemon, MPS daemons, the client that waits."""
         found = []
@@ -179,9 +185,9 @@ def test_a_project_takes_back_what_it_is_guaranteed_and_those_who_gave_way_come_
     words = [image if word == "busybox" else word for word in told_in_the_tutorial("run")]
     started = quickstart.gpushare(*words)
     assert started.returncode == 0, started.stderr
+    (build,) = (one for one in quickstart.listed("ps") if one["class"] == "build")
+    quickstart.wait_active(build["id"])
     leases = {lease["id"]: lease for lease in quickstart.listed("ps")}
-    (build,) = (one for one in leases.values() if one["class"] == "build")
-    assert build["state"] == "active"
     assert {one for one in before if leases[one]["state"] != "active"} == victims
     explained = quickstart.gpushare(*told_in_the_tutorial("queue")).stdout
     assert all(one in explained for one in victims)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from tests.bed import parts
+from tests.node.daemon import wait_until
 from tests.node.grpc_client import ask
 from tests.redteam.attack import Attack, How, Threat, Told, calls, encoded, plain_body
 from tests.redteam.scene import ATTACKER, VICTIM, Scene
@@ -198,8 +199,13 @@ def refused_in_a_stream(scene: Scene) -> Told:
         (answer,) = ask(scene.daemon.socket, [("Leases/Acquire", asked)], uid=ATTACKER)
     finally:
         scene.daemon.call("Projects/Set", {"name": "alices", "unset": True})
-    told = [line for line in own_lines(scene) if line["endpoint"] == "Leases/Acquire"]
-    return Told(403, answer["message"]) if told and "code" in answer else Told(0, str(answer))
+
+    def is_told() -> bool:
+        return any(line["endpoint"] == "Leases/Acquire" for line in own_lines(scene))
+
+    # A stream's line is written once it is over, which its caller hears of before.
+    wait_until(is_told, "the audit tells of the stream")
+    return Told(403, answer["message"]) if "code" in answer else Told(0, str(answer))
 
 
 ATTACKS = [
