@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 from gpushared.node.verifier import gate_name
@@ -21,8 +22,7 @@ def remove_users(home: Place) -> None:
     """The places of users in ``home``, and what the engine made beside them in trees without limits."""
     names = Path(*home.names)
     for found in (*ROOT.glob(str(names)), *ROOT.glob(f"*/{names}")):
-        for path in sorted(found.rglob("*/"), reverse=True):
+        # The engine takes some away at the same time, which this walk does not mind.
+        for path, _, _ in os.walk(found, topdown=False):
             with contextlib.suppress(OSError):
-                path.rmdir()
-        with contextlib.suppress(OSError):
-            found.rmdir()
+                Path(path).rmdir()
