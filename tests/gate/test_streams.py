@@ -21,8 +21,7 @@ NEXT = b"GET /next HTTP/1.1\r\nHost: x\r\n\r\n"
 END = b"0\r\n\r\n"
 
 
-@pytest.fixture
-def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+def joined() -> Iterator[tuple[socket.socket, socket.socket]]:
     left, right = socket.socketpair(socket.AF_UNIX)
     with left, right:
         left.setblocking(False)
@@ -30,13 +29,8 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield left, right
 
 
-@pytest.fixture
-def other() -> Iterator[tuple[socket.socket, socket.socket]]:
-    left, right = socket.socketpair(socket.AF_UNIX)
-    with left, right:
-        left.setblocking(False)
-        right.setblocking(False)
-        yield left, right
+pair = pytest.fixture(joined, name="pair")
+other = pytest.fixture(joined, name="other")
 
 
 def chunk(data: bytes) -> bytes:

@@ -32,11 +32,11 @@ def test_a_volume_is_made_where_nothing_else_is_mounted(
     assert [mount["Target"] for mount in unnamed_volumes(host, paths)] == made
 
 
-@pytest.fixture(params=["20.10", pytest.param("26.1", marks=pytest.mark.cdi)])
+@pytest.fixture(params=["oldest", pytest.param("newest", marks=pytest.mark.cdi)])
 async def both(request: pytest.FixtureRequest, desk: FakeDesk, busybox_image: str) -> AsyncIterator[People]:
-    if request.param == "26.1":
+    if request.param == "newest":
         engine: CdiEngine = request.getfixturevalue("cdi_engine")
-        desk.facts = EngineFacts("26.1.5", "1.45", True, facts().gpu_mechanism, 1)
+        desk.facts = EngineFacts("28.5.2", "1.51", True, facts().gpu_mechanism, 1)
         socket = engine.socket
     else:
         socket = request.getfixturevalue("docker_engine")

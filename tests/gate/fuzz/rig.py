@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from contextlib import AsyncExitStack
 from typing import Self
 
 
-class Rig:
+class Rig(ABC):
     """A context manager: ``open`` puts the parts on ``stack``, ``runner`` runs what is asked of them."""
 
     def __init__(self) -> None:
@@ -22,5 +23,6 @@ class Rig:
         self.runner.run(self.stack.aclose())
         self.runner.close()
 
+    @abstractmethod
     async def open(self) -> None:
-        raise NotImplementedError
+        """Make what outlives the examples."""
