@@ -125,6 +125,10 @@ fetch() (
   mv "$tree.part" "$tree"
 )
 
+# has_driver: whether NVIDIA's kernel module is loaded. Nodes in /dev tell nothing: NVIDIA's user library makes them as
+# root, also where there is no driver.
+has_driver() { [ -e /proc/driver/nvidia/version ]; }
+
 # detach LOG COMMAND...: starts a daemon that outlives this script, and sets PID.
 detach() {
   local log=$1 fd

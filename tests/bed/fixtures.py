@@ -83,6 +83,21 @@ def mps_control_binary() -> Path:
     return parts.need_file("mps", parts.MPS_CONTROL)
 
 
+@pytest.fixture
+def nvidia_library() -> Iterator[Path]:
+    """NVIDIA's own NVML library, of 550, on a machine without a driver.
+
+    As root it makes ``/dev/nvidiactl`` when it is initialised, which is removed afterwards.
+    """
+    library = parts.need_file("nvml", parts.NVML_LIBRARY)
+    if parts.has_driver():
+        pytest.skip("an NVIDIA driver is loaded here")
+    before = set(Path("/dev").glob("nvidia*"))
+    yield library
+    for node in set(Path("/dev").glob("nvidia*")) - before:
+        node.unlink(missing_ok=True)
+
+
 @pytest.fixture(scope="session")
 def busybox_image(docker_engine: str) -> str:
     """The name of the small image in the plain engine; the CDI engine has it under the same name."""

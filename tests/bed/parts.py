@@ -16,6 +16,7 @@ DOCKER: Final = CACHE / "bin/docker"
 COMPOSE: Final = CACHE / "docker-config/cli-plugins/docker-compose"
 BUILDX: Final = CACHE / "docker-config/cli-plugins/docker-buildx"
 MPS_CONTROL: Final = CACHE / "bin/nvidia-cuda-mps-control"
+NVML_LIBRARY: Final = CACHE / "lib/libnvidia-ml.so.1"
 BUSYBOX_TAR: Final = CACHE / "busybox.tar"
 CDI_ROOT: Final = CACHE / "newest-engine"
 ENTER_ROOT: Final = ROOT / "scripts/bed.d/enter-root"
@@ -39,6 +40,11 @@ def need_file(part: str, path: Path) -> Path:
     if not os.access(path, os.R_OK):
         absent(part, f"there is no {path}")
     return path
+
+
+def has_driver() -> bool:
+    """NVIDIA's kernel module is loaded. Nodes in ``/dev`` tell nothing: its user library makes them, too."""
+    return Path("/proc/driver/nvidia/version").exists()
 
 
 def docker(engine: Path | str, *words: str, timeout_seconds: float = 60) -> subprocess.CompletedProcess[str]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.bed import parts
 from tests.gpus.fake_nvml import OLD_DRIVER, STATE_VARIABLE, FakeGpu, FakeMachine, fake_nvml_library
 from tests.gpus.worlds import FakeWorld, PlayableWorld, RealWorld, SimulatedWorld, World
 
@@ -51,8 +52,8 @@ async def playable(request: pytest.FixtureRequest) -> AsyncIterator[PlayableWorl
 
 
 def _real() -> RealWorld:
-    if not Path("/dev/nvidia0").exists():
-        pytest.skip("there is no NVIDIA GPU at /dev/nvidia0")
+    if not parts.has_driver():
+        pytest.skip("no NVIDIA driver is loaded here")
     return RealWorld()
 
 

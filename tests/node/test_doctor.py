@@ -139,3 +139,15 @@ def test_a_node_in_a_pool_tells_how_it_stands_with_it(lone_daemon: DaemonProcess
     finally:
         coordinator.dispose()
     wait_until(lambda: "pool-link" in unwell(lone_daemon), "the lost link is told")
+
+
+def test_nvidias_library_without_a_driver_is_one_failure_that_says_what_to_try(
+    new_daemon: NewDaemon, nvidia_library: Path
+) -> None:
+    """NVIDIA's own: the daemon serves, grants nothing, and says why, and so does the doctor."""
+    daemon = new_daemon(simulate="", environment={"LD_LIBRARY_PATH": str(nvidia_library.parent)})
+    daemon.start()
+    found = checks(daemon)["driver"]
+    assert found["status"] == "failed"
+    assert found["detail"] == "The NVIDIA driver is not loaded"
+    assert "modprobe nvidia" in found["fix"]
