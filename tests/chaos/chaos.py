@@ -11,6 +11,7 @@ import json
 import re
 import shutil
 import signal
+import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,7 +31,7 @@ from tests.chaos.records import OVER, Accepted, Record, Violation, now
 
 READY_SECONDS: Final = 180.0
 STUCK_SECONDS: Final = 420.0
-"""Work of which nothing changes for so long will never end; a job that failed to begin is tried again in 300 s."""
+"""Work that does not change for so long will never end; a job waits for 300 s at most to begin again."""
 CLIENT_SECONDS: Final = 240.0
 """A command whose job is over ends within so long."""
 LEFT_SECONDS: Final = 180.0
@@ -54,6 +55,7 @@ class ChaosRun:
         self._faults = Faults(machines, self._record, folder / "copies", self._say)
         self._guards: dict[str, tuple[str, str]] = {}
         self._doctor: dict[str, dict[str, str]] = {}
+        self._work: list[asyncio.Task[None]] = []
 
     def _say(self, line: str) -> None:
         text = f"{now() - self._began:7.1f}  {line}"
@@ -63,31 +65,48 @@ class ChaosRun:
 
     async def run(self) -> tuple[Record, list[Run]]:
         """Comes back when everything is healed and over, or cannot be."""
-        await asyncio.to_thread(self._machines.start)
+        await self._start_machines()
         self._record.gpus = await asyncio.to_thread(self._read_gpus)
         self._doctor = {node: await asyncio.to_thread(self._ask_doctor, node) for node in NODES}
         self._guards = await self._load.start_guards()
         self._began = now()
-        self._say(f"{len(self._plan.faults)} faults and {len(self._plan.work)} commands in {self._plan.seconds:g} s")
-        background = [asyncio.create_task(self._faults.keep_copies()), asyncio.create_task(self._faults.supervise())]
+        self._say(
+            f"{len(self._plan.faults)} faults and {len(self._plan.work)} commands in {self._plan.seconds:g} s"
+        )
+        background = [
+            asyncio.create_task(self._faults.keep_copies()),
+            asyncio.create_task(self._faults.supervise()),
+        ]
         try:
             await self._carry_out()
             await self._let_work_end()
             await self._judge_guards()
             await self._find_leftovers()
         finally:
-            for task in background:
+            tasks = [*background, *self._work, *self._load.followers]
+            for task in tasks:
                 task.cancel()
             self._load.kill_clients()
-            await asyncio.gather(*background, *self._load.followers, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             self._keep_evidence()
         return self._record, read_diaries(self._folder / "diaries")
+
+    async def _start_machines(self) -> None:
+        """Whoever stops the run meanwhile waits: half a machine cannot be ended."""
+        starting = asyncio.create_task(asyncio.to_thread(self._machines.start))
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await asyncio.wait([starting])
+            raise
 
     # --- faults and work
 
     async def _carry_out(self) -> None:
         faults = [self._at(fault.at_seconds, self._faults.do, fault) for fault in self._plan.faults]
-        self._work = [asyncio.create_task(self._at(work.at_seconds, self._load.do, work)) for work in self._plan.work]
+        self._work = [
+            asyncio.create_task(self._at(work.at_seconds, self._load.do, work)) for work in self._plan.work
+        ]
         await asyncio.gather(*faults)
 
     async def _at(self, seconds: float, do: Callable[[Any], Any], what: object) -> None:
@@ -167,7 +186,9 @@ class ChaosRun:
             complaint = await self._complaint_about(key, lease, node)
             if complaint:
                 runs = [run.show() for run in read_diaries(self._machines.shared) if run.key == key]
-                self._find("guard harmed", f"{key} ({lease}): {complaint}", *runs, *await self._story(node, lease))
+                self._find(
+                    "guard harmed", f"{key} ({lease}): {complaint}", *runs, *await self._story(node, lease)
+                )
         for key in self._guards:
             self._record.stopped[key] = now()
         for key, (_, node) in self._guards.items():
@@ -202,7 +223,9 @@ class ChaosRun:
             told = await asyncio.to_thread(self._machines.call, node, "Leases/Explain", {"lease_id": lease})
         except GpushareError as error:
             return [str(error)]
-        return [f"{entry['at']:.1f} {entry['state']} {entry['text']}" for entry in told.get("story", [])][-12:]
+        return [f"{entry['at']:.1f} {entry['state']} {entry['text']}" for entry in told.get("story", [])][
+            -12:
+        ]
 
     # --- what may not be left
 
@@ -226,8 +249,13 @@ class ChaosRun:
                 continue
             for lease in leases:
                 kind = "queue entry left" if lease["state"] == "queued" else "lease left"
-                yield kind, f"{node}: {lease['id']} {lease['state']} of {lease.get('container_name') or 'nobody'}"
-            running = parts.docker(self._machines.engine_socket(node), "ps", "--format", "{{.ID}} {{.Names}} {{.Status}}")
+                yield (
+                    kind,
+                    f"{node}: {lease['id']} {lease['state']} of {lease.get('container_name') or 'nobody'}",
+                )
+            running = parts.docker(
+                self._machines.engine_socket(node), "ps", "--format", "{{.ID}} {{.Names}} {{.Status}}"
+            )
             for line in running.stdout.splitlines():
                 yield "container left", f"{node}: {line}"
             for name, status in self._ask_doctor(node).items():
@@ -243,16 +271,23 @@ class ChaosRun:
             return
         for node in nodes:
             if node.get("running") or node.get("waiting"):
-                yield "queue entry left", f"{node['name']}: {node.get('running')} run, {node.get('waiting')} wait"
+                yield (
+                    "queue entry left",
+                    f"{node['name']}: {node.get('running')} run, {node.get('waiting')} wait",
+                )
             for gpu in node["gpus"]:
-                if int(gpu.get("free_compute_permille", 0)) != 1000 or gpu.get("leases") or gpu.get("trouble"):
+                if (
+                    int(gpu.get("free_compute_permille", 0)) != 1000
+                    or gpu.get("leases")
+                    or gpu.get("trouble")
+                ):
                     yield "capacity missing", f"{node['name']} GPU {gpu.get('index', 0)}: {gpu}"
 
     def _ask_doctor(self, node: str) -> dict[str, str]:
         """The state of each check, by its name."""
         environ = {**self._machines.environ, "GPUSHARE_HOST": f"unix://{self._machines.socket(node)}"}
         environ.pop("DOCKER_HOST")
-        done = parts.subprocess.run(
+        done = subprocess.run(
             ["gpushare", "doctor", "-o", "json"], env=environ, capture_output=True, text=True, check=False
         )
         return {item["name"]: item["status"] for item in json.loads(done.stdout or '{"items": []}')["items"]}
@@ -279,21 +314,25 @@ class ChaosRun:
 
 
 def read_log(target: str, text: str) -> Iterator[Violation]:
-    """Errors of the program itself in a daemon's log; alike ones once."""
-    if target.startswith("engine-"):
-        return
-    lines = text.splitlines()
+    """Errors of the program itself in a daemon's log, of which each line is JSON; alike ones once."""
     seen: set[str] = set()
-    for number, line in enumerate(lines):
-        if BAD_LOG.search(line):
-            after = lines[number + 1 : number + 40]
-            error = next((one for one in after if re.match(r"[A-Za-z_.]+(Error|Exception|Failed|Unavailable)\b", one)), line)
-            if error not in seen:
-                seen.add(error)
-                yield Violation("error in a log", f"{target}: {error[:200]}", tuple(lines[max(0, number - 2) : number + 30]))
+    for line in text.splitlines():
+        if target.startswith("engine-") or not BAD_LOG.search(line):
+            continue
+        try:
+            said = json.loads(line)
+        except ValueError:  # what libraries write, and what the interpreter writes in the end
+            said = {"message": line}
+        trace = str(said.get("exception", "")).splitlines()
+        error = f"{said.get('message', '')} {trace[-1] if trace else ''}"[:300]
+        if error not in seen:
+            seen.add(error)
+            yield Violation("error in a log", f"{target}: {error}", tuple(trace[-30:]))
 
 
-async def carry_out(plan: Plan, folder: Path, cache: Path, say: Callable[[str], None]) -> tuple[Record, list[Run], list[Violation]]:
+async def carry_out(
+    plan: Plan, folder: Path, cache: Path, say: Callable[[str], None]
+) -> tuple[Record, list[Run], list[Violation]]:
     """Run the plan on machines made for it, and judge. The machines are gone afterwards, whatever happens."""
     folder.mkdir(parents=True)
     for name in await asyncio.to_thread(sweep, cache):
@@ -302,13 +341,16 @@ async def carry_out(plan: Plan, folder: Path, cache: Path, say: Callable[[str], 
         machines = Machines(number, cache)
         run = ChaosRun(plan, machines, folder, say)
         task = asyncio.ensure_future(run.run())
-        for name in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(name, task.cancel)
+        _on_signals(task.cancel)
         try:
             record, runs = await task
         finally:
             # A second signal must not stop this half-way.
-            for name in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(name, lambda: None)
+            _on_signals(lambda: None)
             await asyncio.to_thread(machines.stop)
     return record, runs, judge(record, runs)
+
+
+def _on_signals(do: Callable[[], object]) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, do)

@@ -18,8 +18,9 @@ say() {{ read up rest </proc/uptime; echo "$1 $up $2" >>"$diary"; }}
 code=$(echo "$2" | cut -d, -f "${{GPUSHARE_ATTEMPT:-1}}")
 [ -n "$code" ] || code=${{2##*,}}
 trap 'trap "" TERM; say end 143; exit 143' TERM
-say start "${{GPUSHARE_JOB_ID:--}} ${{GPUSHARE_ATTEMPT:-0}} ${{GPUSHARE_ARRAY_INDEX:--}} ${{GPUSHARE_LEASE:--}} \
-${{GPUSHARE_GPU_UUIDS:--}} ${{GPUSHARE_COMPUTE_PERCENT:-0}} ${{GPUSHARE_MEMORY_BYTES:-0}}"
+say start "${{GPUSHARE_JOB_ID:--}} ${{GPUSHARE_ATTEMPT:-0}} ${{GPUSHARE_ARRAY_INDEX:--}} \
+${{GPUSHARE_LEASE:--}} ${{GPUSHARE_GPU_UUIDS:--}} ${{GPUSHARE_COMPUTE_PERCENT:-0}} \
+${{GPUSHARE_MEMORY_BYTES:-0}}"
 n=0
 while [ "$n" -lt "$1" ]; do say beat; echo "line $n"; sleep {BEAT_SECONDS}; n=$((n + 1)); done
 trap '' TERM

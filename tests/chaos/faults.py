@@ -35,7 +35,7 @@ class Faults:
         copies.mkdir()
 
     async def do(self, fault: Fault) -> None:
-        """Do it, and heal it after its seconds; what was done stands in the record even when this is cancelled."""
+        """Do it, and heal it after its seconds. The record has what was done, also when this is cancelled."""
         async with self._lock(fault.target):
             began = now()
             self._say(f"{fault.kind} {fault.target} for {fault.seconds:g} s")
@@ -86,7 +86,9 @@ class Faults:
         service = self._machines.services[fault.target]
         async with service.lock:
             if not await self._machines.end_service(service, number):
-                self._violate("does not end", f"{fault.target} did not end by {number.name} and was killed", service)
+                self._violate(
+                    "does not end", f"{fault.target} did not end by {number.name} and was killed", service
+                )
             await asyncio.sleep(fault.seconds)
             await self._machines.start_service(service)
 
@@ -108,7 +110,9 @@ class Faults:
             async with service.lock:
                 if service.runs and "disk-coordinator" not in self._full:
                     try:
-                        await asyncio.to_thread(self._machines.copy_store, self._copies / f"{now():012.2f}.db")
+                        await asyncio.to_thread(
+                            self._machines.copy_store, self._copies / f"{now():012.2f}.db"
+                        )
                     except OSError as error:
                         self._say(f"harness: no copy of the store: {error}")
             await asyncio.sleep(COPY_SECONDS)
@@ -120,9 +124,15 @@ class Faults:
                 if service.wanted and not service.runs and not service.lock.locked():
                     async with service.lock:
                         code = service.child.poll() if service.child is not None else "unknown"
-                        full = [disk for disk in self._full if disk.endswith(service.target.removeprefix("daemon"))]
+                        full = [
+                            disk
+                            for disk in self._full
+                            if disk.endswith(service.target.removeprefix("daemon"))
+                        ]
                         where = f" on a full disk ({', '.join(full)})" if full else ""
-                        self._violate("ended by itself", f"{service.target} ended with {code}{where}", service)
+                        self._violate(
+                            "ended by itself", f"{service.target} ended with {code}{where}", service
+                        )
                         await asyncio.sleep(RESTART_SECONDS)
                         await self._machines.start_service(service)
             await asyncio.sleep(0.5)

@@ -1,8 +1,9 @@
-"""Whether a run kept the promises of docs/explanation/reliability.md, by the diaries and the harness's record.
+"""A run's violations of the promises of docs/explanation/reliability.md, found in diaries and the record.
 
-The rules follow docs/how-to/pool-failures.md. No job runs twice and none is lost. A job that wrote ``end 0`` is not
-run again, with one exception: a job with ``--stop-after`` on a node that the pool did not hear for so long that it
-placed the job anew before the node could tell of the end. No judgement depends on how fast anything was.
+The rules follow docs/how-to/pool-failures.md. No job runs twice and none is lost. A job that wrote ``end 0``
+is not run again, with one exception: a job with ``--stop-after`` on a node that the pool did not hear for so
+long that it placed the job anew before the node could tell of the end. No judgement depends on how fast
+anything was.
 """
 
 from __future__ import annotations
@@ -27,7 +28,13 @@ CANCEL_SECONDS: Final = 20.0
 REJOIN_SECONDS: Final = 15.0
 """A node that is back has told what ended meanwhile after so long, on a slow machine too."""
 FENCE_SECONDS: Final = 30 + 10
-"""The coordinator's margin and the grace of a stop, which it waits after ``--stop-after`` before it places anew."""
+"""The coordinator waits so much longer than ``--stop-after``: its margin, and the grace of a stop."""
+REDIAL_SECONDS: Final = 20.0
+"""A node is linked again so long after the coordinator is back, at the latest."""
+BEAT_OF_NODES_SECONDS: Final = 6.0
+"""A node says that it lives every five seconds, and counts its silence from the last one answered."""
+RESUME_SECONDS: Final = 45.0
+"""What was resumed writes within so long, where nothing is broken on its node."""
 STOP_EFFECT_SECONDS: Final = 30.0
 """An engine that ends has ended its containers within so long."""
 SLACK: Final = 0.001
@@ -40,7 +47,9 @@ LIES: Final[tuple[tuple[str, str], ...]] = (
     (r"GOAWAY|too_many_pings|StatusCode\.|_InactiveRpcError|grpc_status", "shows words of gRPC"),
     (r"never fits", "says that it never fits, which it does"),
 )
-UNSURE: Final = re.compile(r"may have|might|not known whether|unknown whether|cannot tell whether", re.IGNORECASE)
+UNSURE: Final = re.compile(
+    r"may have|might|not known whether|unknown whether|cannot tell whether", re.IGNORECASE
+)
 OUTPUT: Final = re.compile(r"line \d+")
 
 Work = tuple[str, str]
@@ -58,11 +67,12 @@ def judge(record: Record, runs: Sequence[Run]) -> list[Violation]:
         *taken_twice(record, runs),
         *undone_cancellations(record, runs),
         *clients(record, runs),
+        *resumed(record, runs),
         *record.found,
     ]
 
 
-# --- jobs ----------------------------------------------------------------------------------------------------
+# --- jobs --------------------------------------------------------------------------------------------------
 
 
 def by_work(runs: Iterable[Run]) -> dict[Work, list[Run]]:
@@ -91,7 +101,9 @@ def lost(record: Record) -> Iterator[Violation]:
             said = "is unknown" if job.state is None else f"is still {job.state} ({job.reason})"
             yield Violation("job lost", f"{_named(job.work)}, accepted as {job.job}, {said}")
         elif job.state == "cancelled" and job.cancelled_at is None:
-            yield Violation("job lost", f"{_named(job.work)} ({job.job}) was cancelled, but not by us: {job.reason}")
+            yield Violation(
+                "job lost", f"{_named(job.work)} ({job.job}) was cancelled, but not by us: {job.reason}"
+            )
 
 
 def run_again(record: Record, runs: Sequence[Run]) -> Iterator[Violation]:
@@ -102,11 +114,13 @@ def run_again(record: Record, runs: Sequence[Run]) -> Iterator[Violation]:
             again = own[number + 1]
             if done.code == 0 and not _was_placed_in_silence(record, done, again, stop_after.get(work, 0)):
                 what = f"{_named(work)} ended with 0 and began again {again.began - done.last:.1f} s later"
-                yield Violation("run again after end 0", what, (done.show(), again.show(), *_faults_at(record, done)))
+                yield Violation(
+                    "run again after end 0", what, (done.show(), again.show(), *_faults_at(record, done))
+                )
 
 
 def _was_placed_in_silence(record: Record, done: Run, again: Run, stop_after_seconds: int) -> bool:
-    """Whether the node was silent from before it could tell of the end until the coordinator placed the job anew."""
+    """The node was silent from before it could tell of the end until the coordinator placed the job anew."""
     if not stop_after_seconds:
         return False
     least = stop_after_seconds + FENCE_SECONDS
@@ -119,11 +133,12 @@ def _was_placed_in_silence(record: Record, done: Run, again: Run, stop_after_sec
 
 
 def silences(spans: Iterable[Span], node: str) -> list[tuple[float, float]]:
-    """When the coordinator and a node did not hear each other; pauses too short to tell anything are part of it."""
+    """When the coordinator and a node did not hear each other, short pauses included."""
     silent = [
         (span.began, span.ended)
         for span in spans
-        if span.kind is not FaultKind.FULL and span.target in {f"daemon-{node}", f"cable-{node}", "coordinator"}
+        if span.kind is not FaultKind.FULL
+        and span.target in {f"daemon-{node}", f"cable-{node}", "coordinator"}
     ]
     joined: list[tuple[float, float]] = []
     for began, ended in sorted(silent):
@@ -135,14 +150,17 @@ def silences(spans: Iterable[Span], node: str) -> list[tuple[float, float]]:
 
 
 def ended_by_nobody(record: Record, runs: Sequence[Run]) -> Iterator[Violation]:
-    """A run that was ended from outside was ended by something that may: us, its engine, or ``--stop-after``."""
+    """What ended a run from outside was something that may: us, its engine, or ``--stop-after``."""
     jobs = {job.work: job for job in record.accepted}
     for run in runs:
         if run.code in {None, TERM_CODE} and not _may_be_ended(record, run, jobs.get(run.work)):
             how = "by SIGTERM" if run.code == TERM_CODE else "without a word"
-            what = f"{_named(run.work)} on {node_of(record, run)} (lease {run.lease}) was ended {how}, and nobody asked for it"
+            where = f"{_named(run.work)} on {node_of(record, run)} (lease {run.lease})"
+            what = f"{where} was ended {how}, and nobody asked for it"
             reason = jobs[run.work].reason if run.work in jobs else ""
-            yield Violation("ended by nobody", what, (run.show(), f"the product says: {reason}", *_faults_at(record, run)))
+            yield Violation(
+                "ended by nobody", what, (run.show(), f"the product says: {reason}", *_faults_at(record, run))
+            )
 
 
 def _may_be_ended(record: Record, run: Run, job: Accepted | None) -> bool:
@@ -157,7 +175,8 @@ def _may_be_ended(record: Record, run: Run, job: Accepted | None) -> bool:
         return True
     # Its node ends it when it has not heard of the pool for so long.
     return bool(job.stop_after_seconds) and any(
-        ended - began >= job.stop_after_seconds - REJOIN_SECONDS and began <= run.last <= ended + STOP_EFFECT_SECONDS
+        began + job.stop_after_seconds - BEAT_OF_NODES_SECONDS <= run.last <= ended + STOP_EFFECT_SECONDS
+        and ended - began >= job.stop_after_seconds - REDIAL_SECONDS
         for began, ended in silences(record.spans, node)
     )
 
@@ -178,8 +197,12 @@ def wrong_results(record: Record, runs: Sequence[Run]) -> Iterator[Violation]:
         own = found.get(job.work, [])
         wrong = _wrong(job, own) if job.state in OVER else ""
         if wrong:
-            what = f"{_named(job.work)} ({job.job}) is told to have {job.state} ({job.exit_code}), but {wrong}"
-            yield Violation("wrong result", what, (*(run.show() for run in own), f"the product says: {job.reason}"))
+            what = (
+                f"{_named(job.work)} ({job.job}) is told to have {job.state} ({job.exit_code}), but {wrong}"
+            )
+            yield Violation(
+                "wrong result", what, (*(run.show() for run in own), f"the product says: {job.reason}")
+            )
 
 
 def _wrong(job: Accepted, own: Sequence[Run]) -> str:
@@ -205,7 +228,12 @@ def taken_twice(record: Record, runs: Sequence[Run]) -> Iterator[Violation]:
             yield Violation("made twice", what, tuple(run.show() for run in own))
     ran = {run.key for run in runs}
     for call in record.calls:
-        if call.command == "submit" and call.code not in {0, None} and call.key in ran and not UNSURE.search(call.err):
+        if (
+            call.command == "submit"
+            and call.code not in {0, None}
+            and call.key in ran
+            and not UNSURE.search(call.err)
+        ):
             own = [run for run in runs if run.key == call.key]
             what = f"{call.key} was refused, and ran"
             yield Violation("refused, and ran", what, (call.show(), *(run.show() for run in own)))
@@ -217,7 +245,8 @@ def undone_cancellations(record: Record, runs: Sequence[Run]) -> Iterator[Violat
     for run in runs:
         job = jobs.get(run.work)
         if job is not None and job.cancelled_at is not None and run.began > job.cancelled_at + CANCEL_SECONDS:
-            what = f"{_named(run.work)} ({job.job}) began {run.began - job.cancelled_at:.0f} s after its cancellation"
+            later = run.began - job.cancelled_at
+            what = f"{_named(run.work)} ({job.job}) began {later:.0f} s after its cancellation"
             yield Violation("cancellation undone", what, (run.show(), *_restores(record)))
 
 
@@ -225,11 +254,11 @@ def _restores(record: Record) -> list[str]:
     return [span.show() for span in record.spans if span.kind is FaultKind.RESTORE]
 
 
-# --- GPUs ----------------------------------------------------------------------------------------------------
+# --- GPUs --------------------------------------------------------------------------------------------------
 
 
 def oversold(record: Record, runs: Sequence[Run]) -> Iterator[Violation]:
-    """At no moment do the containers that live on a GPU have more of it than there is. Each GPU is named once."""
+    """At no moment do the containers that live on a GPU have more of it than there is."""
     for gpu, steps in _steps(runs).items():
         node, memory_bytes = record.gpus.get(gpu, ("?", 0))
         on: dict[int, Run] = {}
@@ -241,7 +270,8 @@ def oversold(record: Record, runs: Sequence[Run]) -> Iterator[Violation]:
             percent = sum(one.percent for one in on.values())
             taken = sum(one.memory_bytes for one in on.values())
             if percent > 100 + SLACK or (memory_bytes and taken > memory_bytes):
-                what = f"{gpu} of {node} was given away {percent:g} % ({taken} of {memory_bytes} bytes) at {at:.2f}"
+                what = f"{percent:g} % of {gpu} on {node} were given away at {at:.2f} ({taken} bytes)"
+                # What follows on this GPU has the same cause.
                 yield Violation("GPU oversold", what, tuple(one.show() for one in on.values()))
                 break
 
@@ -276,7 +306,7 @@ def lives(run: Run) -> list[tuple[float, float]]:
     return joined
 
 
-# --- clients -------------------------------------------------------------------------------------------------
+# --- clients -----------------------------------------------------------------------------------------------
 
 
 def clients(record: Record, runs: Sequence[Run]) -> Iterator[Violation]:
@@ -300,9 +330,12 @@ def _complaint(call: Call, jobs: dict[str, Accepted], found: dict[Work, list[Run
         case "wait":
             return _check_code(call, _waited_for(call, jobs, found))
         case "run" | "run --pool":
-            return _check_code(call, _ran(found.get((call.key, ""), []))) or _check_output(call)
+            own = found.get((call.key, ""), [])
+            return _check_code(call, _ran(own)) or _check_output(call) or _check_farewell(call, own)
         case "logs":
-            return "" if call.code == 0 else _check_sentence(call)
+            return _check_output(call) if call.code == 0 else _check_sentence(call)
+        case "submit" if call.code == 0:
+            return "" if call.out.strip() else "succeeded and told no id"
         case _:
             return "" if call.code == 0 else _check_sentence(call)
 
@@ -312,7 +345,8 @@ def _check_code(call: Call, expected: frozenset[int]) -> str:
         return ""
     if call.code == OWN_CODE:
         return _check_sentence(call)
-    return f"ended with {call.code} in place of {' or '.join(str(code) for code in sorted(expected)) or OWN_CODE}"
+    wanted = " or ".join(str(code) for code in sorted(expected)) or str(OWN_CODE)
+    return f"ended with {call.code} in place of {wanted}"
 
 
 def _check_sentence(call: Call) -> str:
@@ -329,6 +363,46 @@ def _check_output(call: Call) -> str:
     if call.code in {0, 7} and call.beats and lines != [f"line {number}" for number in range(call.beats)]:
         return f"printed {len(lines)} of {call.beats} lines, or not in their order"
     return ""
+
+
+def _check_farewell(call: Call, own: Sequence[Run]) -> str:
+    """Whoever loses sight of a container that runs on is told how to reach it."""
+    if call.code != OWN_CODE or not own or own[-1].last <= call.ended + 1:
+        return ""
+    return (
+        "" if "gpushare attach" in call.err else "left its container running and did not say how to reach it"
+    )
+
+
+def resumed(record: Record, runs: Sequence[Run]) -> Iterator[Violation]:
+    """A container whose lease was resumed goes on, unless its node was broken at the time."""
+    for call in record.calls:
+        if call.command != "resume" or call.code != 0 or not call.jobs:
+            continue
+        until = call.ended + RESUME_SECONDS
+        own = [
+            run
+            for run in runs
+            if (run.lease, node_of(record, run)) == (call.jobs[0], call.node) and run.began < call.ended
+        ]
+        if not own or (own[-1].code is not None and own[-1].last < call.ended):
+            continue
+        wrote = any(call.ended < mark <= until for mark in own[-1].marks)
+        if not wrote and not _was_disturbed(record, call, until):
+            what = f"{call.jobs[0]} on {call.node} was resumed and wrote nothing for {RESUME_SECONDS:g} s"
+            yield Violation("resume did nothing", what, (call.show(), own[-1].show()))
+
+
+def _was_disturbed(record: Record, call: Call, until: float) -> bool:
+    """A fault of the node, or another command for the same lease, in that time."""
+    faults = any(
+        span.target.endswith(f"-{call.node}") and span.began <= until and call.began - 5 <= span.ended
+        for span in record.spans
+    )
+    return faults or any(
+        other is not call and other.jobs == call.jobs and call.ended <= other.ended and other.began <= until
+        for other in record.calls
+    )
 
 
 def _ran(own: Sequence[Run]) -> frozenset[int]:
@@ -353,7 +427,7 @@ def _waited_for(call: Call, jobs: dict[str, Accepted], found: dict[Work, list[Ru
     return frozenset({0})
 
 
-# --- words ---------------------------------------------------------------------------------------------------
+# --- words -------------------------------------------------------------------------------------------------
 
 
 def node_of(record: Record, run: Run) -> str:
@@ -372,5 +446,6 @@ def _faults_at(record: Record, run: Run) -> list[str]:
     return [
         span.show()
         for span in record.spans
-        if span.began - 5 <= run.last <= span.ended + 60 and (span.target.endswith(f"-{node}") or "coord" in span.target)
+        if span.began - 5 <= run.last <= span.ended + 60
+        and (span.target.endswith(f"-{node}") or "coord" in span.target)
     ]

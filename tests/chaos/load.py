@@ -47,7 +47,7 @@ class Load:
     # --- guards: containers that have to outlive everything
 
     async def start_guards(self) -> dict[str, tuple[str, str]]:
-        """Containers that are restarted always, and paused ones, of root and of a user; lease and node by their key."""
+        """Containers that restart always, and paused ones, of root and of a user; their leases and nodes."""
         guards: dict[str, tuple[str, str]] = {}
         for node in NODES:
             for user in ("root", USER):
@@ -100,7 +100,9 @@ class Load:
         words += ["--retries", str(work.retries)] if work.retries else []
         words += ["--stop-after", f"{work.stop_after_seconds}s"] if work.stop_after_seconds else []
         words += ["--rm"] if work.remove else []
-        call = await self.call("submit", self._container(words, work.key, work.beats, work.codes), work.key, work.node)
+        call = await self.call(
+            "submit", self._container(words, work.key, work.beats, work.codes), work.key, work.node
+        )
         job = call.out.strip()
         if call.code or not job:
             return
@@ -148,9 +150,9 @@ class Load:
             return
         lease = random.Random(work.key).choice(leases)
         self._paused[lease] = work.node
-        await self.call(work.kind.value, [work.kind.value, lease], work.key, work.node)
+        await self.call(work.kind.value, [work.kind.value, lease], work.key, work.node, jobs=(lease,))
         await asyncio.sleep(work.lasting_seconds)
-        await self.call("resume", ["resume", lease], work.key, work.node)
+        await self.call("resume", ["resume", lease], work.key, work.node, jobs=(lease,))
 
     async def resume_all(self) -> None:
         """Bring back whatever was taken off its GPUs, until the node says that it is so or over."""
@@ -159,7 +161,7 @@ class Load:
                 mine = [one for one in await self.leases(node) if one["id"] == lease]
                 if not mine or mine[0]["state"] not in {"suspended", "suspending", "paused"}:
                     break
-                await self.call("resume", ["resume", lease], lease, node)
+                await self.call("resume", ["resume", lease], lease, node, jobs=(lease,))
                 await asyncio.sleep(1.0)
 
     async def leases(self, node: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""A pool of three machines on this one, made by scripts/quickstart under a name of its own, whose parts can fail.
+"""A pool of three machines on this one whose parts can fail, made by scripts/quickstart under another name.
 
 Several such pools live side by side: each has a number, of which its names and its network are made.
 """
@@ -41,8 +41,10 @@ SETTINGS: Final = {
     "GPUSHARED_QUEUE__PREEMPT_NOTICE_SECONDS": "2",
     "GPUSHARED_CLASSES__TRAIN__MIN_RUN_SECONDS": "0",
     "GPUSHARED_POOL_NODES__SETTLE_SECONDS": "20",
+    "GPUSHARED_LOG__FORMAT": "json",
+    "GPUSHARED_POOL_LOG__FORMAT": "json",
 }
-"""Of the daemons and the coordinator: waits that would only lengthen a run."""
+"""Of the daemons and the coordinator: shorter waits that would only lengthen a run, and logs with times."""
 
 Json = dict[str, Any]
 
@@ -75,7 +77,9 @@ class Service:
         return _is_alive(self.pid)
 
     def start(self) -> None:
-        become = ["setpriv", f"--reuid={self.uid}", f"--regid={self.gid}", "--clear-groups"] if self.uid else []
+        become = (
+            ["setpriv", f"--reuid={self.uid}", f"--regid={self.gid}", "--clear-groups"] if self.uid else []
+        )
         with self.log.open("ab") as log:
             self.child = subprocess.Popen(
                 ["nsenter", f"--net=/run/netns/{self.namespace}", *become, *self.words],
@@ -92,7 +96,7 @@ class Service:
 
 
 class Machines:
-    """The pool. All that blocks for long is called from threads; ``start`` and ``stop`` are for the begin and end."""
+    """The pool. ``start``, ``stop`` and what asks the daemons block: call them from threads."""
 
     def __init__(self, number: int, cache: Path) -> None:
         self.number = number
@@ -125,20 +129,40 @@ class Machines:
             raise HarnessError(f"no image for the pool: {tagged.stderr.strip()}")
         self._script("--pool", "3", settings=SETTINGS)
         for node in NODES:
-            self._take_over(f"daemon-{node}", self._net(node), self.state / node / "gpushared.log", self.run_dir / node / "gpushared.pid")
-            self._take_over(f"engine-{node}", self._net(node), self.state / node / "dockerd.log", self.run_dir / node / "dockerd.pid")
+            self._take_over(
+                f"daemon-{node}",
+                self._net(node),
+                self.state / node / "gpushared.log",
+                self.run_dir / node / "gpushared.pid",
+            )
+            self._take_over(
+                f"engine-{node}",
+                self._net(node),
+                self.state / node / "dockerd.log",
+                self.run_dir / node / "dockerd.pid",
+            )
             settings = {"live-restore": node in LIVE_RESTORE}
             (self.state / node / "docker.json").write_text(json.dumps(settings))
             self.services[f"engine-{node}"].signal(signal.SIGHUP)
-        self._take_over("coordinator", f"{self.name}-pool-hub", self.state / "coordinator.log", self.run_dir / "coordinator.pid")
+        self._take_over(
+            "coordinator",
+            f"{self.name}-pool-hub",
+            self.state / "coordinator.log",
+            self.run_dir / "coordinator.pid",
+        )
 
     def stop(self) -> None:
         """End all of it; nothing is left, whatever state it was in."""
         self.clear()
+        for service in self.services.values():
+            if service.child is not None:
+                service.child.wait(ENDING_SECONDS)
 
     def clear(self) -> None:
         """Remove what this run or an earlier one left under this name."""
-        if not (self.run_dir.exists() or self.state.exists() or list(Path("/run/netns").glob(f"{self.name}-*"))):
+        if not (
+            self.run_dir.exists() or self.state.exists() or list(Path("/run/netns").glob(f"{self.name}-*"))
+        ):
             return
         for process in self._processes():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -169,6 +193,8 @@ class Machines:
             [parts.ROOT / "scripts/quickstart", *words],
             env={**self.environ, **(settings or {})}, stdin=subprocess.DEVNULL,
             capture_output=True, text=True, timeout=SCRIPT_SECONDS, check=False,
+            # Ctrl-C is for the run, which ends its machines in order.
+            start_new_session=True,
         )  # fmt: skip
         if check and done.returncode:
             raise HarnessError(f"scripts/quickstart {' '.join(words)}: {done.stdout}{done.stderr}")
@@ -240,7 +266,7 @@ class Machines:
     # --- failing and healing
 
     async def start_service(self, service: Service) -> None:
-        """As an administrator or systemd starts it; comes back when it serves, ended, or a minute has passed."""
+        """Start it as systemd does; comes back when it serves, when it ended, or after a minute."""
         if service.target.startswith("engine-"):
             run = self.run_dir / service.target[-1]
             (run / "docker.pid").unlink(missing_ok=True)

@@ -29,11 +29,13 @@ def main(words: Sequence[str]) -> int:
         _print_plan(plan)
         return 0
     folder = parts.CACHE / "chaos" / f"{time.strftime('%Y%m%d-%H%M%S')}-seed-{plan.seed}"
-    say = (lambda line: print(line, flush=True)) if not asked.quiet else (lambda line: None)
+    say = _keep_quiet if asked.quiet else _print_at_once
     try:
         record, runs, found = asyncio.run(carry_out(plan, folder, parts.CACHE, say))
     except asyncio.CancelledError:
-        print(f"chaos: stopped; no machine is left, and what there was to see is in {folder}", file=sys.stderr)
+        print(
+            f"chaos: stopped; no machine is left, and what there was to see is in {folder}", file=sys.stderr
+        )
         return 130
     (folder / "plan.json").write_text(json.dumps(asdict(plan), indent=1))
     summary = summarize(plan, record, runs, found, folder)
@@ -42,8 +44,18 @@ def main(words: Sequence[str]) -> int:
     return 1 if found else 0
 
 
+def _print_at_once(line: str) -> None:
+    print(line, flush=True)
+
+
+def _keep_quiet(line: str) -> None:
+    """Only the summary is shown."""
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("chaos", description="Break a pool of three machines on purpose, and judge.")
+    parser = argparse.ArgumentParser(
+        "chaos", description="Break a pool of three machines on purpose, and judge."
+    )
     parser.add_argument("--minutes", type=float, default=3.0, help="how long faults come [3]")
     parser.add_argument("--seed", type=int, default=1, help="the same seed makes the same plan [1]")
     parser.add_argument("--faults", type=int, help="how many [6 a minute]")
@@ -53,17 +65,25 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _print_plan(plan: Plan) -> None:
-    for one in sorted((*plan.faults, *plan.work), key=lambda step: step.at_seconds):
-        print(one)
+    steps = [(fault.at_seconds, str(fault)) for fault in plan.faults]
+    steps += [(work.at_seconds, str(work)) for work in plan.work]
+    print("\n".join(line for _, line in sorted(steps)))
 
 
-def summarize(plan: Plan, record: Record, runs: Sequence[Run], found: Sequence[Violation], folder: Path) -> str:
+def summarize(
+    plan: Plan, record: Record, runs: Sequence[Run], found: Sequence[Violation], folder: Path
+) -> str:
     """The one table of a run: faults by kind, jobs, commands, violations with their evidence."""
-    lines = [f"chaos: seed {plan.seed}, {plan.seconds / 60:g} minutes; all that is known of it is in {folder}", ""]
+    lines = [
+        f"chaos: seed {plan.seed}, {plan.seconds / 60:g} minutes; all that is known of it is in {folder}",
+        "",
+    ]
     lines += _table("faults", _count(f"{span.kind} {_sort(span.target)}" for span in record.spans))
     lines += _table("jobs", _count(job.state or "unknown" for job in record.accepted))
     lines += _table("runs by the diaries", _runs(runs))
-    ended = Counter(f"`{call.command}` ended with {call.code}" for call in record.calls if "guard" not in call.command)
+    ended = Counter(
+        f"`{call.command}` ended with {call.code}" for call in record.calls if "guard" not in call.command
+    )
     lines += _table("commands", sorted(ended.items()))
     lines += _table("violations", _count(violation.rule for violation in found) or [("none", 0)])
     for violation in found:

@@ -45,7 +45,7 @@ class FaultKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """``target``: ``daemon-a``, ``engine-a``, ``cable-a``, ``disk-a``, ``coordinator`` or ``disk-coordinator``."""
+    """``target`` is ``coordinator``, or a part and whose it is: ``daemon-a``, ``disk-coordinator``."""
 
     at_seconds: float
     kind: FaultKind
@@ -70,7 +70,7 @@ class WorkKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One command. ``codes``: the program ends with the code of its attempt's number, later ones with the last.
+    """One command. ``codes``: one for each attempt; later attempts end with the last of them.
 
     ``lasting_seconds`` of PAUSE and PREEMPT: how long until it is resumed.
     """
@@ -121,6 +121,9 @@ _FAULTS: Final[tuple[tuple[FaultKind, str, int], ...]] = (
 _OF_A_NODE: Final = frozenset({"daemon", "engine", "cable", "disk"})
 _CAN_BE_LONG: Final = frozenset({"daemon", "cable"})
 _LONG_RATIO: Final = 0.15
+_FULL_SECONDS: Final = (6.0, 16.0)
+_BEGIN_ON_FULL_RATIO: Final = 0.5
+"""So often what has its disk full is started anew on it."""
 
 
 def make_plan(seed: int, minutes: float, faults: int | None = None) -> Plan:
@@ -143,6 +146,9 @@ def _plan_faults(chance: random.Random, seconds: float, count: int) -> tuple[Fau
 def _choose_fault(chance: random.Random, at: float, before: list[Fault], seconds: float) -> Fault:
     """One whose target has no other fault at the time; short where many faults are under way."""
     under_way = [fault for fault in before if fault.until_seconds + 2 > at]
+    on_full = _begin_on_a_full_disk(chance, at, under_way)
+    if on_full is not None:
+        return on_full
     taken = {fault.target for fault in under_way}
     long = [fault for fault in under_way if fault.seconds >= LONG_SECONDS[0]]
     while True:
@@ -152,10 +158,25 @@ def _choose_fault(chance: random.Random, at: float, before: list[Fault], seconds
             continue
         is_crowded = len(under_way) - len(long) >= _OVERLAPPING_FAULTS - 1
         lasts = chance.uniform(0.2, 2.0) if is_crowded else chance.uniform(0.2, 12.0)
+        if kind is FaultKind.FULL:
+            lasts = chance.uniform(*_FULL_SECONDS)
         can_be_long = target in _CAN_BE_LONG and at + LONG_SECONDS[1] < seconds and not long
         if can_be_long and chance.random() < _LONG_RATIO:
             lasts = chance.uniform(*LONG_SECONDS)
         return Fault(round(at, 2), kind, full, round(lasts, 2))
+
+
+def _begin_on_a_full_disk(chance: random.Random, at: float, under_way: list[Fault]) -> Fault | None:
+    """Whatever has its disk full now is killed or stopped, and begins anew on it."""
+    for fault in under_way:
+        if fault.kind is FaultKind.FULL and fault.until_seconds > at + 3:
+            whose = fault.target.removeprefix("disk-")
+            target = whose if whose == "coordinator" else f"daemon-{whose}"
+            is_free = all(one.target != target for one in under_way)
+            if is_free and chance.random() < _BEGIN_ON_FULL_RATIO:
+                kind = chance.choice((FaultKind.KILL, FaultKind.STOP))
+                return Fault(round(at, 2), kind, target, round(chance.uniform(0.2, 1.0), 2))
+    return None
 
 
 _WORK: Final[tuple[tuple[str, int], ...]] = (
@@ -192,9 +213,7 @@ def _choose_work(chance: random.Random, at: float, number: int) -> Work:
             return Work(at, WorkKind(sort), key, node, lasting_seconds=round(chance.uniform(0.2, 6.0), 2))
         case "run" | "run-pool":
             pool = sort == "run-pool"
-            return Work(
-                at, WorkKind.RUN, key, node, pool, gpu, beats, (code,), remove=chance.random() < 0.7
-            )
+            return Work(at, WorkKind.RUN, key, node, pool, gpu, beats, (code,), remove=chance.random() < 0.7)
         case "stop-after":
             beats = chance.randint(60, 500)
             return Work(
