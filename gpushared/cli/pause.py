@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from gpushared.cli.each import each_lease
+from gpushared.cli.moving import each_moved, moved, not_so
 from gpushared.client import Client
 
 
@@ -14,11 +14,19 @@ def pause(lease: tuple[str, ...]) -> int:
     """Take running leases off their GPUs, with their containers kept as they are, until they are resumed.
 
     LEASE is a lease id, a container's name, or the beginning of a container's id. The GPU memory is moved to
-    the host's by a CUDA checkpoint; where that does not work, it is refused and says why.
+    the host's by a CUDA checkpoint; where that does not work, it is refused and says why. The command ends
+    when it has happened; Ctrl-C ends only the command.
 
     \b
     Examples:
       gpushare pause trainer
     """  # noqa: D301 - click's mark for lines it must not join
     client = Client()
-    return each_lease(lease, lambda name: client.pause(name).id)
+    return each_moved(lease, lambda name: _paused(client, name))
+
+
+def _paused(client: Client, name: str) -> str:
+    lease = moved(client, client.pause(name))
+    if lease.state != "suspended":
+        raise not_so(client, lease, "suspended")
+    return lease.id

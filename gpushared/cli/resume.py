@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from gpushared.cli.each import each_lease
+from gpushared.cli.faults import say
+from gpushared.cli.moving import each_moved, moved, not_so
 from gpushared.client import Client
 
 
@@ -13,11 +14,23 @@ from gpushared.client import Client
 def resume(lease: tuple[str, ...]) -> int:
     """Bring paused leases back to the GPUs that they had, as soon as there is room.
 
-    LEASE is a lease id, a container's name, or the beginning of a container's id.
+    LEASE is a lease id, a container's name, or the beginning of a container's id. The command ends when they
+    run again. For one that has to wait for room it says what it waits for and ends: it comes back by itself.
 
     \b
     Examples:
       gpushare resume trainer
     """  # noqa: D301 - click's mark for lines it must not join
     client = Client()
-    return each_lease(lease, lambda name: client.resume(name).id)
+    return each_moved(lease, lambda name: _resumed(client, name))
+
+
+def _resumed(client: Client, name: str) -> str:
+    lease = moved(client, client.resume(name))
+    waiting = lease.waiting
+    if lease.state == "suspended" and waiting is not None:
+        place, why = f"position {waiting.position} of {waiting.queue_length}", waiting.text or waiting.reason
+        say(f"{lease.id} waits for room, {place}: {why}", hint="it comes back by itself")
+    elif lease.state != "active":
+        raise not_so(client, lease, "active")
+    return lease.id

@@ -120,11 +120,14 @@ class Client:
         return Lease(self.call("Leases/SetPriority", {"lease_id": lease_id, "priority": priority}))
 
     def pause(self, lease_id: str) -> Lease:
-        """Takes a running lease off its GPUs until it is resumed."""
+        """Takes a running lease off its GPUs until it is resumed; ``suspending`` until it has happened."""
         return Lease(self.call("Leases/Pause", {"lease_id": lease_id}))
 
     def resume(self, lease_id: str) -> Lease:
-        """Brings a paused lease back when there is room."""
+        """Brings a paused lease back when there is room.
+
+        ``resuming`` until it has happened; ``suspended`` while it waits for room, with ``waiting``.
+        """
         return Lease(self.call("Leases/Resume", {"lease_id": lease_id}))
 
     def preempt(self, lease_id: str) -> Lease:

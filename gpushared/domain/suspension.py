@@ -17,6 +17,7 @@ from gpushared.domain.lease import (
     Grant,
     Lease,
     MemoryWall,
+    Paused,
     Resuming,
     Suspended,
     Suspending,
@@ -79,6 +80,11 @@ def resume_asked(event: ResumeAsked, draft: Draft) -> None:
     if isinstance(lease.state, Suspending | Suspended):
         if not lease.state.wanted:
             draft.put(_wanting(lease, wanted=True).note(draft.now, f"to be resumed for {event.caller.name}"))
+    elif isinstance(lease.state, Paused):
+        raise StateConflict(
+            f"lease {lease.id} was paused by docker and keeps its GPU memory",
+            hint=f"`docker unpause {lease.container_name or lease.container}` lets it go on",
+        )
     elif not isinstance(lease.state, Resuming | Active):
         raise StateConflict(
             f"lease {lease.id} is {state_name(lease.state)}, not paused",

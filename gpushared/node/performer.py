@@ -1,4 +1,7 @@
-"""Does what the core says: edits, stops, looks. Each instruction is a task; none blocks another."""
+"""Does what the core says: edits, stops, looks.
+
+Each instruction is a task. None blocks another, but for those of one container that have to be in order.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import Any
+from typing import Any, assert_never
 from weakref import WeakValueDictionary
 
 from gpushared.domain import messages as m
@@ -34,6 +37,7 @@ from gpushared.domain.jobs.node_messages import (
 from gpushared.domain.lease import ContainerId, Lease, LeaseId
 from gpushared.domain.stopping import AskedEnd
 from gpushared.engine.processes import began_with, place_of
+from gpushared.node.container_queues import ContainerQueues, InTurn
 from gpushared.node.follower import Follower
 from gpushared.node.loop import Loop
 from gpushared.node.parting import Parting
@@ -44,6 +48,8 @@ from gpushared.ports import Checkpoints, Edits, Engine, Sharing
 log = logging.getLogger(__name__)
 
 EDITS_RETRY_SECONDS = 5.0
+RESUME_EDITS_SECONDS = 30.0
+"""How long a container that is to be resumed waits for its settings before the core has to ask again."""
 
 OnContainer = (
     StopContainer | StartContainer | SuspendContainer | ResumeContainer | HoldContainer | InspectContainer
@@ -71,6 +77,7 @@ class Performer:
         self._sampler = sampler
         self.parting = Parting(loop, sharing, engine)
         self._suspender = Suspender(loop, engine, checkpoints)
+        self._queues = ContainerQueues(lambda: loop.state.leases, self._perform_in_turn, self._begin)
         self._edits: dict[LeaseId, asyncio.Future[Edits]] = {}
         # A container that is started again has a new lease under its old device name.
         self._devices: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -98,22 +105,29 @@ class Performer:
         match instruction:
             case StopContainer():
                 self._begin(self._stop(instruction))
-            case StartContainer():
-                self._begin(self._start(instruction))
-            case SuspendContainer(lease, container):
-                self._begin(self._suspender.suspend(lease, container))
-            case ResumeContainer(lease, container):
-                self._begin(self._resume(lease, container))
+            case StartContainer() | SuspendContainer() | ResumeContainer():
+                self._queues.put(instruction)
             case HoldContainer(lease, container):
                 self._look_after_start(lease, container)
             case InspectContainer(container):
                 self._begin(self._follower.inspect(container))
 
+    async def _perform_in_turn(self, instruction: InTurn) -> None:
+        match instruction:
+            case StartContainer():
+                await self._guarded(self._start(instruction))
+            case SuspendContainer(lease, container):
+                await self._guarded(self._suspender.suspend(lease, container))
+            case ResumeContainer(lease, container):
+                await self._guarded(self._resume(lease, container))
+            case _:
+                assert_never(instruction)
+
     def _look_after_start(self, lease_id: LeaseId, container: ContainerId) -> None:
         lease = self._loop.state.leases.get(lease_id)
         if lease is not None and self._sharing.holds(lease):
             self._begin(self._hold(lease_id, container))
-        if lease is not None and lease.baked:
+        if lease is not None and lease.asked_first is not None:
             self._begin(self._tell_settings(lease_id, container))
 
     def _expect_edits(self, lease: LeaseId) -> None:
@@ -257,7 +271,11 @@ class Performer:
             await self._loop.send(m.SettingsTaken(lease, container, edits.walls))
 
     async def _resume(self, lease: LeaseId, container: ContainerId) -> None:
-        await self.edits_of(lease)
+        try:
+            async with asyncio.timeout(RESUME_EDITS_SECONDS):
+                await self.edits_of(lease)
+        except TimeoutError:
+            raise TimedOut(f"the settings of lease {lease} are not in place yet") from None
         await self._suspender.resume(lease, container)
 
     async def _notify(self, lease_id: LeaseId) -> None:
@@ -276,8 +294,9 @@ class Performer:
     async def _stop(self, instruction: StopContainer) -> None:
         container, grace = instruction.container, instruction.grace_seconds
         try:
-            async with self.parting.around(container, AskedEnd(grace_seconds=grace)):
-                await self._engine.stop(container, grace)
+            with self._queues.stop(container):
+                async with self.parting.around(container, AskedEnd(grace_seconds=grace)):
+                    await self._engine.stop(container, grace)
         except (EngineUnavailable, TimedOut):
             # An engine that hangs is noticed by a look at it, and told.
             self._follower.ask_survey()

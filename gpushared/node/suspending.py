@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import psutil
 
@@ -26,38 +25,17 @@ USABLE_PART = 0.8
 
 
 class Suspender:
-    """Tells the core how it went, whichever way; a daemon that dies in between is asked again."""
+    """Tells the core how it went, whichever way; a daemon that dies in between is asked again.
+
+    One call at a time for each container.
+    """
 
     def __init__(self, loop: Loop, engine: Engine, checkpoints: Checkpoints) -> None:
         self._loop = loop
         self._engine = engine
         self._checkpoints = checkpoints
-        self._under_way: set[LeaseId] = set()
 
     async def suspend(self, lease: LeaseId, container: ContainerId) -> None:
-        """Asked again while it is under way, it goes on."""
-        with self._only_once(lease) as first:
-            if first:
-                await self._suspend(lease, container)
-
-    async def resume(self, lease: LeaseId, container: ContainerId) -> None:
-        """As ``suspend``."""
-        with self._only_once(lease) as first:
-            if first:
-                await self._resume(lease, container)
-
-    @contextmanager
-    def _only_once(self, lease: LeaseId) -> Iterator[bool]:
-        if lease in self._under_way:
-            yield False
-            return
-        self._under_way.add(lease)
-        try:
-            yield True
-        finally:
-            self._under_way.discard(lease)
-
-    async def _suspend(self, lease: LeaseId, container: ContainerId) -> None:
         """The checkpoint comes before the freeze: the driver's own thread in each process does the work."""
         if trouble := await self._lack_of_memory(lease, container):
             await self._loop.send(m.SuspendFailed(lease, trouble, lasting=False))
@@ -73,7 +51,8 @@ class Suspender:
         except GpushareError as error:
             with suppress(GpushareError):
                 await self._checkpoints.restore(pids)
-            await self._loop.send(m.SuspendFailed(lease, error.message))
+            lasting = await self._answers(container)
+            await self._loop.send(m.SuspendFailed(lease, error.message, lasting=lasting))
             return
         await self._loop.send(m.ContainerSuspended(lease))
 
@@ -108,14 +87,25 @@ class Suspender:
             saved |= new
         return saved
 
-    async def _resume(self, lease: LeaseId, container: ContainerId) -> None:
+    async def resume(self, lease: LeaseId, container: ContainerId) -> None:
+        """Errors: those of an engine that is away, of which the core need not know: it asks again."""
         try:
             await self._engine.thaw(container)
             await self._restore(container)
         except GpushareError as error:
+            if not await self._answers(container):
+                raise
             await self._loop.send(m.ResumeFailed(lease, error.message))
             return
         await self._loop.send(m.ContainerResumed(lease))
+
+    async def _answers(self, container: ContainerId) -> bool:
+        """Whether the engine answers at all; else its error says nothing of the container."""
+        try:
+            await self._engine.inspect(container)
+        except GpushareError:
+            return False
+        return True
 
     async def _restore(self, container: ContainerId) -> None:
         pids = await asyncio.to_thread(members, container)
