@@ -442,7 +442,10 @@ class Lease:
     coordinator: str = ""
     """By whose order: a pool, or empty for the node's own jobs."""
     baked: tuple[Grant, ...] = ()
-    """What the container was created with, where a resize changed it since: its own settings still say so."""
+    """What its container was created with, which its settings say for as long as it exists.
+
+    Earlier releases wrote it only where a resize had changed it since (see ``node.restore``).
+    """
     story: tuple[StoryEntry, ...] = field(default=(), compare=False, metadata={"recorded": False})
 
     @property
@@ -454,6 +457,16 @@ class Lease:
     def grants(self) -> tuple[Grant, ...]:
         """What counts against the GPUs now."""
         return self.state.grants if isinstance(self.state, Holding) else ()
+
+    @property
+    def given(self) -> frozenset[GpuId]:
+        """The GPUs that its container may have: those it was created with, and those it has or comes back to.
+
+        A container that was created before its GPUs were known can have others at each start.
+        """
+        state = self.state
+        kept = state.held if isinstance(state, Suspended | Requeued) else self.grants
+        return frozenset(grant.gpu for grant in (*self.baked, *kept))
 
     def walls_with(self, made: Walls) -> Walls:
         """The walls it stands behind where settings with these walls are made for it now.

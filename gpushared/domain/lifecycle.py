@@ -11,8 +11,10 @@ from gpushared.domain.instructions import (
     DropEdits,
     HoldContainer,
     InspectContainer,
+    ResumeContainer,
     SampleGpus,
     StopContainer,
+    SuspendContainer,
 )
 from gpushared.domain.lease import (
     Active,
@@ -84,7 +86,10 @@ def surveyed(event: EngineSurveyed, draft: Draft) -> None:
 
 
 def _take_up_again(draft: Draft) -> None:
-    """What was under way when the daemon ended: creates have lost their clients, stops nobody waits for."""
+    """What was under way when the daemon ended: creates have lost their clients, stops nobody waits for.
+
+    Moves off the GPUs and back are asked for again.
+    """
     deadline = draft.now + draft.rules.claim_seconds
     for lease in list(draft.leases.values()):
         match lease.state:
@@ -92,8 +97,13 @@ def _take_up_again(draft: Draft) -> None:
                 draft.move(lease, replace(state, deadline=deadline), "the create was cut off by a restart")
             case Draining(exited=False) as state:
                 left = state.retry_at - draft.rules.stop_retry_seconds - draft.now
-                grace = min(max(0, math.ceil(left)), draft.rules.stop_grace_seconds)
-                _ask_to_stop(lease, state, "the stop was cut off by a restart", draft, grace)
+                _ask_to_stop(
+                    lease, state, "the stop was cut off by a restart", draft, max(0, math.ceil(left))
+                )
+            case Suspending() as state:
+                draft.do(SuspendContainer(lease.id, state.container))
+            case Resuming() as state:
+                draft.do(ResumeContainer(lease.id, state.container))
             case _:
                 pass
 
@@ -127,7 +137,7 @@ def _bind(event: ContainerSeen, draft: Draft) -> Lease | None:
         return None
     if _is_reused(lease) and event.condition not in _UP:
         return None
-    lease = replace(lease, container_name=event.name, image=event.image)
+    lease = replace(lease, container_name=event.name, image=event.image, baked=lease.grants)
     to = Starting(lease.grants, event.container, draft.now, draft.now + draft.rules.start_seconds)
     return draft.move(lease, to, f"container {event.name or event.container[:12]} was found")
 

@@ -40,9 +40,11 @@ from gpushared.domain.lease import (
     NeverClaimed,
     Paused,
     Queued,
+    Requeued,
     Reserved,
     Starting,
     Stopped,
+    Suspended,
     WithContainer,
     state_name,
 )
@@ -99,7 +101,8 @@ def restore(
     No restart of a container is under way any more. A create may have succeeded without being noted, so no
     reservation ends for want of a container before the engine was surveyed.
     """
-    known = {lease.id: _without_claims(lease) for lease in sorted(leases, key=lambda lease: lease.sequence)}
+    ordered = sorted(leases, key=lambda lease: lease.sequence)
+    known = {lease.id: _with_settings(_without_claims(lease)) for lease in ordered}
     over = {lease.id: lease for lease in ended}
     standing = standing or Standing()
     return replace(
@@ -128,6 +131,14 @@ def _without_claims(lease: Lease) -> Lease:
             return replace(lease, state=replace(lease.state, claimed=False))
         case _:
             return lease
+
+
+def _with_settings(lease: Lease) -> Lease:
+    """With what its container was created with, which earlier releases wrote only where it had changed."""
+    if lease.container is None or lease.baked:
+        return lease
+    held = lease.state.held if isinstance(lease.state, Suspended | Requeued) else lease.grants
+    return replace(lease, baked=held)
 
 
 # --- users ---------------------------------------------------------------------------------------------
@@ -259,7 +270,7 @@ def _(event: m.ContainerCreated, draft: Draft) -> None:
         raise StateConflict(
             f"container {event.container[:12]} belongs to lease {other.id}", hint="one lease a container"
         )
-    lease = replace(lease, container_name=event.name, image=event.image)
+    lease = replace(lease, container_name=event.name, image=event.image, baked=lease.grants)
     lease = replace(lease, requeues=event.stays if lease.request.requeue is None else lease.request.requeue)
     deadline = draft.now + draft.rules.start_seconds
     to = Starting(lease.grants, event.container, draft.now, deadline)

@@ -47,14 +47,16 @@ FIRST_CONTROL = 254
 class Expected:
     """What the gate made, and what its lease is.
 
-    ``minors``: of the lease's GPUs, None where nobody can tell. ``sources``: the directories that it mounts.
+    ``gpus``: those that the container was ever given; None where nobody knows any more, as after the loss of
+    a journal. ``minors``: of these GPUs, None where nobody can tell. ``sources``: the directories that it
+    mounts.
     """
 
     confined: bool
     uid: int
     lease: str = ""
     device_name: str = ""
-    gpus: frozenset[GpuId] = frozenset()
+    gpus: frozenset[GpuId] | None = frozenset()
     minors: frozenset[int] | None = frozenset()
     sources: tuple[str, ...] = ()
 
@@ -77,6 +79,7 @@ def unchecked(seen: Reality, expected: Expected) -> tuple[str, ...]:
     """What could not be looked at, in a word or two each."""
     return (
         *(() if seen.rules is not None else ("the device rules of cgroup v2",)),
+        *(() if expected.gpus is not None else ("the GPUs of leases that are not known",)),
         *(() if expected.minors is not None else ("which GPU a device node is",)),
         *(("numbers of users, which the engine maps",) if seen.maps_users else ()),
     )
@@ -91,8 +94,8 @@ def _privileged(seen: Reality, _expected: Expected) -> Iterator[Finding]:
 
 
 def _nodes(seen: Reality, expected: Expected) -> Iterator[Finding]:
-    if seen.word.privileged:
-        return  # said already
+    if seen.word.privileged or expected.gpus is None:
+        return  # said already, or not known
     for node in seen.nodes:
         if _is_foreign(seen.machine, node.major, node.minor, expected):
             yield Finding(f"has {node.path}, a GPU device that {_whose(expected)}")
@@ -104,7 +107,7 @@ def _device_rules(seen: Reality, expected: Expected) -> Iterator[Finding]:
             continue
         if rule.major is None:
             yield Finding("may use every device by the rules of its cgroup")
-        elif _covers_foreign(seen.machine, rule, expected):
+        elif expected.gpus is not None and _covers_foreign(seen.machine, rule, expected):
             minor = "*" if rule.minor is None else rule.minor
             yield Finding(
                 f"may use the GPU devices {rule.major}:{minor} by its cgroup: that {_whose(expected)}"
@@ -137,9 +140,12 @@ def _whose(expected: Expected) -> str:
 
 
 def _requests(seen: Reality, expected: Expected) -> Iterator[Finding]:
+    kinds = (f"{GPU_KIND}=", ":", "nvidia:")
     own = {f"{LEASE_KIND}={expected.device_name}"} if expected.device_name else set()
-    own |= {f"{kind}{gpu}" for gpu in expected.gpus for kind in (f"{GPU_KIND}=", ":", "nvidia:")}
+    own |= {f"{kind}{gpu}" for gpu in expected.gpus or () for kind in kinds}
     for name in seen.word.device_requests:
+        if expected.gpus is None and name.startswith(kinds):
+            continue
         concerns_gpus = name.startswith((LEASE_KIND, GPU_KIND, ":", "nvidia:"))
         if name not in own and (expected.confined or concerns_gpus):
             yield Finding(f"was made with the device {name}, which {_whose(expected)}")
@@ -147,7 +153,7 @@ def _requests(seen: Reality, expected: Expected) -> Iterator[Finding]:
 
 def _visible(seen: Reality, expected: Expected) -> Iterator[Finding]:
     """What NVIDIA's runtime goes by. A device's own variables, which win, are not among these."""
-    if f"{LEASE_KIND}={expected.device_name}" in seen.word.device_requests:
+    if expected.gpus is None or f"{LEASE_KIND}={expected.device_name}" in seen.word.device_requests:
         return
     for entry in seen.word.env:
         name, _, value = entry.partition("=")

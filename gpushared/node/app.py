@@ -182,7 +182,7 @@ class Daemon:
             self._follower,
             self._sampler,
         )
-        self._verify(loop, performer, stack)
+        self._verify(loop, stack)
         self._jobs = JobHost(
             self._config, self._node_name(), loop, self._parts.engine, performer, self._follower
         )
@@ -194,13 +194,12 @@ class Daemon:
         await self._first_look(loop, performer)
         await self._serve(loop, performer, stack, listener)
 
-    def _verify(self, loop: Loop, performer: Performer, stack: AsyncExitStack) -> None:
+    def _verify(self, loop: Loop, stack: AsyncExitStack) -> None:
         config = self._config
         engine = str(Path(config.engine.socket.removeprefix("unix://")).resolve())
         verifier = Verifier(
             loop,
             self._parts.engine,
-            performer,
             self._troubles,
             self._audit.told,
             gate=gate_name(config.node.state_dir),

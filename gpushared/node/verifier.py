@@ -1,5 +1,9 @@
 """Looks at each container of the gate when it has started: is it what was made, with its lease and no more?
 
+A container is compared with all that it was ever given, which its lease knows for as long as the container
+exists, whatever becomes of the lease. What differs is reported first; a container is ended only for something
+that it was certainly never given.
+
 The engine starts containers by itself too, by restart policies or because somebody asks it past the gate. Its
 events, and a look at what runs when it is first reached, tell of all of them.
 """
@@ -14,12 +18,11 @@ from dataclasses import dataclass
 
 from gpushared.audit.line import MAX_TEXT, bounded
 from gpushared.domain.errors import GpushareError
-from gpushared.domain.gpu import GpuId
+from gpushared.domain.gpu import Gpu, GpuId
 from gpushared.domain.lease import ContainerId, Lease
 from gpushared.domain.messages import ContainerRefuted
 from gpushared.gate.verify import Expected, Finding, findings, unchecked
 from gpushared.node.loop import Loop
-from gpushared.node.performer import Performer
 from gpushared.ports import (
     LABEL_DEVICE,
     LABEL_GATE,
@@ -27,6 +30,7 @@ from gpushared.ports import (
     ContainerFacts,
     ContainerStatus,
     Engine,
+    Machine,
     Reality,
 )
 from gpushared.serving.troubles import Troubles
@@ -40,7 +44,6 @@ UNMANAGED = "unmanaged"
 AT_ONCE = 2
 LOOKS_AFTER_SECONDS = (0.0, 0.2, 0.5)
 """What is wrong has to be so each time: runtimes drop rights in steps, the last after the start is told."""
-SETTINGS_SECONDS = 2.0
 KEPT_SECONDS = 3600.0
 """How long it is said of a container that it was ended."""
 SAID = 3
@@ -74,7 +77,6 @@ class Verifier:
         self,
         loop: Loop,
         engine: Engine,
-        performer: Performer,
         troubles: Troubles,
         tell: Tell,
         *,
@@ -85,7 +87,6 @@ class Verifier:
     ) -> None:
         self._loop = loop
         self._engine = engine
-        self._performer = performer
         self._troubles = troubles
         self._tell = tell
         self._gate = gate
@@ -163,44 +164,27 @@ class Verifier:
             return None
         labels = seen.word.labels
         lease = self._loop.state.of_container(container)
-        expected = await self._expected(seen, lease)
+        expected = self._expected(seen, lease, is_start=is_start)
         self._note_unchecked(unchecked(seen, expected))
         strange = self._strange(labels.get(LABEL_DEVICE, ""), lease, is_start=is_start)
         return _Case(seen, expected, (*strange, *findings(seen, expected)))
 
-    async def _expected(self, seen: Reality, lease: Lease | None) -> Expected:
+    def _expected(self, seen: Reality, lease: Lease | None, *, is_start: bool) -> Expected:
         labels = seen.word.labels
         owner = labels.get(LABEL_OWNER, "")
         confined = labels.get(LABEL_GATE) == f"{self._gate}/{CONFINED}"
         uid = int(owner) if owner.isdecimal() else 0
-        if lease is None:
-            return Expected(confined, uid)
-        gpus, (given, sources) = self._gpus(lease), await self._settings(lease)
-        own = f"{self._leases_directory}/{lease.device_name}"
-        minors = self._minors(gpus | given, seen)
-        return Expected(confined, uid, lease.id, lease.device_name, gpus | given, minors, (own, *sources))
-
-    def _gpus(self, lease: Lease) -> frozenset[GpuId]:
-        held = {grant.gpu for grant in lease.grants or lease.baked}
-        known = self._loop.state.gpus
-        parents = {known[gpu].parent for gpu in held if gpu in known}
-        return frozenset(held | {parent for parent in parents if parent is not None})
-
-    def _minors(self, gpus: frozenset[GpuId], seen: Reality) -> frozenset[int] | None:
-        """Simulated GPUs have no devices, so that whoever has one has more than his lease."""
-        if self._simulated:
-            return frozenset()
-        found = frozenset(seen.machine.minors[gpu] for gpu in gpus if gpu in seen.machine.minors)
-        return found or None
-
-    async def _settings(self, lease: Lease) -> tuple[frozenset[GpuId], tuple[str, ...]]:
-        """The GPUs and directories that it is given, as far as it is given some now."""
-        try:
-            async with asyncio.timeout(SETTINGS_SECONDS):
-                edits = await self._performer.edits_of(lease.id)
-        except (GpushareError, TimeoutError):
-            return frozenset(), ()  # the lease is ending, or its settings are being made anew
-        return frozenset(edits.gpus), tuple(mount.source for mount in edits.mounts)
+        if lease is not None:
+            own = (f"{self._leases_directory}/{lease.device_name}",)
+            given = given_gpus(lease, self._loop.state.gpus)
+            minors = frozenset() if self._simulated else minors_of(lease, self._loop.state.gpus, seen.machine)
+            return Expected(confined, uid, lease.id, lease.device_name, given, minors, own)
+        device = labels.get(LABEL_DEVICE, "")
+        if device and not is_start and self._loop.state.of_device(device) is None:
+            # Its lease may have been in a journal that was lost, and with it what it was given.
+            own = (f"{self._leases_directory}/{device}",)
+            return Expected(confined, uid, "", device, None, None, own)
+        return Expected(confined, uid)
 
     def _strange(self, device: str, lease: Lease | None, *, is_start: bool) -> tuple[Finding, ...]:
         """Where a container wears a lease's device that is not its own, or no more.
@@ -212,13 +196,15 @@ class Verifier:
         other = self._loop.state.of_device(device)
         if other is not None:
             return (Finding(f"has the settings of lease {other.id}, which is another container's"),)
-        text = "has the settings of a lease that is over: it was started past the gate"
-        return (Finding(text, grave=is_start),)
+        if is_start:
+            return (Finding("has the settings of a lease that is over: it was started past the gate"),)
+        return (Finding("has the settings of a lease that is not known", grave=False),)
 
     # --- what comes of it ---
 
     async def _judge(self, case: _Case) -> None:
         seen, found = case.seen, case.found
+        log.debug("looked container=%s found=%d", seen.id[:12], len(found))
         if not found:
             self._forget(seen.id)
             return
@@ -269,6 +255,22 @@ class Verifier:
         task = asyncio.create_task(_guarded(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def given_gpus(lease: Lease, gpus: Mapping[GpuId, Gpu]) -> frozenset[GpuId] | None:
+    """The GPUs that a lease's container was ever given, with those that its MIG instances are parts of.
+
+    None for a container of which an earlier release did not write that down.
+    """
+    given = lease.given
+    parents = (gpus[gpu].parent for gpu in given if gpu in gpus)
+    return (given | {parent for parent in parents if parent is not None}) or None
+
+
+def minors_of(lease: Lease, gpus: Mapping[GpuId, Gpu], machine: Machine) -> frozenset[int] | None:
+    """The minors of these GPUs' devices; None unless all are known, as while one of the GPUs is lost."""
+    whole = {(gpus[gpu].parent or gpu) if gpu in gpus else gpu for gpu in lease.given}
+    return frozenset(machine.minors[gpu] for gpu in whole) if whole <= machine.minors.keys() else None
 
 
 async def _guarded(work: Coroutine[None, None, None]) -> None:

@@ -148,15 +148,19 @@ class UnifiedEngine(PrivateEngine):
     made and processes put into them, and nothing is accounted.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *flags: str) -> None:
+        super().__init__(*flags)
         self.spec_dir: Final = self.directory / "specs"
         self.spec_dir.mkdir()
+        (self.directory / "shims").mkdir()
         settings = {"features": {"cdi": True}, "cdi-spec-dirs": [str(self.spec_dir)], "ip6tables": False}
         (self.directory / "daemon.json").write_text(json.dumps(settings))
 
     def _enter(self) -> list[str]:
-        mount = "umount -R /sys/fs/cgroup; mount -t cgroup2 cgroup2 /sys/fs/cgroup && exec dockerd"
+        # Its next life has a mount namespace of its own, and is to find the sockets of the containers' shims.
+        shims = f"mkdir -p /run/containerd && mount --bind {self.directory}/shims /run/containerd"
+        cgroups = "umount -R /sys/fs/cgroup; mount -t cgroup2 cgroup2 /sys/fs/cgroup"
+        mount = f"{shims} && {{ {cgroups}; }} && exec dockerd"
         return [
             *("unshare", "--mount", "--net", str(parts.ENTER_ROOT), str(parts.CDI_ROOT), "/tmp", "--"),
             *("sh", "-c", f'{mount} "$@"', "dockerd"),

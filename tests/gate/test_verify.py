@@ -54,6 +54,7 @@ LEASED = replace(
 CONFINED = Expected(confined=True, uid=OWNER)
 HOLDER = Expected(True, OWNER, "l-1", "l-1", frozenset({GPU}), frozenset({3}), (LEASE_DIRECTORY,))
 TRUSTED = Expected(confined=False, uid=0)
+UNKNOWN = Expected(True, OWNER, "", "l-1", None, None, (LEASE_DIRECTORY,))
 
 
 def word(reality: Reality, **fields: Any) -> Reality:
@@ -82,6 +83,10 @@ HONEST = {
     ),
     "every system call, as asked for": (replace(word(PLAIN, seccomp=False), seccomp=False), CONFINED),
     "GPUs by device request": (word(LEASED, device_requests=(":GPU-1",)), HOLDER),
+    "GPUs of a lease that nobody knows": (
+        word(LEASED, env=("NVIDIA_VISIBLE_DEVICES=GPU-1",), device_requests=("nvidia.com/gpu=GPU-1",)),
+        UNKNOWN,
+    ),
     "no GPUs by NVIDIA's runtime": (word(PLAIN, env=("NVIDIA_VISIBLE_DEVICES=void",)), CONFINED),
     "its GPUs by NVIDIA's runtime": (word(LEASED, env=("NVIDIA_VISIBLE_DEVICES=GPU-1",)), HOLDER),
     "a trusted caller's, root with the machine's network and Docker's socket": (
@@ -173,6 +178,16 @@ WRONG = {
         HOLDER,
         "sees /run/gpushare/leases/l-2 of the machine at /x",
     ),
+    "another lease's device where its own is not known": (
+        word(LEASED, device_requests=("gpushare.io/lease=l-2",)),
+        UNKNOWN,
+        "was made with the device gpushare.io/lease=l-2",
+    ),
+    "a privilege where its lease is not known": (
+        replace(LEASED, capabilities=1 << 21),
+        UNKNOWN,
+        "has the capabilities 0x200000",
+    ),
     "Docker's socket": (
         replace(PLAIN, exposed=(Exposure("/s", "/run/docker.sock"),)),
         CONFINED,
@@ -203,6 +218,7 @@ def test_an_engine_without_seccomp_is_told_and_ends_nobodys_container() -> None:
 def test_what_cannot_be_looked_at_is_named() -> None:
     seen, expected = replace(LEASED, rules=None), replace(HOLDER, minors=None)
     assert unchecked(seen, expected) == ("the device rules of cgroup v2", "which GPU a device node is")
+    assert "the GPUs of leases that are not known" in unchecked(LEASED, UNKNOWN)
     assert findings(seen, expected) == ()
 
 

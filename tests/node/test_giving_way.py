@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 
 import pytest
 
@@ -184,6 +185,27 @@ def test_a_paused_container_that_is_killed_ends_its_lease(hasty: DaemonProcess) 
     hasty.wait_lease(lease["id"], "suspended")
     hasty.check("rm", "--force", lease["container_id"])
     hasty.wait_lease(lease["id"], "ended")
+
+
+def test_a_container_that_ended_off_its_gpu_is_started_on_the_one_it_was_created_with(
+    daemon: DaemonProcess,
+) -> None:
+    """Its environment names that GPU, whichever one is free."""
+    lease = hold(daemon, "0.25", uid=ALICE)
+    daemon.call("Leases/Pause", {"lease_id": lease["id"]})
+    daemon.wait_lease(lease["id"], "suspended")
+    daemon.check("kill", lease["container_id"])
+    daemon.wait_lease(lease["id"], "ended")
+    other = hold(daemon, "1")
+    assert other["grants"][0]["gpu_uuid"] == lease["grants"][0]["gpu_uuid"]
+    starting = threading.Thread(target=daemon.check, args=("start", lease["container_id"]))
+    starting.start()
+    wait_until(lambda: len(daemon.leases()) == 2, "it has asked for a lease")
+    (again,) = daemon.leases().keys() - {other["id"]}
+    assert daemon.lease(again)["state"] == "queued"
+    daemon.call("Leases/Stop", {"lease_id": other["id"], "grace_seconds": 0})
+    starting.join()
+    assert daemon.wait_lease(again, "active")["grants"] == lease["grants"]
 
 
 def test_a_paused_lease_is_not_started_by_docker(hasty: DaemonProcess) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gpushared.node.parts import JOURNAL_NAME
 from tests.bed import parts
 from tests.bed.engine import UnifiedEngine
 from tests.node.conftest import NewDaemon
@@ -134,6 +135,23 @@ def test_one_that_the_engine_starts_after_its_lease_is_ended(daemon: DaemonProce
     assert started.returncode == 0, started.stderr
     wait_until(lambda: status(daemon, container) == "exited", "it was ended")
     wait_trouble(daemon, "has the settings of a lease that is over")
+
+
+def test_one_whose_lease_was_lost_with_the_journal_is_told_of_and_goes_on(daemon: DaemonProcess) -> None:
+    """What it was given is not known any more, which is not to say that it was given nothing."""
+    lost = daemon.hold("0.25", uid=ALICE)["container_id"]
+    daemon.kill()
+    for file in daemon.state_dir.glob(f"{JOURNAL_NAME}*"):
+        file.unlink()
+    daemon.start()
+    wait_trouble(
+        daemon, daemon.container(lost)["Name"].strip("/"), "the settings of a lease that is not known"
+    )
+    assert "it was ended" not in troubles(daemon)
+    later = daemon.run_container(uid=ALICE)
+    forged = past_the_gate(daemon, later, "--pid", "host")
+    wait_until(lambda: status(daemon, forged) == "exited", "the forged one was ended")
+    assert [status(daemon, each) for each in (lost, later)] == ["running"] * 2
 
 
 def test_a_trusted_callers_container_with_a_gpu_goes_on_and_is_told_of(

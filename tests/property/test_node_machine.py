@@ -293,10 +293,12 @@ class NodeMachine(RuleBasedStateMachine):
         self.batch = None
         self.state = self.committed
 
-    @rule(surveyed_first=st.booleans())
-    def the_daemon_is_killed_and_starts_again(self, surveyed_first: bool) -> None:
+    @rule(surveyed_first=st.booleans(), older=st.booleans())
+    def the_daemon_is_killed_and_starts_again(self, surveyed_first: bool, older: bool) -> None:
+        """``older``: with a journal of the release before, in which a lease's container says less."""
         self.batch = None
         kept = [lease for lease in self.journal.values() if not isinstance(lease.state, Ended)]
+        kept = [replace(lease, baked=()) if older else lease for lease in kept]
         empty = NodeState(rules=self.committed.rules)
         drained = dict(self.committed.drained)
         self.state = self.committed = restore(
@@ -370,6 +372,14 @@ class NodeMachine(RuleBasedStateMachine):
         assert not containers or max(containers.values()) == 1
         devices = Counter(lease.device_name for lease in live)
         assert not devices or max(devices.values()) == 1
+
+    @invariant()
+    def it_is_known_what_each_container_was_given(self) -> None:
+        """Of one that runs without its lease's grants, an older journal does not say it."""
+        for lease in self.state.leases.values():
+            if lease.container is not None and not (isinstance(lease.state, Draining) and not lease.grants):
+                assert lease.baked
+                assert {grant.gpu for grant in (*lease.baked, *lease.grants)} <= lease.given
 
     @invariant()
     def the_queue_keeps_its_order(self) -> None:

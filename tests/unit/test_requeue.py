@@ -42,7 +42,7 @@ from gpushared.domain.lease import (
     state_name,
 )
 from gpushared.domain.messages import Condition
-from gpushared.domain.node import handle
+from gpushared.domain.node import handle, restore
 from gpushared.domain.policy.projects import Policy, Project, Quota
 from gpushared.domain.prospects import when_others_need_it
 from gpushared.domain.request import Caller, Isolation, Request
@@ -129,6 +129,42 @@ class Node:
         self.passes(1)
         self.sample()
         return self.of(lease)
+
+
+def restarted(node: Node) -> Step:
+    """The daemon starts again, and has surveyed the engine."""
+    there = tuple(
+        m.ContainerSeen(lease.container, Condition.RUNNING, lease.device_name)
+        for lease in node.state.leases.values()
+        if lease.container is not None
+    )
+    empty = NodeState(gpus=node.state.gpus, means=node.state.means)
+    node.state = restore(empty, node.state.leases.values(), node.state.next_sequence)
+    node.now += 1
+    return node.send(m.EngineSurveyed(there, node.now))
+
+
+def test_moves_that_a_restart_of_the_daemon_cut_off_are_asked_for_again_at_once() -> None:
+    node = Node(means=CHECKPOINTS)
+    lease = node.run()
+    box = ContainerId(f"box-{lease.id}")
+    node.send(m.PauseAsked(lease.id, ALICE))
+    assert restarted(node).instructions == (SuspendContainer(lease.id, box),)
+    node.send(m.ContainerSuspended(lease.id))
+    assert restarted(node).instructions == ()
+    node.send(m.ResumeAsked(lease.id, ALICE))
+    assert restarted(node).instructions == (ResumeContainer(lease.id, box),)
+    node.send(m.ContainerResumed(lease.id))
+    assert node.is_in(lease) == "active"
+
+
+def test_a_stop_that_a_restart_of_the_daemon_cut_off_keeps_what_is_left_of_its_grace() -> None:
+    node = Node()
+    lease = node.run()
+    node.send(m.StopAsked(lease.id, ALICE, 300))
+    node.now += 99
+    stop = StopContainer(lease.id, ContainerId(f"box-{lease.id}"), 200)
+    assert restarted(node).instructions == (stop,)
 
 
 # --- told, stopped, queued again -----------------------------------------------------------------------
