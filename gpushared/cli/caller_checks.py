@@ -51,6 +51,7 @@ def look() -> CallerFacts:
         client = Client()
     except GpushareError as error:
         return _facts(error, error, error)
+    client.retries = None  # that it is away is what is looked for
     try:
         status = client.status()
     except GpushareError as error:

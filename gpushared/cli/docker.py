@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from gpushared.cli.docker_args import RunWords
 from gpushared.client import Client
+from gpushared.client.faults import docker_message
 from gpushared.client.http import Answer
 from gpushared.domain.errors import EngineUnavailable, NotFound, PermissionRefused
 
@@ -88,9 +89,4 @@ def _is_present(client: Client, image: str) -> bool:
 
 def message_of(answer: Answer) -> str:
     """What docker's answer says is wrong."""
-    from json import loads
-
-    try:
-        return str(loads(answer.body)["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"status {answer.status}"
+    return docker_message(answer.status, answer.body)

@@ -8,6 +8,7 @@ from importlib import import_module
 
 from gpushared.cli.faults import report, say
 from gpushared.cli.listing import Listing, read_plain, show
+from gpushared.client import Client
 from gpushared.domain.errors import GpushareError
 
 OUR_FAILURE = 125
@@ -21,6 +22,7 @@ COMPLETION_VARIABLE = "_GPUSHARE_COMPLETE"
 def main() -> int:
     """Runs the command line of this process; returns its exit code."""
     _open_streams()
+    Client.tell_of_retries = say
     try:
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a text stream here
         code = _command(sys.argv[1:])

@@ -22,7 +22,6 @@ from gpushared.cli.waiting import (
     POLL_SECONDS,
     Interrupted,
     MaxWaitReached,
-    persistently,
     signals_interrupt,
 )
 from gpushared.client import Client
@@ -44,7 +43,7 @@ def run_in_pool(words: RunWords) -> int:
     for warning in warnings(words):
         say(f"warning: {warning}")
     program = docker.find_docker()
-    place = PoolPlace(Jobs(Client()), words)
+    place = PoolPlace(Client(), words)
     try:
         with signals_interrupt():
             place.ask()
@@ -71,21 +70,24 @@ def _become(program: str, place: PoolPlace, words: RunWords) -> NoReturn:
 class PoolPlace:
     """A job without a container of its own, from the pool's queue to a reserved lease on some node."""
 
-    def __init__(self, jobs: Jobs, words: RunWords) -> None:
-        self.jobs = jobs
+    def __init__(self, client: Client, words: RunWords) -> None:
+        self.jobs = Jobs(client)
         self.job = Job({})
         self.door: DoorAnswer | None = None
         self._asked = _asked(words)
         self._began = False
         self._max_wait = max_wait_seconds(words)
         self._progress = Progress(sys.stderr)
+        self._client = client
+        if client.retries is not None:
+            client.retries.tell = self._progress.lost
 
     def ask(self) -> None:
         """Have it kept by this node, and by the pool where that answers; with a lease where there is room."""
         self._began = True
         seconds = FIRST_SECONDS if self._max_wait is None else min(FIRST_SECONDS, self._max_wait)
         try:
-            answer = persistently(lambda: self.jobs.reserve(timeout_seconds=seconds, **self._asked))
+            answer = self.jobs.reserve(timeout_seconds=seconds, **self._asked)
         except Unimplemented:
             self._ask_in_two()
             return
@@ -95,7 +97,7 @@ class PoolPlace:
 
     def _ask_in_two(self) -> None:
         """A daemon of the version before says where the job is when it is asked for that."""
-        answer = persistently(lambda: self.jobs.submit(**self._asked))
+        answer = self.jobs.submit(**self._asked)
         for note in answer.notes:
             say(note)
         self.job = self.jobs.get(answer.job_ids[0])
@@ -120,17 +122,18 @@ class PoolPlace:
             raise StateConflict(self.job.reason or f"the job was {self.job.state}", hint=self.job.hint)
         if seconds <= 0:
             raise MaxWaitReached(f"no room in the pool in {self._max_wait} s", hint=self.job.reason)
-        job = self.job
-        self.job = persistently(lambda: self.jobs.wait(job.id, job.token, timeout_seconds=seconds))
+        self.job = self.jobs.wait(self.job.id, self.job.token, timeout_seconds=seconds)
 
     def find(self) -> None:
         """An interrupted request may have been taken: asked again, it tells which job it was."""
+        self._client.retries = None
         if not self.job.id and self._began:
             with suppress(GpushareError):
                 self.job = self.jobs.get(self.jobs.submit(**self._asked).job_ids[0])
 
     def leave(self) -> None:
         """Best effort: what nobody claims goes back by itself."""
+        self._client.retries = None
         if self.job.id:
             with suppress(GpushareError):
                 self.jobs.cancel(self.job.id, grace_seconds=0)

@@ -46,10 +46,10 @@ class Progress:
             self._line(f"{job.id} {job.state} in the pool{where}{why}")
         self._seen = seen
 
-    def lost(self, seconds: float) -> None:
-        """The daemon is away."""
+    def lost(self, sentence: str) -> None:
+        """Nobody answers; what is shown next is news again."""
         self._seen = None
-        self._line(f"the daemon is away; trying again for {seconds:.0f} s, the place in the queue is kept")
+        self._line(sentence)
 
     def granted(self, lease: Lease, now: float) -> None:
         """What was granted, where somebody waited for it or the hardware is not real."""

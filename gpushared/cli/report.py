@@ -59,10 +59,17 @@ def _bundle(facts: CallerFacts, items: Sequence[dict[str, Any]]) -> dict[str, An
         "checks": list(items),
         "node": facts.status.to_json() if isinstance(facts.status, NodeStatus) else None,
         "settings": [one.to_json() for one in report.settings],
-        "gpus": _try(problems, lambda: [gpu.to_json() for gpu in Client().gpus().gpus]) if answers else [],
+        "gpus": _try(problems, lambda: [gpu.to_json() for gpu in _client().gpus().gpus]) if answers else [],
         "leases": _try(problems, lambda: _leases(problems)) if answers else [],
         "problems": problems,
     }
+
+
+def _client() -> Client:
+    """One that waits for no daemon: what cannot be had is no part of the bundle."""
+    client = Client()
+    client.retries = None
+    return client
 
 
 def _versions(facts: CallerFacts) -> dict[str, str | None]:
@@ -85,7 +92,7 @@ def _system() -> str:
 
 def _leases(problems: list[str]) -> list[dict[str, Any]]:
     """Those that are not over, then the newest that are, with their stories where the caller may see them."""
-    client = Client()
+    client = _client()
     leases = client.leases(ended=True, limit=STORIES).leases[-2 * STORIES :]
     return [_lease(client, lease, problems) for lease in leases]
 

@@ -13,7 +13,6 @@ from gpushared.cli.capture import Captured, capture
 from gpushared.cli.docker_args import RUN_ALONE, SUBMIT, RunWords, refuse_ways_around, split, warnings
 from gpushared.cli.faults import UsageError, say
 from gpushared.cli.start import asked, names
-from gpushared.cli.waiting import persistently
 from gpushared.client import Client
 from gpushared.client.job_messages import SubmitAnswer
 from gpushared.client.jobs import Jobs
@@ -60,18 +59,15 @@ def _captured(client: Client, words: RunWords) -> Captured:
 
 
 def _sent(client: Client, words: RunWords, said: dict[str, Any], captured: Captured) -> SubmitAnswer:
-    jobs, request_id = Jobs(client), os.urandom(16).hex()
-    return persistently(
-        lambda: jobs.submit(
-            request_id=request_id,
-            create_body=_for_nobody_at_a_terminal(captured.body),
-            image=words.image,
-            name=captured.name,
-            platform=captured.platform,
-            pull=words.value("pull"),
-            remove=words.is_set("rm"),
-            **said,
-        )
+    return Jobs(client).submit(
+        request_id=os.urandom(16).hex(),
+        create_body=_for_nobody_at_a_terminal(captured.body),
+        image=words.image,
+        name=captured.name,
+        platform=captured.platform,
+        pull=words.value("pull"),
+        remove=words.is_set("rm"),
+        **said,
     )
 
 

@@ -25,6 +25,7 @@ def _row(status: NodeStatus, engine: EngineStatus) -> Row:
 def fetch(client: Client, options: Options) -> Screen:  # noqa: ARG001 - a listing's signature
     """Without a daemon the client's version is still shown; the exit code tells."""
     exit_code = 0
+    client.retries = None
     try:
         status = client.status()
     except GpushareError as error:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from functools import partial
 
 import click
 
 from gpushared.cli.faults import say
 from gpushared.cli.references import may_be_array
-from gpushared.cli.waiting import persistently
 from gpushared.client import Client
 from gpushared.client.job_messages import Job
 from gpushared.client.jobs import Jobs
@@ -65,12 +63,12 @@ def _each(jobs: Jobs, names: tuple[str, ...]) -> Iterator[Job]:
 
 
 def _over(jobs: Jobs, job: Job, until: float | None) -> Job | None:
-    """The job when it is over; None after the time. A daemon that restarts is waited for."""
+    """The job when it is over; None after the time."""
     while not job.is_over:
         seconds = POLL_SECONDS if until is None else min(POLL_SECONDS, until - time.monotonic())
         if seconds <= 0:
             return None
-        job = persistently(partial(jobs.wait, job.id, job.token, timeout_seconds=seconds))
+        job = jobs.wait(job.id, job.token, timeout_seconds=seconds)
     return job
 
 

@@ -1,7 +1,7 @@
 """From a request to a reserved lease: the wait in the queue, and every way out of it.
 
 Whatever ends the wait early (Ctrl-C, a closed terminal, a time limit, an error) leaves the queue. The daemon
-going away does not: its journal keeps the queue, so the same request is sent again until it is back.
+going away does not: its journal keeps the queue, and the client asks again until it is back.
 """
 
 from __future__ import annotations
@@ -9,24 +9,19 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
-from gpushared.cli.faults import say
 from gpushared.cli.progress import Progress
 from gpushared.cli.text import span
-from gpushared.client import Client, ConnectionLost, Lease
-from gpushared.domain.errors import DaemonUnavailable, GpushareError, StateConflict, TimedOut, Unavailable
+from gpushared.client import Client, Lease
+from gpushared.domain.errors import GpushareError, StateConflict, TimedOut
 
 POLL_SECONDS = 15.0
 """A wait is asked anew at least so often: the estimate on the screen is redrawn, a dead daemon noticed."""
-RECONNECT_SECONDS = 30.0
-"""As long as the daemon keeps a place in the queue that nobody waits for."""
-RETRY_SECONDS = 0.3
 LEAVE_SECONDS = 5.0
-_Answer = TypeVar("_Answer")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -63,23 +58,6 @@ class MaxWaitReached(TimedOut):
     """The user's own limit for the wait."""
 
 
-def persistently(ask: Callable[[], _Answer]) -> _Answer:
-    """Asks until the daemon is back; only for what does no harm when it is asked twice."""
-    until = time.monotonic() + RECONNECT_SECONDS
-    while True:
-        try:
-            return ask()
-        except (DaemonUnavailable, TimedOut) as error:
-            if isinstance(error, TimedOut) or time.monotonic() >= until or _never_there(error):
-                raise
-            say("the daemon is away; trying again")
-        time.sleep(RETRY_SECONDS)
-
-
-def _never_there(error: Unavailable) -> bool:
-    return "there is no socket" in error.message
-
-
 class Wait:
     """One request on its way to a reservation. ``asked`` are the keyword arguments of ``Client.request``."""
 
@@ -87,6 +65,8 @@ class Wait:
         self, client: Client, asked: Mapping[str, Any], progress: Progress, max_wait_seconds: float | None
     ) -> None:
         self._client = client
+        if client.retries is not None:
+            client.retries.tell = progress.lost
         self._asked = {"request_id": os.urandom(16).hex(), **asked}
         self._progress = progress
         self._max_wait = max_wait_seconds
@@ -98,7 +78,7 @@ class Wait:
         if self._max_wait is not None:
             self._deadline = time.monotonic() + self._max_wait
         try:
-            self.lease = self._first()
+            self.lease = self._client.request(**self._asked)
             while self.lease.state == "queued":
                 self._progress.queued(self.lease, time.time())
                 self.lease = self._next(self.lease)
@@ -116,19 +96,15 @@ class Wait:
 
     def leave(self) -> None:
         """Gives back what is held. Best effort: the daemon takes back by itself what nobody claims."""
+        self._client.retries = None
         lease, self.lease = self.lease, None
         if lease is not None:
             with suppress(GpushareError):
                 self._client.release(lease.id, answer_seconds=LEAVE_SECONDS)
 
-    def _first(self) -> Lease:
-        try:
-            return self._client.request(**self._asked)
-        except ConnectionLost:
-            return self._again()
-
     def _find(self) -> Lease | None:
         """An interrupted request may have been granted: asked again, it tells which lease it was."""
+        self._client.retries = None
         with suppress(GpushareError):
             return self._client.request(**self._asked, answer_seconds=LEAVE_SECONDS)
         return None
@@ -142,25 +118,7 @@ class Wait:
                     f"gave up after {span(self._max_wait)} in the queue (--max-wait)",
                     hint=f"why it waited: {lease.waiting.text}" if lease.waiting else "",
                 )
-        try:
-            return self._client.wait(lease.id, lease.token, timeout_seconds=seconds)
-        except (Unavailable, TimedOut):
-            return self._again()
-
-    def _again(self) -> Lease:
-        """The same request, until the daemon is back; asking twice with one id gives the same lease."""
-        self._progress.lost(RECONNECT_SECONDS)
-        until = time.monotonic() + RECONNECT_SECONDS
-        while True:
-            try:
-                return self._client.request(**self._asked)
-            except (Unavailable, TimedOut) as error:
-                if time.monotonic() >= until:
-                    raise DaemonUnavailable(
-                        f"the daemon did not come back within {RECONNECT_SECONDS:.0f} s",
-                        hint="see `systemctl status gpushared`",
-                    ) from error
-            time.sleep(RETRY_SECONDS)
+        return self._client.wait(lease.id, lease.token, timeout_seconds=seconds)
 
 
 def _over(lease: Lease) -> StateConflict:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar, Unpack
 
 from gpushared.client import faults, http
 from gpushared.client.audit_messages import AuditPage
@@ -29,19 +29,21 @@ from gpushared.client.messages import (
     ResizeAnswer,
 )
 from gpushared.client.policy_messages import PolicyExplanation, PolicyRules
+from gpushared.client.retries import configured_retries, may_repeat
 from gpushared.client.wishes import LeaseWish, fields_of
-from gpushared.domain.errors import ConfigError, NeverFits, StateConflict
+from gpushared.domain.errors import ConfigError, NeverFits, StateConflict, Unavailable
 
 DEFAULT_HOST = "unix:///run/gpushared/gpushared.sock"
 HOST_VARIABLE = "GPUSHARE_HOST"
 MAX_SOCKET_PATH_BYTES = 107
 """``sun_path`` of unix(7), less its closing zero."""
-OK = 200
+OK, NOT_NOW = 200, 503
 ANSWER_SECONDS = 30.0
 """How long a call that does not wait for anything may take."""
 STOP_GRACE_SECONDS = 10
 JOIN_SECONDS = 90.0
 """A coordinator that does not answer is waited for by the daemon."""
+_Answer = TypeVar("_Answer")
 
 
 def socket_path(host: str | None = None) -> str:
@@ -66,10 +68,18 @@ class Client:
 
     Every method raises the errors of ``gpushared.domain.errors``: DaemonUnavailable when nobody listens,
     ConnectionLost (a DaemonUnavailable) when the answer did not come, TimedOut, or what the daemon says.
+
+    With ``retries`` calls are tried again while the daemon, or what it answers from, is away. Programs that
+    wait by themselves need none.
     """
+
+    tell_of_retries: ClassVar[Callable[[str], None] | None] = None
+    """The command line has all its clients try again, and tell it so; None: no client does by itself."""
 
     def __init__(self, host: str | None = None) -> None:
         self.path = socket_path(host)
+        tell = type(self).tell_of_retries
+        self.retries = None if tell is None else configured_retries(tell)
 
     # --- leases
 
@@ -258,12 +268,37 @@ class Client:
 
     def docker(self, method: str, target: str, *, answer_seconds: float = ANSWER_SECONDS) -> http.Answer:
         """One request without a body to the Docker API behind the gate, its answer as it came."""
-        return http.exchange(self.path, method, target, timeout_seconds=answer_seconds)
+
+        def once() -> http.Answer:
+            answer = http.exchange(self.path, method, target, timeout_seconds=answer_seconds)
+            if answer.status == NOT_NOW and self.retries is not None:
+                raise _NotNow(answer)
+            return answer
+
+        try:
+            return self._asked(once, may_repeat=method == "GET")
+        except _NotNow as error:
+            return error.answer
 
     def call(
         self, call: str, asked: Mapping[str, object], answer_seconds: float = ANSWER_SECONDS
     ) -> dict[str, Any]:
         """Any unary call by its name, such as ``Leases/Get``; the answer's fields as JSON has them."""
+        harmless = may_repeat(call, asked)
+        try:
+            return self._asked(lambda: self._call_once(call, asked, answer_seconds), may_repeat=harmless)
+        except faults.ConnectionLost as error:
+            if harmless:
+                raise
+            raise faults.ConnectionLost(
+                f"{error.message}; nobody knows whether the daemon did what was asked",
+                hint="look with `gpushare ps` or `gpushare gpus` before you ask again",
+            ) from error
+
+    def _asked(self, once: Callable[[], _Answer], *, may_repeat: bool) -> _Answer:
+        return once() if self.retries is None else self.retries.ask(once, self.path, may_repeat=may_repeat)
+
+    def _call_once(self, call: str, asked: Mapping[str, object], answer_seconds: float) -> dict[str, Any]:
         answer = http.exchange(
             self.path,
             "POST",
@@ -280,3 +315,11 @@ class Client:
         if not isinstance(data, dict):
             raise faults.not_our_daemon(self.path, "no JSON object")
         return data
+
+
+class _NotNow(Unavailable):
+    """The gate says that the engine, or the way to another node's, is away."""
+
+    def __init__(self, answer: http.Answer) -> None:
+        super().__init__(faults.docker_message(answer.status, answer.body))
+        self.answer = answer

@@ -8,6 +8,10 @@ from gpushared.domain import errors
 from gpushared.domain.errors import DaemonUnavailable, GpushareError, kind_of_code
 
 
+class NotOurDaemon(errors.Unavailable):
+    """Something else than gpushared serves the socket; asking again does not help."""
+
+
 class ConnectionLost(DaemonUnavailable):
     """The daemon was reached, but its answer did not come; the call may or may not have been carried out."""
 
@@ -27,7 +31,7 @@ def from_answer(status: int, body: bytes, path: str) -> GpushareError:
 
 def not_our_daemon(path: str, what: str) -> GpushareError:
     """What answers on the socket does not speak as gpushared does."""
-    return errors.Unavailable(f"what answers on {path} is not gpushared ({what})", hint="check GPUSHARE_HOST")
+    return NotOurDaemon(f"what answers on {path} is not gpushared ({what})", hint="check GPUSHARE_HOST")
 
 
 def unreachable(path: str, error: OSError) -> GpushareError:
@@ -41,6 +45,11 @@ def unreachable(path: str, error: OSError) -> GpushareError:
         f"no gpushared daemon answers on {path}: {why.get(type(error), error.strerror or str(error))}",
         hint="see `systemctl status gpushared`; for a daemon elsewhere: export GPUSHARE_HOST=unix:///PATH",
     )
+
+
+def docker_message(status: int, body: bytes) -> str:
+    """What an answer of the Docker API says is wrong."""
+    return str(_json_object(body).get("message", f"status {status}"))
 
 
 def _json_object(body: bytes) -> dict[str, object]:

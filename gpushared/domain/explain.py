@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 from gpushared.domain.asking import describe
 from gpushared.domain.elastic import is_elastic
-from gpushared.domain.errors import NeverFits, Unavailable
+from gpushared.domain.errors import NeverFits
 from gpushared.domain.forecast import POSITIONS, Start
-from gpushared.domain.gpu import MIB, WHOLE_PERMILLE, Gpu
+from gpushared.domain.gpu import MIB, WHOLE_PERMILLE, Gpu, check_any
 from gpushared.domain.instances import (
     could_do,
     in_words,
@@ -208,8 +208,7 @@ def _whole_minutes(seconds: float) -> str:
 
 def check_possible(state: NodeState, request: Request) -> None:
     """Raises NeverFits when even an empty node could not grant this, Unavailable when no GPU is known."""
-    if not state.gpus:
-        raise Unavailable("this node knows no GPU at the moment", hint="`gpushare gpus` says why")
+    check_any(state.gpus)
     check_host(request, total_of_host(state))
     healthy = [replace(gpu, trouble=None) for gpu in state.gpus.values()]
     if not is_grant(place(request, rooms_of(healthy, (), {}))):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from typing import NewType
+
+from gpushared.domain.errors import Unavailable
 
 GpuId = NewType("GpuId", str)
 """NVML's UUID, such as ``GPU-8f6d...``; never an index, because indices change between tools and boots."""
@@ -93,3 +95,9 @@ class Drained:
 def drained_among(drained: Mapping[GpuId, Drained], gpu_id: GpuId, parent: GpuId | None) -> Drained | None:
     """The drain that holds for a GPU: its own, or that of the GPU of which it is a part."""
     return drained.get(gpu_id) or (drained.get(parent) if parent is not None else None)
+
+
+def check_any(gpus: Sized) -> None:
+    """Raises Unavailable while the driver has told of no GPU: then nothing can be said of any."""
+    if not gpus:
+        raise Unavailable("this node knows no GPU at the moment", hint="`gpushare gpus` says why")

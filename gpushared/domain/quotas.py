@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gpushared.domain.errors import NotFound, PermissionRefused, RequestError, StateConflict
-from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu, GpuId
+from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu, GpuId, check_any
 from gpushared.domain.messages import ProjectSet
 from gpushared.domain.policy.projects import Policy, Project, Quota, problems
 from gpushared.domain.state import Draft
@@ -126,6 +126,7 @@ def _check_model(model: str, draft: Draft) -> None:
     known = capacity_of(draft.gpus)
     if model in known:
         return
+    check_any(draft.gpus)
     near = difflib.get_close_matches(model[:96], known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "models: " + (", ".join(sorted(known)) or "none is seen")
     raise NotFound(f"this node has no GPU of model {shown(model)}", hint=hint)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpushared.api.v1 import gpus_pb2
 from gpushared.domain.errors import NotFound, RequestError
-from gpushared.domain.gpu import GpuId
+from gpushared.domain.gpu import GpuId, check_any
 from gpushared.domain.messages import GpuDrainAsked
 from gpushared.domain.request import Caller
 from gpushared.domain.state import NodeState
@@ -42,15 +42,17 @@ class Drains:
 def named(name: str, state: NodeState) -> list[GpuId]:
     """By index, with its MIG instances; as ``0:1``, which is one of these; by UUID; or ``all``.
 
-    Also one that is drained and not there now.
+    Also one that is drained and not there now. Raises NotFound, and Unavailable while no GPU is known.
     """
     if not name:
         raise RequestError("no GPU is named", hint="give its index, its UUID or `all`")
     known = [*state.gpus, *(gpu for gpu in state.drained if gpu not in state.gpus)]
     if name == ALL:
+        check_any(known)
         return known
     by_index = [gpu.id for gpu in state.gpus.values() if name in (str(gpu.index), gpu.label)]
     found = by_index or [gpu for gpu in known if gpu == name]
     if not found:
+        check_any(state.gpus)
         raise NotFound(f"there is no GPU {shown(name)}", hint="`gpushare gpus -o wide` lists them")
     return found

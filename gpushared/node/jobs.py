@@ -222,10 +222,11 @@ class NodeJobs:
         path = self._socket
         here = not view.pool or (self._is_here(part.node) and self._has_lease(LeaseId(part.lease_id), caller))
         if not here:
-            if self.doors is None:
+            if self.doors is None or self.pool is None:
                 raise Unavailable(
                     f"the container of job {view.id} is on the node {part.node}", hint="ask there"
                 )
+            self.pool.check_answers()
             path = await self.doors.door(JobId(view.id), rank, caller, attempt)
         return jobs_pb2.DoorAnswer(host=f"unix://{path}", lease_id=part.lease_id, node=part.node, here=here)
 
@@ -245,9 +246,9 @@ class NodeJobs:
     # --- many ------------------------------------------------------------------------------------------
 
     async def list_jobs(self, message: jobs_pb2.ListJobsRequest, caller: Caller) -> jobs_pb2.ListJobsResponse:
-        """This node's own, then the pool's."""
+        """This node's own, then the pool's. Raises Unavailable for an array that only the pool knows."""
         owner = self.owner(caller)
-        if self.pool is None:
+        if self.pool is None or (message.array_id and await self._is_own(message.array_id, owner)):
             return await self._own.list_jobs(message, owner)
         own = jobs_pb2.ListJobsResponse()
         if not message.page_token.startswith(IN_POOL):
@@ -269,6 +270,15 @@ class NodeJobs:
         return await self._pool("list its nodes").nodes(message, caller)
 
     # --- helpers ---------------------------------------------------------------------------------------
+
+    async def _is_own(self, array: str, owner: Owner) -> bool:
+        """Whether an array, or a job whose id looks as an array's does, is of this node's own book."""
+        asked = jobs_pb2.ListJobsRequest(array_id=array, ended=True, limit=1)
+        if (await self._own.list_jobs(asked, owner)).jobs:
+            return True
+        with suppress(NotFound):
+            return bool(await self._own.find(array, owner))
+        return False
 
     def _has_lease(self, lease: LeaseId, caller: Caller) -> bool:
         """Whether it is the caller's own. By a pool's order jobs run here as who their owners are *here*.

@@ -232,8 +232,7 @@ class PoolJobs:
 
     async def logs(self, message: jobs_pb2.LogsRequest, caller: Caller) -> AsyncIterator[jobs_pb2.LogChunk]:
         """What a job's container writes, wherever it is."""
-        if not self._link.connected:
-            raise Unavailable(self._away(), hint="try again when it answers")
+        self.check_answers()
         async for chunk in self._coordinator.stream("Logs", message, caller):
             yield chunk
 
@@ -242,14 +241,23 @@ class PoolJobs:
     async def list_jobs(
         self, message: jobs_pb2.ListJobsRequest, owner: Owner, caller: Caller
     ) -> jobs_pb2.ListJobsResponse:
-        """Of the pool, or of what came in here and what is known of it."""
-        if self._link.connected:
+        """Of the pool, or of what came in here and what is known of it.
+
+        An array is listed as a whole: whoever waits for it would take what is missing for jobs that are over.
+        Raises Unavailable where only the pool can tell of it, and does not.
+        """
+        array = [one for one in self._outbox.records() if one.spec.array == message.array_id]
+        is_known = not message.array_id or array or self._outbox.record(JobId(message.array_id)) is not None
+        if self._link.connected and all(one.taken or one.over for one in array):
             try:
                 answer: jobs_pb2.ListJobsResponse = await self._ask(_LIST, message, caller)
             except (Unavailable, TimedOut):
-                pass
+                if not is_known:
+                    raise
             else:
                 return answer
+        elif not is_known:
+            self.check_answers()
         shown_ones = [
             self._view(record)
             for record in self._outbox.records()
@@ -272,6 +280,11 @@ class PoolJobs:
         return answer
 
     # --- helpers ---------------------------------------------------------------------------------------
+
+    def check_answers(self) -> None:
+        """Raises Unavailable while there is no link to the coordinator."""
+        if not self._link.connected:
+            raise Unavailable(self._away(), hint="try again when it answers")
 
     async def _ask(self, name: str, message: Message, caller: Caller) -> Any:
         seconds = ANSWER_SECONDS

@@ -11,7 +11,7 @@ import grpc
 
 import gpushared
 from gpushared.config.model import Config
-from gpushared.domain.errors import GpushareError, StateConflict
+from gpushared.domain.errors import GpushareError, StateConflict, Unavailable
 from gpushared.domain.jobs.contact import Contact
 from gpushared.domain.jobs.member import Free, Inventory
 from gpushared.domain.jobs.model import AttemptKey, JobId, NodeName
@@ -29,6 +29,7 @@ from gpushared.pool.member.session import Identity
 from gpushared.serving.troubles import Troubles
 
 NAME_SERVICE_SECONDS = 5.0
+NOT_DIALLED = "this node's daemon has just begun, or is ending, and has no link to the coordinator"
 
 
 class PoolDesk:
@@ -139,9 +140,9 @@ class PoolLink:
 
     def away(self) -> str:
         """Since when and why it does not, in a sentence; empty while it does."""
-        if self.link is None:
-            return "this node is in no pool"
-        return "" if self.link.connected else self.link.state.away
+        if self.link is not None:
+            return "" if self.link.connected else self.link.state.away
+        return "this node is in no pool" if self._enrolment.membership is None else NOT_DIALLED
 
     def submit(self, job: JobId) -> None:
         """A job came into the outbox; without a link it waits there."""
@@ -169,8 +170,13 @@ class PoolLink:
         return True
 
     async def channel(self) -> grpc.aio.Channel:
-        """One to the coordinator for calls beside the stream; not to be closed. Raises StateConflict."""
+        """One to the coordinator for calls beside the stream; not to be closed.
+
+        Raises StateConflict where the node is in no pool, Unavailable while the daemon begins or ends.
+        """
         if self.link is None:
+            if self._enrolment.membership is not None:
+                raise Unavailable(f"the pool does not answer: {NOT_DIALLED}", hint="try again in a moment")
             raise StateConflict("this node is in no pool", hint="gpushare node join HOST --token-file FILE")
         return await self.link.dial.kept()
 

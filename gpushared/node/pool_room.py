@@ -54,7 +54,10 @@ class PoolRoom:
         runtime_dir: Path,
         simulated: bool,
     ) -> None:
-        """``room`` is open. ``allowance`` is made of what tells whether the coordinator answers."""
+        """``room`` is open, and what ``enrolment`` has is loaded.
+
+        ``allowance`` is made of what tells whether the coordinator answers.
+        """
         orders = OrderAudit(audit, lambda: enrolment.membership.pool if enrolment.membership else "")
         self.link = PoolLink(
             config, enrolment, host.desk, loop, room.outbox, troubles, orders, simulated=simulated
@@ -85,6 +88,7 @@ class PoolRoom:
         self.link.guests.allowance = self.allowance.told
         loop.due = self.allowance.due
         room.outbox.teller = self.link
+        self._take_up()
 
     def calls(self) -> dict[str, Unary]:
         """What is asked of the coordinator as it stands, beside jobs."""
@@ -120,14 +124,18 @@ class PoolRoom:
         """Have the pool's jobs at hand while the node is in a pool."""
         while True:
             version, membership = self._enrolment.version, self._enrolment.membership
+            self._take_up()
             await self.allowance.be_in("" if membership is None else membership.pool)
-            jobs = self._room.jobs
-            jobs.doors = None if membership is None else self._doors
-            if membership is None:
-                jobs.pool = None
-            elif jobs.pool is None or jobs.pool.name != membership.pool:
-                jobs.pool = self._pool_jobs(membership.pool, NodeName(membership.node))
             await self._enrolment.changed(version)
+
+    def _take_up(self) -> None:
+        """Set the pool that the node is in now. Called before anybody can ask, so that nobody hears of none."""
+        membership, jobs = self._enrolment.membership, self._room.jobs
+        jobs.doors = None if membership is None else self._doors
+        if membership is None:
+            jobs.pool = None
+        elif jobs.pool is None or jobs.pool.name != membership.pool:
+            jobs.pool = self._pool_jobs(membership.pool, NodeName(membership.node))
 
     def _pool_jobs(self, pool: str, node: NodeName) -> PoolJobs:
         return PoolJobs(

@@ -59,6 +59,7 @@ class _Room:
             JobViews(lambda: loop.state, loop.now),
             presets=lambda: {name: one.ask for name, one in coordinator.config().presets.items()},
             notices=self._notices,
+            lacks=lambda: next(iter(self._notices()), ""),
         )
 
     # --- unary -----------------------------------------------------------------------------------------

@@ -13,10 +13,11 @@ from typing import Protocol
 
 from gpushared.api.v1 import jobs_pb2
 from gpushared.domain.asking import Ask
-from gpushared.domain.errors import GpushareError, RequestError
+from gpushared.domain.errors import GpushareError, NotFound, RequestError, Unavailable
 from gpushared.domain.jobs.messages import CancelAsked, JobHoldAsked, JobSubmitted, PoolEvent
 from gpushared.domain.jobs.model import HERE, After, AfterKind, Ended, Job, JobId, NodeName, Owner
 from gpushared.domain.jobs.state import PoolState
+from gpushared.domain.units import shown
 from gpushared.pool import job_search as search
 from gpushared.pool.job_ids import MAX_ARRAY, is_array_id
 from gpushared.pool.job_search import Asked, Past
@@ -59,6 +60,10 @@ def _no_notices() -> Sequence[str]:
     return ()
 
 
+def _knows_all() -> str:
+    return ""
+
+
 def bounded_seconds(asked: float) -> float:
     """How long somebody may wait for an answer. Raises RequestError for what is no number."""
     if math.isnan(asked):
@@ -84,8 +89,19 @@ async def in_batch(
     return jobs_pb2.SubmitBatchAnswer(results=results)
 
 
+def _not_known_yet(reference: str, lacks: str) -> Unavailable:
+    return Unavailable(
+        f"what job {shown(reference)} is cannot be told yet: {lacks}",
+        hint="try again in a moment; `gpushare pool status` names who is waited for",
+    )
+
+
 class JobsService:
-    """``notices``: what whoever reads a list should know; ``stop_grace_seconds`` where nobody says one."""
+    """``notices``: what whoever reads a list should know; ``stop_grace_seconds`` where nobody says one.
+
+    ``lacks``: why there may be jobs that are not known yet, empty where there are none. Until then nobody is
+    told that a job does not exist, nor of a part of an array as if it were all.
+    """
 
     def __init__(
         self,
@@ -96,6 +112,7 @@ class JobsService:
         presets: Callable[[], Mapping[str, Ask]] = _no_presets,
         check: Check = _no_check,
         notices: Callable[[], Sequence[str]] = _no_notices,
+        lacks: Callable[[], str] = _knows_all,
         stop_grace_seconds: int = 10,
     ) -> None:
         self.views = views
@@ -104,6 +121,7 @@ class JobsService:
         self._presets = presets
         self._check = check
         self._notices = notices
+        self._lacks = lacks
         self._stop_grace_seconds = stop_grace_seconds
 
     # --- taking ----------------------------------------------------------------------------------------
@@ -111,9 +129,11 @@ class JobsService:
     async def submit(
         self, message: jobs_pb2.SubmitRequest, owner: Owner, *, origin: NodeName = HERE
     ) -> jobs_pb2.SubmitAnswer:
-        """All of it is kept, or none."""
+        """All of it is kept, or none. A request that is repeated is not judged anew: its jobs are kept."""
         wanted = await self.read(message, owner, origin=origin)
-        await self._check(wanted, owner)
+        first, _ = wanted.jobs[0]
+        if first not in self._machine.state.jobs and first not in self._machine.state.ended:
+            await self._check(wanted, owner)
         jobs = await self._keep(wanted, owner)
         array = jobs[0].spec.array if wanted.array is not None else None
         return jobs_pb2.SubmitAnswer(job_ids=[job.id for job in jobs], array_id=array or "")
@@ -184,6 +204,8 @@ class JobsService:
             token=message.page_token,
         )
         found = await search.page(self._machine.state, self._past, asked, owner)
+        if message.array_id:
+            await self._check_whole(message.array_id, found, owner)
         return jobs_pb2.ListJobsResponse(
             jobs=[self.views.job(job) for job in found.jobs],
             next_page_token=found.next_token,
@@ -249,7 +271,21 @@ class JobsService:
         return await self._find(reference, owner)
 
     async def _find(self, reference: str, owner: Owner) -> Job:
-        return await search.find(self._machine.state, self._past, reference, owner)
+        try:
+            return await search.find(self._machine.state, self._past, reference, owner)
+        except NotFound:
+            if lacks := self._lacks():
+                raise _not_known_yet(reference, lacks) from None
+            raise
+
+    async def _check_whole(self, array: str, found: search.Found, owner: Owner) -> None:
+        """Raises Unavailable where jobs of the array may be missing in what was found."""
+        if not (lacks := self._lacks()):
+            return
+        if found.jobs and self._machine.state.recovering_since is not None:
+            raise _not_known_yet(array, lacks)
+        if not found.jobs:
+            await self._find(array, owner)  # a single job's id looks as an array's does
 
     def _again(self, job: Job) -> Job:
         """The job as it is now."""

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 GPUSHARE = [sys.executable, "-c", "import sys; from gpushared.cli.main import main; sys.exit(main())"]
+ASK_ONCE = {"GPUSHARE_RETRY_SECONDS": "0"}
+"""For tests of an error's words: a daemon that is away is not waited for."""
 PLAIN_ENVIRONMENT = (
     "NO_COLOR",
     "FORCE_COLOR",
     "GPUSHARE_HOST",
     "GPUSHARE_DEBUG",
+    "GPUSHARE_RETRY_SECONDS",
     "DOCKER_HOST",
     "DOCKER_CONTEXT",
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpushared.client import Client, ConnectionLost, socket_path
+from gpushared.client.faults import NotOurDaemon
 from gpushared.client.http import exchange
 from gpushared.domain import errors
 from tests.cli.standin import HANG_UP, Reply, StandIn, ok, refusal
@@ -63,28 +64,22 @@ class Broken:
             Broken(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{", ConnectionLost),
             id="half a chunk",
         ),
-        pytest.param(Broken(b"SSH-2.0-OpenSSH\r\n\r\n", errors.Unavailable), id="another protocol"),
+        pytest.param(Broken(b"SSH-2.0-OpenSSH\r\n\r\n", NotOurDaemon), id="another protocol"),
         pytest.param(
-            Broken(b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", errors.Unavailable), id="negative length"
+            Broken(b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", NotOurDaemon), id="negative length"
         ),
         pytest.param(
-            Broken(b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n", errors.Unavailable),
+            Broken(b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n", NotOurDaemon),
             id="huge length",
         ),
         pytest.param(
-            Broken(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", errors.Unavailable),
+            Broken(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", NotOurDaemon),
             id="no chunk size",
         ),
-        pytest.param(
-            Broken(b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 30_000, errors.Unavailable), id="endless head"
-        ),
-        pytest.param(Broken(b"H" * 300_000, errors.Unavailable), id="endless line"),
-        pytest.param(
-            Broken(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", errors.Unavailable), id="no object"
-        ),
-        pytest.param(
-            Broken(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n{", errors.Unavailable), id="no JSON"
-        ),
+        pytest.param(Broken(b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 30_000, NotOurDaemon), id="endless head"),
+        pytest.param(Broken(b"H" * 300_000, NotOurDaemon), id="endless line"),
+        pytest.param(Broken(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", NotOurDaemon), id="no object"),
+        pytest.param(Broken(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n{", NotOurDaemon), id="no JSON"),
     ],
 )
 def test_a_broken_answer_is_an_error_of_our_tree(standin: StandIn, case: Broken) -> None:

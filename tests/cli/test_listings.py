@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.answers import GRANT, QUEUED, lease
-from tests.cli.process import Gpushare
+from tests.cli.process import ASK_ONCE, Gpushare
 from tests.cli.standin import Reply, StandIn, ok, refusal
 
 GIB = 1024**3
@@ -233,7 +233,7 @@ def test_an_unknown_output_is_a_usage_error_that_asks_nobody(
 
 def test_an_error_of_the_daemon_is_a_sentence_and_a_hint(gpushare: Gpushare, standin: StandIn) -> None:
     standin.answers["Leases/List"] = refusal(503, "unavailable", "the journal is full", "make room")
-    done = gpushare("ps")
+    done = gpushare("ps", **ASK_ONCE)
     assert (done.returncode, done.stdout) == (125, "")
     assert done.stderr == "gpushare: the journal is full\n  hint: make room\n"
 
@@ -248,7 +248,7 @@ def test_an_error_cannot_move_the_cursor_or_flood_the_terminal(gpushare: Gpushar
 def test_a_missing_daemon_is_said_with_a_hint(gpushare: Gpushare, standin: StandIn) -> None:
     standin.go_away()
     for command in ("ps", "gpus", "queue", "presets"):
-        done = gpushare(command)
+        done = gpushare(command, **ASK_ONCE)
         assert done.returncode == 125
         assert "systemctl status gpushared" in done.stderr
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.bed import parts
-from tests.cli.process import Gpushare
+from tests.cli.process import ASK_ONCE, Gpushare
 from tests.cli.standin import HANG_UP, Call, StandIn, ok, refusal
 
 JOB = "k3m9x0p2qa"
@@ -392,7 +392,7 @@ def test_a_node_that_is_cut_off_is_named_and_not_taken_for_this_one_s_daemon(
         there.answers[OF_JOB] = HANG_UP
         standin.answers["Jobs/Get"] = ok(RUNNING | {"pool": True})
         standin.answers["Jobs/Door"] = ok({"host": there.host, "lease_id": "l-7f3k", "node": "ws4"})
-        done = gpushare("logs", JOB)
+        done = gpushare("logs", JOB, **ASK_ONCE)
         there.close()
     assert done.returncode == 125
     assert f"node ws4, where job {JOB} is, is not reached" in done.stderr

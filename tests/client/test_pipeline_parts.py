@@ -12,8 +12,8 @@ import pytest
 
 from gpushared.client.faults import ConnectionLost
 from gpushared.client.job_messages import Job
+from gpushared.client.patience import FIRST_SECONDS, Patience
 from gpushared.client.pipeline.door import find_door, pool_of
-from gpushared.client.pipeline.patience import FIRST_SECONDS, Patience
 from gpushared.client.pipeline.progress import Position, Watched
 from gpushared.client.pipeline.request import JobRequest, Mount
 from gpushared.domain.errors import (

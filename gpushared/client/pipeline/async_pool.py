@@ -15,6 +15,7 @@ import grpc
 from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc
 from gpushared.client.faults import ConnectionLost
 from gpushared.client.job_messages import Job, JobExplanation, NodeList, SubmitAnswer
+from gpushared.client.patience import Patience
 from gpushared.client.pipeline import progress
 from gpushared.client.pipeline.calls import (
     CALL_SECONDS,
@@ -28,7 +29,6 @@ from gpushared.client.pipeline.calls import (
 )
 from gpushared.client.pipeline.door import find_door
 from gpushared.client.pipeline.faults import ended_early, error_of
-from gpushared.client.pipeline.patience import Patience
 from gpushared.client.pipeline.progress import STARTED, Position, Watched, job_of
 from gpushared.client.pipeline.request import JobRequest
 from gpushared.domain.errors import GpushareError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gpushared.domain.errors import LimitReached, NotFound, RequestError, StateConflict
+from gpushared.domain.errors import LimitReached, NotFound, RequestError, StateConflict, Unavailable
 from gpushared.domain.jobs.following import cancel, end
 from gpushared.domain.jobs.messages import CancelAsked, JobHoldAsked, JobPriorityAsked, JobSubmitted
 from gpushared.domain.jobs.model import (
@@ -59,7 +59,7 @@ def submit(event: JobSubmitted, draft: PoolDraft) -> None:
     if not old:
         for after in spec.after:
             if after.job not in past:
-                draft.state.find(after.job)
+                _check_known(after.job, draft)
     job = Job(
         id=event.job,
         sequence=draft.state.next_sequence,
@@ -77,6 +77,19 @@ def submit(event: JobSubmitted, draft: PoolDraft) -> None:
     draft.put(job.note(draft.now, f"submitted by {spec.owner.principal}{where}"))
     draft.answer = job.id
     look_at_dependencies(draft.state.jobs[job.id], draft, past)
+
+
+def _check_known(job: JobId, draft: PoolDraft) -> None:
+    """Raises NotFound, and Unavailable while nodes may still tell of it."""
+    try:
+        draft.state.find(job)
+    except NotFound:
+        if draft.state.settled:
+            raise
+        raise Unavailable(
+            f"whether there is a job {shown(job)} is not known yet: nodes are asked what they have",
+            hint="try again in a moment",
+        ) from None
 
 
 def enter(job: Job, draft: PoolDraft, *, old: bool) -> None:

@@ -1,4 +1,4 @@
-"""How long a pool that does not answer is waited for, and how often it is asked meanwhile."""
+"""How long a daemon or a pool that does not answer is waited for, and how often it is asked meanwhile."""
 
 from __future__ import annotations
 
@@ -15,10 +15,18 @@ LONGEST_SECONDS = 5.0
 class Patience:
     """Of one call or stream. ``seconds`` begin anew whenever there is an answer."""
 
-    def __init__(self, seconds: float, *, known: bool, chance: random.Random | None = None) -> None:
-        """``known``: whether the pool has ever answered."""
+    def __init__(
+        self,
+        seconds: float,
+        *,
+        known: bool,
+        longest_pause_seconds: float = LONGEST_SECONDS,
+        chance: random.Random | None = None,
+    ) -> None:
+        """``known``: whether the other side has ever answered."""
         self._seconds = seconds if known else min(seconds, FIRST_SECONDS)
         self._all = seconds
+        self._longest_pause_seconds = longest_pause_seconds
         self._chance = chance or random.SystemRandom()
         self._since: float | None = None
         self._tries = 0
@@ -34,6 +42,6 @@ class Patience:
         self._since = now if self._since is None else self._since
         if now - self._since >= self._seconds:
             raise error
-        longest = min(LONGEST_SECONDS, SHORTEST_SECONDS * 2.0**self._tries)
+        longest = min(self._longest_pause_seconds, SHORTEST_SECONDS * 2.0**self._tries)
         self._tries = min(self._tries + 1, 10)
         return self._chance.uniform(longest / 2, longest)

@@ -1,0 +1,119 @@
+"""Calls that are tried again while the daemon restarts: which ones, for how long, and what is said of it.
+
+A daemon is expected where its socket is, or the directory that it serves from. Where neither is there, no
+daemon was ever started, and the first error is the answer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gpushared.client.faults import ConnectionLost, NotOurDaemon
+from gpushared.domain.errors import ConfigError, DaemonUnavailable, GpushareError, TimedOut, Unavailable
+
+if TYPE_CHECKING:
+    from gpushared.client.patience import Patience
+
+RETRY_SECONDS = 30.0
+"""As long as the daemon keeps a place in the queue that nobody waits for."""
+SECONDS_VARIABLE = "GPUSHARE_RETRY_SECONDS"
+MAX_RETRY_SECONDS = 86_400
+LONGEST_PAUSE_SECONDS = 1.0
+INNER_DIRECTORY = "inner"
+"""Every daemon has this directory beside its socket, and leaves it there when it ends."""
+
+READING = frozenset(
+    {
+        *("Leases/Get", "Leases/List", "Leases/Wait", "Leases/Explain", "Leases/Offer"),
+        *("Gpus/List", "Projects/List", "Node/Status", "Node/Presets", "Node/Doctor"),
+        *("Audit/List", "Policy/Explain", "Policy/Show"),
+        *("Jobs/Get", "Jobs/List", "Jobs/Wait", "Jobs/Explain", "Jobs/Door", "Jobs/Nodes"),
+        *("PoolAdmin/Status", "PoolAdmin/ListJoinTokens", "PoolAdmin/ListApiTokens", "PoolAdmin/Anchors"),
+    }
+)
+SAME_WHEN_REPEATED = frozenset(
+    {
+        *("Leases/Release", "Leases/Stop", "Leases/Hold", "Leases/SetPriority"),
+        *("Leases/Pause", "Leases/Resume", "Gpus/Drain", "Gpus/Undrain", "Projects/Set"),
+        *("Jobs/Cancel", "Jobs/Hold", "PoolAdmin/DrainNode"),
+    }
+)
+"""Changes that say how something is to be: asked twice, it is so all the same."""
+WITH_REQUEST_ID = frozenset({"Leases/Request", "Jobs/Submit", "Jobs/Reserve"})
+"""The daemon tells by the id that it was asked before, over restarts too."""
+
+_Answer = TypeVar("_Answer")
+
+
+class Retries:
+    """How one client asks again. ``tell`` gets a sentence, once for each time that the daemon is away."""
+
+    def __init__(self, tell: Callable[[str], None], seconds: float = RETRY_SECONDS) -> None:
+        self.tell = tell
+        self.seconds = seconds
+        self._patience: Patience | None = None
+
+    def ask(self, once: Callable[[], _Answer], path: str, *, may_repeat: bool) -> _Answer:
+        """What ``once`` gives, tried again where that may help. Raises what the last try raised.
+
+        ``path``: of the socket. ``may_repeat``: whether the daemon may have carried out an earlier try.
+        """
+        while True:
+            try:
+                answer = once()
+            except GpushareError as error:
+                if not _may_pass(error, path, may_repeat=may_repeat):
+                    self._patience = None
+                    raise
+                self._pause(error)
+            else:
+                self._patience = None
+                return answer
+
+    def _pause(self, error: GpushareError) -> None:
+        if self._patience is None:
+            from gpushared.client.patience import Patience
+
+            self._patience = Patience(self.seconds, known=True, longest_pause_seconds=LONGEST_PAUSE_SECONDS)
+            away = "the daemon is away" if isinstance(error, DaemonUnavailable) else error.message
+            self.tell(f"{away}; trying again for {self.seconds:.0f} s")
+        sleep(self._patience.pause_seconds(error, monotonic()))
+
+
+def configured_retries(tell: Callable[[str], None]) -> Retries | None:
+    """For GPUSHARE_RETRY_SECONDS, or 30 s; None for 0 seconds. Raises ConfigError."""
+    text = os.environ.get(SECONDS_VARIABLE) or str(RETRY_SECONDS)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= MAX_RETRY_SECONDS:
+        raise ConfigError(
+            f"{SECONDS_VARIABLE} is {text[:100]!r}, which is no number of seconds that can be waited",
+            hint=f"give 0 to {MAX_RETRY_SECONDS}; without it calls are tried again for {RETRY_SECONDS:.0f} s",
+        )
+    return Retries(tell, seconds) if seconds else None
+
+
+def may_repeat(call: str, asked: Mapping[str, Any]) -> bool:
+    """Whether a call does no harm where an earlier try of it was carried out."""
+    if call in WITH_REQUEST_ID:
+        return bool(asked.get("request_id") or asked.get("job", {}).get("request_id"))
+    return call in READING or call in SAME_WHEN_REPEATED
+
+
+def _may_pass(error: GpushareError, path: str, *, may_repeat: bool) -> bool:
+    if isinstance(error, NotOurDaemon) or not isinstance(error, Unavailable | TimedOut):
+        return False
+    if isinstance(error, DaemonUnavailable) and not isinstance(error, ConnectionLost):
+        return _is_expected(path)  # nothing was sent, so nothing was carried out
+    return may_repeat
+
+
+def _is_expected(path: str) -> bool:
+    # os.path, because importing pathlib takes longer than most calls.
+    inner = os.path.join(os.path.dirname(path), INNER_DIRECTORY)  # noqa: PTH118, PTH120
+    return os.path.exists(path) or os.path.exists(inner)  # noqa: PTH110
