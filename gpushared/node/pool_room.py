@@ -129,7 +129,7 @@ class PoolRoom:
             await self._enrolment.changed(version)
 
     def _take_up(self) -> None:
-        """Set the pool that the node is in now. Called before anybody can ask, so that nobody hears of none."""
+        """Set the pool that the node is in now; first before anybody can ask, so nobody hears of none."""
         membership, jobs = self._enrolment.membership, self._room.jobs
         jobs.doors = None if membership is None else self._doors
         if membership is None:

@@ -246,6 +246,11 @@ class Machine:
             raise BrokenBed(f"{self.name}: {' '.join(words)}: {done.stdout}{done.stderr}")
         return done
 
+    def talk_to(self, *words: str) -> subprocess.Popen[str]:
+        """A command whose standard input and output are pipes."""
+        entering = self._entering(self._environment(), words)
+        return subprocess.Popen(entering, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
     def _entering(self, environment: Mapping[str, str], words: Sequence[str]) -> list[str]:
         settings = [f"{name}={value}" for name, value in environment.items()]
         return [

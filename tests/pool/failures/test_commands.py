@@ -1,0 +1,239 @@
+"""Commands begun, waiting and attached while a daemon, the coordinator or an engine restarts.
+
+One restart with all commands in flight at once; what they are to say stands in ``commands``.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.bed import parts
+from tests.pool.failures.commands import (
+    ATTACHED,
+    BEGUN,
+    WAITING,
+    WAITS_FOR_IT,
+    Desk,
+    Row,
+    Typed,
+    wait_for,
+    wait_over,
+)
+from tests.pool.failures.machine import wait_until
+from tests.pool.failures.world import World
+
+ONCE = 'echo ran >>"$0/$1"; exit $2'
+"""Run as ``sh -c ONCE DIRECTORY NAME CODE``."""
+UNTIL_GO = 'echo began; while [ ! -e "$0/go" ]; do sleep 0.1; done; echo ended; exit $1'
+"""Run as ``sh -c UNTIL_GO DIRECTORY CODE``."""
+
+
+@dataclass(frozen=True)
+class Restart:
+    """What goes away, how, and what brings it back. ``needed``: the word in a row's needs; empty for all."""
+
+    away: Callable[[World], None]
+    back: Callable[[World], None]
+    needed: str = ""
+
+
+RESTARTS = {
+    "daemon stopped": Restart(lambda world: world.nodes["a"].stop(), lambda world: world.nodes["a"].start()),
+    "daemon killed": Restart(lambda world: world.nodes["a"].kill(), lambda world: world.nodes["a"].start()),
+    "coordinator killed": Restart(
+        lambda world: world.coordinator.kill(), lambda world: world.coordinator.start(), "coordinator"
+    ),
+    "engine stopped": Restart(
+        lambda world: world.nodes["a"].engine.stop(), lambda world: world.nodes["a"].engine.start(), "engine"
+    ),
+}
+
+
+class Round:
+    """Jobs and leases for the rows of one restart, and the commands that were typed."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.node = world.nodes["a"]
+        self.shared = world.diary.directory / f"round-{secrets.token_hex(3)}"
+        self.shared.mkdir()
+        self.shared.chmod(0o1777)
+        commands = world.directory / self.shared.name
+        commands.mkdir()
+        self.desk = Desk(self.node, commands)
+        self.named: dict[str, str] = {}
+        self.files: list[Path] = []
+
+    def prepare(self) -> None:
+        over, here_over = "echo said far; exit 3", "echo said here; exit 4"
+        pool, small = ("--pool", "--gpu", "0.1"), ("--gpu", "0.1")
+        until_go = ("sh", "-c", UNTIL_GO, str(self.shared), "9")
+        self._submit("over", *pool, given=("sh", "-c", over))
+        self._submit("elsewhere_over", *pool, given=("sh", "-c", over), on="b")
+        self._submit("elsewhere_array", *pool, "--array", "0-1", given=("sh", "-c", over), on="b")
+        self._submit("here_over", *small, given=("sh", "-c", here_over))
+        self._submit("runs", *pool, "--node", "b", given=until_go)
+        self._submit("elsewhere_runs", *pool, given=until_go, on="b")
+        self._submit("array_runs", *pool, "--array", "0-1", given=until_go)
+        self._submit("elsewhere_array_runs", *pool, "--array", "0-1", given=until_go, on="b")
+        self._submit("here_runs", *small, given=until_go)
+        for name in ("here_held", "here_waits"):
+            self._submit(name, *small, "--hold", given=until_go)
+        self._submit("held", *pool, "--hold", given=until_go)
+        for name in ("lease", "pauses", "resumes", "stops"):
+            self._hold_lease(name)
+        self.node.gpushare("pause", self.named["resumes"])
+        for name in ("over", "here_over"):
+            self.node.gpushare("wait", self.named[name], check=False)
+        for name in ("elsewhere_over", "elsewhere_array"):
+            self.world.nodes["b"].gpushare("wait", self.named[name], check=False)
+        for name in ("runs", "here_runs"):
+            wait_until(lambda name=name: "began" in self._output(name), f"{name} runs")  # type: ignore[misc]
+
+    def _submit(self, name: str, *options: str, given: Iterable[str], on: str = "a") -> None:
+        volume = f"{self.shared}:{self.shared}"
+        words = ("submit", *options, "-v", volume, parts.BUSYBOX_IMAGE, *given)
+        self.named[name] = self.world.nodes[on].gpushare(*words).split()[0]
+
+    def _hold_lease(self, name: str) -> None:
+        words = ("run", "-d", "--gpu", "0.1", "--time", "1h", parts.BUSYBOX_IMAGE, "sleep", "1000")
+        container = self.node.gpushare(*words).split()[0]
+        self.named[name] = self.node.call("Leases/Get", {"lease_id": container})["id"]
+
+    def _output(self, name: str) -> str:
+        return self.node.gpushare("logs", self.named[name], check=False)
+
+    # --- typing ----------------------------------------------------------------------------------------
+
+    def type(self, rows: Iterable[Row]) -> list[Typed]:
+        return [self.desk.type(row, self._words(row)) for row in rows]
+
+    def _words(self, row: Row) -> list[str]:
+        volume = ["-v", f"{self.shared}:{self.shared}", parts.BUSYBOX_IMAGE, "sh", "-c"]
+        file = self.shared / secrets.token_hex(4)
+        if row.runs:
+            self.files += [file] * (2 if "--array" in row.words else 1)
+        words: list[str] = []
+        for word in row.words.split():
+            if word == "{once}":
+                words += [*volume, ONCE, str(self.shared), file.name]
+            elif word == "{until_go}":
+                words += [*volume, UNTIL_GO, str(self.shared)]
+            else:
+                words.append(word.format_map(self.named))
+        return words
+
+    def let_go(self) -> None:
+        """What the commands wait for happens."""
+        (self.shared / "go").touch()
+
+    # --- judging ---------------------------------------------------------------------------------------
+
+    def check(self, typed: Iterable[Typed]) -> None:
+        """That all said the truth."""
+        faults = [f"{one.row.name}: {one}" for one in typed if not self._is_true(one)]
+        assert not faults, "\n".join(faults)
+
+    def _is_true(self, typed: Typed) -> bool:
+        return typed.code == typed.row.code and typed.row.out.format_map(self.named) in typed.out
+
+    def is_resumable(self, typed: Typed) -> bool:
+        """Whether an attached command that could not go on says how to."""
+        return typed.code == 125 and "gpushare attach" in typed.err
+
+    def check_ran_once(self) -> None:
+        """No program of a command ran twice, or not at all."""
+
+        def ran() -> Mapping[Path, int]:
+            return {file: len(file.read_text().splitlines()) if file.exists() else 0 for file in self.files}
+
+        wanted = {file: self.files.count(file) for file in self.files}
+        wait_until(lambda: all(ran()[file] >= wanted[file] for file in wanted), "all programs ran")
+        assert ran() == wanted
+
+    def close(self) -> None:
+        """Whatever the test came to: nothing of the round goes on."""
+        self.desk.close()
+        self.let_go()
+        self.node.gpushare("undrain", "all")
+        for name in ("held", "here_held", "here_waits"):
+            self.node.gpushare("cancel", self.named[name], check=False)
+        for name in ("lease", "pauses", "resumes", "stops"):
+            self.node.gpushare("stop", self.named[name], check=False)
+
+
+@contextmanager
+def rounds(world: World) -> Iterator[Round]:
+    """A round whose jobs and leases are there."""
+    made = Round(world)
+    made.prepare()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@contextmanager
+def _away(world: World, restart: Restart) -> Iterator[None]:
+    restart.away(world)
+    try:
+        yield
+    finally:
+        restart.back(world)
+
+
+def _needs(row: Row, restart: Restart) -> bool:
+    return not restart.needed or restart.needed in row.needs
+
+
+def _has_noticed(typed: Typed) -> bool:
+    """A run in the pool is kept on its node meanwhile, and waits there as in a queue."""
+    return WAITS_FOR_IT in typed.err or "pool does not answer" in typed.err or typed.code is not None
+
+
+def _release(made: Round, waiting: Iterable[Typed]) -> None:
+    """Let what stands in a queue start: leases and jobs that were asked for with --hold."""
+    for one in waiting:
+        if one.row.runs:
+            name = one.err.removeprefix("gpushare: ").split()[0]
+            made.node.gpushare("unhold", name)
+
+
+@pytest.mark.parametrize("restart", RESTARTS.values(), ids=RESTARTS)
+def test_commands_hear_the_truth_whatever_restarts_behind_them(world: World, restart: Restart) -> None:
+    with rounds(world) as made:
+        waiting = made.type(WAITING)
+        wait_for((one for one in waiting if one.row.runs), lambda one: one.err, "they stand in the queue")
+        with _away(world, restart):
+            begun = made.type(BEGUN)
+            waits = [one for one in begun if _needs(one.row, restart)]
+            wait_for(waits, _has_noticed, "all notice that it is away")
+            in_vain = [f"{one.row.name}: {one}" for one in waits if one.code is not None]
+        wait_over(begun)
+        _release(made, waiting)
+        made.let_go()
+        wait_over(waiting)
+        assert not in_vain, "\n".join(in_vain)
+        made.check([*begun, *waiting])
+        made.check_ran_once()
+
+
+@pytest.mark.parametrize("restart", RESTARTS.values(), ids=RESTARTS)
+def test_attached_commands_end_as_their_containers_do_whatever_restarts(
+    world: World, restart: Restart
+) -> None:
+    """Or they say how they are taken up again."""
+    with rounds(world) as made:
+        attached = made.type(ATTACHED)
+        wait_for(attached, lambda one: "began" in one.out, "all are attached")
+        with _away(world, restart):
+            pass
+        made.let_go()
+        wait_over(attached)
+        made.check(one for one in attached if not made.is_resumable(one))
