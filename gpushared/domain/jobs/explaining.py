@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from gpushared.domain.asking import describe
 from gpushared.domain.gpu import Gpu, GpuId
 from gpushared.domain.jobs import refusing
-from gpushared.domain.jobs.ground import Ground
+from gpushared.domain.jobs.ground import Ground, in_full
 from gpushared.domain.jobs.member import Member, Presence
 from gpushared.domain.jobs.model import HERE, Job, NodeName
 from gpushared.domain.jobs.silence import heard, presence
@@ -63,12 +63,16 @@ def lack_of_room(job: Job, state: PoolState, now: float) -> Lack:
     request, everywhere = _rooms(job, state, now)
     hosts = {host: rooms for host, rooms in everywhere.items() if host not in job.refused_by}
     rooms = [room for its_rooms in hosts.values() for room in its_rooms]
-    if not _could_be(job, request, hosts):
+    able = _able(request, hosts)
+    if len(able) < job.spec.nodes:
         hopeless = all(one.inventory is not None for one in members)
-        if job.refused_by and _could_be(job, request, everywhere):
+        if job.refused_by and len(_able(request, everywhere)) >= job.spec.nodes:
             return replace(_refused(job, request), hopeless=hopeless)
         others = [room for its_rooms in everywhere.values() for room in its_rooms]
         return replace(_never(job, request, others), hopeless=hopeless)
+    away_ones = [one for one in (state.members[name] for name in able) if _away(one, state, now)]
+    if len(able) - len(away_ones) < job.spec.nodes:
+        return Lack(Reason.GPU_UNHEALTHY, _only_away(job, away_ones, state, now), _hint(*away_ones))
     if (
         any(is_grant(place(request, _by_id(its_rooms))) for its_rooms in hosts.values())
         and job.spec.nodes == 1
@@ -86,10 +90,10 @@ Hosts = Mapping[str, Sequence[Room]]
 
 def _rooms(job: Job, state: PoolState, now: float) -> tuple[Request, Hosts]:
     """What one node is to have for it, and the rooms of the nodes that it may go to."""
-    request = replace(job.spec.request, near=(), away_from=())
+    places = (state.ground or Ground()).drawn(state, state.policy, now)
+    request = replace(in_full(job.spec.request, places.models()), near=(), away_from=())
     if job.spec.span:
         request = replace(request, gpu_count=1)
-    places = (state.ground or Ground()).drawn(state, state.policy, now)
     members = state.members
     return request, {
         host: rooms
@@ -98,10 +102,13 @@ def _rooms(job: Job, state: PoolState, now: float) -> tuple[Request, Hosts]:
     }
 
 
-def _could_be(job: Job, request: Request, hosts: Hosts) -> bool:
-    """Whether enough nodes would have room if nobody held anything and all were well."""
-    able = sum(is_grant(place(request, rooms_of(map(_well, rooms), (), {}))) for rooms in hosts.values())
-    return able >= job.spec.nodes
+def _able(request: Request, hosts: Hosts) -> list[NodeName]:
+    """The nodes that would have room if nobody held anything and all were well."""
+    return [
+        NodeName(host)
+        for host, rooms in hosts.items()
+        if is_grant(place(request, rooms_of(map(_well, rooms), (), {})))
+    ]
 
 
 def _well(room: Room) -> Gpu:
@@ -129,6 +136,22 @@ def _never(job: Job, request: Request, rooms: Sequence[Room]) -> Lack:
     return Lack(Reason.NEVER_FITS, text, f"there are {', '.join(models)}" if models else "")
 
 
+def _only_away(job: Job, away_ones: Sequence[Member], state: PoolState, now: float) -> str:
+    """Too few of the nodes that could take it take work at the moment."""
+    if len(away_ones) == 1 and job.spec.nodes == 1:
+        name, why = away_ones[0].name, _away(away_ones[0], state, now)
+        return f"only node {name} could take {_words(job.spec.request)}, and it {why}"
+    said = _said_of(away_ones, state, now)
+    return f"needs {_needs(job)}; too few of the nodes that could take it are there: {said}"
+
+
+def _said_of(away_ones: Sequence[Member], state: PoolState, now: float) -> str:
+    """Why each of some nodes takes no work."""
+    said = [f"node {one.name} {_away(one, state, now)}" for one in away_ones[:NAMED]]
+    more = f", and {len(away_ones) - NAMED} more" if len(away_ones) > NAMED else ""
+    return f"{'; '.join(said)}{more}"
+
+
 def _sentence(
     job: Job, counts: Counter[Reason], gpus: int, silent: Sequence[Member], state: PoolState, now: float
 ) -> str:
@@ -139,9 +162,7 @@ def _sentence(
         text = f"{text}; {refusing.told(job)}"
     if not silent:
         return text
-    said = [f"node {one.name} {_away(one, state, now)}" for one in silent[:NAMED]]
-    more = f", and {len(silent) - NAMED} more" if len(silent) > NAMED else ""
-    return f"{text} ({'; '.join(said)}{more})"
+    return f"{text} ({_said_of(silent, state, now)})"
 
 
 def _words(request: Request) -> str:

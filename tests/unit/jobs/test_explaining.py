@@ -38,6 +38,22 @@ def _silent() -> Pool:
     return pool
 
 
+def _all_silent() -> Pool:
+    pool = Pool("a", "b")
+    pool.now += 120
+    return pool
+
+
+def _small_and_silent_large() -> Pool:
+    """Two nodes, of which the one with two GPUs is not heard of."""
+    pool = Pool("a")
+    pool.do(m.NodeEnrolled(B))
+    pool.hello("b", gpus=2)
+    pool.now += 120
+    pool.beat("a")
+    return pool
+
+
 CASES: dict[str, tuple[Pool, dict[str, Any], Reason, str, str]] = {
     "all is taken": (
         _full(),
@@ -66,6 +82,34 @@ CASES: dict[str, tuple[Pool, dict[str, Any], Reason, str, str]] = {
         Reason.GPU_UNHEALTHY,
         "only node b will do, and it has been silent for 2m",
         "if it is off for good: gpushare node forget b --is-off",
+    ),
+    "the only node that has so many GPUs is silent": (
+        _small_and_silent_large(),
+        {"request": replace(WHOLE, gpu_count=2)},
+        Reason.GPU_UNHEALTHY,
+        "only node b could take 2, and it has been silent for 2m",
+        "if it is off for good: gpushare node forget b --is-off",
+    ),
+    "all nodes of the model that was asked for are silent": (
+        _all_silent(),
+        {"request": replace(WHOLE, models=("h-100",))},
+        Reason.GPU_UNHEALTHY,
+        "could take it are there: node a has been silent for 2m; node b has been silent for 2m",
+        "if it is off for good: gpushare node forget a --is-off",
+    ),
+    "too few nodes for a gang are heard of": (
+        _silent(),
+        {"request": WHOLE, "nodes": 2},
+        Reason.GPU_UNHEALTHY,
+        "1 on each of 2 nodes at once; too few of the nodes that could take it are there: node b has been",
+        "if it is off for good: gpushare node forget b --is-off",
+    ),
+    "a model is named by a part of its name, and all of that model are taken": (
+        _full(),
+        {"request": replace(WHOLE, models=("h-100",))},
+        Reason.SHARING_MODE,
+        "needs 1 of model 'h-100'; of 2 GPUs are 2 shared by others, or not to be shared",
+        "",
     ),
     "nobody could ever take it": (
         _full(),
@@ -169,9 +213,10 @@ def test_an_interactive_job_waits_while_nobody_knows_what_a_node_has() -> None:
     pool.is_now(Queued)
 
 
-def test_an_interactive_job_waits_for_those_who_have_the_room_now() -> None:
+@pytest.mark.parametrize("models", [(), ("h-100",)])
+def test_an_interactive_job_waits_for_those_who_have_the_room_now(models: tuple[str, ...]) -> None:
     pool = _full()
-    pool.submit(interactive=True)
+    pool.submit(request=replace(HALF, models=models), interactive=True)
     pool.wait(1.0)
     pool.is_now(Queued)
 
