@@ -1,30 +1,39 @@
-"""What the docker CLI would send to create a container, taken from the docker CLI itself.
+"""Has the docker CLI itself read docker's words, with a small socket of ours in the place of the engine.
 
-``docker create`` runs with a small socket of ours for an engine, which keeps the one request that matters.
-Files of variables, relative paths, options of the future: all is read by docker, and by nobody else.
+Files of variables, relative paths, options of the future: docker reads all of them, and nobody else does.
+Nothing reaches the real engine. ``capture`` takes from it what docker would have created; ``refusal_of_run``
+only finds out whether docker would get so far.
 """
 
 from __future__ import annotations
 
+import os
+import socket
+import stat
 import subprocess
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
-from socketserver import ThreadingMixIn, UnixStreamServer
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from threading import Thread
-from typing import NamedTuple
-from urllib.parse import parse_qs, urlsplit
+from typing import BinaryIO, NamedTuple
 
 from gpushared.cli import docker
-from gpushared.domain.errors import RequestError, TimedOut
+from gpushared.cli.docker_args import Flag, RunWords
+from gpushared.domain.errors import GpushareError, RequestError, TimedOut
 
 MAX_BODY_BYTES = 8 << 20
+MAX_LINE_BYTES = 64 << 10
 CAPTURE_SECONDS = 60.0
 """Reading options takes docker milliseconds; a file of variables may be a pipe that somebody must write."""
 OLDEST_API = "1.41"
 """What an engine of 20.10 speaks, where nobody can tell what the engine here speaks."""
-_NO_ID = "0" * 64
+PULL_POLICIES = frozenset({"missing", "always", "never"})
+_PLAIN_SWITCHES = frozenset({"detach", "init", "interactive", "rm", "tty"})
+_PLAIN_NAMES = frozenset({"name", "network"})
+"""Options that docker itself refuses in no combination, where each is given once."""
+_FILE_OPTIONS = frozenset({"env-file", "label-file", "security-opt"})
+"""Options of docker that name a file which docker reads before it asks the engine for anything."""
+_CREATED = b'{"Id": "' + b"0" * 64 + b'", "Warnings": []}'
+_LOOKED_AT = b'{"message": "this was only to see whether docker takes these words"}'
 
 
 class Captured(NamedTuple):
@@ -40,25 +49,13 @@ class Captured(NamedTuple):
 
 
 def capture(program: str, words: Sequence[str], api_version: str) -> Captured:
-    """Runs ``docker create`` with these words; its complaints go to stderr as they are.
+    """Runs ``docker create`` with these words; docker's complaints go to stderr as they are.
 
     Raises RequestError where docker refuses the words, TimedOut.
     """
-    with tempfile.TemporaryDirectory(prefix="gpushare-") as folder, _engine(folder, api_version) as engine:
-        try:
-            code = subprocess.run(
-                [program, "create", *words],
-                env=docker.environment_for(f"unix://{engine.server_address}"),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                check=False,
-                timeout=CAPTURE_SECONDS,
-            ).returncode
-        except subprocess.TimeoutExpired:
-            raise TimedOut(
-                "docker did not finish reading the options",
-                hint="is a file among them a pipe that nobody writes to?",
-            ) from None
+    with _engine(lambda: api_version, 201, _CREATED) as engine:
+        child = _started([program, "create", *words], engine, stdin=subprocess.DEVNULL, stderr=None)
+        code = _ended(child).returncode
     if code or engine.captured is None:
         raise RequestError(
             "docker does not take these words", hint="its own message is above; see docker create --help"
@@ -66,56 +63,204 @@ def capture(program: str, words: Sequence[str], api_version: str) -> Captured:
     return engine.captured
 
 
-class _Engine(ThreadingMixIn, UnixStreamServer):
-    """An engine that has every image and keeps what it is told to create."""
+def refusal_of_run(program: str, words: RunWords, api_version: Callable[[], str]) -> int:
+    """The exit code of ``docker run`` where docker refuses these words by itself, else 0.
 
-    daemon_threads = True
-    captured: Captured | None = None
-    api_version = OLDEST_API
+    Docker's own message is on stderr then. ``api_version`` is called while docker starts, and may raise
+    errors of the tree. Raises TimedOut.
+    """
+    if _are_plain(words) or _reads_what_can_be_read_once(words):
+        return 0
+    command = [program, "run", *_without_pull(words)]
+    with _engine(api_version, 400, _LOOKED_AT) as engine:
+        child = _started(command, engine, stdin=None, stderr=subprocess.PIPE)
+        done = _ended(child)
+    if engine.captured is not None:
+        return 0  # what docker wrote to stderr is about the answer of our socket
+    with suppress(OSError):
+        os.write(2, done.stderr)
+    return done.returncode if done.returncode > 0 else docker.FAILED
+
+
+class _Done(NamedTuple):
+    returncode: int
+    stderr: bytes
+
+
+def _started(
+    command: Sequence[str], engine: _Engine, *, stdin: int | None, stderr: int | None
+) -> subprocess.Popen[bytes]:
+    """Docker, pointed at our socket. With ``stdin`` None it looks for a terminal where it would later."""
+    return subprocess.Popen(
+        command,
+        env=docker.environment_for(f"unix://{engine.path}"),
+        stdin=stdin,
+        stdout=subprocess.DEVNULL,
+        stderr=stderr,
+    )
+
+
+def _ended(child: subprocess.Popen[bytes]) -> _Done:
+    """Raises TimedOut. Whatever is raised here, docker does not outlive it."""
+    try:
+        _, stderr = child.communicate(timeout=CAPTURE_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise TimedOut(
+            "docker did not finish reading the options",
+            hint="is a file among them a pipe that nobody writes to?",
+        ) from None
+    finally:
+        if child.poll() is None:
+            child.kill()
+            child.wait()
+    return _Done(child.returncode, stderr or b"")
+
+
+def _without_pull(words: RunWords) -> list[str]:
+    """The image is pulled by others; a policy that docker does not know is left for docker to refuse."""
+    known = words.value("pull") in PULL_POLICIES
+    return words.docker_without("pull") if known else words.docker
+
+
+def _are_plain(words: RunWords) -> bool:
+    """Whether docker takes these words for certain, so that the time that docker needs to start is saved."""
+    names = [flag.name for flag in words.flags if flag.name != "env"]
+    wants_terminal = "tty" in names and "interactive" in names
+    if len(names) > len(set(names)) or (wants_terminal and not os.isatty(0)):
+        return False
+    return all(map(_is_plain, words.flags))
+
+
+def _is_plain(flag: Flag) -> bool:
+    if flag.name in _PLAIN_SWITCHES:
+        return flag.value == "true"
+    if flag.name in _PLAIN_NAMES:
+        return flag.value.isascii() and flag.value.isalnum()
+    return flag.name == "env" and bool(flag.value) and not flag.value.startswith("=")
+
+
+def _reads_what_can_be_read_once(words: RunWords) -> bool:
+    """Whether docker would read a pipe, which would be empty when docker reads it for the container."""
+    return any(_is_no_plain_file(path) for flag in words.flags for path in _paths_of(flag))
+
+
+def _paths_of(flag: Flag) -> list[str]:
+    return [flag.value.rpartition("=")[2]] if flag.name in _FILE_OPTIONS else []
+
+
+def _is_no_plain_file(path: str) -> bool:
+    try:
+        return not stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116 - importing pathlib costs 5 ms
+    except OSError:
+        return False  # docker says so itself
+
+
+# --- the engine's place --------------------------------------------------------------------------------
+
+
+class _Engine:
+    """Answers what docker asks on its way to create a container; keeps the request that creates it.
+
+    Written by hand, because ``http.server`` takes longer to import than docker takes to answer.
+    """
+
+    def __init__(self, path: str, api_version: Callable[[], str], status: int, answer: bytes) -> None:
+        """``status`` and ``answer``: what the request that creates a container is answered with."""
+        self.path = path
+        self.captured: Captured | None = None
+        self._ask_version = api_version
+        self._version = ""
+        self._status = status
+        self._answer = answer
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self._listener.bind(path)
+        self._listener.listen()
+
+    def serve(self) -> None:
+        """Until ``close``."""
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                Thread(target=self._converse, args=(connection,), daemon=True).start()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _converse(self, connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as stream, suppress(OSError, ValueError):
+            while head := _head(stream):
+                method, target, size = head
+                body = stream.read(min(size, MAX_BODY_BYTES))
+                connection.sendall(self._reply(method, target, body))
+
+    def _reply(self, method: str, target: str, body: bytes) -> bytes:
+        path, _, query = target.partition("?")
+        if method == "POST" and path.endswith("/containers/create"):
+            self.captured = _captured(path, query, body)
+            return self._written(self._status, self._answer)
+        if path.endswith("/_ping"):
+            return self._written(200, b"" if method == "HEAD" else b"OK")
+        return self._written(200, b"{}" if method == "GET" else b"")  # a pull, which is others' to do
+
+    def _written(self, status: int, body: bytes) -> bytes:
+        head = (
+            f"HTTP/1.1 {status} -\r\nApi-Version: {self._api_version()}\r\nOstype: linux\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        return head.encode() + body
+
+    def _api_version(self) -> str:
+        if not self._version:
+            with suppress(GpushareError):
+                self._version = self._ask_version()
+            self._version = self._version or OLDEST_API
+        return self._version
+
+
+def _head(stream: BinaryIO) -> tuple[str, str, int] | None:
+    """Method, target and the body's length of the next request; None at the end of the connection."""
+    words = stream.readline(MAX_LINE_BYTES).decode("latin-1").split()
+    if len(words) < 2:  # noqa: PLR2004 - a request line has three words
+        return None
+    size = 0
+    while line := stream.readline(MAX_LINE_BYTES).strip():
+        name, _, value = line.partition(b":")
+        if name.lower() == b"content-length":
+            size = int(value)
+    return words[0], words[1], size
+
+
+def _captured(path: str, query: str, body: bytes) -> Captured:
+    from urllib.parse import parse_qs
+
+    asked = parse_qs(query)
+    version = path.split("/")[1].removeprefix("v")
+    name, platform = (asked.get(each, [""])[-1] for each in ("name", "platform"))
+    return Captured(body, name, platform, version)
 
 
 @contextmanager
-def _engine(folder: str, api_version: str) -> Iterator[_Engine]:
-    with _Engine(f"{folder}/docker.sock", _Handler) as engine:
-        engine.api_version = api_version or OLDEST_API
-        thread = Thread(target=engine.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        thread.start()
+def _engine(api_version: Callable[[], str], status: int, answer: bytes) -> Iterator[_Engine]:
+    folder = _private_folder()
+    path = f"{folder}/docker.sock"
+    try:
+        engine = _Engine(path, api_version, status, answer)
+        Thread(target=engine.serve, daemon=True).start()
         try:
             yield engine
         finally:
-            engine.shutdown()
+            engine.close()
+            os.unlink(path)  # noqa: PTH108 - as above
+    finally:
+        os.rmdir(folder)  # noqa: PTH106 - as above
 
 
-class _Handler(BaseHTTPRequestHandler):
-    """Answers what the docker CLI asks on its way to create a container."""
-
-    protocol_version = "HTTP/1.1"
-    server: _Engine
-
-    def do_HEAD(self) -> None:
-        self._answer(b"")
-
-    def do_GET(self) -> None:
-        self._answer(b"OK" if self.path.endswith("/_ping") else b"{}")
-
-    def do_POST(self) -> None:
-        size = int(self.headers.get("Content-Length") or 0)
-        body = self.rfile.read(min(size, MAX_BODY_BYTES))
-        url = urlsplit(self.path)
-        if not url.path.endswith("/containers/create"):
-            self._answer(b"")  # the pull of `--pull always`, which the node does
-            return
-        asked = parse_qs(url.query)
-        version = url.path.split("/")[1].removeprefix("v")
-        name, platform = (asked.get(each, [""])[-1] for each in ("name", "platform"))
-        self.server.captured = Captured(body, name, platform, version)
-        self._answer(f'{{"Id": "{_NO_ID}", "Warnings": []}}'.encode(), status=201)
-
-    def _answer(self, body: bytes, *, status: int = 200) -> None:
-        self.send_response_only(status)
-        self.send_header("Api-Version", self.server.api_version)
-        self.send_header("Ostype", "linux")
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+def _private_folder() -> str:
+    """A new folder that only the caller may enter. The name of a socket in it must stay short."""
+    places = (os.environ.get("TMPDIR", ""), "/tmp")  # noqa: S108 - the folder is new and 0700, or none is made
+    place = next(place for place in places if os.path.isdir(place))  # noqa: PTH112 - as above
+    folder = f"{place}/gpushare-{os.urandom(6).hex()}"
+    os.mkdir(folder, 0o700)  # noqa: PTH102 - as above
+    return folder

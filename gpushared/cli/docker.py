@@ -16,6 +16,8 @@ from gpushared.client.http import Answer
 from gpushared.domain.errors import EngineUnavailable, NotFound, PermissionRefused
 
 OK, MISSING, REFUSED = 200, 404, 403
+FAILED = 125
+"""The exit code of ``docker run`` where docker itself failed, and not the container's program."""
 _OTHER_ENDPOINTS = ("DOCKER_CONTEXT", "DOCKER_TLS_VERIFY", "DOCKER_TLS", "DOCKER_CERT_PATH")
 """Settings that would win over DOCKER_HOST, or make docker speak TLS to a unix socket."""
 

@@ -250,8 +250,24 @@ def _faults(flag: Flag) -> Iterator[tuple[str, str]]:
         yield f"the label {value[:_SHOWN]} belongs to gpushare", "leave it out, or use docker run with it"
 
 
-def warnings(words: RunWords) -> list[str]:
-    """What is allowed, but not wise."""
-    if not words.is_set("privileged"):
-        return []
-    return ["--privileged lets the container reach every GPU of this machine, whatever its lease says"]
+def warnings(words: RunWords, options: OurOptions = RUN) -> list[str]:
+    """What is allowed, but not wise, or hardly meant."""
+    found = []
+    if words.is_set("privileged"):
+        found.append(
+            "--privileged lets the container reach every GPU of this machine, whatever its lease says"
+        )
+    if late := _option_after_image(words, options):
+        found.append(
+            f"{late} stands after the image, so the container's program gets it; "
+            f"options of gpushare {options.command} stand before the image"
+        )
+    return found
+
+
+def _option_after_image(words: RunWords, options: OurOptions) -> str:
+    """The first word after IMAGE where that is an option of ours, else an empty string."""
+    command = words.rest[words.rest[:1] == ("--",) :][1:]
+    first = command[0].partition("=")[0] if command else ""
+    name = first.removeprefix("--") if first.startswith("--") else ""
+    return first if name in options.values or name in options.switches else ""

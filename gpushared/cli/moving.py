@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from functools import partial
 
 from gpushared.cli.each import each_lease
 from gpushared.cli.faults import say
-from gpushared.cli.waiting import Interrupted, persistently, signals_interrupt
+from gpushared.cli.waiting import Interrupted, signals_interrupt
 from gpushared.client import Client, Lease
 from gpushared.domain.errors import StateConflict
 
@@ -39,7 +38,7 @@ def moved(client: Client, lease: Lease) -> Lease:
             say(f"{lease.id} is {lease.state}: {MOVES[lease.state]}")
             quiet_until = None
         seconds = POLL_SECONDS if quiet_until is None else QUIET_SECONDS
-        lease = persistently(partial(client.wait, lease.id, lease.token, timeout_seconds=seconds))
+        lease = client.wait(lease.id, lease.token, timeout_seconds=seconds)
     return lease
 
 

@@ -11,13 +11,15 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from typing import Any, NoReturn
 
 from gpushared.cli import docker
-from gpushared.cli.docker_args import RunWords, refuse_ways_around, warnings
+from gpushared.cli.capture import refusal_of_run
+from gpushared.cli.docker_args import RunWords, refuse_ways_around
 from gpushared.cli.faults import UsageError, say
 from gpushared.cli.progress import Progress
-from gpushared.cli.start import asked, max_wait_seconds
+from gpushared.cli.start import api_version_of, asked, max_wait_seconds, tell_of_doubts
 from gpushared.cli.waiting import (
     POLL_SECONDS,
     Interrupted,
@@ -40,12 +42,13 @@ def run_in_pool(words: RunWords) -> int:
         if name in words.ours:
             raise UsageError(f"--{name} means nothing for a container in the pool", hint="leave it out")
     refuse_ways_around(words)
-    for warning in warnings(words):
-        say(f"warning: {warning}")
-    program = docker.find_docker()
-    place = PoolPlace(Client(), words)
+    program, client = docker.find_docker(), Client()
+    place = PoolPlace(client, words)
+    tell_of_doubts(words)
     try:
         with signals_interrupt():
+            if code := refusal_of_run(program, words, partial(api_version_of, client)):
+                return code
             place.ask()
             place.wait()
             _become(program, place, words)

@@ -59,6 +59,9 @@ def run_with_result(words: RunWords, path: str) -> int:
     try:
         prepared = Prepared(words)
         with signals_interrupt():
+            if code := prepared.refusal():
+                result.write("refused", code, "docker does not take these words")
+                return code
             prepared.fetch_image()
             result.lease = prepared.acquire()
         code = _run(prepared, docker.run_words(words, result.lease))

@@ -94,9 +94,10 @@ run = WordsCommand(
     ],
     help="""Run a container on a part of a GPU, as `docker run` would on the whole machine.
 
-    Asks the daemon for a lease, waits in the queue where there is no room (position, expected start and
-    reason on stderr), and then becomes `docker run`: terminal, signals, exit code and all docker options are
-    docker's own. Our options stand anywhere before IMAGE. The image is pulled before the lease is asked for.
+    Has docker read its options, asks the daemon for a lease, waits in the queue where there is no room
+    (position, expected start and reason on stderr), and then becomes `docker run`: terminal, signals, exit
+    code and all docker options are docker's own. Our options stand anywhere before IMAGE. The image is pulled
+    before the lease is asked for.
 
     -h is docker's --hostname here; use --help. --gpus and NVIDIA devices are refused: the lease brings them.
     Ctrl-C in the queue leaves the queue.

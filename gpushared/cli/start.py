@@ -5,9 +5,11 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from gpushared.cli import docker, host_words
-from gpushared.cli.docker_args import RunWords, refuse_ways_around, split, warnings
+from gpushared.cli.capture import refusal_of_run
+from gpushared.cli.docker_args import RUN, OurOptions, RunWords, refuse_ways_around, split, warnings
 from gpushared.cli.faults import UsageError, say
 from gpushared.cli.progress import Progress
 from gpushared.cli.waiting import Interrupted, Wait, signals_interrupt
@@ -34,6 +36,8 @@ def run_container(args: Sequence[str]) -> int:
     prepared = Prepared(words)
     try:
         with signals_interrupt():
+            if code := prepared.refusal():
+                return code
             prepared.fetch_image()
             command = docker.run_words(words, prepared.acquire())
             docker.become(prepared.docker, command, prepared.environ)
@@ -57,10 +61,16 @@ class Prepared:
         self.environ = docker.environment(self.client)
         self.wait = Wait(self.client, asked(words), Progress(sys.stderr), max_wait)
 
+    def refusal(self) -> int:
+        """The exit code of docker where docker refuses the words, else 0; docker has said why then.
+
+        Asked first of all, so that no word that docker does not take costs anybody a GPU, or a wait for one.
+        """
+        tell_of_doubts(self.words)
+        return refusal_of_run(self.docker, self.words, partial(api_version_of, self.client))
+
     def fetch_image(self) -> None:
-        """Before the request, so that nobody holds a GPU while pulling. Raises NotFound."""
-        for warning in warnings(self.words):
-            say(f"warning: {warning}")
+        """Before the request, so that nobody holds a GPU while pulling. Raises NotFound, Interrupted."""
         code = docker.fetch_image(self.client, self.docker, self.words)
         if code < 0:
             raise Interrupted(-code)
@@ -80,11 +90,30 @@ class Prepared:
             raise
 
 
+def api_version_of(client: Client) -> str:
+    """The Engine API that the engine of this node speaks; empty where that is not known."""
+    engine = client.status().engine
+    return engine.api_version if engine else ""
+
+
+def tell_of_doubts(words: RunWords, options: OurOptions = RUN) -> None:
+    """Says on stderr what of the words may not be meant, and the size where none was named."""
+    for warning in warnings(words, options):
+        say(f"warning: {warning}")
+    if not _names_size(words):
+        what = "MIG instance" if words.ours.get("isolation") == "mig" else "whole GPU"
+        say(f"1 {what}, because no size was named")
+
+
+def _names_size(words: RunWords) -> bool:
+    return any(name in words.ours for name in _SIZES)
+
+
 def asked(words: RunWords) -> dict[str, object]:
     """What the words say of the lease, as the keyword arguments of ``Client.request``."""
     ours = words.ours
     return {
-        "gpu": ours.get("gpu", "") if any(name in ours for name in _SIZES) else WHOLE_GPU,
+        "gpu": ours.get("gpu", "") if _names_size(words) else WHOLE_GPU,
         "gpu_memory": ours.get("gpu-memory", ""),
         "gpu_compute": ours.get("gpu-compute", ""),
         "preset": ours.get("preset", ""),

@@ -10,9 +10,9 @@ from typing import Any
 
 from gpushared.cli import docker
 from gpushared.cli.capture import Captured, capture
-from gpushared.cli.docker_args import RUN_ALONE, SUBMIT, RunWords, refuse_ways_around, split, warnings
+from gpushared.cli.docker_args import RUN_ALONE, SUBMIT, RunWords, refuse_ways_around, split
 from gpushared.cli.faults import UsageError, say
-from gpushared.cli.start import asked, names
+from gpushared.cli.start import api_version_of, asked, names, tell_of_doubts
 from gpushared.client import Client
 from gpushared.client.job_messages import SubmitAnswer
 from gpushared.client.jobs import Jobs
@@ -34,8 +34,9 @@ def submit_job(args: Sequence[str]) -> int:
     client = Client()
     captured = _captured(client, words)
     _refuse_old_paths(captured)
-    for warning in (*warnings(words), *_notes(words)):
-        say(warning)
+    tell_of_doubts(words, SUBMIT)
+    for note in _notes(words):
+        say(note)
     answer = _sent(client, words, said, captured)
     print(answer.array_id or answer.job_ids[0])
     for note in answer.notes:
@@ -54,8 +55,7 @@ def _tell_if_hopeless(jobs: Jobs, job_id: str) -> None:
 
 def _captured(client: Client, words: RunWords) -> Captured:
     program = docker.find_docker()
-    engine = client.status().engine
-    return capture(program, words.docker_without(*RUN_ALONE), engine.api_version if engine else "")
+    return capture(program, words.docker_without(*RUN_ALONE), api_version_of(client))
 
 
 def _sent(client: Client, words: RunWords, said: dict[str, Any], captured: Captured) -> SubmitAnswer:

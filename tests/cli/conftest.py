@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 
 from tests.cli.process import Gpushare
 from tests.cli.standin import StandIn
+
+CREATE = Path(__file__).with_name("create.py")
 
 
 @pytest.fixture
@@ -29,7 +32,8 @@ def gpushare(standin: StandIn, tmp_path: Path) -> Gpushare:
 def docker_recorder(gpushare: Gpushare, tmp_path: Path) -> Path:
     """A program in docker's place that writes down how it was called; it is not docker.
 
-    It exits with 7 on ``run``, and with the code in the file ``pull-code`` on ``pull``.
+    It exits with 7 on ``run``, and with the code in the file ``pull-code`` on ``pull``. Where the words of
+    ``run`` are only to be read, it asks for a container, or exits with the code in the file ``refusal``.
     """
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -37,6 +41,10 @@ def docker_recorder(gpushare: Gpushare, tmp_path: Path) -> Path:
     program = folder / "docker"
     program.write_text(
         "#!/bin/sh\n"
+        'case "$1 $DOCKER_HOST" in "run "*/gpushare-*/docker.sock)\n'
+        f"  if [ -e {tmp_path}/refusal ]; then echo 'docker: no' >&2; exit $(cat {tmp_path}/refusal); fi\n"
+        f"  exec {sys.executable} -S {CREATE} ;;\n"
+        "esac\n"
         f'for word in "$@"; do printf "%s\\n" "$word"; done >> {record}.$1\n'
         f"env > {record}.$1.env\n"
         f'if [ "$1" = pull ]; then exit $(cat {tmp_path}/pull-code 2>/dev/null || echo 0); fi\n'

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpushared.cli.capture import capture
+from gpushared.cli import capture as module
+from gpushared.cli.capture import capture, refusal_of_run
+from gpushared.cli.docker_args import split
 from gpushared.domain.errors import RequestError
 from tests.bed import parts
 
@@ -144,6 +147,77 @@ def test_docker_speaks_the_api_that_the_node_s_engine_speaks() -> None:
 def test_nothing_is_left_behind(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "tmp"
     place.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(place))
+    monkeypatch.setenv("TMPDIR", str(place))
     capture(program, ["busybox"], "1.41")
+    assert refused(program, ["--cidfile", str(place / "cid"), "busybox"]) == 0
     assert list(place.iterdir()) == []
+
+
+# --- docker run, which refuses more than docker create
+
+
+def refused(program: str, words: list[str]) -> int:
+    return refusal_of_run(program, split(words), lambda: "1.41")
+
+
+@pytest.fixture
+def no_terminal() -> Iterator[None]:
+    """Stdin is no terminal, wherever the tests are run."""
+    before, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    yield
+    os.dup2(before, 0)
+    os.close(before)
+    os.close(nothing)
+
+
+REFUSED_BY_RUN = {
+    "an option with a typing error": (["--gpuu", "0.25", "busybox"], 125, "unknown flag: --gpuu"),
+    "a terminal where there is none": (["-it", "busybox"], 1, "the input device is not a TTY"),
+    "a port that cannot be": (["-p", "99999:1", "busybox"], 125, "99999"),
+    "a file that is not there": (["--env-file", "/nosuch", "busybox"], 125, "/nosuch"),
+    "detached and attached": (["-d", "-a", "stdout", "busybox"], 1, "onflicting options"),
+    "a file of an id that is there": (["--cidfile", "some.env", "busybox"], 125, "ID file found"),
+    "an image with capital letters": (["-v", "/a:/b", "BusyBox"], 125, "invalid reference format"),
+}
+
+
+@pytest.mark.usefixtures("no_terminal")
+@pytest.mark.parametrize("name", REFUSED_BY_RUN)
+def test_what_docker_run_refuses_is_refused_with_its_words_and_its_code(
+    program: str, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words, code, complaint = REFUSED_BY_RUN[name]
+    assert refused(program, words) == code
+    assert complaint in capfd.readouterr().err
+
+
+PLAIN = [
+    [],
+    ["--rm", "--name", "trainer1", "--network", "host", "-e", "A=1", "-e", "B", "--init"],
+    ["-d", "--env", "A="],
+    ["-i", "--network", "lab"],
+    ["-t"],
+]
+TAKEN = [*PLAIN, ["-v", "/data:/data", "-p", "8080:80", "--gpus", "all"], ["--pull", "always", "-m", "1g"]]
+
+
+@pytest.mark.parametrize("words", TAKEN, ids=" ".join)
+def test_what_docker_run_takes_is_taken_without_a_word(
+    program: str, words: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The words that are not shown to docker at all are taken by docker, too."""
+    monkeypatch.setattr(module, "_are_plain", lambda _: False)
+    assert refused(program, [*words, "busybox"]) == 0
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("words", PLAIN, ids=" ".join)
+def test_docker_is_not_started_for_words_that_it_cannot_refuse(words: list[str]) -> None:
+    assert refused("/nonexistent/docker", [*words, "busybox"]) == 0
+
+
+def test_a_pipe_of_variables_is_left_for_the_container(tmp_path: Path) -> None:
+    """As in ``--env-file <(secrets)``: it can be read once."""
+    os.mkfifo(tmp_path / "pipe")
+    assert refused("/nonexistent/docker", ["--env-file", str(tmp_path / "pipe"), "busybox"]) == 0

@@ -151,6 +151,45 @@ def test_a_way_around_the_lease_asks_nobody(gpushare: Gpushare, standin: StandIn
     assert standin.calls == []
 
 
+@pytest.mark.parametrize("words", [(), ("--result-file", "r.json")])
+def test_words_that_docker_refuses_ask_for_no_lease(
+    gpushare: Gpushare, standin: StandIn, docker_recorder: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """Docker's own message and its exit code; neither a GPU nor a place in the queue was had for it."""
+    (tmp_path / "refusal").write_text("125")
+    done = gpushare("run", "--gpu", "0.25", *words, "--gpuu", "0.5", "busybox")
+    assert (done.returncode, done.stderr) == (125, "docker: no\n")
+    assert standin.asked("Leases/Request") == []
+    assert words_of(docker_recorder, "run") == []
+
+
+NO_SIZE = "gpushare: 1 whole GPU, because no size was named\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("busybox",), NO_SIZE),
+        (("--isolation", "mig", "busybox"), "gpushare: 1 MIG instance, because no size was named\n"),
+        (("--gpu", "1", "busybox"), ""),
+        (("--gpu-memory", "8g", "busybox"), ""),
+        (("--preset", "small", "busybox"), ""),
+        (
+            ("busybox", "--gpu=0.25", "true"),
+            "gpushare: warning: --gpu stands after the image, so the container's program gets it; "
+            "options of gpushare run stand before the image\n" + NO_SIZE,
+        ),
+        (("--gpu", "1", "busybox", "true", "--gpu", "0.25"), ""),
+        (("--gpu", "1", "busybox", "--epochs", "3"), ""),
+    ],
+)
+def test_a_whole_gpu_is_taken_only_with_a_word_about_it(
+    gpushare: Gpushare, words: tuple[str, ...], said: str
+) -> None:
+    """Somebody who names no size, or names one where the container's program gets it, should know."""
+    assert gpushare("run", *words).stderr == said
+
+
 def test_privileged_runs_with_a_warning(gpushare: Gpushare) -> None:
     done = gpushare("run", "--privileged", "busybox")
     assert done.returncode == 7
@@ -221,7 +260,7 @@ def test_a_docker_that_cannot_be_started_gives_the_lease_back(
 
 def test_a_simulated_gpu_is_called_so(gpushare: Gpushare, standin: StandIn) -> None:
     standin.answers["Leases/Request"] = ok({**RESERVED, "simulated": True})
-    assert gpushare("run", "busybox").stderr == "gpushare: l-7f3k is on a SIMULATED GPU\n"
+    assert gpushare("run", "--gpu", "1", "busybox").stderr == "gpushare: l-7f3k is on a SIMULATED GPU\n"
 
 
 # --- in the queue
@@ -232,7 +271,7 @@ def test_the_queue_is_shown_by_a_line_per_change(gpushare: Gpushare, standin: St
     second = {**QUEUED, "token": "t2", "waiting": {**QUEUED["waiting"], "position": 1}}
     standin.answers["Leases/Request"] = ok(QUEUED)
     standin.answers["Leases/Wait"] = [ok(QUEUED), ok(second), ok(second), ok(RESERVED)]
-    done = gpushare("run", "busybox")
+    done = gpushare("run", "--gpu", "1", "busybox")
     assert done.returncode == 7
     lines = done.stderr.splitlines()
     reason = "needs 24 GiB on one GPU; best is GPU 1 with 11 GiB free"
@@ -289,7 +328,7 @@ def test_a_signal_amid_the_request_gives_back_what_may_have_been_granted(
 
 def test_a_signal_while_the_daemon_is_away_ends_the_attempts(gpushare: Gpushare, standin: StandIn) -> None:
     standin.answers["Leases/Request"] = HANG_UP
-    process = gpushare.start("run", "busybox")
+    process = gpushare.start("run", "--gpu", "1", "busybox")
     assert process.stderr is not None
     assert "trying again" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
@@ -340,7 +379,7 @@ def test_a_restarted_daemon_is_waited_for(gpushare: Gpushare, standin: StandIn) 
     held = threading.Event()
     standin.answers["Leases/Request"] = ok(QUEUED)
     standin.answers["Leases/Wait"] = Reply(hold=held)
-    process = gpushare.start("run", "busybox")
+    process = gpushare.start("run", "--gpu", "1", "busybox")
     standin.wait_for("Leases/Wait")
     standin.go_away()
     held.set()

@@ -139,6 +139,18 @@ def test_the_lease_s_part_is_that_of_run(
     assert {name: value for name, value in submitted(standin)["lease"].items() if value} == lease
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["busybox"], "1 whole GPU, because no size was named"),
+        (["--gpu", "1", "busybox", "--span"], "options of gpushare submit stand before the image"),
+    ],
+)
+def test_what_is_hardly_meant_is_said(gpushare: Gpushare, words: list[str], said: str) -> None:
+    done = gpushare("submit", *words)
+    assert (done.returncode, said in done.stderr) == (0, True), done.stderr
+
+
 @pytest.mark.parametrize("words", [["-d"], ["-itd"], ["-dit"], ["--detach", "--sig-proxy=false"]])
 def test_detached_is_how_a_job_runs_anyway(gpushare: Gpushare, standin: StandIn, words: list[str]) -> None:
     done = gpushare("submit", *words, "busybox", "-d")

@@ -92,7 +92,7 @@ def queue(standin: StandIn, docker_recorder: Path) -> None:
 def test_waiting_is_one_line_that_is_rewritten(gpushare: Gpushare, standin: StandIn) -> None:
     """The line fits the terminal, is cleared at the grant, and leaves one line of what was granted."""
     standin.answers["Leases/Wait"] = [ok({**QUEUED, "token": "t2"}), ok(RESERVED)]
-    with terminal(gpushare, "run", "busybox") as screen:
+    with terminal(gpushare, "run", "--gpu", "1", "busybox") as screen:
         shown = screen.read_all()
         assert screen.process.wait(60) == 7
     before, _, after = shown.partition("granted")
