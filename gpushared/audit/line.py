@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 MAX_ENDPOINT = 256
 MAX_NAME = 128
@@ -20,6 +20,8 @@ class Origin:
     pid: int = 0
     executable: str = ""
     """``/proc/PID/exe`` when the connection was opened."""
+    started_ticks: int = field(default=0, compare=False)
+    """When the process began, in clock ticks since the boot; 0 where it is not certain that it is the one."""
 
 
 UNKNOWN = Origin()

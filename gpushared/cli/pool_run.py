@@ -151,6 +151,7 @@ def _asked(words: RunWords) -> dict[str, Any]:
     lease = asked(words)
     lease["class"] = lease.pop("lease_class")
     lease["requeue"] = False  # its client is attached to it
+    lease["ends_with_caller"] = True
     return {
         "request_id": os.urandom(16).hex(),
         "lease": lease,

@@ -59,7 +59,8 @@ class Prepared:
         self.docker = docker.find_docker()
         self.client = Client()
         self.environ = docker.environment(self.client)
-        self.wait = Wait(self.client, asked(words), Progress(sys.stderr), max_wait)
+        held = {**asked(words), "ends_with_caller": True}
+        self.wait = Wait(self.client, held, Progress(sys.stderr), max_wait)
 
     def refusal(self) -> int:
         """The exit code of docker where docker refuses the words, else 0; docker has said why then.

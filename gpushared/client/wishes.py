@@ -33,6 +33,7 @@ class LeaseWish(TypedDict, total=False):
     away_from: Sequence[str]
     host_cpu_milli: int
     host_memory_bytes: int
+    ends_with_caller: bool
 
 
 def fields_of(wish: Mapping[str, object]) -> dict[str, object]:

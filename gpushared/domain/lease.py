@@ -9,7 +9,7 @@ from typing import NewType
 from gpushared.domain.errors import InvalidTransition
 from gpushared.domain.gpu import GpuId
 from gpushared.domain.jobs.key import AttemptKey
-from gpushared.domain.request import Request
+from gpushared.domain.request import Process, Request
 
 LeaseId = NewType("LeaseId", str)
 ContainerId = NewType("ContainerId", str)
@@ -441,6 +441,10 @@ class Lease:
     """The attempt to run a job that it is for; such a lease waits without anybody waiting for it."""
     coordinator: str = ""
     """By whose order: a pool, or empty for the node's own jobs."""
+    holder: Process | None = None
+    """The process whose end gives the lease back, as long as no container was created in it."""
+    missed_seconds: int = 0
+    """For how long nobody has waited for it, in steps, so that a restart of the daemon does not forget it."""
     baked: tuple[Grant, ...] = ()
     """What its container was created with, which its settings say for as long as it exists.
 

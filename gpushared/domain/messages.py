@@ -13,7 +13,7 @@ from gpushared.domain.jobs.key import AttemptKey
 from gpushared.domain.jobs.node_messages import AttemptEvent
 from gpushared.domain.lease import ContainerId, LeaseId, Walls
 from gpushared.domain.policy.allowance import Allowance
-from gpushared.domain.request import Caller, Request
+from gpushared.domain.request import Caller, Process, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,23 @@ class RequestSubmitted:
     attempt: AttemptKey | None = None
     """The attempt to run a job that it is for, by this coordinator's order."""
     coordinator: str = ""
+    holder: Process | None = None
+    """The process whose end gives the lease back, as long as no container was created in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestAbandoned:
-    """Nobody has waited for this queued lease for too long."""
+    """Nobody has waited for this queued lease for too long, or the process that holds it has ended."""
 
     lease: LeaseId
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMissed:
+    """Nobody has waited for this queued lease for so long; 0 where somebody does again."""
+
+    lease: LeaseId
+    seconds: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,6 +418,7 @@ class Tick:
 Event = (
     RequestSubmitted
     | RequestAbandoned
+    | RequestMissed
     | ReleaseAsked
     | StopAsked
     | ResizeAsked

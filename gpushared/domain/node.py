@@ -59,6 +59,9 @@ from gpushared.domain.terms import mix_of
 from gpushared.domain.timing import extend, hold, set_priority
 from gpushared.domain.watchdog import watch
 
+NOBODY = "nobody"
+"""By whom a lease was ended whose client is gone."""
+
 
 def handle(state: NodeState, event: m.Event, now: float) -> Step:
     """One event's step. ``now``: seconds since the epoch. An error of the tree means: nothing changed."""
@@ -158,7 +161,17 @@ def _(event: m.RequestSubmitted, draft: Draft) -> None:
 def _(event: m.RequestAbandoned, draft: Draft) -> None:
     lease = draft.find(event.lease)
     if isinstance(lease.state, Queued):
-        draft.move(lease, Ended(Stopped("nobody"), draft.now), "nobody waits for it any more")
+        draft.move(lease, Ended(Stopped(NOBODY), draft.now), "nobody waits for it any more")
+    elif isinstance(lease.state, Reserved) and not lease.state.claimed and draft.engine_surveyed:
+        why = "whoever asked for it ended without a container"
+        end_early(lease, Stopped(NOBODY), why, draft)
+
+
+@_apply.register
+def _(event: m.RequestMissed, draft: Draft) -> None:
+    lease = draft.find(event.lease)
+    if isinstance(lease.state, Queued):
+        draft.put(replace(lease, missed_seconds=event.seconds))
 
 
 @_apply.register

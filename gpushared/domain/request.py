@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gpushared.domain.gpu import GpuId
@@ -29,6 +29,18 @@ class LeaseClass(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Process:
+    """A process of this machine, told apart from all others that ever had or will have its number.
+
+    ``started_ticks``: when it began, in clock ticks since the boot (field 22 of /proc/PID/stat, proc(5)).
+    """
+
+    pid: int
+    started_ticks: int
+    boot_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Caller:
     """Who asks, as the kernel reported it; ``trusted`` = root or a member of the docker group."""
 
@@ -36,6 +48,8 @@ class Caller:
     gid: int
     name: str
     trusted: bool = False
+    process: Process | None = field(default=None, compare=False, metadata={"recorded": False})
+    """The process that opened the connection, where that is known for certain."""
 
 
 MAX_PRIORITY = 100

@@ -24,6 +24,8 @@ def submit(event: RequestSubmitted, draft: Draft) -> Lease:
     known = _asked_before(event, draft)
     if known is not None:
         draft.answer = known.id
+        if event.holder is not None and known.holder != event.holder and known.id in draft.leases:
+            known = draft.put(replace(known, holder=event.holder))
         return known
     check_terms(event.request, draft)
     policy = draft.view().policy
@@ -50,6 +52,7 @@ def submit(event: RequestSubmitted, draft: Draft) -> Lease:
         project=project,
         attempt=event.attempt,
         coordinator=event.coordinator,
+        holder=event.holder,
     )
     draft.next_sequence += 1
     draft.answer = identity

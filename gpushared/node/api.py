@@ -108,10 +108,17 @@ class Api:
         """Queue or grant; comes back at once."""
         request = self._read(message)
         event = m.RequestSubmitted(
-            request, caller, message.request_id, immediate=message.immediate, held=message.held
+            request,
+            caller,
+            message.request_id,
+            immediate=message.immediate,
+            held=message.held,
+            holder=caller.process if message.ends_with_caller else None,
         )
         lease = await self._loop.send(event)
         assert lease is not None, "a request is answered with its lease"
+        if lease.holder is not None:
+            self._attendance.processes.has_ended(lease.holder)  # watched from now on
         self._attendance.seen(lease.id, self._loop.now())
         return self._view(lease, caller)
 

@@ -191,6 +191,8 @@ class Daemon:
         stack.push_async_callback(performer.close)
         loop.perform = performer.perform
         loop.after_recovery = self._follower.ask_survey
+        stack.callback(self._attendance.processes.close)
+        await self._pulse.take_back()  # before anybody is granted what they would hold for nobody
         await self._first_look(loop, performer)
         await self._serve(loop, performer, stack, listener)
 
@@ -396,11 +398,13 @@ class Daemon:
         """Until the stop: look, follow, tick, and tell systemd."""
         self._notifier.ready(self._pulse.status())
         log.info("serving %s", self._pulse.status())
+        self._attendance.opened(loop.now())
         await until_one_ends(
             self._notifier,
             self._sampler.run(),
             self._follower.run(),
             self._pulse.run(),
+            self._pulse.follow_clients(),
             keep_always(self._parts.clock, self._troubles),
             self._jobs.run(),
             self._enrolment.keep_renewed(),

@@ -1,4 +1,9 @@
-"""Who still waits: a queued lease whose clients are gone for too long leaves the queue."""
+"""Who still waits: a lease whose client is gone leaves the queue, or is given back where it has no container.
+
+A client is gone when its process has ended, where that is known, or when nobody has asked for the lease for
+too long. For how long nobody asked is written down in steps, so that a restart of the daemon does not give
+anybody the whole time once more.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +11,27 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gpushared.domain.lease import Lease, LeaseId, Queued
+from gpushared.domain.lease import Lease, LeaseId, Queued, Reserved
+from gpushared.domain.messages import RequestMissed
 from gpushared.domain.state import NodeState
+from gpushared.node.processes import Processes
+
+STEP_SECONDS = 5
+"""A restart of the daemon forgets less than so much of a silence."""
 
 
 class Attendance:
-    """Counts waiting clients per lease, in memory: a restart gives everybody the whole time to come back."""
+    """Counts waiting clients per lease, and watches the processes that hold leases."""
 
     def __init__(self, started_at: float) -> None:
+        self.processes = Processes()
         self._present: Counter[LeaseId] = Counter()
         self._last_seen: dict[LeaseId, float] = {}
         self._started_at = started_at
+
+    def opened(self, now: float) -> None:
+        """Clients can be heard from now on: nobody could ask before."""
+        self._started_at = now
 
     def seen(self, lease: LeaseId, now: float) -> None:
         """A client asked for this lease just now."""
@@ -24,7 +39,7 @@ class Attendance:
 
     @contextmanager
     def waiting(self, lease: LeaseId, now: float) -> Iterator[None]:
-        """A client waits as long as the block runs; ``left`` must be told the time of its end."""
+        """A client waits as long as the block runs; ``seen`` must be told the time of its end."""
         self.seen(lease, now)
         self._present[lease] += 1
         try:
@@ -35,15 +50,46 @@ class Attendance:
                 del self._present[lease]
 
     def absent(self, state: NodeState, now: float, patience_seconds: float) -> list[LeaseId]:
-        """Queued leases that nobody has waited for during the patience."""
-        queued = [lease.id for lease in state.waiting() if _is_awaited(lease)]
-        self._last_seen = {lease: self._last_seen.get(lease, self._started_at) for lease in queued}
+        """Leases without a container whose process has ended, or that nobody has waited for so long."""
+        waiting = self._awaited(state, now)
+        silent = [lease.id for lease in waiting if self._silence(lease, now) >= patience_seconds]
+        return [*self.left(state), *silent]
+
+    def left(self, state: NodeState) -> list[LeaseId]:
+        """Leases without a container whose process has ended."""
+        unclaimed = [lease for lease in state.leases.values() if _is_unclaimed(lease)]
+        held = {lease.id: lease.holder for lease in unclaimed if lease.holder is not None}
+        self.processes.watch_only(held.values())
+        return [lease for lease, holder in held.items() if self.processes.has_ended(holder)]
+
+    def missed(self, state: NodeState, now: float) -> list[RequestMissed]:
+        """Silences that are longer, or over, than what is written down of them."""
+        steps = [(lease, _step(self._silence(lease, now))) for lease in self._awaited(state, now)]
+        return [RequestMissed(lease.id, step) for lease, step in steps if step != lease.missed_seconds]
+
+    def _awaited(self, state: NodeState, now: float) -> list[Lease]:
+        """The queued leases for which somebody should wait."""
+        queued = [lease for lease in state.waiting() if _is_awaited(lease)]
+        known, began = self._last_seen, self._started_at
+        self._last_seen = {one.id: known.get(one.id, began - one.missed_seconds) for one in queued}
         for lease in self._present:
             if lease in self._last_seen:
                 self._last_seen[lease] = now
-        return [lease for lease in queued if now - self._last_seen[lease] >= patience_seconds]
+        return queued
+
+    def _silence(self, lease: Lease, now: float) -> float:
+        return now - self._last_seen[lease.id]
+
+
+def _step(seconds: float) -> int:
+    return int(seconds) // STEP_SECONDS * STEP_SECONDS
 
 
 def _is_awaited(lease: Lease) -> bool:
     """A job's lease waits without anybody."""
     return isinstance(lease.state, Queued) and lease.attempt is None
+
+
+def _is_unclaimed(lease: Lease) -> bool:
+    state = lease.state
+    return isinstance(state, Queued) or (isinstance(state, Reserved) and not state.claimed)

@@ -183,7 +183,8 @@ class NodeDesk:
         return await self._acquire(request, caller, device_name="")
 
     async def _acquire(self, request: Request, caller: Caller, device_name: str) -> Claim:
-        lease = _present(await self._loop.send(m.RequestSubmitted(request, caller, device_name=device_name)))
+        asked = m.RequestSubmitted(request, caller, device_name=device_name, holder=caller.process)
+        lease = _present(await self._loop.send(asked))
         try:
             await self._granted(lease)
             return await self.claim(lease.id, caller)

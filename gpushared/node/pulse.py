@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from gpushared.config.model import Config
 from gpushared.domain.errors import GpushareError
+from gpushared.domain.lease import LeaseId
 from gpushared.domain.messages import DayTimeSet, QuietTimeChanged, RequestAbandoned, Tick
 from gpushared.domain.state import NodeState
 from gpushared.node.attendance import Attendance
@@ -52,13 +53,38 @@ class Pulse:
             try:
                 await self._follow_day_time()
                 await self._loop.send(Tick())
-                patience = float(self._config().queue.orphan_seconds)
-                for lease in self._attendance.absent(self._loop.state, self._loop.now(), patience):
-                    await self._loop.send(RequestAbandoned(lease))
+                await self._miss_clients()
             except GpushareError as error:
                 log.debug("tick refused: %s", error)
             self._promises.judge(self._loop.state)
             self._tell_status()
+
+    async def follow_clients(self) -> None:
+        """Take leases back as soon as the processes that hold them end, for ever."""
+        ended = self._attendance.processes.ended
+        while True:
+            await ended.wait()
+            ended.clear()
+            await self.take_back()
+
+    async def take_back(self) -> None:
+        """Take back the leases without a container whose process has ended."""
+        for lease in self._attendance.left(self._loop.state):
+            await self._abandon(lease)
+
+    async def _miss_clients(self) -> None:
+        state, now = self._loop.state, self._loop.now()
+        for missed in self._attendance.missed(state, now):
+            await self._loop.send(missed)
+        patience = float(self._config().queue.orphan_seconds)
+        for lease in self._attendance.absent(state, now, patience):
+            await self._abandon(lease)
+
+    async def _abandon(self, lease: LeaseId) -> None:
+        try:
+            await self._loop.send(RequestAbandoned(lease))
+        except GpushareError as error:
+            log.info("lease %s is not taken back yet: %s", lease, error)
 
     def status(self) -> str:
         """What is served, in a line."""

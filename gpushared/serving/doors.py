@@ -121,7 +121,7 @@ class Doors:
         """
         try:
             origin, peer = self._behind(context)
-            caller = await self._identities.caller(peer)
+            caller = await self._identities.caller_behind(peer, origin)
             asker = Asker(caller.uid, caller.name, origin)
             share = self._shares.of(self._identities.counted_as(peer.uid))
             with self._audit.telling(name, message, asker), share.held(_size(message)):

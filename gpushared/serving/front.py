@@ -174,7 +174,7 @@ class Front:
             finally:
                 del self.origins[number]
         else:
-            caller = await self._identities.caller(peer)
+            caller = await self._identities.caller_behind(peer, origin)
             await serve_http(reader, writer, caller, self._routes, prefix=prefix, origin=origin)
 
     def _share_of(self, peer: Peer) -> Share:

@@ -12,18 +12,20 @@ import socket
 import struct
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpushared.audit.line import Origin, bounded
 from gpushared.domain.errors import PermissionRefused
-from gpushared.domain.request import Caller
+from gpushared.domain.request import Caller, Process
 from gpushared.gate.accounts import ask_names
+from gpushared.serving.clock import boot_id
 from gpushared.serving.subordinate import SubordinateIds
 
 _UCRED = struct.Struct("i2I")
 """``struct ucred`` of unix(7): pid, uid, gid; half of all ids would be below zero as signed numbers."""
 
+TICKS = os.sysconf("SC_CLK_TCK")
 SO_PEERPIDFD = 77
 """asm-generic/socket.h; Python has no name for it."""
 MAX_EXECUTABLE = 256
@@ -60,14 +62,36 @@ def origin_of(sock: socket.socket, peer: Peer) -> Origin:
     except OSError:
         return Origin(peer.pid)
     try:
-        executable = str(Path(f"/proc/{peer.pid}/exe").readlink())
-        if handle.certain or _was_there(peer, accepted_at):
-            return Origin(peer.pid, "" if _has_ended(handle.fd) else bounded(executable, MAX_EXECUTABLE))
+        began = _began(peer.pid)
+        executable = _executable(peer.pid)
+        is_peer = handle.certain or (began / TICKS <= accepted_at and _is_of(peer))
+        if is_peer and not has_ended(handle.fd):
+            return Origin(peer.pid, bounded(executable, MAX_EXECUTABLE), began)
     except OSError:
         pass
     finally:
         os.close(handle.fd)
     return Origin(peer.pid)
+
+
+def handle_on(process: Process) -> int | None:
+    """A handle (pidfd_open(2)) that can be read once the process has ended; None where it has.
+
+    Raises OSError where there can be no handle now.
+    """
+    if process.boot_id != boot_id():
+        return None
+    try:
+        handle = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return None
+    try:
+        if _began(process.pid) == process.started_ticks:
+            return handle
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+    os.close(handle)
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +111,30 @@ def _handle_of(sock: socket.socket, peer: Peer) -> _Handle:
     return _Handle(os.pidfd_open(peer.pid), certain=False)
 
 
-def _has_ended(pidfd: int) -> bool:
+def has_ended(pidfd: int) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))
 
 
-def _was_there(peer: Peer, at: float) -> bool:
-    """Whether the process that has the number now began before ``at``, and is the peer's user's."""
-    folder = Path(f"/proc/{peer.pid}")
+def _began(pid: int) -> int:
+    """When the process that has the number now began, in clock ticks since the boot. Raises OSError."""
     # proc(5): after the name in brackets come fields 3 and on; 22 is the start in ticks since the boot.
-    ticks = int((folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[19])
-    return ticks / os.sysconf("SC_CLK_TCK") <= at and folder.stat().st_uid == peer.uid
+    text = Path(f"/proc/{pid}/stat").read_bytes()
+    return int(text.rpartition(b")")[2].split()[19])
+
+
+def _is_of(peer: Peer) -> bool:
+    """Whether the process that has the peer's number now is the peer's user's."""
+    return Path(f"/proc/{peer.pid}").stat().st_uid == peer.uid
+
+
+def _executable(pid: int) -> str:
+    """Empty where it may not be seen."""
+    try:
+        return str(Path(f"/proc/{pid}/exe").readlink())
+    except OSError:
+        return ""
 
 
 class Identities:
@@ -108,6 +144,7 @@ class Identities:
         self.trusted_groups = frozenset(trusted_groups)
         self.subordinates = subordinates or SubordinateIds()
         self._known: dict[tuple[int, int], tuple[float, Caller]] = {}
+        self._boot_id = boot_id()
         self._accounts: set[int] = set()
         """Ids in somebody's range that are accounts' of their own."""
 
@@ -125,6 +162,13 @@ class Identities:
                 raise _subordinate(peer.uid, found.owner_words)
             self._accounts.add(peer.uid)
         return caller
+
+    async def caller_behind(self, peer: Peer, origin: Origin) -> Caller:
+        """The same, with the process behind the connection where it is certain which it is."""
+        caller = await self.caller(peer)
+        if not origin.started_ticks:
+            return caller
+        return replace(caller, process=Process(origin.pid, origin.started_ticks, self._boot_id))
 
     def counted_as(self, uid: int) -> int:
         """By which number to count what a user has: all ids of a range that are no accounts are one."""

@@ -79,6 +79,7 @@ def test_the_request_is_what_was_typed(
     gpushare("run", *words, "busybox")
     (body,) = standin.asked("Leases/Request")
     assert body.pop("request_id")
+    assert body.pop("ends_with_caller")
     assert {name: value for name, value in body.items() if value} == asked
 
 

@@ -44,7 +44,7 @@ from gpushared.domain.lease import (
 )
 from gpushared.domain.messages import Condition
 from gpushared.domain.node import handle, restore
-from gpushared.domain.request import Caller, Request
+from gpushared.domain.request import Caller, Process, Request
 from gpushared.domain.state import NodeState, Step
 
 ALICE = Caller(1000, 1000, "alice")
@@ -186,7 +186,7 @@ ASKED = {
     "restart": ("reserved", "reserved", "starting", "starting", "starting", "draining", "draining", "ended"),
     "restart done": ("reserved", "reserved", "starting", "active", "paused", "draining", "draining", "ended"),
     "edits fail": ("ended", "ended", "starting", "active", "paused", "draining", "draining", "ended"),
-    "abandon": ("reserved", "reserved", "starting", "active", "paused", "draining", "draining", "ended"),
+    "abandon": ("ended", "reserved", "starting", "active", "paused", "draining", "draining", "ended"),
 }
 FROM = ("reserved", "claimed", "starting", "active", "paused", "stopping", "draining", "ended")
 
@@ -207,6 +207,27 @@ def test_what_each_wish_means_in_each_state(event: str, where: str, then: str) -
     else:
         node.send(USERS[event](node))
         assert node.is_in == then
+
+
+def test_an_abandoned_reservation_is_kept_until_the_engine_says_what_it_has() -> None:
+    """Its container may exist already; after a restart only the engine knows."""
+    node = Node().to("claimed")
+    node.restarts()
+    node.send(m.RequestAbandoned(node.id))
+    assert node.is_in == "reserved"
+    node.survey(Condition.RUNNING, at=node.now + 1)
+    node.send(m.RequestAbandoned(node.id))
+    assert node.is_in == "active"
+
+
+def test_a_request_that_is_asked_again_goes_with_the_process_that_asked_last() -> None:
+    node, processes = Node(), [Process(number, 7, "b1") for number in (1, 2)]
+    for process in processes:
+        asked = m.RequestSubmitted(HALF, ALICE, request_id="r1", holder=process)
+        lease = node.send(asked).lease
+        assert lease is not None
+        assert lease.holder == process
+    assert len(node.state.leases) == 2
 
 
 # --- the orders of things --------------------------------------------------------------------------------

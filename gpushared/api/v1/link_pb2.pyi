@@ -29,6 +29,7 @@ class Up(_message.Message):
     TRUST_SEEN_FIELD_NUMBER: _builtins.int
     STALE_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    CLIENT_GONE_FIELD_NUMBER: _builtins.int
     report: _builtins.bytes
     """A report: JSON of the record, as journals keep it."""
     stale: _builtins.bytes
@@ -43,6 +44,8 @@ class Up(_message.Message):
     def trust_seen(self) -> Global___TrustSeen: ...
     @_builtins.property
     def cancel(self) -> Global___OutboxCancel: ...
+    @_builtins.property
+    def client_gone(self) -> Global___ClientGone: ...
     def __init__(
         self,
         *,
@@ -53,12 +56,13 @@ class Up(_message.Message):
         trust_seen: Global___TrustSeen | None = ...,
         stale: _builtins.bytes = ...,
         cancel: Global___OutboxCancel | None = ...,
+        client_gone: Global___ClientGone | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "cancel", b"cancel", "hello", b"hello", "job", b"job", "report", b"report", "stale", b"stale", "trust_seen", b"trust_seen", "what", b"what"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "cancel", b"cancel", "client_gone", b"client_gone", "hello", b"hello", "job", b"job", "report", b"report", "stale", b"stale", "trust_seen", b"trust_seen", "what", b"what"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "cancel", b"cancel", "hello", b"hello", "job", b"job", "report", b"report", "stale", b"stale", "trust_seen", b"trust_seen", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "cancel", b"cancel", "client_gone", b"client_gone", "hello", b"hello", "job", b"job", "report", b"report", "stale", b"stale", "trust_seen", b"trust_seen", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["hello", "beat", "report", "job", "trust_seen", "stale", "cancel"]  # noqa: Y015
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["hello", "beat", "report", "job", "trust_seen", "stale", "cancel", "client_gone"]  # noqa: Y015
     _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
 
@@ -204,6 +208,32 @@ class OutboxCancel(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OutboxCancel: _TypeAlias = OutboxCancel  # noqa: Y015
+
+@_typing.final
+class ClientGone(_message.Message):
+    """The process that asked for an interactive job has ended, as far as is known here before its container was
+    made. Said again now and then while that is so.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    ASSERTION_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    assertion: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        assertion: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assertion", b"assertion", "job_id", b"job_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClientGone: _TypeAlias = ClientGone  # noqa: Y015
 
 @_typing.final
 class TrustSeen(_message.Message):
