@@ -27,9 +27,15 @@ def pytest_configure() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whoever asks for a real part carries its marker, so that `-m` never misses a test."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Whoever asks for a real part carries its marker, so that `-m` never misses a test.
+
+    A slow test runs only where `-m` names its marker.
+    """
+    takes_slow = "slow" in str(config.option.markexpr)
     for item in items:
+        if item.get_closest_marker("slow") is not None and not takes_slow:
+            item.add_marker(pytest.mark.skip(reason="slow: run it by -m slow"))
         for name in getattr(item, "fixturenames", ()):
             if marker := _MARKER_OF_FIXTURE.get(name):
                 item.add_marker(marker)

@@ -30,9 +30,9 @@ OPTIONS = [
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    # Servers refuse pings more often than every 300 s unless told otherwise; clients would see
-    # too_many_pings (grpc core, doc/keepalive.md).
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    # A server refuses pings that come more often than every 300 s unless it is told otherwise, and ends the
+    # connection with too_many_pings (grpc core, doc/keepalive.md). Our clients ping every 20 s.
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.so_reuseport", 0),
 ]
 

@@ -20,6 +20,23 @@ PARTING_SECONDS = 24 * 3600.0
 _TLS_FAILED = ("CERTIFICATE_VERIFY_FAILED", "Ssl handshake failed", "Hostname Verification Check failed")
 
 
+def channel_options(server_name: str) -> list[tuple[str, str | int]]:
+    """The options of a channel to the coordinator whose certificate holds ``server_name``."""
+    return [
+        ("grpc.ssl_target_name_override", server_name),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.keepalive_time_ms", int(KEEPALIVE_SECONDS * 1000)),
+        ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_SECONDS * 1000)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        # Else channels to one address share a connection, and its own back-off with it.
+        ("grpc.use_local_subchannel_pool", 1),
+        # A site's web proxy must not get between the machines of a pool.
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.enable_retries", 0),
+    ]
+
+
 class Dial:
     """Makes channels to the coordinator. Each is a connection of its own, with credentials read anew."""
 
@@ -50,19 +67,7 @@ class Dial:
     async def channel(self) -> grpc.aio.Channel:
         """Not connected yet; to be closed. Raises ConfigError, where the credentials cannot be read."""
         credentials = await asyncio.to_thread(self._credentials)
-        options = [
-            ("grpc.ssl_target_name_override", self._server_name),
-            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-            ("grpc.keepalive_time_ms", int(KEEPALIVE_SECONDS * 1000)),
-            ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_SECONDS * 1000)),
-            ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.http2.max_pings_without_data", 0),
-            # Else channels to one address share a connection, and its own back-off with it.
-            ("grpc.use_local_subchannel_pool", 1),
-            # A site's web proxy must not get between the machines of a pool.
-            ("grpc.enable_http_proxy", 0),
-            ("grpc.enable_retries", 0),
-        ]
+        options = channel_options(self._server_name)
         return grpc.aio.secure_channel(self._address(), credentials, options)
 
     async def kept(self) -> grpc.aio.Channel:
