@@ -131,7 +131,8 @@ def make_plan(seed: int, minutes: float, faults: int | None = None) -> Plan:
     seconds = minutes * 60
     chance = random.Random(f"chaos {seed} {minutes} {faults}")
     count = faults if faults is not None else round(minutes * FAULTS_PER_MINUTE)
-    return Plan(seed, seconds, _plan_faults(chance, seconds, count), _plan_work(chance, seconds))
+    planned = _plan_faults(chance, seconds, count)
+    return Plan(seed, seconds, planned, _plan_work(chance, seconds, planned))
 
 
 def _plan_faults(chance: random.Random, seconds: float, count: int) -> tuple[Fault, ...]:
@@ -190,14 +191,30 @@ _WORK: Final[tuple[tuple[str, int], ...]] = (
     ("pause", 2),
     ("preempt", 1),
 )
+_OUTLASTING: Final = 4
+"""So many jobs are handed in before each long fault that it may catch."""
 _SIZES: Final = ("0.05", "0.1", "0.25", "0.5", "1")
 _SIZE_WEIGHTS: Final = (3, 3, 3, 2, 2)
 
 
-def _plan_work(chance: random.Random, seconds: float) -> tuple[Work, ...]:
+def _plan_work(chance: random.Random, seconds: float, faults: tuple[Fault, ...]) -> tuple[Work, ...]:
     count = round(seconds / 60 * WORK_PER_MINUTE)
     times = sorted(round(chance.uniform(0.0, seconds - 2), 2) for _ in range(count))
-    return tuple(_choose_work(chance, at, number) for number, at in enumerate(times))
+    chosen = [_choose_work(chance, at, number) for number, at in enumerate(times)]
+    long = [fault for fault in faults if fault.seconds >= LONG_SECONDS[0]]
+    fenced = [_outlast(chance, fault, number) for fault in long for number in range(_OUTLASTING)]
+    return tuple(sorted([*chosen, *fenced], key=lambda work: (work.at_seconds, work.key)))
+
+
+def _outlast(chance: random.Random, fault: Fault, number: int) -> Work:
+    """A job that is to be under way when a long fault begins, and to run elsewhere before it is over."""
+    at = round(max(0.0, fault.at_seconds - chance.uniform(2.0, 6.0)), 2)
+    beats = round(fault.seconds / BEAT_SECONDS) + chance.randint(0, 60)
+    key = f"w-long-{round(fault.at_seconds)}-{number}"
+    return Work(
+        at, WorkKind.SUBMIT, key, NODES[number % len(NODES)], True, "1", beats,
+        stop_after_seconds=STOP_AFTER_SECONDS, wait=number == 0,
+    )  # fmt: skip
 
 
 def _choose_work(chance: random.Random, at: float, number: int) -> Work:
@@ -215,7 +232,7 @@ def _choose_work(chance: random.Random, at: float, number: int) -> Work:
             pool = sort == "run-pool"
             return Work(at, WorkKind.RUN, key, node, pool, gpu, beats, (code,), remove=chance.random() < 0.7)
         case "stop-after":
-            beats = chance.randint(60, 500)
+            beats = chance.randint(60, 420)
             return Work(
                 at, WorkKind.SUBMIT, key, node, True, gpu, beats, (0,),
                 stop_after_seconds=STOP_AFTER_SECONDS, wait=wait,

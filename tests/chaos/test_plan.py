@@ -38,3 +38,16 @@ def test_an_hour_has_every_kind_of_fault_and_of_work() -> None:
     assert {work.kind for work in plan.work} == set(WorkKind)
     assert any(fault.seconds >= LONG_SECONDS[0] for fault in plan.faults)
     assert any(work.stop_after_seconds for work in plan.work)
+
+
+def test_before_each_long_fault_jobs_begin_that_it_may_move_elsewhere() -> None:
+    plan = make_plan(3, 20)
+    long = [fault for fault in plan.faults if fault.seconds >= LONG_SECONDS[0]]
+    assert long
+    for fault in long:
+        caught = [
+            work
+            for work in plan.work
+            if work.stop_after_seconds and 0 < fault.at_seconds - work.at_seconds <= 6.5 and work.gpu == "1"
+        ]
+        assert len(caught) >= 4
