@@ -133,13 +133,12 @@ def _was_placed_in_silence(record: Record, done: Run, again: Run, stop_after_sec
 
 
 def silences(spans: Iterable[Span], node: str) -> list[tuple[float, float]]:
-    """When the coordinator and a node did not hear each other, short pauses included."""
-    silent = [
-        (span.began, span.ended)
-        for span in spans
-        if span.kind is not FaultKind.FULL
-        and span.target in {f"daemon-{node}", f"cable-{node}", "coordinator"}
-    ]
+    """When the coordinator and a node did not hear each other, short pauses included.
+
+    On a full disk a node cannot note that it was heard, and a coordinator takes no node in.
+    """
+    parts = {f"daemon-{node}", f"cable-{node}", f"disk-{node}", "coordinator", "disk-coordinator"}
+    silent = [(span.began, span.ended) for span in spans if span.target in parts]
     joined: list[tuple[float, float]] = []
     for began, ended in sorted(silent):
         if joined and began <= joined[-1][1] + REJOIN_SECONDS:
@@ -169,6 +168,8 @@ def _may_be_ended(record: Record, run: Run, job: Accepted | None) -> bool:
         return True
     if node not in LIVE_RESTORE and _engine_ended(record, run, node):
         return True
+    if run.key in record.removed and _was_frozen_when_its_engine_ended(record, run, node):
+        return True
     if job is None:
         return False
     if job.cancelled_at is not None:
@@ -178,6 +179,17 @@ def _may_be_ended(record: Record, run: Run, job: Accepted | None) -> bool:
         began + job.stop_after_seconds - BEAT_OF_NODES_SECONDS <= run.last <= ended + STOP_EFFECT_SECONDS
         and ended - began >= job.stop_after_seconds - REDIAL_SECONDS
         for began, ended in silences(record.spans, node)
+    )
+
+
+def _was_frozen_when_its_engine_ended(record: Record, run: Run, node: str) -> bool:
+    """Docker 20.10 removes a paused container with ``--rm`` when it starts again, live-restore or not."""
+    return any(
+        span.target == f"engine-{node}"
+        and span.kind in {FaultKind.KILL, FaultKind.STOP}
+        and run.code is None
+        and span.began - run.last > BREATHLESS_SECONDS
+        for span in record.spans
     )
 
 

@@ -85,6 +85,8 @@ class Load:
 
     async def do(self, work: Work) -> None:
         """Hand it in, and follow it as planned."""
+        if work.remove:
+            self._record.removed.add(work.key)
         match work.kind:
             case WorkKind.SUBMIT:
                 await self._submit(work)

@@ -38,6 +38,7 @@ def main(words: Sequence[str]) -> int:
         )
         return 130
     (folder / "plan.json").write_text(json.dumps(asdict(plan), indent=1))
+    (folder / "record.json").write_text(json.dumps(asdict(record), indent=1, default=sorted))
     summary = summarize(plan, record, runs, found, folder)
     (folder / "summary.txt").write_text(summary)
     print(summary)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Final
 
 from tests.chaos.plan import FaultKind
@@ -70,9 +71,10 @@ class Call:
     """How many lines its program writes, where that is known."""
 
     def show(self) -> str:
+        said = " | ".join(line for line, _ in groupby(self.err.strip().splitlines()))
         return (
             f"{self.name} on {self.node}: `{self.command}` {self.began:.2f}..{self.ended:.2f} exit "
-            f"{self.code}; stderr: {self.err.strip()[-400:]!r}"
+            f"{self.code}; stderr: {said[-500:]}"
         )
 
 
@@ -97,3 +99,5 @@ class Record:
     """What the harness saw itself: processes that ended, tracebacks, what was left in the end."""
     stopped: dict[str, float] = field(default_factory=dict)
     """When we ended the containers of a key, by the key."""
+    removed: set[str] = field(default_factory=set)
+    """Keys whose containers have ``--rm``."""

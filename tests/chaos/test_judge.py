@@ -165,6 +165,17 @@ def test_a_refused_command_that_ran_all_the_same_is_found_unless_it_said_that_it
     assert rules([run()], calls=[unsure]) == []
 
 
+def test_docker_may_remove_a_frozen_container_with_rm_when_it_starts_again_and_no_other() -> None:
+    killed = span(FaultKind.KILL, "engine-a", 120.0, 125.0)
+    for removed, spans, expected in (
+        ({"w1"}, [killed], []),
+        (set[str](), [killed], ["ended by nobody"]),
+        ({"w1"}, [span(FaultKind.KILL, "engine-a", 105.1, 125.0)], ["ended by nobody"]),
+    ):
+        record = Record(GPUS, spans=spans, removed=removed)
+        assert [one.rule for one in judge(record, [run(code=None, job="")])] == expected
+
+
 # --- GPUs
 
 
@@ -291,10 +302,11 @@ def test_silences_that_follow_each_other_at_once_are_one_and_other_faults_are_no
         span(FaultKind.CUT, "cable-a", 100, 120),
         span(FaultKind.KILL, "coordinator", 125, 130),
         span(FaultKind.FULL, "disk-a", 200, 210),
+        span(FaultKind.FREEZE, "engine-a", 250, 260),
         span(FaultKind.STOP, "daemon-b", 300, 310),
         span(FaultKind.FREEZE, "daemon-a", 400, 410),
     ]
-    assert silences(spans, "a") == [(100, 130), (400, 410)]
+    assert silences(spans, "a") == [(100, 130), (200, 210), (400, 410)]
 
 
 def test_a_diary_is_read_as_the_program_writes_it(tmp_path: Path) -> None:
