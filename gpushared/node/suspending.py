@@ -36,7 +36,10 @@ class Suspender:
         self._checkpoints = checkpoints
 
     async def suspend(self, lease: LeaseId, container: ContainerId) -> None:
-        """The checkpoint comes before the freeze: the driver's own thread in each process does the work."""
+        """The checkpoint comes before the freeze: the driver's own thread in each process does the work.
+
+        Errors: those of an engine that is away, as with ``resume``.
+        """
         if trouble := await self._lack_of_memory(lease, container):
             await self._loop.send(m.SuspendFailed(lease, trouble, lasting=False))
             return
@@ -58,10 +61,9 @@ class Suspender:
 
     async def _lack_of_memory(self, lease: LeaseId, container: ContainerId) -> str:
         """By the container's own limit, with what it has now; the core then knows that too."""
-        with suppress(GpushareError):
-            facts = await self._engine.inspect(container)
-            if facts is not None:
-                await self._loop.send(seen(facts))
+        facts = await self._engine.inspect(container)
+        if facts is not None:
+            await self._loop.send(seen(facts))
         found = self._loop.state.leases.get(lease)
         return "" if found is None else lack_of_memory(found, self._loop.state)
 
@@ -88,7 +90,7 @@ class Suspender:
         return saved
 
     async def resume(self, lease: LeaseId, container: ContainerId) -> None:
-        """Errors: those of an engine that is away, of which the core need not know: it asks again."""
+        """Errors: those of an engine that is away. The core hears of none of them, and asks again."""
         try:
             await self._engine.thaw(container)
             await self._restore(container)
