@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -15,14 +14,6 @@ from tests.pool.failures.machine import wait_until
 
 TYPIST: Final = Path(__file__).with_name("typist.py")
 WAITS_FOR_IT: Final = "trying again for"
-
-
-class When(StrEnum):
-    """When a command is typed: before the restart, and then waiting or attached, or amid it."""
-
-    WAITING = "waiting"
-    ATTACHED = "attached"
-    BEGUN = "begun while away"
 
 
 @dataclass(frozen=True)
@@ -80,6 +71,16 @@ BEGUN: Final = (
 )
 """Each answers as if nothing had happened, once what it needs is back."""
 
+AMID: Final = (
+    Row("ps", "ps -q", out="{lease}"),
+    Row("wait for a job that came in elsewhere", "wait {elsewhere_over}", code=3),
+    Row("why a job of the pool", "why {over}", out="{over}"),
+    *(Row(f"submit, {number}", "submit --gpu 0.1 {once} 5", runs=True) for number in range(3)),
+    *(Row(f"submit --pool, {number}", "submit --pool --gpu 0.1 {once} 5", runs=True) for number in range(3)),
+    Row("submit --pool --array", "submit --pool --array 0-1 --gpu 0.1 {once} 5", runs=True),
+)
+"""Typed the moment before, so that it goes away anywhere between the first connection and the last answer."""
+
 WAITING: Final = (
     Row("wait for a job here", "wait {here_runs}", code=9),
     Row("wait for a job of the pool", "wait {runs}", code=9),
@@ -100,6 +101,7 @@ ATTACHED: Final = (
     Row("attach to a job of the pool", "attach {runs}", code=9, out="ended"),
 )
 """They end as their containers do, or with 125 and the command that takes them up again."""
+TAKES_UP_AGAIN: Final = ("gpushare attach", "gpushare logs")
 
 
 @dataclass
