@@ -36,7 +36,7 @@ from gpushared.domain.jobs.node_messages import (
     OrderTaken,
     PrepareAttempt,
 )
-from gpushared.domain.jobs.protocol import CancelPart, Report
+from gpushared.domain.jobs.protocol import CancelPart, GiveBack, Query, Report
 from gpushared.domain.lease import (
     Active,
     Draining,
@@ -82,9 +82,10 @@ def order_taken(event: OrderTaken, draft: Draft) -> None:
     """Write what becomes of an order, and do it."""
     key, coordinator = event.order.key, event.coordinator
     book = draft.attempts.get(coordinator) or Attempts(coordinator=coordinator)
-    taken = book_of.take(
-        book, event.order, event.account, event.refusal, draft.now, boot_id=draft.base.boot_id
-    )
+    order = event.order
+    if isinstance(order, GiveBack) and _is_claimed(book.get(key), draft):
+        order = Query(key, order.epoch)  # its container came first
+    taken = book_of.take(book, order, event.account, event.refusal, draft.now, boot_id=draft.base.boot_id)
     draft.report = taken.report
     draft.report_to = coordinator
     draft.keep_book(taken.book, key)
@@ -104,6 +105,14 @@ def order_taken(event: OrderTaken, draft: Draft) -> None:
             _end(taken.attempt, Stopped(by), f"its job was cancelled by {by}", draft, grace)
         case Todo.NOTHING:
             pass
+
+
+def _is_claimed(attempt: Attempt | None, draft: Draft) -> bool:
+    """Whether a container of the attempt is there, or is being made."""
+    lease = None if attempt is None else _lease_of(attempt, draft)
+    if lease is None or isinstance(lease.state, Queued):
+        return False
+    return not isinstance(lease.state, Reserved) or lease.state.claimed or not draft.engine_surveyed
 
 
 def _note_epoch(book: Attempts, draft: Draft) -> None:

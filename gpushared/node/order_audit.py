@@ -13,13 +13,28 @@ from gpushared.api.v1 import link_pb2
 from gpushared.audit.line import MAX_NAME, MAX_TEXT, NOBODY_HERE, UNKNOWN, AuditLine, Sink, bounded
 from gpushared.domain.errors import Code, GpushareError, RequestError, StateConflict
 from gpushared.domain.jobs.model import AttemptState
-from gpushared.domain.jobs.protocol import CancelPart, Commit, Order, Place, Query, Report, StaleEpoch
+from gpushared.domain.jobs.protocol import (
+    CancelPart,
+    Commit,
+    GiveBack,
+    Order,
+    Place,
+    Query,
+    Report,
+    StaleEpoch,
+)
 from gpushared.gate.answers import http_status
 from gpushared.gate.audit import digest_of
 
 OK = 200
 ORDER = "ORDER"
-_NAMES: dict[type[Order], str] = {Place: "Place", Commit: "Commit", CancelPart: "Cancel", Query: "Query"}
+_NAMES: dict[type[Order], str] = {
+    Place: "Place",
+    Commit: "Commit",
+    CancelPart: "Cancel",
+    Query: "Query",
+    GiveBack: "GiveBack",
+}
 
 
 class OrderAudit:

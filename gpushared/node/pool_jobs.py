@@ -98,6 +98,7 @@ class PoolJobs:
             groups=self._groups_of(caller),
             held=wanted.held,
             priority=wanted.priority,
+            holder=caller.process if message.lease.ends_with_caller and message.interactive else None,
         )
         notes = await self._taken(wanted)
         ids = [job for job, _ in wanted.jobs]

@@ -154,6 +154,11 @@ class PoolLink:
         if self.link is not None:
             self.link.cancel(job)
 
+    def client_gone(self, job: JobId) -> None:
+        """Nobody waits for an interactive job any more; lost without a link, so to be said again."""
+        if self.link is not None:
+            self.link.client_gone(job)
+
     def reload(self) -> None:
         """Dial anew where the configuration names another coordinator now."""
         if self.link is not None and self._dialled != self.link.dial.address:

@@ -23,6 +23,7 @@ from gpushared.node.jobs_room import JobsRoom
 from gpushared.node.loop import Loop
 from gpushared.node.order_audit import OrderAudit
 from gpushared.node.pool_admin import admin_calls
+from gpushared.node.pool_clients import PoolClients
 from gpushared.node.pool_jobs import PoolJobs
 from gpushared.node.pool_link import PoolLink
 from gpushared.pool.member.calls import CoordinatorCalls, Metadata
@@ -118,7 +119,8 @@ class PoolRoom:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._doors.close)
             stack.push_async_callback(self._ends.close)
-            await asyncio.gather(self.link.run(), self._follow())
+            clients = PoolClients(self._room.outbox, self.link)
+            await asyncio.gather(self.link.run(), self._follow(), clients.run())
 
     async def _follow(self) -> None:
         """Have the pool's jobs at hand while the node is in a pool."""

@@ -24,7 +24,7 @@ from gpushared.domain.jobs.model import (
     Succeeded,
     Then,
 )
-from gpushared.domain.jobs.silence import presence, silent_since
+from gpushared.domain.jobs.silence import has_client, presence, silent_since
 from gpushared.domain.jobs.state import PoolState, kind_of
 from gpushared.domain.lease import LeaseId
 from gpushared.domain.placement import Reason
@@ -121,6 +121,12 @@ def _why_queued(job: Job, state: PoolState, now: float) -> Why | None:
         return Why(JobReason.TRIED_AGAIN, job.story[-1].text)
     if state.rules.here:
         return Why(Reason.QUEUE_ORDER, "it waits behind others of its owner, which are in the node's queue")
+    if not has_client(job, state, now):
+        return Why(
+            JobReason.NODE_SILENT,
+            f"its client waits on node {job.spec.origin}, which is not heard of",
+            "it may have a place as soon as that node is heard of",
+        )
     verdict = state.verdicts.get(LeaseId(job.id)) or state.verdicts.get(kind_of(job, state.policy))
     if verdict is not None and verdict.reason is WaitReason.RESOURCES:
         return _why_no_room(job, state, now)

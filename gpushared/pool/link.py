@@ -36,7 +36,7 @@ from gpushared.domain.jobs.messages import (
     TellOrigin,
 )
 from gpushared.domain.jobs.model import HERE, JobId, NodeName
-from gpushared.domain.jobs.protocol import Order, Report
+from gpushared.domain.jobs.protocol import GiveBack, Order, Report
 from gpushared.domain.units import shown
 from gpushared.pool import soundness, wire
 from gpushared.pool.hellos import HelloRead, Hellos
@@ -105,7 +105,10 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
 
     def tell(self, node: NodeName, order: Order) -> None:
         """An order; lost where the node is not connected, and in place of the same one that waits."""
-        if (stream := self._streams.get(node)) is not None:
+        stream = self._streams.get(node)
+        if isinstance(order, GiveBack) and stream is not None and wire.GIVE_BACK not in stream.capabilities:
+            return  # an older node ends it when its time to be claimed is over
+        if stream is not None:
             stream.put((type(order), order.key), lambda: link_pb2.Down(order=wire.order_bytes(order)))
 
     def tell_origin(self, job: JobId) -> None:

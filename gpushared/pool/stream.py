@@ -21,7 +21,14 @@ from gpushared.domain.errors import (
     Unavailable,
 )
 from gpushared.domain.jobs.member import Member
-from gpushared.domain.jobs.messages import CancelAsked, JobSubmitted, NodeBeat, PoolEvent, Reported
+from gpushared.domain.jobs.messages import (
+    CancelAsked,
+    ClientGone,
+    JobSubmitted,
+    NodeBeat,
+    PoolEvent,
+    Reported,
+)
 from gpushared.domain.jobs.model import Job, JobId, NodeName, Owner
 from gpushared.domain.jobs.rules import PoolRules
 from gpushared.domain.jobs.silence import beat_seconds
@@ -268,6 +275,8 @@ class NodeStream:
                 await self._job(message.job)
             case "cancel":
                 await self._cancel(message.cancel)
+            case "client_gone":
+                await self._client_gone(message.client_gone)
             case "trust_seen":
                 self._trust_seen(message.trust_seen)
             case other:
@@ -331,6 +340,11 @@ class NodeStream:
         else:
             self._audit.done("Jobs/Cancel", asked, self._asker(owner))
             self._acknowledge(job, None, cancel=True)
+
+    async def _client_gone(self, told: link_pb2.ClientGone) -> None:
+        job = JobId(told.job_id)
+        owner = self._guard.owner_of(self.node, told.assertion, wire.gone_digest(job))
+        await self._machine.send(ClientGone(job, owner))
 
     def _asker(self, owner: Owner | None) -> Asker:
         """None: nobody for whom the node may speak."""

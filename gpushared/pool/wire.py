@@ -36,7 +36,8 @@ _GENERATION = "link-"
 TUNNEL = "tunnel"
 TRUST = "trust"
 ALLOWANCE = "allowance"
-CAPABILITIES = (*(f"{_GENERATION}{one}" for one in SPOKEN), TUNNEL, TRUST, ALLOWANCE)
+GIVE_BACK = "give-back"
+CAPABILITIES = (*(f"{_GENERATION}{one}" for one in SPOKEN), TUNNEL, TRUST, ALLOWANCE, GIVE_BACK)
 
 HELLO_BYTES = 256 * 1024
 """So much of a hello goes in one message; a bigger one would keep the reader's event loop for too long."""
@@ -205,6 +206,11 @@ def job_digest(job: JobId, spec: bytes) -> bytes:
 def cancel_digest(job: JobId, grace_seconds: int) -> bytes:
     """What an assertion vouches for that comes with a cancellation."""
     return sha256(b"\0".join((b"cancel", job.encode(), str(grace_seconds).encode()))).digest()
+
+
+def gone_digest(job: JobId) -> bytes:
+    """What an assertion vouches for that comes with the end of a job's client."""
+    return sha256(b"\0".join((b"gone", job.encode()))).digest()
 
 
 # --- hellos --------------------------------------------------------------------------------------------

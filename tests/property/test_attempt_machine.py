@@ -17,7 +17,17 @@ from gpushared.domain.jobs.node_messages import (
     LaunchFailed,
     OrderTaken,
 )
-from gpushared.domain.jobs.protocol import CancelPart, Commit, Gang, Order, Place, Query, Report, StaleEpoch
+from gpushared.domain.jobs.protocol import (
+    CancelPart,
+    Commit,
+    Gang,
+    GiveBack,
+    Order,
+    Place,
+    Query,
+    Report,
+    StaleEpoch,
+)
 from gpushared.domain.lease import (
     Active,
     Draining,
@@ -98,7 +108,7 @@ class AttemptMachine(NodeMachine):
         coordinator, key = self.some(pick)
         self.send(AttemptPrepared(key, coordinator, NO_PATH if fails else None))
 
-    @rule(pick=PICK, epoch=EPOCH, which=st.integers(0, 2))
+    @rule(pick=PICK, epoch=EPOCH, which=st.integers(0, 3))
     def something_else_is_said(self, pick: int, epoch: int, which: int) -> None:
         coordinator, key = self.some(pick)
         gang = Gang(("a", "b"), 0, 29500, (1, 1))
@@ -106,6 +116,7 @@ class AttemptMachine(NodeMachine):
             Query(key, epoch),
             CancelPart(key, epoch, 5, "ada"),
             Commit(key, epoch, gang),
+            GiveBack(key, epoch),
         )
         self.send(OrderTaken(orders[which], coordinator))
 

@@ -28,7 +28,7 @@ from gpushared.domain.jobs.node_messages import (
     PrepareAttempt,
     TellCoordinator,
 )
-from gpushared.domain.jobs.protocol import CancelPart, Commit, Gang, Place, Query, Report
+from gpushared.domain.jobs.protocol import CancelPart, Commit, Gang, GiveBack, Place, Query, Report
 from gpushared.domain.lease import ContainerId, Ended, Expired, Lease, NeverClaimed, Queued, Reserved
 from gpushared.domain.messages import Condition
 from gpushared.domain.node import handle, restore
@@ -83,6 +83,11 @@ class Node:
         """The GPUs show the memory back."""
         self.now += 1.0
         return self.send(m.GpusSampled(self.now + 1.0, frozenset(), {}, frozenset({GPU.id})))
+
+    def restarted(self) -> Node:
+        """Before the engine has told what it has."""
+        self.state = replace(self.state, engine_surveyed=False)
+        return self
 
     def cancel(self) -> Step:
         return self.send(OrderTaken(CancelPart(KEY, 1, 5, "ada"), self.coordinator))
@@ -184,6 +189,37 @@ def test_cancelled_before_its_container_came_it_ends_at_once() -> None:
     node.cancel()
     assert isinstance(node.lease.state, Ended)
     assert (node.attempt.state, node.ending.kind) == (AttemptState.ENDED, EndKind.CANCELLED)
+
+
+GIVEN_BACK: dict[str, tuple[Callable[[Node], object], AttemptState, bool]] = {
+    "never seen": (lambda _: None, AttemptState.REFUSED, True),
+    "being prepared": (lambda node: node.place(interactive=True), AttemptState.ENDED, True),
+    "reserved": (lambda node: node.placed(interactive=True), AttemptState.ENDED, True),
+    "claimed": (
+        lambda node: (node.placed(interactive=True), node.send(m.ClaimAsked(node.lease.id, ADA))),
+        AttemptState.RESERVED,
+        False,
+    ),
+    "reserved, while nobody knows what the engine has": (
+        lambda node: node.placed(interactive=True) and node.restarted(),
+        AttemptState.RESERVED,
+        False,
+    ),
+    "running": (lambda node: node.running(interactive=True), AttemptState.RUNNING, False),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN_BACK)
+def test_only_what_has_no_container_is_given_back_when_its_client_is_gone(name: str) -> None:
+    to, state, ends = GIVEN_BACK[name]
+    node = Node()
+    to(node)
+    node.send(OrderTaken(GiveBack(KEY, 1), POOL))
+    assert isinstance(node.step.report, Report)
+    assert node.step.report.state is state
+    if ends:
+        assert node.ending.kind is EndKind.CANCELLED
+    assert not ends or not node.state.leases
 
 
 def test_cancelled_while_it_runs_it_ends_with_its_container() -> None:

@@ -7,11 +7,20 @@ from dataclasses import replace
 
 from gpushared.domain.errors import LimitReached, NotFound, RequestError, StateConflict, Unavailable
 from gpushared.domain.jobs.following import cancel, end
-from gpushared.domain.jobs.messages import CancelAsked, JobHoldAsked, JobPriorityAsked, JobSubmitted
+from gpushared.domain.jobs.messages import (
+    CancelAsked,
+    ClientGone,
+    JobHoldAsked,
+    JobPriorityAsked,
+    JobSubmitted,
+    Send,
+)
 from gpushared.domain.jobs.model import (
     HERE,
     After,
     AfterKind,
+    AttemptKey,
+    AttemptState,
     Cancelled,
     Cancelling,
     Ended,
@@ -21,12 +30,15 @@ from gpushared.domain.jobs.model import (
     JobSpec,
     JobState,
     NodeName,
+    Placing,
     Queued,
+    Running,
     Succeeded,
     Then,
 )
 from gpushared.domain.jobs.orders import send
-from gpushared.domain.jobs.state import PersonsQueue, PoolDraft, Wake, is_gang, request_key
+from gpushared.domain.jobs.protocol import CLIENT_END, GiveBack
+from gpushared.domain.jobs.state import PersonsQueue, PoolDraft, Wake, is_gang, is_over, request_key
 from gpushared.domain.policy.projects import project_of
 from gpushared.domain.request import MAX_PRIORITY
 from gpushared.domain.units import shown
@@ -43,6 +55,9 @@ PART_BYTES = 1200
 """Of its part on each node."""
 MAX_NODES = MAX_JOB_BYTES // PART_BYTES
 """All parts of a job are in its one record. What else is said of the job takes some of the room."""
+
+
+_HAS_CONTAINER = {AttemptState.RUNNING, AttemptState.PAUSED}
 
 
 def submit(event: JobSubmitted, draft: PoolDraft) -> None:
@@ -226,6 +241,24 @@ def ask_cancel(event: CancelAsked, draft: PoolDraft) -> None:
             text = f"{event.by.principal} cancelled it"
             by = event.by.principal
             cancel(job, Then.CANCEL, by, draft, text, grace_seconds=event.grace_seconds)
+
+
+def client_gone(event: ClientGone, draft: PoolDraft) -> None:
+    """Nobody waits for an interactive job any more: it leaves the queue, or gives its unclaimed place back.
+
+    What may run without our knowing is left alone until that is known.
+    """
+    job = draft.owned(event.job, event.by)
+    draft.answer = job.id
+    if not job.spec.interactive or draft.is_old(job.id):
+        return
+    if isinstance(job.state, Queued):
+        end(job, Cancelled(CLIENT_END), f"cancelled by {CLIENT_END}", draft)
+    elif isinstance(job.state, Placing | Running):
+        order = GiveBack(AttemptKey(job.id, job.state.attempt), draft.state.epoch)
+        for part in job.state.parts:
+            if part.state not in _HAS_CONTAINER and not is_over(part):
+                draft.do(Send(part.node, order))
 
 
 def hold(event: JobHoldAsked, draft: PoolDraft) -> None:

@@ -14,7 +14,17 @@ from enum import StrEnum
 
 from gpushared.domain.jobs.attempt import Attempt
 from gpushared.domain.jobs.model import AttemptKey, AttemptState, Ending, EndKind
-from gpushared.domain.jobs.protocol import CancelPart, Commit, Order, Place, Query, Report, StaleEpoch
+from gpushared.domain.jobs.protocol import (
+    CLIENT_END,
+    CancelPart,
+    Commit,
+    GiveBack,
+    Order,
+    Place,
+    Query,
+    Report,
+    StaleEpoch,
+)
 from gpushared.domain.lease import LeaseId
 from gpushared.domain.request import Caller
 from gpushared.domain.shelf import Shelf
@@ -107,6 +117,8 @@ def take(
             return _cancel(book, order, now)
         case Commit():
             return _commit(book, order, now)
+        case GiveBack():
+            return _cancel(book, CancelPart(order.key, order.epoch, 0, CLIENT_END), now)
 
 
 def heard(book: Attempts, epoch: int) -> Attempts:

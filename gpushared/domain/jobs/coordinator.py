@@ -175,6 +175,7 @@ def _apply(event: object, draft: PoolDraft) -> None:  # noqa: ARG001 - the signa
 
 _apply.register(m.JobSubmitted, asking.submit)
 _apply.register(m.CancelAsked, asking.ask_cancel)
+_apply.register(m.ClientGone, asking.client_gone)
 _apply.register(m.JobHoldAsked, asking.hold)
 _apply.register(m.JobPriorityAsked, asking.set_priority)
 _apply.register(m.NodeHello, recovery.hello)

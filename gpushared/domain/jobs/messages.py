@@ -35,6 +35,17 @@ class CancelAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class ClientGone:
+    """The process that asked for an interactive job has ended, as far as its node knows without a container.
+
+    Said again now and then as long as that is so.
+    """
+
+    job: JobId
+    by: Owner
+
+
+@dataclass(frozen=True, slots=True)
 class JobHoldAsked:
     job: JobId
     by: Owner
@@ -134,6 +145,7 @@ class PoolTick:
 PoolEvent = (
     JobSubmitted
     | CancelAsked
+    | ClientGone
     | JobHoldAsked
     | JobPriorityAsked
     | NodeHello

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from gpushared.domain.gpu import Gpu
-from gpushared.domain.jobs import allowances
+from gpushared.domain.jobs import allowances, silence
 from gpushared.domain.jobs.explaining import Lack, lack_of_room
 from gpushared.domain.jobs.following import begin, cancel, end
 from gpushared.domain.jobs.gang import place_gangs
@@ -85,6 +85,7 @@ def _pass_over(draft: PoolDraft) -> None:
     more = place_gangs(places, roll, draft)
     names = state.waiting.first(rules.looked_at, rules.looked_at_alike)
     names += [name for name in _winners(draft) if name not in names]
+    names = [name for name in names if silence.has_client(state.jobs[name], state, draft.now)]
     found = plan(
         _candidates(names, places, draft),
         roll,

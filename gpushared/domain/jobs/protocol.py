@@ -13,6 +13,9 @@ from gpushared.domain.jobs.model import AttemptKey, AttemptState, Ending, JobSpe
 from gpushared.domain.lease import LeaseId
 from gpushared.domain.request import Request
 
+CLIENT_END = "the end of its client"
+"""By what an interactive job was cancelled that nobody waits for any more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -70,7 +73,18 @@ class Commit:
     gang: Gang
 
 
-Order = Place | Query | CancelPart | Commit
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """End it where no container of it is being made or is there: whoever asked for it is gone.
+
+    Only for interactive jobs. Its node alone knows whether the container came first.
+    """
+
+    key: AttemptKey
+    epoch: int
+
+
+Order = Place | Query | CancelPart | Commit | GiveBack
 
 
 @dataclass(frozen=True, slots=True)

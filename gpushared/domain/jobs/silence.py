@@ -44,6 +44,17 @@ def silent_since(member: Member, state: PoolState, now: float) -> float | None:
     return member.silent_since
 
 
+def has_client(job: Job, state: PoolState, now: float) -> bool:
+    """Whether a place would be of use for the job.
+
+    While the node of an interactive job's client is not heard of, nobody can tell whether the client lives.
+    """
+    origin = state.members.get(job.spec.origin)
+    if not job.spec.interactive or origin is None:
+        return True
+    return presence(origin, state, now) not in {Presence.UNKNOWN, Presence.NEVER}
+
+
 def takes_work(member: Member, state: PoolState, now: float) -> bool:
     """Whether a new attempt may go there."""
     return now <= takes_work_until(member, state)

@@ -132,6 +132,11 @@ class MemberLink:
         if self._session is not None:
             self._session.cancel(job)
 
+    def client_gone(self, job: JobId) -> None:
+        """Nobody waits for an interactive job any more; lost without a link, so to be said again."""
+        if self._session is not None:
+            self._session.client_gone(job)
+
     def hurry(self) -> None:
         """Dial now rather than at the time that was drawn: the certificates changed, or somebody asks."""
         self._hurry.set()

@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 from gpushared.api.v1 import jobs_pb2, link_pb2
 from gpushared.domain.errors import GpushareError, LimitReached
 from gpushared.domain.jobs.model import JobId, JobSpec
+from gpushared.domain.request import Process
 from gpushared.pool.chunks import cut
 from gpushared.pool.member.ports import Kept
 from gpushared.pool.records import Changes
@@ -74,6 +75,8 @@ class OutboxRecord:
     updated_at: float = 0.0
     over: bool = False
     refused: Refused | None = None
+    holder: Process | None = None
+    """The process that waits for an interactive job."""
 
     def mirrored(self) -> jobs_pb2.Job | None:
         """What the pool said last."""
@@ -112,6 +115,7 @@ class Outbox:
         self._asserter = asserter
         self._now = now
         self._records = {record.job: record for record in _read(records)}
+        self._attended = {record.job for record in self._records.values() if record.holder is not None}
         self._next = 1 + max((record.sequence for record in self._records.values()), default=0)
         self._changed: dict[JobId, asyncio.Event] = {}
         self._turn = asyncio.Lock()
@@ -126,6 +130,7 @@ class Outbox:
         groups: tuple[str, ...] = (),
         held: bool = False,
         priority: int = 0,
+        holder: Process | None = None,
     ) -> None:
         """Durably, all or none; those that are here already stay as they are. Raises LimitReached."""
         async with self._turn:
@@ -142,6 +147,7 @@ class Outbox:
                 OutboxRecord(job, self._next + place, spec, held, priority, principal, groups, self._now())
                 for place, (job, spec) in enumerate(new)
             ]
+            records = [replace(record, holder=holder) for record in records]
             await self._keep(records)
             self._next += len(records)
         if self.teller is not None:
@@ -179,6 +185,12 @@ class Outbox:
     def records(self) -> list[OutboxRecord]:
         """All, in the order in which they came in."""
         return sorted(self._records.values(), key=lambda record: record.sequence)
+
+    def attended(self) -> list[OutboxRecord]:
+        """Those that are not over and for which a known process waits."""
+        found = [self._records[job] for job in self._attended if job in self._records]
+        self._attended = {record.job for record in found if not record.over}
+        return [record for record in found if not record.over]
 
     async def changed(self, job: JobId, timeout_seconds: float) -> bool:
         """Wait until something is said of it; False when the time is over first."""
@@ -266,6 +278,8 @@ class Outbox:
             raise
         for record in records:
             self._records[record.job] = record
+            if record.holder is not None:
+                self._attended.add(record.job)
             self._wake(record.job)
 
     async def _forget_oldest(self) -> None:

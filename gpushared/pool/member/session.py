@@ -233,6 +233,17 @@ class Session:
         assertion = self._outbox.vouch_cancel(job, wire.cancel_digest(job, grace))
         return link_pb2.Up(cancel=link_pb2.OutboxCancel(job_id=job, grace_seconds=grace, assertion=assertion))
 
+    def client_gone(self, job: JobId) -> None:
+        """Tell that nobody waits for an interactive job any more; not before the coordinator has the job."""
+        if job not in self._untaken:
+            self._mailbox.put((link_pb2.ClientGone, job), lambda: self._client_gone(job))
+
+    def _client_gone(self, job: JobId) -> link_pb2.Up | None:
+        if self._outbox.job(job) is None:
+            return None
+        assertion = self._outbox.vouch(job, wire.gone_digest(job))
+        return link_pb2.Up(client_gone=link_pb2.ClientGone(job_id=job, assertion=assertion))
+
     async def _send_outbox(self) -> None:
         """All that was there before the hello; what comes later is told by ``submit`` and ``cancel``."""
         for job in self._backlog:

@@ -105,6 +105,22 @@ async def test_a_cancellation_follows_its_job_and_is_acknowledged(coordinator: C
     assert m.CancelAsked(JOB, owner, 7) in coordinator.machine.events
 
 
+async def test_the_end_of_a_client_is_told_in_the_name_of_who_asked_for_the_job(
+    coordinator: Coordinator,
+) -> None:
+    """As often as the node says it: nobody acknowledges it."""
+    node = node_of(coordinator)
+    async with node.running():
+        await node.connected()
+        node.outbox.kept[JOB] = Kept(spec())
+        node.link.submit(JOB)
+        await node.outbox.until(lambda box: bool(box.acks))
+        for times in (1, 2):
+            node.link.client_gone(JOB)
+            event = await coordinator.machine.heard(lambda one: isinstance(one, m.ClientGone), times=times)
+            assert event == m.ClientGone(JOB, Owner("ada@n1", "ada@n1"))
+
+
 async def test_a_cancellation_of_what_is_not_known_is_refused_for_good(coordinator: Coordinator) -> None:
     node = node_of(coordinator)
     node.outbox.wanted[JOB] = 7

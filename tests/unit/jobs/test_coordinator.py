@@ -20,6 +20,7 @@ from gpushared.domain.jobs.model import (
     HERE,
     After,
     AfterKind,
+    AttemptKey,
     AttemptState,
     Cancelled,
     Cancelling,
@@ -34,9 +35,10 @@ from gpushared.domain.jobs.model import (
     Running,
     Succeeded,
 )
-from gpushared.domain.jobs.protocol import CancelPart, Place
+from gpushared.domain.jobs.protocol import CancelPart, GiveBack, Place
+from gpushared.pool.job_whys import why
 from gpushared.pool.node_views import notices_of
-from tests.unit.jobs.pool_world import ADA, BOB, HALF, ROOT, RULES, WHOLE, J, Pool, exited
+from tests.unit.jobs.pool_world import ADA, BOB, HALF, ROOT, RULES, WHOLE, J, Pool, exited, held
 
 S = AttemptState
 
@@ -320,6 +322,69 @@ def test_a_cancelled_attempt_is_over_when_its_node_says_so(state: AttemptState |
     pool.is_now(Cancelling)
     pool.says("a", S.ENDED, ending=Ending(EndKind.CANCELLED))
     assert pool.ended() == Cancelled("ada@lab")
+
+
+def test_an_interactive_job_whose_client_is_gone_leaves_the_queue() -> None:
+    pool = Pool()
+    pool.submit(interactive=True)
+    pool.do(m.ClientGone(J, ADA))
+    assert pool.ended() == Cancelled("the end of its client")
+
+
+@pytest.mark.parametrize("state", [None, S.PREPARING, S.RESERVED, S.RUNNING, S.PAUSED])
+def test_the_place_of_a_client_that_is_gone_is_given_back_where_no_container_is_known(
+    state: AttemptState | None,
+) -> None:
+    """Its node decides, because it alone knows whether the container came first."""
+    pool = Pool("a")
+    pool.submit(interactive=True)
+    if state is not None:
+        pool.says("a", state)
+    for _ in range(2):
+        pool.do(m.ClientGone(J, ADA))
+        expected = [("a", GiveBack(AttemptKey(J, 1), 1))] if state not in {S.RUNNING, S.PAUSED} else []
+        assert pool.orders() == expected
+    if expected:
+        pool.says("a", S.ENDED, ending=Ending(EndKind.CANCELLED, "it was given back"))
+        assert isinstance(pool.ended(), Cancelled)
+
+
+def test_a_place_that_was_given_back_before_its_node_saw_it_is_given_back_once_more() -> None:
+    """The order to take it was lost, so that its node refuses it; the end of the client is said again."""
+    pool = Pool("a")
+    pool.submit(interactive=True)
+    pool.do(m.ClientGone(J, ADA))
+    pool.says("a", S.REFUSED, ending=Ending(EndKind.CANCELLED, "it was cancelled before the node saw it"))
+    pool.says("a", S.RESERVED)
+    pool.do(m.ClientGone(J, ADA))
+    assert pool.orders() == [("a", GiveBack(AttemptKey(J, 2), 1))]
+
+
+def test_nobodys_client_is_called_gone_by_others_nor_that_of_a_job_that_needs_none() -> None:
+    pool = Pool()
+    pool.submit(interactive=True)
+    with pytest.raises(PermissionRefused):
+        pool.do(m.ClientGone(J, BOB))
+    pool.submit("j2")
+    pool.do(m.ClientGone(JobId("j2"), ADA))
+    pool.is_now(Queued, "j2")
+
+
+def test_an_interactive_job_has_no_place_while_the_node_of_its_client_is_silent() -> None:
+    """Nobody could use it before its minute is over."""
+    pool = Pool("a", "b")
+    pool.beat("a", holdings=(held("a", 0),))
+    pool.beat("b", holdings=(held("b", 0),))
+    pool.submit(interactive=True, origin=NodeName("b"))
+    pool.now += 120
+    pool.beat("a", holdings=())
+    pool.is_now(Queued)
+    told = why(pool.job(), pool.state, pool.now)
+    assert told is not None
+    assert "its client waits on node b" in told.sentence
+    pool.beat("b")
+    pool.wait(1.0)
+    pool.is_now(Placing)
 
 
 def test_a_job_that_was_done_before_its_cancel_came_succeeded() -> None:

@@ -1,0 +1,56 @@
+"""Interactive jobs for the pool whose client has ended: the pool is told, so that they hold nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Protocol
+
+from gpushared.domain.jobs.model import JobId
+from gpushared.node.processes import Processes
+from gpushared.pool.member.outbox import Outbox, OutboxRecord
+
+LOOK_SECONDS = 2.0
+"""It is said again so often, because nobody acknowledges it: the job ends, or its container runs."""
+_HAS_CONTAINER = frozenset({"running", "paused"})
+
+
+class Link(Protocol):
+    """The stream to the coordinator."""
+
+    def client_gone(self, job: JobId) -> None: ...
+
+
+class PoolClients:
+    """Watches the processes that wait for jobs in the outbox."""
+
+    def __init__(self, outbox: Outbox, link: Link) -> None:
+        self._outbox = outbox
+        self._link = link
+
+    async def run(self) -> None:
+        """For ever."""
+        processes = Processes()
+        try:
+            while True:
+                self._look(processes)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_SECONDS):
+                        await processes.ended.wait()
+                processes.ended.clear()
+        finally:
+            processes.close()
+
+    def _look(self, processes: Processes) -> None:
+        waiting = [record for record in self._outbox.attended() if not _has_container(record)]
+        holders = {record.job: record.holder for record in waiting if record.holder is not None}
+        processes.watch_only(holders.values())
+        for job, holder in holders.items():
+            if processes.has_ended(holder):
+                self._link.client_gone(job)
+
+
+def _has_container(record: OutboxRecord) -> bool:
+    """As far as the pool has told; the node that has the job knows better, and decides."""
+    view = record.mirrored()
+    return view is not None and view.state in _HAS_CONTAINER
