@@ -20,6 +20,7 @@ from gpushared.domain.jobs.model import Job, JobId, Owner, Placing, Running
 from gpushared.domain.lease import LeaseId, Queued, Requeued, Suspended
 from gpushared.domain.offer import offer
 from gpushared.domain.request import Caller
+from gpushared.node.container_names import check_names
 from gpushared.node.job_host import JobHost
 from gpushared.node.local_book import OWN, LocalBook
 from gpushared.node.loop import Loop
@@ -154,11 +155,12 @@ class NodeJobs:
         return view
 
     async def _check(self, wanted: Wanted, owner: Owner) -> None:
-        """Raises what the node itself would say to it: no account, or that it never fits."""
+        """Raises what the node itself would say to it: no account, a name that is taken, or no such room."""
         caller = await self._host.accounts.caller(owner, OWN)
         _, spec = wanted.jobs[0]
         with suppress(LimitReached):  # a full queue is no reason: that is what jobs wait for
             offer(self._loop.state, spec.request, caller, self._loop.now())
+        await check_names(self._host.insider, wanted, lambda job: job in self._book.loop.state.jobs)
 
     # --- one job, wherever it is -----------------------------------------------------------------------
 

@@ -136,6 +136,45 @@ def test_the_same_request_gives_the_same_job(daemon: DaemonProcess) -> None:
     assert submit(daemon, "true", request_id="mine", uid=ADA) != first
 
 
+@pytest.mark.parametrize("engine", ["docker_engine", "cdi_engine"])
+def test_a_name_that_is_taken_is_refused_at_once(
+    new_daemon: NewDaemon, engine: str, request: pytest.FixtureRequest
+) -> None:
+    """While its job waits, while it runs, and as long as its container is there, as docker has it."""
+    found = request.getfixturevalue(engine)
+    daemon = new_daemon(engine=getattr(found, "socket", found))
+    daemon.start()
+    called: dict[str, Any] = {"name": f"x-{daemon.directory.name}"}
+
+    def refusal() -> str:
+        with pytest.raises(Refused) as refused:
+            submit(daemon, "true", **called)
+        assert refused.value.code == "failed_precondition"
+        return refused.value.message
+
+    holder = daemon.request("2")
+    (first,) = submit(daemon, "sleep", "1000", **called)
+    assert f"that of job {first}," in refusal()
+    daemon.call("Leases/Release", {"lease_id": holder["id"]})
+    wait_job(daemon, first, "running")
+    assert f"that of job {first}," in refusal()
+    with pytest.raises(Refused, match="is that of somebody else's job"):
+        submit(daemon, "true", uid=ADA, **called)
+    daemon.call("Jobs/Cancel", {"job_id": first, "grace_seconds": 0})
+    wait_job(daemon, first)
+    assert "a container on this node is called" in refusal()
+    daemon.check("rm", called["name"])
+    (second,) = submit(daemon, "true", **called)
+    assert wait_job(daemon, second)["state"] == "succeeded"
+
+
+def test_a_request_that_is_sent_again_does_not_meet_its_own_container(daemon: DaemonProcess) -> None:
+    called: dict[str, Any] = {"name": f"x-{daemon.directory.name}", "request_id": "mine"}
+    first = submit(daemon, "true", **called)
+    wait_job(daemon, first[0])
+    assert submit(daemon, "true", **called) == first
+
+
 def test_a_job_that_is_removed_leaves_no_container(daemon: DaemonProcess) -> None:
     (name,) = submit(daemon, "true", remove=True)
     assert wait_job(daemon, name)["state"] == "succeeded"

@@ -132,10 +132,42 @@ async def test_a_beginning_of_several_is_none_of_them(jobs: Jobs) -> None:
 
 async def test_of_two_of_a_name_the_one_that_is_not_over_is_meant(jobs: Jobs) -> None:
     (first,) = await jobs.ask(name="trainer")
+    await jobs.end(first)
+    assert (await jobs.seen("trainer")).id == first
     (second,) = await jobs.ask(name="trainer")
     assert (await jobs.seen("trainer")).id == second
-    await jobs.end(second)
-    assert (await jobs.seen("trainer")).id == first
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "taken"),
+    [
+        ({"name": "x"}, {"name": "x"}, "job {0},"),
+        ({"name": "x", "retries": 3}, {"name": "x"}, "job {0},"),
+        ({"name": "x", "array": "0-1"}, {"name": "x-1"}, "job {1},"),
+        ({"name": "x-2"}, {"name": "x", "array": "1-3"}, "job {0},"),
+        ({"name": "x", "array": "0-1"}, {"name": "x", "array": "2-3"}, ""),
+        ({"name": "x", "array": "0-1"}, {"name": "x"}, ""),
+        ({"name": "x"}, {}, ""),
+        ({}, {}, ""),
+    ],
+)
+async def test_a_name_is_given_once_until_its_job_is_over(
+    jobs: Jobs, first: dict[str, Any], second: dict[str, Any], taken: str
+) -> None:
+    """And whoever asks for it once more is told at once which job has it; of an array nothing is kept."""
+    have = await jobs.ask(**first)
+    if taken:
+        with pytest.raises(StateConflict, match=taken.format(*have)):
+            await jobs.ask(**second)
+        assert await jobs.ids() == have
+        for one in have:
+            await jobs.end(one)
+    await jobs.ask(**second)
+
+
+async def test_a_request_that_is_sent_again_does_not_meet_its_own_name(jobs: Jobs) -> None:
+    first = await jobs.ask(name="x", request_id="r1")
+    assert await jobs.ask(name="x", request_id="r1") == first
 
 
 @pytest.mark.parametrize("reference", ["", "0000000000", "trainer", "nothing"])

@@ -68,6 +68,18 @@ async def test_what_was_put_in_is_there_after_a_restart_in_its_order(reopened: C
     assert (kept.spec, kept.held, kept.priority) == (spec(), True, 7)
 
 
+async def test_a_name_is_given_once_also_while_the_pool_is_away(reopened: Callable[[], Outbox]) -> None:
+    """The refusal is heard at once, and not when the second job runs."""
+    outbox = reopened()
+    await outbox.put([(ONE, spec(name="x"))], principal=ADA)
+    with pytest.raises(StateConflict, match=f"job {ONE},"):
+        await outbox.put([(TWO, spec(name="x"))], principal=ADA)
+    await outbox.put([(ONE, spec(name="x"))], principal=ADA)
+    assert outbox.jobs() == (ONE,)
+    await outbox.updated(update(ONE, "succeeded", over=True))
+    await outbox.put([(TWO, spec(name="x"))], principal=ADA)
+
+
 async def test_a_job_is_given_up_only_when_the_pool_says_that_it_is_over(
     reopened: Callable[[], Outbox],
 ) -> None:

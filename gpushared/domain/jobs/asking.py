@@ -38,7 +38,7 @@ from gpushared.domain.jobs.model import (
 )
 from gpushared.domain.jobs.orders import send
 from gpushared.domain.jobs.protocol import CLIENT_END, GiveBack
-from gpushared.domain.jobs.state import PersonsQueue, PoolDraft, Wake, is_gang, is_over, request_key
+from gpushared.domain.jobs.state import PersonsQueue, PoolDraft, Wake, is_gang, is_over, name_key, request_key
 from gpushared.domain.policy.projects import project_of
 from gpushared.domain.request import MAX_PRIORITY
 from gpushared.domain.units import shown
@@ -69,6 +69,8 @@ def submit(event: JobSubmitted, draft: PoolDraft) -> None:
         return
     spec = event.spec
     check(spec, event.priority, draft)
+    if not event.old:
+        _check_name(spec, draft)
     old = event.old and not draft.state.settled
     past = {job.id: job for job in event.past}
     if not old:
@@ -181,6 +183,24 @@ def check(spec: JobSpec, priority: int, draft: PoolDraft) -> None:
     if len(state.jobs) >= rules.max_queued:
         raise LimitReached(f"{rules.max_queued} jobs wait or run already", hint="try again later")
     _check_person(spec, draft)
+
+
+def _check_name(spec: JobSpec, draft: PoolDraft) -> None:
+    """Raises StateConflict where a job that is not over has the name."""
+    known = draft.state.by_name.get(name_key(spec, draft.rules)) if spec.name else None
+    if known is None:
+        return
+    theirs = draft.state.jobs[known].spec.owner.person != spec.owner.person
+    raise name_taken(spec.name, None if theirs else known)
+
+
+def name_taken(name: str, job: JobId | None) -> StateConflict:
+    """``job``: the one that has the name; None where it is somebody else's."""
+    whose = "somebody else's job" if job is None else f"job {job}"
+    return StateConflict(
+        f"the name {shown(name)} is that of {whose}, which is not over",
+        hint="use another --name" if job is None else f"use another --name, or wait: gpushare wait {job}",
+    )
 
 
 def _check_person(spec: JobSpec, draft: PoolDraft) -> None:

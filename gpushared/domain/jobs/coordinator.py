@@ -20,11 +20,13 @@ from gpushared.domain.jobs.model import HERE, Ended, Job, JobId, NodeName, Queue
 from gpushared.domain.jobs.orders import resend
 from gpushared.domain.jobs.rules import PoolRules
 from gpushared.domain.jobs.state import (
+    NameKey,
     PersonsQueue,
     PoolDraft,
     PoolState,
     PoolStep,
     Wake,
+    name_key,
     nodes_of,
     request_key,
 )
@@ -112,17 +114,20 @@ def _remember(state: PoolState, jobs: list[Job]) -> None:
 
 def _index(state: PoolState, live: list[Job]) -> None:
     by_node: dict[NodeName, dict[JobId, None]] = {}
+    by_name: dict[NameKey, JobId] = {}
     dependents: dict[JobId, tuple[JobId, ...]] = {}
     queued: dict[str, PersonsQueue] = {}
     for job in live:
         for node in nodes_of(job):
             by_node.setdefault(node, {})[job.id] = None
+        if job.spec.name:
+            by_name.setdefault(name_key(job.spec, state.rules), job.id)
         for after in job.awaits:
             dependents[after.job] = (*dependents.get(after.job, ()), job.id)
         if isinstance(job.state, Queued):
             person = job.spec.owner.person
             queued[person] = queued.get(person, PersonsQueue()).changed(job, 1)
-    state.by_node = Shelf(by_node)
+    state.by_node, state.by_name = Shelf(by_node), Shelf(by_name)
     state.dependents, state.queued = Shelf(dependents), Shelf(queued)
 
 

@@ -62,6 +62,8 @@ class Wake(StrEnum):
 Alarm = tuple[float, str, str]
 """When, what is to be looked at then, and whose."""
 Booked = Mapping[NodeName, tuple[Grant, ...]]
+NameKey = tuple[str, str]
+"""Whose names must differ, and the name."""
 RequestKey = tuple[str, str, int]
 """Person, request id, index in its array."""
 
@@ -111,6 +113,8 @@ class PoolState:
     by_node: Shelf[NodeName, Mapping[JobId, None]] = field(default_factory=Shelf)
     """The jobs with a part on a node that is not over."""
     by_request: Shelf[RequestKey, JobId] = field(default_factory=Shelf)
+    by_name: Shelf[NameKey, JobId] = field(default_factory=Shelf)
+    """Jobs that are not over and whose containers have a name of their own."""
     dependents: Shelf[JobId, tuple[JobId, ...]] = field(default_factory=Shelf)
     ended_order: Line[tuple[float, int, JobId]] = field(default_factory=Line)
     numbers: Shelf[JobId, int] = field(default_factory=Shelf)
@@ -277,6 +281,7 @@ class PoolDraft:
         """Keep a job as it is now. What is not durable is what its nodes would say again."""
         state, before = self.state, self.state.jobs.get(job.id)
         self._index(before, job)
+        self._name(before, job)
         self._charge(before, job)
         if isinstance(job.state, Ended):
             state.jobs = state.jobs.drop(job.id)
@@ -332,6 +337,17 @@ class PoolDraft:
             person = job.spec.owner.person
             queue = state.queued.get(person, PersonsQueue()).changed(job, change)
             state.queued = state.queued.put(person, queue) if queue.jobs else state.queued.drop(person)
+
+    def _name(self, before: Job | None, job: Job) -> None:
+        """Enter its name as taken, or as free. Of jobs that came with one name the first has it."""
+        state, key = self.state, name_key(job.spec, self.rules)
+        keys = {key} if before is None else {key, name_key(before.spec, self.rules)}
+        gone = keys if isinstance(job.state, Ended) else keys - {key}
+        for one in gone:
+            if state.by_name.get(one) == job.id:
+                state.by_name = state.by_name.drop(one)
+        if job.spec.name and key not in gone and key not in state.by_name:
+            state.by_name = state.by_name.put(key, job.id)
 
     def _charge(self, before: Job | None, job: Job) -> None:
         """Count what an attempt held against its project, when it holds it no more."""
@@ -470,6 +486,11 @@ def kind_of(job: Job, policy: Policy) -> Kind:
 
 def request_key(spec: JobSpec) -> RequestKey:
     return spec.owner.person, spec.request_id, -1 if spec.index is None else spec.index
+
+
+def name_key(spec: JobSpec, rules: PoolRules) -> NameKey:
+    """An engine gives a name once; in a pool, where few meet on one engine, names are each person's own."""
+    return "" if rules.here else spec.owner.person, spec.name
 
 
 def with_interval(usage: Usage, interval: Interval) -> Usage:

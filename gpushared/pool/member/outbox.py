@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 
 from gpushared.api.v1 import jobs_pb2, link_pb2
 from gpushared.domain.errors import GpushareError, LimitReached
+from gpushared.domain.jobs.asking import name_taken
 from gpushared.domain.jobs.model import JobId, JobSpec
 from gpushared.domain.request import Process
 from gpushared.pool.chunks import cut
@@ -132,7 +133,10 @@ class Outbox:
         priority: int = 0,
         holder: Process | None = None,
     ) -> None:
-        """Durably, all or none; those that are here already stay as they are. Raises LimitReached."""
+        """Durably, all or none; those that are here already stay as they are.
+
+        Raises LimitReached, StateConflict.
+        """
         async with self._turn:
             new = [(job, spec) for job, spec in jobs if job not in self._records]
             kept = [record for record in self._records.values() if not record.over]
@@ -143,6 +147,7 @@ class Outbox:
                     f"this node keeps {MAX_KEPT_OF_ONE} jobs of {principal} for the pool already",
                     hint="wait for some of them, or cancel some",
                 )
+            _check_names([spec for _, spec in new], principal, kept)
             records = [
                 OutboxRecord(job, self._next + place, spec, held, priority, principal, groups, self._now())
                 for place, (job, spec) in enumerate(new)
@@ -291,6 +296,16 @@ class Outbox:
     def _wake(self, job: JobId) -> None:
         if (event := self._changed.pop(job, None)) is not None:
             event.set()
+
+
+def _check_names(specs: Sequence[JobSpec], principal: str, kept: Sequence[OutboxRecord]) -> None:
+    """Raises StateConflict where a job has the name of one that is not over, though the pool may be away."""
+    names = {spec.name for spec in specs if spec.name}
+    if not names:
+        return
+    for record in kept:
+        if record.spec.name in names and record.principal == principal:
+            raise name_taken(record.spec.name, record.job)
 
 
 def refusal_of(record: OutboxRecord) -> GpushareError | None:

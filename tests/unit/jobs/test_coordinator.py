@@ -324,6 +324,39 @@ def test_a_cancelled_attempt_is_over_when_its_node_says_so(state: AttemptState |
     assert pool.ended() == Cancelled("ada@lab")
 
 
+@pytest.mark.parametrize(("here", "words"), [(True, "somebody else's job"), (False, "")])
+def test_names_are_taken_where_containers_would_meet(here: bool, words: str) -> None:
+    """On one node for everybody; in a pool, where few meet on a node, for each person."""
+    pool = Pool(rules=replace(RULES, here=here))
+    pool.submit("j1", name="x")
+    with pytest.raises(StateConflict, match="job j1"):
+        pool.submit("j2", name="x")
+    if words:
+        with pytest.raises(StateConflict, match=words):
+            pool.submit("j3", name="x", owner=BOB)
+    else:
+        pool.submit("j3", name="x", owner=BOB)
+
+
+def test_a_name_is_taken_also_after_a_restart_and_free_once_its_job_is_over() -> None:
+    pool = Pool()
+    pool.submit("j1", name="x")
+    pool.begin_anew()
+    with pytest.raises(StateConflict, match="job j1"):
+        pool.submit("j2", name="x")
+    pool.do(m.CancelAsked(JobId("j1"), ADA))
+    pool.wait(1000.0)
+    pool.submit("j2", name="x")
+
+
+def test_what_was_taken_once_is_not_refused_for_its_name_by_a_coordinator_that_forgot_it() -> None:
+    """It may run; and jobs of the version before may have one name."""
+    pool = Pool()
+    for job in ("j1", "j2"):
+        pool.submit(job, name="x", old=True)
+    assert {"j1", "j2"} <= set(pool.state.jobs)
+
+
 def test_an_interactive_job_whose_client_is_gone_leaves_the_queue() -> None:
     pool = Pool()
     pool.submit(interactive=True)

@@ -1,0 +1,50 @@
+"""Whether the engine of this node has a name left for the container of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from gpushared.domain.errors import StateConflict, TimedOut, Unavailable
+from gpushared.domain.jobs.model import JobId
+from gpushared.domain.request import Caller
+from gpushared.domain.units import shown
+from gpushared.pool.job_words import Wanted
+from gpushared.ports import LABEL_JOB
+from gpushared.serving.insider import Insider
+
+OK = 200
+LIST_SECONDS = 10.0
+_ROOT = Caller(0, 0, "root", trusted=True)
+
+
+async def check_names(insider: Insider, wanted: Wanted, is_live: Callable[[JobId], bool]) -> None:
+    """Raises StateConflict where a container that is no live job's has the name of one that is wanted.
+
+    ``is_live``: whether a job is not over; its name is looked after by the book of jobs. Where the engine
+    does not answer, it says so itself when the job runs.
+    """
+    names = {spec.name for _, spec in wanted.jobs if spec.name}
+    own = {job for job, _ in wanted.jobs}
+    if not names:
+        return
+    for name, job in (await _containers(insider)).items():
+        if name in names and job not in own and not is_live(job):
+            raise StateConflict(
+                f"a container on this node is called {shown(name)} already",
+                hint=f"use another --name, or, if it is yours and over: docker rm {name}",
+            )
+
+
+async def _containers(insider: Insider) -> dict[str, JobId]:
+    """The names of all containers, running or not, with the job that each is of; empty for none."""
+    with suppress(Unavailable, TimedOut):
+        gate = insider.gate_as(_ROOT)
+        answer = await gate.call("GET", b"/containers/json?all=1", timeout_seconds=LIST_SECONDS)
+        if answer.status == OK:
+            return {
+                name.removeprefix("/"): JobId((one.get("Labels") or {}).get(LABEL_JOB, ""))
+                for one in answer.json()
+                for name in one.get("Names") or ()
+            }
+    return {}
