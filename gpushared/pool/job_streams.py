@@ -22,8 +22,12 @@ class JobStreams:
     async def tunnel(self, job: Job, first: jobs_pb2.TunnelChunk, owner: Owner, context: UserContext) -> None:
         """Pass bytes between the caller and the gate of the job's node until either ends."""
         place = place_of(job, first.rank, first.attempt)
-        async with self._open(place, owner) as pipe:
-            await splice(context, pipe)
+        wanted = _wanted(place, owner)
+        wanted.stream_id = first.stream_id
+        if first.HasField("received"):
+            wanted.received = first.received
+        async with self._tunnels.open(place.node, wanted) as pipe:
+            await splice(context, pipe, outlives_calls=bool(first.stream_id))
 
     async def logs(
         self, job: Job, message: jobs_pb2.LogsRequest, owner: Owner
@@ -35,12 +39,15 @@ class JobStreams:
                 yield chunk
 
     def _open(self, place: JobPlace, owner: Owner) -> AbstractAsyncContextManager[Pipe]:
-        wanted = link_pb2.OpenTunnel(
-            job_id=place.key.job,
-            attempt=place.key.number,
-            kind="docker",
-            principal=owner.principal,
-            person=owner.person,
-            admin=owner.admin,
-        )
-        return self._tunnels.open(place.node, wanted)
+        return self._tunnels.open(place.node, _wanted(place, owner))
+
+
+def _wanted(place: JobPlace, owner: Owner) -> link_pb2.OpenTunnel:
+    return link_pb2.OpenTunnel(
+        job_id=place.key.job,
+        attempt=place.key.number,
+        kind="docker",
+        principal=owner.principal,
+        person=owner.person,
+        admin=owner.admin,
+    )

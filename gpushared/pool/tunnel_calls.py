@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 import grpc
 
 from gpushared.api.v1 import jobs_pb2, link_pb2
+from gpushared.domain.errors import Unavailable
 from gpushared.gate.engine import EngineConnection, EngineSocket
 from gpushared.pool.tunnel_bytes import pump
 from gpushared.pool.tunnel_frames import Chunk, Frame, frame
@@ -20,22 +21,43 @@ UserContext = grpc.aio.ServicerContext[Chunk, Chunk]
 OpenPipe = Callable[[], AbstractAsyncContextManager[Pipe]]
 
 
-async def splice(context: UserContext, pipe: Pipe) -> None:
-    """Pass bytes on until the node's end sends no more; the user's half-close goes to the node."""
-    upwards = asyncio.create_task(_upwards(context, pipe))
+async def splice(context: UserContext, pipe: Pipe, *, outlives_calls: bool = False) -> None:
+    """Pass messages on until the node's call ends. Raises Unavailable where the node did not say the end.
+
+    ``outlives_calls``: the end of the user's call is not the end of what the user sends.
+    """
+    upwards = asyncio.create_task(_upwards(context, pipe, outlives_calls=outlives_calls))
+    has_ended = False
     try:
-        while (data := await pipe.read()) is not None and not data.end:
-            await context.write(data if isinstance(data, Frame) else jobs_pb2.TunnelChunk(data=data.data))
-        await context.write(jobs_pb2.TunnelChunk(end=True))
+        while (data := await pipe.read()) is not None:
+            has_ended = has_ended or data.end
+            await context.write(data if isinstance(data, Frame) else _chunk(data))
+        if not has_ended:
+            raise Unavailable("the tunnel's node went away")
     finally:
         upwards.cancel()
         await asyncio.gather(upwards, return_exceptions=True)
 
 
-async def _upwards(context: UserContext, pipe: Pipe) -> None:
-    while isinstance(chunk := await context.read(), Frame | jobs_pb2.TunnelChunk) and not chunk.end:
-        await pipe.write(chunk if isinstance(chunk, Frame) else link_pb2.TunnelData(data=chunk.data))
-    await pipe.write(link_pb2.TunnelData(end=True))
+async def _upwards(context: UserContext, pipe: Pipe, *, outlives_calls: bool) -> None:
+    while isinstance(chunk := await context.read(), Frame | jobs_pb2.TunnelChunk):
+        await pipe.write(chunk if isinstance(chunk, Frame) else _data(chunk))
+    if not outlives_calls:
+        await pipe.write(link_pb2.TunnelData(end=True))
+
+
+def _chunk(data: link_pb2.TunnelData) -> jobs_pb2.TunnelChunk:
+    chunk = jobs_pb2.TunnelChunk(data=data.data, end=data.end, over=data.over)
+    if data.HasField("received"):
+        chunk.received = data.received
+    return chunk
+
+
+def _data(chunk: jobs_pb2.TunnelChunk) -> link_pb2.TunnelData:
+    data = link_pb2.TunnelData(data=chunk.data, end=chunk.end, over=chunk.over)
+    if chunk.HasField("received"):
+        data.received = chunk.received
+    return data
 
 
 class GateThrough(EngineSocket):

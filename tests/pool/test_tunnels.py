@@ -23,6 +23,7 @@ from gpushared.domain.request import Caller, Request
 from gpushared.pool import tunnels as tunnels_module
 from gpushared.pool.job_logs import job_logs
 from gpushared.pool.member import tunnel_doors
+from gpushared.pool.member.dial import channel_options
 from gpushared.pool.member.tunnel_doors import TunnelDoors
 from gpushared.pool.member.tunnel_ends import TunnelEnds
 from gpushared.pool.tunnel_calls import UserContext, gate_through, splice
@@ -61,8 +62,12 @@ class Coordinator:
         try:
             first = await context.read()
             assert isinstance(first, jobs_pb2.TunnelChunk)
-            async with self.tunnels.open(B, self.wanted(first.job_id)) as pipe:
-                await splice(context, pipe)
+            wanted = self.wanted(first.job_id)
+            wanted.stream_id = first.stream_id
+            if first.HasField("received"):
+                wanted.received = first.received
+            async with self.tunnels.open(B, wanted) as pipe:
+                await splice(context, pipe, outlives_calls=bool(first.stream_id))
         except GpushareError as error:
             await abort(context, error)
 
@@ -98,30 +103,48 @@ class World:
     as_whom: list[Caller] = field(default_factory=list)
     came: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
     """One more for each connection to the gate."""
+    ends: TunnelEnds | None = None
+    server: grpc.aio.Server | None = None
+    port: int = 0
+
+    async def start(self) -> None:
+        """Let the coordinator serve, at the port that it had before."""
+        self.server = grpc.aio.server(options=OPTIONS)
+        self.server.add_generic_rpc_handlers(served(self.coordinator))
+        self.port = self.server.add_insecure_port(f"127.0.0.1:{self.port}")
+        await self.server.start()
+
+    async def kill(self) -> None:
+        """The coordinator is gone with all that it knew of tunnels."""
+        assert self.server is not None
+        await self.server.stop(None)
+        self.coordinator.tunnels = Tunnels(lambda: self.coordinator)
 
     async def connect(self, job: JobId = JOB) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_unix_connection(await self.doors.door(job, 0, ADA))
 
 
+async def vouch(_: Caller, __: jobs_pb2.TunnelChunk) -> tuple[tuple[str, bytes], ...]:
+    return ()
+
+
 @asynccontextmanager
 async def tunnel_world(folder: Path, gate: Answering) -> AsyncIterator[World]:
     coordinator = Coordinator()
-    server = grpc.aio.server(options=OPTIONS)
-    server.add_generic_rpc_handlers(served(coordinator))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
     async with AsyncExitStack() as stack:
-        stack.push_async_callback(server.stop, 0)
-        channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
 
         async def the_channel() -> grpc.aio.Channel:
             return channel
 
-        async def vouch(_: Caller, __: jobs_pb2.TunnelChunk) -> tuple[tuple[str, bytes], ...]:
-            return ()
-
-        def fault(error: grpc.aio.AioRpcError) -> GpushareError:
-            return Unavailable(str(error.details()))
+        doors = TunnelDoors(
+            folder / "tunnels", the_channel, vouch, lambda error: Unavailable(str(error.details()))
+        )
+        world = World(coordinator, doors, gate)
+        await world.start()
+        stack.push_async_callback(world.kill)
+        options = channel_options("x")
+        address = f"127.0.0.1:{world.port}"
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(address, options))
 
         def connect_as(caller: Caller) -> socket.socket:
             world.as_whom.append(caller)
@@ -136,14 +159,10 @@ async def tunnel_world(folder: Path, gate: Answering) -> AsyncIterator[World]:
         async def account_of(_: Owner) -> Caller:
             return world.account
 
-        ends = TunnelEnds(the_channel, {KEY: ATTEMPT}.get, account_of, connect_as)
+        world.ends = ends = TunnelEnds(the_channel, {KEY: ATTEMPT}.get, account_of, connect_as)
         coordinator.tell = ends.open
-        doors = TunnelDoors(
-            folder / "tunnels", the_channel, vouch, lambda error: Unavailable(str(error.details()))
-        )
         stack.push_async_callback(ends.close)
         stack.push_async_callback(doors.close)
-        world = World(coordinator, doors, gate)
         yield world
     await asyncio.gather(*tasks)
 
@@ -432,10 +451,10 @@ async def test_a_connection_that_failed_before_it_was_used_is_made_anew(
     async with tunnel_world(tmp_path, talk) as world, asyncio.timeout(30):
         opened = world.doors._opened
 
-        async def noted(door: tunnel_doors._Door) -> tunnel_doors.Call:
-            call = await opened(door)
-            calls.put_nowait(call)
-            return call
+        async def noted(door: tunnel_doors._Door) -> tunnel_doors.Tunnel:
+            tunnel = await opened(door)
+            calls.put_nowait(tunnel.call)
+            return tunnel
 
         monkeypatch.setattr(world.doors, "_opened", noted)
         world.coordinator.person = "bob"

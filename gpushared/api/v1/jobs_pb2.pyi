@@ -688,6 +688,9 @@ class TunnelChunk(_message.Message):
     END_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    STREAM_ID_FIELD_NUMBER: _builtins.int
+    RECEIVED_FIELD_NUMBER: _builtins.int
+    OVER_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """In the first message of whoever opens it."""
     data: _builtins.bytes
@@ -696,6 +699,16 @@ class TunnelChunk(_message.Message):
     rank: _builtins.int
     attempt: _builtins.int
     """As of DoorRequest."""
+    stream_id: _builtins.str
+    """In the first message of whoever opens it: a secret name, by which the connection can be taken up again
+    when the call that carries it breaks. Empty = it ends with the call.
+    """
+    received: _builtins.int
+    """So many bytes of the other end have come, over all calls of the connection; the other end may forget
+    them. In the first message of whoever opens it: the connection is taken up again from there.
+    """
+    over: _builtins.bool
+    """The connection has ended; nobody takes it up again."""
     def __init__(
         self,
         *,
@@ -704,12 +717,17 @@ class TunnelChunk(_message.Message):
         end: _builtins.bool = ...,
         rank: _builtins.int = ...,
         attempt: _builtins.int = ...,
+        stream_id: _builtins.str = ...,
+        received: _builtins.int | None = ...,
+        over: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_received", b"_received", "received", b"received"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "data", b"data", "end", b"end", "job_id", b"job_id", "rank", b"rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_received", b"_received", "attempt", b"attempt", "data", b"data", "end", b"end", "job_id", b"job_id", "over", b"over", "rank", b"rank", "received", b"received", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__received: _TypeAlias = _typing.Literal["received"]  # noqa: Y015
+    _WhichOneofArgType__received: _TypeAlias = _typing.Literal["_received", b"_received"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__received) -> _WhichOneofReturnType__received | None: ...
 
 Global___TunnelChunk: _TypeAlias = TunnelChunk  # noqa: Y015
 

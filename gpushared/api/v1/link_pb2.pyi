@@ -471,6 +471,8 @@ class OpenTunnel(_message.Message):
     ADMIN_FIELD_NUMBER: _builtins.int
     FOLLOW_FIELD_NUMBER: _builtins.int
     TAIL_FIELD_NUMBER: _builtins.int
+    STREAM_ID_FIELD_NUMBER: _builtins.int
+    RECEIVED_FIELD_NUMBER: _builtins.int
     tunnel_id: _builtins.str
     job_id: _builtins.str
     attempt: _builtins.int
@@ -482,6 +484,9 @@ class OpenTunnel(_message.Message):
     admin: _builtins.bool
     follow: _builtins.bool
     tail: _builtins.int
+    stream_id: _builtins.str
+    """As of the TunnelChunk that opens it."""
+    received: _builtins.int
     def __init__(
         self,
         *,
@@ -494,12 +499,16 @@ class OpenTunnel(_message.Message):
         admin: _builtins.bool = ...,
         follow: _builtins.bool = ...,
         tail: _builtins.int = ...,
+        stream_id: _builtins.str = ...,
+        received: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_received", b"_received", "received", b"received"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin", b"admin", "attempt", b"attempt", "follow", b"follow", "job_id", b"job_id", "kind", b"kind", "person", b"person", "principal", b"principal", "tail", b"tail", "tunnel_id", b"tunnel_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_received", b"_received", "admin", b"admin", "attempt", b"attempt", "follow", b"follow", "job_id", b"job_id", "kind", b"kind", "person", b"person", "principal", b"principal", "received", b"received", "stream_id", b"stream_id", "tail", b"tail", "tunnel_id", b"tunnel_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__received: _TypeAlias = _typing.Literal["received"]  # noqa: Y015
+    _WhichOneofArgType__received: _TypeAlias = _typing.Literal["_received", b"_received"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__received) -> _WhichOneofReturnType__received | None: ...
 
 Global___OpenTunnel: _TypeAlias = OpenTunnel  # noqa: Y015
 
@@ -513,6 +522,8 @@ class TunnelData(_message.Message):
     ERROR_CODE_FIELD_NUMBER: _builtins.int
     ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
     ERROR_HINT_FIELD_NUMBER: _builtins.int
+    RECEIVED_FIELD_NUMBER: _builtins.int
+    OVER_FIELD_NUMBER: _builtins.int
     tunnel_id: _builtins.str
     data: _builtins.bytes
     end: _builtins.bool
@@ -520,6 +531,9 @@ class TunnelData(_message.Message):
     """Why there is none."""
     error_message: _builtins.str
     error_hint: _builtins.str
+    received: _builtins.int
+    """As of TunnelChunk. A node that can take the connection up again says so right after it named the tunnel."""
+    over: _builtins.bool
     def __init__(
         self,
         *,
@@ -529,12 +543,16 @@ class TunnelData(_message.Message):
         error_code: _builtins.str = ...,
         error_message: _builtins.str = ...,
         error_hint: _builtins.str = ...,
+        received: _builtins.int | None = ...,
+        over: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_received", b"_received", "received", b"received"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "end", b"end", "error_code", b"error_code", "error_hint", b"error_hint", "error_message", b"error_message", "tunnel_id", b"tunnel_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_received", b"_received", "data", b"data", "end", b"end", "error_code", b"error_code", "error_hint", b"error_hint", "error_message", b"error_message", "over", b"over", "received", b"received", "tunnel_id", b"tunnel_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__received: _TypeAlias = _typing.Literal["received"]  # noqa: Y015
+    _WhichOneofArgType__received: _TypeAlias = _typing.Literal["_received", b"_received"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__received) -> _WhichOneofReturnType__received | None: ...
 
 Global___TunnelData: _TypeAlias = TunnelData  # noqa: Y015
 

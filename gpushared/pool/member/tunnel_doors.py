@@ -7,28 +7,31 @@ which only its user may connect to, and each connection to it is a tunnel to the
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import re
+import secrets
 import shutil
 import socket
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from random import SystemRandom
+from typing import Any, NamedTuple
 
 import grpc
 
 from gpushared.api.v1 import jobs_pb2
-from gpushared.domain.errors import GpushareError, LimitReached, RequestError
+from gpushared.domain.errors import GpushareError, LimitReached, NotFound, RequestError, Unavailable
 from gpushared.domain.jobs.model import JobId
 from gpushared.domain.request import Caller
 from gpushared.domain.units import shown
 from gpushared.gate.answers import docker_error, http_status
-from gpushared.pool.tunnel_bytes import pump
-from gpushared.pool.tunnel_frames import Chunk, Frame, frame, from_wire, to_wire
+from gpushared.pool.member.backoff import Backoff, Retry
+from gpushared.pool.tunnel_frames import Chunk, from_wire, to_wire
+from gpushared.pool.tunnel_streams import CALL_ERRORS, CallCarrier, TunnelStream
 from gpushared.serving.identity import peer_of
 
 log = logging.getLogger(__name__)
@@ -46,6 +49,13 @@ READY_SECONDS = 5.0
 MAX_READY_PER_USER = 12
 """They count where the coordinator counts a person's tunnels: few enough to leave room for those in use."""
 BACKLOG = 128
+TAKE_UP_SECONDS = 600.0
+"""A connection whose call broke is taken up again for so long: coordinators are upgraded and rebooted."""
+RETRY = Retry(first=0.2, last=5.0)
+FINAL = frozenset(
+    {grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED}
+)
+"""Refusals that no later try changes; a coordinator that begins anew may say any other."""
 REFUSAL = (
     b"HTTP/1.1 %d Refused\r\nConnection: close\r\n"
     b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
@@ -62,11 +72,18 @@ _Key = tuple[JobId, int, int, int]
 """Job, attempt (0 = the one that is), rank, user."""
 
 
+class Tunnel(NamedTuple):
+    """A call to the coordinator, and the secret name of the connection that it carries."""
+
+    call: Call
+    stream_id: str
+
+
 @dataclass(slots=True, eq=False)
 class _Ready:
     """A tunnel that nobody uses yet."""
 
-    call: Call
+    tunnel: Tunnel
     taken: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -202,31 +219,79 @@ class TunnelDoors:
             door.used_at = asyncio.get_running_loop().time()
 
     async def _tunnel(self, door: _Door, sock: socket.socket) -> None:
+        stream: TunnelStream | None = None
         try:
-            call = self._taken(door) or await self._opened(door)
+            tunnel = self._taken(door) or await self._opened(door)
+            stream = TunnelStream(sock, opened_here=True)
             try:
-                await _pump(sock, call)
-            finally:
-                call.cancel()
+                await _carry(stream, tunnel.call)
+            except CALL_ERRORS:
+                if not stream.is_kept_there:
+                    raise
+            if stream.is_kept_there and not stream.is_over:
+                await self._take_up(door, stream, tunnel.stream_id)
         except GpushareError as error:
-            await _refuse(sock, error)
+            await self._give_up(door, sock, stream, error)
         except grpc.aio.AioRpcError as error:
-            await _refuse(sock, self._fault(error))
+            await self._give_up(door, sock, stream, self._fault(error))
         except asyncio.InvalidStateError as error:
             log.info("tunnel to job=%s ended: %s", door.first.job_id, error)
         finally:
+            if stream is not None:
+                await stream.close()
             sock.close()
 
-    async def _opened(self, door: _Door) -> Call:
-        """A tunnel of which the coordinator has been told; what it says to it is read."""
-        metadata = await self._vouch(door.caller, door.first)
+    async def _give_up(
+        self, door: _Door, sock: socket.socket, stream: TunnelStream | None, error: GpushareError
+    ) -> None:
+        """Refuse in words only where nothing was passed on: after that they would stand in an answer."""
+        log.info("tunnel to job=%s ended: %s", door.first.job_id, error.message)
+        if stream is None or not stream.received:
+            await _refuse(sock, error)
+
+    async def _opened(self, door: _Door, stream_id: str = "", received: int | None = None) -> Tunnel:
+        """A tunnel of which the coordinator has been told; what it says to it is read.
+
+        With the name of a connection and how many of its bytes came, the connection is taken up again.
+        """
+        first = jobs_pb2.TunnelChunk()
+        first.CopyFrom(door.first)
+        first.stream_id = stream_id or secrets.token_hex(16)
+        if received is not None:
+            first.received = received
+        metadata = await self._vouch(door.caller, first)
         call = _called(await self._channel(), metadata)
         try:
-            await call.write(door.first)
+            await call.write(first)
         except BaseException:
             call.cancel()
             raise
-        return call
+        return Tunnel(call, first.stream_id)
+
+    # --- connections that outlive their calls --------------------------------------------------------------
+
+    async def _take_up(self, door: _Door, stream: TunnelStream, stream_id: str) -> None:
+        """Go on with the connection whenever there is a call for it. Raises Unavailable where that fails."""
+        backoff = Backoff(RETRY, SystemRandom())
+        until = asyncio.get_running_loop().time() + TAKE_UP_SECONDS
+        while not stream.is_over:
+            log.info("tunnel to job=%s broke, and is taken up again", door.first.job_id)
+            try:
+                async with asyncio.timeout_at(until):
+                    await asyncio.sleep(backoff.seconds(0.0))
+                    tunnel = await self._opened(door, stream_id, stream.received)
+                    received = await _count(tunnel.call)
+            except (*CALL_ERRORS, Unavailable) as error:
+                if isinstance(error, grpc.aio.AioRpcError) and error.code() in FINAL:
+                    raise
+                log.debug("tunnel to job=%s is not there yet: %s", door.first.job_id, error)
+                continue
+            except TimeoutError:
+                raise Unavailable("the coordinator was away for too long") from None
+            backoff.after_success()
+            with suppress(*CALL_ERRORS):
+                await _carry(stream, tunnel.call, received)
+            until = asyncio.get_running_loop().time() + TAKE_UP_SECONDS
 
     # --- tunnels that are ready --------------------------------------------------------------------------
 
@@ -249,19 +314,19 @@ class TunnelDoors:
             finally:
                 if not ready.taken.is_set():
                     door.ready.remove(ready)
-                    ready.call.cancel()
+                    ready.tunnel.call.cancel()
         except (TimeoutError, GpushareError, grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             log.debug("no tunnel to job=%s is ready: %s", door.first.job_id, error)
         finally:
             self._ready[door.caller.uid] -= 1
 
-    def _taken(self, door: _Door) -> Call | None:
+    def _taken(self, door: _Door) -> Tunnel | None:
         """One that is ready, and did not fail meanwhile."""
         while door.ready:
             ready = door.ready.popleft()
             ready.taken.set()
-            if not ready.call.done():
-                return ready.call
+            if not ready.tunnel.call.done():
+                return ready.tunnel
         return None
 
 
@@ -274,22 +339,27 @@ def _called(channel: grpc.aio.Channel, metadata: Metadata) -> Call:
     )(metadata=metadata)
 
 
-async def _pump(sock: socket.socket, call: Call) -> None:
-    async def receive() -> bytes | memoryview | None:
-        chunk = await call.read()
-        if not isinstance(chunk, Frame | jobs_pb2.TunnelChunk) or chunk.end:
-            return None
-        return chunk.data
+async def _carry(stream: TunnelStream, call: Call, sent_from: int = 0) -> None:
+    try:
+        await stream.carry(CallCarrier(call, jobs_pb2.TunnelChunk), sent_from)
+    finally:
+        call.cancel()
 
-    async def send(data: bytes, end: bool) -> None:
-        await call.write(jobs_pb2.TunnelChunk(end=True) if end else frame(data))
 
-    await pump(sock, receive, send)
+async def _count(call: Call) -> int:
+    """How many bytes the other end has. Raises NotFound where it has the connection no more, CALL_ERRORS."""
+    message = await call.read()
+    if isinstance(message, jobs_pb2.TunnelChunk) and message.HasField("received"):
+        return message.received
+    call.cancel()
+    if isinstance(message, jobs_pb2.TunnelChunk) and message.over:
+        raise NotFound("the node does not have this connection any more")
+    raise Unavailable("the coordinator ended the call")
 
 
 async def _refuse(sock: socket.socket, error: GpushareError) -> None:
     """In Docker's words, because docker is what reads it."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         body = docker_error(str(error))
         head = REFUSAL % (http_status(error), len(body))
         await asyncio.get_running_loop().sock_sendall(sock, head + body)

@@ -10,22 +10,44 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
 
 import grpc
 
 from gpushared.api.v1 import link_pb2
-from gpushared.domain.errors import GpushareError, LimitReached, NotFound, PermissionRefused
+from gpushared.domain.errors import (
+    GpushareError,
+    LimitReached,
+    NotFound,
+    PermissionRefused,
+    RequestError,
+)
 from gpushared.domain.jobs.attempt import Attempt
 from gpushared.domain.jobs.model import AttemptKey, JobId, Owner
 from gpushared.domain.request import Caller
 from gpushared.pool.tunnel_bytes import pump
 from gpushared.pool.tunnel_frames import Data, Frame, frame, from_wire, to_wire
+from gpushared.pool.tunnel_streams import CALL_ERRORS, CallCarrier, Kept, TunnelStream
 
 log = logging.getLogger(__name__)
 
 MAX_TUNNELS = 1024
 PARTING_SECONDS = 10.0
+KEEP_SECONDS = 660.0
+"""A connection whose call broke is kept so long: a little longer than its other end tries to take it up."""
+STALL_SECONDS = 15.0
+"""A container may stand still for so long, because what it writes finds no room and no call."""
 Call = grpc.aio.StreamStreamCall[Data, Data]
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """A connection to the gate that outlives its calls. ``task`` is the one that looks after it now."""
+
+    stream: TunnelStream
+    whose: tuple[str, AttemptKey]
+    task: asyncio.Task[None] | None = None
 
 
 class TunnelEnds:
@@ -50,6 +72,9 @@ class TunnelEnds:
         self._connect_as = connect_as
         self._told = told
         self._tasks: set[asyncio.Task[None]] = set()
+        self._connections: dict[str, _Connection] = {}
+        """By the secret names that whoever opened them gave them."""
+        self._kept = Kept()
 
     def open(self, wanted: link_pb2.OpenTunnel) -> None:
         """Comes back at once."""
@@ -74,7 +99,8 @@ class TunnelEnds:
 
     async def _join(self, wanted: link_pb2.OpenTunnel, call: Call) -> None:
         try:
-            sock = await self._gate_for(wanted)
+            account = await self._account_for(wanted)
+            sock = None if wanted.HasField("received") else self._connected(wanted, account)
         except GpushareError as error:
             self._told(wanted, error)
             await call.write(
@@ -85,13 +111,62 @@ class TunnelEnds:
                     error_hint=error.hint,
                 )
             )
-            await call.done_writing()
-            async with asyncio.timeout(PARTING_SECONDS):
-                await call.code()  # a call that is cancelled may not have sent what was written
+            await _part(call)
             return
         self._told(wanted, None)
         await call.write(link_pb2.TunnelData(tunnel_id=wanted.tunnel_id))
+        if sock is None:
+            await self._take_up(wanted, call)
+        elif wanted.stream_id:
+            stream = TunnelStream(sock, opened_here=False, is_kept_there=True, kept=self._kept)
+            made = _Connection(stream, _whose(wanted))
+            self._connections[wanted.stream_id] = made
+            await self._look_after(wanted, call, made)
+        else:
+            await self._pass_on(call, sock)
 
+    def _connected(self, wanted: link_pb2.OpenTunnel, account: Caller) -> socket.socket:
+        if wanted.stream_id in self._connections:
+            raise RequestError("a connection of that name is there", hint="each connection has its own")
+        return self._connect_as(account)
+
+    # --- a connection that outlives its calls --------------------------------------------------------------
+
+    async def _take_up(self, wanted: link_pb2.OpenTunnel, call: Call) -> None:
+        """Go on with a connection, or say that it is over."""
+        known = self._connections.get(wanted.stream_id)
+        if known is None or known.whose != _whose(wanted):
+            await CallCarrier(call, link_pb2.TunnelData).write(over=True)
+            await _part(call)
+            return
+        before, known.task = known.task, asyncio.current_task()
+        if before is not None:
+            before.cancel()
+            await asyncio.gather(before, return_exceptions=True)
+        await self._look_after(wanted, call, known)
+
+    async def _look_after(self, wanted: link_pb2.OpenTunnel, call: Call, known: _Connection) -> None:
+        """Carry it by this call, and then keep it until it is over or another call takes it up."""
+        known.task = asyncio.current_task()
+        try:
+            with suppress(*CALL_ERRORS):
+                carrier = CallCarrier(call, link_pb2.TunnelData)
+                await carrier.write(received=known.stream.received)
+                await known.stream.carry(carrier, wanted.received)
+            if known.stream.is_over:
+                await _part(call)
+            elif known.stream.received:  # else nothing was asked of the gate yet
+                call.cancel()
+                log.info("tunnel of job=%s broke, and is kept for another call", wanted.job_id)
+                await _until_given_up(known.stream)
+        finally:
+            if known.task is asyncio.current_task():
+                del self._connections[wanted.stream_id]
+                await known.stream.close()
+
+    # --- a connection that ends with its call --------------------------------------------------------------
+
+    async def _pass_on(self, call: Call, sock: socket.socket) -> None:
         async def receive() -> bytes | memoryview | None:
             data = await call.read()
             if not isinstance(data, Frame | link_pb2.TunnelData):
@@ -108,8 +183,10 @@ class TunnelEnds:
         with sock:
             await pump(sock, receive, send)
 
-    async def _gate_for(self, wanted: link_pb2.OpenTunnel) -> socket.socket:
-        """Raises NotFound, PermissionRefused, LimitReached, Unavailable, TimedOut."""
+    # --- who it is for -------------------------------------------------------------------------------------
+
+    async def _account_for(self, wanted: link_pb2.OpenTunnel) -> Caller:
+        """Who it is here. Raises NotFound, PermissionRefused, LimitReached, Unavailable, TimedOut."""
         if len(self._tasks) > MAX_TUNNELS:
             raise LimitReached("this node has too many tunnels open", hint="close some attached clients")
         attempt = self._attempt_of(AttemptKey(JobId(wanted.job_id), wanted.attempt))
@@ -132,7 +209,27 @@ class TunnelEnds:
                 f"{attempt.account.name}",
                 hint="ask the node's admin, who sees [pool.accounts] there",
             )
-        return self._connect_as(account)
+        return account
+
+
+def _whose(wanted: link_pb2.OpenTunnel) -> tuple[str, AttemptKey]:
+    return wanted.person, AttemptKey(JobId(wanted.job_id), wanted.attempt)
+
+
+async def _part(call: Call) -> None:
+    """End a call of which the other side has to read what was written last."""
+    with suppress(*CALL_ERRORS, TimeoutError):
+        await call.done_writing()
+        async with asyncio.timeout(PARTING_SECONDS):
+            await call.code()
+
+
+async def _until_given_up(stream: TunnelStream) -> None:
+    """Nobody comes for it, or its program would stand still for too long."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(KEEP_SECONDS):
+            await stream.stuck.wait()
+            await asyncio.sleep(STALL_SECONDS)
 
 
 def _called(channel: grpc.aio.Channel) -> Call:
