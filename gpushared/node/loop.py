@@ -240,3 +240,5 @@ def _refuse(batch: Sequence[_Sent], error: GpushareError) -> None:
     for sent in batch:
         if not sent.answer.done():
             sent.answer.set_exception(error)
+            # Nobody waits for the answers to some events, such as a tick's: that is no warning.
+            sent.answer.exception()

@@ -22,6 +22,7 @@ from gpushared.journal.sqlite import SqliteJournal
 from gpushared.node.configured import watchdog_of
 from gpushared.pool.sqlite_store import SqliteStore
 from gpushared.pool.store import Store
+from gpushared.pool.store_file import NODES_WORDS
 from gpushared.ports import Checkpoints, Clock, Engine, Gpus, Journal, Sharing
 from gpushared.serving.clock import CLOCK_NAME, SteadyClock
 from gpushared.sharing.canary_watch import CanaryTiming
@@ -99,7 +100,7 @@ def real_parts(config: Config) -> Parts:
         journal=SqliteJournal(
             Path(config.node.state_dir) / JOURNAL_NAME, keep_ended=config.node.keep_ended_leases
         ),
-        jobs=SqliteStore(Path(config.node.state_dir) / JOBS_NAME),
+        jobs=SqliteStore(Path(config.node.state_dir) / JOBS_NAME, words=NODES_WORDS, leads_unwritten=True),
         audit=SqliteAudit(Path(config.node.state_dir) / AUDIT_NAME),
         clock=SteadyClock(Path(config.node.state_dir) / CLOCK_NAME),
     )

@@ -11,6 +11,7 @@ from gpushared.pool.changes import MAX_CHANGES, ChangeLog
 from gpushared.pool.store import Change, Contents, Record, Transaction
 from gpushared.pool.store_file import WORDS, StoreFile
 from gpushared.sqlite.calls import Calls
+from gpushared.sqlite.trouble import Words
 
 OPEN_SECONDS = 120.0
 """The first call checks the whole file."""
@@ -30,10 +31,13 @@ class SqliteStore(Calls):
         timeout_seconds: float = 15.0,
         busy_seconds: float = 5.0,
         max_changes: int = MAX_CHANGES,
+        words: Words = WORDS,
+        leads_unwritten: bool = False,
     ) -> None:
-        super().__init__("store", path, WORDS, timeout_seconds=timeout_seconds, open_seconds=OPEN_SECONDS)
+        """``leads_unwritten``: where nobody else could lead, do so on a full disk, too."""
+        super().__init__("store", path, words, timeout_seconds=timeout_seconds, open_seconds=OPEN_SECONDS)
         self._max_changes = max_changes
-        self._file = StoreFile(path, busy_seconds=busy_seconds)
+        self._file = StoreFile(path, busy_seconds=busy_seconds, words=words, leads_unwritten=leads_unwritten)
         self._log: ChangeLog | None = None
 
     async def lead(self, above: int = 0) -> int:

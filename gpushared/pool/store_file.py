@@ -6,13 +6,15 @@ import fcntl
 import os
 import sqlite3
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from gpushared.pool.changes import changes_of
 from gpushared.pool.store import Change, Conflict, Contents, Deposed, Record, StoreUnavailable, Transaction
 from gpushared.sqlite.file import SqliteFile
 from gpushared.sqlite.migrations import Schema
-from gpushared.sqlite.trouble import Words, translated
+from gpushared.sqlite.trouble import Words, is_for_want_of_room, translated
 
 APPLICATION_ID = 0x6770706C
 """``gppl`` in ASCII."""
@@ -38,6 +40,14 @@ WORDS = Words(
     "nodes then report what runs, and outboxes what waits",
     if_newer="install the newer gpushared again",
 )
+NODES_WORDS = replace(
+    WORDS,
+    noun="the node's book of jobs",
+    program="the daemon",
+    if_busy="is another gpushared running on this node?",
+    if_damaged="restore a copy, or move it away and restart: "
+    "jobs that run are found again, those that wait are lost",
+)
 
 _PUT = """
     INSERT INTO record (key, revision, value) VALUES (?, ?, ?)
@@ -52,17 +62,31 @@ class StoreFile(SqliteFile):
     ConfigError.
     """
 
-    def __init__(self, path: Path, *, busy_seconds: float) -> None:
-        super().__init__(path, SCHEMA, WORDS, busy_seconds=busy_seconds)
+    def __init__(
+        self, path: Path, *, busy_seconds: float, words: Words = WORDS, leads_unwritten: bool = False
+    ) -> None:
+        """``leads_unwritten``: lead on a full disk, too; the epoch is then written with the next commit."""
+        super().__init__(path, SCHEMA, words, busy_seconds=busy_seconds)
         self._lock: int | None = None
+        self._leads_unwritten = leads_unwritten
+        self._epoch_to_write = 0
 
     def lead(self, above: int) -> int:
         if self._lock is None:
             self._lock = self._locked()
-        with self._writing() as db:
-            epoch = max(_meta(db, "epoch"), above) + 1
-            db.execute("UPDATE meta SET value = ? WHERE key = 'epoch'", (epoch,))
-            return epoch
+        try:
+            with self._writing() as db:
+                epoch = max(_meta(db, "epoch"), above, self._epoch_to_write) + 1
+                _write_epoch(db, epoch)
+        except StoreUnavailable as error:
+            if not self._leads_unwritten or not is_for_want_of_room(error.__cause__, self._path):
+                raise
+            with self._reading() as db:
+                epoch = max(_meta(db, "epoch"), above, self._epoch_to_write) + 1
+            self._epoch_to_write = epoch
+        else:
+            self._epoch_to_write = 0
+        return epoch
 
     def epoch(self) -> int:
         with self._reading() as db:
@@ -101,6 +125,8 @@ class StoreFile(SqliteFile):
         if self._lock is None:
             raise Deposed("this coordinator does not lead", hint="it must lead before it writes")
         with self._writing() as db:
+            if self._epoch_to_write:
+                _write_epoch(db, self._epoch_to_write)
             _check_epoch(db, transaction.epoch)
             _compare(db, transaction)
             revision = _meta(db, "revision")
@@ -111,6 +137,7 @@ class StoreFile(SqliteFile):
             db.executemany(_PUT, [(key, revision, value) for key, value in transaction.puts.items()])
             db.executemany("DELETE FROM record WHERE key = ?", [(key,) for key in deleted])
             db.execute("UPDATE meta SET value = ? WHERE key = 'revision'", (revision,))
+        self._epoch_to_write = 0
         return revision, changes_of(transaction.puts, deleted, revision)
 
     def close(self) -> None:
@@ -123,7 +150,7 @@ class StoreFile(SqliteFile):
     def _locked(self) -> int:
         """The lock's file, open and locked. Raises Deposed where another process has it."""
         path = Path(f"{self._path}.lock")
-        with translated(self._path, WORDS):
+        with translated(self._path, self._words):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -139,8 +166,9 @@ class StoreFile(SqliteFile):
             except OSError:
                 os.close(lock)
                 raise
-            os.ftruncate(lock, 0)
-            os.pwrite(lock, b"%d\n" % os.getpid(), 0)
+            with suppress(OSError):  # only for people; a full disk keeps nobody from leading
+                os.ftruncate(lock, 0)
+                os.pwrite(lock, b"%d\n" % os.getpid(), 0)
             return lock
 
 
@@ -148,6 +176,10 @@ def _meta(db: sqlite3.Connection, key: str) -> int:
     (value,) = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
     assert isinstance(value, int)
     return value
+
+
+def _write_epoch(db: sqlite3.Connection, epoch: int) -> None:
+    db.execute("UPDATE meta SET value = ? WHERE key = 'epoch'", (epoch,))
 
 
 def _check_epoch(db: sqlite3.Connection, epoch: int) -> None:

@@ -28,6 +28,7 @@ STEP_SECONDS = 0.1
 """By less nobody sets a clock. Two readings of two clocks are some microseconds apart, and the figures that
 people are shown are not to tremble by them."""
 KEEP_SECONDS = 600.0
+RETRY_SECONDS = 5.0
 PART = "clock"
 
 
@@ -126,5 +127,5 @@ async def keep(clock: Clock, troubles: Troubles) -> None:
 async def keep_always(clock: Clock, troubles: Troubles) -> None:
     """The same now and then, for ever."""
     while True:
-        await asyncio.sleep(KEEP_SECONDS)
+        await asyncio.sleep(RETRY_SECONDS if troubles.of(PART) else KEEP_SECONDS)
         await keep(clock, troubles)

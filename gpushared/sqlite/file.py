@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
-from gpushared.sqlite.migrations import Schema, migrate
-from gpushared.sqlite.trouble import Words, is_beyond_this_connection, translated
+from gpushared.sqlite.migrations import Schema, checked_version, migrate
+from gpushared.sqlite.trouble import Words, is_beyond_this_connection, is_for_want_of_room, translated
 
 WAL_KEPT_BYTES = 16 * 1024 * 1024
 
@@ -21,6 +21,9 @@ class SqliteFile:
     What is read and written inside ``_reading`` and ``_writing`` raises the error of its words (nothing
     happened) or, where the file is not for this version, ConfigError.
     ``before_wal``, ``after_wal``: pragmas of the connection, besides those that every file has.
+
+    Where a file cannot be opened because its disk is full, a copy of it in memory is read; each write tries
+    to open the file again.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class SqliteFile:
         self._before_wal = before_wal
         self._after_wal = after_wal
         self._connection: sqlite3.Connection | None = None
+        self._copy: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
 
     def close(self) -> None:
@@ -52,7 +56,7 @@ class SqliteFile:
     def _reading(self) -> Iterator[sqlite3.Connection]:
         """All of it sees the same moment."""
         with self._guarded():
-            db = self._opened()
+            db = self._readable()
             db.execute("BEGIN")
             try:
                 yield db
@@ -94,16 +98,45 @@ class SqliteFile:
                 self._check_same_file()
             self._connection = self._connect()
             self._file = _identity(self._path)
+            self._drop_copy()
         return self._connection
 
+    def _readable(self) -> sqlite3.Connection:
+        if self._copy is None:
+            try:
+                return self._opened()
+            except (sqlite3.Error, OSError) as error:
+                if not is_for_want_of_room(error, self._path):
+                    raise
+                self._copy = self._copied()
+                if self._copy is None:
+                    raise
+        return self._copy
+
+    def _copied(self) -> sqlite3.Connection | None:
+        """What the file holds, as of this schema; None where it holds nothing yet.
+
+        Alone with the file SQLite needs no shared memory, which would need room on the disk.
+        """
+        source = self._raw_connection()
+        try:
+            source.execute("PRAGMA locking_mode = EXCLUSIVE")
+            if checked_version(source, self._path, self._schema, self._words) == 0:
+                return None
+            copy = sqlite3.connect(":memory:", isolation_level=None)
+            source.backup(copy)
+        finally:
+            source.close()
+        migrate(copy, self._path, self._schema, self._words)
+        return copy
+
+    def _drop_copy(self) -> None:
+        copy, self._copy = self._copy, None
+        if copy is not None:
+            copy.close()
+
     def _connect(self) -> sqlite3.Connection:
-        # mode=rw: a file that vanished must not come back as an empty one.
-        connection = sqlite3.connect(
-            f"file:{quote(str(self._path))}?mode=rw",
-            uri=True,
-            timeout=self._busy_seconds,
-            isolation_level=None,
-        )
+        connection = self._raw_connection()
         try:
             self._prepare(connection)
             migrate(connection, self._path, self._schema, self._words)
@@ -111,6 +144,15 @@ class SqliteFile:
             connection.close()
             raise
         return connection
+
+    def _raw_connection(self) -> sqlite3.Connection:
+        # mode=rw: a file that vanished must not come back as an empty one.
+        return sqlite3.connect(
+            f"file:{quote(str(self._path))}?mode=rw",
+            uri=True,
+            timeout=self._busy_seconds,
+            isolation_level=None,
+        )
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         for pragma in self._before_wal:
@@ -128,6 +170,7 @@ class SqliteFile:
             raise self._words.damaged(self._path, str(verdict))
 
     def _disconnect(self) -> None:
+        self._drop_copy()
         connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(sqlite3.Error):

@@ -35,7 +35,7 @@ def migrate(connection: sqlite3.Connection, path: Path, schema: Schema, words: W
     """
     connection.execute("BEGIN IMMEDIATE")
     with connection:
-        version = _checked_version(connection, path, schema, words)
+        version = checked_version(connection, path, schema, words)
         for number, statements in enumerate(schema.migrations[version:], start=version + 1):
             for statement in statements:
                 connection.execute(statement)
@@ -44,7 +44,8 @@ def migrate(connection: sqlite3.Connection, path: Path, schema: Schema, words: W
             connection.execute(f"PRAGMA application_id = {schema.application_id}")
 
 
-def _checked_version(connection: sqlite3.Connection, path: Path, schema: Schema, words: Words) -> int:
+def checked_version(connection: sqlite3.Connection, path: Path, schema: Schema, words: Words) -> int:
+    """How many migrations the file has seen. Raises ConfigError as ``migrate``."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sqlite3
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +23,10 @@ _BEYOND_THE_CONNECTION = frozenset(
         sqlite3.SQLITE_READONLY,  # a connection that was opened on a read-only file stays read-only
     }
 )
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+_MAYBE_NO_ROOM = frozenset({sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN})
+PROBE_BYTES = 64 * 1024
+"""More than SQLite's file of shared memory has at first."""
 _DAMAGED = "is damaged"
 _UNKNOWN = ("is not usable", "see the log")
 
@@ -52,11 +59,35 @@ def translated(path: Path, words: Words) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        what, hint = _told(words).get(_primary_code(error), _UNKNOWN)
+        code = sqlite3.SQLITE_FULL if is_for_want_of_room(error, path) else _primary_code(error)
+        what, hint = _told(words).get(code, _UNKNOWN)
         raise words.trouble(path, f"{what}: {error}", hint) from error
     except OSError as error:
+        if is_for_want_of_room(error, path):
+            what, hint = _told(words)[sqlite3.SQLITE_FULL]
+            raise words.trouble(path, what, hint) from error
         hint = f"{words.program} needs write access to its folder, and space there"
         raise words.trouble(path, f"cannot be opened: {error.strerror}", hint) from error
+
+
+def is_for_want_of_room(error: BaseException | None, path: Path) -> bool:
+    """Whether a full disk is behind an error of a file. SQLite calls it an I/O error at most places."""
+    if isinstance(error, OSError):
+        return error.errno in _NO_ROOM
+    if not isinstance(error, sqlite3.Error):
+        return False
+    code = _primary_code(error)
+    return code == sqlite3.SQLITE_FULL or (code in _MAYBE_NO_ROOM and not _has_room(path.parent))
+
+
+def _has_room(folder: Path) -> bool:
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as probe:
+            probe.write(bytes(PROBE_BYTES))
+            os.fsync(probe.fileno())
+    except OSError as error:
+        return error.errno not in _NO_ROOM
+    return True
 
 
 def is_beyond_this_connection(error: BaseException | None) -> bool:

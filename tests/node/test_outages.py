@@ -262,6 +262,34 @@ def test_a_full_disk_lets_nothing_be_granted_until_there_is_room_again(
     assert known.keys() <= daemon.leases().keys()
 
 
+@pytest.mark.parametrize("how", [DaemonProcess.terminate, DaemonProcess.kill], ids=["stopped", "killed"])
+def test_a_daemon_that_starts_on_a_full_disk_watches_and_shows_and_grants_nothing(
+    new_daemon: NewDaemon, docker_engine: str, small_disk: Path, how: Callable[[DaemonProcess], object]
+) -> None:
+    """With room again it goes on by itself, and finds what ended meanwhile."""
+    daemon = new_daemon(engine=docker_engine)
+    daemon.state_dir.symlink_to(small_disk)
+    daemon.start()
+    runs, ends = daemon.hold("0.25"), daemon.hold("0.25")
+    how(daemon)
+    with full(small_disk):
+        daemon.start()
+        assert {name: one["state"] for name, one in daemon.leases().items()} == {
+            runs["id"]: "active",
+            ends["id"]: "active",
+        }
+        with pytest.raises(Refused, match="disk is full") as refused:
+            daemon.request("0.25")
+        assert (refused.value.code, refused.value.status) == ("unavailable", 503)
+        wait_until(says(daemon, "disk is full"), "it says so")
+        daemon.check("kill", ends["container_id"])
+        assert "the coordinator" not in daemon.text()
+    daemon.wait_lease(ends["id"], "ended")
+    wait_until(lambda: not says(daemon, "disk is full")(), "it notices by itself that there is room")
+    assert daemon.lease(runs["id"])["state"] == "active"
+    assert daemon.request("0.25")["state"] == "reserved"
+
+
 # --- the driver ------------------------------------------------------------------------------------------
 
 

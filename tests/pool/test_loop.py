@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -111,6 +113,27 @@ async def test_an_idle_pool_notices_that_its_store_can_be_written_again(
     assert pool.loop._healing is not None
     await pool.loop._healing
     assert pool.troubles.of("store") == ""
+
+
+async def test_a_tick_that_cannot_be_written_is_no_warning(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for its answer, so nobody takes the error from it."""
+    said: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
+    await pool.join()
+    pool.loop.state = replace(pool.loop.state, planned_at=pool.clock.now() + 0.2)
+    assert isinstance((await pool.submit(1)).state, Queued)
+    pool.store.fail_next(StoreUnavailable("the disk is full"), times=1000)
+    refused = asyncio.Event()
+    monkeypatch.setattr(pool.troubles, "raised", lambda *_: refused.set())
+    pool.clock.advance(1.0)
+    async with asyncio.timeout(SECONDS):
+        await refused.wait()
+    pool.store._failures.clear()  # an error holds the frames that it passed, and these the tick
+    await pool.submit(2)
+    gc.collect()
+    assert said == []
 
 
 async def test_a_pass_that_takes_long_leaves_as_much_time_to_all_the_rest(

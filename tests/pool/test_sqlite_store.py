@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,9 @@ from gpushared.domain.errors import ConfigError, TimedOut
 from gpushared.pool import store_file
 from gpushared.pool.sqlite_store import SqliteStore
 from gpushared.pool.store import Conflict, Deposed, StoreUnavailable, Transaction
+from gpushared.pool.store_file import NODES_WORDS
 from gpushared.sqlite.calls import MAX_WAITING_CALLS
+from tests.disks import fill
 
 WRITER = Path(__file__).with_name("writer.py")
 
@@ -272,3 +275,59 @@ async def test_a_full_disk_refuses_until_there_is_space_again(small_disk: Path) 
     again = SqliteStore(path)
     assert await again.count("k/") == kept + 1
     await again.close()
+
+
+async def test_a_store_on_a_disk_that_is_full_at_the_start_is_read_and_goes_on_with_room(
+    small_disk: Path,
+) -> None:
+    """SQLite needs room even to open it; whoever alone can lead leads meanwhile, and writes that later."""
+    path = small_disk / "pool.db"
+    before = SqliteStore(path)
+    epoch = await before.lead()
+    await before.commit(Transaction(epoch, {"a": b"1"}))
+    await before.close()
+    ballast = fill(small_disk)
+    others, nodes = SqliteStore(path), SqliteStore(path, words=NODES_WORDS, leads_unwritten=True)
+    with pytest.raises(StoreUnavailable, match=r"the store .* the disk is full") as refused:
+        await others.lead()
+    assert "the coordinator" in refused.value.hint
+    await others.close()
+    assert await nodes.lead() == epoch + 1
+    assert (await nodes.load()).records["a"].value == b"1"
+    with pytest.raises(StoreUnavailable, match=r"book of jobs .* the disk is full") as refused:
+        await nodes.commit(Transaction(epoch + 1, {"b": b"2"}))
+    assert "the daemon" in refused.value.hint
+    ballast.unlink()
+    await nodes.commit(Transaction(epoch + 1, {"b": b"2"}))
+    await nodes.close()
+    again = SqliteStore(path)
+    assert (await again.load()).records.keys() == {"a", "b"}
+    assert await again.epoch() == epoch + 1
+    await again.close()
+
+
+async def test_a_store_of_an_older_version_is_read_though_a_full_disk_keeps_it_from_becoming_newer(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = small_disk / "pool.db"
+    before = SqliteStore(path)
+    await before.commit(Transaction(await before.lead(), {"a": b"1"}))
+    await before.close()
+    newer = (
+        "CREATE TABLE more (key TEXT)",
+        *(f"CREATE TABLE more_{number} (key TEXT)" for number in range(50)),
+    )
+    schema = replace(store_file.SCHEMA, migrations=(*store_file.SCHEMA.migrations, newer))
+    monkeypatch.setattr(store_file, "SCHEMA", schema)
+    ballast = fill(small_disk)
+    store = SqliteStore(path)
+    assert (await store.load()).records.keys() == {"a"}
+    with pytest.raises(StoreUnavailable, match="the disk is full"):
+        await store.lead()
+    ballast.unlink()
+    await store.commit(Transaction(await store.lead(), {"b": b"2"}))
+    await store.close()
+    with sqlite3.connect(path) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (schema.version,)
+        assert db.execute("SELECT count(*) FROM more").fetchone() == (0,)
+    db.close()
