@@ -31,6 +31,8 @@ from gpushared.domain.jobs.node_messages import (
     ContactMade,
     FencesLooked,
     GiveUpAttempt,
+    GuardEnded,
+    GuardLooked,
     LaunchAttempt,
     LaunchFailed,
     OrderTaken,
@@ -39,6 +41,7 @@ from gpushared.domain.jobs.node_messages import (
 from gpushared.domain.jobs.protocol import CancelPart, GiveBack, Query, Report
 from gpushared.domain.lease import (
     Active,
+    ContainerId,
     Draining,
     Ended,
     Expired,
@@ -68,6 +71,8 @@ CONTACT_WRITTEN_SECONDS = 10.0
 """Contact is written that seldom: a node that forgets some of it fences the earlier."""
 FENCE_GRACE_SECONDS = 10
 """However long this node's stops may take otherwise: the coordinator waits no longer for a fence."""
+GUARD_AFTER_SECONDS = 5
+"""So long after the daemon's own look the guard ends a container: the daemon asks the engine before."""
 PRUNE_SECONDS = 3600.0
 WENT_DOWN = Ending(EndKind.LOST, "the node went down before it began, or while it was paused")
 RAN_OUT = Ending(EndKind.NO_ROOM, "its reservation ran out before all of its gang had one")
@@ -247,21 +252,81 @@ def fences_looked(event: FencesLooked, draft: Draft) -> None:
 
 
 def _fence(coordinator: str, boot_id: str, at: float, draft: Draft) -> None:
-    """Of another boot nothing is known of when the last contact was: that is too long ago."""
     book = draft.attempts.get(coordinator)
     if book is None or not coordinator:
         return  # the node's own book is never out of reach
-    contact = draft.contacts.get(coordinator, Contact())
-    known = contact.boot_id == boot_id and contact.at is not None
-    since = contact.at if known and contact.at is not None else -math.inf
+    since = _heard_at(draft.contacts.get(coordinator, Contact()), boot_id)
     for key in book_of.to_fence(book, since, at):
-        attempt = book.live[key]
-        if attempt.ending is None:
-            assert attempt.spec is not None, "a fence is in the spec"
-            patience = format_duration(attempt.spec.stop_after_seconds or 0)
-            reason = f"this node had not been heard by {coordinator} for {patience}"
-            grace = min(draft.rules.stop_grace_seconds, FENCE_GRACE_SECONDS)
-            _end_as(attempt, Ending(EndKind.FENCED, reason), draft, grace)
+        if book.live[key].ending is None:
+            _end_fenced(book.live[key], "this node", draft)
+
+
+def _heard_at(contact: Contact, boot_id: str) -> float:
+    """Of another boot nothing is known of when the last contact was: that is too long ago."""
+    known = contact.boot_id == boot_id and contact.at is not None
+    return contact.at if known and contact.at is not None else -math.inf
+
+
+def _end_fenced(attempt: Attempt, by: str, draft: Draft) -> None:
+    assert attempt.spec is not None, "a fence is in the spec"
+    patience = format_duration(attempt.spec.stop_after_seconds or 0)
+    reason = f"{by} ended it: {attempt.coordinator} had not heard of this node for {patience}"
+    grace = min(draft.rules.stop_grace_seconds, FENCE_GRACE_SECONDS)
+    _end_as(attempt, Ending(EndKind.FENCED, reason), draft, grace)
+
+
+# --- the guard, which ends them without the daemon -----------------------------------------------------
+
+
+def deadlines(state: NodeState) -> dict[ContainerId, float | None]:
+    """When (CLOCK_BOOTTIME) the guard is to end the containers of fenced attempts.
+
+    None for a container that is being ended: a later contact does not give it more time.
+    """
+    found: dict[ContainerId, float | None] = {}
+    for book in state.attempts.values():
+        since = _heard_at(state.contacts.get(book.coordinator, Contact()), state.boot_id)
+        for attempt in book_of.fenced(book):
+            lease = state.attempt_lease(attempt)
+            if lease is not None and lease.container is not None:
+                assert attempt.spec is not None, "a fence is in the spec"
+                patience = (attempt.spec.stop_after_seconds or 0) + GUARD_AFTER_SECONDS
+                at = since + patience if math.isfinite(since) else 0.0
+                found[lease.container] = at if attempt.ending is None else None
+    return found
+
+
+def due_containers(state: NodeState, boot_id: str, at: float) -> tuple[ContainerId, ...]:
+    """The containers of attempts that a look at the fences at this moment would end."""
+    found = []
+    for book in state.attempts.values():
+        since = _heard_at(state.contacts.get(book.coordinator, Contact()), boot_id)
+        due = set(book_of.to_fence(book, since, at)) if book.coordinator else set()
+        for attempt in book_of.fenced(book):
+            lease = state.attempt_lease(attempt)
+            if attempt.key in due and attempt.ending is None and lease is not None and lease.container:
+                found.append(lease.container)
+    return tuple(found)
+
+
+def guard_looked(event: GuardLooked, draft: Draft) -> None:
+    """What its coordinator is told: it runs the job elsewhere after a silence only where a guard watches."""
+    for book in list(draft.attempts.values()):
+        for attempt in book_of.fenced(book):
+            lease = _lease_of(attempt, draft)
+            begun = lease is not None and lease.container is not None
+            guarded = event.watches or not begun
+            if attempt.guarded != guarded:
+                _note(attempt, attempt.state, draft, guarded=guarded)
+
+
+def guard_ended(event: GuardEnded, draft: Draft) -> None:
+    """These ran past their deadlines, whatever code they ended with: their work was cut off."""
+    for book in list(draft.attempts.values()):
+        for attempt in book_of.fenced(book):
+            lease = _lease_of(attempt, draft)
+            if attempt.ending is None and lease is not None and lease.container in event.containers:
+                _end_fenced(attempt, "the guard of this node", draft)
 
 
 # --- an attempt's state follows its lease's ------------------------------------------------------------
@@ -370,6 +435,7 @@ def _note(
     ending: Ending | None = None,
     started_at: float | None = None,
     boot_id: str | None = None,
+    guarded: bool | None = None,
 ) -> None:
     book = book_of.changed(
         draft.attempts[attempt.coordinator],
@@ -379,6 +445,7 @@ def _note(
         ending=ending,
         started_at=started_at,
         boot_id=boot_id,
+        guarded=guarded,
         now=draft.now,
     )
     draft.keep_book(book, attempt.key)

@@ -27,6 +27,8 @@ from gpushared.domain.jobs.node_messages import (
     AttemptPrepared,
     ContactMade,
     FencesLooked,
+    GuardEnded,
+    GuardLooked,
     LaunchFailed,
     MachineGoesDown,
     OrderTaken,
@@ -431,6 +433,8 @@ _apply.register(OrderTaken, attempts.order_taken)
 _apply.register(LaunchFailed, attempts.launch_failed)
 _apply.register(ContactMade, attempts.contact_made)
 _apply.register(FencesLooked, attempts.fences_looked)
+_apply.register(GuardLooked, attempts.guard_looked)
+_apply.register(GuardEnded, attempts.guard_ended)
 
 
 @_apply.register

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from gpushared.config.model import Config
-from gpushared.domain.errors import GpushareError
+from gpushared.domain.errors import GpushareError, JournalUnavailable
 from gpushared.domain.instructions import DropEdits
 from gpushared.domain.jobs.contact import Contact
 from gpushared.domain.policy.allowance import Allowance
@@ -23,6 +23,7 @@ from gpushared.gate.limits import Shares
 from gpushared.gate.pins.pins import Pins
 from gpushared.gpus.nvml import NvmlGpus
 from gpushared.gpus.simulated import SimulatedGpus
+from gpushared.guard.fences import FenceGuard
 from gpushared.node import grpcapi
 from gpushared.node.allowance import Kept, NodeAllowance, load_kept
 from gpushared.node.api import Api
@@ -74,6 +75,7 @@ ENGINES_OWN = ("/run/docker.sock", "/run/containerd")
 """Where engines listen besides; who reaches them is root."""
 PINS_NAME = "pins"
 INNER_SOCKET = "inner/grpc.sock"
+GUARD_DIRECTORY = "guard"
 
 
 class Daemon:
@@ -184,7 +186,18 @@ class Daemon:
         )
         self._verify(loop, stack)
         self._jobs = JobHost(
-            self._config, self._node_name(), loop, self._parts.engine, performer, self._follower
+            self._config,
+            self._node_name(),
+            loop,
+            self._parts.engine,
+            performer,
+            self._follower,
+            FenceGuard(
+                self._runtime_dir / GUARD_DIRECTORY,
+                self._config.engine.socket,
+                as_unit=is_socket_activated(),
+            ),
+            self._troubles,
         )
         watchdog = asyncio.create_task(feed_watchdog(self._notifier))
         stack.callback(watchdog.cancel)
@@ -240,6 +253,8 @@ class Daemon:
             async with asyncio.timeout(FIRST_LOOK_SECONDS):
                 await self._follower.connect()
                 await self._clean_up(loop, performer)
+        except JournalUnavailable as error:
+            log.warning("containers are looked at again once the journal can be written: %s", error)
         except (GpushareError, TimeoutError) as error:
             self._troubles.raised("engine", str(error) or "the Docker engine does not answer")
         if loop.state.gpus:

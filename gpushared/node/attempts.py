@@ -19,6 +19,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable
 
+from gpushared.domain.attempts import due_containers
 from gpushared.domain.errors import GpushareError, NotFound, PermissionRefused, RequestError
 from gpushared.domain.jobs.attempts import Attempts, report_of, reports
 from gpushared.domain.jobs.contact import Contact
@@ -26,6 +27,7 @@ from gpushared.domain.jobs.key import AttemptKey
 from gpushared.domain.jobs.model import Ending, EndKind, Owner
 from gpushared.domain.jobs.node_messages import ContactMade, FencesLooked, OrderTaken
 from gpushared.domain.jobs.protocol import Order, Place, Report, StaleEpoch, moved
+from gpushared.domain.lease import ContainerId
 from gpushared.domain.request import Caller
 from gpushared.domain.units import shown
 from gpushared.gate.body import parse_object, section, text
@@ -58,6 +60,8 @@ class AttemptDesk:
         """The gate's, by which it will judge; what it is sure to refuse is not taken here."""
         self.on_change: Callable[[str, AttemptKey], None] = lambda _coordinator, _key: None
         """Called with each change, whoever the coordinator is."""
+        self.look_first: Callable[[tuple[ContainerId, ...]], Awaitable[None]] = _not_looked
+        """Has the core told of ends of these containers that it may not know yet."""
 
     async def take(self, order: Order, coordinator: str) -> Report | StaleEpoch:
         """What this node says to an order; asked again it says the same.
@@ -101,12 +105,20 @@ class AttemptDesk:
 
         Whoever had waited too long for that before is ended first, and does not come back by it.
         """
+        await self._look_at_due(sent_at)
         await self._loop.send(ContactMade(coordinator, self._boot_id, sent_at, epoch, revision))
 
     async def check_fences(self) -> None:
         """End the attempts whose coordinator may take them for dead by now."""
         if any(_is_fenced(book) for book in self._loop.state.attempts.values()):
-            await self._loop.send(FencesLooked(self._boot_id, boottime()))
+            at = boottime()
+            await self._look_at_due(at)
+            await self._loop.send(FencesLooked(self._boot_id, at))
+
+    async def _look_at_due(self, at: float) -> None:
+        """After a freeze of this daemon its clock goes first, and the engine's news only wait to be read."""
+        if containers := due_containers(self._loop.state, self._boot_id, at):
+            await self.look_first(containers)
 
     async def watch_fences(self) -> None:
         """Check them every second, for ever."""
@@ -136,6 +148,11 @@ class AttemptDesk:
             refusal = Ending(EndKind.FAILED, error.message, hint=error.hint)
             return OrderTaken(order, coordinator, refusal=refusal)
         return OrderTaken(order, coordinator, account)
+
+
+async def _not_looked(containers: tuple[ContainerId, ...]) -> None:
+    """Nobody can look before the parts are wired."""
+    log.debug("not looked at before their fences: %s", containers)
 
 
 def _check_texts(order: Place) -> None:

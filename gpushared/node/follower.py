@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from gpushared.domain.errors import GpushareError, JournalUnavailable
 from gpushared.domain.jobs.node_messages import MachineGoesDown
@@ -52,6 +52,13 @@ def seen(facts: ContainerFacts) -> ContainerSeen:
     )
 
 
+def _is_end_of_job(event: ContainerSeen, state: NodeState) -> bool:
+    if event.condition not in {Condition.EXITED, Condition.GONE}:
+        return False
+    lease = state.of_container(event.container)
+    return lease is not None and lease.attempt is not None and not isinstance(lease.state, Draining)
+
+
 def _is_failed_job(event: ContainerSeen, state: NodeState) -> bool:
     if event.condition is not Condition.EXITED or not event.exit_code:
         return False
@@ -70,6 +77,8 @@ class Follower:
         self.on_change: Callable[[ContainerFacts | ContainerId], None] = lambda _: None
         """Hears of each container after the core did."""
         self.on_reached: Callable[[], None] = lambda: None
+        self.before_job_ends: Callable[[], Awaitable[None]] = _nothing_first
+        """Has the core told of what must be known before it hears that a job's container has ended."""
         self._loop = loop
         self._engine = engine
         self._checkpoints = checkpoints
@@ -118,7 +127,7 @@ class Follower:
     async def _changed(self, change: ContainerFacts | ContainerId) -> None:
         event = seen(change) if isinstance(change, ContainerFacts) else ContainerSeen(change, Condition.GONE)
         try:
-            await self._note_shutdown(event)
+            await self._note_before_ends(event)
             await self._loop.send(event)
         except JournalUnavailable:
             log.debug("change not recorded: the journal is away; a survey follows")
@@ -185,7 +194,7 @@ class Follower:
         at = self._loop.now()
         containers = await self._engine.containers()
         events = tuple(seen(facts) for facts in containers)
-        await self._note_shutdown(*events)
+        await self._note_before_ends(*events)
         await self._loop.send(EngineSurveyed(events, at))
         for facts in containers:
             self.on_change(facts)
@@ -208,15 +217,22 @@ class Follower:
             await self._tell(event)
 
     async def _tell(self, event: ContainerSeen) -> None:
-        await self._note_shutdown(event)
+        await self._note_before_ends(event)
         await self._loop.send(event)
 
-    async def _note_shutdown(self, *events: ContainerSeen) -> None:
-        """At a shutdown the engine ends all containers, and is itself ended before this daemon.
+    async def _note_before_ends(self, *events: ContainerSeen) -> None:
+        """What must be known first of ends of jobs, such as that the machine is being shut down.
 
-        Else the jobs in them would count as failed, which are to run again. It is asked only when one fails.
+        At a shutdown the engine ends all containers, and is itself ended before this daemon. Else the jobs
+        in them would count as failed, which are to run again. It is asked only when one fails.
         """
+        if any(_is_end_of_job(event, self._loop.state) for event in events):
+            await self.before_job_ends()
         state = self._loop.state
         failed = not state.goes_down and any(_is_failed_job(event, state) for event in events)
         if failed and await is_machine_going_down():
             await self._loop.send(MachineGoesDown())
+
+
+async def _nothing_first() -> None:
+    """Before the parts are wired nothing else is known."""

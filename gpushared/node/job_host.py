@@ -9,10 +9,13 @@ from pathlib import Path
 
 from gpushared.config.model import Config
 from gpushared.domain.errors import GpushareError
+from gpushared.domain.lease import ContainerId
 from gpushared.gate.http import Routes
+from gpushared.guard.fences import FenceGuard
 from gpushared.node.attempts import AttemptDesk
 from gpushared.node.configured import policy_of
 from gpushared.node.follower import Follower
+from gpushared.node.guarding import Guarding
 from gpushared.node.images import Images
 from gpushared.node.kept_containers import Keeping, KeptContainers
 from gpushared.node.launcher import Launcher
@@ -21,8 +24,10 @@ from gpushared.node.performer import Performer
 from gpushared.pool.member.accounts import AccountRules, LocalAccounts
 from gpushared.ports import Engine
 from gpushared.serving.insider import Insider
+from gpushared.serving.troubles import Troubles
 
 POOL_DIRECTORY = "pool"
+LOOK_FIRST_SECONDS = 3.0
 
 
 def account_rules_of(config: Config, node_name: str) -> AccountRules:
@@ -54,6 +59,8 @@ class JobHost:
         engine: Engine,
         performer: Performer,
         follower: Follower,
+        guard: FenceGuard,
+        troubles: Troubles,
     ) -> None:
         self._node_name = node_name
         self.insider = Insider()
@@ -61,7 +68,11 @@ class JobHost:
         self.desk = AttemptDesk(loop, self.accounts.caller, loop.state.boot_id)
         self.desk.policy = policy_of(config)
         images = Images(self.insider, max_pulls=config.jobs.max_pulls, pull_seconds=config.jobs.pull_seconds)
-        self.launcher = Launcher(loop, self.desk, self.insider, follower, images)
+        self._follower = follower
+        self._guarding = Guarding(loop, guard, troubles)
+        self.launcher = Launcher(loop, self.desk, self.insider, follower, images, self._guarding)
+        self.desk.look_first = self._look_first
+        follower.before_job_ends = self._guarding.take_ends
         self._kept = KeptContainers(loop, engine, self.insider, keeping_of(config))
         self.desk.on_change = self._kept.told
         performer.on_attempt = self.launcher.perform
@@ -76,8 +87,15 @@ class JobHost:
         self.launcher.take_up()
 
     async def run(self) -> None:
-        """Look after fences and old containers, for ever."""
-        await asyncio.gather(self.desk.watch_fences(), self._kept.run())
+        """Look after fences, their guard and old containers, for ever."""
+        await asyncio.gather(self.desk.watch_fences(), self._guarding.run(), self._kept.run())
+
+    async def _look_first(self, containers: tuple[ContainerId, ...]) -> None:
+        """An engine that does not answer does not keep anything from being ended."""
+        with contextlib.suppress(GpushareError, TimeoutError):
+            async with asyncio.timeout(LOOK_FIRST_SECONDS):
+                for container in containers:
+                    await self._follower.inspect(container)
 
     def reload(self, config: Config) -> None:
         """Take over what can change at run time: accounts, and how long containers stay."""

@@ -34,6 +34,7 @@ from gpushared.domain.jobs.node_messages import (
 from gpushared.domain.lease import ContainerId, Lease
 from gpushared.node.attempts import AttemptDesk
 from gpushared.node.follower import Follower
+from gpushared.node.guarding import Guarding
 from gpushared.node.images import Images, RegistryTrouble
 from gpushared.node.job_containers import Containers, Refused
 from gpushared.node.loop import Loop
@@ -51,13 +52,20 @@ class Launcher:
     """Performs the instructions about attempts; at most one work at a time for each."""
 
     def __init__(
-        self, loop: Loop, desk: AttemptDesk, insider: Insider, follower: Follower, images: Images
+        self,
+        loop: Loop,
+        desk: AttemptDesk,
+        insider: Insider,
+        follower: Follower,
+        images: Images,
+        guarding: Guarding,
     ) -> None:
         self._loop = loop
         self._desk = desk
         self._insider = insider
         self._follower = follower
         self._images = images
+        self._guarding = guarding
         self._works: dict[_Place, asyncio.Task[None]] = {}
 
     def perform(self, instruction: AttemptInstruction) -> None:
@@ -169,7 +177,17 @@ class Launcher:
         if container is None:
             container = await containers.create(lease)
             await self._noted(container, lease)
+        if attempt.is_fenced:
+            await self._armed(container)
         await containers.start(container)
+
+    async def _armed(self, container: ContainerId) -> None:
+        """Without a guard it does not start here: its coordinator was promised one."""
+        try:
+            await self._guarding.arm(container)
+        except Unavailable as error:
+            ending = Ending(EndKind.FAILED, error.message, hint=error.hint, passing=True)
+            raise Refused(ending) from error
 
     async def _noted(self, container: ContainerId, lease: Lease) -> None:
         """One that an earlier try made, whose answer never came, is not the lease's yet."""

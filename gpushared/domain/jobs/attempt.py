@@ -39,3 +39,10 @@ class Attempt:
     """In which boot of the machine its container was last seen to begin."""
     placed_in: str = ""
     """In which boot of the machine the order to run it came."""
+    guarded: bool = False
+    """Its container runs only with a guard that ends it for want of contact without the daemon, too."""
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether it is ended for want of contact; nobody loses sight of the node's own."""
+        return bool(self.coordinator) and self.spec is not None and self.spec.stop_after_seconds is not None

@@ -135,6 +135,7 @@ def changed(
     ending: Ending | None = None,
     started_at: float | None = None,
     boot_id: str | None = None,
+    guarded: bool | None = None,
     now: float,
 ) -> Attempts:
     """The book after a lease, a container or a preparation changed; final records stay as they are.
@@ -153,6 +154,7 @@ def changed(
         ending=ending or record.ending,
         started_at=record.started_at if started_at is None else started_at,
         boot_id=record.boot_id if boot_id is None else boot_id,
+        guarded=record.guarded if guarded is None else guarded,
     )
     return book if new == record else _written(book, replace(new, at=now))
 
@@ -170,6 +172,7 @@ def report_of(attempt: Attempt, *, with_spec: bool = False) -> Report:
         started_at=attempt.started_at,
         committed=attempt.facts is not None,
         ended_at=attempt.at if attempt.state.is_final else None,
+        guarded=attempt.guarded,
     )
 
 
@@ -195,6 +198,11 @@ def _told(record: Attempt, with_spec: bool) -> Report:
     """A gang's part is known by what it asked for, which is not the same on all nodes."""
     report = report_of(record, with_spec=with_spec)
     return replace(report, request=record.request) if record.gang else report
+
+
+def fenced(book: Attempts) -> tuple[Attempt, ...]:
+    """The attempts that are ended for want of contact."""
+    return tuple(record for record in book.live.values() if record.is_fenced)
 
 
 def to_fence(book: Attempts, contact_at: float, now: float) -> tuple[AttemptKey, ...]:
@@ -269,6 +277,8 @@ def _place(
         gang=order.gang,
         reserve_seconds=order.reserve_seconds,
         placed_in=boot_id,
+        # Its container is started only once a guard watches it.
+        guarded=order.spec.stop_after_seconds is not None,
     )
     return _answer(book, record, Todo.PREPARE if refusal is None else Todo.NOTHING)
 

@@ -140,6 +140,9 @@ def _look_after(draft: PoolDraft) -> None:
     for node in state.by_node:
         if node in state.members:
             silence.watch(node, draft)
+    for job in state.jobs.values():
+        if job.presumed is not None:
+            draft.wake(draft.now + draft.rules.resend_seconds, Wake.RESEND, job.id)
 
 
 # --- time ----------------------------------------------------------------------------------------------

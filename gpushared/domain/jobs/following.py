@@ -69,7 +69,8 @@ def begin(job: Job, parts: tuple[Part, ...], booked: Booked, draft: PoolDraft) -
     number = job.attempts + 1
     state = Placing(number, parts, draft.now)
     nodes = ", ".join(name_of(part.node) for part in parts)
-    job = replace(job, state=state, attempts=number).note(draft.now, f"attempt {number} goes to {nodes}")
+    job = replace(job, state=state, attempts=number, presumed=None)
+    job = job.note(draft.now, f"attempt {number} goes to {nodes}")
     draft.put(job)
     draft.state.booked = draft.state.booked.put(job.id, booked)
     send(job, draft)
@@ -89,20 +90,25 @@ def apply(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
     What is no newer than what it said before came late, and what is final stays so.
     """
     part = next((part for part in job.parts if part.node == node), None)
-    if part is None or is_over(part) or report.revision <= part.revision:
+    if part is None or is_over(part) or report.revision < part.revision:
         return
+    if report.revision == part.revision and report.guarded == part.guarded:
+        return  # a coordinator of an older version noted the revision, but not the guard
     new = replace(
         part,
         state=report.state,
         lease=report.lease or part.lease,
         ending=report.ending and _short(report.ending),
         revision=report.revision,
+        guarded=report.guarded,
     )
     new = timed(new, moved(report, draft.state.moment), job.submitted_at, draft.now)
     if report.state is AttemptState.REFUSED or (new.ending is not None and new.ending.passing):
         _count_refusal(new, draft)
     elif report.state is not AttemptState.PREPARING:
         _forgive(node, draft)
+    if new.guarded and not part.guarded:
+        watch_silence(job, draft)
     replace_part(job, new, draft)
 
 
@@ -113,9 +119,11 @@ def _short(ending: Ending) -> Ending:
 def replace_part(job: Job, new: Part, draft: PoolDraft) -> None:
     """A part is so now; what follows for the job."""
     assert not isinstance(job.state, Queued)
+    before = next(part for part in job.parts if part.node == new.node)
     parts = tuple(new if part.node == new.node else part for part in job.parts)
     job = replace(job, state=replace(job.state, parts=parts))
-    draft.put(job, durable=is_over(new))
+    # Whether a guard watches over it is to be known after a restart, too, while its node is silent.
+    draft.put(job, durable=is_over(new) or new.guarded != before.guarded)
     advance(job, draft)
 
 

@@ -208,6 +208,8 @@ class Part:
     started_at: float | None = None
     """When its container began, by its node's clock, yet not before the job came nor after it was heard."""
     ended_at: float | None = None
+    guarded: bool = False
+    """Its node said that a guard ends it for want of contact, also without the node's daemon."""
 
 
 # --- states --------------------------------------------------------------------------------------------
@@ -331,10 +333,20 @@ class Job:
     story: tuple[Entry, ...] = field(default=())
     tries: tuple[Try, ...] = ()
     """Earlier attempts that ran, the newest last."""
+    presumed: Part | None = None
+    """The only part of the newest attempt, as its node told of it last, where that attempt was taken to be
+    over without its node's word and no other was begun since."""
 
     def note(self, at: float, text: str) -> Job:
         """The job with one more line in its story."""
         return replace(self, story=(*self.story, Entry(at, cut_short(text)))[-STORY_KEPT:])
+
+    @property
+    def not_on(self) -> tuple[NodeName, ...]:
+        """Nodes to which it does not go; that of a presumed end is to say first how the attempt ended."""
+        if self.presumed is None or self.presumed.node in self.refused_by:
+            return self.refused_by
+        return (*self.refused_by, self.presumed.node)
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from gpushared.domain.jobs.key import AttemptKey
 from gpushared.domain.jobs.model import Ending
 from gpushared.domain.jobs.protocol import Order
+from gpushared.domain.lease import ContainerId
 from gpushared.domain.request import Caller
 
 # --- events --------------------------------------------------------------------------------------------
@@ -69,11 +70,34 @@ class FencesLooked:
 
 
 @dataclass(frozen=True, slots=True)
+class GuardLooked:
+    """Whether a guard watches over the containers of all fenced attempts at the moment."""
+
+    watches: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GuardEnded:
+    """The guard began to end these containers, which ran past their deadlines."""
+
+    containers: frozenset[ContainerId]
+
+
+@dataclass(frozen=True, slots=True)
 class MachineGoesDown:
     """The machine is being shut down or rebooted: what fails from now on does so because it is stopped."""
 
 
-AttemptEvent = OrderTaken | AttemptPrepared | LaunchFailed | ContactMade | FencesLooked | MachineGoesDown
+AttemptEvent = (
+    OrderTaken
+    | AttemptPrepared
+    | LaunchFailed
+    | ContactMade
+    | FencesLooked
+    | GuardLooked
+    | GuardEnded
+    | MachineGoesDown
+)
 
 # --- instructions --------------------------------------------------------------------------------------
 

@@ -20,9 +20,10 @@ from gpushared.domain.jobs.model import (
     NodeName,
     Part,
     Placing,
+    Queued,
     Running,
 )
-from gpushared.domain.jobs.protocol import CancelPart, Commit, Gang, Order, Place
+from gpushared.domain.jobs.protocol import CancelPart, Commit, Gang, Order, Place, Query
 from gpushared.domain.jobs.state import PoolDraft, Wake, is_gang, is_over
 from gpushared.domain.request import Request
 
@@ -60,6 +61,8 @@ def send(job: Job, draft: PoolDraft) -> None:
 def resend(job: Job, draft: PoolDraft) -> None:
     """As ``send``, to those nodes that are there to hear it; the others are told when they are back."""
     waits = False
+    if isinstance(job.state, Queued) and job.presumed is not None:
+        _ask_how_it_ended(job, job.presumed, draft)
     for part in job.parts:
         member, order = draft.state.members.get(part.node), order_for(job, part, draft)
         if order is not None and member is not None and member.connected:
@@ -67,6 +70,14 @@ def resend(job: Job, draft: PoolDraft) -> None:
             waits = True
     if waits:
         draft.wake(draft.now + draft.rules.resend_seconds, Wake.RESEND, job.id)
+
+
+def _ask_how_it_ended(job: Job, part: Part, draft: PoolDraft) -> None:
+    """Until it has said so, the job does not go to that node again."""
+    member = draft.state.members.get(part.node)
+    if member is not None and member.connected:
+        draft.do(Send(part.node, Query(AttemptKey(job.id, job.attempts), draft.state.epoch)))
+    draft.wake(draft.now + draft.rules.resend_seconds, Wake.RESEND, job.id)
 
 
 def port_for(key: AttemptKey, taken: Collection[int] = ()) -> int:

@@ -128,7 +128,7 @@ def candidate(job: Job, policy: Policy, models: Mapping[str, Gpu]) -> Candidate:
     lease = Lease(
         id=LeaseId(job.id),
         sequence=job.sequence,
-        request=marked(request, job.spec.target, job.refused_by),
+        request=marked(request, job.spec.target, job.not_on),
         owner_uid=0,
         owner_name=job.spec.owner.person,
         created_at=job.submitted_at,

@@ -93,7 +93,8 @@ class Report:
 
     ``spec`` and ``request`` come with the reports of a node's hello about what is under way or was lately, so
     that a coordinator that lost its memory can make its own again. ``committed``: the gang was told to start.
-    ``started_at`` and ``ended_at`` are by the node's time of day.
+    ``started_at`` and ``ended_at`` are by the node's time of day. ``guarded``: the node ends it for want of
+    contact also while its daemon is away or hangs; older nodes do not promise that.
     """
 
     key: AttemptKey
@@ -106,6 +107,7 @@ class Report:
     started_at: float | None = None
     committed: bool = False
     ended_at: float | None = None
+    guarded: bool = False
 
 
 def moved(report: Report, clock: Callable[[float], float]) -> Report:

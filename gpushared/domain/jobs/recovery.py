@@ -152,10 +152,37 @@ def reported(event: Reported, draft: PoolDraft) -> None:
         _adopt(job, node, report, draft)
     elif not isinstance(job.state, Queued) and report.key.number == _attempt(job):
         _known(job, node, report, draft)
+    elif job.presumed is not None and _is_of_presumed(job, job.presumed, node, report):
+        _told_of_presumed(job, job.presumed, report, draft)
     else:
         _keep_clear(job, report, draft)
         if not report.state.is_final:
             _end_stray(node, report, draft)
+
+
+def _is_of_presumed(job: Job, part: Part, node: NodeName, report: Report) -> bool:
+    """Whether a report is of an attempt that was taken to be over, and none was begun since."""
+    return isinstance(job.state, Queued) and (node, report.key.number) == (part.node, job.attempts)
+
+
+def _told_of_presumed(job: Job, part: Part, report: Report, draft: PoolDraft) -> None:
+    ending = report.ending
+    if not report.state.is_final:
+        _end_stray(part.node, report, draft)
+    elif ending is not None and ending.kind is EndKind.EXITED and report.revision > part.revision:
+        _take_late_end(job, part, report, draft)
+    else:
+        draft.put(replace(job, presumed=None))
+
+
+def _take_late_end(job: Job, part: Part, report: Report, draft: PoolDraft) -> None:
+    """How an attempt ended by itself counts, as long as the job was not placed anew."""
+    tries = job.tries[:-1] if job.tries and job.tries[-1].number == job.attempts else job.tries
+    state = Running(job.attempts, (part,), draft.now)
+    job = replace(job, state=state, tries=tries, presumed=None)
+    text = f"{name_of(part.node)} tells how attempt {job.attempts} ended before it was to be ended"
+    job = draft.put(job.note(draft.now, text))
+    apply(job, part.node, report, draft)
 
 
 def _may_have_it(job: Job, node: NodeName, draft: PoolDraft) -> bool:
@@ -350,6 +377,9 @@ def _end_orphans(jobs: Iterable[Job], draft: PoolDraft) -> None:
 def lose_part(job: Job, node: NodeName, kind: EndKind, reason: str, draft: PoolDraft) -> None:
     """A part of a job is over, though its node did not say so."""
     part = next(part for part in job.parts if part.node == node)
+    if len(job.parts) == 1:
+        job = replace(job, presumed=part)
+        draft.wake(draft.now + draft.rules.resend_seconds, Wake.RESEND, job.id)
     replace_part(job.note(draft.now, reason), lost(part, kind, reason), draft)
 
 

@@ -1,10 +1,11 @@
 """What is made of a node that does not speak. Silence is never taken for death.
 
 Two things only follow from it: words for people, and, for jobs that were submitted with
-``stop_after_seconds``, that their node must have ended them itself by now. A node counts from when it *sent*
-the newest beat that was acknowledged, which is never later than when we last heard of it, and its clock may
-be slower than ours by ``fence_drift``; it ends the container within the grace of a stop. An order that it
-never answered is in no such clock: it may still be under way, so nothing follows for that.
+``stop_after_seconds`` and that a guard on their node watches over, that they are over by now. A node counts
+from when it *sent* the newest beat that was acknowledged, which is never later than when we last heard of it,
+and its clock may be slower than ours by ``fence_drift``. Its daemon ends the container within the grace of a
+stop, and its guard, which needs no daemon, within ``fence_margin_seconds``. Where the node has not said that
+a guard watches, and for an order that it never answered, nothing follows: only its own word tells the end.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from gpushared.domain.jobs.model import Cancelling, EndKind, Job, NodeName, Part
 from gpushared.domain.jobs.recovery import lose_part
 from gpushared.domain.jobs.rules import PoolRules
 from gpushared.domain.jobs.state import NEVER, PoolDraft, PoolState, Wake, is_over
+from gpushared.domain.units import format_duration
 
 SUSPECT_BEATS = 3.0
 UNKNOWN_BEATS = 6.0
@@ -71,9 +73,9 @@ def takes_work_until(member: Member, state: PoolState) -> float:
 
 
 def fenced_at(job: Job, part: Part, heard_at: float, rules: PoolRules) -> float:
-    """When its node has surely ended a part of a job, if it is not heard of meanwhile."""
+    """When a part of a job has surely been ended on its node, if that is not heard of meanwhile."""
     after = job.spec.stop_after_seconds
-    if after is None or part.state is None or is_over(part):
+    if after is None or not part.guarded or part.state is None or is_over(part):
         return NEVER
     return heard_at + after * (1 + rules.fence_drift) + _grace(job, rules) + rules.fence_margin_seconds
 
@@ -91,17 +93,19 @@ def watch(node: NodeName, draft: PoolDraft) -> None:
 
 
 def look(node: NodeName, draft: PoolDraft) -> None:
-    """The jobs that a silent node must have ended by now."""
+    """The jobs that the guard of a silent node was to end by now."""
     for job, at in _fences(node, draft):
         if at <= draft.now and job.id in draft.state.jobs:
-            reason = "its node was silent for so long that it ended it itself"
+            silent = format_duration(max(1, int(draft.now - _counted_from(node, draft))))
+            after = format_duration(job.spec.stop_after_seconds or 0)
+            reason = f"{node} was not heard for {silent}; the guard there was to end it after {after}"
             lose_part(draft.state.jobs[job.id], node, EndKind.FENCED, reason, draft)
     watch(node, draft)
 
 
 def _fences(node: NodeName, draft: PoolDraft) -> list[tuple[Job, float]]:
     state = draft.state
-    heard_at = max(state.started_at, heard(state.members[node]))
+    heard_at = _counted_from(node, draft)
     found = []
     for name in sorted(state.by_node.get(node) or ()):
         job = state.jobs[name]
@@ -109,6 +113,11 @@ def _fences(node: NodeName, draft: PoolDraft) -> list[tuple[Job, float]]:
             part = next(part for part in job.parts if part.node == node)
             found.append((job, fenced_at(job, part, heard_at, draft.rules)))
     return found
+
+
+def _counted_from(node: NodeName, draft: PoolDraft) -> float:
+    """When a node was last heard of, in this life of ours."""
+    return max(draft.state.started_at, heard(draft.state.members[node]))
 
 
 def heard(member: Member) -> float:

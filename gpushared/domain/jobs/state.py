@@ -480,7 +480,7 @@ def kind_of(job: Job, policy: Policy) -> Kind:
         rules.order,
         request,
         job.spec.target,
-        job.refused_by,
+        job.not_on,
     )
 
 

@@ -25,12 +25,12 @@ class Kind:
     order: int
     request: Request
     target: NodeName
-    refused_by: tuple[NodeName, ...]
+    not_on: tuple[NodeName, ...]
     hashed: int = field(init=False, compare=False, repr=False)
     """Worked out once: it is the key of much, and a request has many fields."""
 
     def __post_init__(self) -> None:
-        parts = (self.project, self.priority, self.order, self.request, self.target, self.refused_by)
+        parts = (self.project, self.priority, self.order, self.request, self.target, self.not_on)
         object.__setattr__(self, "hashed", hash(parts))
 
     def __hash__(self) -> int:

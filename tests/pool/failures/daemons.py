@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
+
+import psutil
 
 from gpushared.client.api import Client
 from gpushared.domain.errors import GpushareError
@@ -129,6 +132,13 @@ level = "info"
 """
 
 
+def _is_guard(process: psutil.Process, place: str) -> bool:
+    with contextlib.suppress(psutil.Error):
+        words = process.cmdline()
+        return len(words) > 1 and words[-2].endswith("guard/program.py") and words[-1] == place
+    return False
+
+
 class Node:
     """A machine of the pool: its engine and its daemon."""
 
@@ -154,10 +164,12 @@ class Node:
         self.engine.start()
         self.start()
 
-    def start(self) -> None:
+    def start(self, *command: str) -> None:
+        """``command`` runs the daemon, where it is another one than the real one."""
         self._config.write_text(self._text())
         self.program = self.machine.start(
-            *("gpushared", "--config", str(self._config), "--simulate", self.simulate),
+            *(command or ("gpushared",)),
+            *("--config", str(self._config), "--simulate", self.simulate),
             *("--runtime-dir", str(self.machine.runtime), "--state-dir", str(self.state_dir)),
             *("--engine", str(self.engine.socket), "--log-level", "info"),
             log="gpushared.log",
@@ -183,10 +195,15 @@ class Node:
         assert self.program is not None
         self.program.end(signal.SIGTERM)
 
-    def restart(self) -> None:
+    def restart(self, *command: str) -> None:
         if self.program is not None and self.program.running:
             self.stop()
-        self.start()
+        self.start(*command)
+
+    def guard(self) -> int | None:
+        """The process that guards fenced containers, if there is one, by its number outside."""
+        place = str(self.machine.runtime / "guard")
+        return next((one.pid for one in psutil.process_iter() if _is_guard(one, place)), None)
 
     def reload(self) -> None:
         assert self.program is not None

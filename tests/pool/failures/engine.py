@@ -50,6 +50,16 @@ class Engine:
     def kill(self) -> None:
         self._end(signal.SIGKILL)
 
+    def send(self, number: signal.Signals) -> None:
+        """A signal to the engine and its containerd, such as SIGSTOP, which freezes both."""
+        assert self._program is not None
+        if number is signal.SIGKILL:
+            self.kill()
+            return
+        self._program.send(number)
+        for process in psutil.Process(self._program.pid).children():
+            process.send_signal(number)
+
     def _end(self, how: signal.Signals) -> None:
         assert self._program is not None
         own_containerd = psutil.Process(self._program.pid).children()

@@ -116,6 +116,12 @@ class Program:
         except subprocess.TimeoutExpired:
             raise BrokenBed(f"{self.words[0]} does not end:\n{self.tail()}") from None
 
+    def send(self, number: signal.Signals) -> None:
+        """A signal that does not end it. ``nsenter`` stops itself with it, and has to be woken, too."""
+        os.kill(self.pid, number)
+        if number is signal.SIGCONT:
+            self.process.send_signal(number)
+
     def tail(self, size: int = 3000) -> str:
         return self.log.read_text(errors="replace")[-size:] if self.log.exists() else ""
 
