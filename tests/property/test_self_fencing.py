@@ -1,7 +1,8 @@
 """A job that its node ends when it hears nothing, and that the coordinator starts elsewhere afterwards.
 
-All patterns of a link that works in both directions, in one, late, or not at all are tried, step by step,
-with a node whose clock is as wrong as it may be; both sides are the functions that the daemons run.
+All patterns of a link that works in both directions, in one, late, or not at all, and of a node's daemon that
+is away (stopped, frozen or hung), are tried, step by step, with a node whose clock is as wrong as it may be;
+both sides are the functions that the daemons run, and the guard is played by its rule.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from gpushared.domain.attempts import GUARD_AFTER_SECONDS
 from gpushared.domain.jobs import attempts
 from gpushared.domain.jobs import messages as m
 from gpushared.domain.jobs.attempts import Attempts
@@ -40,13 +42,19 @@ FIRST, SECOND = NodeName("n0"), NodeName("n1")
 KEY = AttemptKey(JOB, 1)
 SPEC = JobSpec(HALF, ADA, image="x", stop_after_seconds=STOP_AFTER_SECONDS)
 RULES = PoolRules(settle_seconds=0.0, plan_seconds=0.0)
-UP, DOWN, BOTH, LATE, NONE = "up", "down", "both", "late", "none"
-"""Which direction of the first node's link works in a step: up is to the coordinator. Late: a step later."""
+UP, DOWN, BOTH, LATE, NONE, AWAY = "up", "down", "both", "late", "none", "away"
+"""Which direction of the first node's link works in a step: up is to the coordinator. Late: a step later.
+Away: the daemon of the first node does nothing."""
+GUARD_STEPS = 2
+"""The guard's look, a container's grace and the kill take less than so many steps."""
 
 
 @dataclass(frozen=True)
 class World:
-    """``contact_at`` and ``late`` (a beat under way) are times of the node's clock, ``now`` is the pool's."""
+    """``contact_at``, ``armed_at`` and ``late`` are times of the node's clock, ``now`` is the pool's.
+
+    ``late``: of a beat under way. ``armed_at``: the contact by which the guard counts.
+    """
 
     state: PoolState
     book: Attempts
@@ -55,6 +63,9 @@ class World:
     late: float | None = None
     fenced: bool = False
     """It is being ended, which takes the grace of a stop."""
+    armed_at: float = 0.0
+    guard_steps: int | None = None
+    """The guard ends it, and is done after so many steps."""
 
     @property
     def elapsed(self) -> float:
@@ -65,7 +76,8 @@ class World:
         heard_at = self.state.members[FIRST].heard_at
         record = self.book.records[KEY]
         state = type(job.state), job.attempts
-        return self.now, self.contact_at, self.late, self.fenced, heard_at, state, record.state
+        guard = self.armed_at, self.guard_steps
+        return self.now, self.contact_at, self.late, self.fenced, guard, heard_at, state, record.state
 
 
 @dataclass
@@ -76,6 +88,10 @@ class Fencing:
     rules: PoolRules = RULES
     any_word_counts: bool = False
     """Whether the node takes everything that it hears for a contact; it must not."""
+    has_guard: bool = True
+    fences_by_daemon: bool = True
+    renewed_by_life: bool = False
+    """Whether the guard counts from when the daemon last renewed its deadline; it must not."""
     replaced: int = field(default=0)
 
     def run(self) -> None:
@@ -86,7 +102,7 @@ class Fencing:
             world = worlds.pop()
             if world.elapsed >= STEPS * STEP_SECONDS:
                 continue
-            for link in (UP, DOWN, BOTH, LATE, NONE):
+            for link in (UP, DOWN, BOTH, LATE, NONE, AWAY):
                 after = self.stepped(world, link)
                 self._check(after)
                 if after.shape() not in seen:
@@ -109,11 +125,12 @@ class Fencing:
         return World(handle(step.state, m.Reported(FIRST, report), NOW).state, book)
 
     def stepped(self, world: World, link: str) -> World:
-        """A step later; the coordinator's beat comes first, then the node looks, then the coordinator."""
+        """A step later: the coordinator's beat, then the node, then its guard, then the coordinator."""
         now = world.now + STEP_SECONDS
         world = replace(world, now=now)
         world = self._beaten(world, link)
-        world = self._looked(world)
+        world = self._looked(world, link)
+        world = self._guarded(world)
         state = handle(world.state, m.NodeBeat(SECOND), now).state
         return replace(world, state=handle(state, m.PoolTick(), now).state)
 
@@ -130,13 +147,29 @@ class Fencing:
             world = replace(world, contact_at=clock)
         return world
 
-    def _looked(self, world: World) -> World:
+    def _looked(self, world: World, link: str) -> World:
         if world.fenced:
-            fenced = Ending(EndKind.FENCED, "it heard nothing")
-            book = attempts.changed(world.book, KEY, AttemptState.ENDED, ending=fenced, now=world.now)
-            return replace(world, book=book)
+            return self._ended(world)
+        if link == AWAY:
+            return world
         clock = world.elapsed * self.rate
-        return replace(world, fenced=KEY in attempts.to_fence(world.book, world.contact_at, clock))
+        due = attempts.to_fence(world.book, world.contact_at, clock)
+        fenced = self.fences_by_daemon and KEY in due
+        return replace(world, fenced=fenced, armed_at=clock if self.renewed_by_life else world.contact_at)
+
+    def _guarded(self, world: World) -> World:
+        if not self.has_guard:
+            return world
+        if world.guard_steps is not None:
+            world = replace(world, guard_steps=max(0, world.guard_steps - 1))
+            return world if world.guard_steps else self._ended(world)
+        due = world.armed_at + STOP_AFTER_SECONDS + GUARD_AFTER_SECONDS
+        return replace(world, guard_steps=GUARD_STEPS) if world.elapsed * self.rate >= due else world
+
+    def _ended(self, world: World) -> World:
+        fenced = Ending(EndKind.FENCED, "it heard nothing")
+        book = attempts.changed(world.book, KEY, AttemptState.ENDED, ending=fenced, now=world.now)
+        return replace(world, book=book)
 
     def _check(self, world: World) -> None:
         job = world.state.jobs[JOB]
@@ -159,6 +192,31 @@ def test_a_node_that_takes_any_word_for_a_contact_is_found() -> None:
     """Where only the way down works, it hears much, and is not heard."""
     with pytest.raises(AssertionError, match="both run"):
         Fencing(any_word_counts=True).run()
+
+
+def test_a_fence_that_needs_the_daemon_is_found() -> None:
+    """A daemon that is away ends nothing."""
+    with pytest.raises(AssertionError, match="both run"):
+        Fencing(has_guard=False).run()
+
+
+def test_a_guard_that_counts_from_the_daemons_life_is_found() -> None:
+    """A daemon that lives and is not heard must not put the deadline off."""
+    with pytest.raises(AssertionError, match="both run"):
+        Fencing(renewed_by_life=True, fences_by_daemon=False).run()
+
+
+def test_an_attempt_that_no_guard_watches_is_never_replaced() -> None:
+    """Neither by a node of an older version, nor by one whose guard cannot be had."""
+    state = Fencing().first().state
+    (part,) = state.jobs[JOB].parts
+    assert part.guarded
+    job = replace(state.jobs[JOB], state=Running(1, (replace(part, guarded=False),), NOW))
+    state = restore(RULES, epoch=2, jobs=[job], members=list(state.members.values()), now=NOW)
+    state = handle(state, m.NodeHello(SECOND, inventory(SECOND), Free(), seen_epoch=1), NOW).state
+    later = handle(state, m.PoolTick(), NOW + 1e6).state
+    assert _is_running(later.jobs[JOB])
+    assert later.jobs[JOB].attempts == 1
 
 
 def test_a_coordinator_without_margin_is_found() -> None:

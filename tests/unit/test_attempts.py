@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpushared.domain import messages as m
-from gpushared.domain.attempts import under_way
+from gpushared.domain.attempts import GUARD_AFTER_SECONDS, deadlines, under_way
 from gpushared.domain.gpu import MIB, Gpu, GpuId
 from gpushared.domain.instructions import DropEdits, StopContainer
 from gpushared.domain.jobs.attempt import Attempt
@@ -21,6 +21,8 @@ from gpushared.domain.jobs.node_messages import (
     ContactMade,
     FencesLooked,
     GiveUpAttempt,
+    GuardEnded,
+    GuardLooked,
     LaunchAttempt,
     LaunchFailed,
     MachineGoesDown,
@@ -423,6 +425,48 @@ def test_one_that_ended_by_itself_meanwhile_is_not_said_to_be_fenced() -> None:
     node.send(FencesLooked("b1", 1000.0))
     node.freed()
     assert node.ending == Ending(EndKind.EXITED, exit_code=0)
+
+
+def test_the_guard_ends_it_a_little_after_the_daemon_would_have() -> None:
+    node = fenced()
+    assert deadlines(node.state) == {BOX: 160.0 + GUARD_AFTER_SECONDS}
+    node.send(ContactMade(POOL, "b1", 155.0))
+    assert deadlines(node.state) == {BOX: 215.0 + GUARD_AFTER_SECONDS}
+    node.send(FencesLooked("b1", 215.0))
+    node.send(ContactMade(POOL, "b1", 200.0))
+    assert deadlines(node.state) == {BOX: None}, "what is being ended gets no more time"
+    assert deadlines(replace(fenced().state, boot_id="b2")) == {BOX: 0.0}
+    own = Node(coordinator="")
+    own.running(stop_after_seconds=60)
+    assert deadlines(own.state) == {}
+
+
+@pytest.mark.parametrize("code", [0, 137, 143])
+def test_one_that_the_guard_ended_is_fenced_whatever_its_program_made_of_that(code: int) -> None:
+    """A program that saves its work at the stop signal and ends with 0 has not done it all."""
+    node = fenced()
+    node.send(GuardEnded(frozenset({BOX})))
+    node.seen(Condition.EXITED, code)
+    node.freed()
+    assert node.ending.kind is EndKind.FENCED
+    assert "the guard of this node ended it" in node.ending.reason
+
+
+def test_whether_a_guard_watches_is_told_with_each_change_of_it() -> None:
+    """Before it has a container it is not started without one, which needs no look."""
+    node = Node()
+    node.send(ContactMade(POOL, "b1", 100.0, epoch=1))
+    node.placed(stop_after_seconds=60)
+    node.send(GuardLooked(watches=False))
+    assert node.attempt.guarded
+    node.send(m.ClaimAsked(node.lease.id, ADA))
+    node.send(m.ContainerCreated(node.lease.id, BOX, "box", "i", stays=True))
+    node.seen(Condition.RUNNING)
+    for watches in (False, True):
+        step = node.send(GuardLooked(watches))
+        assert node.attempt.guarded is watches
+        assert TellCoordinator(KEY, POOL) in step.instructions
+        assert node.send(GuardLooked(watches)).is_to_write is False
 
 
 def test_one_that_is_still_prepared_is_given_up() -> None:

@@ -260,7 +260,8 @@ def _conclude(job: Job, part: Part, draft: PoolDraft) -> None:
         case Fate.CANCELLED:
             end(job, Cancelled(_who(ending)), f"ended: {_said(ending)}", draft)
         case Fate.AGAIN if _comes_back(job, part):
-            requeue(job, f"{_ended_how(part)} on {name_of(part.node)}; it waits again", draft)
+            how = f"{_ended_how(part)} on {name_of(part.node)}"
+            requeue(job, f"{how if job.presumed is None else 'it counts as ended'}; it waits again", draft)
         case _:
             _fail(job, _named(ending, (part.node,)) if ending.passing else ending, draft)
 
