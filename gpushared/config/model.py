@@ -194,12 +194,14 @@ class QueueConfig:
     claim_seconds: int = setting(
         60,
         Seconds(5, HOUR_SECONDS),
-        "A granted lease that no container has claimed for so long is given to the next.",
+        "A granted lease that no container has claimed for so long is given to the next; at once, where the "
+        "process that holds it has ended.",
     )
     orphan_seconds: int = setting(
         30,
         Seconds(1, 24 * HOUR_SECONDS),
-        "A queued request whose client is gone for so long leaves the queue.",
+        "A queued request that nobody has asked for so long leaves the queue; at once, where the process "
+        "that holds it has ended.",
     )
     notice_seconds: int = setting(
         300,
