@@ -17,7 +17,7 @@ from tests.bed.engine import PrivateEngine
 from tests.disks import full
 from tests.gpus.fake_nvml import FakeGpu, FakeMachine, fake_nvml_library
 from tests.node.conftest import NewDaemon
-from tests.node.daemon import DaemonProcess, Refused, wait_until
+from tests.node.daemon import DaemonProcess, Json, Refused, wait_until
 
 FREE = [1000, 1000]
 SOON_SECONDS = 1.0
@@ -343,9 +343,16 @@ def test_a_driver_that_is_missing_at_the_start_is_found_later(
     machine.unload_driver()
     daemon.start()
     assert troubles(daemon)
-    with pytest.raises(Refused) as refused:
-        daemon.request("0.25")
-    assert refused.value.code == "unavailable"
+    about_gpus: list[tuple[str, Json]] = [
+        ("Leases/Request", {"gpu": "0.25"}),
+        ("Gpus/Drain", {"gpu": "0", "reason": "a fan"}),
+        ("Gpus/Drain", {"gpu": "all", "reason": "a fan"}),
+        ("Projects/Set", {"name": "lab", "model": "H100", "limit": "1"}),
+    ]
+    for call, asked in about_gpus:  # that it has no such GPU nobody can know
+        with pytest.raises(Refused) as refused:
+            daemon.call(call, asked)
+        assert refused.value.code == "unavailable", refused.value
     machine.write()
     wait_until(lambda: len(daemon.free_permille()) == 2, "the GPUs are found")
     wait_until(lambda: "driver" not in troubles(daemon), "all is well again")

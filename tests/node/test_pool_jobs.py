@@ -210,6 +210,31 @@ async def test_a_job_waits_for_another_that_is_only_here_yet(world: World) -> No
     assert len(world.pool.loop.state.jobs[name].awaits) == 3  # type: ignore[index]
 
 
+async def test_an_array_is_shown_whole_while_the_pool_has_only_a_part_of_it(world: World) -> None:
+    """Whoever waits for all of it would else take what is on its way for jobs that are over."""
+    answer = await world.ask(array="0-2")
+    first = JobId(answer.job_ids[0])
+    kept = world.outbox.job(first)
+    assert kept is not None
+    await world.pool.loop.send(JobSubmitted(first, kept.spec, kept.held, kept.priority))
+    await world.outbox.taken(first, None)
+    world.connected = True
+    shown = await world.listed(array_id=answer.array_id, ended=True)
+    assert sorted(job.id for job in shown.jobs) == sorted(answer.job_ids)
+    await world.carry()
+    shown = await world.listed(array_id=answer.array_id, ended=True)
+    assert sorted(job.id for job in shown.jobs) == sorted(answer.job_ids)
+    assert shown.notices == []
+
+
+async def test_nobody_hears_of_no_array_while_the_pool_is_away(world: World) -> None:
+    """It may have come in elsewhere. A single job's id looks as an array's does."""
+    (name,) = (await world.ask()).job_ids
+    assert list((await world.listed(array_id=name)).jobs) == []
+    with pytest.raises(Unavailable, match="the cable is out"):
+        await world.listed(array_id="k3m9x0p2qa")
+
+
 async def test_the_nodes_are_the_pool_s_to_tell(world: World) -> None:
     with pytest.raises(Unavailable, match="the cable is out"):
         await world.jobs.nodes(jobs_pb2.NodesRequest(), CALLER)

@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 
 from gpushared.api.v1 import jobs_pb2, leases_pb2
-from gpushared.domain.errors import LimitReached, NotFound, PermissionRefused, RequestError, StateConflict
+from gpushared.domain.errors import (
+    GpushareError,
+    LimitReached,
+    NotFound,
+    PermissionRefused,
+    RequestError,
+    StateConflict,
+    Unavailable,
+)
 from gpushared.domain.jobs.messages import Reported
 from gpushared.domain.jobs.model import AttemptState, Ending, EndKind, Owner
 from gpushared.domain.jobs.protocol import Report
@@ -31,8 +39,16 @@ class Jobs(JobsService):
 
     def __init__(self, pool: Pool) -> None:
         views = JobViews(lambda: pool.loop.state, pool.loop.now)
-        super().__init__(pool.loop, Archive(pool.store), views)
+        super().__init__(
+            pool.loop, Archive(pool.store), views, check=self._refuse, lacks=lambda: self.missing
+        )
         self.pool = pool
+        self.missing = ""
+        self.refusal: GpushareError | None = None
+
+    async def _refuse(self, *_: object) -> None:
+        if self.refusal is not None:
+            raise self.refusal
 
     async def ask(self, owner: Owner = ADA, lease: dict[str, Any] | None = None, **fields: Any) -> list[str]:
         """The ids of the jobs."""
@@ -182,6 +198,31 @@ async def test_what_is_not_there_or_somebody_else_s_is_not_found(jobs: Jobs, ref
 
 
 # --- listing
+
+
+async def test_while_something_may_be_missing_nobody_hears_that_a_job_does_not_exist(jobs: Jobs) -> None:
+    """Nor of an array; what is known is told as ever."""
+    (name,) = await jobs.ask()
+    array = (await jobs.ask(array="0-1"))[0].partition("_")[0]
+    jobs.missing = "nodes are asked what they have"
+    for call in (jobs.seen("k3m9x0p2qa"), jobs.end("nobody"), jobs.ids(array_id="k3m9x0p2qa")):
+        with pytest.raises(Unavailable, match="nodes are asked"):
+            await call
+    assert (await jobs.seen(name)).id == name
+    assert await jobs.ids(array_id=name) == []
+    assert len(await jobs.ids(array_id=array)) == 2
+    jobs.pool.loop.state.recovering_since = jobs.pool.loop.now()
+    with pytest.raises(Unavailable, match="nodes are asked"):  # others of it may be told of
+        await jobs.ids(array_id=array)
+
+
+async def test_a_request_that_is_repeated_is_not_judged_anew(jobs: Jobs) -> None:
+    """It was accepted: that it would be refused by now is no answer to whoever asks again."""
+    first = await jobs.ask(request_id="r")
+    jobs.refusal = NotFound("there is no lease l-7f3k any more")
+    assert await jobs.ask(request_id="r") == first
+    with pytest.raises(NotFound):
+        await jobs.ask(request_id="another")
 
 
 async def test_everybody_lists_their_own_and_administrators_all(jobs: Jobs) -> None:

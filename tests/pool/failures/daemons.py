@@ -209,11 +209,12 @@ class Node:
         assert self.program is not None
         os.kill(self.program.pid, signal.SIGHUP)
 
-    def gpushare(self, *words: str, check: bool = True, given: str | None = None) -> str:
+    def gpushare(
+        self, *words: str, check: bool = True, given: str | None = None, retry_seconds: int = 30
+    ) -> str:
         """What the command prints, as root types it on this machine: both streams."""
-        done = self.machine.run(
-            *("env", f"GPUSHARE_HOST=unix://{self.socket}", "gpushare", *words), check=check, given=given
-        )
+        settings = (f"GPUSHARE_HOST=unix://{self.socket}", f"GPUSHARE_RETRY_SECONDS={retry_seconds}")
+        done = self.machine.run("env", *settings, "gpushare", *words, check=check, given=given)
         return done.stdout + done.stderr
 
     def call(self, call: str, asked: Mapping[str, object] | None = None) -> Json:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpushared.domain.errors import NotFound, Unavailable
 from tests.pool.failures.daemons import Coordinator
 from tests.pool.failures.machine import wait_until
 from tests.pool.failures.world import World
@@ -27,7 +28,7 @@ def test_jobs_run_on_and_enter_while_the_coordinator_is_dead(world: World) -> No
     assert runs in told
     assert "does not answer" in told
     assert world.is_alive(runs)
-    assert "does not answer" in world.nodes["a"].gpushare("nodes", check=False)
+    assert "does not answer" in world.nodes["a"].gpushare("nodes", check=False, retry_seconds=0)
     world.coordinator.start()
     world.wait_state(ends, "succeeded")
     world.wait_running(runs, late)
@@ -96,6 +97,8 @@ def test_after_the_loss_of_its_memory_the_coordinator_places_nothing_old_before_
     status = world.coordinator.status()
     assert (status["phase"], status["awaited_nodes"]) == ("recovering", ["c"])
     assert "c" in world.coordinator.admin("pool", "status")
+    with pytest.raises(Unavailable, match="not heard of yet: c"):
+        world.job("k3m9x0p2qa")
     world.wait_state(waits, "queued")
     assert world.is_alive(runs)
     world.coordinator.machine.sleep(RECOVER_SECONDS)
@@ -106,6 +109,8 @@ def test_after_the_loss_of_its_memory_the_coordinator_places_nothing_old_before_
     world.heal()
     world.wait_ready()
     wait_until(lambda: world.coordinator.status()["phase"] == "normal", "all have told")
+    with pytest.raises(NotFound):
+        world.job("k3m9x0p2qa")
     world.wait_running(runs)
     assert world.wait_state(over, "succeeded")
     world.diary.end(runs)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
+from gpushared.domain.errors import NotFound, Unavailable
 from gpushared.domain.jobs import messages as m
 from gpushared.domain.jobs.member import Presence
 from gpushared.domain.jobs.model import (
+    After,
+    AfterKind,
     AttemptState,
     Cancelled,
     Cancelling,
@@ -102,6 +107,18 @@ def test_orders_are_said_again_with_the_new_epoch() -> None:
     pool.begin_anew(epoch=9)
     pool.hello("a", pool.report("a", S.RUNNING))
     assert [order.epoch for _, order in pool.orders(CancelPart)] == [9]
+
+
+def test_a_job_that_waits_for_one_that_may_still_be_told_of_is_not_refused_for_good() -> None:
+    """Whether that one exists is known once all nodes have told what they have."""
+    pool = Pool("a")
+    pool.begin_anew(epoch=2)
+    after = (After(JobId("other"), AfterKind.OK),)
+    with pytest.raises(Unavailable):
+        pool.submit("late", after=after)
+    pool.hello("a")
+    with pytest.raises(NotFound):
+        pool.submit("late", after=after)
 
 
 def test_a_node_that_has_seen_a_higher_epoch_makes_us_recover_and_go_above_it() -> None:
