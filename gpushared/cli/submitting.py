@@ -41,6 +41,7 @@ def submit_job(args: Sequence[str]) -> int:
     print(answer.array_id or answer.job_ids[0])
     for note in answer.notes:
         say(note)
+    client.retries = None  # what is left to say is not worth a wait
     _tell_if_hopeless(Jobs(client), answer.job_ids[0])
     return 0
 
