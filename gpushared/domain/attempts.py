@@ -75,6 +75,7 @@ GUARD_AFTER_SECONDS = 5
 """So long after the daemon's own look the guard ends a container: the daemon asks the engine before."""
 PRUNE_SECONDS = 3600.0
 WENT_DOWN = Ending(EndKind.LOST, "the node went down before it began, or while it was paused")
+NOT_STARTED = Ending(EndKind.FAILED, "no container was started in time")
 RAN_OUT = Ending(EndKind.NO_ROOM, "its reservation ran out before all of its gang had one")
 REFUSALS = (RequestError, LimitReached, NotFound, PermissionRefused, StateConflict)
 """What a request may be refused with: then it is the attempt that is refused, and that is written."""
@@ -387,6 +388,9 @@ def _ending(attempt: Attempt, outcome: Outcome, draft: Draft) -> Ending:
         return known if code is None or known.exit_code is not None else replace(known, exit_code=code)
     if code and draft.goes_down:
         return Ending(EndKind.LOST, "it was stopped with its machine, which was shut down", exit_code=code)
+    if outcome == NeverClaimed() and attempt.spec is not None and not attempt.spec.interactive:
+        # The node makes this container itself: the daemon or its engine was away for too long.
+        return replace(NOT_STARTED, passing=True)
     return _ending_of(outcome, code, draft)
 
 
@@ -401,7 +405,7 @@ def _ending_of(outcome: Outcome, code: int | None, draft: Draft) -> Ending:
         case Expired():
             return Ending(EndKind.EXPIRED, "its time limit was reached")
         case NeverClaimed():
-            return Ending(EndKind.FAILED, "no container was started in time")
+            return NOT_STARTED
         case Failed(reason, hint):
             return Ending(EndKind.FAILED, reason, hint=hint)
         case Preempted(why):

@@ -337,6 +337,25 @@ def test_what_the_engine_started_again_after_a_boot_counts_as_of_that_boot() -> 
     assert node.ending == Ending(EndKind.EXITED, exit_code=1)
 
 
+@pytest.mark.parametrize("made", [False, True], ids=["before the create", "before the start"])
+@pytest.mark.parametrize("interactive", [False, True])
+def test_a_daemon_that_was_away_while_it_made_a_container_has_the_job_tried_again(
+    made: bool, interactive: bool
+) -> None:
+    """An interactive job's container its owner makes, who is gone then."""
+    node = Node()
+    node.placed(interactive=interactive)
+    node.send(m.ClaimAsked(node.lease.id, ADA))
+    if made:
+        node.send(m.ContainerCreated(node.lease.id, BOX, "box", "i"))
+    node.now += 10_000.0
+    listed = (m.ContainerSeen(BOX, Condition.CREATED, node.lease.device_name),) if made else ()
+    node.send(m.EngineSurveyed(listed, node.now))
+    node.send(m.Tick())
+    node.freed()
+    assert (node.ending.kind, node.ending.passing) == (EndKind.FAILED, not interactive)
+
+
 # --- gangs and interactive ones ------------------------------------------------------------------------
 
 
