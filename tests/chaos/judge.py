@@ -2,8 +2,8 @@
 
 The rules follow docs/how-to/pool-failures.md. No job runs twice and none is lost. A job that wrote ``end 0``
 is not run again, with one exception: a job with ``--stop-after`` on a node that the pool did not hear for so
-long that it placed the job anew before the node could tell of the end. No judgement depends on how fast
-anything was.
+long that it placed the job on another one before the node could tell of the end. No judgement depends on how
+fast anything was.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ BEAT_OF_NODES_SECONDS: Final = 6.0
 """A node says that it lives every five seconds, and counts its silence from the last one answered."""
 RESUME_SECONDS: Final = 45.0
 """What was resumed writes within so long, where nothing is broken on its node."""
+STOP_SECONDS: Final = 10.0
+"""A daemon that is told to end is heard for so long after."""
 STOP_EFFECT_SECONDS: Final = 30.0
 """An engine that ends has ended its containers within so long."""
 SLACK: Final = 0.001
@@ -62,6 +64,7 @@ def judge(record: Record, runs: Sequence[Run]) -> list[Violation]:
         *oversold(record, runs),
         *lost(record),
         *run_again(record, runs),
+        *outlived(record, runs),
         *ended_by_nobody(record, runs),
         *wrong_results(record, runs),
         *taken_twice(record, runs),
@@ -121,15 +124,30 @@ def run_again(record: Record, runs: Sequence[Run]) -> Iterator[Violation]:
 
 def _was_placed_in_silence(record: Record, done: Run, again: Run, stop_after_seconds: int) -> bool:
     """The node was silent from before it could tell of the end until the coordinator placed the job anew."""
-    if not stop_after_seconds:
+    node = node_of(record, done)
+    if not stop_after_seconds or node_of(record, again) == node:
         return False
-    least = stop_after_seconds + FENCE_SECONDS
+    least = stop_after_seconds + FENCE_SECONDS - REJOIN_SECONDS
     return any(
-        began <= done.last + REJOIN_SECONDS
-        and ended - began >= least - REJOIN_SECONDS
-        and again.began - began >= least - REJOIN_SECONDS
-        for began, ended in silences(record.spans, node_of(record, done))
+        began <= done.last + REJOIN_SECONDS and began + least <= again.began <= ended + REJOIN_SECONDS
+        for began, ended in silences(record.spans, node)
     )
+
+
+def outlived(record: Record, runs: Sequence[Run]) -> Iterator[Violation]:
+    """A job with ``--stop-after`` is over when the coordinator may place it anew, whatever ails its node."""
+    stop_after = {job.work: job.stop_after_seconds for job in record.accepted if job.stop_after_seconds}
+    for run in runs:
+        patience = stop_after.get(run.work)
+        if patience is None:
+            continue
+        node = node_of(record, run)
+        for span in record.spans:
+            until = span.began + patience + FENCE_SECONDS + STOP_SECONDS
+            if span.target in {f"daemon-{node}", f"cable-{node}"} and run.began < span.began:
+                if until < min(span.ended, run.last):
+                    what = f"{_named(run.work)} ran on for {run.last - span.began:.0f} s on {node}, which was silent"
+                    yield Violation("outlived --stop-after", what, (run.show(), span.show()))
 
 
 def silences(spans: Iterable[Span], node: str) -> list[tuple[float, float]]:

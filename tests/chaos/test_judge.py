@@ -97,6 +97,22 @@ JOBS: dict[str, tuple[list[Run], list[Accepted], list[Span], list[str]]] = {
         [run(), run(container="2", began=180.0, last=185.0, attempt=2, gpu=C)],
         [accepted(stop_after_seconds=30)], [CUT_LONG], [],
     ),
+    "not on the node itself, which had told of the end before": (
+        [run(), run(container="2", began=195.0, last=199.0, attempt=2)],
+        [accepted(stop_after_seconds=30)], [CUT_LONG], ["run again after end 0"],
+    ),
+    "not after the node was back": (
+        [run(), run(container="2", began=220.0, last=225.0, attempt=2, gpu=C)],
+        [accepted(stop_after_seconds=30)], [CUT_LONG], ["run again after end 0"],
+    ),
+    "it may not outlive the silence of its node": (
+        [run(began=90.0, last=185.0)], [accepted(stop_after_seconds=30)], [CUT_LONG], ["outlived --stop-after"],
+    ),
+    "nor the absence of its daemon": (
+        [run(began=90.0, last=185.0)], [accepted(stop_after_seconds=30)],
+        [span(FaultKind.STOP, "daemon-a", 100.0, 190.0)], ["outlived --stop-after"],
+    ),
+    "without --stop-after it may": ([run(began=90.0, last=185.0)], [accepted()], [CUT_LONG], []),
     "not where another node was silent": (
         [run(gpu=C), run(container="2", began=180.0, last=185.0, attempt=2)],
         [accepted(stop_after_seconds=30)], [CUT_LONG], ["run again after end 0"],
