@@ -143,11 +143,11 @@ def outlived(record: Record, runs: Sequence[Run]) -> Iterator[Violation]:
             continue
         node = node_of(record, run)
         for span in record.spans:
+            is_silent = span.target in {f"daemon-{node}", f"cable-{node}"} and run.began < span.began
             until = span.began + patience + FENCE_SECONDS + STOP_SECONDS
-            if span.target in {f"daemon-{node}", f"cable-{node}"} and run.began < span.began:
-                if until < min(span.ended, run.last):
-                    what = f"{_named(run.work)} ran on for {run.last - span.began:.0f} s on {node}, which was silent"
-                    yield Violation("outlived --stop-after", what, (run.show(), span.show()))
+            if is_silent and until < min(span.ended, run.last):
+                what = f"{_named(run.work)} ran for {run.last - span.began:.0f} s on {node}, which was silent"
+                yield Violation("outlived --stop-after", what, (run.show(), span.show()))
 
 
 def silences(spans: Iterable[Span], node: str) -> list[tuple[float, float]]:

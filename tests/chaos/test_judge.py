@@ -106,7 +106,8 @@ JOBS: dict[str, tuple[list[Run], list[Accepted], list[Span], list[str]]] = {
         [accepted(stop_after_seconds=30)], [CUT_LONG], ["run again after end 0"],
     ),
     "it may not outlive the silence of its node": (
-        [run(began=90.0, last=185.0)], [accepted(stop_after_seconds=30)], [CUT_LONG], ["outlived --stop-after"],
+        [run(began=90.0, last=185.0)], [accepted(stop_after_seconds=30)],
+        [CUT_LONG], ["outlived --stop-after"],
     ),
     "nor the absence of its daemon": (
         [run(began=90.0, last=185.0)], [accepted(stop_after_seconds=30)],
