@@ -12,13 +12,14 @@ import sys
 import time
 from contextlib import suppress
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpushared.cli import docker
 from gpushared.cli.capture import refusal_of_run
 from gpushared.cli.docker_args import RunWords, refuse_ways_around
 from gpushared.cli.faults import UsageError, say
 from gpushared.cli.progress import Progress
+from gpushared.cli.relay import beside
 from gpushared.cli.start import api_version_of, asked, max_wait_seconds, tell_of_doubts
 from gpushared.cli.waiting import (
     POLL_SECONDS,
@@ -30,6 +31,9 @@ from gpushared.client import Client
 from gpushared.client.job_messages import DoorAnswer, Job
 from gpushared.client.jobs import Jobs
 from gpushared.domain.errors import GpushareError, NotFound, StateConflict, Unimplemented
+
+if TYPE_CHECKING:
+    from gpushared.cli.runs import Run
 
 FIRST_SECONDS = 1.0
 """Most jobs that find room have it sooner; whoever waits longer is told why."""
@@ -67,7 +71,10 @@ def run_in_pool(words: RunWords) -> int:
 
 def _become(program: str, place: PoolPlace, words: RunWords) -> NoReturn:
     door = place.door or place.jobs.door(place.job.id)
-    docker.become(program, docker.run_words(words, door.lease_id), docker.environment_for(door.host))
+    path = door.host.removeprefix("unix://")
+    if not words.is_set("detach"):
+        path = beside(place.run, path, terminal=words.is_set("tty"))
+    docker.become(program, docker.run_words(words, door.lease_id), docker.environment_for(f"unix://{path}"))
 
 
 class PoolPlace:
@@ -140,6 +147,12 @@ class PoolPlace:
         if self.job.id:
             with suppress(GpushareError):
                 self.jobs.cancel(self.job.id, grace_seconds=0)
+
+    def run(self) -> Run:
+        """As it is looked for when docker's connection to it broke."""
+        from gpushared.cli.runs import JobRun
+
+        return JobRun(Client(), self.job.id)
 
     def _is_reserved(self) -> bool:
         return bool(self.job.parts) and all(

@@ -64,7 +64,7 @@ def run_with_result(words: RunWords, path: str) -> int:
                 return code
             prepared.fetch_image()
             result.lease = prepared.acquire()
-        code = _run(prepared, docker.run_words(words, result.lease))
+        code = _run(prepared, docker.run_words(words, result.lease), result.lease)
     except Interrupted as error:
         result.write("cancelled", error.exit_code, "cancelled while it waited")
         return error.exit_code
@@ -77,9 +77,10 @@ def run_with_result(words: RunWords, path: str) -> int:
     return code
 
 
-def _run(prepared: Prepared, command: list[str]) -> int:
+def _run(prepared: Prepared, command: list[str], lease_id: str) -> int:
     command = [prepared.docker, *command[1:]]
-    with subprocess.Popen(command, env=prepared.environ) as child, _passing_signals(child):
+    environ = prepared.environ_for(lease_id)
+    with subprocess.Popen(command, env=environ) as child, _passing_signals(child):
         code = child.wait()
     return code if code >= 0 else 128 - code
 

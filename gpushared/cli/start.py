@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from gpushared.cli import docker, host_words
 from gpushared.cli.capture import refusal_of_run
@@ -15,6 +16,9 @@ from gpushared.cli.progress import Progress
 from gpushared.cli.waiting import Interrupted, Wait, signals_interrupt
 from gpushared.client import Client
 from gpushared.domain.errors import NotFound
+
+if TYPE_CHECKING:
+    from gpushared.cli.runs import Run
 
 WHOLE_GPU = "1"
 _SIZES = ("gpu", "gpu-memory", "gpu-compute", "preset")
@@ -39,8 +43,9 @@ def run_container(args: Sequence[str]) -> int:
             if code := prepared.refusal():
                 return code
             prepared.fetch_image()
-            command = docker.run_words(words, prepared.acquire())
-            docker.become(prepared.docker, command, prepared.environ)
+            lease = prepared.acquire()
+            environ = prepared.environ_for(lease)
+            docker.become(prepared.docker, docker.run_words(words, lease), environ)
     except Interrupted as error:
         prepared.wait.leave()
         return error.exit_code
@@ -80,6 +85,20 @@ class Prepared:
                 f"the image {self.words.image[:200]} could not be pulled",
                 hint="docker's own message is above",
             )
+
+    def environ_for(self, lease_id: str) -> dict[str, str]:
+        """Docker's environment for a lease that was granted."""
+        if self.words.is_set("detach"):
+            return self.environ
+        from gpushared.cli.relay import beside
+
+        def run() -> Run:
+            from gpushared.cli.runs import LeaseRun
+
+            return LeaseRun(self.client, lease_id)
+
+        path = beside(run, self.client.path, terminal=self.words.is_set("tty"))
+        return docker.environment_for(f"unix://{path}")
 
     def acquire(self) -> str:
         """The id of the reserved lease."""

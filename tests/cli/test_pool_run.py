@@ -120,7 +120,7 @@ def test_where_there_is_room_docker_is_started_at_the_door(
     monkeypatch.setattr(docker, "find_docker", lambda: "/bin/false")
     monkeypatch.setattr(docker, "become", become)
     with pytest.raises(SystemExit):
-        pool_run.run_in_pool(split(["--pool", "--gpu", "1", "busybox"], RUN))
+        pool_run.run_in_pool(split(["--pool", "--gpu", "1", "-d", "busybox"], RUN))
     assert became == [(["docker", "run", "--label", "gpushare.lease=l-7f3k"], DOOR["host"])]
     assert daemon.asked == asked
 

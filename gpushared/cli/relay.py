@@ -1,0 +1,390 @@
+"""A small process beside ``docker run``, through which docker speaks with the daemon.
+
+Docker's client ends when one of its connections breaks, with an exit code that is not the program's, though
+the container runs on. So ``gpushare run`` forks before it becomes docker, and docker's connections lead
+through the fork. When the daemon goes away, the fork keeps docker's ends open, and takes two connections up
+again: that of the output and input (``attach``), and that of the exit code (``wait``). Process, signals,
+terminal and exit code stay docker's own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import socket
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from enum import Enum, auto
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from gpushared.cli.runs import Run
+
+BACKLOG = 32
+READ_BYTES = 256 * 1024
+MAX_HEAD_BYTES = 64 * 1024
+NO_CODE = 125
+CONCLUSION_SECONDS = 2.0
+"""The exit code comes right after the end of a program's output; later than that, the output broke alone."""
+_REQUEST = re.compile(rb"[A-Z]+ /\S* HTTP/1\.1\r\n")
+_ATTACH = re.compile(rb"POST (?:/v[0-9.]+)?/containers/[^/?]+/attach[? ]")
+_WAIT = re.compile(rb"POST (?:/v[0-9.]+)?/containers/[^/?]+/wait(\?condition=removed)?[?& ]?")
+_CREATE = re.compile(rb"POST (?:/v[0-9.]+)?/containers/create[? ]")
+_START = re.compile(rb"POST (?:/v[0-9.]+)?/containers/[^/?]+/start[? ]")
+_STARTED = b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"
+_IS_STREAM = re.compile(rb"HTTP/1\.1 (?:101|200) ")
+
+
+def beside(run: Callable[[], Run], path: str, *, terminal: bool) -> str:
+    """Forks; returns the path of a socket that leads to that of the daemon, as long as this process lives.
+
+    The fork ends with this process, whatever that becomes. Where there can be none, the path is ``path``
+    itself. ``run`` is called in the fork; ``terminal``: whether the container has one.
+    """
+    try:
+        folder = _folder()
+        watched = os.pidfd_open(os.getpid())
+    except OSError:
+        return path
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(f"{folder}/docker.sock")
+    listener.listen(BACKLOG)
+    if os.fork() == 0:
+        _serve(run, path, folder, listener, watched, terminal=terminal)
+    listener.close()
+    os.close(watched)
+    return f"{folder}/docker.sock"
+
+
+def _folder() -> str:
+    """A new one, for this user only. Raises OSError."""
+    parents = (os.environ.get("XDG_RUNTIME_DIR"), os.environ.get("TMPDIR"), "/tmp")  # noqa: S108 - 0700 below
+    for parent in parents:
+        with suppress(OSError):
+            folder = f"{parent}/gpushare-run-{os.getpid()}-{os.urandom(4).hex()}"
+            os.mkdir(folder, 0o700)  # noqa: PTH102 - importing pathlib costs 5 ms
+            return folder
+    raise FileNotFoundError("no folder for a socket")
+
+
+def _serve(
+    run: Callable[[], Run], path: str, folder: str, listener: socket.socket, watched: int, *, terminal: bool
+) -> NoReturn:
+    """The fork's whole life. A session of its own, as what the terminal sends is meant for docker."""
+    try:
+        os.setsid()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nowhere, 0)
+        os.dup2(nowhere, 1)
+        relay = Relay(run(), path, terminal=terminal)
+        poll = select.poll()
+        poll.register(watched, select.POLLIN)
+        poll.register(listener, select.POLLIN)
+        while all(number != watched for number, _ in poll.poll()):
+            with suppress(OSError):
+                Connection(relay, listener.accept()[0]).start()
+    finally:
+        with suppress(OSError):
+            os.unlink(f"{folder}/docker.sock")  # noqa: PTH108 - importing pathlib costs 5 ms
+            os.rmdir(folder)  # noqa: PTH106 - the same
+        os._exit(0)
+
+
+class Wait(Enum):
+    """How docker's wait for the exit code stands."""
+
+    NONE = auto()
+    UNDER_WAY = auto()
+    BROKEN = auto()
+    OVER = auto()
+
+
+class Relay:
+    """What the connections of one docker have in common."""
+
+    def __init__(self, run: Run, path: str, *, terminal: bool) -> None:
+        # Here and not above: the imports are the fork's, beside docker's own start.
+        from threading import Condition
+
+        from gpushared.cli.runs import Finder
+
+        self.path = path
+        self.terminal = terminal
+        self.finder = Finder(run, terminal=terminal)
+        self._wait = Wait.NONE
+        self._changed = Condition()
+
+    def tell(self, wait: Wait) -> None:
+        with self._changed:
+            if self._wait is not Wait.OVER:
+                self._wait = wait
+            self._changed.notify_all()
+
+    def wait_state(self, seconds: float | None = 0.0) -> Wait:
+        """As it is when the wait is no longer under way, or after the time."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._wait is not Wait.UNDER_WAY, seconds)
+            return self._wait
+
+    def until_over(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._wait is Wait.OVER)
+
+
+class Connection:
+    """One of docker's. A thread for each direction; the one from the daemon takes it up again."""
+
+    def __init__(self, relay: Relay, client: socket.socket) -> None:
+        from threading import Condition
+
+        self._relay = relay
+        self._client = client
+        self._upstream: socket.socket | None = None
+        self._changed = Condition()
+        self._is_over = False
+        self._client_ended = False
+        self._head = b""
+        """The request that is under way."""
+        self._answer = bytearray()
+        """What came of the answer to it, as long as that matters."""
+        self._frames: Frames | None = None
+        self._is_empty_again = False
+        """The output was taken up alone and nothing came: a program may close its output and work on."""
+
+    def start(self) -> None:
+        from threading import Thread
+
+        Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        from threading import Thread
+
+        with suppress(OSError):
+            self._upstream = connect(self._relay.path)
+            Thread(target=self._upwards, daemon=True).start()
+            self._downwards()
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+        for sock in (self._client, self._upstream):
+            if sock is not None:
+                with suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+
+    # --- what docker sends
+
+    def _upwards(self) -> None:
+        with suppress(OSError):
+            while data := self._client.recv(READ_BYTES):
+                if not self._is_attached() and _REQUEST.match(data):
+                    self._begin(data)
+                self._push(data)
+        self._client_ended = True
+        self._push(b"")
+
+    def _begin(self, head: bytes) -> None:
+        self._head, self._answer = head, bytearray()
+        if _WAIT.match(head):
+            self._relay.tell(Wait.UNDER_WAY)
+
+    def _push(self, data: bytes) -> None:
+        """All of it, to whichever connection there is; no bytes are the end."""
+        upstream = self._upstream
+        is_pushed = False
+        while upstream is not None and not is_pushed:
+            try:
+                if not data:
+                    upstream.shutdown(socket.SHUT_WR)
+                while data:
+                    data = data[upstream.send(data) :]
+                is_pushed = True
+            except OSError:
+                upstream = self._next(upstream)
+
+    def _next(self, before: socket.socket) -> socket.socket | None:
+        with self._changed:
+            while self._upstream is before and not self._is_over:
+                self._changed.wait()
+            return None if self._is_over else self._upstream
+
+    # --- what the daemon sends
+
+    def _downwards(self) -> None:
+        while True:
+            data = _received(self._upstream)
+            if data:
+                self._client.sendall(self._noted(data))
+            elif not self._taken_up():
+                return
+
+    def _noted(self, data: bytes) -> bytes:
+        """What of it goes on to docker now."""
+        self._is_empty_again = False
+        if self._frames is not None:
+            return self._frames.whole(data)
+        if self._is_attached():
+            return self._first_output(data)
+        if _WAIT.match(self._head):
+            self._answer += data
+            if self._answer.partition(b"\r\n\r\n")[2]:
+                self._relay.tell(Wait.OVER)
+        elif not self._answer:
+            self._answer += data[:1]
+        return data
+
+    def _first_output(self, data: bytes) -> bytes:
+        """After the head of the answer to ``attach`` come frames, where the container has no terminal."""
+        if b"\r\n\r\n" in self._answer:
+            return data
+        self._answer += data
+        head, end, output = bytes(self._answer).partition(b"\r\n\r\n")
+        if not end or self._relay.terminal or not _IS_STREAM.match(head):
+            return data
+        self._frames = Frames()
+        return data[: len(data) - len(output)] + self._frames.whole(output)
+
+    def _is_attached(self) -> bool:
+        return bool(_ATTACH.match(self._head))
+
+    # --- when it breaks
+
+    def _taken_up(self) -> bool:
+        """The daemon's side ended: whether there is another one now. Else docker is told the end."""
+        if self._is_attached() and _IS_STREAM.match(self._answer):
+            return self._attached_again()
+        if _WAIT.match(self._head) and not self._answer.partition(b"\r\n\r\n")[2]:
+            self._relay.tell(Wait.BROKEN)
+            self._tell_exit_code()
+        elif not self._answer and _CREATE.match(self._head):
+            self._relay.finder.say_lost_while_making()
+        elif not self._answer and _START.match(self._head):
+            self._tell_start()
+        return False
+
+    def _attached_again(self) -> bool:
+        """A program's output ends with the program, whose exit code comes then. Else it broke."""
+        if self._frames is not None:
+            self._client.sendall(self._frames.rest())
+        wait = self._relay.wait_state(None if self._is_empty_again else CONCLUSION_SECONDS)
+        if wait in {Wait.OVER, Wait.NONE}:
+            return False
+        # Where docker's wait broke too, whoever takes that up says so.
+        found = self._relay.finder.found(quietly=wait is Wait.BROKEN)
+        upstream = None if found is None or not found.container else self._attached(found.path)
+        if upstream is None:
+            self._relay.until_over()
+            return False
+        self._is_empty_again = wait is Wait.UNDER_WAY
+        with self._changed:
+            self._upstream = upstream
+            self._changed.notify_all()
+        return True
+
+    def _attached(self, path: str) -> socket.socket | None:
+        """A new connection to the container; None where it has ended meanwhile."""
+        upstream = connect(path)
+        upstream.sendall(self._head)
+        head, output = _head_of(upstream)
+        if not _IS_STREAM.match(head):
+            upstream.close()
+            return None
+        self._client.sendall(output if self._frames is None else self._frames.whole(output))
+        if self._client_ended:
+            upstream.shutdown(socket.SHUT_WR)
+        return upstream
+
+    def _tell_start(self) -> None:
+        """Docker waits for the answer to its start; the container may run all the same."""
+        found = self._relay.finder.found(quietly=True)
+        if found is not None and found.has_begun:
+            self._client.sendall(_STARTED)
+        else:
+            self._relay.finder.say_lost_while_making()
+
+    def _tell_exit_code(self) -> None:
+        """By an answer of the engine's form, of which docker may have the head already."""
+        body = b'{"StatusCode":%d}\n' % self._exit_code()
+        if not self._answer:
+            head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+            self._client.sendall(head % len(body) + body)
+        elif b"chunked" in bytes(self._answer).lower():
+            self._client.sendall(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+        else:
+            self._client.sendall(body)
+        self._relay.tell(Wait.OVER)
+
+    def _exit_code(self) -> int:
+        """The program's, or that of docker's own failures where nobody can tell it."""
+        match = _WAIT.match(self._head)
+        condition = "removed" if match and match[1] else "not-running"
+        finder = self._relay.finder
+        while (found := finder.found()) is not None and found.container:
+            self._relay.tell(Wait.UNDER_WAY)
+            if (code := finder.exit_code_at(found, condition)) is not None:
+                return code
+            self._relay.tell(Wait.BROKEN)
+        return NO_CODE if found is None or found.exit_code is None else found.exit_code
+
+
+class Frames:
+    """The output of a container without a terminal, in Docker's frames: only whole ones go on.
+
+    So docker never waits for the rest of a frame that broke off (Docker Engine API, ContainerAttach).
+    """
+
+    HEADER = struct.Struct(">BxxxI")
+
+    def __init__(self) -> None:
+        self._waiting = b""
+
+    def whole(self, data: bytes) -> bytes:
+        data = self._waiting + data if self._waiting else data
+        end = 0
+        while end + self.HEADER.size <= len(data):
+            _, size = self.HEADER.unpack_from(data, end)
+            if end + self.HEADER.size + size > len(data):
+                break
+            end += self.HEADER.size + size
+        self._waiting = data[end:]
+        return data[:end]
+
+    def rest(self) -> bytes:
+        """What there is of a frame that broke off, as a whole one."""
+        begun, self._waiting = self._waiting, b""
+        if len(begun) <= self.HEADER.size:
+            return b""
+        stream, _ = self.HEADER.unpack_from(begun)
+        return self.HEADER.pack(stream, len(begun) - self.HEADER.size) + begun[self.HEADER.size :]
+
+
+def connect(path: str) -> socket.socket:
+    """Raises OSError."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.connect(path)
+    return sock
+
+
+def _received(sock: socket.socket | None) -> bytes:
+    """Empty at the end, however it came."""
+    if sock is None:
+        return b""
+    try:
+        return sock.recv(READ_BYTES)
+    except OSError:
+        return b""
+
+
+def _head_of(sock: socket.socket) -> tuple[bytes, bytes]:
+    """The head of an answer, and what came after it."""
+    answer = b""
+    while b"\r\n\r\n" not in answer and len(answer) < MAX_HEAD_BYTES:
+        if not (data := _received(sock)):
+            break
+        answer += data
+    head, _, output = answer.partition(b"\r\n\r\n")
+    return head, output
