@@ -109,7 +109,7 @@ def _spec(
         span=message.span,
         retries=_retries(message),
         requeue=message.requeue if message.HasField("requeue") else True,
-        stop_after_seconds=_stop_after(message.stop_after_seconds),
+        stop_after_seconds=_stop_after(message),
         after=after,
         origin=origin,
         request_id=request_id,
@@ -196,11 +196,19 @@ def _retries(message: jobs_pb2.SubmitRequest) -> int:
     return _number(message.retries, 0, MAX_RETRIES, "retries")
 
 
-def _stop_after(seconds: int) -> int | None:
-    if not seconds:
+def _stop_after(message: jobs_pb2.SubmitRequest) -> int | None:
+    if not message.stop_after_seconds:
         return None
+    if message.interactive:
+        raise RequestError(
+            "an interactive job's container is started by its owner, and not once a guard watches over it",
+            hint="leave the seconds without the pool's word out",
+        )
     return _number(
-        seconds, SHORTEST_STOP_AFTER_SECONDS, LONGEST_STOP_AFTER_SECONDS, "seconds without the pool's word"
+        message.stop_after_seconds,
+        SHORTEST_STOP_AFTER_SECONDS,
+        LONGEST_STOP_AFTER_SECONDS,
+        "seconds without the pool's word",
     )
 
 

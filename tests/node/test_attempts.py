@@ -29,6 +29,7 @@ from gpushared.domain.jobs.protocol import CancelPart, Commit, Gang, Order, Plac
 from gpushared.domain.request import Request
 from gpushared.records import from_json, to_json
 from tests.bed import parts
+from tests.bed.fixtures import CdiEngine
 from tests.node.conftest import NewDaemon
 from tests.node.daemon import OWN_LABEL, DaemonFailed, DaemonProcess, Json, wait_until
 
@@ -442,6 +443,59 @@ def test_an_attempt_whose_coordinator_is_not_heard_for_too_long_is_ended(node: N
     assert ended is not None
     assert ended.kind is EndKind.FENCED
     assert "pool" in ended.reason
+
+
+SAVES = "trap 'exit 0' TERM; sleep 1000 & wait"
+"""It ends with 0 at a stop signal, as programs do that save their work."""
+
+
+@pytest.mark.parametrize("engine", ["plain", "cdi"])
+def test_its_guard_ends_it_while_the_daemon_is_away_and_the_daemon_knows_that_afterwards(
+    new_daemon: NewDaemon, docker_engine: str, cdi_engine: CdiEngine, engine: str
+) -> None:
+    """Whatever its program made of the stop signal; its neighbour, who is not fenced, is left alone."""
+    node = new_node(new_daemon, {"plain": docker_engine, "cdi": str(cdi_engine.socket)}[engine])
+    node.daemon.start()
+    fenced, free = order(node, SAVES, stop_after_seconds=600), order(node, SAVES)
+    node.contact(boottime() - 590)
+    for place in (fenced, free):
+        assert node.placed(place).guarded is (place is fenced)
+        assert node.until(place.key, AttemptState.RUNNING).guarded is (place is fenced)
+    node.daemon.kill()
+    wait_until(lambda: not _runs(node, fenced), "its guard ends it")
+    assert _runs(node, free)
+    node.daemon.start()
+    ended = node.until(fenced.key, AttemptState.ENDED).ending
+    assert ended is not None
+    assert (ended.kind, ended.exit_code) == (EndKind.FENCED, None)
+    assert "the guard of this node ended it" in ended.reason
+    assert node.reports()[free.key].state is AttemptState.RUNNING
+
+
+def _runs(node: Node, place: Place) -> bool:
+    return any(one["State"]["Running"] for one in node.containers(place.key.job))
+
+
+def test_what_is_fenced_does_not_start_where_no_guard_can_be_had(
+    new_daemon: NewDaemon, docker_engine: str
+) -> None:
+    """It is tried again elsewhere, or later; what is not fenced needs none."""
+    node = new_node(new_daemon, docker_engine)
+    node.daemon.runtime_dir.mkdir(parents=True, exist_ok=True)
+    (node.daemon.runtime_dir / "guard").touch()
+    node.daemon.start()
+    node.contact(boottime())
+    fenced, free = order(node, SAVES, stop_after_seconds=600), order(node, SAVES)
+    for place in (fenced, free):
+        node.placed(place)
+    ended = node.until(fenced.key, AttemptState.ENDED).ending
+    assert ended is not None
+    assert (ended.kind, ended.passing) == (EndKind.FAILED, True)
+    assert "guard" in ended.reason
+    (container,) = node.containers(fenced.key.job)
+    assert container["State"]["StartedAt"].startswith("0001-")
+    node.until(free.key, AttemptState.RUNNING)
+    assert "trouble part=guard" in node.daemon.text()
 
 
 def test_contact_is_known_over_a_restart_of_the_daemon(node: Node) -> None:

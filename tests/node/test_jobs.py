@@ -175,6 +175,15 @@ def test_a_request_that_is_sent_again_does_not_meet_its_own_container(daemon: Da
     assert submit(daemon, "true", **called) == first
 
 
+def test_a_job_s_container_gets_no_restart_policy_afterwards_either(daemon: DaemonProcess) -> None:
+    """The engine would start it at a boot, whoever runs the job by then; other changes are as ever."""
+    (name,) = submit(daemon, "sleep", "1000")
+    wait_job(daemon, name, "running")
+    refused = daemon.docker("update", "--restart", "always", f"job-{name}")
+    assert "a job's container is not restarted by docker" in refused.stderr
+    daemon.check("update", "--restart", "no", "--cpu-shares", "512", f"job-{name}")
+
+
 def test_a_job_that_is_removed_leaves_no_container(daemon: DaemonProcess) -> None:
     (name,) = submit(daemon, "true", remove=True)
     assert wait_job(daemon, name)["state"] == "succeeded"

@@ -67,6 +67,7 @@ def test_docker_s_own_removal_becomes_ours_because_docker_s_would_take_the_exit_
         ({}, {"request_id": "x" * 200}, "the request id has 200 characters"),
         ({}, {"interactive": True, "retries": 1}, "is not run again by itself"),
         ({}, {"interactive": True, "array": "0-1"}, "cannot be an array"),
+        ({}, {"interactive": True, "stop_after_seconds": 60}, "not once a guard watches"),
         ({}, {"lease": {"time": "soon"}}, "soon"),
     ],
 )

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from gpushared.domain.errors import GpushareError, PermissionRefused
 from gpushared.domain.request import Caller
 from gpushared.gate.accounts import look_up
-from gpushared.gate.body import serialise
+from gpushared.gate.body import section, serialise
 from gpushared.gate.call import Call
 from gpushared.gate.containers import HOST_NETWORK, Container, find_container, find_network, find_owned
 from gpushared.gate.ending import asked_end, asked_stop
@@ -21,6 +21,7 @@ from gpushared.gate.policy.schema import fit
 from gpushared.gate.processes import check_ps
 from gpushared.gate.published import check_counted
 from gpushared.gate.routes import Action
+from gpushared.ports import LABEL_JOB
 
 DEVICE_FIELDS = ("Devices", "DeviceRequests", "DeviceCgroupRules")
 FIRST_FAILURE = 400
@@ -161,6 +162,17 @@ class Containers:
                 raise PermissionRefused(
                     f"{name} cannot be changed", hint="stop the container and run a new one"
                 )
+        if section(body, "RestartPolicy").get("Name") not in {None, "", "no"}:
+            await self._refuse_job(call)
         if self._ground.judges(call.caller):
             body = judge_update(body, self._ground.unnamed(call))
         await self._ground.send(call, await self._ground.own(call), serialise(body))
+
+    async def _refuse_job(self, call: Call) -> None:
+        """An engine would start it at a boot, when its pool may have placed the job elsewhere."""
+        container = await find_container(self._engine, call.match.name, call.caller)
+        if container.labels.get(LABEL_JOB):
+            raise PermissionRefused(
+                "a job's container is not restarted by docker",
+                hint="`gpushare submit --retries N` runs it again",
+            )

@@ -240,16 +240,22 @@ class BootedPool:
     # --- jobs ------------------------------------------------------------------------------------------
 
     def submit(self, node: str, *options: str, through: str = "a") -> str:
-        """A job on a third of a GPU of one node that works until it is told to end; its id."""
+        """A job on a third of a GPU of one node, or of any, that works until it is told to end; its id."""
         shared = self.diary.directory
+        place = ("--node", node) if node else ()
         self._submitted.append(
             self.nodes[through].gpushare(
-                *("submit", "--pool", "--node", node, "--gpu", "0.3", *options),
+                *("submit", "--pool", *place, "--gpu", "0.3", *options),
                 *("-v", f"{shared}:{shared}", "-v", "/here:/here:ro"),
                 *(parts.BUSYBOX_IMAGE, "sh", "-c", WORK, str(shared), "/here"),
             )
         )
         return self._submitted[-1]
+
+    def running_somewhere(self, *options: str) -> tuple[str, Booted]:
+        """A job whose container has begun, and on which node."""
+        job = self.running("", *options)
+        return job, self.nodes[self.diary.runs(job)[0].node]
 
     def running(self, node: str, *options: str) -> str:
         """A job whose container has begun; its id."""

@@ -10,8 +10,10 @@ import pytest
 
 from tests.bed import parts
 from tests.pool.failures.booted import ENGINE_PROGRAMS, BootedPool
+from tests.pool.failures.machine import wait_until
 
 KILL = ("kill", "--signal=KILL")
+PATIENCE_SECONDS = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +46,44 @@ def test_a_job_notices_nothing_of_a_new_service_on_its_node(pool: BootedPool, de
     pool.wait_presence("b", "ready")
     pool.wait_state(job, "running")
     assert pool.is_alive(job)
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed with all of its processes"])
+def test_a_fenced_job_ends_in_time_without_the_service_and_runs_elsewhere_afterwards(
+    pool: BootedPool, how: str
+) -> None:
+    """Its guard is a unit of its own, which no command for the service reaches; time is real here."""
+    job, node = pool.running_somewhere("--stop-after", "30s")
+    assert node.show("gpushared-guard", "ActiveState") == "active"
+    guard = node.main_pid("gpushared-guard")
+    if how != "stopped":
+        node.check("systemctl", *KILL, "gpushared")
+    node.check("systemctl", "stop", "gpushared.socket", "gpushared")
+    pool.wait_presence(node.name, "unknown")
+    assert node.main_pid("gpushared-guard") == guard
+    wait_until(lambda: pool.diary.runs(job)[0].ended == "stopped", "its guard ends it", PATIENCE_SECONDS)
+    assert len(pool.diary.runs(job)) == 1
+    wait_until(lambda: len(pool.diary.runs(job)) == 2, "it runs elsewhere", PATIENCE_SECONDS)
+    first, second = pool.diary.runs(job)
+    assert second.node != node.name
+    assert second.began > first.last
+    node.check("systemctl", "start", "gpushared.socket", "gpushared")
+    pool.wait_presence(node.name, "ready")
+    pool.wait_state(job, "running")
+    wait_until(
+        lambda: node.show("gpushared-guard", "ActiveState") == "inactive", "it has nothing to guard any more"
+    )
+
+
+def test_a_guard_that_is_killed_is_started_again_without_the_service(pool: BootedPool) -> None:
+    job, node = pool.running_somewhere("--stop-after", "30s")
+    guard = node.main_pid("gpushared-guard")
+    node.check("systemctl", "stop", "gpushared.socket", "gpushared")
+    node.check("systemctl", *KILL, "gpushared-guard")
+    node.wait_replaced("gpushared-guard", guard)
+    wait_until(lambda: pool.diary.runs(job)[0].ended == "stopped", "it ends the job", PATIENCE_SECONDS)
+    node.check("systemctl", "start", "gpushared.socket", "gpushared")
+    pool.wait_presence(node.name, "ready")
 
 
 def test_a_job_notices_nothing_of_a_restart_of_docker_that_leaves_containers_alone(pool: BootedPool) -> None:
