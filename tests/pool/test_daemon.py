@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -25,6 +26,8 @@ from gpushared.pool.trust.authority import Authority
 from gpushared.pool.trust.trust import CA_FOLDER
 from tests.disks import disk, fill
 from tests.node import nursery
+from tests.node.daemon import make_directory
+from tests.pool.processes import GPUSHARED_POOL, CoordinatorProcess
 
 PROGRAM = Path(__file__).with_name("dying_coordinator.py")
 SECONDS = 30
@@ -332,3 +335,29 @@ def test_with_a_full_disk_everything_is_still_shown_and_the_next_write_that_work
         daemon.stop()
     with place.life() as daemon:
         assert daemon.jobs().keys() == kept
+
+
+def test_a_coordinator_that_starts_on_a_full_disk_ends_with_a_sentence_and_starts_once_there_is_room(
+    larger_disk: Path,
+) -> None:
+    """Its unit starts it again and again; nodes and what runs there go on."""
+    coordinator = CoordinatorProcess(make_directory())
+    try:
+        coordinator.start()
+        coordinator.end(signal.SIGTERM)
+        state = coordinator.directory / "s"
+        shutil.move(state, larger_disk / "state")
+        state.symlink_to(larger_disk / "state")
+        ballast = fill(larger_disk)
+        words = [str(GPUSHARED_POOL), "--config", str(coordinator.directory / "pool.toml"), "--allow-root"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False)
+        assert done.returncode == 125
+        *_, sentence, hint = done.stderr.splitlines()
+        assert sentence.startswith("gpushared-pool: the store ")
+        assert "the disk is full" in sentence
+        assert hint == "  hint: free some space; the coordinator goes on by itself then"
+        assert "Traceback" not in done.stderr
+        ballast.unlink()
+        coordinator.start()
+    finally:
+        coordinator.dispose()
