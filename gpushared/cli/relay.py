@@ -18,10 +18,11 @@ import struct
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum, auto
+from functools import cached_property
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from gpushared.cli.runs import Run
+    from gpushared.cli.runs import Finder, Run
 
 BACKLOG = 32
 READ_BYTES = 256 * 1024
@@ -42,7 +43,7 @@ def beside(run: Callable[[], Run], path: str, *, terminal: bool) -> str:
     """Forks; returns the path of a socket that leads to that of the daemon, as long as this process lives.
 
     The fork ends with this process, whatever that becomes. Where there can be none, the path is ``path``
-    itself. ``run`` is called in the fork; ``terminal``: whether the container has one.
+    itself. ``run`` is called in the fork, when something broke. ``terminal``: whether the container has one.
     """
     try:
         folder = _folder()
@@ -81,7 +82,7 @@ def _serve(
         nowhere = os.open(os.devnull, os.O_RDWR)
         os.dup2(nowhere, 0)
         os.dup2(nowhere, 1)
-        relay = Relay(run(), path, terminal=terminal)
+        relay = Relay(run, path, terminal=terminal)
         poll = select.poll()
         poll.register(watched, select.POLLIN)
         poll.register(listener, select.POLLIN)
@@ -107,17 +108,22 @@ class Wait(Enum):
 class Relay:
     """What the connections of one docker have in common."""
 
-    def __init__(self, run: Run, path: str, *, terminal: bool) -> None:
-        # Here and not above: the imports are the fork's, beside docker's own start.
+    def __init__(self, run: Callable[[], Run], path: str, *, terminal: bool) -> None:
+        # Here and not above: the import is the fork's, beside docker's own start.
         from threading import Condition
-
-        from gpushared.cli.runs import Finder
 
         self.path = path
         self.terminal = terminal
-        self.finder = Finder(run, terminal=terminal)
+        self._run = run
         self._wait = Wait.NONE
         self._changed = Condition()
+
+    @cached_property
+    def finder(self) -> Finder:
+        """Only a connection that broke needs one."""
+        from gpushared.cli.runs import Finder
+
+        return Finder(self._run(), terminal=self.terminal)
 
     def tell(self, wait: Wait) -> None:
         with self._changed:

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import os
-import pty
-import re
-import select
 import signal
-import subprocess
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import psutil
 import pytest
 
 from tests.bed import parts
 from tests.bed.fixtures import CdiEngine
+from tests.node.attached import COUNT, SECONDS, Attached
 from tests.node.conftest import NewDaemon
 from tests.node.daemon import GPUSHARE, DaemonProcess, wait_until
 
-SECONDS = 60.0
-COUNT = "i=0; while [ $i -lt {upto} ]; do i=$((i+1)); echo n$i; sleep 0.1; done; exit 7"
-"""Says a number ten times a second, and ends with 7."""
 SILENT = "echo up; sleep 1000"
 ENDS = {"killed": DaemonProcess.kill, "restarted": DaemonProcess.terminate}
 
@@ -36,47 +27,8 @@ def daemon(request: pytest.FixtureRequest, new_daemon: NewDaemon) -> DaemonProce
     return started
 
 
-class Attached:
-    """A `gpushare run`, and what stands at its terminal, or comes out of it."""
-
-    def __init__(self, process: subprocess.Popen[bytes], out: int) -> None:
-        self.process = process
-        self._out = out
-        self.seen = b""
-
-    def until(self, *texts: bytes) -> None:
-        deadline = time.monotonic() + SECONDS
-        while not all(text in self.seen for text in texts):
-            assert time.monotonic() < deadline, self.seen
-            self._read(0.2)
-
-    def _read(self, seconds: float) -> bool:
-        """Whether there may be more."""
-        if not select.select([self._out], [], [], seconds)[0]:
-            return True
-        try:
-            data = os.read(self._out, 65536)
-        except OSError:  # a terminal whose last user has left
-            return False
-        self.seen += data
-        return bool(data)
-
-    def type(self, text: bytes) -> None:
-        os.write(self._out, text)
-
-    def code(self) -> int:
-        """The exit code, when all was read."""
-        code = self.process.wait(SECONDS)
-        while self._read(SECONDS):
-            pass
-        return code
-
-    def numbers(self) -> list[int]:
-        return [int(number) for number in re.findall(rb"n(\d+)\r?\n", self.seen)]
-
-
-@contextmanager
-def attached(daemon: DaemonProcess, *command: str, rm: bool = True, terminal: bool) -> Iterator[Attached]:
+def attached(daemon: DaemonProcess, *command: str, rm: bool = True, terminal: bool) -> Attached:
+    """`gpushare run` with this command."""
     environment = {
         **os.environ,
         "GPUSHARE_HOST": f"unix://{daemon.socket}",
@@ -85,24 +37,9 @@ def attached(daemon: DaemonProcess, *command: str, rm: bool = True, terminal: bo
         "TMPDIR": str(daemon.directory),
     }
     environment.pop("XDG_RUNTIME_DIR", None)
-    ours, theirs = pty.openpty() if terminal else os.pipe()
-    chosen = [*(["-it"] if terminal else []), *(["--rm"] if rm else [])]
-    process = subprocess.Popen(
-        [str(GPUSHARE), "run", "--gpu", "0.25", *chosen, *daemon.container_options(), *command],
-        env=environment,
-        stdin=theirs if terminal else subprocess.DEVNULL,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-    )
-    os.close(theirs)
-    try:
-        yield Attached(process, ours)
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        os.close(ours)
+    chosen = [*(["-it"] if terminal else []), *(["--rm"] if rm else []), *daemon.container_options()]
+    words = [str(GPUSHARE), "run", "--gpu", "0.25", *chosen, *command]
+    return Attached(words, environment, terminal=terminal)
 
 
 @pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "pipe"])
