@@ -261,6 +261,6 @@ def _private_folder() -> str:
     """A new folder that only the caller may enter. The name of a socket in it must stay short."""
     places = (os.environ.get("TMPDIR", ""), "/tmp")  # noqa: S108 - the folder is new and 0700, or none is made
     place = next(place for place in places if os.path.isdir(place))  # noqa: PTH112 - as above
-    folder = f"{place}/gpushare-{os.urandom(6).hex()}"
+    folder = f"{place}/gpushare-words-{os.urandom(6).hex()}"
     os.mkdir(folder, 0o700)  # noqa: PTH102 - as above
     return folder

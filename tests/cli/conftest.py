@@ -41,7 +41,7 @@ def docker_recorder(gpushare: Gpushare, tmp_path: Path) -> Path:
     program = folder / "docker"
     program.write_text(
         "#!/bin/sh\n"
-        'case "$1 $DOCKER_HOST" in "run "*/gpushare-*/docker.sock)\n'
+        'case "$1 $DOCKER_HOST" in "run "*/gpushare-words-*/docker.sock)\n'
         f"  if [ -e {tmp_path}/refusal ]; then echo 'docker: no' >&2; exit $(cat {tmp_path}/refusal); fi\n"
         f"  exec {sys.executable} -S {CREATE} ;;\n"
         "esac\n"
