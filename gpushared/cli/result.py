@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -80,20 +80,33 @@ def run_with_result(words: RunWords, path: str) -> int:
 def _run(prepared: Prepared, command: list[str], lease_id: str) -> int:
     command = [prepared.docker, *command[1:]]
     environ = prepared.environ_for(lease_id)
-    with subprocess.Popen(command, env=environ) as child, _passing_signals(child):
+    with _passing_signals() as pass_to:
+        child = subprocess.Popen(command, env=environ)
+        pass_to(child)
         code = child.wait()
     return code if code >= 0 else 128 - code
 
 
 @contextmanager
-def _passing_signals(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """TERM and HUP go on to the child; what a terminal sends, the child gets from the terminal itself.
+def _passing_signals() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
+    """Pass TERM and HUP on to a child; what a terminal sends, the child gets from the terminal itself.
 
-    Handlers, not SIG_IGN: a handler is undone by the child's exec, an ignored signal would stay ignored.
+    The handlers are in place before the child begins, so that no signal ends the parent first. They are no
+    SIG_IGN: a handler is undone by the child's exec, an ignored signal would stay ignored.
     """
+    children: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []
+
+    def pass_to(child: subprocess.Popen[bytes]) -> None:
+        children.append(child)
+        for number in early:
+            child.send_signal(number)
 
     def forward(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a handler's signature
-        child.send_signal(number)
+        if children:
+            children[0].send_signal(number)
+        else:
+            early.append(number)
 
     def leave_it(number: int, frame: FrameType | None) -> None:
         pass
@@ -101,7 +114,7 @@ def _passing_signals(child: subprocess.Popen[bytes]) -> Iterator[None]:
     before = {number: signal.signal(number, forward) for number in _FORWARDED}
     before |= {number: signal.signal(number, leave_it) for number in _FROM_THE_TERMINAL}
     try:
-        yield
+        yield pass_to
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
