@@ -157,6 +157,16 @@ JOBS: dict[str, tuple[list[Run], list[Accepted], list[Span], list[str]]] = {
         [run(began=130.0, last=135.0)], [accepted(state="cancelled", cancelled_at=100.0)], [],
         ["cancellation undone"],
     ),
+    "a store of before its cancellation forgets that": (
+        [run(began=130.0, last=135.0)], [accepted(state="cancelled", cancelled_at=100.0)],
+        [span(FaultKind.RESTORE, "coordinator", 110.0, 115.0)], [],
+    ),
+    "but not where it had run before": (
+        [run(began=90.0, last=99.0, code=143), run(container="2", began=130.0, last=135.0)],
+        [accepted(state="cancelled", cancelled_at=100.0)],
+        [span(FaultKind.RESTORE, "coordinator", 110.0, 115.0)],
+        ["cancellation undone"],
+    ),
     "an order that was under way may still arrive": (
         [run(began=101.0, last=105.0, code=143)], [accepted(state="cancelled", cancelled_at=100.0)], [], [],
     ),
@@ -224,6 +234,7 @@ def test_a_frozen_container_holds_no_gpu() -> None:
 
 NO_POOL = "gpushare: this node is in no pool\n"
 TRACE = "Traceback (most recent call last):\n"
+LOGS = "gpushare: j1 has ended; what it wrote meanwhile may be missing here: gpushare logs j1\n"
 HONEST = "gpushare: the coordinator is away since 12:00, and what became of it is not known\n"
 CALLS: dict[str, tuple[Call, list[str]]] = {
     "wait has the job's code": (called(code=7), []),
@@ -236,6 +247,10 @@ CALLS: dict[str, tuple[Call, list[str]]] = {
     "run has the program's code": (called("run", 7, out="line 0\nline 1\n", beats=2), []),
     "run has another code": (called("run", 1, err=HONEST), ["client: run"]),
     "run lost a line": (called("run", 7, out="line 0\n", beats=2), ["client: run"]),
+    "run says where the lost line is": (called("run", 7, out="line 1\n", err=LOGS, beats=2), []),
+    "run says so and has a line twice": (
+        called("run", 7, out="line 0\nline 0\n", err=LOGS, beats=2), ["client: run"],
+    ),
     "run has a line twice": (called("run", 7, out="line 0\nline 0\n", beats=1), ["client: run"]),
     "run shows HTTP": (
         called("run --pool", 125, out="HTTP/1.1 503 Refused\n", err=HONEST), ["client: run --pool"],
