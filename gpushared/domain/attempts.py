@@ -7,6 +7,7 @@ attempt's state follows its lease's. What the daemon does for it (pull, create, 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -76,6 +77,9 @@ GUARD_AFTER_SECONDS = 5
 PRUNE_SECONDS = 3600.0
 WENT_DOWN = Ending(EndKind.LOST, "the node went down before it began, or while it was paused")
 NOT_STARTED = Ending(EndKind.FAILED, "no container was started in time")
+LEFT_OVER = re.compile(r"task [0-9a-f]+: already exists")
+"""An engine that was killed while it started a container finds the rest of that start (containerd's
+ErrAlreadyExists). This container does not start any more; another one does."""
 RAN_OUT = Ending(EndKind.NO_ROOM, "its reservation ran out before all of its gang had one")
 REFUSALS = (RequestError, LimitReached, NotFound, PermissionRefused, StateConflict)
 """What a request may be refused with: then it is the attempt that is refused, and that is written."""
@@ -394,10 +398,16 @@ def _ending(attempt: Attempt, outcome: Outcome, draft: Draft) -> Ending:
     return _ending_of(outcome, code, draft)
 
 
+def start_failure(why: str, exit_code: int | None = None) -> Ending:
+    """The end of an attempt whose container the engine did not start, in the engine's words."""
+    is_left_over = LEFT_OVER.search(why) is not None
+    return Ending(EndKind.FAILED, why, exit_code=exit_code, passing=is_left_over)
+
+
 def _ending_of(outcome: Outcome, code: int | None, draft: Draft) -> Ending:
     match outcome:
         case Finished(start_error=why) if why:
-            return Ending(EndKind.FAILED, why, exit_code=code)
+            return start_failure(why, code)
         case Finished():
             return Ending(EndKind.EXITED, exit_code=code)
         case Stopped(by):

@@ -7,6 +7,7 @@ import socket
 from dataclasses import replace
 from urllib.parse import quote, urlencode
 
+from gpushared.domain.attempts import start_failure
 from gpushared.domain.errors import RequestError
 from gpushared.domain.jobs.attempt import Attempt
 from gpushared.domain.jobs.model import Ending, EndKind, JobSpec
@@ -127,7 +128,7 @@ class Containers:
             return Refused(Ending(EndKind.FAILED, f"{text} (on this node)", hint=hint))
         if answer.status == NOT_FOUND and "image" in text.lower():
             text = f"image {shown(self._spec.image)} is not on this node any more: {text}"
-        return Refused(Ending(EndKind.FAILED, text))
+        return Refused(start_failure(text))
 
 
 def is_free(port: int) -> bool:

@@ -337,6 +337,17 @@ def test_what_the_engine_started_again_after_a_boot_counts_as_of_that_boot() -> 
     assert node.ending == Ending(EndKind.EXITED, exit_code=1)
 
 
+@pytest.mark.parametrize(("why", "passes"), [("task 0abc: already exists", True), ("no such file", False)])
+def test_a_start_that_an_engine_left_half_done_has_the_job_tried_again(why: str, passes: bool) -> None:
+    node = Node()
+    node.placed()
+    node.send(m.ClaimAsked(node.lease.id, ADA))
+    node.send(m.ContainerCreated(node.lease.id, BOX, "box", "i"))
+    node.seen(Condition.EXITED, 128, start_error=why)
+    node.freed()
+    assert node.ending == Ending(EndKind.FAILED, why, 128, passing=passes)
+
+
 @pytest.mark.parametrize("made", [False, True], ids=["before the create", "before the start"])
 @pytest.mark.parametrize("interactive", [False, True])
 def test_a_daemon_that_was_away_while_it_made_a_container_has_the_job_tried_again(
