@@ -163,6 +163,11 @@ class Finder:
         missing = f"what it wrote meanwhile may be missing here: gpushare logs {self.run.name}"
         if found.container:
             self._say(f"connected to {self.run.name} again; {missing}")
+        elif not found.has_begun:
+            self._say(
+                f"the container of {self.run.name} has not started since; "
+                f"if it does: gpushare attach {self.run.name}"
+            )
         elif found.exit_code is None:
             self._say(f"{self.run.name} is over without an exit code: {found.text}")
         else:
