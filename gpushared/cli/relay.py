@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from gpushared.cli.runs import Finder, Run
 
+SOCKET = "docker.sock"
 BACKLOG = 32
 READ_BYTES = 256 * 1024
 MAX_HEAD_BYTES = 64 * 1024
@@ -46,29 +47,33 @@ def beside(run: Callable[[], Run], path: str, *, terminal: bool) -> str:
     itself. ``run`` is called in the fork, when something broke. ``terminal``: whether the container has one.
     """
     try:
-        folder = _folder()
         watched = os.pidfd_open(os.getpid())
+        folder, listener = _listening()
     except OSError:
         return path
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(f"{folder}/docker.sock")
-    listener.listen(BACKLOG)
     if os.fork() == 0:
         _serve(run, path, folder, listener, watched, terminal=terminal)
     listener.close()
     os.close(watched)
-    return f"{folder}/docker.sock"
+    return f"{folder}/{SOCKET}"
 
 
-def _folder() -> str:
-    """A new one, for this user only. Raises OSError."""
+def _listening() -> tuple[str, socket.socket]:
+    """A new folder for this user only, and a socket in it. Raises OSError."""
     parents = (os.environ.get("XDG_RUNTIME_DIR"), os.environ.get("TMPDIR"), "/tmp")  # noqa: S108 - 0700 below
     for parent in parents:
         with suppress(OSError):
             folder = f"{parent}/gpushare-run-{os.getpid()}-{os.urandom(4).hex()}"
             os.mkdir(folder, 0o700)  # noqa: PTH102 - importing pathlib costs 5 ms
-            return folder
-    raise FileNotFoundError("no folder for a socket")
+            try:
+                listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                listener.bind(f"{folder}/{SOCKET}")
+                listener.listen(BACKLOG)
+            except OSError:  # as of a path that is too long
+                os.rmdir(folder)  # noqa: PTH106 - as above
+                raise
+            return folder, listener
+    raise FileNotFoundError("there is no folder for a socket")
 
 
 def _serve(
@@ -91,7 +96,7 @@ def _serve(
                 Connection(relay, listener.accept()[0]).start()
     finally:
         with suppress(OSError):
-            os.unlink(f"{folder}/docker.sock")  # noqa: PTH108 - importing pathlib costs 5 ms
+            os.unlink(f"{folder}/{SOCKET}")  # noqa: PTH108 - importing pathlib costs 5 ms
             os.rmdir(folder)  # noqa: PTH106 - the same
         os._exit(0)
 

@@ -60,6 +60,17 @@ def test_docker_leads_to_the_gate_past_a_process_beside_it_where_it_stays_attach
     assert (host == standin.host) is not leads_beside
 
 
+def test_the_socket_beside_docker_is_in_a_folder_that_takes_one(
+    gpushare: Gpushare, docker_recorder: Path, standin: StandIn, tmp_path: Path
+) -> None:
+    """Names of sockets are short; a folder that is too deep is passed over."""
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    gpushare("run", "busybox", XDG_RUNTIME_DIR=str(deep), TMPDIR="/nonexistent")
+    assert environment_of(docker_recorder)["DOCKER_HOST"].startswith("unix:///tmp/gpushare-run-")
+    assert list(deep.iterdir()) == []
+
+
 def test_other_docker_endpoints_of_the_user_do_not_win_over_the_gate(
     gpushare: Gpushare, docker_recorder: Path, standin: StandIn
 ) -> None:
