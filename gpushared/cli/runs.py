@@ -63,7 +63,7 @@ class LeaseRun:
 
     def __init__(self, client: Client, lease_id: str) -> None:
         self.name = lease_id
-        self._client = client
+        self._client = _asks_once(client)
 
     def end(self) -> Found | None:
         outcome = self._client.get(self.name).outcome
@@ -85,8 +85,8 @@ class JobRun:
 
     def __init__(self, client: Client, job_id: str) -> None:
         self.name = job_id
-        self._client = client
-        self._jobs = Jobs(client)
+        self._client = _asks_once(client)
+        self._jobs = Jobs(self._client)
 
     def end(self) -> Found | None:
         job = self._jobs.get(self.name)
@@ -94,6 +94,12 @@ class JobRun:
 
     def place(self) -> Place:
         return docker_host_for(self._client, self._jobs.get(self.name))
+
+
+def _asks_once(client: Client) -> Client:
+    """The same client, which leaves it to its caller to try again and to say so."""
+    client.retries = None
+    return client
 
 
 class Finder:
@@ -146,7 +152,7 @@ class Finder:
         if (end := self.run.end()) is not None:
             return end
         place = self.run.place()
-        client = Client(place.host)
+        client = _asks_once(Client(place.host))
         answer = client.docker("GET", f"/containers/{place.container}/json")
         if answer.status == docker.MISSING:
             return None
