@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from gpushared.cli import job_places
 from gpushared.cli.references import container_named
+from gpushared.cli.relay import beside
 from gpushared.client import Client
+
+if TYPE_CHECKING:
+    from gpushared.cli.runs import Run
 
 
 @click.command("attach", short_help="Attach to the container of a job or a lease.")
@@ -24,4 +30,13 @@ def attach(job: str, detach_keys: str | None, rank: int) -> int:
       gpushare attach k3m9x0p2qa
     """  # noqa: D301 - click's mark for lines it must not join
     words = [f"--detach-keys={detach_keys}"] if detach_keys else []
-    job_places.become(container_named(Client(), job, rank), "attach", *words)
+    client = Client()
+    place = container_named(client, job, rank)
+
+    def run() -> Run:
+        from gpushared.cli.runs import NamedRun
+
+        return NamedRun(client, job, rank)
+
+    path = beside(run, place.host.removeprefix("unix://"), terminal=job_places.has_terminal(place))
+    job_places.become(place._replace(host=f"unix://{path}"), "attach", *words)

@@ -71,6 +71,14 @@ def _container(there: Client, job: Job, attempt: int, node: str) -> str:
     return str(found[0]["Id"]) if found else ""
 
 
+def has_terminal(place: Place) -> bool:
+    """Return True if the container has a terminal. Raises Unavailable where the engine does not say so."""
+    answer = Client(place.host).docker("GET", f"/containers/{place.container}/json")
+    if answer.status != docker.OK:
+        raise Unavailable(docker.message_of(answer))
+    return bool(json.loads(answer.body)["Config"]["Tty"])
+
+
 def become(place: Place, *words: str) -> NoReturn:
     """Becomes docker with these words and the container's name, where the container is."""
     program = docker.find_docker()

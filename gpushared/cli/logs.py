@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import click
 
-from gpushared.cli import job_places
+from gpushared.cli import docker, job_places
+from gpushared.cli.child import run_as_child
 from gpushared.cli.faults import say
 from gpushared.cli.references import container_named
 from gpushared.client import Client
 from gpushared.client.job_messages import Job
+
+BROKEN = 1
+"""The exit code of ``docker logs`` for whatever goes wrong."""
 
 
 @click.command("logs", short_help="Show the output of the container of a job or a lease.")
@@ -50,7 +54,20 @@ def logs(
     words += [f"--tail={tail}"] if tail else []
     words += [f"--since={since}"] if since else []
     place = container_named(Client(), job, rank, lambda one: attempt or _newest(one))
-    job_places.become(place, "logs", *words)
+    if not follow:
+        job_places.become(place, "logs", *words)
+    return _followed(place, words, job)
+
+
+def _followed(place: job_places.Place, words: list[str], job: str) -> int:
+    """Docker's exit code; 125 and how to go on where docker lost the output before the output ended."""
+    program = docker.find_docker()
+    command = [program, "logs", *words, place.container]
+    code = run_as_child(command, docker.environment_for(place.host))
+    if code == BROKEN:
+        say(f"docker ended before the output of {job} did; to go on: gpushare logs -f {job}")
+        return docker.FAILED
+    return code
 
 
 def _newest(job: Job) -> int:

@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 from gpushared.cli import docker
+from gpushared.cli.child import run_as_child
 from gpushared.cli.docker_args import RunWords
 from gpushared.cli.faults import report
 from gpushared.cli.start import Prepared
@@ -25,8 +21,6 @@ from gpushared.domain.errors import GpushareError, RequestError
 
 OUTCOME_SECONDS = 15.0
 """How long after docker's end the daemon is given to say how the lease ended."""
-_FORWARDED = (signal.SIGTERM, signal.SIGHUP)
-_FROM_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
 
 
 class Result:
@@ -80,44 +74,7 @@ def run_with_result(words: RunWords, path: str) -> int:
 def _run(prepared: Prepared, command: list[str], lease_id: str) -> int:
     command = [prepared.docker, *command[1:]]
     environ = prepared.environ_for(lease_id)
-    with _passing_signals() as pass_to:
-        child = subprocess.Popen(command, env=environ)
-        pass_to(child)
-        code = child.wait()
-    return code if code >= 0 else 128 - code
-
-
-@contextmanager
-def _passing_signals() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
-    """Pass TERM and HUP on to a child; what a terminal sends, the child gets from the terminal itself.
-
-    The handlers are in place before the child begins, so that no signal ends the parent first. They are no
-    SIG_IGN: a handler is undone by the child's exec, an ignored signal would stay ignored.
-    """
-    children: list[subprocess.Popen[bytes]] = []
-    early: list[int] = []
-
-    def pass_to(child: subprocess.Popen[bytes]) -> None:
-        children.append(child)
-        for number in early:
-            child.send_signal(number)
-
-    def forward(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a handler's signature
-        if children:
-            children[0].send_signal(number)
-        else:
-            early.append(number)
-
-    def leave_it(number: int, frame: FrameType | None) -> None:
-        pass
-
-    before = {number: signal.signal(number, forward) for number in _FORWARDED}
-    before |= {number: signal.signal(number, leave_it) for number in _FROM_THE_TERMINAL}
-    try:
-        yield pass_to
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return run_as_child(command, environ)
 
 
 def _outcome(prepared: Prepared, lease_id: str) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from gpushared.cli import docker
 from gpushared.cli.job_places import Place, docker_host_for
+from gpushared.cli.references import container_named, first_found
 from gpushared.client import Client
 from gpushared.client.http import exchange
 from gpushared.client.jobs import Jobs
@@ -94,6 +95,30 @@ class JobRun:
 
     def place(self) -> Place:
         return docker_host_for(self._client, self._jobs.get(self.name))
+
+
+class NamedRun:
+    """The container of a job or a lease, by whatever name somebody gave.
+
+    ``rank`` is that of a job's part. Wherever the container is, the wait is as long as for one of a pool.
+    """
+
+    patience_seconds = POOL_SECONDS
+
+    def __init__(self, client: Client, name: str, rank: int) -> None:
+        self.name = name
+        self._client = _asks_once(client)
+        self._rank = rank
+
+    def end(self) -> Found | None:
+        return first_found(
+            self.name,
+            lambda name: LeaseRun(self._client, name).end(),
+            lambda name: JobRun(self._client, name).end(),
+        )
+
+    def place(self) -> Place:
+        return container_named(self._client, self.name, self._rank)
 
 
 def _asks_once(client: Client) -> Client:

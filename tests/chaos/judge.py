@@ -240,7 +240,8 @@ def _wrong(job: Accepted, own: Sequence[Run]) -> str:
     codes = [run.code for run in own]
     if job.state == "succeeded":
         return "" if 0 in codes else "no run of it wrote end 0"
-    if 0 in codes and job.cancelled_at is None:
+    # What --stop-after had run once more counts as its last run ended.
+    if 0 in (codes[-1:] if job.stop_after_seconds else codes) and job.cancelled_at is None:
         return "a run of it wrote end 0"
     if job.state == "failed" and not own:
         return "it never ran"

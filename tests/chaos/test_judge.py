@@ -141,6 +141,11 @@ JOBS: dict[str, tuple[list[Run], list[Accepted], list[Span], list[str]]] = {
         [run(code=143), run(container="2", began=190.0, last=195.0, gpu=C)],
         [accepted(stop_after_seconds=30)], [span(FaultKind.CUT, "cable-a", 70.0, 160.0)], [],
     ),
+    "and what it ran once more may fail": (
+        [run(), run(container="2", began=190.0, last=195.0, gpu=C, code=143)],
+        [accepted(state="failed", exit_code=143, stop_after_seconds=30)],
+        [span(FaultKind.CUT, "cable-a", 70.0, 260.0), span(FaultKind.STOP, "engine-c", 194.0, 200.0)], [],
+    ),
     "succeeded without end 0": (
         [run(code=3)], [accepted()], [], ["wrong result"],
     ),

@@ -376,6 +376,7 @@ def test_logs_of_a_job_become_docker_s_of_its_container(
     assert gpushare("logs", "-f", "--tail", "3", JOB).returncode == 7
     recorded = docker_recorder.with_name("record.logs").read_text().split()
     assert recorded == ["logs", "--follow", "--tail=3", "c1"]
+    standin.answers["/containers/c1/json"] = ok({"Config": {"Tty": False}})
     assert gpushare("attach", JOB).returncode == 7
     assert docker_recorder.with_name("record.attach").read_text().split() == ["attach", "c1"]
 
