@@ -83,13 +83,26 @@ def surveyed(event: EngineSurveyed, draft: Draft) -> None:
     if not draft.engine_surveyed:
         draft.engine_surveyed = True
         _take_up_again(draft)
+    _move_again(draft)
+
+
+def _move_again(draft: Draft) -> None:
+    """Ask again for moves off the GPUs and back, which an engine or daemon that was away has cut off.
+
+    A container that is on its way needs no second instruction, and gets none (``ContainerQueues``).
+    """
+    for lease in list(draft.leases.values()):
+        match lease.state:
+            case Suspending() as state:
+                draft.do(SuspendContainer(lease.id, state.container))
+            case Resuming() as state:
+                draft.do(ResumeContainer(lease.id, state.container))
+            case _:
+                pass
 
 
 def _take_up_again(draft: Draft) -> None:
-    """What was under way when the daemon ended: creates have lost their clients, stops nobody waits for.
-
-    Moves off the GPUs and back are asked for again.
-    """
+    """What was under way when the daemon ended: creates have lost their clients, stops nobody waits for."""
     deadline = draft.now + draft.rules.claim_seconds
     for lease in list(draft.leases.values()):
         match lease.state:
@@ -100,10 +113,6 @@ def _take_up_again(draft: Draft) -> None:
                 _ask_to_stop(
                     lease, state, "the stop was cut off by a restart", draft, max(0, math.ceil(left))
                 )
-            case Suspending() as state:
-                draft.do(SuspendContainer(lease.id, state.container))
-            case Resuming() as state:
-                draft.do(ResumeContainer(lease.id, state.container))
             case _:
                 pass
 

@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 
@@ -42,6 +43,7 @@ KINDS = {
 }
 
 
+@cache
 def anything_of(kind: Any) -> st.SearchStrategy[Any]:
     """Any value of a type as the domain uses types."""
     if isinstance(kind, NewType):
