@@ -271,7 +271,7 @@ class Connection:
         if _WAIT.match(self._head) and not self._answer.partition(b"\r\n\r\n")[2]:
             self._relay.tell(Wait.BROKEN)
             self._tell_exit_code()
-        elif not self._answer and _CREATE.match(self._head):
+        elif not self._answer and (_CREATE.match(self._head) or self._is_attached()):
             self._relay.finder.say_lost_while_making()
         elif not self._answer and _START.match(self._head):
             self._tell_start()

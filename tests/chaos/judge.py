@@ -8,6 +8,7 @@ fast anything was.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -101,6 +102,9 @@ def two_copies(runs: Sequence[Run]) -> Iterator[Violation]:
 def lost(record: Record) -> Iterator[Violation]:
     """A job whose id was told is over in the end, by itself or because we cancelled it."""
     for job in record.accepted:
+        is_forgotten = job.state is None and job.cancelled_at is not None
+        if is_forgotten and _is_restored(record, job.cancelled_at or 0.0, math.inf):
+            continue  # it was over, and the store that was put back does not know the job
         if job.state not in OVER:
             said = "is unknown" if job.state is None else f"is still {job.state} ({job.reason})"
             yield Violation("job lost", f"{_named(job.work)}, accepted as {job.job}, {said}")

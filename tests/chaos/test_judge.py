@@ -84,6 +84,10 @@ JOBS: dict[str, tuple[list[Run], list[Accepted], list[Span], list[str]]] = {
     "an accepted job that is unknown in the end is lost": ([], [accepted(state=None)], [], ["job lost"]),
     "and one that still waits": ([], [accepted(state="queued")], [], ["job lost"]),
     "and one that somebody else cancelled": ([], [accepted(state="cancelled")], [], ["job lost"]),
+    "one that we cancelled, and a store of before does not know": (
+        [], [accepted(state=None, cancelled_at=90.0)],
+        [span(FaultKind.RESTORE, "coordinator", 100.0, 105.0)], [],
+    ),
     "one that we cancelled is not": ([], [accepted(state="cancelled", cancelled_at=90.0)], [], []),
     "after end 0 it is not run again": (
         [run(), run(container="2", began=120.0, last=125.0, attempt=2)],
