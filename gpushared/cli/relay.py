@@ -268,6 +268,8 @@ class Connection:
         """The daemon's side ended: whether there is another one now. Else docker is told the end."""
         if self._is_attached() and _IS_STREAM.match(self._answer):
             return self._attached_again()
+        if not self._answer and self._asked_again():
+            return True
         if _WAIT.match(self._head) and not self._answer.partition(b"\r\n\r\n")[2]:
             self._relay.tell(Wait.BROKEN)
             self._tell_exit_code()
@@ -286,15 +288,35 @@ class Connection:
             return False
         # Where docker's wait broke too, whoever takes that up says so.
         found = self._relay.finder.found(quietly=wait is Wait.BROKEN)
-        upstream = None if found is None or not found.container else self._attached(found.path)
+        upstream = self._attached(found.path) if found is not None and found.is_running else None
         if upstream is None:
             self._relay.until_over()
             return False
         self._is_empty_again = wait is Wait.UNDER_WAY
+        self._go_on_with(upstream)
+        return True
+
+    def _asked_again(self) -> bool:
+        """Whether docker's request, which has no answer, was made anew.
+
+        Before the container runs, docker asks for its output, its exit code and its start, and waits for each
+        answer; a start that comes twice does no harm.
+        """
+        is_attached = self._is_attached()
+        if not (is_attached or _WAIT.match(self._head) or _START.match(self._head)):
+            return False
+        found = self._relay.finder.found(quietly=True, start_seconds=0.0)
+        if found is None or not found.container or (found.has_begun and not is_attached):
+            return False
+        upstream = connect(found.path)
+        upstream.sendall(self._head)
+        self._go_on_with(upstream)
+        return True
+
+    def _go_on_with(self, upstream: socket.socket) -> None:
         with self._changed:
             self._upstream = upstream
             self._changed.notify_all()
-        return True
 
     def _attached(self, path: str) -> socket.socket | None:
         """A new connection to the container; None where it has ended meanwhile."""
@@ -334,7 +356,7 @@ class Connection:
         match = _WAIT.match(self._head)
         condition = "removed" if match and match[1] else "not-running"
         finder = self._relay.finder
-        while (found := finder.found()) is not None and found.container:
+        while (found := finder.found()) is not None and found.is_running:
             self._relay.tell(Wait.UNDER_WAY)
             if (code := finder.exit_code_at(found, condition)) is not None:
                 return code

@@ -29,7 +29,7 @@ PROGRAM_SECONDS = 30 * 24 * 3600.0
 
 
 class Found(NamedTuple):
-    """Where a container runs, or how it ended: then ``container`` is empty.
+    """Where a container is, or how it ended: then ``container`` is empty.
 
     ``exit_code`` is None where the program has none; ``text`` says how it ended then. ``has_begun`` is false
     where the engine was never told to start it.
@@ -40,6 +40,10 @@ class Found(NamedTuple):
     exit_code: int | None = None
     text: str = ""
     has_begun: bool = True
+
+    @property
+    def is_running(self) -> bool:
+        return bool(self.container) and self.has_begun
 
 
 class Run(Protocol):
@@ -134,8 +138,11 @@ class Finder:
         self.run = run
         self._terminal = terminal
 
-    def found(self, *, quietly: bool = False) -> Found | None:
-        """Where it runs on, or how it ended; None where nobody said so in time, which is told then."""
+    def found(self, *, quietly: bool = False, start_seconds: float = START_SECONDS) -> Found | None:
+        """Where it runs on, or how it ended; None where nobody said so in time, which is told then.
+
+        ``start_seconds``: so long a container is waited for that was made and does not run yet.
+        """
         since = time.monotonic()
         if not quietly:
             self._say(f"the connection to {self.run.name} broke; its program runs on, and is looked for")
@@ -148,7 +155,7 @@ class Finder:
                         self._give_up(error)
                     return None
                 found = None
-            if found is not None and (found.has_begun or time.monotonic() - since >= START_SECONDS):
+            if found is not None and (found.has_begun or time.monotonic() - since >= start_seconds):
                 break
             time.sleep(LOOK_SECONDS)
         if not quietly:
@@ -187,18 +194,18 @@ class Finder:
         if state["Running"]:
             return Found(client.path, place.container)
         if state["Status"] == "created":
-            return Found(text="it was never started", has_begun=False)
+            return Found(client.path, place.container, has_begun=False)
         return Found(exit_code=int(state["ExitCode"]))
 
     def _tell(self, found: Found) -> None:
         missing = f"what it wrote meanwhile may be missing here: gpushare logs {self.run.name}"
-        if found.container:
-            self._say(f"connected to {self.run.name} again; {missing}")
-        elif not found.has_begun:
+        if not found.has_begun:
             self._say(
                 f"the container of {self.run.name} has not started since; "
                 f"if it does: gpushare attach {self.run.name}"
             )
+        elif found.is_running:
+            self._say(f"connected to {self.run.name} again; {missing}")
         elif found.exit_code is None:
             self._say(f"{self.run.name} is over without an exit code: {found.text}")
         else:

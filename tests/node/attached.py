@@ -6,9 +6,13 @@ import os
 import pty
 import re
 import select
+import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Thread
 from typing import Final, Self
 
 SECONDS: Final = 60.0
@@ -72,3 +76,44 @@ class Attached:
 
     def numbers(self) -> list[int]:
         return [int(number) for number in re.findall(rb"n(\d+)\r?\n", self.seen)]
+
+
+@contextmanager
+def breaking_once(daemon: Path, part: bytes) -> Iterator[Path]:
+    """A way to the daemon's socket that breaks at the first request with this part, before its answer."""
+    path = daemon.with_name("breaking.sock")
+    broken: list[bytes] = []
+
+    def serve(client: socket.socket) -> None:
+        with client, socket.socket(socket.AF_UNIX) as upstream, suppress(OSError):
+            upstream.connect(str(daemon))
+            answers = Thread(target=_pump, args=(upstream, client), daemon=True)
+            answers.start()
+            while data := client.recv(65536):
+                if part in data and not broken:
+                    broken.append(data)
+                    client.shutdown(socket.SHUT_RDWR)
+                    upstream.shutdown(socket.SHUT_RDWR)
+                upstream.sendall(data)
+            upstream.shutdown(socket.SHUT_WR)
+            answers.join()
+
+    def accept(listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        Thread(target=accept, args=(listener,), daemon=True).start()
+        yield path
+    path.unlink()
+    assert broken, f"there was no request with {part!r}"
+
+
+def _pump(upstream: socket.socket, client: socket.socket) -> None:
+    with suppress(OSError):
+        while data := upstream.recv(65536):
+            client.sendall(data)
+        client.shutdown(socket.SHUT_WR)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.bed import parts
 from tests.bed.fixtures import CdiEngine
-from tests.node.attached import COUNT, SECONDS, Attached
+from tests.node.attached import COUNT, SECONDS, Attached, breaking_once
 from tests.node.conftest import NewDaemon
 from tests.node.daemon import GPUSHARE, DaemonProcess, wait_until
 
@@ -27,11 +28,13 @@ def daemon(request: pytest.FixtureRequest, new_daemon: NewDaemon) -> DaemonProce
     return started
 
 
-def attached(daemon: DaemonProcess, *command: str, rm: bool = True, terminal: bool) -> Attached:
-    """`gpushare run` with this command."""
+def attached(
+    daemon: DaemonProcess, *command: str, rm: bool = True, terminal: bool, by_way_of: Path | None = None
+) -> Attached:
+    """`gpushare run` with this command. ``by_way_of``: a socket that leads to the daemon's."""
     environment = {
         **os.environ,
-        "GPUSHARE_HOST": f"unix://{daemon.socket}",
+        "GPUSHARE_HOST": f"unix://{by_way_of or daemon.socket}",
         "PATH": f"{parts.DOCKER.parent}:{os.environ['PATH']}",
         "TERM": "xterm",
         "TMPDIR": str(daemon.directory),
@@ -74,6 +77,23 @@ def test_the_exit_code_of_a_program_that_ended_while_the_daemon_was_away_is_foun
         daemon.start()
         assert run.code() == 9
     assert b"has ended" in run.seen
+
+
+@pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "pipe"])
+@pytest.mark.parametrize(
+    "request_part", [b"/attach?", b"/start ", b"/wait?"], ids=["attach", "start", "wait"]
+)
+def test_a_connection_that_breaks_before_its_answer_costs_the_run_nothing(
+    daemon: DaemonProcess, request_part: bytes, terminal: bool
+) -> None:
+    """Docker asks for three things before a container runs; each is asked again, or looked up."""
+    command = ("sh", "-c", "sleep 1; echo said; exit 4")
+    with (
+        breaking_once(daemon.socket, request_part) as way,
+        attached(daemon, *command, terminal=terminal, by_way_of=way) as run,
+    ):
+        assert run.code() == 4
+    assert b"said" in run.seen
 
 
 def test_typing_goes_on_after_the_daemon_was_away(daemon: DaemonProcess) -> None:
