@@ -69,17 +69,24 @@ def passed_socket() -> socket.socket | None:
 async def is_machine_going_down() -> bool:
     """Whether systemd is shutting the machine down, for a reboot too; False where it is not asked in time."""
     try:
-        async with asyncio.timeout(ASK_SECONDS):
-            process = await asyncio.create_subprocess_exec(
-                "systemctl",
-                "is-system-running",
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-            )
-            said, _ = await process.communicate()
-    except (OSError, TimeoutError):
+        process = await asyncio.create_subprocess_exec(
+            "systemctl",
+            "is-system-running",
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+    except OSError:
         return False
+    try:
+        async with asyncio.timeout(ASK_SECONDS):
+            said, _ = await process.communicate()
+    except TimeoutError:
+        return False
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
     return said.strip() == b"stopping"
 
 

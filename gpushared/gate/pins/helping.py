@@ -1,12 +1,13 @@
 """The helper program as the daemon calls it: one process for each order, killed when it takes too long.
 
 A file system can keep a process in the kernel where no signal ends it, a user's own (FUSE) for as long as the
-user likes. Nothing waits for such a process; whoever counts processes learns when it is gone.
+user likes. Nothing waits long for such a process; whoever counts processes learns when it is gone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -17,15 +18,13 @@ from typing import Any
 from gpushared.domain.errors import TimedOut, Unavailable
 
 HELPER_SECONDS = 10.0
+KILL_SECONDS = 1.0
+"""A process that no file system holds ends within so long."""
 PACKAGES = Path(__file__).resolve().parents[3]
 PROGRAM = "import sys; sys.path.append(sys.argv[1]); from gpushared.gate.pins.helper import main; main()"
 COMMAND = (sys.executable, "-I", "-S", "-c", PROGRAM, str(PACKAGES))
 """Nothing of the environment and no package but ours can change what runs as root here."""
 HINT = "mount nothing; `gpushare doctor` tells what is missing"
-
-
-_ending: set[asyncio.Task[int]] = set()
-"""Waits for killed processes."""
 
 
 async def run_helper(
@@ -64,9 +63,10 @@ async def _run(words: bytes, gone: Callable[[], None]) -> bytes:
     finally:
         if process.returncode is None:
             process.kill()
-            ending = asyncio.create_task(process.wait())
-            _ending.add(ending)
-            ending.add_done_callback(_ending.discard)
+            # A process that is still there when the event loop closes leaves a traceback.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(KILL_SECONDS):
+                    await process.wait()
     if process.returncode != 0:
         raise Unavailable("paths cannot be checked as the caller; is the daemon not root?", hint=HINT)
     return output
