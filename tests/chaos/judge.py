@@ -55,6 +55,7 @@ UNSURE: Final = re.compile(
 )
 MISSING: Final = re.compile("may be missing here: gpushare logs")
 OUTPUT: Final = re.compile(r"line \d+")
+WAITS: Final = re.compile(r"waits for room")
 
 Work = tuple[str, str]
 
@@ -429,9 +430,9 @@ def _check_farewell(call: Call, own: Sequence[Run]) -> str:
 
 
 def resumed(record: Record, runs: Sequence[Run]) -> Iterator[Violation]:
-    """A container whose lease was resumed goes on, unless its node was broken at the time."""
+    """A container whose lease was resumed goes on, unless its node was broken or had no room at the time."""
     for call in record.calls:
-        if call.command != "resume" or call.code != 0 or not call.jobs:
+        if call.command != "resume" or call.code != 0 or not call.jobs or WAITS.search(call.err):
             continue
         until = call.ended + RESUME_SECONDS
         own = [

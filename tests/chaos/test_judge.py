@@ -315,6 +315,8 @@ def test_what_was_resumed_goes_on_unless_its_node_was_broken() -> None:
     assert rules([frozen], calls=[resume]) == ["resume did nothing"]
     assert rules([frozen], calls=[resume], spans=[elsewhere]) == ["resume did nothing"]
     assert rules([frozen], calls=[resume], spans=[broken]) == []
+    waits = replace(resume, err="gpushare: l-1 waits for room, position 1 of 1: GPU 0 is full")
+    assert rules([frozen], calls=[waits]) == []
     assert rules([replace(frozen, marks=(100.0, 130.0, 200.0))], calls=[resume]) == []
     assert rules([run(last=105.0)], calls=[resume]) == []
 
