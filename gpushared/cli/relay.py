@@ -15,6 +15,7 @@ import select
 import signal
 import socket
 import struct
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum, auto
@@ -30,7 +31,7 @@ READ_BYTES = 256 * 1024
 MAX_HEAD_BYTES = 64 * 1024
 NO_CODE = 125
 CONCLUSION_SECONDS = 2.0
-"""The exit code comes right after the end of a program's output; later than that, the output broke alone."""
+"""The exit code and the end of a program's output come together; one alone means that the other broke."""
 _REQUEST = re.compile(rb"[A-Z]+ /\S* HTTP/1\.1\r\n")
 _ATTACH = re.compile(rb"POST (?:/v[0-9.]+)?/containers/[^/?]+/attach[? ]")
 _WAIT = re.compile(rb"POST (?:/v[0-9.]+)?/containers/[^/?]+/wait(\?condition=removed)?[?& ]?")
@@ -121,6 +122,7 @@ class Relay:
         self.terminal = terminal
         self._run = run
         self._wait = Wait.NONE
+        self._over_since = 0.0
         self._changed = Condition()
 
     @cached_property
@@ -134,6 +136,7 @@ class Relay:
         with self._changed:
             if self._wait is not Wait.OVER:
                 self._wait = wait
+                self._over_since = time.monotonic()
             self._changed.notify_all()
 
     def wait_state(self, seconds: float | None = 0.0) -> Wait:
@@ -141,6 +144,12 @@ class Relay:
         with self._changed:
             self._changed.wait_for(lambda: self._wait is not Wait.UNDER_WAY, seconds)
             return self._wait
+
+    def seconds_over(self, since: float) -> float:
+        """How long docker has had the exit code, counted from this moment of the monotonic clock at most."""
+        with self._changed:
+            is_over = self._wait is Wait.OVER
+            return time.monotonic() - max(since, self._over_since) if is_over else 0.0
 
     def until_over(self) -> None:
         with self._changed:
@@ -227,10 +236,11 @@ class Connection:
 
     def _downwards(self) -> None:
         while True:
+            quiet_since = time.monotonic()
             data = _received(self._upstream)
             if data:
                 self._client.sendall(self._noted(data))
-            elif not self._taken_up():
+            elif not self._taken_up(quiet_since):
                 return
 
     def _noted(self, data: bytes) -> bytes:
@@ -264,10 +274,10 @@ class Connection:
 
     # --- when it breaks
 
-    def _taken_up(self) -> bool:
+    def _taken_up(self, quiet_since: float) -> bool:
         """The daemon's side ended: whether there is another one now. Else docker is told the end."""
         if self._is_attached() and _IS_STREAM.match(self._answer):
-            return self._attached_again()
+            return self._attached_again(quiet_since)
         if not self._answer and self._asked_again():
             return True
         if _WAIT.match(self._head) and not self._answer.partition(b"\r\n\r\n")[2]:
@@ -279,10 +289,12 @@ class Connection:
             self._tell_start()
         return False
 
-    def _attached_again(self) -> bool:
+    def _attached_again(self, quiet_since: float) -> bool:
         """A program's output ends with the program, whose exit code comes then. Else it broke."""
         if self._frames is not None:
             self._client.sendall(self._frames.rest())
+        if self._relay.seconds_over(quiet_since) >= CONCLUSION_SECONDS:
+            self._relay.finder.say_missing()
         wait = self._relay.wait_state(None if self._is_empty_again else CONCLUSION_SECONDS)
         if wait in {Wait.OVER, Wait.NONE}:
             return False

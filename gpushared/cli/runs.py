@@ -179,6 +179,13 @@ class Finder:
             f"if it runs: gpushare attach {self.run.name}"
         )
 
+    def say_missing(self) -> None:
+        """The connection of the output has come to nothing, and the exit code is known."""
+        self._say(f"{self.run.name} has ended; {self._missing()}")
+
+    def _missing(self) -> str:
+        return f"what it wrote meanwhile may be missing here: gpushare logs {self.run.name}"
+
     def _look(self) -> Found | None:
         """None where the container has gone and its end is not known yet."""
         if (end := self.run.end()) is not None:
@@ -198,18 +205,17 @@ class Finder:
         return Found(exit_code=int(state["ExitCode"]))
 
     def _tell(self, found: Found) -> None:
-        missing = f"what it wrote meanwhile may be missing here: gpushare logs {self.run.name}"
         if not found.has_begun:
             self._say(
                 f"the container of {self.run.name} has not started since; "
                 f"if it does: gpushare attach {self.run.name}"
             )
         elif found.is_running:
-            self._say(f"connected to {self.run.name} again; {missing}")
+            self._say(f"connected to {self.run.name} again; {self._missing()}")
         elif found.exit_code is None:
             self._say(f"{self.run.name} is over without an exit code: {found.text}")
         else:
-            self._say(f"{self.run.name} has ended; {missing}")
+            self.say_missing()
 
     def _give_up(self, error: GpushareError) -> None:
         self._say(

@@ -9,8 +9,8 @@ import select
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import Final, Self
@@ -18,6 +18,7 @@ from typing import Final, Self
 SECONDS: Final = 60.0
 COUNT: Final = "i=0; while [ $i -lt {upto} ]; do i=$((i+1)); echo n$i; sleep 0.1; done; exit 7"
 """Says a number ten times a second, and ends with 7."""
+STALL_SECONDS: Final = 6.0
 
 
 class Attached:
@@ -78,42 +79,56 @@ class Attached:
         return [int(number) for number in re.findall(rb"n(\d+)\r?\n", self.seen)]
 
 
-@contextmanager
-def breaking_once(daemon: Path, part: bytes) -> Iterator[Path]:
-    """A way to the daemon's socket that breaks at the first request with this part, before its answer."""
-    path = daemon.with_name("breaking.sock")
-    broken: list[bytes] = []
+class BadWay:
+    """A way to the daemon's socket with one fault.
 
-    def serve(client: socket.socket) -> None:
+    ``breaks_at``: the first request with this part breaks before its answer. ``stalls_after``: the output
+    stops after this text, and the connection breaks some seconds later.
+    """
+
+    def __init__(self, daemon: Path, *, breaks_at: bytes = b"", stalls_after: bytes = b"") -> None:
+        self.path = daemon.with_name("bad-way.sock")
+        self.has_happened = False
+        self._daemon = daemon
+        self._breaks_at = breaks_at
+        self._stalls_after = stalls_after
+        self._listener = socket.socket(socket.AF_UNIX)
+
+    def __enter__(self) -> Self:
+        self._listener.bind(str(self.path))
+        self._listener.listen()
+        Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+        self.path.unlink()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                Thread(target=self._serve, args=(self._listener.accept()[0],), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
         with client, socket.socket(socket.AF_UNIX) as upstream, suppress(OSError):
-            upstream.connect(str(daemon))
-            answers = Thread(target=_pump, args=(upstream, client), daemon=True)
+            upstream.connect(str(self._daemon))
+            answers = Thread(target=self._answer, args=(upstream, client), daemon=True)
             answers.start()
             while data := client.recv(65536):
-                if part in data and not broken:
-                    broken.append(data)
+                if self._breaks_at and self._breaks_at in data and not self.has_happened:
+                    self.has_happened = True
                     client.shutdown(socket.SHUT_RDWR)
                     upstream.shutdown(socket.SHUT_RDWR)
                 upstream.sendall(data)
             upstream.shutdown(socket.SHUT_WR)
             answers.join()
 
-    def accept(listener: socket.socket) -> None:
+    def _answer(self, upstream: socket.socket, client: socket.socket) -> None:
         with suppress(OSError):
-            while True:
-                Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
-
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen()
-        Thread(target=accept, args=(listener,), daemon=True).start()
-        yield path
-    path.unlink()
-    assert broken, f"there was no request with {part!r}"
-
-
-def _pump(upstream: socket.socket, client: socket.socket) -> None:
-    with suppress(OSError):
-        while data := upstream.recv(65536):
-            client.sendall(data)
-        client.shutdown(socket.SHUT_WR)
+            while data := upstream.recv(65536):
+                client.sendall(data)
+                if self._stalls_after and self._stalls_after in data:
+                    self.has_happened = True
+                    time.sleep(STALL_SECONDS)
+                    break
+            client.shutdown(socket.SHUT_WR)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.bed import parts
 from tests.bed.fixtures import CdiEngine
-from tests.node.attached import COUNT, SECONDS, Attached, breaking_once
+from tests.node.attached import COUNT, SECONDS, Attached, BadWay
 from tests.node.conftest import NewDaemon
 from tests.node.daemon import GPUSHARE, DaemonProcess, wait_until
 
@@ -89,11 +89,25 @@ def test_a_connection_that_breaks_before_its_answer_costs_the_run_nothing(
     """Docker asks for three things before a container runs; each is asked again, or looked up."""
     command = ("sh", "-c", "sleep 1; echo said; exit 4")
     with (
-        breaking_once(daemon.socket, request_part) as way,
-        attached(daemon, *command, terminal=terminal, by_way_of=way) as run,
+        BadWay(daemon.socket, breaks_at=request_part) as way,
+        attached(daemon, *command, terminal=terminal, by_way_of=way.path) as run,
     ):
         assert run.code() == 4
+    assert way.has_happened
     assert b"said" in run.seen
+
+
+def test_output_that_stalls_and_breaks_after_the_exit_code_is_told_as_missing(daemon: DaemonProcess) -> None:
+    """As in a pool whose network goes away for good between the two."""
+    command = ("sh", "-c", "echo first; sleep 1; echo second; exit 3")
+    with (
+        BadWay(daemon.socket, stalls_after=b"first") as way,
+        attached(daemon, *command, terminal=False, by_way_of=way.path) as run,
+    ):
+        assert run.code() == 3
+    assert way.has_happened
+    assert b"second" not in run.seen
+    assert b"may be missing here: gpushare logs l-" in run.seen
 
 
 def test_typing_goes_on_after_the_daemon_was_away(daemon: DaemonProcess) -> None:
