@@ -272,9 +272,7 @@ async def unless(gone: asyncio.Future[GpushareError], work: Coroutine[Any, Any, 
             raise gone.result()
         return task.result()
     finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})
+        await _over(task)
 
 
 async def until(
@@ -292,9 +290,13 @@ async def until(
         except StopAsyncIteration:
             return
         finally:
-            if not following.done():
-                following.cancel()
-                await asyncio.wait({following})
+            await _over(following)
+
+
+async def _over(work: asyncio.Future[Any]) -> None:
+    """Have it end, and look at the error that it ended with: nobody else does when the caller has gone."""
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)
 
 
 def _first(auth: Mapping[str, Iterable[bytes]], name: str) -> bytes:

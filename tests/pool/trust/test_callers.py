@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 from pathlib import Path
 
@@ -10,13 +12,20 @@ import pytest
 
 from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc
 from gpushared.config.users import UserConfig
-from gpushared.domain.errors import ConfigError, LimitReached, PermissionRefused, RequestError
+from gpushared.domain.errors import (
+    ConfigError,
+    GpushareError,
+    LimitReached,
+    PermissionRefused,
+    RequestError,
+    Unavailable,
+)
 from gpushared.domain.jobs.model import NodeName, Owner
 from gpushared.domain.request import Caller
 from gpushared.pool.store import Transaction
 from gpushared.pool.trust.api_tokens import ApiTokens
 from gpushared.pool.trust.assertions import _CONTEXT, Asserter, Nonces, request_digest
-from gpushared.pool.trust.callers import PoolCaller
+from gpushared.pool.trust.callers import PoolCaller, unless
 from gpushared.pool.trust.people import people_of
 from gpushared.pool.trust.token_records import Scope
 from gpushared.testing import MemoryStore
@@ -465,3 +474,29 @@ async def test_a_user_in_too_many_groups_is_still_a_user(pool: Coordinator, tmp_
     word = node.asserter().sign("bob@ws3", groups, request_digest(ASKED), pool.clock())
     assert len(word) < 4096
     assert await cancel(pool, node, "", signed=word) == "bob as bob@ws3"
+
+
+# --- a caller that goes away -----------------------------------------------------------------------------
+
+
+async def test_work_that_fails_while_its_caller_goes_away_leaves_no_error_unread() -> None:
+    unread: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: unread.append(context["message"]))
+
+    async def ends_badly() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            raise Unavailable("the tunnel's node went away") from None
+
+    gone: asyncio.Future[GpushareError] = loop.create_future()
+    call = asyncio.create_task(unless(gone, ends_badly()))
+    await asyncio.sleep(0.01)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    del call
+    gc.collect()
+    await asyncio.sleep(0.01)
+    assert unread == []
