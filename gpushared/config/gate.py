@@ -46,6 +46,10 @@ ADDABLE = (
     "SYS_PTRACE",
 )
 """Capabilities that a site may allow. With any other a container could become root of the machine."""
+COMMON_DRIVER_CAPABILITIES = ("compute", "utility")
+"""What every lease has of NVIDIA's driver: CUDA, and NVML with ``nvidia-smi``."""
+DRIVER_CAPABILITIES = ("compat32", "display", "graphics", "ngx", "video")
+"""The other words of NVIDIA's container toolkit."""
 _GPU_WORDS = r"nvidia|nvhost|nvmap|nvgpu|nvsciipc|dri(/|$)|kfd|dxg|gpushare|vfio|mali|galcore|xdma"
 _MEMORY_WORDS = (
     r"k?mem$|port$|kmsg|nvram|cpu(/|_)|hpet|mcelog|snapshot|mei|crash|oldmem|uio|iommu|udmabuf|dma_heap"
@@ -145,6 +149,10 @@ _PREFIX = Text(
 _NETWORK = Text("`own`, `bridge`, `none` or `host`", lambda text: text in set(Network))
 _RESTART = Text("`no`, `on-failure`, `unless-stopped` or `always`", lambda text: text in set(Restart))
 _CAPABILITY = Text(f"one of {', '.join(f'`{name}`' for name in ADDABLE)}", lambda text: text in ADDABLE)
+_DRIVER_CAPABILITY = Text(
+    f"one of {', '.join(f'`{name}`' for name in DRIVER_CAPABILITIES)}",
+    lambda text: text in DRIVER_CAPABILITIES,
+)
 _SYSCTL = Text(
     "a kernel parameter below `net.`, `kernel.shm`, `kernel.msg`, `kernel.sem` or `fs.mqueue.`, with `*` "
     "for the rest",
@@ -240,6 +248,13 @@ class GateConfig:
         None,
         OrPreset(Words(_DEVICE)),
         "What `--device` may give; the device's own permissions hold for the caller all the same.",
+    )
+    driver_capabilities: tuple[str, ...] | None = setting(
+        None,
+        OrPreset(Words(_DRIVER_CAPABILITY)),
+        "What `NVIDIA_DRIVER_CAPABILITIES` may name for a lease besides `compute` and `utility`, which every "
+        "lease has: `video` for NVENC, `graphics` for Vulkan and OpenGL. All presets give all. Where GPUs "
+        "come by CDI the key [bounds nothing](environment.md#capabilities-of-the-driver).",
     )
     root_inside: bool | None = setting(
         None,

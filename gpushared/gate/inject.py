@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from gpushared.domain.errors import RequestError
 from gpushared.gate.body import Body, Json, objects, section, strings
+from gpushared.gate.driver_capabilities import VARIABLE as DRIVER_CAPABILITIES
 from gpushared.ports import DeviceMechanism, Edits, EngineFacts, Mount
 from gpushared.sharing.edits import CONTAINER_DIRECTORY
 from gpushared.sharing.slices import SLICE
@@ -81,7 +82,7 @@ def inject(body: Body, device_name: str, edits: Edits | None, facts: EngineFacts
 
 def is_own(name: str) -> bool:
     """Whether a variable is the lease's to set."""
-    return name in OWN_NAMES or name.startswith(OWN_PREFIXES)
+    return name != DRIVER_CAPABILITIES and (name in OWN_NAMES or name.startswith(OWN_PREFIXES))
 
 
 def strip_env(env: list[str]) -> list[str]:
@@ -153,8 +154,7 @@ def _add_gpus(host: Body, env: list[str], edits: Edits, facts: EngineFacts) -> l
         host["DeviceRequests"] = [*objects(host, "DeviceRequests"), request]
     elif mechanism is DeviceMechanism.NVIDIA_RUNTIME:
         host["Runtime"] = "nvidia"
-        capabilities = {"NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
-        return merge_env(env, {VISIBLE_DEVICES: ",".join(edits.gpus), **capabilities})
+        return merge_env(env, {VISIBLE_DEVICES: ",".join(edits.gpus)})
     return env
 
 

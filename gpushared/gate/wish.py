@@ -12,12 +12,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
+from gpushared.config.gate import COMMON_DRIVER_CAPABILITIES, DRIVER_CAPABILITIES
 from gpushared.domain.asking import Ask
 from gpushared.domain.errors import RequestError
 from gpushared.domain.lease import LeaseId
 from gpushared.gate.body import Body, check_keys, objects, section, strings, text
+from gpushared.gate.driver_capabilities import VARIABLE
 from gpushared.gate.host_needs import host_needs
-from gpushared.gate.inject import VISIBLE_DEVICES, user_targets
+from gpushared.gate.inject import VISIBLE_DEVICES, merge_env, user_targets
 from gpushared.gate.policy.fields import DEVICE, DEVICE_REQUEST
 from gpushared.ports import LABEL_ATTEMPT, LABEL_DEVICE, LABEL_GATE, LABEL_JOB, LABEL_LEASE, LABEL_OWNER
 
@@ -49,9 +51,7 @@ SIZE_HINT = "ask for a size: --gpus 1, or --label gpushare.gpu=0.25"
 CDI_NAME = re.compile(r"(?P<vendor>[A-Za-z][A-Za-z0-9_.-]*)/(?P<kind>[A-Za-z][A-Za-z0-9_-]*)=(?P<name>.+)")
 OURS = "gpushare.io"
 NVIDIA = "nvidia.com"
-NVIDIA_CAPABILITIES = frozenset(
-    {"gpu", "nvidia", "compute", "compat32", "graphics", "utility", "video", "display", "ngx"}
-)
+NVIDIA_CAPABILITIES = frozenset({"gpu", "nvidia", *COMMON_DRIVER_CAPABILITIES, *DRIVER_CAPABILITIES})
 """What the engine believes of NVIDIA's driver."""
 NVIDIA_RUNTIMES = re.compile(r"nvidia([-.].*)?")
 DEVICES_BY_MOUNT = re.compile(r"/(var/)?run/nvidia-container-devices(/.*)?")
@@ -82,7 +82,7 @@ def take_wish(body: Body) -> Wish | None:
     labelled = _take_labels(labels)
     if "Labels" in body:
         body["Labels"] = labels
-    sizes = _take_requests(host) + _take_devices(host)
+    sizes = _take_requests(host, body) + _take_devices(host)
     wish = _decide(lease, labelled, sizes)
     _take_runtime(host, wish)
     _check_words(body, host)
@@ -137,8 +137,11 @@ def _decide(lease: object, labelled: Ask, sizes: list[str]) -> Wish | None:
     return replace(labelled, gpu=sizes[0]) if sizes else None
 
 
-def _take_requests(host: Body) -> list[str]:
-    """The sizes that device requests ask for; those for other vendors' devices stay."""
+def _take_requests(host: Body, body: Body) -> list[str]:
+    """The sizes that device requests ask for; those for other vendors' devices stay.
+
+    Capabilities of the driver that they name become a variable, as the engine itself does it.
+    """
     sizes: list[str] = []
     kept: list[Body] = []
     for request in objects(host, "DeviceRequests"):
@@ -148,6 +151,8 @@ def _take_requests(host: Body) -> list[str]:
             kept.append(request)
         else:
             sizes += found
+            if named := _driver_capabilities(request):
+                body["Env"] = merge_env(strings(body, "Env"), {VARIABLE: ",".join(named)})
     if host.get("DeviceRequests") is not None:
         host["DeviceRequests"] = kept
     return sizes
@@ -185,6 +190,13 @@ def _fits_nvidia(request: Body) -> bool:
     return any(
         {word for word in option if isinstance(word, str)} <= NVIDIA_CAPABILITIES for option in options
     )
+
+
+def _driver_capabilities(request: Body) -> list[str]:
+    """Those in the first of the request's lists that NVIDIA's driver fits."""
+    options: list[list[str]] = request.get("Capabilities") or []
+    words = next((option for option in options if set(option) <= NVIDIA_CAPABILITIES), [])
+    return [word for word in words if word in {*COMMON_DRIVER_CAPABILITIES, *DRIVER_CAPABILITIES}]
 
 
 def _size_of_cdi(name: str) -> str | None:

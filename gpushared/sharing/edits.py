@@ -112,7 +112,6 @@ def _device_env(grants: Sequence[Grant]) -> dict[str, str]:
     return {
         "CUDA_VISIBLE_DEVICES": uuids,
         "NVIDIA_VISIBLE_DEVICES": uuids,
-        "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
     }
 
 

@@ -333,12 +333,7 @@ INJECTIONS: list[tuple[bool, DeviceMechanism, dict[str, Any]]] = [
         False,
         M.NVIDIA_RUNTIME,
         {
-            "Env": [
-                GROWTH,
-                f"NVIDIA_VISIBLE_DEVICES={GPU}",
-                "NVIDIA_DRIVER_CAPABILITIES=compute,utility",
-                PIPE,
-            ],
+            "Env": [GROWTH, f"NVIDIA_VISIBLE_DEVICES={GPU}", PIPE],
             "HostConfig": {**BY_HAND, "Runtime": "nvidia"},
         },
     ),

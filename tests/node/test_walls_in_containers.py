@@ -220,6 +220,21 @@ def test_what_an_image_brings_in_its_environment_takes_nothing_away_from_the_lim
     assert node.output(lease) == f"out of memory: {limit_mib(node)} MiB is the limit"
 
 
+def test_the_driver_s_capabilities_are_the_user_s_or_else_the_image_s(node: Node, image: str) -> None:
+    named, plain = "NVIDIA_DRIVER_CAPABILITIES", parts.BUSYBOX_IMAGE
+    cases = {
+        (image,): "all",
+        (plain,): "compute,utility",
+        ("-e", f"{named}=compute,video", image): "compute,video",
+        ("-e", named, image): "compute,utility",
+        ("--gpus", '"capabilities=video,utility"', image): "video,utility",
+    }
+    for words, value in cases.items():
+        script = ("sh", "-c", f"echo ${named}")
+        done = node.daemon.docker("run", "--rm", *QUARTER, *node.options, *words, *script)
+        assert (done.stdout.strip(), done.returncode) == (value, 0), (words, done.stderr)
+
+
 def test_a_container_without_a_lease_gets_no_gpu_by_its_image(cdi_node: Node, image: str) -> None:
     """Where GPUs come by the engine's devices, a variable opens nothing."""
     options = cdi_node.daemon.container_options()[:-1]

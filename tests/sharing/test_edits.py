@@ -48,7 +48,6 @@ CASES = [
         {
             "CUDA_VISIBLE_DEVICES": FIRST,
             "NVIDIA_VISIBLE_DEVICES": FIRST,
-            "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
             "CUDA_MPS_PIPE_DIRECTORY": "/run/gpushare/mps",
             "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
             "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=20405M",

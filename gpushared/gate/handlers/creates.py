@@ -6,16 +6,24 @@ import json
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 
+from gpushared.config.gate import DRIVER_CAPABILITIES
 from gpushared.domain.errors import LimitReached, NotFound, PermissionRefused, RequestError
 from gpushared.gate.accounts import look_up
-from gpushared.gate.body import Body, check_create, section, text
+from gpushared.gate.body import Body, check_create, section, strings, text
 from gpushared.gate.call import Call
 from gpushared.gate.containers import LABEL_HOST_PATHS, find_network, find_owned, image_config
 from gpushared.gate.create import CREATED, Creator, Order
+from gpushared.gate.driver_capabilities import (
+    VARIABLE,
+    check_driver_capabilities,
+    driver_capabilities,
+    named_in,
+)
 from gpushared.gate.engine import Answer
 from gpushared.gate.gpu_nodes import check_devices
 from gpushared.gate.handlers.ground import Ground, Handler
 from gpushared.gate.handlers.images import check_no_builder
+from gpushared.gate.inject import merge_env
 from gpushared.gate.mounts import lead_to, unnamed_volumes, volumes_of, wishes_of
 from gpushared.gate.names import check_name, hide_holder
 from gpushared.gate.pins.pins import LABEL_PINS
@@ -57,19 +65,32 @@ class Creates:
         body = check_create(await call.parse())
         wish = take_wish(body)
         async with AsyncExitStack() as held:
-            if judged := self._ground.judges(call.caller):
-                try:
+            judged = self._ground.judges(call.caller)
+            try:
+                if judged:
                     body = await self._confine(body, call, wish, held)
-                except (PermissionRefused, RequestError, NotFound, LimitReached):
-                    await self._creator.forgo(wish, call.caller)
-                    raise
-            else:
-                await check_devices(body)
+                else:
+                    await check_devices(body)
+                if wish is not None:
+                    await self._give_driver_capabilities(body, judged=judged)
+            except (PermissionRefused, RequestError, NotFound, LimitReached):
+                await self._creator.forgo(wish, call.caller)
+                raise
             order = Order(call.target, body, call.caller, call.record, confined=judged)
             answer = await self._creator.create(order, wish)
         if answer.status != CREATED:
             self._ground.pins.unused()
         return answer
+
+    async def _give_driver_capabilities(self, body: Body, *, judged: bool) -> None:
+        """Set what the container gets of NVIDIA's driver, by the user's word or the image's."""
+        given = self._ground.policy.driver_capabilities if judged else DRIVER_CAPABILITIES
+        env = strings(body, "Env")
+        check_driver_capabilities(env, given)
+        if (named := named_in(env)) is None:
+            image = await image_config(self._ground.engine, text(body, "Image"))
+            named = named_in(strings(image, "Env")) or ""
+        body["Env"] = merge_env(env, {VARIABLE: driver_capabilities(named, given)})
 
     async def _confine(self, body: Body, call: Call, wish: Wish | None, held: AsyncExitStack) -> Body:
         ground, caller = self._ground, call.caller

@@ -298,10 +298,9 @@ CREATE: Mapping[str, Rule] = {
         "Hostname Domainname AttachStdin AttachStdout AttachStderr ExposedPorts Tty OpenStdin StdinOnce",
         r.allowed,
     ),
-    **_words(
-        "Env Cmd Healthcheck ArgsEscaped Volumes WorkingDir Entrypoint NetworkDisabled Labels", r.allowed
-    ),
+    **_words("Cmd Healthcheck ArgsEscaped Volumes WorkingDir Entrypoint NetworkDisabled Labels", r.allowed),
     **_words("StopSignal Shell", r.allowed),
+    "Env": r.env,
     "StopTimeout": processes.stop_timeout,
     "MacAddress": r.unset("leave it out: the engine gives addresses that nobody else has"),
     "OnBuild": r.unset(),

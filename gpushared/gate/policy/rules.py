@@ -10,7 +10,8 @@ from gpushared.config.gate import may_be_passed
 from gpushared.domain.errors import PermissionRefused, RequestError
 from gpushared.domain.units import shown
 from gpushared.gate.accounts import Account
-from gpushared.gate.body import Body, Json, objects, section, text
+from gpushared.gate.body import Body, Json, objects, section, strings, text
+from gpushared.gate.driver_capabilities import check_driver_capabilities
 from gpushared.gate.policy.images import check_image
 from gpushared.gate.policy.schema import Version
 from gpushared.gate.policy.site import Policy
@@ -134,6 +135,12 @@ def tmpfs(name: str, value: Json, _context: Context) -> Json:
 
 def image(name: str, value: Json, context: Context) -> Json:
     check_image(text({name: value}, name), context.policy)
+    return value
+
+
+def env(name: str, value: Json, context: Context) -> Json:
+    if context.leased:
+        check_driver_capabilities(strings({name: value}, name), context.policy.driver_capabilities)
     return value
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpushared.config.gate import Network, PolicyPreset, Publish, Restart
+from gpushared.config.gate import DRIVER_CAPABILITIES, Network, PolicyPreset, Publish, Restart
 from gpushared.config.kinds import Percent
 from gpushared.domain.host import HostSize
 from gpushared.ports import UserBounds
@@ -44,6 +44,8 @@ class Policy:
     capabilities: tuple[str, ...] = ()
     sysctls: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
+    driver_capabilities: tuple[str, ...] = DRIVER_CAPABILITIES
+    """What a lease may have of NVIDIA's driver, besides what every lease has."""
     root_inside: bool = False
     host_ipc: bool = False
     unconfined_seccomp: bool = False
