@@ -233,6 +233,12 @@ class GateConfig:
     image_digest: bool | None = setting(
         None, OrPreset(Flag()), "Whether an image must be named with its digest: `python@sha256:...`."
     )
+    registry_queries: bool | None = setting(
+        None,
+        OrPreset(Flag()),
+        "Whether the engine asks registries for `docker search` and for digests (`/distribution`), with its "
+        "own network and credentials; pulls are bounded by `images`.",
+    )
     restart_policies: tuple[str, ...] | None = setting(
         None, OrPreset(Words(_RESTART)), "What `--restart` may say."
     )

@@ -34,6 +34,7 @@ class Action(StrEnum):
     IMAGE = "image"
     IMAGE_LIST = "image-list"
     PULL = "pull"
+    REGISTRY = "registry"
     NETWORK = "network"
     NETWORK_LIST = "network-list"
     NETWORK_INSPECT = "network-inspect"
@@ -71,6 +72,7 @@ SCOPES: Mapping[Action, str] = {
     Action.IMAGE: "everybody, without the ids of its containers",
     Action.IMAGE_LIST: "everybody, without the numbers and ids of containers",
     Action.PULL: "everybody; no tag of an image that was made on this machine",
+    Action.REGISTRY: "everybody, where the site's policy lets the engine ask registries",
     Action.NETWORK: "own networks that no container of one's own needs",
     Action.NETWORK_LIST: "own networks and the engine's",
     Action.NETWORK_INSPECT: "own networks and the engine's, of which one's own containers are shown",

@@ -61,7 +61,7 @@ def test_every_action_has_a_scope_and_every_parameter_a_form() -> None:
         ("GET", "/containers/create/json", Action.CONTAINER),
         ("POST", "/containers/prune", Action.CONTAINER_PRUNE),
         ("GET", "/images/a/json/json", Action.IMAGE),
-        ("GET", "/images/search", Action.PASS),
+        ("GET", "/images/search", Action.REGISTRY),
         ("DELETE", "/images/networks/x", Action.TRUSTED),
         ("POST", "/volumes/prune", Action.VOLUME_PRUNE),
         ("POST", "/plugins/a/b/enable", Action.REFUSE),

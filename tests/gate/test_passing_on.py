@@ -11,14 +11,16 @@ import json
 import socket
 import tempfile
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
+from gpushared.config.gate import GateConfig, PolicyPreset
 from gpushared.domain.errors import EngineUnavailable
 from gpushared.gate.engine import EngineSocket
 from gpushared.gate.gate import Gate
+from gpushared.gate.policy.presets import policy_of
 from tests.gate.desks import FakeDesk
 from tests.gate.serving import (
     ALICE,
@@ -339,6 +341,26 @@ async def test_an_engine_that_answers_no_end_is_given_up(engine: Recorder) -> No
     engine.answer = b"HTTP/1.1 200 OK\r\nContent-Length: 99000000\r\n\r\n" + bytes(40_000_000)
     with pytest.raises(EngineUnavailable, match="more than"):
         await EngineSocket(engine.path).call("GET", b"/info")
+
+
+@pytest.mark.parametrize("target", ["/images/search?term=x", "/v1.45/distribution/lab.example/x/json"])
+async def test_the_engine_asks_a_registry_for_confined_callers_where_the_site_lets_it(
+    engine: Recorder, target: str
+) -> None:
+    strict = GateConfig(preset=PolicyPreset.STRICT)
+    for config, caller, status in (
+        (GateConfig(), ALICE, 201),
+        (GateConfig(registry_queries=False), ALICE, 403),
+        (strict, ALICE, 403),
+        (strict, ROOT, 201),
+        (replace(strict, registry_queries=True), ALICE, 201),
+    ):
+        asked = len(engine.got)
+        async with serving_gate(Gate(engine.path, FakeDesk(), policy_of(config)), caller) as served:
+            reply = await ask(served, request("GET", target))
+        assert (reply.status, len(engine.got) - asked) == (status, status == 201)
+        if status == 403:
+            assert "the engine asks no registry for you here" in reply.message
 
 
 @pytest.mark.parametrize(

@@ -322,6 +322,29 @@ def test_a_program_joins_as_whom_its_container_runs() -> None:
     assert "User" not in judge_exec({"User": str(ALICE.uid), "Container": "x"}, context())
 
 
+NAMES_ITSELF = ("", "{{.ID}}", "{{ .FullID }}", "{{.ImageName}}/{{.Name}}/{{.ID}}", "{{.DaemonName}}-{{.ID}}")
+OTHERS_NAMES = ("sshd", "{{.Name}}", "{{.ImageName}}", "sshd[1]: {{.ID}}", "{{.ID}}\nsshd", "{{.ImageID}}")
+
+
+@pytest.mark.parametrize("driver", ["journald", ""])
+def test_an_entry_of_the_journal_bears_its_container_s_name(driver: str) -> None:
+    """A container can be called sshd; and the engine's default driver may be the journal."""
+    for tag in NAMES_ITSELF:
+        assert host({"LogConfig": {"Type": driver, "Config": {"tag": tag}}}, LAB)["LogConfig"]
+    for tag in OTHERS_NAMES:
+        with pytest.raises(PermissionRefused, match="names something else than the container"):
+            host({"LogConfig": {"Type": driver, "Config": {"tag": tag}}}, OPEN)
+    for option in ("labels", "env"):
+        with pytest.raises(PermissionRefused, match="under any name"):
+            host({"LogConfig": {"Type": driver, "Config": {option: "SYSLOG_IDENTIFIER"}}}, OPEN)
+
+
+@pytest.mark.parametrize("driver", ["json-file", "local"])
+def test_a_file_of_the_container_s_own_takes_any_words(driver: str) -> None:
+    config = {"tag": "sshd", "labels": "a,b", "env": "X", "max-size": "1m"}
+    assert host({"LogConfig": {"Type": driver, "Config": config}}, LAB)["LogConfig"]["Config"] == config
+
+
 # --- versions ------------------------------------------------------------------------------------------
 
 

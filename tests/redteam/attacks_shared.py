@@ -115,8 +115,8 @@ def pruned(kind: str) -> How:
     return asks("POST", f"/{kind}/prune")
 
 
-def log_tag(tag: str) -> How:
-    return creates({"LogConfig": {"Type": "json-file", "Config": {"tag": tag}}})
+def log_options(driver: str, **options: str) -> How:
+    return creates({"LogConfig": {"Type": driver, "Config": options}})
 
 
 ATTACKS = [
@@ -219,9 +219,22 @@ ATTACKS = [
     Attack(
         "log-tag-that-fills-memory",
         Threat.AVAILABILITY,
-        log_tag('{{pad "x" 20000000 0}}'),
+        log_options("json-file", tag='{{pad "x" 20000000 0}}'),
         refused="tag",
         on=BOTH,
+    ),
+    Attack(
+        "log-as-a-program-of-the-machine",
+        Threat.IDENTITY,
+        log_options("journald", tag="sshd"),
+        refused="names something else than the container",
+        on=BOTH,
+    ),
+    Attack(
+        "log-as-a-program-of-the-machine-by-a-label",
+        Threat.IDENTITY,
+        log_options("journald", labels="syslog-identifier"),
+        refused="under any name",
     ),
     # Images
     Attack(

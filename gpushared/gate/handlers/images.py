@@ -23,7 +23,12 @@ class Images:
         self._ground = ground
 
     def confined(self) -> dict[Action, Handler]:
-        return {Action.IMAGE: self._image, Action.IMAGE_LIST: self._list, Action.PULL: self._pull}
+        return {
+            Action.IMAGE: self._image,
+            Action.IMAGE_LIST: self._list,
+            Action.PULL: self._pull,
+            Action.REGISTRY: self._registry,
+        }
 
     async def _image(self, call: Call) -> None:
         answer = await self._ground.ask(call, call.target)
@@ -36,6 +41,15 @@ class Images:
         if answer.status == OK:
             answer = showing(answer, shown_images(answer.json()))
         await call.answer(answer)
+
+    async def _registry(self, call: Call) -> None:
+        """The engine asks whichever registry is named, from the machine's network and as the engine."""
+        if not self._ground.policy.registry_queries:
+            raise PermissionRefused(
+                "the engine asks no registry for you here",
+                hint="ask it from elsewhere, as with skopeo; `docker pull` gets an image by its name",
+            )
+        await self._ground.send(call)
 
     async def _pull(self, call: Call) -> None:
         """Without a body: as a form it could say what the query does not."""

@@ -48,6 +48,7 @@ PRESETS: Mapping[PolicyPreset, Policy] = {
         preset=PolicyPreset.STRICT,
         networks=(Network.OWN, Network.NONE),
         publish=Publish.LOOPBACK,
+        registry_queries=False,
         restart_policies=(Restart.NO,),
         containers_per_user=32,
         ports_per_user=32,

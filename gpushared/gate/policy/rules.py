@@ -24,6 +24,12 @@ LOG_TAG = re.compile(
     r"(?:[^{}]|\{\{ ?\.(?:ID|FullID|Name|ImageName|ImageID|ImageFullID|DaemonName) ?\}\}){0,256}"
 )
 """The engine runs a tag as a template , whose functions can ask for any amount of memory."""
+JOURNALS = frozenset({"", "journald"})
+"""Log drivers that write, or may where they are the engine's default, among the machine's own entries."""
+JOURNAL_TAG = re.compile(r"(?:[/ .:|_-]|\{\{ ?\.[A-Za-z]+ ?\}\})*")
+CONTAINER_ID = re.compile(r"\{\{ ?\.(?:Full)?ID ?\}\}")
+ENTRY_FIELDS = frozenset({"labels", "env"})
+"""Log options whose values become fields of an entry, such as the name of the program that wrote it."""
 MOST_CPU_SHARES = 1024
 """What every container has that asks for none."""
 MOST_BLKIO_WEIGHT = 500
@@ -155,7 +161,27 @@ def log(name: str, value: Json, _context: Context) -> Json:
             "this log tag is not allowed for you",
             hint="plain text, and names like {{.Name}} and {{.ID}}, are",
         )
+    if text(said, "Type") in JOURNALS:
+        _check_journal(section(said, "Config"))
     return value
+
+
+def _check_journal(options: Body) -> None:
+    """Raise ``PermissionRefused`` where entries would bear another name than the container's.
+
+    Everybody may call a container, and an image of a registry, as programs of the machine are called.
+    """
+    if fields := sorted(options.keys() & ENTRY_FIELDS):
+        raise PermissionRefused(
+            f"the log option {fields[0]} could write into the machine's journal under any name",
+            hint="--log-driver json-file has it",
+        )
+    tag = text(options, "tag")
+    if tag and not (JOURNAL_TAG.fullmatch(tag) and CONTAINER_ID.search(tag)):
+        raise PermissionRefused(
+            f"the log tag {shown(tag)} names something else than the container in the machine's journal",
+            hint="--log-opt tag={{.Name}}/{{.ID}} does, and --log-driver json-file takes any text",
+        )
 
 
 def restart(name: str, value: Json, context: Context) -> Json:

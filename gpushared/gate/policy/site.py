@@ -40,6 +40,7 @@ class Policy:
     """The first to publish on."""
     images: tuple[str, ...] = ("*",)
     image_digest: bool = False
+    registry_queries: bool = True
     restart_policies: tuple[str, ...] = tuple(Restart)
     capabilities: tuple[str, ...] = ()
     sysctls: tuple[str, ...] = ()
