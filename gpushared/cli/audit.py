@@ -179,7 +179,7 @@ Examples:
         Column("user"),
         Column("call"),
         Column("status", right=True),
-        Column("said", shrinks=True),
+        Column("said", least=16),
         Column("code", wide=True),
         Column("uid", wide=True, right=True),
         Column("pid", wide=True, right=True),

@@ -18,7 +18,8 @@ def _free(gpu: Gpu) -> str:
     return f"{text.share(gpu.compute_free_permille)}, {text.memory(gpu.memory_free_bytes)}"
 
 
-def _row(gpu: Gpu, node: str, now: float) -> Row:
+def gpu_row(gpu: Gpu, node: str, now: float) -> Row:
+    """The cells of a GPU of this node."""
     util, temp, power = gpu.utilization_ratio, gpu.temperature_celsius, gpu.power_watts
     return {
         "node": node,
@@ -57,7 +58,7 @@ def fetch(client: Client, options: Options) -> Screen:
     notes += [f"trouble: GPU {gpu.label or gpu.index}: {gpu.trouble}" for gpu in answer.gpus if gpu.trouble]
     notes += [_drain_note(gpu, gpu.drained, now) for gpu in answer.gpus if gpu.drained]
     return Screen(
-        rows=[_row(gpu, answer.node, now) for gpu in answer.gpus],
+        rows=[gpu_row(gpu, answer.node, now) for gpu in answer.gpus],
         items=[{**gpu.to_json(), "node": answer.node} for gpu in answer.gpus],
         ids=[gpu.uuid for gpu in answer.gpus],
         simulated=answer.simulated,
@@ -77,7 +78,7 @@ def _of_pool(client: Client) -> Screen:
             notes.append(f"{node.name} is {node.presence}: last heard of {heard}")
         notes += [f"trouble: {node.name}: GPU {gpu.index}: {gpu.trouble}" for gpu in node.gpus if gpu.trouble]
     return Screen(
-        rows=[_pool_row(gpu, node) for node in answer.nodes for gpu in node.gpus],
+        rows=[pool_row(gpu, node) for node in answer.nodes for gpu in node.gpus],
         items=[{**gpu.to_json(), "node": node.name} for node in answer.nodes for gpu in node.gpus],
         ids=[gpu.id for node in answer.nodes for gpu in node.gpus],
         simulated=any(node.simulated for node in answer.nodes),
@@ -86,7 +87,8 @@ def _of_pool(client: Client) -> Screen:
     )
 
 
-def _pool_row(gpu: PoolGpu, node: PoolNode) -> Row:
+def pool_row(gpu: PoolGpu, node: PoolNode) -> Row:
+    """The cells of a GPU of the pool."""
     return {
         "node": node.name,
         "gpu": str(gpu.index),
@@ -117,9 +119,9 @@ Examples:
 """,
     schema="gpushare.gpus/1",
     columns=(
-        Column("node"),
+        Column("node", least=12),
         Column("gpu", right=True),
-        Column("name"),
+        Column("name", least=12),
         Column("mode"),
         Column("util", right=True),
         Column("memory", right=True),
@@ -134,6 +136,7 @@ Examples:
         Column("linked", right=True, wide=True),
         Column("uuid", wide=True),
     ),
+    drops=("temp", "power", "leases", "node", "util", "mode", "name", "memory"),
     fetch=fetch,
     own=(Own(("--pool",), "Those of all nodes of the pool, as they told last; MEMORY is leased/total."),),
 )

@@ -66,7 +66,7 @@ class Screen(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """A listing command."""
+    """A listing command; ``drops``: the columns that a narrow terminal does not show, the first first."""
 
     name: str
     summary: str
@@ -77,6 +77,7 @@ class Listing(NamedTuple):
     has_ended: bool = False
     explains: bool = False
     own: Sequence[Own] = ()
+    drops: Sequence[str] = ()
 
 
 def read_plain(words: Sequence[str], *, has_ended: bool, own: Sequence[Own] = ()) -> Options | None:
@@ -121,7 +122,7 @@ def write(listing: Listing, options: Options, fetch: Callable[[], Screen]) -> in
     elif columns is None:
         shown = _json(listing, screen, by_line=options.output == "jsonl")
     else:
-        shown = _table(columns, screen, options)
+        shown = _table(columns, screen, options, listing.drops)
     sys.stdout.write(shown)
     return screen.exit_code
 
@@ -164,11 +165,13 @@ def _json(listing: Listing, screen: Screen, *, by_line: bool) -> str:
     return json.dumps(envelope, indent=2) + "\n"
 
 
-def _table(columns: Sequence[Column], screen: Screen, options: Options) -> str:
+def _table(columns: Sequence[Column], screen: Screen, options: Options, drops: Sequence[str]) -> str:
     colour = table.wants_colour(sys.stdout)
     if screen.told is None:
         width = get_terminal_size().columns if options.output == "table" and sys.stdout.isatty() else None
-        written = table.lines(columns, screen.rows, headers=options.headers, colour=colour, width=width)
+        written = table.lines(
+            columns, screen.rows, headers=options.headers, colour=colour, width=width, drops=drops
+        )
     else:
         written = [text.printable(line) for line in screen.told]
     if options.headers:

@@ -15,7 +15,8 @@ from gpushared.client.jobs import Jobs
 WHOLE_PERMILLE = 1000
 
 
-def _row(node: PoolNode, now: float) -> Row:
+def node_row(node: PoolNode, now: float) -> Row:
+    """The cells of a node."""
     return {
         "node": node.name,
         "state": node.presence,
@@ -71,7 +72,7 @@ def fetch(client: Client, options: Options) -> Screen:  # noqa: ARG001 - a listi
         if gpu.trouble
     ]
     return Screen(
-        rows=[_row(node, now) for node in answer.nodes],
+        rows=[node_row(node, now) for node in answer.nodes],
         items=[node.to_json() for node in answer.nodes],
         ids=[node.name for node in answer.nodes],
         simulated=any(node.simulated for node in answer.nodes),
@@ -95,9 +96,9 @@ Examples:
 """,
     schema="gpushare.nodes/1",
     columns=(
-        Column("node"),
+        Column("node", least=12),
         Column("state"),
-        Column("gpus"),
+        Column("gpus", least=16),
         Column("free", right=True),
         Column("running", right=True),
         Column("waiting", right=True),
@@ -106,5 +107,6 @@ Examples:
         Column("address", wide=True),
         Column("enrolled", right=True, wide=True),
     ),
+    drops=("waiting", "running", "heard", "gpus"),
     fetch=fetch,
 )

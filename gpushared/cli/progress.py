@@ -1,4 +1,4 @@
-"""What a person sees while a request waits: one live line on a terminal, else a line per change."""
+"""What a person sees while a request waits: live lines on a terminal, else one line for each change."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from gpushared.cli.ps import share
 from gpushared.client import Lease, Waiting
 from gpushared.client.job_messages import Job
 
-_CLEAR = "\r\x1b[K"
-_DEFAULT_WIDTH = 80
+_DEFAULT_SIZE = os.terminal_size((80, 24))
+_NARROWEST = 20
+"""Columns; on a narrower terminal the terminal itself breaks the lines."""
+_INDENT = "  "
 
 
 class Progress:
@@ -22,7 +24,8 @@ class Progress:
         self._stream = stream
         self._live = stream.isatty() and os.environ.get("TERM") != "dumb"
         self._seen: object = None
-        self._line_open = False
+        self._rows: list[str] = []
+        """The lines on the terminal that the next ones take the place of."""
         self.waited = False
 
     def queued(self, lease: Lease, now: float) -> None:
@@ -33,23 +36,22 @@ class Progress:
         seen = (waiting.position, waiting.queue_length, waiting.reason, times)
         self.waited = True
         if self._live or seen != self._seen:
-            self._line(_sentence(lease, waiting, now))
+            self._show(_standing(lease, waiting, now), waiting.text or waiting.reason)
         self._seen = seen
 
     def job(self, job: Job) -> None:
         """A job's place in the pool's queue, and why it waits."""
         where = f", position {job.position}" if job.position else ""
-        why = f": {job.reason}" if job.reason else ""
         seen = (job.state, job.position, job.reason)
         self.waited = self.waited or job.state == "queued"
         if seen != self._seen:
-            self._line(f"{job.id} {job.state} in the pool{where}{why}")
+            self._show(f"{job.id} {job.state} in the pool{where}", job.reason)
         self._seen = seen
 
     def lost(self, sentence: str) -> None:
         """Nobody answers; what is shown next is news again."""
         self._seen = None
-        self._line(sentence)
+        self._show(sentence)
 
     def granted(self, lease: Lease, now: float) -> None:
         """What was granted, where somebody waited for it or the hardware is not real."""
@@ -60,25 +62,36 @@ class Progress:
             self._write(f"gpushare: {lease.id} is on a SIMULATED GPU\n")
 
     def clear(self) -> None:
-        """Leaves an empty line for what comes next."""
-        if self._line_open:
-            self._write(_CLEAR)
-            self._line_open = False
+        """Take the live lines away, so that what comes next begins in their place."""
+        if self._rows:
+            self._write(self._cleared())
+            self._rows = []
 
-    def _line(self, sentence: str) -> None:
-        line = text.printable(f"gpushare: {sentence}")
+    def _show(self, state: str, reason: str = "") -> None:
+        state, reason = text.printable(f"gpushare: {state}"), text.printable(reason)
         if not self._live:
-            self._write(f"{line}\n")
+            self._write(f"{state}: {reason}\n" if reason else f"{state}\n")
             return
-        room = self._width() - 1
-        self._write(_CLEAR + (line if len(line) <= room else line[: room - 1] + "…"))
-        self._line_open = True
+        size = self._size()
+        rows = _wrapped(state, size.columns)
+        rows += _wrapped(f"{_INDENT}why: {reason}", size.columns) if reason else []
+        most = max(1, size.lines - 1)  # what has scrolled off the screen cannot be written over
+        rows = rows if len(rows) <= most else [*rows[: most - 1], f"{rows[most - 1][: size.columns - 2]}…"]
+        self._write(self._cleared() + "\n".join(rows))
+        self._rows = rows
 
-    def _width(self) -> int:
+    def _cleared(self) -> str:
+        """Clear the lines written last, however wide the terminal has become since."""
+        columns = self._size().columns
+        above = sum(max(1, -(-len(row) // columns)) for row in self._rows) - 1
+        return "\r" + (f"\x1b[{above}A" if above > 0 else "") + "\x1b[J"
+
+    def _size(self) -> os.terminal_size:
         try:
-            return os.get_terminal_size(self._stream.fileno()).columns or _DEFAULT_WIDTH
+            size = os.get_terminal_size(self._stream.fileno())
         except OSError:
-            return _DEFAULT_WIDTH
+            return _DEFAULT_SIZE
+        return size if size.columns and size.lines else _DEFAULT_SIZE
 
     def _write(self, words: str) -> None:
         with suppress(OSError):  # a closed terminal ends the wait by its signal, not by a failed write
@@ -90,13 +103,21 @@ def _minute(moment: float | None) -> int | None:
     return None if moment is None else round(moment / 60)
 
 
-def _sentence(lease: Lease, waiting: Waiting, now: float) -> str:
+def _wrapped(sentence: str, columns: int) -> list[str]:
+    """The sentence in lines that leave the last column free, where some terminals break a line early."""
+    from textwrap import wrap
+
+    width = max(_NARROWEST, columns) - 1
+    return wrap(sentence, width, subsequent_indent=_INDENT * 2, break_on_hyphens=False)
+
+
+def _standing(lease: Lease, waiting: Waiting, now: float) -> str:
     where = f"position {waiting.position} of {waiting.queue_length}"
     simulated = "SIMULATED, " if lease.simulated else ""
     start = ""
     if waiting.start_from or waiting.start_to:  # where it is unknown, the reason says why
         start = f", start {text.start(waiting.start_from, waiting.start_to, now)}"
-    return f"{lease.id} queued, {simulated}{where}{start}: {waiting.text or waiting.reason}"
+    return f"{lease.id} queued, {simulated}{where}{start}"
 
 
 def _granted(lease: Lease) -> str:

@@ -10,7 +10,8 @@ from gpushared.cli.table import Column, Row
 from gpushared.client import Client, Lease, Waiting
 
 
-def _row(lease: Lease, waiting: Waiting, now: float) -> Row:
+def lease_row(lease: Lease, waiting: Waiting, now: float) -> Row:
+    """The cells of a request that waits."""
     return {
         "pos": str(waiting.position),
         "lease": lease.id,
@@ -34,7 +35,7 @@ def fetch(client: Client, options: Options) -> Screen:
     queued.sort(key=lambda pair: pair[1].position)
     now = time.time()
     screen = Screen(
-        rows=[_row(lease, waiting, now) for lease, waiting in queued],
+        rows=[lease_row(lease, waiting, now) for lease, waiting in queued],
         items=[lease.to_json() for lease, _ in queued],
         ids=[lease.id for lease, _ in queued],
         simulated=answer.simulated,
@@ -67,18 +68,19 @@ Examples:
     columns=(
         Column("pos", right=True),
         Column("lease"),
-        Column("user"),
+        Column("user", least=12),
         Column("class"),
         Column("asks"),
         Column("waited", right=True),
         Column("eta"),
-        Column("reason"),
+        Column("reason", least=20),
         Column("code", wide=True),
         Column("isolation", wide=True),
         Column("preset", wide=True),
         Column("project", wide=True),
         Column("priority", wide=True, right=True),
     ),
+    drops=("class", "waited", "asks", "user", "eta"),
     fetch=fetch,
     explains=True,
 )

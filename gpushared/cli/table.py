@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, TextIO
 
 from gpushared.cli.text import MISSING, printable
 
 Row = Mapping[str, str]
 _GAP = "  "
-_SHRUNK = 16
 _BOLD = "1"
 _COLOURS = {
     "active": "32",
@@ -30,14 +29,14 @@ _COLOURS = {
 class Column(NamedTuple):
     """A column: its key is its title in small letters; ``wide`` ones are left out of ``-o table``.
 
-    One that ``shrinks`` is cut where the table is wider than its terminal.
+    ``least``: where the table is wider than its terminal, cells are cut to no fewer places; 0 = never cut.
     """
 
     key: str
     right: bool = False
     wide: bool = False
     coloured: bool = False
-    shrinks: bool = False
+    least: int = 0
 
     @property
     def title(self) -> str:
@@ -58,12 +57,24 @@ def paint(text: str, code: str | None) -> str:
 
 
 def lines(
-    columns: Sequence[Column], rows: Sequence[Row], *, headers: bool, colour: bool, width: int | None = None
+    columns: Sequence[Column],
+    rows: Sequence[Row],
+    *,
+    headers: bool,
+    colour: bool,
+    width: int | None = None,
+    drops: Sequence[str] = (),
 ) -> list[str]:
-    """The table, a line each, without spaces at the ends of lines; ``width`` is that of the terminal."""
+    """The table, a line each, without spaces at the ends of lines.
+
+    ``width`` is that of the terminal: long cells are cut to fit it, and where cutting is not enough columns
+    are dropped, in the order of ``drops``.
+    """
+    if width is not None:
+        columns = _fitting(columns, rows, width, drops)
     cells = [[printable(row.get(column.key, "")) or MISSING for column in columns] for row in rows]
     if width is not None:
-        _shrink(columns, cells, width)
+        _cut(columns, cells, width)
     titles = [column.title for column in columns]
     shown = [titles, *cells] if headers else cells
     widths = [max(map(_width, place), default=0) for place in zip(*shown, strict=True)] or [0] * len(columns)
@@ -73,20 +84,51 @@ def lines(
     ]
 
 
-def _shrink(columns: Sequence[Column], cells: list[list[str]], width: int) -> None:
-    """Cut the column that may be cut, where that makes lines fit; to no less than can be made sense of."""
-    at = next((place for place, column in enumerate(columns) if column.shrinks), None)
-    if at is None:
-        return
-    others = (
-        max([len(column.title), *(_width(line[place]) for line in cells)])
-        for place, column in enumerate(columns)
-        if place != at
-    )
-    room = max(_SHRUNK, width - sum(others) - len(_GAP) * (len(columns) - 1))
+def _fitting(
+    columns: Sequence[Column], rows: Sequence[Row], width: int, drops: Sequence[str]
+) -> Sequence[Column]:
+    """The columns that are left when the table fits with its cells cut as far as they may be."""
+    least = {column.key: _least(column, rows) for column in columns}
+    for key in drops:
+        if _table_width(least.values()) <= width:
+            break
+        least.pop(key, None)
+    return [column for column in columns if column.key in least]
+
+
+def _least(column: Column, rows: Sequence[Row]) -> int:
+    needed = _needed(column, (printable(row.get(column.key, "")) or MISSING for row in rows))
+    return min(needed, max(column.least, len(column.title))) if column.least else needed
+
+
+def _needed(column: Column, cells: Iterable[str]) -> int:
+    return max([len(column.title), *map(_width, cells)])
+
+
+def _table_width(widths: Collection[int]) -> int:
+    return sum(widths) + len(_GAP) * (len(widths) - 1)
+
+
+def _cut(columns: Sequence[Column], cells: list[list[str]], width: int) -> None:
+    """Cut the widest of the columns that may be cut, until the lines fit."""
+    widths = [_needed(column, (line[at] for line in cells)) for at, column in enumerate(columns)]
+    while _table_width(widths) > width:
+        cuttable = [at for at, column in enumerate(columns) if column.least and widths[at] > column.least]
+        if not cuttable:
+            break
+        widths[max(cuttable, key=widths.__getitem__)] -= 1
     for line in cells:
-        if _width(line[at]) > room:
-            line[at] = line[at][: room - 1] + "…"
+        for at, room in enumerate(widths):
+            line[at] = _shortened(line[at], room)
+
+
+def _shortened(cell: str, room: int) -> str:
+    if _width(cell) <= room:
+        return cell
+    kept = cell
+    while _width(kept) >= room:
+        kept = kept[:-1]
+    return f"{kept}…"
 
 
 def _line(

@@ -1,15 +1,18 @@
-"""Tables on a terminal: a long sentence is cut, columns are not."""
+"""Tables on a terminal: long cells are cut, then columns go in a stated order, and a row is one line."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from gpushared.cli import table
-from gpushared.cli.jobs import LISTING, job_row
-from gpushared.cli.table import Column
-from gpushared.client.job_messages import Job
+from gpushared.cli import gpus, jobs, nodes, ps, queue, table
+from gpushared.cli.listing import Listing
+from gpushared.cli.table import Column, Row
+from gpushared.client import Gpu, Lease, Waiting
+from gpushared.client.job_messages import Job, PoolGpu, PoolNode
 
-COLUMNS = (Column("job"), Column("age", right=True), Column("reason", shrinks=True))
+COLUMNS = (Column("job"), Column("age", right=True), Column("reason", least=16))
 SENTENCE = "the nodes that could take it will not have it, and each says why at some length"
 
 
@@ -35,14 +38,129 @@ def test_a_narrow_terminal_still_shows_the_beginning_of_the_sentence() -> None:
     assert SENTENCE[:15] in line
 
 
-def test_jobs_fit_a_terminal_of_eighty_columns() -> None:
-    said = {
-        "id": "wqt6nxa79q_0",
-        "state": "cancelling",
-        "owner": "ada@ws3",
-        "asks": "0.5",
-        "reason": SENTENCE,
-    }
-    row = job_row(Job(said | {"submitted_at": 1.0, "name": "trainer"}), 100.0)
-    columns = [column for column in LISTING.columns if not column.wide]
-    assert max(map(len, table.lines(columns, [row], headers=True, colour=False, width=80))) <= 80
+GIB = 1 << 30
+GRANT = {"gpu_label": "0:1", "gpu_name": "NVIDIA H100", "memory_bytes": 20 * GIB, "compute_permille": 250}
+WAITING: dict[str, object] = {"position": 12, "reason": "resources", "text": SENTENCE, "start_to": 9000.0}
+LEASE = {
+    "id": "l-7f3k",
+    "state": "requeued",
+    "owner": "ada.lovelace@physics",
+    "asks": "2x0.25..0.5",
+    "class": "train",
+    "grants": [GRANT, GRANT],
+    "memory_used_bytes": 33 * GIB + 1,
+    "memory_wall": "mps-client",
+    "container_name": "transformer-large-nightly-run-20261122",
+    "image": "registry.cluster.example.org:5000/vision/team/transformer:2026.11",
+    "created_at": 1.0,
+    "expires_at": 90_000.0,
+    "waiting": WAITING,
+}
+JOB = {
+    "id": "wqt6nxa79q_10000",
+    "state": "failed",
+    "exit_code": 137,
+    "name": "transformer-large-nightly-run-20261122-17",
+    "owner": "ada.lovelace@physics",
+    "asks": "4 nodes x 2x0.25",
+    "reason": SENTENCE,
+    "submitted_at": 1.0,
+    "parts": [{"node": "gpu-node-01.cluster"}, {"node": "gpu-node-02.cluster"}],
+}
+GPU = {
+    "label": "0:1",
+    "name": "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+    "mode": "unhealthy",
+    "utilization_ratio": 1.0,
+    "memory_used_bytes": 33 * GIB + 1,
+    "memory_total_bytes": 80 * GIB - 1,
+    "temperature_celsius": 101,
+    "power_watts": 699.6,
+    "leases": 12,
+    "compute_free_permille": 125,
+    "memory_free_bytes": 30 * GIB + 1,
+}
+POOL_GPU = {
+    "name": "NVIDIA H100 80GB HBM3",
+    "index": 7,
+    "memory_bytes": 80 * GIB - 1,
+    "free_memory_bytes": 33 * GIB + 1,
+    "free_compute_permille": 125,
+    "leases": 12,
+}
+NODE = {
+    "name": "gpu-node-01.cluster.example.org",
+    "presence": "never-seen",
+    "gpus": [POOL_GPU, {**POOL_GPU, "name": "NVIDIA GeForce RTX 4090"}],
+    "running": 120,
+    "waiting": 1200,
+    "heard_at": 1.0,
+}
+CASES: dict[str, tuple[Listing, Row, tuple[str, ...]]] = {
+    "ps": (ps.LISTING, ps.lease_row(Lease(LEASE), 5000.0), ("lease", "state", "name")),
+    "queue": (
+        queue.LISTING,
+        queue.lease_row(Lease(LEASE), Waiting(WAITING), 5000.0),
+        ("pos", "lease", "eta", "reason"),
+    ),
+    "gpus": (gpus.LISTING, gpus.gpu_row(Gpu(GPU), "gpu-node-01.cluster.example.org", 9.0), ("gpu", "free")),
+    "gpus --pool": (
+        gpus.LISTING,
+        gpus.pool_row(PoolGpu(POOL_GPU), PoolNode({**NODE, "presence": "unknown"})),
+        ("node", "gpu", "name", "memory", "free"),
+    ),
+    "jobs": (jobs.LISTING, jobs.job_row(Job(JOB), 90_000.0), ("job", "name", "state", "reason")),
+    "nodes": (nodes.LISTING, nodes.node_row(PoolNode(NODE), 90_000.0), ("node", "state", "free")),
+}
+"""Long rows of each listing, and the columns that no terminal of 80 columns may lose."""
+
+
+def columns_of(listing: Listing) -> list[Column]:
+    return [column for column in listing.columns if not column.wide]
+
+
+def fitted(listing: Listing, row: Row, width: int) -> list[str]:
+    columns = columns_of(listing)
+    return table.lines(columns, [row], headers=True, colour=False, width=width, drops=listing.drops)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_long_rows_fit_a_terminal_of_eighty_columns(name: str) -> None:
+    listing, row, kept = CASES[name]
+    lines = fitted(listing, row, 80)
+    assert len(lines) == 2, "a row is a line"
+    assert max(map(len, lines)) <= 80, lines
+    assert set(kept) <= {title.lower() for title in lines[0].split()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_columns_go_in_the_order_that_is_written_down(name: str) -> None:
+    listing, row, _ = CASES[name]
+    titles = [column.title for column in columns_of(listing)]
+    for width in range(200, 20, -1):
+        left = fitted(listing, row, width)[0].split()
+        gone = [key for key in listing.drops if key.upper() not in left]
+        assert gone == list(listing.drops[: len(gone)]), f"at {width} columns"
+        assert [title for title in titles if title.lower() not in gone] == left
+
+
+def test_the_order_in_which_columns_go_is_in_the_reference() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/commands.md").read_text()
+    for listing in {case[0].name: case[0] for case in CASES.values()}.values():
+        order = ", ".join(listing.drops).upper()
+        assert f"| `{listing.name}` | {order} |" in page
+
+
+def test_a_short_table_keeps_all_columns_at_eighty() -> None:
+    short = {**LEASE, "owner": "ada", "state": "active", "image": "pytorch", "container_name": "t1"}
+    short |= {"grants": [], "memory_wall": ""}
+    listing = ps.LISTING
+    left = fitted(listing, ps.lease_row(Lease(short), 5000.0), 80)[0].split()
+    assert left == [column.title for column in columns_of(listing)]
+
+
+def test_what_is_asked_for_by_name_is_not_dropped() -> None:
+    """Only ``-o table`` is made to fit: ``wide`` and ``columns=`` show all that they name."""
+    listing, row, _ = CASES["ps"]
+    lines = table.lines(listing.columns, [row], headers=True, colour=False)
+    assert len(lines[0].split()) == len(listing.columns)

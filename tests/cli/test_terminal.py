@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import struct
 import subprocess
 import termios
@@ -89,18 +90,36 @@ def queue(standin: StandIn, docker_recorder: Path) -> None:
     standin.answers["Leases/Release"] = ok({})
 
 
-def test_waiting_is_one_line_that_is_rewritten(gpushare: Gpushare, standin: StandIn) -> None:
-    """The line fits the terminal, is cleared at the grant, and leaves one line of what was granted."""
-    standin.answers["Leases/Wait"] = [ok({**QUEUED, "token": "t2"}), ok(RESERVED)]
-    with terminal(gpushare, "run", "--gpu", "1", "busybox") as screen:
-        shown = screen.read_all()
+LONG = (
+    "needs 39.4 GiB and 0.5 of the compute on one GPU; best is GPU 0 with 31.5 GiB and 0.4 free "
+    "(alice-with-a-long-name holds 47.3 GiB for at most 1h more)"
+)
+REWRITE = re.compile(r"\r(?:\x1b\[(\d+)A)?\x1b\[J")
+"""How the lines are cleared that the next ones take the place of: up so many lines, and away."""
+
+
+@pytest.mark.parametrize("columns", [60, 80, 132])
+def test_waiting_shows_state_and_start_and_then_the_whole_reason(
+    gpushare: Gpushare, standin: StandIn, columns: int
+) -> None:
+    """The lines fit the terminal, are cleared at the grant, and leave one line of what was granted."""
+    soon = time.time() + 12 * 60
+    waiting = {**QUEUED["waiting"], "start_from": soon, "start_to": soon + 13 * 60, "text": LONG}
+    standin.answers["Leases/Request"] = ok({**QUEUED, "waiting": waiting})
+    standin.answers["Leases/Wait"] = [ok({**QUEUED, "waiting": waiting, "token": "t2"}), ok(RESERVED)]
+    with terminal(gpushare, "run", "--gpu", "1", "busybox", columns=columns) as screen:
+        shown = screen.read_all().replace("\r\n", "\n")
         assert screen.process.wait(60) == 7
-    before, _, after = shown.partition("granted")
-    assert "\n" not in before
-    lines = [line for line in before.split("\r\x1b[K") if line]
-    assert lines[0].startswith("gpushare: l-7f3k queued, position 3 of 5, start about ")
-    assert lines[-1] == "gpushare: l-7f3k "
-    assert all(len(line) < 60 for line in lines)
+    first, again, after = [part for part in REWRITE.split(shown)[::2] if part]
+    state, *reason = first.split("\n")
+    assert first == again
+    assert state.startswith("gpushare: l-7f3k queued, position 3 of 5, start about ")
+    assert state.endswith("(12-25 min)") or columns == 60
+    assert f"why: {LONG}" in " ".join(line.strip() for line in reason)
+    assert all(len(line) < columns for line in (state, *reason))
+    above = str(first.count("\n"))
+    assert REWRITE.findall(shown)[1:] == [above, above], "the lines before are cleared, and no others"
+    assert after.startswith("gpushare: l-7f3k granted: ")
     assert after.count("\n") == 1
 
 
@@ -108,7 +127,7 @@ def test_ctrl_c_leaves_the_queue(gpushare: Gpushare, standin: StandIn) -> None:
     held = threading.Event()
     standin.answers["Leases/Wait"] = Reply(hold=held)
     with terminal(gpushare, "run", "busybox", columns=200) as screen:
-        screen.read_until("(12-25 min): needs 24 GiB")
+        screen.read_until("why: needs 24 GiB")
         standin.wait_for("Leases/Wait")
         screen.type(b"\x03")
         shown = screen.read_all()
