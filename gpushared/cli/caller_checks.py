@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpushared import __version__
+from gpushared.cli.config import MAIN_FILE
 from gpushared.cli.docker import find_docker
 from gpushared.client import Client, DoctorReport, NodeStatus
-from gpushared.config import DEFAULT_PATH, load
 from gpushared.domain.checkup import Check, Finding, failed, ok, skipped, warning
 from gpushared.domain.errors import ConfigError, GpushareError, NotFound
 
@@ -105,6 +105,8 @@ def _group_name(gid: int) -> str:
 
 def _config_problem() -> str:
     """Of the daemon's files, as far as the caller may read them."""
+    from gpushared.config import DEFAULT_PATH, load  # takes longer to import than help may take
+
     if DEFAULT_PATH.exists() and not os.access(DEFAULT_PATH, os.R_OK):
         return ""
     try:
@@ -151,7 +153,7 @@ def config_files(facts: CallerFacts) -> Finding:
         return skipped("the daemon checks it", because="daemon-checks")
     if facts.config_problem:
         return failed(facts.config_problem, "`gpushare config check` tells all that is wrong")
-    return ok(f"nothing is wrong in {DEFAULT_PATH} and the folder beside it")
+    return ok(f"nothing is wrong in {MAIN_FILE} and the folder beside it")
 
 
 def docker_cli(facts: CallerFacts) -> Finding:

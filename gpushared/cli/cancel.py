@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from gpushared.cli import complete
 from gpushared.cli.each import each_lease
 from gpushared.cli.references import may_be_array
 from gpushared.client import Client
@@ -19,7 +20,7 @@ from gpushared.client.jobs import Jobs
     metavar="SECONDS",
     help="How long a container gets to end by itself.  [default: 10]",
 )
-@click.argument("job", nargs=-1, required=True)
+@click.argument("job", shell_complete=complete.jobs, nargs=-1, required=True)
 def cancel(job: tuple[str, ...], grace_seconds: int | None) -> int:
     """End jobs: one that waits leaves the queue, the container of one that runs is stopped.
 

@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from gpushared.config import DEFAULT_PATH, Loaded, load, settings, to_toml
+if TYPE_CHECKING:
+    from gpushared.config import Loaded
 
 _HELP = {"help_option_names": ["-h", "--help"]}
+MAIN_FILE = "/etc/gpushared/config.toml"
+"""As ``gpushared.config`` has it, whose import takes longer than a completion may."""
 _FILE = click.option(
     "-c",
     "--config",
     "path",
     type=click.Path(path_type=Path),
     metavar="PATH",
-    help=f"The main file; files in the folder beside it, named .d, are read too.  [default: {DEFAULT_PATH}]",
+    help=f"The main file; files in the folder beside it, named .d, are read too.  [default: {MAIN_FILE}]",
 )
 
 
@@ -46,7 +50,7 @@ def check(path: Path | None) -> None:
       gpushare config check --config ./new.toml && sudo cp new.toml /etc/gpushared/config.toml
     """  # noqa: D301 - click's mark for lines it must not join
     _load(path)
-    place = path or DEFAULT_PATH
+    place = path or Path(MAIN_FILE)
     click.echo(f"{place} is right" if place.exists() else f"there is no {place}: the defaults hold")
 
 
@@ -64,6 +68,8 @@ def show(path: Path | None, origin: bool, output: str) -> None:
       gpushare config show --origin
       gpushare config show -o json
     """  # noqa: D301 - click's mark for lines it must not join
+    from gpushared.config import settings, to_toml
+
     loaded = _load(path)
     if output == "toml":
         click.echo(to_toml(loaded, origins=origin), nl=False)
@@ -76,4 +82,6 @@ def show(path: Path | None, origin: bool, output: str) -> None:
 
 
 def _load(path: Path | None) -> Loaded:
-    return load(path or DEFAULT_PATH, environ=os.environ, must_exist=path is not None)
+    from gpushared.config import load
+
+    return load(path or Path(MAIN_FILE), environ=os.environ, must_exist=path is not None)

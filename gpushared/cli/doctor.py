@@ -9,6 +9,7 @@ from textwrap import wrap
 
 import click
 
+from gpushared.cli import complete
 from gpushared.cli.caller_checks import CALLER_CHECKS, CallerFacts, look
 from gpushared.cli.faults import say
 from gpushared.cli.listing import Listing, Options, Screen, write
@@ -38,6 +39,7 @@ GAPS = 6
     "--report",
     "report_path",
     metavar="FILE",
+    shell_complete=complete.files,
     help="Also write a bundle for whoever is to help; FILE must not exist yet.",
 )
 def doctor(*, everything: bool, output: str, as_json: bool, no_headers: bool, report_path: str | None) -> int:

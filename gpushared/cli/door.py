@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import click
 
+from gpushared.cli import complete
 from gpushared.client import Client
 from gpushared.client.jobs import Jobs
 
 
 @click.command(short_help="Print a DOCKER_HOST that leads to a job's node.")
-@click.argument("job")
+@click.argument("job", shell_complete=complete.jobs)
 @click.option("--rank", default=0, show_default=True, metavar="N", help="Which node of a gang's.")
 def door(job: str, rank: int) -> None:
     """Print a DOCKER_HOST that leads to the node that runs JOB, as you.

@@ -6,7 +6,7 @@ import re
 
 import click
 
-from gpushared.cli import text
+from gpushared.cli import complete, text
 from gpushared.client import Client, Gpu
 from gpushared.client.pool import PoolClient
 
@@ -21,7 +21,7 @@ def is_node(name: str) -> bool:
 
 @click.command("drain", short_help="Give no new leases on a GPU, or no new work to a node.")
 @click.option("--reason", metavar="TEXT", required=True, help="One line, shown to whoever waits.")
-@click.argument("target", metavar="GPU|NODE")
+@click.argument("target", shell_complete=complete.gpus_and_nodes, metavar="GPU|NODE")
 def drain(target: str, reason: str) -> int:
     """Give no new leases on a GPU, or no new work to a node of the pool; what is there runs on.
 

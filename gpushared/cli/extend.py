@@ -6,12 +6,12 @@ import time
 
 import click
 
-from gpushared.cli import text
+from gpushared.cli import complete, text
 from gpushared.client import Client
 
 
 @click.command("extend", short_help="Give a lease more time.")
-@click.argument("lease")
+@click.argument("lease", shell_complete=complete.leases)
 @click.argument("duration")
 def extend(lease: str, duration: str) -> int:
     """Give a lease more time than its --time.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import click
 
+from gpushared.cli import complete
 from gpushared.cli.each import each_lease
 from gpushared.cli.references import set_held
 from gpushared.client import Client
 
 
 @click.command("hold", short_help="Keep waiting requests and jobs from starting.")
-@click.argument("lease", nargs=-1, required=True)
+@click.argument("lease", shell_complete=complete.waiting, nargs=-1, required=True)
 def hold(lease: tuple[str, ...]) -> int:
     """Keep requests and jobs that wait from starting, until they are let go. They keep their place.
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from gpushared.cli import complete
 from gpushared.cli.listing import Listing, Options, Own, show
 
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
@@ -31,6 +32,7 @@ def listing_command(listing: Listing) -> click.Command:
             ["-o", "--output"],
             default="table",
             metavar="FORMAT",
+            shell_complete=complete.listing_outputs,
             help="table, wide, json, jsonl, ids or columns=NAME,...  [default: table]",
         ),
         click.Option(["-q", "--quiet"], is_flag=True, help="Only ids, as -o ids."),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from gpushared.cli import docker, job_places
+from gpushared.cli import complete, docker, job_places
 from gpushared.cli.child import run_as_child
 from gpushared.cli.faults import say
 from gpushared.cli.references import container_named
@@ -27,7 +27,7 @@ BROKEN = 1
     type=click.IntRange(1),
     help="Of which attempt at the job.  [default: the newest that has run]",
 )
-@click.argument("job")
+@click.argument("job", shell_complete=complete.outputs)
 def logs(
     job: str,
     follow: bool,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from gpushared.cli import text
+from gpushared.cli import complete, text
 from gpushared.cli.faults import UsageError
 from gpushared.client import Client
 from gpushared.client.pool import PoolClient
@@ -34,6 +34,7 @@ def node() -> None:
 @click.option(
     "--token-file",
     metavar="FILE",
+    shell_complete=complete.files,
     required=True,
     help="Holds what `gpushare pool token` printed; - is standard input.",
 )
@@ -102,7 +103,7 @@ def leave() -> int:
 @click.option(
     "--only-waive", is_flag=True, help="Only do not wait for it in a recovery; what ran there is kept."
 )
-@click.argument("name", metavar="NODE")
+@click.argument("name", metavar="NODE", shell_complete=complete.nodes)
 def forget(name: str, is_off: bool, only_waive: bool) -> int:
     """Take a node that does not answer off the pool's list. For the pool's administrators.
 

@@ -9,7 +9,7 @@ from datetime import datetime
 
 import click
 
-from gpushared.cli import text
+from gpushared.cli import complete, text
 from gpushared.cli.listing import SIMULATED
 from gpushared.cli.moment import read_moment
 from gpushared.cli.ps import holding
@@ -27,12 +27,37 @@ STEPS = {
 @click.option("--gpu", default="", metavar="SIZE", help="As for run: 0.25, 2, 2x0.5, 0.25..1.")
 @click.option("--gpu-memory", default="", metavar="SIZE", help="As for run: 8g.")
 @click.option("--gpu-compute", default="", metavar="PERCENT", help="As for run: 30%.")
-@click.option("--preset", default="", metavar="NAME", help="A request that the admin gave a name.")
+@click.option(
+    "--preset",
+    default="",
+    shell_complete=complete.presets,
+    metavar="NAME",
+    help="A request that the admin gave a name.",
+)
 @click.option("--time", "limit", default="", metavar="DURATION", help="For how long: 30m, 2h.")
-@click.option("--class", "lease_class", default="", metavar="CLASS", help="build, train or infer.")
-@click.option("--isolation", default="", metavar="KIND", help="shared, separate, exclusive or mig.")
+@click.option(
+    "--class",
+    "lease_class",
+    default="",
+    shell_complete=complete.classes,
+    metavar="CLASS",
+    help="build, train or infer.",
+)
+@click.option(
+    "--isolation",
+    default="",
+    shell_complete=complete.isolations,
+    metavar="KIND",
+    help="shared, separate, exclusive or mig.",
+)
 @click.option("--priority", type=int, default=0, metavar="NUMBER", help="-100 to 100.")
-@click.option("--project", default="", metavar="NAME", help="Whose quota it would count against.")
+@click.option(
+    "--project",
+    default="",
+    shell_complete=complete.projects,
+    metavar="NAME",
+    help="Whose quota it would count against.",
+)
 @click.option("--model", default="", metavar="MODEL,...", help="Only on GPUs of these models: h100.")
 @click.option("--begin", default="", metavar="MOMENT", help="Not before: 22:00, 2h.")
 @click.option(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import click
 
+from gpushared.cli import complete
 from gpushared.cli.moving import each_moved, moved, not_so
 from gpushared.client import Client
 
 
 @click.command("pause", short_help="Take running leases off their GPUs.")
-@click.argument("lease", nargs=-1, required=True)
+@click.argument("lease", shell_complete=complete.leases, nargs=-1, required=True)
 def pause(lease: tuple[str, ...]) -> int:
     """Take running leases off their GPUs, with their containers kept as they are, until they are resumed.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from gpushared.cli import docker, docker_args, text
+from gpushared.cli import complete, docker, docker_args, text
 from gpushared.cli.capture import Captured, capture
 from gpushared.cli.docker_args import RUN_ALONE, RunWords, split
 from gpushared.cli.faults import UsageError
@@ -42,7 +42,14 @@ def policy() -> None:
 @click.option("--as", "user", default="", metavar="USER", help="As this user's; for trusted users.")
 @_OUTPUT
 @_JSON
-@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="DOCKER-RUN-ARGUMENTS...")
+@click.argument(
+    "words",
+    shell_complete=complete.files,
+    nargs=-1,
+    required=True,
+    type=click.UNPROCESSED,
+    metavar="DOCKER-RUN-ARGUMENTS...",
+)
 def explain(*, user: str, output: str, as_json: bool, words: tuple[str, ...]) -> int:
     """Say of each option of a docker run whether it is allowed, set, dropped or refused here, and why.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from gpushared.cli import table, text
+from gpushared.cli import complete, table, text
 from gpushared.cli.faults import UsageError
 from gpushared.cli.table import Column, Row
 from gpushared.client.pool import PoolClient
@@ -212,7 +212,13 @@ def _ago(moment: float | None, now: float) -> str:
 
 
 @pool.command("revoke", context_settings=_HELP, short_help="Let a token, or a node, count no more.")
-@click.option("--node", metavar="NAME", default="", help="Instead of a token: this node's certificates.")
+@click.option(
+    "--node",
+    shell_complete=complete.nodes,
+    metavar="NAME",
+    default="",
+    help="Instead of a token: this node's certificates.",
+)
 @click.argument("token_id", metavar="ID", required=False, default="")
 def revoke(token_id: str, node: str) -> int:
     """Let a token count no more, of either kind. `gpushare pool tokens` shows the ids.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import click
 
+from gpushared.cli import complete
 from gpushared.cli.each import each_lease
 from gpushared.client import Client
 
 
 @click.command("preempt", short_help="Let leases give way to others.")
-@click.argument("lease", nargs=-1, required=True)
+@click.argument("lease", shell_complete=complete.leases, nargs=-1, required=True)
 def preempt(lease: tuple[str, ...]) -> int:
     """Let leases give way to others at once; for administrators.
 

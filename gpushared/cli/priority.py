@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from gpushared.cli import text
+from gpushared.cli import complete, text
 from gpushared.client import Client
 
 
 @click.command("priority", short_help="Move a waiting request among those of its project.")
-@click.argument("lease")
+@click.argument("lease", shell_complete=complete.leases)
 @click.argument("priority", type=click.IntRange(-100, 100), metavar="PRIORITY")
 def priority(lease: str, priority: int) -> int:
     """Move a waiting request among those of its project: -100 to 100, higher goes first, 0 is usual.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 import click
 
-from gpushared.cli import text
+from gpushared.cli import complete, text
 from gpushared.cli.faults import UsageError
 from gpushared.cli.listing import SIMULATED, Listing, Options, Screen
 from gpushared.cli.listing_command import listing_command
@@ -140,7 +140,7 @@ project.add_command(listing_command(LISTING))
 @click.option(
     "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Form.", show_default=True
 )
-@click.argument("name")
+@click.argument("name", shell_complete=complete.projects)
 def show(name: str, output: str) -> int:
     """Show one project: its quotas, who of it holds what, and what waits and why.
 
@@ -240,7 +240,7 @@ def _leases(leases: list[Lease]) -> Iterator[str]:
 @click.option("--no-users", is_flag=True, help="It has no members.")
 @click.option("--model", metavar="MODEL", default="", help="The quota is for the GPUs of this model alone.")
 @click.option("--unset", is_flag=True, help="As configured again; with --model, no quota of its own there.")
-@click.argument("name")
+@click.argument("name", shell_complete=complete.projects)
 def set_(
     name: str,
     guaranteed: str,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from gpushared.cli import text
+from gpushared.cli import complete, text
 from gpushared.client import Client
 
 
@@ -14,7 +14,7 @@ from gpushared.client import Client
     "--gpu-memory", metavar="SIZE", default="", help="The memory of each GPU by itself: 12g or 8g..24g."
 )
 @click.option("--gpu-compute", metavar="PERCENT", default="", help="The share of each GPU's compute: 50%.")
-@click.argument("lease")
+@click.argument("lease", shell_complete=complete.leases)
 def resize(lease: str, gpu: str, gpu_memory: str, gpu_compute: str) -> int:
     """Give a lease another size, on the GPUs that it has; a queued one keeps its place.
 

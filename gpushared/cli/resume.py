@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import click
 
+from gpushared.cli import complete
 from gpushared.cli.faults import say
 from gpushared.cli.moving import each_moved, moved, not_so
 from gpushared.client import Client
 
 
 @click.command("resume", short_help="Bring paused leases back.")
-@click.argument("lease", nargs=-1, required=True)
+@click.argument("lease", shell_complete=complete.leases, nargs=-1, required=True)
 def resume(lease: tuple[str, ...]) -> int:
     """Bring paused leases back to the GPUs that they had, as soon as there is room.
 

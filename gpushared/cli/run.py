@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from gpushared.cli import docker_args
+from gpushared.cli import complete, docker_args
 from gpushared.cli.start import run_container
 
 
@@ -30,8 +30,12 @@ class WordsCommand(click.Command):
         return []
 
 
-def option(name: str, metavar: str | None, text: str) -> click.Option:
-    return click.Option([f"--{name}"], metavar=metavar, is_flag=metavar is None, help=text)
+def option(
+    name: str, metavar: str | None, text: str, completer: complete.Completer | None = None
+) -> click.Option:
+    return click.Option(
+        [f"--{name}"], metavar=metavar, is_flag=metavar is None, help=text, shell_complete=completer
+    )
 
 
 RUN_OPTIONS = [
@@ -48,22 +52,28 @@ RUN_OPTIONS = [
         "PERCENT",
         "Share of each GPU's compute by itself: 30%; 25%..100% = 25 %, and what others leave.",
     ),
-    option("preset", "NAME", "A request that the admin gave a name; see gpushare presets."),
-    option("class", "CLASS", "Kind of work: build, train or infer.  [default: train]"),
+    option("preset", "NAME", "A request that the admin gave a name; see gpushare presets.", complete.presets),
+    option("class", "CLASS", "Kind of work: build, train or infer.  [default: train]", complete.classes),
     option("time", "DURATION", "End after this time: 90s, 30m, 2h, 1d.  [default: that of the class]"),
     option(
         "isolation",
         "KIND",
         "shared (beside others), separate (limits and faults its own), exclusive or mig (an instance).",
+        complete.isolations,
     ),
     option("model", "MODEL,...", "Only on such GPUs, by any part of their names: h100,a100."),
-    option("near", "LEASE,...", "Only on the machine where these leases are."),
-    option("away-from", "LEASE,...", "Not on the GPUs where these leases are."),
+    option("near", "LEASE,...", "Only on the machine where these leases are.", complete.lease_list),
+    option("away-from", "LEASE,...", "Not on the GPUs where these leases are.", complete.lease_list),
     option("begin", "TIME", "Start no earlier: 22:00, +2h, 2026-11-22 or 2026-11-22T08:00."),
-    option("after", "LEASE,...", "Start when these leases are over, however they end."),
+    option("after", "LEASE,...", "Start when these leases are over, however they end.", complete.lease_list),
     option("hold", None, "Wait until gpushare unhold lets it go."),
     option("priority", "NUMBER", "-100 to 100: higher goes first in its project.  [default: 0]"),
-    option("project", "NAME", "Whose quota it counts against.  [default: the first that you are in]"),
+    option(
+        "project",
+        "NAME",
+        "Whose quota it counts against.  [default: the first that you are in]",
+        complete.projects,
+    ),
     option(
         "restart-on-fault",
         "N",
@@ -75,8 +85,10 @@ RUN_OPTIONS = [
     option("immediate", None, "Fail instead of waiting when there is no room."),
     option("max-wait", "DURATION", "Give up after this time in the queue."),
     option("pool", None, "Anywhere in the pool, with the terminal here.  [default: on this node]"),
-    option("node", "NODE", "On this node of the pool, with the terminal here."),
-    option("result-file", "PATH", "Write lease, outcome, exit code and reason there, as JSON."),
+    option("node", "NODE", "On this node of the pool, with the terminal here.", complete.nodes),
+    option(
+        "result-file", "PATH", "Write lease, outcome, exit code and reason there, as JSON.", complete.files
+    ),
 ]
 
 run = WordsCommand(
@@ -89,8 +101,10 @@ run = WordsCommand(
     params=[
         *RUN_OPTIONS,
         option("help", None, "Show this message and exit."),
-        click.Argument(["image"], metavar="IMAGE"),
-        click.Argument(["command"], metavar="[COMMAND]...", nargs=-1, required=False),
+        click.Argument(["image"], metavar="IMAGE", shell_complete=complete.files),
+        click.Argument(
+            ["command"], shell_complete=complete.files, metavar="[COMMAND]...", nargs=-1, required=False
+        ),
     ],
     help="""Run a container on a part of a GPU, as `docker run` would on the whole machine.
 

@@ -6,6 +6,7 @@ import json
 
 import click
 
+from gpushared.cli import complete
 from gpushared.client import Client
 from gpushared.domain.errors import NotFound, RequestError, StateConflict
 from gpushared.domain.units import parse_memory, parse_percent, shown
@@ -20,7 +21,12 @@ MAX_DIGITS = 4
 @click.option(
     "--gpu", default="0", metavar="INDEX", help="Which GPU; 0:1 is a MIG instance, for memory.  [0]"
 )
-@click.option("--container", metavar="NAME", help="The main process of this container holds memory.")
+@click.option(
+    "--container",
+    metavar="NAME",
+    shell_complete=complete.containers,
+    help="The main process of this container holds memory.",
+)
 @click.option("--pid", type=click.IntRange(1), metavar="PID", help="This process of the host holds memory.")
 @click.option("--memory", metavar="SIZE", help="How much it holds: 8g; 0 takes it off the GPU.")
 @click.option("--inside-mps", is_flag=True, help="It is a client of MPS.")

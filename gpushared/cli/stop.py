@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from gpushared.cli import complete
 from gpushared.cli.each import each_lease
 from gpushared.client import Client
 
@@ -17,7 +18,7 @@ from gpushared.client import Client
     metavar="SECONDS",
     help="How long a container gets to end by itself.  [default: 10]",
 )
-@click.argument("lease", nargs=-1, required=True)
+@click.argument("lease", shell_complete=complete.leases, nargs=-1, required=True)
 def stop(lease: tuple[str, ...], grace_seconds: int | None) -> int:
     """End leases, whatever their state: a queued one leaves the queue, a running container is stopped.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from gpushared.cli import docker_args
+from gpushared.cli import complete, docker_args
 from gpushared.cli.run import RUN_OPTIONS, WordsCommand, option
 from gpushared.cli.submitting import submit_job
 
@@ -30,11 +30,14 @@ submit = WordsCommand(
         *(one for one in RUN_OPTIONS if one.opts[0] not in _NOT_FOR_JOBS),
         option("immediate", None, "Refuse it instead of queueing it when there is no room."),
         option("pool", None, "Anywhere in the pool.  [default: on this node]"),
-        option("node", "NODE", "On this node of the pool."),
+        option("node", "NODE", "On this node of the pool.", complete.nodes),
         option("array", "NUMBERS", "One job for each: 0-99, 1,3,5-9; GPUSHARE_ARRAY_INDEX tells which."),
-        option("after", "JOB,...", "Start when these jobs are over, however they end."),
+        option("after", "JOB,...", "Start when these jobs are over, however they end.", complete.job_list),
         option(
-            "after-ok", "JOB,...", "Start when these jobs have succeeded; fail when one of them does not."
+            "after-ok",
+            "JOB,...",
+            "Start when these jobs have succeeded; fail when one of them does not.",
+            complete.job_list,
         ),
         option("retries", "N", "Run it again, up to N times, when it ends with another code than 0."),
         option("requeue", None, "Run it again after its node was lost or it had to give way.  [default]"),
@@ -48,8 +51,10 @@ submit = WordsCommand(
         option("nodes", "N", "On so many nodes at once, each with what --gpu says."),
         option("span", None, "Its GPUs may be on several nodes, as few as possible."),
         option("help", None, "Show this message and exit."),
-        click.Argument(["image"], metavar="IMAGE"),
-        click.Argument(["command"], metavar="[COMMAND]...", nargs=-1, required=False),
+        click.Argument(["image"], metavar="IMAGE", shell_complete=complete.files),
+        click.Argument(
+            ["command"], shell_complete=complete.files, metavar="[COMMAND]...", nargs=-1, required=False
+        ),
     ],
     help="""Queue a container as a job: it runs when its GPUs are free, and no terminal need stay open.
 

@@ -4,50 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import click
 
 from gpushared import __version__
 from gpushared.cli.faults import UsageError
-from gpushared.cli.listing_command import listing_command
 
-COMMANDS = (
-    "run",
-    "submit",
-    "jobs",
-    "wait",
-    "cancel",
-    "ps",
-    "gpus",
-    "nodes",
-    "drain",
-    "undrain",
-    "queue",
-    "why",
-    "offer",
-    "stop",
-    "resize",
-    "extend",
-    "hold",
-    "unhold",
-    "priority",
-    "pause",
-    "resume",
-    "preempt",
-    "logs",
-    "attach",
-    "door",
-    "presets",
-    "policy",
-    "project",
-    "audit",
-    "node",
-    "pool",
-    "config",
-    "doctor",
-    "version",
-    "simulate",
-)
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+COMMANDS = {
+    "run": "Run a container on a part of a GPU.",
+    "submit": "Queue a container as a job that needs no terminal.",
+    "jobs": "Show jobs: what was submitted, where it runs, why it waits.",
+    "wait": "Wait until jobs are over; exits with their code.",
+    "cancel": "End jobs, whatever their state.",
+    "ps": "Show the leases of this node.",
+    "gpus": "Show the GPUs of this node, what is used and what is free.",
+    "nodes": "Show the machines of the pool, what is known of each, and since when.",
+    "drain": "Give no new leases on a GPU, or no new work to a node.",
+    "undrain": "Give leases on a GPU again, or work to a node.",
+    "queue": "Show the requests that wait, and why.",
+    "why": "Show why a lease or a job waits, and its story.",
+    "offer": "Show when and where a request would start.",
+    "stop": "End leases, with their containers.",
+    "resize": "Give a lease another size.",
+    "extend": "Give a lease more time.",
+    "hold": "Keep waiting requests and jobs from starting.",
+    "unhold": "Let requests and jobs go that were held.",
+    "priority": "Move a waiting request among those of its project.",
+    "pause": "Take running leases off their GPUs.",
+    "resume": "Bring paused leases back.",
+    "preempt": "Let leases give way to others.",
+    "logs": "Show the output of the container of a job or a lease.",
+    "attach": "Attach to the container of a job or a lease.",
+    "door": "Print a DOCKER_HOST that leads to a job's node.",
+    "presets": "Show the requests that the admin gave names.",
+    "policy": "Explain or show what containers may have here.",
+    "project": "Show or set projects and their quotas.",
+    "audit": "Show who changed what through the daemon, and who was refused what.",
+    "node": "Let this machine join a pool, or leave it.",
+    "pool": "Begin a pool of nodes and administer it.",
+    "config": "Check or show the daemon's configuration.",
+    "doctor": "Find what is wrong here and on the node.",
+    "version": "Show the versions of client, daemon and engine.",
+    "completion": "Print what lets a shell complete words.",
+    "simulate": "Play the driver of simulated GPUs.",
+}
+"""Each with its short help, so that `gpushare --help` and a completion import none of them."""
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 USAGE = 2
 _SHOWN = 40
@@ -63,13 +68,30 @@ class _Lazy(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = import_module(f"gpushared.cli.{cmd_name}")
-        command: click.Command = getattr(module, cmd_name, None) or listing_command(module.LISTING)
-        return command
+        command: click.Command | None = getattr(module, cmd_name, None)
+        if command is not None:
+            return command
+        from gpushared.cli.listing_command import listing_command
+
+        return listing_command(module.LISTING)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        names = [
+            CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)
+        ]
+        return names + click.Command.shell_complete(self, ctx, incomplete)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+        is_unknown = args and not args[0].startswith("-") and args[0] not in COMMANDS
+        if is_unknown and not ctx.resilient_parsing:
             raise _unknown(args[0][:_SHOWN])
         return super().resolve_command(ctx, args)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from gpushared.cli import text
+from gpushared.cli import complete, text
 from gpushared.cli.drain import is_node
 from gpushared.client import Client
 from gpushared.client.pool import PoolClient
@@ -13,7 +13,7 @@ NO_LEASES = frozenset({"drained", "unhealthy"})
 
 
 @click.command("undrain", short_help="Give leases on a GPU again, or work to a node.")
-@click.argument("target", metavar="GPU|NODE")
+@click.argument("target", shell_complete=complete.gpus_and_nodes, metavar="GPU|NODE")
 def undrain(target: str) -> int:
     """Give leases again on a GPU that was drained or found sick, or work to a node of the pool.
 

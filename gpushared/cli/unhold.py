@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import click
 
+from gpushared.cli import complete
 from gpushared.cli.each import each_lease
 from gpushared.cli.references import set_held
 from gpushared.client import Client
 
 
 @click.command("unhold", short_help="Let requests and jobs go that were held.")
-@click.argument("lease", nargs=-1, required=True)
+@click.argument("lease", shell_complete=complete.waiting, nargs=-1, required=True)
 def unhold(lease: tuple[str, ...]) -> int:
     """Let requests and jobs go that `gpushare hold` or --hold keeps from starting.
 

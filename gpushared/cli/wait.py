@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import click
 
+from gpushared.cli import complete
 from gpushared.cli.faults import say
 from gpushared.cli.references import may_be_array
 from gpushared.client import Client
@@ -21,7 +22,7 @@ POLL_SECONDS = 30.0
 
 @click.command("wait", short_help="Wait until jobs are over; exits with their code.")
 @click.option("--timeout", metavar="DURATION", help="Give up after this time, with 124: 90s, 2h.")
-@click.argument("job", nargs=-1, required=True)
+@click.argument("job", shell_complete=complete.jobs, nargs=-1, required=True)
 def wait(job: tuple[str, ...], timeout: str | None) -> int:
     """Wait until jobs are over. The jobs go on when this ends first.
 

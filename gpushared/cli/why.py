@@ -9,7 +9,7 @@ from functools import partial
 
 import click
 
-from gpushared.cli import text
+from gpushared.cli import complete, text
 from gpushared.cli.listing import SIMULATED
 from gpushared.cli.ps import holding, state
 from gpushared.cli.references import first_found
@@ -24,7 +24,7 @@ IDLE = "idle"
 @click.option(
     "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Form.", show_default=True
 )
-@click.argument("lease")
+@click.argument("lease", shell_complete=complete.outputs)
 def why(lease: str, output: str) -> int:
     """Show why a lease or a job waits, what holds it once it runs, and all that happened to it, with times.
 

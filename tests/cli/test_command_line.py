@@ -6,9 +6,10 @@ import json
 import subprocess
 import sys
 
+import click
 import pytest
 
-from gpushared.cli.tree import COMMANDS
+from gpushared.cli.tree import COMMANDS, cli
 from tests.cli.process import Gpushare
 from tests.cli.standin import StandIn, ok
 
@@ -19,6 +20,14 @@ def test_without_words_it_shows_help(gpushare: Gpushare) -> None:
     done = gpushare()
     assert done.returncode == 2
     assert all(command in done.stderr for command in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_of_commands_says_what_each_command_says(name: str) -> None:
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    assert command.name == name
+    assert command.short_help == COMMANDS[name]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

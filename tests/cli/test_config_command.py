@@ -6,6 +6,8 @@ import json
 import tomllib
 from pathlib import Path
 
+from gpushared.cli.config import MAIN_FILE
+from gpushared.config import DEFAULT_PATH
 from tests.cli.process import Gpushare
 from tests.cli.standin import StandIn
 
@@ -55,3 +57,7 @@ def test_show_with_origin_names_file_and_variable(gpushare: Gpushare, tmp_path: 
     data = json.loads(gpushare(*words, "-o", "json", **environ).stdout)
     assert data["schema"] == "gpushare.config/1"
     assert {item["origin"] for item in data["items"] if item["section"] == "presets.small"} >= {str(file)}
+
+
+def test_the_command_line_knows_the_main_file_of_the_daemon() -> None:
+    assert str(DEFAULT_PATH) == MAIN_FILE

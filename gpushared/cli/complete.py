@@ -1,0 +1,135 @@
+"""Names that the daemon knows, for a shell that completes a word.
+
+The daemon is asked once and not for long. Where it does not answer there is nothing to complete, and nothing
+is said: the user is in the middle of a line. Descriptions have no comma, at which the script for fish cuts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from gpushared.cli.text import printable
+from gpushared.client import Client, GpuList, Lease, LeaseList, ProjectList
+from gpushared.client.job_messages import Job, JobList, NodeList
+from gpushared.client.messages import Message, PresetList
+from gpushared.domain.errors import GpushareError
+
+ANSWER_SECONDS = 0.5
+Items = list[CompletionItem]
+Completer = Callable[[click.Context, click.Parameter, str], Items]
+_Answer = TypeVar("_Answer", bound=Message)
+
+
+def _completer(items: Callable[[], Items], *, in_list: bool = False) -> Completer:
+    """Offer those of the items that begin as the word does; ``in_list``: as its last part between commas."""
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:  # noqa: ARG001 - click's
+        before, comma, begun = incomplete.rpartition(",") if in_list else ("", "", incomplete)
+        return [
+            CompletionItem(f"{before}{comma}{item.value}", help=printable(item.help or "") or None)
+            for item in items()
+            if item.value.startswith(begun)
+        ]
+
+    return complete
+
+
+def _words(words: str) -> Completer:
+    return _completer(lambda: [CompletionItem(word) for word in words.split()])
+
+
+def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:  # noqa: ARG001 - click's
+    """Leave the word to the shell, which knows the files."""
+    return [CompletionItem(incomplete, type="file")]
+
+
+def _asked(kind: type[_Answer], call: str, **asked: object) -> _Answer:
+    """The daemon's answer, an empty one where none comes in time."""
+    try:
+        client = Client()
+        client.retries = None
+        return kind(client.call(call, asked, ANSWER_SECONDS))
+    except GpushareError:
+        return kind({})
+
+
+def _leases() -> tuple[Lease, ...]:
+    return _asked(LeaseList, "Leases/List").leases
+
+
+def _jobs(*, ended: bool = False) -> tuple[Job, ...]:
+    return _asked(JobList, "Jobs/List", ended=ended).jobs
+
+
+def _of_leases(leases: Iterable[Lease]) -> Items:
+    """Each by its id, and by its container."""
+    return [
+        CompletionItem(name, help=f"{lease.asks} of {lease.owner} ({lease.state})")
+        for lease in leases
+        for name in (lease.id, lease.container_name)
+        if name
+    ]
+
+
+def _of_jobs(jobs: Iterable[Job]) -> Items:
+    """Each by its id, and by its container."""
+    return [
+        CompletionItem(name, help=f"{job.asks} for {job.image} ({job.state})")
+        for job in jobs
+        for name in (job.id, job.name)
+        if name
+    ]
+
+
+def _waiting() -> Items:
+    leases = (lease for lease in _leases() if lease.state == "queued")
+    return _of_leases(leases) + _of_jobs(job for job in _jobs() if job.state == "queued")
+
+
+def _containers() -> Items:
+    return [
+        CompletionItem(lease.container_name, help=lease.id) for lease in _leases() if lease.container_name
+    ]
+
+
+def _nodes() -> Items:
+    found = _asked(NodeList, "Jobs/Nodes").nodes
+    return [CompletionItem(node.name, help=f"{len(node.gpus)} GPUs ({node.presence})") for node in found]
+
+
+def _gpus() -> Items:
+    found = _asked(GpuList, "Gpus/List").gpus
+    items = [CompletionItem(gpu.label or str(gpu.index), help=gpu.name) for gpu in found]
+    return [*items, CompletionItem("all", help="all GPUs of this node")] if items else []
+
+
+def _presets() -> Items:
+    found = _asked(PresetList, "Node/Presets").presets
+    return [CompletionItem(preset.name, help=preset.description) for preset in found]
+
+
+def _projects() -> Items:
+    """A user who is in no project is listed as one, and is none that can be named."""
+    found = [one for one in _asked(ProjectList, "Projects/List").projects if one.origin != "user"]
+    return [CompletionItem(project.name, help=" ".join(project.users)) for project in found]
+
+
+leases = _completer(lambda: _of_leases(_leases()))
+lease_list = _completer(lambda: _of_leases(_leases()), in_list=True)
+jobs = _completer(lambda: _of_jobs(_jobs()))
+job_list = _completer(lambda: _of_jobs(_jobs()), in_list=True)
+waiting = _completer(_waiting)
+outputs = _completer(lambda: _of_jobs(_jobs(ended=True)) + _of_leases(_leases()))
+"""Of whatever has a container, or had one."""
+containers = _completer(_containers)
+nodes = _completer(_nodes)
+gpus_and_nodes = _completer(lambda: _gpus() + _nodes())
+presets = _completer(_presets)
+projects = _completer(_projects)
+classes = _words("build train infer")
+isolations = _words("shared separate exclusive mig")
+listing_outputs = _words("table wide json jsonl ids columns=")
