@@ -48,7 +48,7 @@ from gpushared.node.job_terms import environment_of, labels_of, launcher_default
 from gpushared.node.loop import Loop
 from gpushared.node.performer import Performer
 from gpushared.node.views import outcome
-from gpushared.ports import ContainerFacts, Edits, Engine, EngineFacts, Journal
+from gpushared.ports import LABEL_JOB, ContainerFacts, ContainerStatus, Edits, Engine, EngineFacts, Journal
 
 LOOK_AGAIN_SECONDS = 5.0
 EDITS_SECONDS = 30.0
@@ -287,6 +287,7 @@ class NodeDesk:
         return lease
 
     async def _lease_again(self, facts: ContainerFacts, caller: Caller) -> None:
+        _check_not_given_up(facts)
         request, owner = await self._request_again(facts, caller)
         claim = await self._acquire(request, owner, facts.device_name)
         await self.created(claim.lease, facts.id, facts.name, facts.image, stays=False)
@@ -340,3 +341,16 @@ async def _quiet(work: Coroutine[Any, Any, None]) -> None:
 def _present(lease: Lease | None) -> Lease:
     assert lease is not None, "events about one lease answer with it"
     return lease
+
+
+def _check_not_given_up(facts: ContainerFacts) -> None:
+    """Raises StateConflict for a job's container that never ran: its attempt is over without it.
+
+    The daemon's own start may come so late, after a freeze for example, when the job may run elsewhere.
+    """
+    job = facts.labels.get(LABEL_JOB)
+    if job and facts.status is ContainerStatus.CREATED:
+        raise StateConflict(
+            f"{facts.name} was made for an attempt of job {job} that is over",
+            hint=f"`gpushare why {job}` tells what became of the job",
+        )

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gpushared.ports import LABEL_DEVICE, LABEL_JOB
 from tests.bed import parts
 from tests.node.conftest import NewDaemon
 from tests.node.daemon import (
@@ -182,6 +183,22 @@ def test_a_job_s_container_gets_no_restart_policy_afterwards_either(daemon: Daem
     refused = daemon.docker("update", "--restart", "always", f"job-{name}")
     assert "a job's container is not restarted by docker" in refused.stderr
     daemon.check("update", "--restart", "no", "--cpu-shares", "512", f"job-{name}")
+
+
+def test_a_job_s_container_that_its_attempt_did_not_wait_for_is_not_started_later(
+    daemon: DaemonProcess,
+) -> None:
+    """So a start that comes late, such as the daemon's own after a freeze, runs no job a second time."""
+    (name,) = submit(daemon, "true")
+    over = wait_job(daemon, name, "succeeded")
+    labels = {LABEL_JOB: name, LABEL_DEVICE: over["parts"][0]["lease_id"], OWN_LABEL: daemon.directory.name}
+    words = [word for label, value in labels.items() for word in ("--label", f"{label}={value}")]
+    created = parts.docker(daemon.engine, "create", "--name", f"late-{name}", *words, parts.BUSYBOX_IMAGE)
+    assert created.returncode == 0, created.stderr
+    refused = daemon.docker("start", f"late-{name}")
+    assert f"was made for an attempt of job {name} that is over" in refused.stderr
+    assert daemon.leases() == {}
+    parts.docker(daemon.engine, "rm", f"late-{name}")
 
 
 def test_a_job_that_is_removed_leaves_no_container(daemon: DaemonProcess) -> None:
