@@ -46,6 +46,7 @@ def engine_facts(version: Mapping[str, Any], info: Mapping[str, Any], *, simulat
             cdi_gpus=uuids,
             other_mechanism=other,
             nvidia_by_default=_nvidia_by_default(info),
+            maps_users="name=userns" in (info.get("SecurityOptions") or ()),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise EngineUnavailable(f"the Docker engine describes itself in unknown words: {error!r}") from error

@@ -39,6 +39,7 @@ NOT_FOUND = 404
 CONFLICT = 409
 NEW = "created"
 STILL = frozenset({NEW, "exited"})
+VOLUME_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+")
 BEGINNING_OF_ID = re.compile(r"[0-9a-f]{1,64}")
 
 
@@ -245,6 +246,18 @@ async def find_owned(
     if not owns(caller, section(found, "Labels")):
         raise NotYours(missing, hint=hint)
     return found
+
+
+async def find_volume(engine: EngineSocket, name: str, caller: Caller) -> dict[str, Any] | None:
+    """The caller's volume; None where there is none and the engine would make it. Raises ``NotYours``."""
+    try:
+        return await find_owned(engine, "volumes", name, caller)
+    except NotYours:
+        raise
+    except NotFound:
+        if not VOLUME_NAME.fullmatch(name):
+            raise
+        return None
 
 
 async def image_config(engine: EngineSocket, image: str) -> Body:

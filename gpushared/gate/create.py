@@ -17,19 +17,22 @@ from gpushared.domain.lease import ContainerId, LeaseId
 from gpushared.domain.request import Caller
 from gpushared.gate.audit import CallRecord, digest_of
 from gpushared.gate.body import Body, objects, section, serialise, strings
-from gpushared.gate.containers import NOT_FOUND, find_owned, inspect
+from gpushared.gate.containers import NOT_FOUND, find_volume, inspect
 from gpushared.gate.desk import Claim, Desk
 from gpushared.gate.engine import Answer, EngineSocket
 from gpushared.gate.inject import NO_DEVICES, VISIBLE_DEVICES, binds_late, default_env, inject, merge_env
 from gpushared.gate.mounts import volumes_of
 from gpushared.gate.target import Target
 from gpushared.gate.turns import Turns
+from gpushared.gate.volumes import NewVolumes
 from gpushared.gate.wish import WISH_LABELS, ClaimWish, Wish, labels_of, with_count
 from gpushared.ports import LABEL_ATTEMPT, LABEL_DEVICE, LABEL_GATE, LABEL_JOB, LABEL_OWNER
 
 log = logging.getLogger(__name__)
 
 CREATED = 201
+ROOT_USER = "0:0"
+"""As the judge writes it."""
 CREATE_SECONDS = 600.0
 """A first container of a big image can take minutes on a slow disk."""
 NOT_GIVEN = dict.fromkeys((LABEL_DEVICE, LABEL_JOB, LABEL_ATTEMPT), "")
@@ -60,6 +63,7 @@ class Creator:
         self._desk = desk
         self._gate = gate
         self._volume_turns = volume_turns or Turns()
+        self._new_volumes = NewVolumes(engine, desk)
         self._under_way: set[asyncio.Task[Answer]] = set()
 
     async def create(self, order: Order, wish: Wish | None) -> Answer:
@@ -170,20 +174,40 @@ class Creator:
         body = {**order.body, "Labels": {**section(order.body, "Labels"), **own}}
         target, sent = order.target.encode(), serialise(body)
         order.record.digest = digest_of(sent)
-        async with self._own_volumes(order):
+        async with self._own_volumes(order) as used:
             answer = await self._engine.call("POST", target, sent, timeout_seconds=CREATE_SECONDS)
-        if answer.status == CREATED:
-            order.record.container = str(answer.json()["Id"])
+            if answer.status == CREATED:
+                order.record.container = str(answer.json()["Id"])
+                await self._give_volumes(order, used)
         return answer
 
     @asynccontextmanager
-    async def _own_volumes(self, order: Order) -> AsyncIterator[None]:
-        """They may be somebody else's since the lease was waited for; here they stay whose they are."""
-        names = volumes_of(objects(section(order.body, "HostConfig"), "Mounts")) if order.confined else []
+    async def _own_volumes(self, order: Order) -> AsyncIterator[frozenset[str]]:
+        """They may be somebody else's since the lease was waited for; here they stay whose they are.
+
+        Gives the names of those that have files.
+        """
+        names = volumes_of(_mounts_of(order)) if order.confined else []
         async with self._volume_turns.of_all(names):
-            for name in names:
-                await find_owned(self._engine, "volumes", name, order.caller)
-            yield
+            found = [await find_volume(self._engine, name, order.caller) for name in names]
+            yield await self._new_volumes.used(filter(None, found))
+
+    async def _give_volumes(self, order: Order, used: frozenset[str]) -> None:
+        """Of a container that is root inside the image decides whose the files of its volumes are."""
+        has_volumes = any(mount["Type"] == "volume" for mount in _mounts_of(order))
+        if not order.confined or not has_volumes or order.body["User"] == ROOT_USER:
+            return
+        try:
+            await self._new_volumes.give(order.record.container, order.caller, used)
+        except GpushareError:
+            # A volume was made past the gate in the meantime and is somebody else's.
+            with contextlib.suppress(GpushareError):
+                await self._engine.call("DELETE", f"/containers/{order.record.container}?v=1".encode())
+            raise
+
+
+def _mounts_of(order: Order) -> list[Body]:
+    return objects(section(order.body, "HostConfig"), "Mounts")
 
 
 def _stays(body: Body) -> bool:

@@ -16,7 +16,7 @@ from gpushared.domain.errors import (
 from gpushared.domain.request import Caller
 from gpushared.gate.accounts import Account, look_up
 from gpushared.gate.body import Body, check_create, parse_object, section, text
-from gpushared.gate.containers import find_network, find_owned, image_config
+from gpushared.gate.containers import find_network, find_volume, image_config
 from gpushared.gate.handlers.ground import Ground
 from gpushared.gate.mounts import volumes_of, wishes_of
 from gpushared.gate.policy.explain import WHY_SET, Finding, Notes
@@ -82,8 +82,7 @@ class Explainer:
                 notes.refused(f"{HOST_PREFIX}NetworkMode", network, error)
         for volume in volumes_of(mounts):
             try:
-                hint = f"mount a directory of your home, or docker volume create {volume}"
-                await find_owned(engine, "volumes", volume, account.caller, hint=hint)
+                await find_volume(engine, volume, account.caller)
             except _REFUSALS as error:
                 notes.refused(f"{HOST_PREFIX}Mounts", volume, error)
         for wish in wishes_of(mounts):

@@ -48,6 +48,8 @@ class EngineFacts:
     other_mechanism: DeviceMechanism = DeviceMechanism.PLAIN
     nvidia_by_default: bool = False
     """Every container is run by NVIDIA's runtime, which gives GPUs by variables that images have too."""
+    maps_users: bool = False
+    """Containers' users have other numbers on the machine (``userns-remap``)."""
 
 
 class ContainerStatus(StrEnum):

@@ -170,6 +170,22 @@ def set_uid_by_the_container(scene: Scene) -> Told:
     return creates({"Binds": ["{home}:/x"]}, command=command)(scene)
 
 
+def links_while_it_is_given(scene: Scene) -> Told:
+    """A program puts links into a volume while the daemon gives it to the attacker, again and again."""
+    name = "mallorys-links"
+    host = {"NetworkMode": "none", "Binds": [f"{name}:/w"]}
+    swaps = f"while :; do ln -s {scene.roots_file} /w/a; rm -f /w/a; mkdir /w/a; rmdir /w/a; done"
+    running = scene.made(plain_body(Cmd=["sh", "-c", swaps], HostConfig=host))
+    scene.ask("POST", f"/containers/{running}/start")
+    try:
+        for _ in range(8):
+            scene.made(plain_body(Cmd=["true"], HostConfig=host))
+    finally:
+        scene.ask("POST", f"/containers/{running}/kill")
+    owner = scene.roots_file.stat().st_uid
+    return Told(200) if owner == 0 else Told(0, f"root's file belongs to {owner}")
+
+
 ATTACKS = [
     Attack("mount-of-the-whole-machine", FILES, runs("-v", "/:/host"), refused=MAY_NOT, on=BOTH),
     Attack("mount-of-the-systems-settings", FILES, runs("-v", "/etc:/x:ro"), refused="mounted"),
@@ -293,6 +309,13 @@ ATTACKS = [
         Threat.IDENTITY,
         label_of_another,
         harmless="labels of gpushare's are the gate's to set",
+    ),
+    Attack(
+        "volume-of-links-that-is-given",
+        FILES,
+        links_while_it_is_given,
+        harmless="a volume is given by its open files, and nothing by links or mounts",
+        on=BOTH,
     ),
     Attack(
         "volumes-from-another-container",

@@ -11,7 +11,7 @@ from gpushared.domain.errors import LimitReached, NotFound, PermissionRefused, R
 from gpushared.gate.accounts import look_up
 from gpushared.gate.body import Body, check_create, section, strings, text
 from gpushared.gate.call import Call
-from gpushared.gate.containers import LABEL_HOST_PATHS, find_network, find_owned, image_config
+from gpushared.gate.containers import LABEL_HOST_PATHS, find_network, find_volume, image_config
 from gpushared.gate.create import CREATED, Creator, Order
 from gpushared.gate.driver_capabilities import (
     VARIABLE,
@@ -111,12 +111,11 @@ class Creates:
         for network in networks_of(judged):
             await find_network(engine, network, caller)
         for volume in volumes_of(mounts):
-            hint = f"mount a directory of your home, or docker volume create {volume}"
-            await find_owned(engine, "volumes", volume, caller, hint=hint)
+            await find_volume(engine, volume, caller)
         named = {*section(judged, "Volumes"), *section(image, "Volumes")}
         mounts += unnamed_volumes(judged["HostConfig"], named)
         for mount in mounts:
-            if mount["Type"] == "volume" and not mount.get("Source"):
+            if mount["Type"] == "volume":
                 mount["VolumeOptions"] = ground.labelled(call, section(mount, "VolumeOptions"))
         # Set in any case: the caller or an image may have set them too.
         labels = {LABEL_HOST_PATHS: "[]", LABEL_PINS: "", LABEL_PORTS: str(ports)}

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gpushared.gate.pins import kernel, table
+from gpushared.gate.pins import kernel, table, volumes
 from gpushared.mountinfo import Mount, is_under
 
 Order = dict[str, Any]
@@ -361,7 +361,13 @@ def enter_machine() -> None:
     os.close(descriptor)
 
 
-DEEDS = {"hold": hold, "drop": drop, "names": names}
+DEEDS = {
+    "hold": hold,
+    "drop": drop,
+    "names": names,
+    "empty-volumes": volumes.empty,
+    "give-volumes": volumes.give,
+}
 
 
 def main() -> None:

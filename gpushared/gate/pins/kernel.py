@@ -28,7 +28,7 @@ _NAMES = {
 }
 _OPEN_TREE_CLONE = 1
 _MOVE_MOUNT_EMPTY_PATHS = 0x4 | 0x40
-_RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 0x02, 0x04, 0x08
+_RESOLVE_NO_XDEV, _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 0x01, 0x02, 0x04, 0x08
 _ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV = 1, 2, 4
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -61,8 +61,14 @@ def open_below(directory: int, path: str) -> int:
     return _openat2(directory, path, _RESOLVE_NO_MAGICLINKS | _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH)
 
 
-def _openat2(directory: int, path: str, resolve: int) -> int:
-    how = _OpenHow(os.O_PATH | os.O_CLOEXEC, 0, resolve)
+def open_entry(directory: int, name: str) -> int:
+    """The same for what the directory itself has under the name, a link too: ``EXDEV`` for a mount."""
+    resolve = _RESOLVE_NO_XDEV | _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH
+    return _openat2(directory, name, resolve, os.O_NOFOLLOW)
+
+
+def _openat2(directory: int, path: str, resolve: int, flags: int = 0) -> int:
+    how = _OpenHow(os.O_PATH | os.O_CLOEXEC | flags, 0, resolve)
     return _call(_OPENAT2, directory, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
 
 

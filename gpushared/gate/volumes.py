@@ -1,0 +1,68 @@
+"""New volumes of a confined caller's, given to the caller before a container can run with them.
+
+The engine makes a volume root's, and the first container with it copies the image's directory in, owner and
+all. Programs of a confined caller run as the caller: without this they could write to no volume.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from gpushared.domain.errors import EngineUnavailable, TimedOut, Unavailable
+from gpushared.domain.request import Caller
+from gpushared.gate.body import Body, objects
+from gpushared.gate.containers import find_owned, inspect
+from gpushared.gate.desk import Desk
+from gpushared.gate.engine import EngineSocket
+from gpushared.gate.pins.helping import run_helper
+
+log = logging.getLogger(__name__)
+
+GIVING_SECONDS = 120.0
+"""An image's directory can have some hundred thousand files."""
+
+
+class NewVolumes:
+    """Which volumes are new, and the way to give them to their maker."""
+
+    def __init__(self, engine: EngineSocket, desk: Desk) -> None:
+        self._engine = engine
+        self._desk = desk
+
+    async def used(self, volumes: Iterable[Body]) -> frozenset[str]:
+        """The names of those that have files already; the engine leaves these as they are."""
+        looked = _places(volumes)
+        if not looked or not (found := await self._help("empty-volumes", looked)):
+            return frozenset(each["name"] for each in looked)
+        return frozenset(each["name"] for each in looked) - {*found["empty"]}
+
+    async def give(self, container: str, caller: Caller, used: frozenset[str]) -> None:
+        """Make the container's volumes the caller's, but for the used. Raises ``NotFound`` for another's."""
+        found = await inspect(self._engine, "containers", container, suffix="/json") or {}
+        names = [str(each["Name"]) for each in objects(found, "Mounts") if each.get("Type") == "volume"]
+        volumes = [await find_owned(self._engine, "volumes", name, caller) for name in names]
+        if places := _places(each for each in volumes if each["Name"] not in used):
+            await self._help("give-volumes", places, uid=caller.uid, gid=caller.gid)
+
+    async def _help(self, deed: str, places: Sequence[Mapping[str, str]], **more: int) -> dict[str, Any]:
+        """The helper's answer, empty where nothing can be done: the volumes are root's then, as ever."""
+        try:
+            if self._desk.engine_facts().maps_users:
+                return {}
+            engine = await self._engine.peer_pid()
+            order = {"deed": deed, "volumes": places, "engine": engine, **more}
+            return await run_helper(order, seconds=GIVING_SECONDS)
+        except (EngineUnavailable, TimedOut, Unavailable) as error:
+            log.warning("new volumes stay root's: %s", error)
+            return {}
+
+
+def _places(volumes: Iterable[Body]) -> list[Mapping[str, str]]:
+    """Those that are directories of the engine's own: options can lead a volume anywhere."""
+    return [
+        {"name": str(each["Name"]), "path": str(each["Mountpoint"])}
+        for each in volumes
+        if each.get("Driver") == "local" and not each.get("Options")
+    ]
