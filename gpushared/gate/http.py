@@ -38,6 +38,7 @@ from gpushared.gate.refusals import (
 from gpushared.gate.wire import READ_BYTES, Piece, Wire, taken_over
 
 HeaderList = Sequence[tuple[bytes, bytes]]
+CONTINUE = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class Limits:
     body_seconds: float = 30.0
     """For a body that must be complete before it can be judged."""
     pipelined_bytes: int = 256 * 1024
+    interim_seconds: float = 20.0
+    """Between interim answers: clients that give up after a silence mostly do so after a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +141,8 @@ class Exchange:
         self.target: bytes = request.target
         self.headers: HeaderList = list(request.headers)
         """Names in lower case."""
+        self.http_version: bytes = request.http_version
+        self.interim_seconds = connection.interim_seconds
         self.origin = connection.origin
         self.share = connection.share
         self.started = False
@@ -202,6 +207,10 @@ class Exchange:
         await self.start(status, [*headers, *lengths], b"" if self.method == "HEAD" else body)
         await self.finish()
 
+    async def go_on_waiting(self) -> None:
+        """Send an interim answer: the answer itself is still to come. Raises ``ClientGoneError``."""
+        await self._connection.send(CONTINUE)
+
     async def start(self, status: int, headers: HeaderList, body: bytes = b"") -> None:
         """Send the head at once; framing and ``Connection`` are worked out here."""
         self._begin(status)
@@ -246,6 +255,7 @@ class _Connection:
         self.caller = caller
         self.share = share
         self.origin = origin
+        self.interim_seconds = limits.interim_seconds
         self._wire = wire
         self._limits = limits
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
@@ -394,7 +404,7 @@ class _Connection:
 
     async def _ask_for_body(self) -> None:
         if self._http.they_are_waiting_for_100_continue:
-            await self.send(h11.InformationalResponse(status_code=100, headers=[]))
+            await self.send(CONTINUE)
 
     async def body_piece(self) -> Piece | None:
         """The next piece of the body, good until the one after it; None at its end."""

@@ -14,6 +14,7 @@ from gpushared.gate.containers import HOST_NETWORK, Container, find_container, f
 from gpushared.gate.ending import asked_end, asked_stop
 from gpushared.gate.farewell import as_output
 from gpushared.gate.handlers.ground import Ground, Handler
+from gpushared.gate.interim import while_waiting
 from gpushared.gate.names import check_name, hide_holder
 from gpushared.gate.policy.fields import UPDATE_TABLE
 from gpushared.gate.policy.judge import judge_update
@@ -70,7 +71,7 @@ class Containers:
         if not container.device_name:
             await self._send_start(call, container)
             return
-        await self._desk.before_start(container.id, call.caller)
+        await while_waiting(call.exchange, self._desk.before_start(container.id, call.caller))
         status = FIRST_FAILURE
         try:
             status = await self._send_start(call, container)
@@ -125,7 +126,7 @@ class Containers:
         if not container.device_name:
             await self._send_start(call, container)
             return
-        await self._desk.before_restart(container.id, call.caller)
+        await while_waiting(call.exchange, self._desk.before_restart(container.id, call.caller))
         try:
             async with self._desk.ending(container.id, asked_stop(call.target)):
                 await self._send_start(call, container)

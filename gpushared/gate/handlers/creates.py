@@ -24,6 +24,7 @@ from gpushared.gate.gpu_nodes import check_devices
 from gpushared.gate.handlers.ground import Ground, Handler
 from gpushared.gate.handlers.images import check_no_builder
 from gpushared.gate.inject import merge_env
+from gpushared.gate.interim import while_waiting
 from gpushared.gate.mounts import lead_to, unnamed_volumes, volumes_of, wishes_of
 from gpushared.gate.names import check_name, hide_holder
 from gpushared.gate.pins.pins import LABEL_PINS
@@ -77,7 +78,7 @@ class Creates:
                 await self._creator.forgo(wish, call.caller)
                 raise
             order = Order(call.target, body, call.caller, call.record, confined=judged)
-            answer = await self._creator.create(order, wish)
+            answer = await while_waiting(call.exchange, self._creator.create(order, wish))
         if answer.status != CREATED:
             self._ground.pins.unused()
         return answer

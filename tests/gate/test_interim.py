@@ -1,0 +1,181 @@
+"""Clients that wait in the queue are told that their answer is still to come, where they bear to hear it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import docker as sdk
+import pytest
+
+from gpushared.domain.lease import ContainerId
+from gpushared.domain.request import Caller
+from gpushared.gate.gate import Gate
+from gpushared.gate.http import Exchange, Limits, Routes
+from gpushared.gate.interim import MOST, reads_on
+from tests.gate.desks import FakeDesk, facts
+from tests.gate.docker import Docker
+from tests.gate.serving import (
+    ROOT,
+    RawClient,
+    Served,
+    answer_json,
+    raw_client,
+    request,
+    serving,
+    serving_gate,
+)
+
+SHORT = Limits(interim_seconds=0.05)
+SDK = "User-Agent: docker-sdk-python/7.2.0"
+CREATED, NOTHING, CONTINUE = 201, 204, 100
+
+
+@pytest.fixture
+async def served(desk: FakeDesk, docker_engine: str) -> AsyncIterator[Served]:
+    async with serving_gate(Gate(docker_engine, desk), ROOT, SHORT) as served:
+        yield served
+
+
+def create(image: str, *headers: str, version: str = "1.1") -> bytes:
+    """A create that asks for a GPU."""
+    body = {"Image": image, "Cmd": ["true"], "Labels": {"gpushare.gpu": "1"}}
+    sent = request("POST", "/containers/create", json.dumps(body).encode(), *headers)
+    return sent.replace(b"HTTP/1.1", f"HTTP/{version}".encode(), 1)
+
+
+async def statuses(client: RawClient) -> list[int]:
+    """All that a request is answered with, the interim answers first."""
+    told = [(await client.head())[0]]
+    while told[-1] == CONTINUE:
+        told.append((await client.head())[0])
+    return told
+
+
+@pytest.mark.parametrize(
+    ("headers", "version", "hears"),
+    [
+        ([SDK], "1.1", True),
+        (["User-Agent: tc-python/4.15.0"], "1.1", True),
+        (["User-Agent: Python/3.11 aiohttp/3.14.5"], "1.1", True),
+        (["User-Agent: node"], "1.1", True),
+        ([], "1.1", True),
+        (["User-Agent: Docker-Client/28.5.2 (linux)"], "1.1", False),
+        (["User-Agent: Go-http-client/1.1"], "1.1", False),
+        (["User-Agent: moby-client/v0.2.1 linux/amd64"], "1.1", False),
+        (["User-Agent: gitlab-runner 18.2.0"], "1.1", False),
+        ([SDK], "1.0", False),
+    ],
+)
+async def test_who_waits_hears_so_but_no_program_in_go_and_no_proxy_of_old(
+    served: Served, desk: FakeDesk, busybox_image: str, headers: list[str], version: str, hears: bool
+) -> None:
+    desk.room.clear()
+    async with raw_client(served) as client, asyncio.timeout(30):
+        await client.send(create(busybox_image, *headers, version=version))
+        await desk.waiting.wait()
+        await asyncio.sleep(8 * SHORT.interim_seconds)
+        desk.room.set()
+        told = await statuses(client)
+    assert told[-1] == CREATED
+    assert (CONTINUE in told) is hears
+
+
+async def test_a_start_and_a_restart_that_wait_say_so_too(
+    desk: FakeDesk, docker_engine: str, busybox_image: str, name: str
+) -> None:
+    class SlowDesk(FakeDesk):
+        async def before_start(self, container: ContainerId, caller: Caller) -> None:
+            await asyncio.sleep(4 * SHORT.interim_seconds)
+
+        async def before_restart(self, container: ContainerId, caller: Caller) -> None:
+            await self.before_start(container, caller)
+
+    desk = SlowDesk(facts=facts())
+    async with serving_gate(Gate(docker_engine, desk), ROOT, SHORT) as served, raw_client(served) as client:
+        async with asyncio.timeout(60):
+            await client.send(create(busybox_image, SDK).replace(b"/create", f"/create?name={name}".encode()))
+            assert (await client.reply()).status == CREATED
+            for word in ("start", "restart"):
+                await client.send(request("POST", f"/containers/{name}/{word}?t=0", b"", SDK))
+                told = await statuses(client)
+                assert told[0] == CONTINUE
+                assert told[-1] == NOTHING
+            await client.send(request("DELETE", f"/containers/{name}?force=1"))
+            assert (await client.head())[0] == NOTHING
+
+
+async def test_who_hears_nothing_more_after_a_hundred_is_answered_all_the_same(
+    desk: FakeDesk, docker_engine: str, busybox_image: str
+) -> None:
+    often = Limits(interim_seconds=0.001)
+    desk.room.clear()
+    async with serving_gate(Gate(docker_engine, desk), ROOT, often) as served, raw_client(served) as client:
+        async with asyncio.timeout(30):
+            await client.send(create(busybox_image, SDK))
+            await desk.waiting.wait()
+            for _ in range(MOST):
+                assert (await client.head())[0] == CONTINUE
+            await asyncio.sleep(0.1)
+            desk.room.set()
+            assert (await client.head())[0] == CREATED
+
+
+async def test_who_goes_away_while_told_to_wait_leaves_the_queue(
+    served: Served, desk: FakeDesk, busybox_image: str
+) -> None:
+    desk.room.clear()
+    async with raw_client(served) as client, asyncio.timeout(30):
+        await client.send(create(busybox_image, SDK))
+        assert (await client.head())[0] == CONTINUE
+    async with asyncio.timeout(30):
+        await desk.left.wait()
+    assert desk.story == ["acquire", "left the queue"]
+
+
+async def test_what_is_refused_after_a_wait_is_refused_in_the_usual_words(
+    served: Served, desk: FakeDesk, busybox_image: str
+) -> None:
+    desk.room.clear()
+    async with raw_client(served) as client, asyncio.timeout(30):
+        await client.send(create("no-such-image", SDK))
+        assert (await client.reply()).status == 404
+        await client.send(create(busybox_image, SDK))
+        assert (await client.head())[0] == CONTINUE
+        desk.room.set()
+        assert (await statuses(client))[-1] == CREATED
+
+
+async def test_the_docker_cli_and_compose_are_known_for_what_they_are(
+    docker_environment: dict[str, str], busybox_image: str
+) -> None:
+    heard: list[tuple[bytes | None, bool]] = []
+
+    async def note(exchange: Exchange) -> None:
+        heard.append((exchange.header(b"user-agent"), reads_on(exchange)))
+        await exchange.respond(503)
+
+    async with serving(Routes(json=answer_json, docker=note)) as served:
+        docker = Docker(served.url, docker_environment, busybox_image)
+        for words in (("create", busybox_image), ("compose", "-p", "none", "ps")):
+            await docker(*words)
+    assert {name.partition(b"/")[0] for name, _ in heard if name} == {b"Docker-Client", b"compose"}
+    assert not any(read for _, read in heard), heard
+
+
+async def test_the_docker_sdk_waits_longer_than_its_timeout(
+    served: Served, desk: FakeDesk, busybox_image: str
+) -> None:
+    desk.room.clear()
+
+    def create_and_remove() -> None:
+        client = sdk.DockerClient(served.url, timeout=1)
+        client.containers.create(busybox_image, "true", labels={"gpushare.gpu": "1"}).remove()
+        client.close()
+
+    creating = asyncio.create_task(asyncio.to_thread(create_and_remove))
+    await desk.waiting.wait()
+    await asyncio.sleep(3)
+    desk.room.set()
+    await creating
