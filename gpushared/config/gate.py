@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gpushared.config.fields import setting
+from gpushared.config.fields import HOUR_SECONDS, setting
 from gpushared.config.kinds import (
     Choice,
     Flag,
@@ -18,13 +18,16 @@ from gpushared.config.kinds import (
     Number,
     OrPercent,
     Percent,
+    Seconds,
     Size,
+    Table,
     Text,
     Whole,
     Words,
     is_absolute,
     toml_string,
 )
+from gpushared.domain.quotas import is_user_name
 
 PRESET = "preset"
 """The value that says: as the preset has it."""
@@ -324,6 +327,14 @@ class GateConfig:
         Whole(16, 65_536),
         "How many requests of a user may be under way, the waiting ones too: an attached client has two or "
         "three.",
+    )
+    max_wait: tuple[tuple[str, int], ...] = setting(
+        (),
+        Table(Text("a user or a project", is_user_name), Seconds(0, 366 * 24 * HOUR_SECONDS)),
+        "How long containers of a user or a project wait in the queue, where their label `gpushare.max-wait` "
+        'does not say so, one a line below `[gate.max_wait]`: `jupyterhub = "0s"`, which is not at all. The '
+        "line of the user who asks wins over the project's; who has none waits until there is room. "
+        "`gpushare run` has its own `--max-wait`.",
     )
     creates_per_user: int = setting(
         256,

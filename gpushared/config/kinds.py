@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 from gpushared.domain.errors import RequestError
 from gpushared.domain.gpu import MIB, WHOLE_PERMILLE
@@ -137,7 +138,7 @@ class Seconds(Whole):
     def read_word(self, word: str) -> object:
         if word.lstrip("-").isdecimal():
             return super().read_word(word)
-        return self._bounded(_parsed(parse_duration, word))
+        return self._bounded(_parsed(partial(parse_duration, least=0), word))
 
 
 @dataclass(frozen=True)
@@ -271,13 +272,13 @@ class Words(Kind):
 
 @dataclass(frozen=True)
 class Table(Kind):
-    """Texts by name, kept as pairs; in one word ``name=text``, separated by commas.
+    """Values by name, kept as pairs; in one word ``name=value``, separated by commas.
 
     A later file's replaces an earlier one's whole.
     """
 
     name: Text
-    item: Text
+    item: Kind
 
     @property
     def words(self) -> str:
@@ -286,7 +287,7 @@ class Table(Kind):
     def read(self, value: object) -> object:
         if not isinstance(value, dict):
             raise Wrong(f"must be a table, not {_described(value)}")
-        return tuple((self.name.read(name), self.item.read(text)) for name, text in value.items())
+        return tuple((self.name.read(name), self.item.read(each)) for name, each in value.items())
 
     def read_word(self, word: str) -> object:
         pairs = [part.partition("=") for part in word.split(",") if part.strip()]
@@ -294,7 +295,7 @@ class Table(Kind):
 
     def write(self, value: object) -> str:
         assert isinstance(value, tuple)
-        pairs = [f"{toml_string(name)} = {toml_string(text)}" for name, text in value]
+        pairs = [f"{toml_string(name)} = {self.item.write(each)}" for name, each in value]
         return f"{{ {', '.join(pairs)} }}" if pairs else "{}"
 
 

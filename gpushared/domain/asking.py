@@ -50,6 +50,8 @@ class Ask:
     away_from: str = ""
     host_cpu_milli: str = ""
     host_memory_bytes: str = ""
+    max_wait: str = ""
+    """How long its client waits in the queue: judged with the rest, but no part of the request."""
 
 
 def read_request(ask: Ask, presets: Mapping[str, Ask]) -> Request:
@@ -63,6 +65,8 @@ def read_request(ask: Ask, presets: Mapping[str, Ask]) -> Request:
     whole = counted and not (ask.gpu_memory or ask.gpu_compute)
     isolation = _isolation(ask, whole=whole, parts=(share, size.compute_permille))
     check_ranges(size, isolation, whole=whole)
+    if ask.max_wait:
+        parse_duration(ask.max_wait, least=0)
     request = Request(
         gpu_count=size.gpu_count,
         compute_permille=size.compute_permille,

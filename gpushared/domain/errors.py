@@ -7,6 +7,7 @@
     ├── PermissionRefused         somebody else's, or not allowed      permission_denied    125
     ├── StateConflict             right thing, wrong moment            failed_precondition  125
     ├── LimitReached              a bound of the daemon is reached     resource_exhausted   125
+    │   └── NoRoom                it would wait, and is not to         resource_exhausted   125
     ├── Unavailable               a part outside the daemon is away    unavailable          125
     │   ├── AuditUnavailable
     │   ├── DaemonUnavailable
@@ -92,6 +93,10 @@ class LimitReached(GpushareError):
     """A bound of the daemon is reached; try again later."""
 
     code = Code.RESOURCE_EXHAUSTED
+
+
+class NoRoom(LimitReached):
+    """What was asked would have to wait, and is to be had at once or not at all."""
 
 
 class Unavailable(GpushareError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpushared.domain.asking import describe
-from gpushared.domain.errors import LimitReached, RequestError, StateConflict
+from gpushared.domain.errors import LimitReached, NoRoom, RequestError, StateConflict
 from gpushared.domain.explain import check_possible, refusal_sentence
 from gpushared.domain.granting import decisions
 from gpushared.domain.lease import Lease, Queued
@@ -92,13 +92,13 @@ def _asked_before(event: RequestSubmitted, draft: Draft) -> Lease | None:
 
 
 def refuse_to_queue(draft: Draft, *, immediate: bool) -> None:
-    """Raises LimitReached for a request that would have to wait where that is not wanted or allowed."""
+    """Raises LimitReached where a request would have to wait and may not, NoRoom where it is not to."""
     lease = draft.find(draft.answer) if draft.answer else None
     if lease is None or not isinstance(lease.state, Queued):
         return
     if immediate:
         decision = next(d for d in decisions(draft.view(), draft.now) if d.lease == lease.id)
-        raise LimitReached(
+        raise NoRoom(
             refusal_sentence(lease.request, decision, draft.view()),
             hint="leave out --immediate to wait for it",
         )

@@ -116,12 +116,12 @@ def parse_percent(text: str) -> int:
     return permille
 
 
-def parse_duration(text: str) -> int:
-    """Whole seconds, at least 1: ``90s``, ``30m``, ``1h30m``, ``2d``. A number alone is refused: of what?"""
-    match = _DURATION.fullmatch(text.strip()) if 0 < len(text) <= MAX_TEXT else None
+def parse_duration(text: str, *, least: int = 1) -> int:
+    """Whole seconds: ``90s``, ``30m``, ``1h30m``, ``2d``. A number alone is refused: of what?"""
+    match = _DURATION.fullmatch(text.strip()) if text.strip() and len(text) <= MAX_TEXT else None
     parts = [int(part or 0) for part in match.groups()] if match else []
     seconds = sum(part * unit for part, unit in zip(parts, (86400, 3600, 60, 1), strict=False))
-    if not 1 <= seconds <= MAX_DURATION_SECONDS:
+    if not match or not least <= seconds <= MAX_DURATION_SECONDS:
         raise RequestError(f"{shown(text)} is not a duration", hint="write 90s, 30m, 1h30m or 2d, up to 366d")
     return seconds
 

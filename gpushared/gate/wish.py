@@ -23,6 +23,7 @@ from gpushared.gate.inject import VISIBLE_DEVICES, merge_env, user_targets
 from gpushared.gate.policy.fields import DEVICE, DEVICE_REQUEST
 from gpushared.ports import LABEL_ATTEMPT, LABEL_DEVICE, LABEL_GATE, LABEL_JOB, LABEL_LEASE, LABEL_OWNER
 
+LABEL_MAX_WAIT = "gpushare.max-wait"
 WISH_LABELS = {
     "gpushare.gpu": "gpu",
     "gpushare.gpu-memory": "gpu_memory",
@@ -41,6 +42,7 @@ WISH_LABELS = {
     "gpushare.away-from": "away_from",
     "gpushare.host-cpu-milli": "host_cpu_milli",
     "gpushare.host-memory-bytes": "host_memory_bytes",
+    LABEL_MAX_WAIT: "max_wait",
 }
 SIZE_FIELDS = ("gpu", "gpu_memory", "gpu_compute", "preset")
 """One of them makes a wish; a class or a time alone does not."""

@@ -299,7 +299,7 @@ class Daemon:
         )
         await load_enrolment(self._enrolment, self._troubles)
         self._api = self._make_api(loop)
-        self._set_presets()
+        self._set_defaults()
         audit = self._audit
         gate = self._gate = Gate(
             config.engine.socket,
@@ -449,7 +449,7 @@ class Daemon:
         self._shares.limits = limits_of(config)
         self._jobs.reload(config)
         self._pool.link.reload()
-        self._set_presets()
+        self._set_defaults()
         self._pulse.tell_again()  # after what is said about this
         log.info("configuration reloaded")
 
@@ -457,7 +457,9 @@ class Daemon:
         """The old configuration stays."""
         self._audit.told_of_reload(error)
 
-    def _set_presets(self) -> None:
+    def _set_defaults(self) -> None:
+        """What requests have that do not say it, and the presets that they name."""
+        self._desk.max_waits = dict(self._config.gate.max_wait)
         presets = {name: preset.ask for name, preset in self._config.presets.items()}
         self._api.presets = self._desk.presets = presets
         self._api.preset_texts = {name: preset.description for name, preset in self._config.presets.items()}

@@ -17,6 +17,7 @@ from gpushared.domain.errors import (
     EngineUnavailable,
     GpushareError,
     JournalUnavailable,
+    NoRoom,
     NotFound,
     StateConflict,
     TimedOut,
@@ -36,16 +37,19 @@ from gpushared.domain.lease import (
     Suspending,
     state_name,
 )
+from gpushared.domain.offer import offer
+from gpushared.domain.policy.projects import project_of
 from gpushared.domain.request import Caller, Request
 from gpushared.domain.stopping import AskedEnd
 from gpushared.domain.terms import still_meant
 from gpushared.gate.desk import Claim
 from gpushared.gate.inject import binds_late
-from gpushared.gate.wish import wish_of
+from gpushared.gate.wish import LABEL_MAX_WAIT, wish_of
 from gpushared.node.attendance import Attendance
 from gpushared.node.follower import Follower
 from gpushared.node.job_terms import environment_of, labels_of, launcher_defaults
 from gpushared.node.loop import Loop
+from gpushared.node.patience import Patience, no_room, patience_of
 from gpushared.node.performer import Performer
 from gpushared.node.views import outcome
 from gpushared.ports import LABEL_JOB, ContainerFacts, ContainerStatus, Edits, Engine, EngineFacts, Journal
@@ -70,6 +74,8 @@ class NodeDesk:
         stop_grace_seconds: int,
     ) -> None:
         self.presets: Mapping[str, Ask] = {}
+        self.max_waits: Mapping[str, int] = {}
+        """Seconds that requests wait in the queue that do not say so themselves, by user or project."""
         self._loop = loop
         self._performer = performer
         self._follower = follower
@@ -180,24 +186,46 @@ class NodeDesk:
 
     async def acquire(self, wish: Ask, caller: Caller) -> Claim:
         request = read_request(wish, self.presets)
-        return await self._acquire(request, caller, device_name="")
+        patience = self._patience(wish.max_wait, caller, self._project(request, caller))
+        return await self._acquire(request, caller, "", patience)
 
-    async def _acquire(self, request: Request, caller: Caller, device_name: str) -> Claim:
-        asked = m.RequestSubmitted(request, caller, device_name=device_name, holder=caller.process)
-        lease = _present(await self._loop.send(asked))
+    async def _acquire(self, request: Request, caller: Caller, device_name: str, patience: Patience) -> Claim:
+        asked = m.RequestSubmitted(
+            request, caller, device_name=device_name, holder=caller.process, immediate=not patience.waits
+        )
         try:
-            await self._granted(lease)
+            lease = _present(await self._loop.send(asked))
+        except NoRoom as error:
+            # Offered and not queued: a request in the queue, however short, makes others give way.
+            told = offer(self._loop.state, request, caller, self._loop.now()).waiting
+            raise no_room(patience, told, self._loop.state, self._loop.now()) from error
+        try:
+            await self._granted(lease, patience)
             return await self.claim(lease.id, caller)
         except (GpushareError, asyncio.CancelledError):
             self._in_background(self.release(lease.id))
             raise
 
-    async def _granted(self, lease: Lease) -> None:
+    async def _granted(self, lease: Lease, patience: Patience) -> None:
         with self._attendance.waiting(lease.id, self._loop.now()):
             while isinstance((lease := self._loop.state.find(lease.id)).state, Queued):
-                await self._loop.changed(LOOK_AGAIN_SECONDS)
+                await self._room(lease, patience)
         if isinstance(lease.state, Ended):
             raise StateConflict(f"lease {lease.id} ended while it waited", hint="ask again")
+
+    async def _room(self, lease: Lease, patience: Patience) -> None:
+        """Comes back when there may be room for it. Raises LimitReached when it has waited long enough."""
+        now = self._loop.now()
+        if now >= patience.until:
+            raise no_room(patience, self._loop.waiting_of(lease), self._loop.state, now)
+        await self._loop.changed(min(LOOK_AGAIN_SECONDS, patience.until - now))
+
+    def _patience(self, label: str, caller: Caller, project: str) -> Patience:
+        """Of the caller, who is not always the one that is to have the lease."""
+        return patience_of(label, (caller.name, project), self.max_waits, self._loop.now())
+
+    def _project(self, request: Request, owner: Caller) -> str:
+        return project_of(owner.name, request.project, self._loop.state.policy)
 
     async def release(self, lease: LeaseId) -> None:
         root = Caller(0, 0, "the daemon", trusted=True)
@@ -215,7 +243,7 @@ class NodeDesk:
         if facts is None or not facts.device_name:
             return
         await self._follower.note_end(facts, at)
-        lease = await self._after_draining(container)
+        lease = await self._on_its_gpus(container, caller)
         if lease is not None:
             await self._loop.send(m.StartAsked(lease.id))
         else:
@@ -225,7 +253,7 @@ class NodeDesk:
         await self._follower.inspect(container)
 
     async def before_restart(self, container: ContainerId, caller: Caller) -> None:
-        lease = await self._after_draining(container)
+        lease = await self._on_its_gpus(container, caller)
         if lease is not None:
             await self._loop.send(m.RestartAsked(lease.id, self._stop_grace_seconds))
         else:
@@ -265,7 +293,7 @@ class NodeDesk:
             async with asyncio.timeout(DRAIN_SECONDS):
                 while (lease := self._loop.state.of_container(container)) is not None:
                     if not isinstance(lease.state, Draining):
-                        return await self._off_its_gpus(lease)
+                        return lease
                     await self._loop.changed(LOOK_AGAIN_SECONDS)
         except TimeoutError:
             raise StateConflict(
@@ -274,22 +302,31 @@ class NodeDesk:
             ) from None
         return None
 
-    async def _off_its_gpus(self, lease: Lease) -> Lease:
-        """A lease that gave way: one to be started again is waited for, a paused one is not started."""
+    async def _on_its_gpus(self, container: ContainerId, caller: Caller) -> Lease | None:
+        """Its live lease. One that gave way to others is waited for, but a paused one is not started."""
+        lease = await self._after_draining(container)
+        if lease is None:
+            return None
         if isinstance(lease.state, Suspending | Suspended | Resuming):
             raise StateConflict(
                 f"lease {lease.id} is {state_name(lease.state)}: its processes are frozen, and go on later",
                 hint=f"`gpushare resume {lease.id}` brings it back",
             )
-        while isinstance(lease.state, Requeued):
-            await self._loop.changed(LOOK_AGAIN_SECONDS)
-            lease = self._loop.state.find(lease.id)
+        if isinstance(lease.state, Requeued):
+            facts = await self._engine.inspect(container)
+            label = facts.labels.get(LABEL_MAX_WAIT, "") if facts else ""
+            patience = self._patience(label, caller, lease.payer)
+            while isinstance(lease.state, Requeued):
+                await self._room(lease, patience)
+                lease = self._loop.state.find(lease.id)
         return lease
 
     async def _lease_again(self, facts: ContainerFacts, caller: Caller) -> None:
         _check_not_given_up(facts)
         request, owner = await self._request_again(facts, caller)
-        claim = await self._acquire(request, owner, facts.device_name)
+        label = facts.labels.get(LABEL_MAX_WAIT, "")
+        patience = self._patience(label, caller, self._project(request, owner))
+        claim = await self._acquire(request, owner, facts.device_name, patience)
         await self.created(claim.lease, facts.id, facts.name, facts.image, stays=False)
 
     async def _request_again(self, facts: ContainerFacts, caller: Caller) -> tuple[Request, Caller]:

@@ -22,6 +22,7 @@ from gpushared.domain.errors import (
     TimedOut,
     Unavailable,
 )
+from gpushared.domain.explain import Waiting, waiting
 from gpushared.domain.forecast import Start, starts
 from gpushared.domain.granting import decisions
 from gpushared.domain.instructions import Instruction
@@ -101,6 +102,14 @@ class Loop:
             by_lease = {decision.lease: decision for decision in decisions(self.state, now)}
             self._outlook = (self.state, Outlook(by_lease, starts(self.state, now) if by_lease else {}))
         return self._outlook[1]
+
+    def waiting_of(self, lease: Lease) -> Waiting | None:
+        """Why a lease waits and where it stands; None where it does not wait."""
+        outlook = self.outlook()
+        decision = outlook.decisions.get(lease.id)
+        if decision is None:
+            return None
+        return waiting(decision, self.state, len(outlook.decisions), self.now(), outlook.starts)
 
     def take_rules(self, rules: Rules) -> None:
         """New figures of the configuration; they hold from the next event on."""

@@ -9,7 +9,7 @@ import psutil
 
 from gpushared.api.v1 import gpus_pb2, leases_pb2
 from gpushared.domain.asking import describe
-from gpushared.domain.explain import Waiting, waiting
+from gpushared.domain.explain import Waiting
 from gpushared.domain.gpu import WHOLE_PERMILLE, Drained, Gpu, GpuId
 from gpushared.domain.idle import idle_since
 from gpushared.domain.lease import (
@@ -171,12 +171,7 @@ class Views:
 
     def waiting_of(self, lease: Lease) -> Waiting | None:
         """Why a lease waits and where it stands; None where it does not wait."""
-        outlook = self._loop.outlook()
-        decision = outlook.decisions.get(lease.id)
-        if decision is None:
-            return None
-        state, now = self._loop.state, self._loop.now()
-        return waiting(decision, state, len(outlook.decisions), now, outlook.starts)
+        return self._loop.waiting_of(lease)
 
     def nearest(self, lease: Lease) -> str:
         """What would be granted at once instead, or an empty text."""
