@@ -127,6 +127,16 @@ def test_who_does_not_wait_is_refused_at_once_with_place_and_time(node: DaemonPr
     assert queued(node) == []
 
 
+def test_a_container_that_removes_itself_is_gone_when_its_start_is_refused(node: DaemonProcess) -> None:
+    """Docker's client waits for that."""
+    node.request("1")
+    labels = ("--label", f"{ONE_GPU}=1", "--label", f"{MAX_WAIT}=0s")
+    done = node.docker("run", "--rm", *node.container_options(*labels), "true")
+    assert (done.returncode, "there is no room now" in done.stderr) == (125, True)
+    mark = f"label={OWN_LABEL}={node.directory.name}"
+    assert node.check("ps", "--all", "--quiet", "--filter", mark) == ""
+
+
 def test_who_does_not_wait_makes_nobody_give_way(new_daemon: NewDaemon, docker_engine: str) -> None:
     rules = '[projects.lab]\nguaranteed = 1\nusers = ["root"]\n[classes.train]\nmin_run_seconds = 0\n'
     daemon = new_daemon(engine=docker_engine, simulate="h100", config=rules)

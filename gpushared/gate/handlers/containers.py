@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from gpushared.domain.errors import GpushareError, PermissionRefused
 from gpushared.domain.request import Caller
@@ -71,7 +72,8 @@ class Containers:
         if not container.device_name:
             await self._send_start(call, container)
             return
-        await while_waiting(call.exchange, self._desk.before_start(container.id, call.caller))
+        async with self._gone_if_refused(call, container):
+            await while_waiting(call.exchange, self._desk.before_start(container.id, call.caller))
         status = FIRST_FAILURE
         try:
             status = await self._send_start(call, container)
@@ -86,14 +88,19 @@ class Containers:
     async def _startable(self, call: Call) -> Container:
         """The caller's container, whose names and paths still mean what they did when it was created."""
         container = await find_container(self._engine, call.match.name, call.caller)
-        try:
+        async with self._gone_if_refused(call, container):
             await self._check_startable(call, container)
+        return container
+
+    @asynccontextmanager
+    async def _gone_if_refused(self, call: Call, container: Container) -> AsyncIterator[None]:
+        """As the engine does when a start fails: `docker run --rm` waits for it. One that runs stays."""
+        try:
+            yield
         except GpushareError:
             if container.auto_remove and call.match.route.action is Action.START:
-                # As the engine does when a start fails: `docker run --rm` waits for it. One that runs stays.
                 await self._engine.call("DELETE", f"/containers/{container.id}?v=1".encode())
             raise
-        return container
 
     async def _check_startable(self, call: Call, container: Container) -> None:
         if not call.caller.trusted:
