@@ -51,8 +51,8 @@ class Own(NamedTuple):
 class Screen(NamedTuple):
     """What there is to show: cells for people, items for programs.
 
-    ``notes`` are lines under the table, ``told`` are lines in its place; ``extra`` are fields of the JSON
-    envelope beside the items.
+    ``notes`` are lines under the table that say what is wrong, ``last`` is the line under those; ``told`` are
+    lines in the table's place; ``extra`` are fields of the JSON envelope beside the items.
     """
 
     rows: Sequence[Row]
@@ -60,6 +60,7 @@ class Screen(NamedTuple):
     ids: Sequence[str]
     simulated: bool = False
     notes: Sequence[str] = ()
+    last: str = ""
     extra: dict[str, Any] | None = None
     told: Sequence[str] | None = None
     exit_code: int = 0
@@ -177,5 +178,5 @@ def _table(columns: Sequence[Column], screen: Screen, options: Options, drops: S
     if options.headers:
         above = [table.paint(SIMULATED, "33" if colour else None)] if screen.simulated else []
         notes = [table.paint(note, "31" if colour else None) for note in screen.notes]
-        written = [*above, *written, *notes]
+        written = [*above, *written, *notes, *filter(None, [screen.last])]
     return "".join(f"{line}\n" for line in written)

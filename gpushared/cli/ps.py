@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from gpushared.cli import text
-from gpushared.cli.listing import Listing, Options, Screen
+from gpushared.cli.faults import UsageError
+from gpushared.cli.listing import Listing, Options, Own, Screen
 from gpushared.cli.table import Column, Row
-from gpushared.client import Client, Lease, OfferAnswer, UnmanagedProcess
+from gpushared.client import Client, Lease, LeaseList, OfferAnswer, UnmanagedProcess
 
 IMAGE_SHOWN = 40
+LIMIT = 50
+"""So many leases that are over are shown unless a number is named."""
+MAX_LIMIT = 100_000
+PAGE = 1000
 
 
 def lease_row(lease: Lease, now: float) -> Row:
@@ -88,16 +94,66 @@ def _narrow(row: Row, output: str) -> Row:
 
 
 def fetch(client: Client, options: Options) -> Screen:
-    answer = client.leases(ended=options.ended)
+    answer, leases, more = _asked_for(client, options)
     now = time.time()
-    rows = [_narrow(lease_row(lease, now), options.output) for lease in answer.leases]
+    user = options.value("user")
+    unmanaged = [one for one in answer.unmanaged if not options.value("state") and user in {"", one.user}]
+    rows = [_narrow(lease_row(lease, now), options.output) for lease in leases]
     return Screen(
-        rows=rows + [_unmanaged_row(process) for process in answer.unmanaged],
-        items=[lease.to_json() for lease in answer.leases],
-        ids=[lease.id for lease in answer.leases],
+        rows=rows + [_unmanaged_row(process) for process in unmanaged],
+        items=[lease.to_json() for lease in leases],
+        ids=[lease.id for lease in leases],
         simulated=answer.simulated,
-        extra={"unmanaged": [process.to_json() for process in answer.unmanaged]},
+        last=_not_shown(more, _limit(options)),
+        extra={"unmanaged": [process.to_json() for process in unmanaged], "not_shown": more},
     )
+
+
+def _asked_for(client: Client, options: Options) -> tuple[LeaseList, list[Lease], int]:
+    """The first answer, all leases that are to be shown, and how many that are over are not."""
+    limit, since = _limit(options), options.value("since")
+    asked = partial(
+        client.leases,
+        ended=options.ended or bool(since or options.value("limit")),
+        since=_moment(since) if since else 0.0,
+        user=options.value("user"),
+        states=[one.strip() for one in options.value("state").split(",") if one.strip()],
+    )
+    first = answer = asked(limit=min(limit, PAGE))
+    leases, past = list(answer.leases), _over(answer)
+    while answer.next_page_token and past < limit:
+        answer = asked(limit=min(limit - past, PAGE), page_token=answer.next_page_token)
+        leases += answer.leases
+        past += _over(answer)
+    return first, leases, answer.more
+
+
+def _over(answer: LeaseList) -> int:
+    return sum(lease.state == "ended" for lease in answer.leases)
+
+
+def _not_shown(more: int, limit: int) -> str:
+    if not more:
+        return ""
+    leases = "1 lease that is over is" if more == 1 else f"{more} leases that are over are"
+    return f"{leases} not shown: --limit {limit + more} shows all, --since 1d those of a day"
+
+
+def _limit(options: Options) -> int:
+    said = options.value("limit")
+    if not said:
+        return LIMIT
+    if not (said.isascii() and said.isdigit() and 0 < int(said[:9]) <= MAX_LIMIT):
+        raise UsageError(f"--limit {said[:40]!r} is no number of leases", hint=f"say 1 to {MAX_LIMIT}")
+    return int(said[:9])
+
+
+def _moment(text: str) -> float:
+    from datetime import datetime
+
+    from gpushared.cli.moment import read_past
+
+    return read_past(text, datetime.now().astimezone())
 
 
 LISTING = Listing(
@@ -112,6 +168,8 @@ images of other users are not shown.
 Examples:
   gpushare ps
   gpushare ps --all -o wide
+  gpushare ps --since 1d --user alice
+  gpushare ps --state failed,over_limit --limit 200
   gpushare ps -o columns=lease,user,memory --no-headers
   gpushare stop $(gpushare ps -q)
 """,
@@ -142,4 +200,10 @@ Examples:
     drops=("wall", "age", "share", "image", "left", "gpu", "memory", "user"),
     fetch=fetch,
     has_ended=True,
+    own=(
+        Own(("--limit",), "Show at most so many leases that are over; implies --all.  [default: 50]", "N"),
+        Own(("--since",), "Of those only what ended since: 2h, 22:00, 2026-11-22; implies --all.", "WHEN"),
+        Own(("--user",), "Only the leases of this user.", "NAME"),
+        Own(("--state",), "Only leases in these states, by the words in STATE, or ended.", "STATE,..."),
+    ),
 )

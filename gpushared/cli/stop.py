@@ -5,7 +5,10 @@ from __future__ import annotations
 import click
 
 from gpushared.cli import complete
-from gpushared.cli.each import each_lease
+from gpushared.cli.each import each_begun
+from gpushared.cli.faults import say
+from gpushared.cli.stopping import Stop
+from gpushared.cli.waiting import Interrupted, signals_interrupt
 from gpushared.client import Client
 
 
@@ -18,17 +21,27 @@ from gpushared.client import Client
     metavar="SECONDS",
     help="How long a container gets to end by itself.  [default: 10]",
 )
+@click.option("--wait", is_flag=True, help="Come back when the leases are over and their GPU memory is free.")
 @click.argument("lease", shell_complete=complete.leases, nargs=-1, required=True)
-def stop(lease: tuple[str, ...], grace_seconds: int | None) -> int:
+def stop(lease: tuple[str, ...], grace_seconds: int | None, wait: bool) -> int:
     """End leases, whatever their state: a queued one leaves the queue, a running container is stopped.
 
-    LEASE is a lease id, a container's name, or the beginning of a container's id. The lease's GPU memory is
-    free for others once the GPU shows it back. Prints each lease that was ended.
+    LEASE is a lease id, a container's name, or the beginning of a container's id. Comes back when the
+    containers have stopped, as docker stop does, so that docker rm can remove them. The GPU memory of a lease
+    is free for others once the GPU shows it back, which --wait waits for. Prints each lease that was ended.
+    Ctrl-C ends only the command.
 
     \b
     Examples:
       gpushare stop l-7f3k
       gpushare stop --grace 60 trainer
+      gpushare stop trainer && docker rm trainer
+      gpushare stop --wait trainer && gpushare run --gpu 1 --immediate IMAGE
     """  # noqa: D301 - click's mark for lines it must not join
-    client = Client()
-    return each_lease(lease, lambda name: client.stop(name, grace_seconds=grace_seconds).id)
+    stops = Stop(Client(), grace_seconds, until_over=wait)
+    try:
+        with signals_interrupt():
+            return each_begun(lease, stops.begin, stops.finish)
+    except Interrupted as end:
+        say("the leases end without this command", hint="`gpushare ps` shows how far they are")
+        return end.exit_code

@@ -148,9 +148,24 @@ class Client:
         """A lease by its id, its container's name or the beginning of its container's id."""
         return Lease(self.call("Leases/Get", {"lease_id": lease_id}))
 
-    def leases(self, *, ended: bool = False, limit: int = 0) -> LeaseList:
-        """All leases and the GPU processes without one; ``ended`` adds the newest that are over."""
-        return LeaseList(self.call("Leases/List", {"ended": ended, "limit": limit}))
+    def leases(
+        self,
+        *,
+        ended: bool = False,
+        limit: int = 0,
+        since: float = 0.0,
+        user: str = "",
+        states: Sequence[str] = (),
+        page_token: str = "",
+    ) -> LeaseList:
+        """All leases and the GPU processes without one; ``ended`` adds the newest that are over.
+
+        Of those at most ``limit`` (50; 1000 is the most) that ended ``since`` (epoch seconds); ``more`` says
+        how many there are besides, and ``next_page_token`` leads to them.
+        """
+        asked: dict[str, object] = {"ended": ended, "limit": limit, "since": since, "user": user}
+        asked |= {"states": list(states), "page_token": page_token}
+        return LeaseList(self.call("Leases/List", asked))
 
     def explain(self, lease_id: str) -> Explanation:
         """Why a lease waits, and its story."""
@@ -266,8 +281,13 @@ class Client:
 
     # --- the Docker API on the same socket
 
-    def docker(self, method: str, target: str, *, answer_seconds: float = ANSWER_SECONDS) -> http.Answer:
-        """One request without a body to the Docker API behind the gate, its answer as it came."""
+    def docker(
+        self, method: str, target: str, *, answer_seconds: float = ANSWER_SECONDS, may_repeat: bool = False
+    ) -> http.Answer:
+        """One request without a body to the Docker API behind the gate, its answer as it came.
+
+        ``may_repeat``: it does no harm where an earlier try was carried out, as that of every GET.
+        """
 
         def once() -> http.Answer:
             answer = http.exchange(self.path, method, target, timeout_seconds=answer_seconds)
@@ -276,7 +296,7 @@ class Client:
             return answer
 
         try:
-            return self._asked(once, may_repeat=method == "GET")
+            return self._asked(once, may_repeat=may_repeat or method == "GET")
         except _NotNow as error:
             return error.answer
 

@@ -195,6 +195,8 @@ class LeaseList(Message):
     leases: tuple[Lease, ...] = ()
     unmanaged: tuple[UnmanagedProcess, ...] = ()
     simulated: bool = False
+    more: int = 0
+    next_page_token: str = ""
 
 
 class StoryEntry(Message):

@@ -7,7 +7,7 @@ deciding. The times are estimates: leases may end sooner, and whoever asks later
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpushared.domain.granting import grant_what_fits
@@ -30,6 +30,7 @@ from gpushared.domain.lease import (
     Suspended,
     Suspending,
 )
+from gpushared.domain.queue import NEVER, Decision
 from gpushared.domain.requeue import is_leaving
 from gpushared.domain.rules import Rules
 from gpushared.domain.state import Draft, NodeState
@@ -49,9 +50,12 @@ class Start:
     grants: tuple[Grant, ...]
 
 
-def starts(state: NodeState, now: float) -> Mapping[LeaseId, Start]:
-    """How each waiting lease starts if every lease uses its whole time limit; those unknown are left out."""
-    waiting = [lease.id for lease in state.waiting()]
+def starts(state: NodeState, now: float, decided: Sequence[Decision] = ()) -> Mapping[LeaseId, Start]:
+    """How each waiting lease starts if every lease uses its whole time limit; those unknown are left out.
+
+    ``decided``: what the pass over the queue said, who goes first in front.
+    """
+    waiting = [one.lease for one in decided] or [lease.id for lease in state.waiting()]
     sought, beyond = set(waiting[:POSITIONS]), set(waiting[POSITIONS:])
     known = {lease: _due(one, state.rules, now) for lease, one in state.leases.items() if lease not in beyond}
     state = replace(state, leases=known)
@@ -65,6 +69,16 @@ def starts(state: NodeState, now: float) -> Mapping[LeaseId, Start]:
             break
         at = min(later)
     return found
+
+
+def in_order_of_start(decided: Iterable[Decision], known: Mapping[LeaseId, Start]) -> list[Decision]:
+    """The decisions with their places in the order in which the requests are expected to start.
+
+    Those that start at the same time stay in the order in which the pass looked at them. So do those whose
+    start nobody knows, behind all others.
+    """
+    ordered = sorted(decided, key=lambda one: known[one.lease].at if one.lease in known else NEVER)
+    return [replace(one, position=place) for place, one in enumerate(ordered, start=1)]
 
 
 def _passed(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from gpushared.domain.errors import GpushareError
 from gpushared.domain.explain import Waiting, nearest_permille, waiting
-from gpushared.domain.forecast import starts
+from gpushared.domain.forecast import in_order_of_start, starts
 from gpushared.domain.gpu import WHOLE_PERMILLE
 from gpushared.domain.granting import decisions
 from gpushared.domain.instances import wants_instances
@@ -59,8 +59,8 @@ def offer(state: NodeState, request: Request, caller: Caller, now: float) -> Off
     if isinstance(lease.state, Reserved):
         return Offer(lease.payer, starts_now=True, grants=lease.grants, start_to=now)
     decided = decisions(after, now)
-    (mine,) = (one for one in decided if one.lease == lease.id)
-    foretold = starts(after, now)
+    foretold = starts(after, now, decided)
+    (mine,) = (one for one in in_order_of_start(decided, foretold) if one.lease == lease.id)
     start = foretold.get(lease.id)
     promised = lease.promised
     leavers = promised.victims if promised else ()

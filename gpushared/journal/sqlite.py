@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from gpushared.domain.lease import Lease, LeaseId, StoryEntry
 from gpushared.journal.store import KEEP_ENDED, Store
 from gpushared.journal.words import WORDS
-from gpushared.ports import JournalSnapshot, JournalWrite
+from gpushared.ports import JournalSnapshot, JournalWrite, Past
 from gpushared.sqlite.calls import Calls
 
 
@@ -51,6 +53,18 @@ class SqliteJournal(Calls):
 
     async def ended(self, limit: int) -> tuple[Lease, ...]:
         return await self._read(lambda: self._store.ended(limit))
+
+    async def past(self, which: Past, limit: int) -> tuple[tuple[Lease, ...], int]:
+        """A few thousand rows at a time, so that no commit waits for a long look."""
+        leases: list[Lease] = []
+        more, before = 0, which.before
+        while True:
+            step = partial(self._store.past_step, replace(which, before=before), limit - len(leases))
+            found, beyond, before = await self._read(step)
+            leases += found
+            more += beyond
+            if before is None:
+                return tuple(leases), more
 
     async def close(self) -> None:
         """Finish what was asked, then let go of the file. Calls after it are refused."""

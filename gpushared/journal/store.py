@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ from gpushared.domain.lease import (
 from gpushared.journal import attempts, schema, standing
 from gpushared.journal.codec import lease_from_json, lease_to_json
 from gpushared.journal.words import WORDS
-from gpushared.ports import JournalSnapshot, JournalWrite
+from gpushared.ports import JournalSnapshot, JournalWrite, Past
 from gpushared.records import RecordError
 from gpushared.sqlite.file import SqliteFile
 
@@ -31,6 +32,9 @@ PRUNE_EVERY = 10
 PRUNE_STEP = 20
 """More than ``PRUNE_EVERY``, so that a lowered limit is reached in time, few enough for some milliseconds."""
 
+PAST_STEP = 2000
+"""Rows of leases that are over which are looked through before a commit may come in between."""
+
 _PUT_LEASE = """
     INSERT INTO lease (sequence, id, owner_uid, state, ended_at, body) VALUES (?, ?, ?, ?, ?, ?)
     ON CONFLICT (id) DO UPDATE
@@ -39,6 +43,13 @@ _PUT_ENTRY = """
     INSERT INTO story (lease, at, state, text) VALUES ((SELECT sequence FROM lease WHERE id = ?), ?, ?, ?)"""
 _PUT_SEQUENCE = "UPDATE meta SET value = ? WHERE key = 'next_sequence'"
 _PUT_DRAINED = "INSERT INTO drained (gpu, reason, since, by, sick) VALUES (?, ?, ?, ?, ?)"
+_PAST = """
+    SELECT ended_at, sequence, CASE
+        WHEN ? NOT IN ('', json_extract(body, '$.owner_name')) THEN NULL
+        WHEN ? != '[]' AND json_extract(body, '$.state.outcome.kind') NOT IN (SELECT value FROM json_each(?))
+        THEN NULL ELSE body END
+    FROM lease WHERE ended_at >= ? AND ended_at <= ? AND (ended_at, sequence) < (?, ?)
+    ORDER BY ended_at DESC, sequence DESC LIMIT ?"""
 _PRUNE = """
     DELETE FROM lease WHERE sequence IN (
         SELECT sequence FROM lease WHERE ended_at IS NOT NULL ORDER BY ended_at, sequence LIMIT ?)"""
@@ -110,6 +121,18 @@ class Store(SqliteFile):
                 (max(0, min(limit, sys.maxsize)),),
             )
             return tuple(lease_from_json(body) for (body,) in rows)
+
+    def past_step(self, which: Past, limit: int) -> tuple[list[Lease], int, tuple[float, int] | None]:
+        """The next rows of leases that are over: those that match, how many more do, and where to go on."""
+        at, sequence = which.before or (sys.float_info.max, sys.maxsize)
+        outcomes = json.dumps(sorted(which.outcomes))
+        wanted = (_storable(which.owner), outcomes, outcomes)
+        with self._reading() as db:
+            rows = db.execute(_PAST, (*wanted, which.since, at, at, sequence, PAST_STEP)).fetchall()
+        bodies = [body for _, _, body in rows if body is not None]
+        found = bodies[: max(0, limit)]
+        last = (rows[-1][0], rows[-1][1]) if len(rows) == PAST_STEP else None
+        return [lease_from_json(body) for body in found], len(bodies) - len(found), last
 
     # --- pieces ----------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from gpushared.node.drains import Drains
 from gpushared.node.effects import resize_effects
 from gpushared.node.examination import Examination
 from gpushared.node.follower import Follower
+from gpushared.node.lease_list import listed
 from gpushared.node.loop import Loop
 from gpushared.node.membership import Memberships
 from gpushared.node.projects import Projects
@@ -32,8 +33,6 @@ from gpushared.serving.lease_words import read_lease_request
 from gpushared.serving.troubles import Troubles
 
 MAX_WAIT_SECONDS = 60.0
-MAX_LISTED = 1000
-LISTED = 50
 SHORTEST_CONTAINER_ID = 4
 
 
@@ -200,15 +199,13 @@ class Api:
         self, message: leases_pb2.ListLeasesRequest, caller: Caller
     ) -> leases_pb2.ListLeasesResponse:
         """Live leases in the order they were asked for; with ``ended`` those that are over, newest first."""
-        leases = list(self._loop.state.leases.values())
-        if message.ended:
-            over = await self._journal.ended(min(message.limit or LISTED, MAX_LISTED))
-            ended_since = {lease.id for lease in over}
-            leases = [*(lease for lease in leases if lease.id not in ended_since), *over]
+        found = await listed(message, self._loop.state, self._journal)
         return leases_pb2.ListLeasesResponse(
-            leases=[self._view(lease, caller) for lease in leases],
+            leases=[self._view(lease, caller) for lease in found.leases],
             unmanaged=self.views.strangers(self._sampler.newest),
             simulated=self._simulated,
+            more=found.more,
+            next_page_token=found.next_token,
         )
 
     async def explain(self, message: leases_pb2.LeaseRef, caller: Caller) -> leases_pb2.Explanation:

@@ -23,7 +23,7 @@ from gpushared.domain.errors import (
     Unavailable,
 )
 from gpushared.domain.explain import Waiting, waiting
-from gpushared.domain.forecast import Start, starts
+from gpushared.domain.forecast import Start, in_order_of_start, starts
 from gpushared.domain.granting import decisions
 from gpushared.domain.instructions import Instruction
 from gpushared.domain.lease import Lease, LeaseId
@@ -99,8 +99,10 @@ class Loop:
         """The queue as it stands; worked out once for each state, however many ask."""
         if self._outlook is None or self._outlook[0] is not self.state:
             now = self._clock.now()
-            by_lease = {decision.lease: decision for decision in decisions(self.state, now)}
-            self._outlook = (self.state, Outlook(by_lease, starts(self.state, now) if by_lease else {}))
+            decided = decisions(self.state, now)
+            known = starts(self.state, now, decided) if decided else {}
+            by_lease = {one.lease: one for one in in_order_of_start(decided, known)}
+            self._outlook = (self.state, Outlook(by_lease, known))
         return self._outlook[1]
 
     def waiting_of(self, lease: Lease) -> Waiting | None:

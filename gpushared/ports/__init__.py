@@ -32,7 +32,7 @@ from gpushared.ports.gpus import (
     GpuSettings,
     MemoryLimiter,
 )
-from gpushared.ports.journal import Journal, JournalSnapshot, JournalWrite
+from gpushared.ports.journal import Journal, JournalSnapshot, JournalWrite, Past
 from gpushared.ports.reality import DeviceNode, DeviceRule, Exposure, Machine, Reality, Word
 from gpushared.ports.sharing import Checkpoints, ServerFault, Sharing, SharingStatus
 from gpushared.ports.user_walls import UserBounds, UserUse, UserWalls
@@ -71,6 +71,7 @@ __all__ = [
     "Machine",
     "MemoryLimiter",
     "Mount",
+    "Past",
     "Reality",
     "ServerFault",
     "Sharing",

@@ -46,6 +46,20 @@ class JournalWrite:
     """Final records of attempts that are older are to go; None = none."""
 
 
+@dataclass(frozen=True, slots=True)
+class Past:
+    """Which leases that are over are meant; what is left out is no condition.
+
+    ``outcomes``: by the kinds of their records. ``before``: the end and the sequence of a lease; those are
+    meant that come after it, newest first.
+    """
+
+    since: float = 0.0
+    owner: str = ""
+    outcomes: frozenset[str] = frozenset()
+    before: tuple[float, int] | None = None
+
+
 class Journal(Protocol):
     """The durable memory. Errors: ``JournalUnavailable`` (nothing of the write happened then)."""
 
@@ -63,6 +77,10 @@ class Journal(Protocol):
 
     async def ended(self, limit: int) -> tuple[Lease, ...]:
         """Leases that are over, newest first."""
+        ...
+
+    async def past(self, which: Past, limit: int) -> tuple[tuple[Lease, ...], int]:
+        """Leases that are over, newest first, and how many more of them there are beyond the limit."""
         ...
 
     async def close(self) -> None: ...

@@ -14,7 +14,8 @@ from gpushared.domain.jobs.key import AttemptKey
 from gpushared.domain.lease import STORY_KEPT_IN_MEMORY, Ended, Lease, LeaseId, StoryEntry
 from gpushared.domain.policy.projects import Project
 from gpushared.domain.policy.standing import Standing, StandingChange
-from gpushared.ports import JournalSnapshot, JournalWrite
+from gpushared.ports import JournalSnapshot, JournalWrite, Past
+from gpushared.records import kind_of
 from gpushared.testing.failing import Failing
 
 
@@ -81,6 +82,10 @@ class MemoryJournal(Failing):
             lease for _, _, lease in sorted(over, key=lambda row: row[:2], reverse=True)[: max(0, limit)]
         )
 
+    async def past(self, which: Past, limit: int) -> tuple[tuple[Lease, ...], int]:
+        over = [one for one in await self.ended(len(self._leases)) if _matches(one, which)]
+        return tuple(over[: max(0, limit)]), max(0, len(over) - max(0, limit))
+
     async def close(self) -> None:
         self.closed = True
 
@@ -128,3 +133,13 @@ class MemoryJournal(Failing):
     def _standing(self) -> Standing:
         rows = tuple((project, bucket, amount) for (project, bucket), amount in sorted(self._usage.items()))
         return Standing(rows, dict(self._turns), self._projects)
+
+
+def _matches(lease: Lease, which: Past) -> bool:
+    assert isinstance(lease.state, Ended), "only of those that are over"
+    return (
+        lease.state.at >= which.since
+        and which.owner in {"", lease.owner_name}
+        and (not which.outcomes or kind_of(type(lease.state.outcome)) in which.outcomes)
+        and (which.before is None or (lease.state.at, lease.sequence) < which.before)
+    )

@@ -16,14 +16,17 @@ from gpushared.domain.lease import (
     Active,
     ContainerId,
     Ended,
+    Failed,
     Finished,
     Grant,
     Lease,
     LeaseId,
+    NeverClaimed,
+    Outcome,
     StoryEntry,
 )
-from gpushared.journal import SqliteJournal
-from gpushared.ports import Journal, JournalWrite
+from gpushared.journal import SqliteJournal, store
+from gpushared.ports import Journal, JournalWrite, Past
 from gpushared.testing import MemoryJournal, fake_lease
 
 ACTIVE = Active((Grant(GpuId("GPU-1"), 1 << 30, 250),), ContainerId("c" * 64), since=5.0)
@@ -136,6 +139,41 @@ async def test_an_unknown_lease_is_none_and_has_no_story(journal: Journal) -> No
 async def test_ended_leases_come_newest_first_up_to_the_limit(journal: Journal) -> None:
     await journal.commit([write(ended(1, at=30.0), ended(2, at=10.0), ended(3, at=20.0), ended(4, at=20.0))])
     assert [lease.sequence for lease in await journal.ended(3)] == [1, 4, 3]
+
+
+OVER = [
+    replace(ended(number, at=float(number)), owner_name="ada" if number % 2 else "bob")
+    for number in range(1, 8)
+]
+ENDINGS: dict[int, Outcome] = {1: Failed("x"), 2: NeverClaimed(), 7: Failed("x")}
+
+
+@pytest.mark.parametrize(
+    ("which", "found"),
+    {
+        "all": (Past(), [7, 6, 5, 4, 3, 2, 1]),
+        "since a time": (Past(since=5.0), [7, 6, 5]),
+        "of a user": (Past(owner="ada"), [7, 5, 3, 1]),
+        "of nobody": (Past(owner="eve"), []),
+        "of an odd name": (Past(owner="\ud83d'"), []),
+        "by outcome": (Past(outcomes=frozenset({"failed", "never_claimed"})), [7, 2, 1]),
+        "after a page": (Past(before=(5.0, 5)), [4, 3, 2, 1]),
+        "all of it": (Past(2.0, "ada", frozenset({"failed"}), (9.0, 9)), [7]),
+    }.values(),
+)
+@pytest.mark.parametrize("limit", [0, 2, 100])
+async def test_past_leases_are_found_by_condition_and_the_others_counted(
+    journal: Journal, which: Past, found: list[int], limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where many more have to be looked through than are looked at in one step."""
+    monkeypatch.setattr(store, "PAST_STEP", 2)
+    over = [
+        replace(one, state=Ended(ENDINGS.get(one.sequence, Finished(0)), float(one.sequence))) for one in OVER
+    ]
+    await journal.commit([write(fake_lease(8), *over)])
+    leases, more = await journal.past(which, limit)
+    assert [lease.sequence for lease in leases] == found[:limit]
+    assert more == len(found) - len(leases)
 
 
 @pytest.mark.parametrize(("limit", "found"), [(0, 0), (-1, 0), (1, 1), (1 << 80, 2)])

@@ -23,7 +23,7 @@ from gpushared.domain.lease import Lease, LeaseId, StoryEntry
 from gpushared.node.app import Daemon
 from gpushared.node.main import read_config
 from gpushared.node.parts import real_parts
-from gpushared.ports import Journal, JournalSnapshot, JournalWrite
+from gpushared.ports import Journal, JournalSnapshot, JournalWrite, Past
 from gpushared.serving.logs import set_up_logging
 from gpushared.serving.systemd import Notifier
 
@@ -74,6 +74,9 @@ class DyingJournal:
 
     async def ended(self, limit: int) -> tuple[Lease, ...]:
         return await self._inner.ended(limit)
+
+    async def past(self, which: Past, limit: int) -> tuple[tuple[Lease, ...], int]:
+        return await self._inner.past(which, limit)
 
     async def close(self) -> None:
         await self._inner.close()

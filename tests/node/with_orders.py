@@ -92,7 +92,7 @@ class DyingJournal:
         self._inner = inner
         self._notes = notes
         self.load, self.story, self.lease = inner.load, inner.story, inner.lease
-        self.ended, self.close = inner.ended, inner.close
+        self.ended, self.past, self.close = inner.ended, inner.past, inner.close
 
     async def commit(self, writes: Sequence[JournalWrite]) -> None:
         marks = [_mark(one) for write in writes for one in write.attempts]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpushared.domain import forecast
 from gpushared.domain import messages as m
 from gpushared.domain.asking import Ask, read_request
@@ -10,6 +12,7 @@ from gpushared.domain.gpu import MIB, Gpu, GpuId
 from gpushared.domain.granting import decisions
 from gpushared.domain.node import handle
 from gpushared.domain.placement import Reason
+from gpushared.domain.queue import Decision
 from gpushared.domain.request import Caller
 from gpushared.domain.state import NodeState
 
@@ -37,8 +40,9 @@ def ask(state: NodeState, *asks: str) -> NodeState:
 
 
 def told(state: NodeState, *, foretold: bool = True, now: float = NOW) -> list[Waiting]:
-    decided = decisions(state, now)
-    starts = forecast.starts(state, now) if foretold else None
+    decided: Sequence[Decision] = decisions(state, now)
+    starts = forecast.starts(state, now, decided) if foretold else None
+    decided = forecast.in_order_of_start(decided, starts) if starts is not None else decided
     return [waiting(one, state, len(decided), now, starts) for one in decided]
 
 
@@ -46,6 +50,18 @@ def test_everyone_is_told_the_position_and_the_length_of_the_queue() -> None:
     """From one on."""
     state = ask(node("ok"), "1", "1", "0.5", "0.5")
     assert [(one.position, one.queue_length) for one in told(state)] == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_positions_are_in_the_order_in_which_requests_are_expected_to_start() -> None:
+    """A small request that passes the first of the queue stands before it."""
+    state = ask(node("ok", "ok"), "1 for 2h", "0.75 for 10m", "2 for 1h", "0.5 for 30m", "0.5")
+    assert [(one.position, one.start_to) for one in told(state)] == [
+        *((1, NOW + 600), (2, NOW + 7200), (3, NOW + 10800))
+    ]
+    asked = {lease.id: lease.request.time_limit_seconds for lease in state.waiting()}
+    known = forecast.starts(state, NOW, decisions(state, NOW))
+    ordered = forecast.in_order_of_start(decisions(state, NOW), known)
+    assert [asked[one.lease] for one in ordered] == [1800, 3600, None]
 
 
 def test_starts_are_told_for_every_position_from_time_limits() -> None:

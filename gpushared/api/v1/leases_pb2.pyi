@@ -337,18 +337,38 @@ class ListLeasesRequest(_message.Message):
 
     ENDED_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     ended: _builtins.bool
-    """Also leases that are over, newest first, at most `limit` of them (default 50)."""
+    """Also leases that are over, newest first, at most `limit` of them (default 50, at most 1000)."""
     limit: _builtins.int
+    since: _builtins.float
+    """Of those that are over only those that ended at this time or later; 0 = however long ago."""
+    user: _builtins.str
+    """Only those of this user, by the name in `Lease.owner`; empty = of everybody."""
+    page_token: _builtins.str
+    """Where the last page ended; such a page has leases that are over only. Empty = from the beginning."""
+    @_builtins.property
+    def states(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Only those in one of these states: those of leases, the kinds of outcomes, and "ended" for all outcomes. Where
+        one is an outcome, leases that are over are listed without `ended` too. Empty = all.
+        """
+
     def __init__(
         self,
         *,
         ended: _builtins.bool = ...,
         limit: _builtins.int = ...,
+        since: _builtins.float = ...,
+        user: _builtins.str = ...,
+        states: _abc.Iterable[_builtins.str] | None = ...,
+        page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "limit", b"limit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "limit", b"limit", "page_token", b"page_token", "since", b"since", "states", b"states", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -361,7 +381,13 @@ class ListLeasesResponse(_message.Message):
     LEASES_FIELD_NUMBER: _builtins.int
     UNMANAGED_FIELD_NUMBER: _builtins.int
     SIMULATED_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     simulated: _builtins.bool
+    more: _builtins.int
+    """How many leases that are over match besides and come after those in this answer."""
+    next_page_token: _builtins.str
+    """For the next page of them; empty where there is none."""
     @_builtins.property
     def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___Lease]: ...
     @_builtins.property
@@ -374,10 +400,12 @@ class ListLeasesResponse(_message.Message):
         leases: _abc.Iterable[Global___Lease] | None = ...,
         unmanaged: _abc.Iterable[Global___UnmanagedProcess] | None = ...,
         simulated: _builtins.bool = ...,
+        more: _builtins.int = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["leases", b"leases", "simulated", b"simulated", "unmanaged", b"unmanaged"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leases", b"leases", "more", b"more", "next_page_token", b"next_page_token", "simulated", b"simulated", "unmanaged", b"unmanaged"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
