@@ -29,6 +29,11 @@ from gpushared.config.kinds import (
 )
 from gpushared.domain.quotas import is_user_name
 
+ALL_GPUS = "all"
+DEV_PRESET = "dev"
+"""The preset that dev containers have in ``lab`` and ``strict``."""
+DEV_SHARE = "1/4"
+"""What they have there where the site has no such preset."""
 PRESET = "preset"
 """The value that says: as the preset has it."""
 ADDABLE = (
@@ -264,6 +269,13 @@ class GateConfig:
         "What `NVIDIA_DRIVER_CAPABILITIES` may name for a lease besides `compute` and `utility`, which every "
         "lease has: `video` for NVENC, `graphics` for Vulkan and OpenGL. All presets give all. Where GPUs "
         "come by CDI the key [bounds nothing](environment.md#capabilities-of-the-driver).",
+    )
+    dev_containers: str | None = setting(
+        None,
+        OrPreset(Text("`all`, a size such as `0.5`, or the name of one of the site's presets", bool)),
+        "What `--gpus all` means for a dev container, whose tool has no other words: `all` GPUs, a part or a "
+        "preset. `lab` and `strict` have the preset `dev`, and a quarter of a GPU where no preset is called "
+        "so. [Dev containers](../how-to/dev-containers.md).",
     )
     root_inside: bool | None = setting(
         None,

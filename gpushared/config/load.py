@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpushared.config.fields import Key, keys_of
+from gpushared.config.gate import ALL_GPUS, GateConfig
 from gpushared.config.idle import (
     IDLE,
     QUIET,
@@ -32,6 +33,7 @@ from gpushared.domain.asking import read_request
 from gpushared.domain.errors import ConfigError, NotFound, RequestError
 from gpushared.domain.policy.projects import Policy, problems
 from gpushared.domain.quotas import PROJECT_NAME_HINT, is_project_name
+from gpushared.domain.ranges import parse_gpu_range
 from gpushared.domain.units import shown
 
 DEFAULT_PATH = NODE.path
@@ -201,6 +203,7 @@ def _build(draft: Draft) -> Config:
     projects = projects_of(found, sections["idle"], sections["idle_quiet"])
     if not draft.problems:
         check_presets(presets, draft)
+        _check_dev_containers(sections["gate"], presets, draft)
         check_projects(projects, draft)
     return Config(**sections, presets=presets, projects=projects)
 
@@ -342,6 +345,22 @@ def check_presets(presets: Mapping[str, Preset], draft: Draft) -> None:
         except (RequestError, NotFound) as error:
             origins = [v.origin for at, v in draft.values.items() if at[:2] == (PRESETS, name)]
             draft.complain(origins[-1], f"{PRESETS}.{name}: {error.message}", error.hint)
+
+
+def _check_dev_containers(gate: GateConfig, presets: Mapping[str, Preset], draft: Draft) -> None:
+    """A name that is no size must be that of a preset."""
+    said = gate.dev_containers
+    if said is None or said == ALL_GPUS or said in presets:
+        return
+    try:
+        parse_gpu_range(said)
+    except RequestError:
+        at = ("gate", "dev_containers")
+        draft.complain(
+            draft.values[at].origin,
+            f"gate.dev_containers: {shown(said)} is neither a size nor one of the presets",
+            f"presets: {', '.join(sorted(presets)) or 'none are configured'}",
+        )
 
 
 def check_projects(projects: Mapping[str, ProjectConfig], draft: Draft) -> None:

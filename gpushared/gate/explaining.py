@@ -24,7 +24,7 @@ from gpushared.gate.policy.judge import HOST_PREFIX, Context, judge_create, netw
 from gpushared.gate.policy.schema import Version
 from gpushared.gate.published import ports_of
 from gpushared.gate.room import Room
-from gpushared.gate.wish import ClaimWish, Wish, take_wish
+from gpushared.gate.wish import ClaimWish, Wish, take_wish, with_dev_meaning
 
 GPUS = f"{HOST_PREFIX}DeviceRequests"
 _REFUSALS = (LimitReached, NotFound, PermissionRefused, RequestError, TimedOut, Unavailable)
@@ -41,7 +41,8 @@ class Explainer:
         notes = Notes()
         try:
             body = check_create(parse_object(raw))
-            wish = take_wish(body)
+            meaning = self._ground.policy.dev_containers
+            wish = with_dev_meaning(take_wish(body), section(body, "Labels"), meaning)
         except (PermissionRefused, RequestError) as error:
             notes.refused("", None, error)
             return notes.findings

@@ -54,11 +54,12 @@ class Gate:
         self._audit = audit
         self._creates = Creates(ground)
         self.explainer = Explainer(ground)
-        containers, execs = Containers(ground), Execs(ground)
+        containers, execs, shared = Containers(ground), Execs(ground), Shared(ground)
         self._everybody: dict[Action, Handler] = {
             **self._creates.everybody(),
             **containers.everybody(),
             **execs.everybody(),
+            **shared.everybody(),
         }
         networks, volumes = Networks(ground), Volumes(ground)
         # What trusted callers come to besides where everybody is confined.
@@ -77,7 +78,7 @@ class Gate:
             **networks.confined(),
             **volumes.confined(),
             **Images(ground).confined(),
-            **Shared(ground).confined(),
+            **shared.confined(),
         }
 
     @property

@@ -53,7 +53,8 @@ SCOPES: Mapping[Action, str] = {
     Action.REFUSE: "nobody",
     Action.TRUSTED: "trusted callers",
     Action.BUILD: "trusted callers, and nobody where everybody is confined",
-    Action.INFO: "everybody; numbers of one's own containers, no passwords of proxies, no names of leases",
+    Action.INFO: "everybody, with NVIDIA's runtime where GPUs are leased; numbers of one's own containers, "
+    "no passwords of proxies, no names of leases",
     Action.EVENTS: "events of one's own containers",
     Action.CREATE: "everybody, by the site's policy",
     Action.START: "own containers; what they name is looked at again",

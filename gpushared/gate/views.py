@@ -14,6 +14,8 @@ HIDDEN_INFO = frozenset({"Containerd", "DiscoveredDevices", "GenericResources", 
 HIDDEN_OF_SHARED = frozenset({"Status", "Services", "Peers"})
 UNCOUNTED = -1
 """What engines say of an image whose containers they have not counted."""
+NVIDIA = "nvidia"
+NVIDIA_RUNTIME = {"path": "nvidia-container-runtime"}
 NO_SWARM = {"LocalNodeState": "inactive", "ControlAvailable": False}
 
 
@@ -29,6 +31,16 @@ def shown_info(info: Mapping[str, Any], own: Sequence[Mapping[str, Any]]) -> dic
     }
     kept = {name: _without_users(value) for name, value in info.items() if name not in HIDDEN_INFO}
     return {**kept, **counts, "Swarm": NO_SWARM}
+
+
+def with_nvidia_runtime(info: Mapping[str, Any], *, leases: bool) -> dict[str, Any]:
+    """The engine's facts with NVIDIA's runtime among the others exactly where GPUs can be had.
+
+    Tools look for it before they ask for GPUs, and ask for none where it is not named.
+    """
+    runtimes = {name: value for name, value in (info.get("Runtimes") or {}).items() if name != NVIDIA}
+    named = (info.get("Runtimes") or {}).get(NVIDIA) or NVIDIA_RUNTIME
+    return {**info, "Runtimes": {**runtimes, NVIDIA: named} if leases else runtimes}
 
 
 def shown_network(network: Mapping[str, Any], own_ids: Collection[str]) -> dict[str, Any]:

@@ -12,10 +12,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
-from gpushared.config.gate import COMMON_DRIVER_CAPABILITIES, DRIVER_CAPABILITIES
+from gpushared.config.gate import ALL_GPUS, COMMON_DRIVER_CAPABILITIES, DRIVER_CAPABILITIES
 from gpushared.domain.asking import Ask
 from gpushared.domain.errors import RequestError
 from gpushared.domain.lease import LeaseId
+from gpushared.domain.ranges import parse_gpu_range
 from gpushared.gate.body import Body, check_keys, objects, section, strings, text
 from gpushared.gate.driver_capabilities import VARIABLE
 from gpushared.gate.host_needs import host_needs
@@ -47,7 +48,7 @@ WISH_LABELS = {
 SIZE_FIELDS = ("gpu", "gpu_memory", "gpu_compute", "preset")
 """One of them makes a wish; a class or a time alone does not."""
 LABEL_PREFIX = "gpushare."
-ALL_GPUS = "all"
+DEV_CONTAINER_PREFIX = "devcontainer."
 MAX_COUNT = 1024
 SIZE_HINT = "ask for a size: --gpus 1, or --label gpushare.gpu=0.25"
 CDI_NAME = re.compile(r"(?P<vendor>[A-Za-z][A-Za-z0-9_.-]*)/(?P<kind>[A-Za-z][A-Za-z0-9_-]*)=(?P<name>.+)")
@@ -103,6 +104,23 @@ def labels_of(wish: Ask) -> dict[str, str]:
     """The labels that carry a wish; ``wish_of`` reads them back."""
     names = {name: label for label, name in WISH_LABELS.items()}
     return {names[f.name]: getattr(wish, f.name) for f in fields(wish) if getattr(wish, f.name)}
+
+
+def is_dev_container(labels: Mapping[str, object]) -> bool:
+    """Return True for the labels of a container that a tool for dev containers makes (containers.dev)."""
+    return any(label.startswith(DEV_CONTAINER_PREFIX) for label in labels)
+
+
+def with_dev_meaning(wish: Wish | None, labels: Mapping[str, object], meaning: str) -> Wish | None:
+    """The wish with "all" replaced by what the site gives dev containers, where it is one's."""
+    if not isinstance(wish, Ask) or wish.gpu != ALL_GPUS or not is_dev_container(labels):
+        return wish
+    try:
+        if meaning != ALL_GPUS:
+            parse_gpu_range(meaning)
+    except RequestError:
+        return replace(wish, gpu="", preset=meaning)
+    return replace(wish, gpu=meaning)
 
 
 def with_count(wish: Ask, gpu_count: int) -> Ask:

@@ -64,4 +64,4 @@ def limits_of(config: Config) -> UserLimits:
 
 def policy_of(config: Config) -> Policy:
     """The configuration's rules for confined callers."""
-    return presets.policy_of(config.gate, host_size())
+    return presets.policy_of(config.gate, host_size(), config.presets)

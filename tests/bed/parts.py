@@ -15,6 +15,7 @@ CACHE: Final = Path(os.environ.get("GPUSHARED_CACHE") or ROOT / ".cache")
 DOCKER: Final = CACHE / "bin/docker"
 COMPOSE: Final = CACHE / "docker-config/cli-plugins/docker-compose"
 BUILDX: Final = CACHE / "docker-config/cli-plugins/docker-buildx"
+DEVCONTAINER: Final = CACHE / "bin/devcontainer"
 MPS_CONTROL: Final = CACHE / "bin/nvidia-cuda-mps-control"
 NVML_LIBRARY: Final = CACHE / "lib/libnvidia-ml.so.1"
 BUSYBOX_TAR: Final = CACHE / "busybox.tar"

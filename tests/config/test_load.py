@@ -203,6 +203,11 @@ WRONG: list[tuple[str, str]] = [
     ("[presets.big]\ngpu = '1.5'", "presets.big: '1.5' is more than one GPU but not a whole number of them"),
     ("[presets.big]\ndescription = 'x'", "presets.big: no GPU was asked for"),
     ("[presets.big]\ngpu = '1'\nclass = 'fun'", "presets.big: 'fun' is not a known class"),
+    (
+        "[gate]\ndev_containers = 'smal'",
+        "gate.dev_containers: 'smal' is neither a size nor one of the presets",
+    ),
+    ("[gate]\ndev_containers = '25%'", "gate.dev_containers: '25%' is neither a size nor one of the presets"),
     ("[queue", "is not TOML: "),
     ("[a]\nx = " + "[" * 5000, "is nested too deeply"),
 ]

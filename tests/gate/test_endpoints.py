@@ -15,7 +15,7 @@ from gpushared.gate.parameters import FORMS, check_parameters
 from gpushared.gate.processes import check_ps
 from gpushared.gate.routes import SCOPES, Action, Route
 from gpushared.gate.target import parse_target
-from gpushared.gate.views import shown_image, shown_images, shown_info, shown_network
+from gpushared.gate.views import shown_image, shown_images, shown_info, shown_network, with_nvidia_runtime
 from tests.gate.engine_endpoints import ENDPOINTS
 
 PAGE = Path(__file__).parents[2] / "docs/reference/docker-api.md"
@@ -277,3 +277,26 @@ def test_the_reference_page_has_every_refusal_in_its_words() -> None:
     page = PAGE.read_text()
     missing = {route.why for route in ROUTES if route.action in CLOSED and route.why not in page}
     assert not missing
+
+
+OWN_RUNTIME = {"path": "/opt/bin/nvidia-container-runtime", "runtimeArgs": ["x"]}
+
+
+@pytest.mark.parametrize(
+    ("runtimes", "leases", "shown"),
+    [
+        ({"runc": {}}, True, {"runc": {}, "nvidia": {"path": "nvidia-container-runtime"}}),
+        ({"runc": {}}, False, {"runc": {}}),
+        ({"nvidia": OWN_RUNTIME}, True, {"nvidia": OWN_RUNTIME}),
+        ({"nvidia": OWN_RUNTIME, "runc": {}}, False, {"runc": {}}),
+        (None, True, {"nvidia": {"path": "nvidia-container-runtime"}}),
+    ],
+)
+def test_nvidia_s_runtime_is_named_exactly_where_gpus_are_leased(
+    runtimes: object, leases: bool, shown: object
+) -> None:
+    """Tools that can do without a GPU ask for one only where the runtime is named."""
+    assert with_nvidia_runtime({"ID": "x", "Runtimes": runtimes}, leases=leases) == {
+        "ID": "x",
+        "Runtimes": shown,
+    }

@@ -32,7 +32,7 @@ from gpushared.gate.policy.judge import Context, judge_create, networks_of
 from gpushared.gate.published import LABEL_PORTS, ports_of
 from gpushared.gate.room import Room
 from gpushared.gate.routes import Action
-from gpushared.gate.wish import ClaimWish, Wish, take_wish
+from gpushared.gate.wish import ClaimWish, Wish, take_wish, with_dev_meaning
 
 
 class Creates:
@@ -64,7 +64,7 @@ class Creates:
 
     async def _created(self, call: Call) -> Answer:
         body = check_create(await call.parse())
-        wish = take_wish(body)
+        wish = with_dev_meaning(take_wish(body), section(body, "Labels"), self._ground.policy.dev_containers)
         async with AsyncExitStack() as held:
             judged = self._ground.judges(call.caller)
             try:

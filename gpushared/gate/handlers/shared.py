@@ -9,7 +9,7 @@ from gpushared.gate.containers import OK, own_containers
 from gpushared.gate.filters import own_only
 from gpushared.gate.handlers.ground import Ground, Handler, showing
 from gpushared.gate.routes import Action, Payload
-from gpushared.gate.views import shown_info
+from gpushared.gate.views import shown_info, with_nvidia_runtime
 
 
 class Shared:
@@ -18,10 +18,12 @@ class Shared:
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
 
+    def everybody(self) -> dict[Action, Handler]:
+        return {Action.INFO: self._info}
+
     def confined(self) -> dict[Action, Handler]:
         return {
             Action.PASS: self._pass,
-            Action.INFO: self._info,
             Action.EVENTS: self._events,
             Action.PLUGIN: self._plugin,
         }
@@ -33,8 +35,11 @@ class Shared:
     async def _info(self, call: Call) -> None:
         answer = await self._ground.ask(call, call.target)
         if answer.status == OK:
-            own = await own_containers(self._ground.engine, call.caller)
-            answer = showing(answer, shown_info(answer.json(), own))
+            leases = await self._ground.desk.gpu_count() > 0
+            told = with_nvidia_runtime(answer.json(), leases=leases)
+            if not call.caller.trusted:
+                told = shown_info(told, await own_containers(self._ground.engine, call.caller))
+            answer = showing(answer, told)
         await call.answer(answer)
 
     async def _events(self, call: Call) -> None:

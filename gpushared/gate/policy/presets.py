@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 
 from gpushared.config.fields import keys_of
-from gpushared.config.gate import GateConfig, HostNetwork, Network, PolicyPreset, Publish, Restart
+from gpushared.config.gate import (
+    ALL_GPUS,
+    DEV_PRESET,
+    DEV_SHARE,
+    GateConfig,
+    HostNetwork,
+    Network,
+    PolicyPreset,
+    Publish,
+    Restart,
+)
 from gpushared.config.kinds import Percent
 from gpushared.domain.host import HostSize
 from gpushared.gate.policy.site import HOME, UNKNOWN_MACHINE, Policy
@@ -31,6 +41,7 @@ PRESETS: Mapping[PolicyPreset, Policy] = {
         capabilities=("IPC_LOCK", "NET_BIND_SERVICE", "SYS_NICE", "SYS_PTRACE"),
         sysctls=_HARMLESS_SYSCTLS,
         devices=_OPEN_TO_ALL_DEVICES,
+        dev_containers=ALL_GPUS,
         root_inside=True,
         host_ipc=True,
         unconfined_seccomp=True,
@@ -61,8 +72,10 @@ _OTHER_NAMES = {"mount_prefixes": "bind_prefixes"}
 """Settings whose field of ``Policy`` has another name."""
 
 
-def policy_of(gate: GateConfig, machine: HostSize = UNKNOWN_MACHINE) -> Policy:
-    """The preset with what the configuration sets, on this machine."""
+def policy_of(
+    gate: GateConfig, machine: HostSize = UNKNOWN_MACHINE, presets: Collection[str] = (DEV_PRESET,)
+) -> Policy:
+    """The preset with what the configuration sets, on this machine; ``presets``: of requests, by name."""
     ours = {field.name for field in fields(Policy)}
     said = {
         name: value
@@ -70,8 +83,11 @@ def policy_of(gate: GateConfig, machine: HostSize = UNKNOWN_MACHINE) -> Policy:
         if (value := getattr(gate, field.name)) is not None
         and (name := _OTHER_NAMES.get(field.name, field.name)) in ours - {"preset", "everybody_confined"}
     }
+    preset = PRESETS[gate.preset]
+    if preset.dev_containers == DEV_PRESET and DEV_PRESET not in presets:
+        preset = replace(preset, dev_containers=DEV_SHARE)
     return replace(
-        PRESETS[gate.preset],
+        preset,
         **said,
         gangs_on_host_network=gate.host_network is HostNetwork.GANGS,
         everybody_confined=gate.everybody_confined,

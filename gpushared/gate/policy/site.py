@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpushared.config.gate import DRIVER_CAPABILITIES, Network, PolicyPreset, Publish, Restart
+from gpushared.config.gate import DEV_PRESET, DRIVER_CAPABILITIES, Network, PolicyPreset, Publish, Restart
 from gpushared.config.kinds import Percent
 from gpushared.domain.host import HostSize
 from gpushared.ports import UserBounds
@@ -47,6 +47,8 @@ class Policy:
     devices: tuple[str, ...] = ()
     driver_capabilities: tuple[str, ...] = DRIVER_CAPABILITIES
     """What a lease may have of NVIDIA's driver, besides what every lease has."""
+    dev_containers: str = DEV_PRESET
+    """What ``--gpus all`` means for a dev container: ``all``, a size or a preset's name."""
     root_inside: bool = False
     host_ipc: bool = False
     unconfined_seccomp: bool = False
