@@ -14,10 +14,10 @@ import click
 
 from gpushared.cli.listing import Listing, Options, Own, Screen, write
 from gpushared.cli.listing_command import listing_command
-from gpushared.cli.moment import read_past
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client
 from gpushared.client.audit_messages import AuditLine, AuditPage
+from gpushared.client.moment import read_past
 from gpushared.client.pool import pool_socket
 from gpushared.domain.errors import RequestError
 

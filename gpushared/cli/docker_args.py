@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gpushared.cli.faults import UsageError
+from gpushared.client.submit_words import SUBMIT_WORDS
 from gpushared.domain.errors import PermissionRefused, RequestError
 
 OUR_VALUES = frozenset(
@@ -49,8 +50,8 @@ class OurOptions(NamedTuple):
 
 RUN = OurOptions(OUR_VALUES, OUR_SWITCHES, "run")
 SUBMIT = OurOptions(
-    OUR_VALUES - {"max-wait", "result-file"} | {"array", "after-ok", "retries", "stop-after", "nodes"},
-    OUR_SWITCHES | {"span"},
+    frozenset(word.option for word in SUBMIT_WORDS if not word.is_switch),
+    frozenset(word.option for word in SUBMIT_WORDS if word.is_switch),
     "submit",
 )
 RUN_ALONE = ("detach", "detach-keys", "sig-proxy", "pull", "quiet")

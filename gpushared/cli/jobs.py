@@ -59,11 +59,13 @@ def fetch(client: Client, options: Options) -> Screen:
     array, ended = options.value("array"), bool(options.value("ended"))
     found: list[Job] = []
     notices: Sequence[str] = ()
+    simulated = False
     for page in Jobs(client).pages(
         ended=ended or bool(array), everybody=bool(options.value("all")), array_id=array
     ):
         found += page.jobs
         notices = page.notices
+        simulated = simulated or page.simulated
         if ended and not array:
             break  # what was over long ago is rarely meant
     if array:
@@ -73,6 +75,7 @@ def fetch(client: Client, options: Options) -> Screen:
         rows=[_narrow(job_row(job, now), options.output) for job in found],
         items=[job.to_json() for job in found],
         ids=[job.id for job in found],
+        simulated=simulated,
         notes=notices,
         extra={"notices": list(notices)},
     )

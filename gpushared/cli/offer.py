@@ -11,9 +11,9 @@ import click
 
 from gpushared.cli import complete, text
 from gpushared.cli.listing import SIMULATED
-from gpushared.cli.moment import read_moment
 from gpushared.cli.ps import holding
 from gpushared.client import Client, OfferAnswer
+from gpushared.client.moment import read_moment
 
 WHOLE_GPU = "1"
 STEPS = {

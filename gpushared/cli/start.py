@@ -179,7 +179,7 @@ def _begin_at(text: str) -> float:
         return 0.0
     from datetime import datetime
 
-    from gpushared.cli.moment import read_moment
+    from gpushared.client.moment import read_moment
 
     return read_moment(text, datetime.now().astimezone())
 

@@ -81,6 +81,7 @@ class JobExplanation(Message):
     sentence: str = ""
     hint: str = ""
     story: tuple[JobStoryEntry, ...] = ()
+    simulated: bool = False
 
 
 class SubmitAnswer(Message):
@@ -109,11 +110,15 @@ class ReserveAnswer(Message):
 
 
 class JobList(Message):
-    """A page of jobs; ``notices`` say what whoever reads it should know."""
+    """A page of jobs; ``notices`` say what whoever reads it should know.
+
+    ``simulated``: some of the GPUs that these jobs may run on are.
+    """
 
     jobs: tuple[Job, ...] = ()
     next_page_token: str = ""
     notices: tuple[str, ...] = ()
+    simulated: bool = False
 
 
 class PoolGpu(Message):

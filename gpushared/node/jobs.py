@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 
 from google.protobuf.message import Message
 
+import gpushared
 from gpushared.api.v1 import jobs_pb2
 from gpushared.domain.asking import Ask
 from gpushared.domain.errors import LimitReached, NotFound, RequestError, StateConflict, Unavailable
@@ -33,6 +34,8 @@ from gpushared.pool.job_views import OVER, JobViews
 from gpushared.pool.job_whys import Why
 from gpushared.pool.job_words import Wanted
 from gpushared.pool.jobs_service import MAX_WAIT_SECONDS, JobsService, bounded_seconds, in_batch
+from gpushared.pool.member.facts import free_of, inventory_of
+from gpushared.pool.node_views import lone_node
 from gpushared.serving.jsonapi import Unary
 
 IN_POOL = "pool:"
@@ -85,6 +88,7 @@ class NodeJobs:
             own,
             presets=presets,
             check=self._check,
+            simulated=lambda: views.simulated,
             stop_grace_seconds=stop_grace_seconds,
         )
 
@@ -112,7 +116,8 @@ class NodeJobs:
     # --- taking ----------------------------------------------------------------------------------------
 
     async def submit(self, message: jobs_pb2.SubmitRequest, caller: Caller) -> jobs_pb2.SubmitAnswer:
-        if message.pool or not (message.node == "" or self._is_here(message.node)):
+        wants_pool = message.pool and not (message.or_here and self.pool is None)
+        if wants_pool or not (message.node == "" or self._is_here(message.node)):
             return await self._pool("submit a job to it").submit(message, self.owner(caller), caller)
         if message.nodes > 1 or message.span:
             raise RequestError("one node cannot be several", hint="submit it to the pool: --pool")
@@ -265,11 +270,23 @@ class NodeJobs:
         page = await self.pool.list_jobs(asked, owner, caller)
         own.jobs.extend(page.jobs)
         own.notices.extend(page.notices)
+        own.simulated = own.simulated or page.simulated
         own.next_page_token = IN_POOL + page.next_page_token if page.next_page_token else ""
         return own
 
     async def nodes(self, message: jobs_pb2.NodesRequest, caller: Caller) -> jobs_pb2.NodesResponse:
-        return await self._pool("list its nodes").nodes(message, caller)
+        """Those of the pool; of a node in none, the node itself."""
+        if self.pool is not None:
+            return await self.pool.nodes(message, caller)
+        state = self._loop.state
+        inventory = inventory_of(
+            state, address="", version=gpushared.__version__, simulated=self._lease_views.simulated
+        )
+        heard_at = self._lease_views.day(self._loop.now())
+        alone = lone_node(
+            self._node_name, inventory, free_of(state, OWN), self._book.loop.state, heard_at=heard_at
+        )
+        return jobs_pb2.NodesResponse(nodes=[alone])
 
     # --- helpers ---------------------------------------------------------------------------------------
 

@@ -53,13 +53,13 @@ class Views:
 
     def __init__(self, loop: Loop, *, simulated: bool) -> None:
         self._loop = loop
-        self._simulated = simulated
+        self.simulated = simulated
 
     def lease(self, lease: Lease, caller: Caller, sample: Sample) -> leases_pb2.Lease:
         """One lease as this caller may see it: containers are shown to their owner and to the trusted."""
         view = _asked(lease.request)
         view.id, view.state = lease.id, state_name(lease.state)
-        view.simulated = self._simulated
+        view.simulated = self.simulated
         view.grants.extend(self._grant(grant) for grant in _grants(lease))
         _add_owner(view, lease)
         self._add_course(view, lease)
@@ -150,7 +150,7 @@ class Views:
             why=one.why,
             waiting=self._waiting_view(one.waiting) if one.waiting else None,
             fits_now=one.fits_now,
-            simulated=self._simulated,
+            simulated=self.simulated,
         )
         setattr(view, "class", request.lease_class)
         return view

@@ -15,7 +15,7 @@ from gpushared.pool.archive import Archive
 from gpushared.pool.job_streams import JobStreams
 from gpushared.pool.job_views import JobViews
 from gpushared.pool.jobs_service import JobsService
-from gpushared.pool.node_views import nodes_of, notices_of
+from gpushared.pool.node_views import has_simulated, nodes_of, notices_of
 from gpushared.pool.parts import Coordinator, Door, Service
 from gpushared.pool.trust.callers import PoolCaller, unless
 from gpushared.pool.trust.token_records import Scope
@@ -60,6 +60,7 @@ class _Room:
             presets=lambda: {name: one.ask for name, one in coordinator.config().presets.items()},
             notices=self._notices,
             lacks=lambda: next(iter(self._notices()), ""),
+            simulated=lambda: has_simulated(loop.state),
         )
 
     # --- unary -----------------------------------------------------------------------------------------

@@ -64,6 +64,10 @@ def _knows_all() -> str:
     return ""
 
 
+def _real() -> bool:
+    return False
+
+
 def bounded_seconds(asked: float) -> float:
     """How long somebody may wait for an answer. Raises RequestError for what is no number."""
     if math.isnan(asked):
@@ -100,7 +104,8 @@ class JobsService:
     """``notices``: what whoever reads a list should know; ``stop_grace_seconds`` where nobody says one.
 
     ``lacks``: why there may be jobs that are not known yet, empty where there are none. Until then nobody is
-    told that a job does not exist, nor of a part of an array as if it were all.
+    told that a job does not exist, nor of a part of an array as if it were all. ``simulated``: whether some
+    of the GPUs here are.
     """
 
     def __init__(
@@ -113,6 +118,7 @@ class JobsService:
         check: Check = _no_check,
         notices: Callable[[], Sequence[str]] = _no_notices,
         lacks: Callable[[], str] = _knows_all,
+        simulated: Callable[[], bool] = _real,
         stop_grace_seconds: int = 10,
     ) -> None:
         self.views = views
@@ -122,6 +128,7 @@ class JobsService:
         self._check = check
         self._notices = notices
         self._lacks = lacks
+        self._simulated = simulated
         self._stop_grace_seconds = stop_grace_seconds
 
     # --- taking ----------------------------------------------------------------------------------------
@@ -210,6 +217,7 @@ class JobsService:
             jobs=[self.views.job(job) for job in found.jobs],
             next_page_token=found.next_token,
             notices=self._notices(),
+            simulated=self._simulated(),
         )
 
     async def wait(self, message: jobs_pb2.WaitJobRequest, owner: Owner) -> jobs_pb2.Job:
@@ -244,6 +252,7 @@ class JobsService:
             sentence=why.sentence if why else "",
             hint=why.hint if why else "",
             story=self.views.story(job),
+            simulated=self._simulated(),
         )
 
     # --- changing --------------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from gpushared.api.v1 import jobs_pb2
 from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu, GpuId
-from gpushared.domain.jobs.member import Member
-from gpushared.domain.jobs.model import Running
+from gpushared.domain.jobs.member import Free, Inventory, Member, Presence
+from gpushared.domain.jobs.model import HERE, NodeName, Running
 from gpushared.domain.jobs.silence import presence, silent_since
 from gpushared.domain.jobs.state import PoolState
 from gpushared.domain.units import format_duration
@@ -17,6 +17,26 @@ def nodes_of(state: PoolState, now: float) -> list[jobs_pb2.PoolNode]:
     """All that are enrolled and not forgotten, by name."""
     members = sorted(state.members.values(), key=lambda member: member.name)
     return [_node(member, state, now) for member in members if member.forgotten_at is None]
+
+
+def lone_node(
+    name: str, inventory: Inventory, free: Free, book: PoolState, *, heard_at: float
+) -> jobs_pb2.PoolNode:
+    """A node in no pool, as it sees itself. ``book``: its own jobs; ``heard_at``: the time of day."""
+    view = jobs_pb2.PoolNode(
+        name=name,
+        presence=Presence.READY,
+        heard_at=heard_at,
+        waiting=free.waiting,
+        running=_running(HERE, book),
+    )
+    _add_inventory(view, inventory, Member(NodeName(name), enrolled_at=0.0, free=free))
+    return view
+
+
+def has_simulated(state: PoolState) -> bool:
+    """Return True if a node of the pool has simulated GPUs."""
+    return any(one.inventory is not None and one.inventory.simulated for one in state.members.values())
 
 
 def notices_of(state: PoolState, now: float) -> list[str]:
@@ -30,8 +50,6 @@ def notices_of(state: PoolState, now: float) -> list[str]:
 
 
 def _node(member: Member, state: PoolState, now: float) -> jobs_pb2.PoolNode:
-    inventory, jobs = member.inventory, state.by_node.get(member.name) or ()
-    running = sum(1 for name in jobs if isinstance(state.jobs[name].state, Running))
     since = silent_since(member, state, now)
     view = jobs_pb2.PoolNode(
         name=member.name,
@@ -41,13 +59,21 @@ def _node(member: Member, state: PoolState, now: float) -> jobs_pb2.PoolNode:
         drain_reason=member.drain_reason,
         drained_by=member.drained_by,
         waiting=member.free.waiting,
-        running=running,
+        running=_running(member.name, state),
         enrolled_at=state.day(member.enrolled_at),
     )
-    if inventory is not None:
-        view.version, view.address, view.simulated = inventory.version, inventory.address, inventory.simulated
-        view.gpus.extend(_gpus(inventory.gpus, member))
+    if member.inventory is not None:
+        _add_inventory(view, member.inventory, member)
     return view
+
+
+def _running(node: NodeName, state: PoolState) -> int:
+    return sum(isinstance(state.jobs[name].state, Running) for name in state.by_node.get(node) or ())
+
+
+def _add_inventory(view: jobs_pb2.PoolNode, inventory: Inventory, member: Member) -> None:
+    view.version, view.address, view.simulated = inventory.version, inventory.address, inventory.simulated
+    view.gpus.extend(_gpus(inventory.gpus, member))
 
 
 def _gpus(gpus: Iterable[Gpu], member: Member) -> list[jobs_pb2.PoolGpu]:

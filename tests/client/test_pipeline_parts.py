@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
 import time
+from dataclasses import fields
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from gpushared.api.v1 import jobs_pb2, leases_pb2
+from gpushared.cli.submit import submit
 from gpushared.client.faults import ConnectionLost
 from gpushared.client.job_messages import Job
 from gpushared.client.patience import FIRST_SECONDS, Patience
+from gpushared.client.pipeline import AsyncPool, Pool
 from gpushared.client.pipeline.door import find_door, pool_of
 from gpushared.client.pipeline.progress import Position, Watched
 from gpushared.client.pipeline.request import JobRequest, Mount
+from gpushared.client.submit_words import JOB_WORDS, LEASE_WORDS, SUBMIT_WORDS
 from gpushared.domain.errors import (
     ConfigError,
     GpushareError,
@@ -260,3 +267,66 @@ def test_what_was_read_to_the_end_and_removed_then_is_complete() -> None:
     assert position.all_was_read(job("succeeded"), StateConflict("removed"))
     assert not position.all_was_read(job(), StateConflict("not yet"))
     assert not position.all_was_read(job("succeeded"), AWAY)
+
+
+# --- the same words, and the same methods, everywhere
+
+
+DOCKERS = {"image", "command", "env", "mounts", "workdir", "name", "body", "pull", "platform", "remove"}
+"""Of a request, what docker's own words say on the command line."""
+
+
+def test_a_program_has_the_same_words_as_the_command_submit() -> None:
+    options = {name.removeprefix("--") for one in submit.params for name in one.opts if name.startswith("--")}
+    assert options - {"help"} == {word.option for word in SUBMIT_WORDS}
+    arguments = {one.name for one in fields(JobRequest)} | {"array"}
+    assert arguments - DOCKERS == {word.argument for word in SUBMIT_WORDS}
+
+
+def test_each_word_is_a_field_of_the_api() -> None:
+    lease = {one.name for one in leases_pb2.LeaseRequest.DESCRIPTOR.fields}
+    job = {one.name for one in jobs_pb2.SubmitRequest.DESCRIPTOR.fields}
+    assert {word.field for word in LEASE_WORDS} <= lease
+    assert {word.field for word in JOB_WORDS} <= job
+
+
+def test_each_word_of_a_request_is_in_its_message() -> None:
+    request = JobRequest(
+        "busybox",
+        gpu="0.5",
+        isolation="separate",
+        begin=datetime(2026, 11, 22, 8, tzinfo=UTC),
+        near=["l-a"],
+        away_from=["l-b", "l-c"],
+        immediate=True,
+        notice_signal="USR1",
+        restart_on_fault=3,
+        span=True,
+    )
+    message = request.message("r")
+    lease = message.lease
+    assert (lease.isolation, lease.begin_at) == ("separate", 1795334400.0)
+    assert (list(lease.near), list(lease.away_from)) == (["l-a"], ["l-b", "l-c"])
+    assert (lease.immediate, lease.notice_signal, lease.restart_on_fault) == (True, "USR1", 3)
+    assert (message.span, message.pool, message.or_here) == (True, True, True)
+
+
+@pytest.mark.parametrize(
+    ("pool", "sent"), [(None, (True, True)), (True, (True, False)), (False, (False, False))]
+)
+def test_where_a_job_may_run_is_said_with_it(pool: bool | None, sent: tuple[bool, bool]) -> None:
+    message = JobRequest("busybox", pool=pool).message("r")
+    assert (message.pool, message.or_here) == sent
+
+
+def test_the_clients_for_plain_and_for_asyncio_programs_are_twins() -> None:
+    plain, twin = ({name: signature_of(kind, name) for name in public(kind)} for kind in (Pool, AsyncPool))
+    assert plain == twin
+
+
+def public(kind: type) -> set[str]:
+    return {"__init__"} | {name for name in vars(kind) if not name.startswith("_")}
+
+
+def signature_of(kind: type, name: str) -> list[str]:
+    return list(map(str, inspect.signature(getattr(kind, name)).parameters.values()))

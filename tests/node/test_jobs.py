@@ -288,7 +288,8 @@ def test_grpc_and_json_give_the_same_answers_about_jobs(daemon: DaemonProcess) -
     written = {one["stderr"]: base64.b64decode(one["data"]) for one in logs["items"]}
     assert written == {False: b"out\n", True: b"err\n"}
     assert theirs["code"] == "failed_precondition"
-    assert "in no pool" in none["message"]
+    (alone,) = none["nodes"]
+    assert (none["pool"], alone["presence"], len(alone["gpus"])) == ("", "ready", 2)
     assert [one["code"] for one in batch["results"]] == ["invalid_argument"] * 2
     (hidden,) = ask(daemon.socket, [("Jobs/Logs", {"job_id": name})], uid=BOB)
     assert hidden["code"] == "not_found"

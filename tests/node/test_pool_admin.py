@@ -52,10 +52,11 @@ def member(new_daemon: NewDaemon, coordinator: CoordinatorProcess) -> DaemonProc
 
 def presence(node: DaemonProcess) -> str:
     try:
-        (one,) = node.call("Jobs/Nodes")["nodes"]
+        answer = node.call("Jobs/Nodes")
     except Refused:
         return "away"
-    return str(one["presence"])
+    (one,) = answer["nodes"]
+    return str(one["presence"]) if answer["pool"] else "in no pool"
 
 
 def test_a_persons_right_is_judged_by_the_coordinators_table_of_users(

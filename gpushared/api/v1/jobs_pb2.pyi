@@ -44,6 +44,7 @@ class SubmitRequest(_message.Message):
     AFTER_FIELD_NUMBER: _builtins.int
     ARRAY_FIELD_NUMBER: _builtins.int
     REMOVE_FIELD_NUMBER: _builtins.int
+    OR_HERE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     create_body: _builtins.bytes
     """The JSON body of Docker's POST /containers/create; empty for an interactive job."""
@@ -67,9 +68,11 @@ class SubmitRequest(_message.Message):
     stop_after_seconds: _builtins.int
     """Its node stops it when it has not heard from the coordinator for so long; 0 = it is kept."""
     array: _builtins.str
-    """"0-99", "1,3,5-9"; empty = one job."""
+    """"0-99", "1,3,5-9"; "0-99%4" = at most 4 of them run at once; empty = one job."""
     remove: _builtins.bool
     """Remove the container, and its output with it, once its end is known."""
+    or_here: _builtins.bool
+    """With `pool`: on this node, where the node is in no pool, instead of a refusal."""
     @_builtins.property
     def lease(self) -> _leases_pb2.LeaseRequest:
         """What the GPU part is; `immediate` and `held` count here too."""
@@ -97,10 +100,11 @@ class SubmitRequest(_message.Message):
         after: _abc.Iterable[Global___JobAfter] | None = ...,
         array: _builtins.str = ...,
         remove: _builtins.bool = ...,
+        or_here: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_requeue", b"_requeue", "lease", b"lease", "requeue", b"requeue"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_requeue", b"_requeue", "after", b"after", "array", b"array", "create_body", b"create_body", "image", b"image", "interactive", b"interactive", "lease", b"lease", "name", b"name", "node", b"node", "nodes", b"nodes", "platform", b"platform", "pool", b"pool", "pull", b"pull", "remove", b"remove", "request_id", b"request_id", "requeue", b"requeue", "retries", b"retries", "span", b"span", "stop_after_seconds", b"stop_after_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_requeue", b"_requeue", "after", b"after", "array", b"array", "create_body", b"create_body", "image", b"image", "interactive", b"interactive", "lease", b"lease", "name", b"name", "node", b"node", "nodes", b"nodes", "or_here", b"or_here", "platform", b"platform", "pool", b"pool", "pull", b"pull", "remove", b"remove", "request_id", b"request_id", "requeue", b"requeue", "retries", b"retries", "span", b"span", "stop_after_seconds", b"stop_after_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__requeue: _TypeAlias = _typing.Literal["requeue"]  # noqa: Y015
     _WhichOneofArgType__requeue: _TypeAlias = _typing.Literal["_requeue", b"_requeue"]  # noqa: Y015
@@ -474,7 +478,10 @@ class ListJobsResponse(_message.Message):
     JOBS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     NOTICES_FIELD_NUMBER: _builtins.int
+    SIMULATED_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
+    simulated: _builtins.bool
+    """Some of the GPUs that these jobs may run on are simulated."""
     @_builtins.property
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Job]: ...
     @_builtins.property
@@ -487,10 +494,11 @@ class ListJobsResponse(_message.Message):
         jobs: _abc.Iterable[Global___Job] | None = ...,
         next_page_token: _builtins.str = ...,
         notices: _abc.Iterable[_builtins.str] | None = ...,
+        simulated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs", "next_page_token", b"next_page_token", "notices", b"notices"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs", "next_page_token", b"next_page_token", "notices", b"notices", "simulated", b"simulated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -576,9 +584,12 @@ class JobExplanation(_message.Message):
     SENTENCE_FIELD_NUMBER: _builtins.int
     HINT_FIELD_NUMBER: _builtins.int
     STORY_FIELD_NUMBER: _builtins.int
+    SIMULATED_FIELD_NUMBER: _builtins.int
     reason_code: _builtins.str
     sentence: _builtins.str
     hint: _builtins.str
+    simulated: _builtins.bool
+    """Some of the GPUs that the job may run on, runs on or ran on are simulated."""
     @_builtins.property
     def job(self) -> Global___Job: ...
     @_builtins.property
@@ -591,10 +602,11 @@ class JobExplanation(_message.Message):
         sentence: _builtins.str = ...,
         hint: _builtins.str = ...,
         story: _abc.Iterable[Global___JobStoryEntry] | None = ...,
+        simulated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hint", b"hint", "job", b"job", "reason_code", b"reason_code", "sentence", b"sentence", "story", b"story"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hint", b"hint", "job", b"job", "reason_code", b"reason_code", "sentence", b"sentence", "simulated", b"simulated", "story", b"story"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

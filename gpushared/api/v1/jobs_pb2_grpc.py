@@ -202,7 +202,7 @@ class JobsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Nodes(self, request, context):
-        """What the pool has, and what of it is free.
+        """What the pool has, and what of it is free; of a node in no pool, the node itself.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -66,7 +66,7 @@ class JobsStub:
     serve this.
     """
     Nodes: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.NodesRequest, _jobs_pb2.NodesResponse]
-    """What the pool has, and what of it is free."""
+    """What the pool has, and what of it is free; of a node in no pool, the node itself."""
 
 @_typing.type_check_only
 class JobsAsyncStub(JobsStub):
@@ -103,7 +103,7 @@ class JobsAsyncStub(JobsStub):
     serve this.
     """
     Nodes: _aio.UnaryUnaryMultiCallable[_jobs_pb2.NodesRequest, _jobs_pb2.NodesResponse]  # type: ignore[assignment]
-    """What the pool has, and what of it is free."""
+    """What the pool has, and what of it is free; of a node in no pool, the node itself."""
 
 class JobsServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -221,6 +221,6 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.NodesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.NodesResponse, _abc.Awaitable[_jobs_pb2.NodesResponse]]:
-        """What the pool has, and what of it is free."""
+        """What the pool has, and what of it is free; of a node in no pool, the node itself."""
 
 def add_JobsServicer_to_server(servicer: JobsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -21,8 +21,10 @@ from gpushared.client.job_messages import (
     SubmitAnswer,
 )
 from gpushared.client.pipeline.async_pool import AsyncPool
+from gpushared.client.pipeline.calls import JobWarning
 from gpushared.client.pipeline.pool import Pool
 from gpushared.client.pipeline.request import JobRequest, Mount
+from gpushared.domain.errors import NeverFits
 
 __all__ = [
     "AsyncPool",
@@ -32,7 +34,9 @@ __all__ = [
     "JobPart",
     "JobRequest",
     "JobStoryEntry",
+    "JobWarning",
     "Mount",
+    "NeverFits",
     "NodeList",
     "Pool",
     "PoolGpu",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,14 +18,20 @@ from gpushared.client.job_messages import Job, JobExplanation, NodeList, SubmitA
 from gpushared.client.patience import Patience
 from gpushared.client.pipeline import progress
 from gpushared.client.pipeline.calls import (
+    ADVICE_SECONDS,
     CALL_SECONDS,
     PAGE,
     PATIENCE_SECONDS,
     SUBMIT_SECONDS,
     WAIT_SECONDS,
+    WAITS,
     cancel_request,
+    hold_request,
+    never_fits,
     next_page,
     not_over,
+    submit_message,
+    warn_of,
 )
 from gpushared.client.pipeline.door import find_door
 from gpushared.client.pipeline.faults import ended_early, error_of
@@ -72,18 +78,31 @@ class AsyncPool:
     # --- submitting ------------------------------------------------------------------------------------
 
     async def submit(self, request: JobRequest, *, request_id: str = "") -> str:
-        return (await self._submitted(request.message(request_id or str(uuid.uuid4())))).job_ids[0]
+        return (await self._submitted(submit_message(request, self._door, request_id))).job_ids[0]
 
     async def submit_array(self, request: JobRequest, numbers: str, *, request_id: str = "") -> SubmitAnswer:
-        return await self._submitted(request.message(request_id or str(uuid.uuid4()), numbers))
+        return await self._submitted(submit_message(request, self._door, request_id, numbers))
 
     async def _submitted(self, message: jobs_pb2.SubmitRequest) -> SubmitAnswer:
         answer = progress.read(SubmitAnswer, await self._call("Submit", message, SUBMIT_SECONDS))
         assert isinstance(answer, SubmitAnswer)
+        warn_of(answer, await self._advice(answer.job_ids[0]))
         return answer
+
+    async def _advice(self, job_id: str) -> JobExplanation | None:
+        """What is told of a new job. None where nobody answers: the job is kept all the same."""
+        asked = jobs_pb2.JobRef(job_id=job_id)
+        with suppress(GpushareError):
+            told = progress.read(JobExplanation, await self._try("Explain", asked, ADVICE_SECONDS))
+            assert isinstance(told, JobExplanation)
+            return told
+        return None
 
     async def cancel(self, job_id: str, *, grace_seconds: int | None = None) -> Job:
         return job_of(await self._call("Cancel", cancel_request(job_id, grace_seconds)))
+
+    async def hold(self, job_id: str, *, held: bool = True) -> Job:
+        return job_of(await self._call("Hold", hold_request(job_id, held=held)))
 
     # --- reading ---------------------------------------------------------------------------------------
 
@@ -121,6 +140,7 @@ class AsyncPool:
             left = WAIT_SECONDS if until is None else min(WAIT_SECONDS, until - time.monotonic())
             if left <= 0:
                 raise not_over(job, timeout_seconds)
+            await self._check_may_run(job)
             asked = jobs_pb2.WaitJobRequest(job_id=job.id, token=job.token, timeout_seconds=left)
             job = job_of(await self._call("Wait", asked, left + CALL_SECONDS))
         return job
@@ -179,7 +199,14 @@ class AsyncPool:
         async for job in self.watch(job_id):
             if job.state in STARTED:
                 return job
+            await self._check_may_run(job)
         raise AssertionError("a watch ends with a job that is over, and so was started")
+
+    async def _check_may_run(self, job: Job) -> None:
+        """Raises NeverFits for a job that waits for a node which the pool does not have."""
+        hopeless = never_fits(await self.explain(job.id)) if job.state == WAITS else None
+        if hopeless is not None:
+            raise hopeless
 
     # --- calling ---------------------------------------------------------------------------------------
 
@@ -191,22 +218,33 @@ class AsyncPool:
         patience = self._patience()
         while True:
             try:
-                call = getattr(self._stub, name)
-                answer = await call(message, timeout=seconds, metadata=self._door.metadata())
-            except grpc.RpcError as error:
-                pause = patience.pause_seconds(error_of(error, self._door.target), time.monotonic())
-                await asyncio.sleep(pause)
-            else:
-                self._known = True
-                return answer
+                return await self._try(name, message, seconds)
+            except GpushareError as error:
+                pause = patience.pause_seconds(error, time.monotonic())
+            await asyncio.sleep(pause)
+
+    async def _try(self, name: str, message: Any, seconds: float) -> Any:
+        """Calls once. An error of the tree is raised outside of gRPC's, so that this is not chained to it."""
+        call = getattr(self._stub, name)
+        try:
+            answer = await call(message, timeout=seconds, metadata=self._door.metadata())
+        except grpc.RpcError as error:
+            failed = error_of(error, self._door.target)
+        else:
+            self._known = True
+            return answer
+        raise failed
 
     async def _stream(self, name: str, message: Any) -> AsyncIterator[Any]:
+        failed = None
         call = getattr(self._stub, name)(message, metadata=self._door.metadata())
         try:
             async for answer in call:
                 self._known = True
                 yield answer
         except grpc.RpcError as error:
-            raise error_of(error, self._door.target) from error
+            failed = error_of(error, self._door.target)
         finally:
             call.cancel()
+        if failed is not None:
+            raise failed

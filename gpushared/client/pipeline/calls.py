@@ -1,10 +1,15 @@
-"""What both clients ask alike, and how long they wait for it."""
+"""What both clients ask alike, how long they wait for it, and what they make of the answers."""
 
 from __future__ import annotations
 
+import uuid
+import warnings
+
 from gpushared.api.v1 import jobs_pb2
-from gpushared.client.job_messages import Job
-from gpushared.domain.errors import TimedOut
+from gpushared.client.job_messages import Job, JobExplanation, SubmitAnswer
+from gpushared.client.pipeline.door import Door
+from gpushared.client.pipeline.request import JobRequest
+from gpushared.domain.errors import NeverFits, RequestError, TimedOut
 
 CALL_SECONDS = 30.0
 """How long a call may take that waits for nothing."""
@@ -14,7 +19,48 @@ WAIT_SECONDS = 60.0
 """The longest that a daemon keeps a call waiting for a change."""
 PATIENCE_SECONDS = 300.0
 """A machine that is booted anew is back by then."""
+ADVICE_SECONDS = 5.0
+"""After a job was taken it is asked whether the job could ever run; nobody waits for that for long."""
 PAGE = 1000
+NEVER_FITS = "never_fits"
+WAITS = "queued"
+_CALLER = 4
+"""Frames between the warning and the program that submits: ``warn_of``, the client's own two, the caller."""
+
+
+class JobWarning(UserWarning):
+    """A job was taken, and something about it may not be what was meant."""
+
+
+def submit_message(
+    request: JobRequest, door: Door, request_id: str, array: str = ""
+) -> jobs_pb2.SubmitRequest:
+    """The request with an id by which asking twice gives the same jobs. Raises RequestError."""
+    if request.pool is False and door.anchors is not None:
+        raise RequestError(
+            "a coordinator runs no jobs itself, so the job cannot stay with it",
+            hint="leave out pool=False, or name a node: node=...",
+        )
+    return request.message(request_id or str(uuid.uuid4()), array)
+
+
+def never_fits(told: JobExplanation) -> NeverFits | None:
+    """The error for a job that no node could take, not even an empty one; None for every other job."""
+    if told.reason_code != NEVER_FITS or told.job.is_over:
+        return None
+    text = f"{told.job.id} waits until a node joins that could take it: {told.sentence}"
+    return NeverFits(text, hint=told.hint)
+
+
+def warn_of(answer: SubmitAnswer, told: JobExplanation | None) -> None:
+    """Warn the program of what the command line would say on stderr. ``told``: of the first job, if known."""
+    hopeless = never_fits(told) if told is not None else None
+    for text in (*answer.notes, *([str(hopeless)] if hopeless else [])):
+        warnings.warn(text, JobWarning, stacklevel=_CALLER)
+
+
+def hold_request(job_id: str, *, held: bool) -> jobs_pb2.HoldJobRequest:
+    return jobs_pb2.HoldJobRequest(job_id=job_id, held=held)
 
 
 def cancel_request(job_id: str, grace_seconds: int | None) -> jobs_pb2.CancelJobRequest:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,14 +17,20 @@ from gpushared.client.job_messages import Job, JobExplanation, NodeList, SubmitA
 from gpushared.client.patience import Patience
 from gpushared.client.pipeline import progress
 from gpushared.client.pipeline.calls import (
+    ADVICE_SECONDS,
     CALL_SECONDS,
     PAGE,
     PATIENCE_SECONDS,
     SUBMIT_SECONDS,
     WAIT_SECONDS,
+    WAITS,
     cancel_request,
+    hold_request,
+    never_fits,
     next_page,
     not_over,
+    submit_message,
+    warn_of,
 )
 from gpushared.client.pipeline.door import find_door
 from gpushared.client.pipeline.faults import ended_early, error_of
@@ -77,22 +83,40 @@ class Pool:
     def submit(self, request: JobRequest, *, request_id: str = "") -> str:
         """The job's id, when it is durably kept.
 
-        With a ``request_id`` of the caller's own a program that is run again gets the job that it had.
+        With a ``request_id`` of the caller's own a program that is run again gets the job that it had. What
+        could never run is refused, or where a node may yet join that could take it, warned of (JobWarning).
         """
-        return self._submitted(request.message(request_id or str(uuid.uuid4()))).job_ids[0]
+        return self._submitted(submit_message(request, self._door, request_id)).job_ids[0]
 
     def submit_array(self, request: JobRequest, numbers: str, *, request_id: str = "") -> SubmitAnswer:
-        """One job for each of ``0-99`` or ``1,3,5-9``, all or none; GPUSHARE_ARRAY_INDEX tells each which."""
-        return self._submitted(request.message(request_id or str(uuid.uuid4()), numbers))
+        """One job for each of ``0-99`` or ``1,3,5-9``, all or none; GPUSHARE_ARRAY_INDEX tells each which.
+
+        Of ``0-99%4`` at most 4 run at once.
+        """
+        return self._submitted(submit_message(request, self._door, request_id, numbers))
 
     def _submitted(self, message: jobs_pb2.SubmitRequest) -> SubmitAnswer:
         answer = progress.read(SubmitAnswer, self._call("Submit", message, SUBMIT_SECONDS))
         assert isinstance(answer, SubmitAnswer)
+        warn_of(answer, self._advice(answer.job_ids[0]))
         return answer
+
+    def _advice(self, job_id: str) -> JobExplanation | None:
+        """What is told of a new job. None where nobody answers: the job is kept all the same."""
+        asked = jobs_pb2.JobRef(job_id=job_id)
+        with suppress(GpushareError):
+            told = progress.read(JobExplanation, self._try("Explain", asked, ADVICE_SECONDS))
+            assert isinstance(told, JobExplanation)
+            return told
+        return None
 
     def cancel(self, job_id: str, *, grace_seconds: int | None = None) -> Job:
         """Ends a job whatever its state; its container gets ``grace_seconds`` (10) to end by itself."""
         return job_of(self._call("Cancel", cancel_request(job_id, grace_seconds)))
+
+    def hold(self, job_id: str, *, held: bool = True) -> Job:
+        """Keeps a waiting job from starting, or lets it go."""
+        return job_of(self._call("Hold", hold_request(job_id, held=held)))
 
     # --- reading ---------------------------------------------------------------------------------------
 
@@ -125,13 +149,17 @@ class Pool:
     # --- following -------------------------------------------------------------------------------------
 
     def wait(self, job_id: str, *, timeout_seconds: float | None = None) -> Job:
-        """The job when it is over. Raises TimedOut; the job goes on then."""
+        """The job when it is over. Raises TimedOut, and NeverFits where no node could take it.
+
+        The job goes on to run, or to wait, after both.
+        """
         until = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         job = self.get(job_id)
         while not job.is_over:
             left = WAIT_SECONDS if until is None else min(WAIT_SECONDS, until - time.monotonic())
             if left <= 0:
                 raise not_over(job, timeout_seconds)
+            self._check_may_run(job)
             asked = jobs_pb2.WaitJobRequest(job_id=job.id, token=job.token, timeout_seconds=left)
             job = job_of(self._call("Wait", asked, left + CALL_SECONDS))
         return job
@@ -192,7 +220,17 @@ class Pool:
             position.resume(job)
 
     def _started(self, job_id: str) -> Job:
-        return next(job for job in self.watch(job_id) if job.state in STARTED)
+        for job in self.watch(job_id):
+            if job.state in STARTED:
+                return job
+            self._check_may_run(job)
+        raise AssertionError("a watch ends with a job that is over, and so was started")
+
+    def _check_may_run(self, job: Job) -> None:
+        """Raises NeverFits for a job that waits for a node which the pool does not have."""
+        hopeless = never_fits(self.explain(job.id)) if job.state == WAITS else None
+        if hopeless is not None:
+            raise hopeless
 
     # --- calling ---------------------------------------------------------------------------------------
 
@@ -200,26 +238,41 @@ class Pool:
         return Patience(self._patience_seconds, known=self._known)
 
     def _call(self, name: str, message: Any, seconds: float = CALL_SECONDS) -> Any:
-        """One that may be made twice; until there is an answer. Any: each call has a message of its own."""
+        """Calls until there is an answer, which may carry the call out twice.
+
+        Any: each call has a message of its own.
+        """
         patience = self._patience()
         while True:
             try:
-                answer = getattr(self._stub, name)(message, timeout=seconds, metadata=self._door.metadata())
-            except grpc.RpcError as error:
-                pause = patience.pause_seconds(error_of(error, self._door.target), time.monotonic())
-                time.sleep(pause)
-            else:
-                self._known = True
-                return answer
+                return self._try(name, message, seconds)
+            except GpushareError as error:
+                pause = patience.pause_seconds(error, time.monotonic())
+            time.sleep(pause)
+
+    def _try(self, name: str, message: Any, seconds: float) -> Any:
+        """Calls once. An error of the tree is raised outside of gRPC's, so that this is not chained to it."""
+        call = getattr(self._stub, name)
+        try:
+            answer = call(message, timeout=seconds, metadata=self._door.metadata())
+        except grpc.RpcError as error:
+            failed = error_of(error, self._door.target)
+        else:
+            self._known = True
+            return answer
+        raise failed
 
     def _stream(self, name: str, message: Any) -> Iterator[Any]:
-        """Its messages; the call ends with the iterator."""
+        """The messages of a call that ends with the iterator. Errors as those of ``_try``."""
+        failed = None
         call = getattr(self._stub, name)(message, metadata=self._door.metadata())
         try:
             for answer in call:
                 self._known = True
                 yield answer
         except grpc.RpcError as error:
-            raise error_of(error, self._door.target) from error
+            failed = error_of(error, self._door.target)
         finally:
             call.cancel()
+        if failed is not None:
+            raise failed

@@ -1,4 +1,4 @@
-"""What a program asks for: a part of the pool's GPUs, and the container that is to use it. Pure."""
+"""What a program asks for: a part of the pool's GPUs, and the container that is to use it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
+from google.protobuf import json_format
+
 from gpushared.api.v1 import jobs_pb2, leases_pb2
+from gpushared.client.moment import read_moment
+from gpushared.client.submit_words import LEASE_WORDS
 from gpushared.domain.errors import RequestError
 
 
@@ -48,15 +53,36 @@ class JobRequest:
     preset: str = ""
     models: Sequence[str] = ()
     """GPU models that will do, by any part of their names; empty = all."""
+    isolation: str = ""
+    """shared, separate, exclusive or mig; empty = what fits the size."""
     lease_class: str = ""
     time: str = ""
+    begin: str | datetime = ""
+    """Start no earlier: "22:00", "+2h", "2026-11-22T08:00", or a moment; without a zone it is local time."""
+    near: Sequence[str] = ()
+    """Leases; only on the machine where these are."""
+    away_from: Sequence[str] = ()
+    """Leases; not on the GPUs where these are."""
     project: str = ""
     priority: int = 0
     held: bool = False
+    """Wait until ``hold(job, held=False)`` lets it go."""
+    immediate: bool = False
+    """Fail instead of waiting when there is no room."""
+    notice_signal: str = ""
+    """Send this to the container before its time is up: USR1, TERM."""
+    restart_on_fault: int = 0
+    """So often its container is started again when somebody else's fault on the GPU ended it."""
 
+    pool: bool | None = None
+    """True: anywhere in the pool. False: on the node that is asked. None: in the pool, or where the node that
+    is asked is in none, on the node."""
     node: str = ""
     """Only on this one."""
     nodes: int = 1
+    """On so many at once, each with what ``gpu`` says."""
+    span: bool = False
+    """Its GPUs may be on several nodes, as few as possible."""
     after: Sequence[str] = ()
     """Jobs that must be over first, however they end."""
     after_ok: Sequence[str] = ()
@@ -108,9 +134,11 @@ class JobRequest:
             platform=self.platform,
             name=self.name,
             pull=self.pull,
-            pool=True,
+            pool=self.pool is not False,
+            or_here=self.pool is None,
             node=self.node,
             nodes=self.nodes,
+            span=self.span,
             retries=self.retries,
             requeue=self.requeue,
             stop_after_seconds=self.stop_after_seconds,
@@ -123,19 +151,20 @@ class JobRequest:
         )
 
     def _lease(self) -> leases_pb2.LeaseRequest:
-        lease = leases_pb2.LeaseRequest(
-            gpu=str(self.gpu),
-            gpu_memory=self.gpu_memory,
-            gpu_compute=self.gpu_compute,
-            preset=self.preset,
-            models=self.models,
-            time=self.time,
-            project=self.project,
-            priority=self.priority,
-            held=self.held,
-        )
-        setattr(lease, "class", self.lease_class)
-        return lease
+        said = {word.field: getattr(self, word.argument) for word in LEASE_WORDS}
+        said |= {"gpu": str(self.gpu), "begin_at": _seconds(self.begin)}
+        said |= {name: list(said[name]) for name in ("models", "near", "away_from")}
+        try:
+            return json_format.ParseDict(said, leases_pb2.LeaseRequest())
+        except json_format.ParseError as error:
+            raise RequestError(f"a word of the request is of another type: {error}") from None
+
+
+def _seconds(begin: str | datetime) -> float:
+    """Since the epoch; 0 where nothing was said."""
+    if isinstance(begin, datetime):
+        return begin.timestamp()
+    return read_moment(begin, datetime.now().astimezone()) if begin else 0.0
 
 
 def _words(command: Sequence[str] | str) -> list[str]:

@@ -1,0 +1,59 @@
+"""The words by which a job is asked for, in one place for ``gpushare submit`` and for programs.
+
+Each word has a name on the command line, one in a program's ``JobRequest``, and one in the API's messages.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+
+class SubmitWord(NamedTuple):
+    """``option``: of ``gpushare submit``, without dashes. ``argument``: of ``JobRequest``.
+
+    ``field``: of the API's LeaseRequest or SubmitRequest, whichever the table is of.
+    """
+
+    option: str
+    argument: str
+    field: str
+    is_switch: bool = False
+
+
+LEASE_WORDS: Final = (
+    SubmitWord("gpu", "gpu", "gpu"),
+    SubmitWord("gpu-memory", "gpu_memory", "gpu_memory"),
+    SubmitWord("gpu-compute", "gpu_compute", "gpu_compute"),
+    SubmitWord("preset", "preset", "preset"),
+    SubmitWord("class", "lease_class", "class"),
+    SubmitWord("time", "time", "time"),
+    SubmitWord("isolation", "isolation", "isolation"),
+    SubmitWord("model", "models", "models"),
+    SubmitWord("near", "near", "near"),
+    SubmitWord("away-from", "away_from", "away_from"),
+    SubmitWord("begin", "begin", "begin_at"),
+    SubmitWord("hold", "held", "held", is_switch=True),
+    SubmitWord("project", "project", "project"),
+    SubmitWord("priority", "priority", "priority"),
+    SubmitWord("restart-on-fault", "restart_on_fault", "restart_on_fault"),
+    SubmitWord("notice-signal", "notice_signal", "notice_signal"),
+    SubmitWord("immediate", "immediate", "immediate", is_switch=True),
+)
+"""What is asked of GPUs, and when."""
+
+JOB_WORDS: Final = (
+    SubmitWord("pool", "pool", "pool", is_switch=True),
+    SubmitWord("node", "node", "node"),
+    SubmitWord("array", "array", "array"),
+    SubmitWord("after", "after", "after"),
+    SubmitWord("after-ok", "after_ok", "after"),
+    SubmitWord("retries", "retries", "retries"),
+    SubmitWord("requeue", "requeue", "requeue", is_switch=True),
+    SubmitWord("no-requeue", "requeue", "requeue", is_switch=True),
+    SubmitWord("stop-after", "stop_after_seconds", "stop_after_seconds"),
+    SubmitWord("nodes", "nodes", "nodes"),
+    SubmitWord("span", "span", "span", is_switch=True),
+)
+"""Where the job runs, after what, and how often. ``array`` is an argument of ``submit_array``."""
+
+SUBMIT_WORDS: Final = (*LEASE_WORDS, *JOB_WORDS)
