@@ -151,7 +151,7 @@ def _limit(options: Options) -> int:
 def _moment(text: str) -> float:
     from datetime import datetime
 
-    from gpushared.cli.moment import read_past
+    from gpushared.client.moment import read_past
 
     return read_past(text, datetime.now().astimezone())
 
