@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from gpushared.cli.faults import UsageError, wrong_values
 from gpushared.cli.listing import Listing, Options, Own, Screen, write
 from gpushared.cli.listing_command import listing_command
 from gpushared.cli.table import Column, Row
@@ -19,7 +20,6 @@ from gpushared.client import Client
 from gpushared.client.audit_messages import AuditLine, AuditPage
 from gpushared.client.moment import read_past
 from gpushared.client.pool import pool_socket
-from gpushared.domain.errors import RequestError
 
 LIMIT = 50
 MAX_LIMIT = 100_000
@@ -94,9 +94,11 @@ class _Asked:
 
 def _asked(options: Options) -> _Asked:
     since = options.value("since")
+    with wrong_values():
+        begins_at = read_past(since, datetime.now().astimezone()) if since else 0.0
     return _Asked(
         options.value("user"),
-        read_past(since, datetime.now().astimezone()) if since else 0.0,
+        begins_at,
         bool(options.value("refused")),
         options.value("container"),
     )
@@ -107,7 +109,7 @@ def _limit(options: Options) -> int:
     if not said:
         return LIMIT
     if not (said.isascii() and said.isdigit() and 0 < int(said) <= MAX_LIMIT):
-        raise RequestError(f"{said[:40]!r} is no number of lines", hint=f"say 1 to {MAX_LIMIT}")
+        raise UsageError(f"{said[:40]!r} is no number of lines", hint=f"say 1 to {MAX_LIMIT}")
     return int(said)
 
 

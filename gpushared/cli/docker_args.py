@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from gpushared.cli.faults import UsageError
 from gpushared.client.submit_words import SUBMIT_WORDS
-from gpushared.domain.errors import PermissionRefused, RequestError
+from gpushared.domain.errors import PermissionRefused
 
 OUR_VALUES = frozenset(
     {
@@ -197,14 +197,14 @@ def _next(words: Sequence[str], place: int, option: str, options: OurOptions) ->
 
 def _our_value(flag: Flag, options: OurOptions) -> str:
     if len(flag.value) > MAX_OUR_VALUE:
-        raise RequestError(
+        raise UsageError(
             f"the value of --{flag.name} is {len(flag.value)} characters long",
             hint=f"see gpushare {options.command} --help for what it may be",
         )
     try:
         flag.value.encode()
     except UnicodeEncodeError:
-        raise RequestError(f"the value of --{flag.name} is not valid UTF-8") from None
+        raise UsageError(f"the value of --{flag.name} is not valid UTF-8") from None
     if flag.name in options.switches:
         return _switch(flag)
     if not flag.value:

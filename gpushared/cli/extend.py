@@ -7,7 +7,9 @@ import time
 import click
 
 from gpushared.cli import complete, text
+from gpushared.cli.faults import wrong_values
 from gpushared.client import Client
+from gpushared.domain.units import parse_duration
 
 
 @click.command("extend", short_help="Give a lease more time.")
@@ -24,6 +26,8 @@ def extend(lease: str, duration: str) -> int:
       gpushare extend l-7f3k 2h
       gpushare extend trainer 1d
     """  # noqa: D301 - click's mark for lines it must not join
+    with wrong_values():
+        parse_duration(duration)
     extended = Client().extend(lease, duration)
     left = "" if extended.expires_at is None else f": {text.span(extended.expires_at - time.time())} left"
     click.echo(text.printable(f"{extended.id}{left}"))

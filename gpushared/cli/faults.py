@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import ClassVar
 
 from gpushared.cli.text import printable
-from gpushared.domain.errors import Code, GpushareError
+from gpushared.domain.errors import GpushareError, RequestError
 
 MAX_LINE = 600
 MAX_LINES = 40
 """More than any message of ours: whatever comes back from elsewhere cannot flood a terminal."""
 
 
-class UsageError(GpushareError):
+class UsageError(RequestError):
     """The command line itself is wrong."""
 
-    code = Code.INVALID_ARGUMENT
     exit_code: ClassVar[int] = 2
+
+
+@contextmanager
+def wrong_values() -> Iterator[None]:
+    """Raise UsageError in place of RequestError: the value was read here, and nobody was asked yet."""
+    try:
+        yield
+    except RequestError as error:
+        raise UsageError(error.message, hint=error.hint) from error
 
 
 def say(sentence: str, hint: str = "") -> None:

@@ -10,10 +10,13 @@ from datetime import datetime
 import click
 
 from gpushared.cli import complete, text
+from gpushared.cli.faults import wrong_values
+from gpushared.cli.lease_values import check_values
 from gpushared.cli.listing import SIMULATED
 from gpushared.cli.ps import holding
 from gpushared.client import Client, OfferAnswer
 from gpushared.client.moment import read_moment
+from gpushared.client.wishes import LeaseWish
 
 WHOLE_GPU = "1"
 STEPS = {
@@ -50,7 +53,7 @@ STEPS = {
     metavar="KIND",
     help="shared, separate, exclusive or mig.",
 )
-@click.option("--priority", type=int, default=0, metavar="NUMBER", help="-100 to 100.")
+@click.option("--priority", type=click.IntRange(-100, 100), default=0, metavar="NUMBER", help="-100 to 100.")
 @click.option(
     "--project",
     default="",
@@ -87,19 +90,23 @@ def offer(
       gpushare offer --gpu 0.5 --time 2h
       gpushare offer --gpu 2 --class build -o json
     """  # noqa: D301 - click's mark for lines it must not join
-    answer = Client().offer(
-        gpu=gpu or ("" if gpu_memory or gpu_compute or preset else WHOLE_GPU),
-        gpu_memory=gpu_memory,
-        gpu_compute=gpu_compute,
-        preset=preset,
-        time=limit,
-        lease_class=lease_class,
-        isolation=isolation,
-        priority=priority,
-        project=project,
-        models=[name.strip() for name in model.split(",") if name.strip()],
-        begin_at=read_moment(begin, datetime.now().astimezone()) if begin else 0.0,
-    )
+    with wrong_values():
+        begin_at = read_moment(begin, datetime.now().astimezone()) if begin else 0.0
+    said: LeaseWish = {
+        "gpu": gpu or ("" if gpu_memory or gpu_compute or preset else WHOLE_GPU),
+        "gpu_memory": gpu_memory,
+        "gpu_compute": gpu_compute,
+        "preset": preset,
+        "time": limit,
+        "lease_class": lease_class,
+        "isolation": isolation,
+        "priority": priority,
+        "project": project,
+        "models": [name.strip() for name in model.split(",") if name.strip()],
+        "begin_at": begin_at,
+    }
+    check_values(said)
+    answer = Client().offer(**said)
     if output == "json":
         envelope = {"schema": "gpushare.offer/1", "simulated": answer.simulated, "items": [answer.to_json()]}
         click.echo(json.dumps(envelope, indent=2))

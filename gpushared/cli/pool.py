@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from gpushared.cli import complete, table, text
-from gpushared.cli.faults import UsageError
+from gpushared.cli.faults import UsageError, wrong_values
 from gpushared.cli.table import Column, Row
 from gpushared.client.pool import PoolClient
 from gpushared.client.pool_messages import ApiToken, JoinToken
@@ -71,7 +71,8 @@ def init(name: str, config: Path | None, state_dir: str | None, user: str) -> in
 
 
 def _seconds(valid: str) -> int:
-    return parse_duration(valid) if valid else 0
+    with wrong_values():
+        return parse_duration(valid) if valid else 0
 
 
 @pool.command("token", context_settings=_HELP, short_help="Make a token with which one machine may join.")

@@ -46,8 +46,9 @@ def run_in_pool(words: RunWords) -> int:
         if name in words.ours:
             raise UsageError(f"--{name} means nothing for a container in the pool", hint="leave it out")
     refuse_ways_around(words)
-    program, client = docker.find_docker(), Client()
+    client = Client()
     place = PoolPlace(client, words)
+    program = docker.find_docker()
     tell_of_doubts(words)
     try:
         with signals_interrupt():

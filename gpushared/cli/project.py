@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 import click
 
 from gpushared.cli import complete, text
-from gpushared.cli.faults import UsageError
+from gpushared.cli.faults import UsageError, wrong_values
 from gpushared.cli.listing import SIMULATED, Listing, Options, Screen
 from gpushared.cli.listing_command import listing_command
 from gpushared.cli.ps import share
@@ -17,7 +17,7 @@ from gpushared.cli.table import Column, Row
 from gpushared.client import Client, IdlePolicy, Lease, Project, Quota
 from gpushared.client.messages import PoolShare
 from gpushared.domain.errors import NotFound
-from gpushared.domain.units import format_duration, shown
+from gpushared.domain.units import format_duration, parse_gpus, shown
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 NO_LIMIT = "none"
@@ -267,6 +267,9 @@ def set_(
     quota = {"guaranteed": guaranteed, "limit": limit, "fixed": fixed}
     said = bool(any(quota.values()) or weight is not None or users or no_users)
     _check_words(said=said, unset=unset, both=no_users and bool(users))
+    with wrong_values():
+        for amount in filter(None, (guaranteed, "" if limit == NO_LIMIT else limit, fixed)):
+            parse_gpus(amount)
     named = () if no_users else users or None
     done = Client().set_project(name, weight=weight, users=named, model=model, unset=unset, **quota)
     for line in _facts(done):

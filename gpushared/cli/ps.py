@@ -6,7 +6,7 @@ import time
 from functools import partial
 
 from gpushared.cli import text
-from gpushared.cli.faults import UsageError
+from gpushared.cli.faults import UsageError, wrong_values
 from gpushared.cli.listing import Listing, Options, Own, Screen
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client, Lease, LeaseList, OfferAnswer, UnmanagedProcess
@@ -153,7 +153,8 @@ def _moment(text: str) -> float:
 
     from gpushared.client.moment import read_past
 
-    return read_past(text, datetime.now().astimezone())
+    with wrong_values():
+        return read_past(text, datetime.now().astimezone())
 
 
 LISTING = Listing(

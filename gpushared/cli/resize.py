@@ -5,7 +5,9 @@ from __future__ import annotations
 import click
 
 from gpushared.cli import complete, text
+from gpushared.cli.faults import wrong_values
 from gpushared.client import Client
+from gpushared.domain.asking import read_size
 
 
 @click.command("resize", short_help="Give a lease another size.")
@@ -30,6 +32,9 @@ def resize(lease: str, gpu: str, gpu_memory: str, gpu_compute: str) -> int:
       gpushare resize trainer --gpu 0.5
       gpushare resize trainer --gpu 0.25..1
     """  # noqa: D301 - click's mark for lines it must not join
+    if gpu or gpu_memory or gpu_compute:
+        with wrong_values():
+            read_size(gpu=gpu, gpu_memory=gpu_memory, gpu_compute=gpu_compute)
     answer = Client().resize(lease, gpu=gpu, gpu_memory=gpu_memory, gpu_compute=gpu_compute)
     lines = [f"{answer.lease.id}: {answer.lease.asks}", *(f"  {effect}" for effect in answer.effects)]
     click.echo("\n".join(map(text.printable, lines)))

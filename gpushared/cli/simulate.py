@@ -7,8 +7,9 @@ import json
 import click
 
 from gpushared.cli import complete
+from gpushared.cli.faults import UsageError, wrong_values
 from gpushared.client import Client
-from gpushared.domain.errors import NotFound, RequestError, StateConflict
+from gpushared.domain.errors import NotFound, StateConflict
 from gpushared.domain.units import parse_memory, parse_percent, shown
 
 OK = 200
@@ -63,15 +64,16 @@ def simulate(
     client = Client()
     change = _gpu(gpu)
     if container is not None or pid is not None or memory is not None:
+        held = _bytes(memory)
         holder = pid if pid is not None else _pid_of(container, client)
-        process: dict[str, object] = {"pid": holder, "memory_bytes": str(_bytes(memory))}
+        process: dict[str, object] = {"pid": holder, "memory_bytes": str(held)}
         if inside_mps or outside_mps:
             process["mps_client"] = inside_mps
         if process_utilization is not None:
             process["utilization_ratio"] = _ratio(process_utilization)
         change["processes"] = [process]
     elif inside_mps or outside_mps or process_utilization is not None:
-        raise RequestError("whose memory it is was not said", hint="add --container NAME --memory 8g")
+        raise UsageError("whose memory it is was not said", hint="add --container NAME --memory 8g")
     if utilization is not None:
         change["utilization_ratio"] = _ratio(utilization)
     if trouble is not None:
@@ -81,7 +83,7 @@ def simulate(
     if hang is not None:
         change["hang_seconds"] = hang
     if change == _gpu(gpu):
-        raise RequestError("nothing was to be changed", hint="see gpushare simulate --help")
+        raise UsageError("nothing was to be changed", hint="see gpushare simulate --help")
     client.simulate(change)
     return 0
 
@@ -91,25 +93,27 @@ def _gpu(text: str) -> dict[str, object]:
     index, colon, place = text.partition(":")
     words = [index, place] if colon else [index]
     if not all(word.isascii() and word.isdecimal() and len(word) <= MAX_DIGITS for word in words):
-        raise RequestError(f"{shown(text)} names no GPU", hint="write 0, or 0:1 for a MIG instance")
+        raise UsageError(f"{shown(text)} names no GPU", hint="write 0, or 0:1 for a MIG instance")
     named: dict[str, object] = {"gpu_index": int(index)}
     return named | {"mig_index": int(place)} if colon else named
 
 
 def _bytes(memory: str | None) -> int:
     if memory is None:
-        raise RequestError("how much memory the process holds was not said", hint="add --memory 8g")
-    return 0 if memory == NONE else parse_memory(memory)
+        raise UsageError("how much memory the process holds was not said", hint="add --memory 8g")
+    with wrong_values():
+        return 0 if memory == NONE else parse_memory(memory)
 
 
 def _ratio(percent: str) -> float:
-    return 0.0 if percent in NO_PERCENT else parse_percent(percent) / 1000
+    with wrong_values():
+        return 0.0 if percent in NO_PERCENT else parse_percent(percent) / 1000
 
 
 def _pid_of(container: str | None, client: Client) -> int:
     """The host's PID of a container's main process."""
     if container is None:
-        raise RequestError("whose memory it is was not said", hint="add --container NAME or --pid PID")
+        raise UsageError("whose memory it is was not said", hint="add --container NAME or --pid PID")
     answer = client.docker("GET", f"/containers/{container}/json")
     if answer.status != OK:
         raise NotFound(f"there is no container {container[:100]}", hint="see gpushare ps")

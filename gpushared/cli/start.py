@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from gpushared.cli import docker, host_words
 from gpushared.cli.capture import refusal_of_run
 from gpushared.cli.docker_args import RUN, OurOptions, RunWords, refuse_ways_around, split, warnings
-from gpushared.cli.faults import UsageError, say
+from gpushared.cli.faults import UsageError, say, wrong_values
+from gpushared.cli.lease_values import check_values
 from gpushared.cli.progress import Progress
 from gpushared.cli.waiting import Interrupted, Wait, signals_interrupt
 from gpushared.client import Client
@@ -61,10 +62,10 @@ class Prepared:
         self.words = words
         max_wait = max_wait_seconds(words)
         refuse_ways_around(words)
+        held = {**asked(words), "ends_with_caller": True}
         self.docker = docker.find_docker()
         self.client = Client()
         self.environ = docker.environment(self.client)
-        held = {**asked(words), "ends_with_caller": True}
         self.wait = Wait(self.client, held, Progress(sys.stderr), max_wait)
 
     def refusal(self) -> int:
@@ -130,9 +131,9 @@ def _names_size(words: RunWords) -> bool:
 
 
 def asked(words: RunWords) -> dict[str, object]:
-    """What the words say of the lease, as the keyword arguments of ``Client.request``."""
+    """What the words say of the lease, as the keyword arguments of ``Client.request``. Raises UsageError."""
     ours = words.ours
-    return {
+    said = {
         "gpu": ours.get("gpu", "") if _names_size(words) else WHOLE_GPU,
         "gpu_memory": ours.get("gpu-memory", ""),
         "gpu_compute": ours.get("gpu-compute", ""),
@@ -155,6 +156,8 @@ def asked(words: RunWords) -> dict[str, object]:
         "host_cpu_milli": host_words.cpu_milli(words),
         "host_memory_bytes": host_words.memory_bytes(words),
     }
+    check_values(said)
+    return said
 
 
 def names(text: str) -> list[str]:
@@ -181,14 +184,20 @@ def _begin_at(text: str) -> float:
 
     from gpushared.client.moment import read_moment
 
-    return read_moment(text, datetime.now().astimezone())
+    with wrong_values():
+        return read_moment(text, datetime.now().astimezone())
 
 
 def _priority(text: str) -> int:
+    from gpushared.domain.request import MAX_PRIORITY
+
     try:
-        return int(text)
+        priority = int(text)
     except ValueError:
-        raise UsageError(f"--priority {text[:40]!r} is no whole number", hint="give -100 to 100") from None
+        priority = MAX_PRIORITY + 1
+    if abs(priority) > MAX_PRIORITY:
+        raise UsageError(f"--priority {text[:40]!r} is no whole number from -100 to 100")
+    return priority
 
 
 def _restarts(words: RunWords) -> int:
@@ -218,4 +227,5 @@ def max_wait_seconds(words: RunWords) -> int | None:
         return None
     from gpushared.domain.units import parse_duration
 
-    return parse_duration(words.ours["max-wait"])
+    with wrong_values():
+        return parse_duration(words.ours["max-wait"])

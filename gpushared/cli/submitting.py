@@ -11,7 +11,7 @@ from typing import Any
 from gpushared.cli import docker
 from gpushared.cli.capture import Captured, capture
 from gpushared.cli.docker_args import RUN_ALONE, SUBMIT, RunWords, refuse_ways_around, split
-from gpushared.cli.faults import UsageError, say
+from gpushared.cli.faults import UsageError, say, wrong_values
 from gpushared.cli.start import api_version_of, asked, names, tell_of_doubts
 from gpushared.client import Client
 from gpushared.client.job_messages import SubmitAnswer
@@ -91,11 +91,11 @@ def _said(words: RunWords) -> dict[str, Any]:
         "node": ours.get("node", ""),
         "nodes": _nodes(ours),
         "span": bool(ours.get("span")),
-        "retries": _count(ours, "retries"),
-        "stop_after_seconds": _seconds(ours.get("stop-after", "")),
+        "retries": _retries(ours),
+        "stop_after_seconds": _stop_after(ours.get("stop-after", "")),
         "after": [(job, False) for job in names(ours.get("after", ""))]
         + [(job, True) for job in names(ours.get("after-ok", ""))],
-        "array": ours.get("array", ""),
+        "array": _array(ours.get("array", "")),
     }
 
 
@@ -106,19 +106,45 @@ def _count(ours: dict[str, str], name: str) -> int:
     return int(text)
 
 
+def _retries(ours: dict[str, str]) -> int:
+    if "retries" not in ours:
+        return 0
+    from gpushared.domain.jobs.submit_limits import MAX_RETRIES, check_bounds
+
+    with wrong_values():
+        return check_bounds(_count(ours, "retries"), 0, MAX_RETRIES, "retries")
+
+
 def _nodes(ours: dict[str, str]) -> int:
-    nodes = _count(ours, "nodes")
-    if "nodes" in ours and not nodes:
+    if "nodes" not in ours:
+        return 0
+    if not (nodes := _count(ours, "nodes")):
         raise UsageError("a job on 0 nodes cannot be", hint="leave out --nodes for one node, anywhere")
-    return nodes
+    from gpushared.domain.jobs.asking import MAX_NODES
+    from gpushared.domain.jobs.submit_limits import check_bounds
+
+    with wrong_values():
+        return check_bounds(nodes, 1, MAX_NODES, "nodes")
 
 
-def _seconds(text: str) -> int:
+def _array(text: str) -> str:
+    if text:
+        from gpushared.domain.jobs.submit_limits import read_array
+
+        with wrong_values():
+            read_array(text)
+    return text
+
+
+def _stop_after(text: str) -> int:
     if not text:
         return 0
+    from gpushared.domain.jobs import submit_limits as limits
     from gpushared.domain.units import parse_duration
 
-    return parse_duration(text)
+    least, most = limits.SHORTEST_STOP_AFTER_SECONDS, limits.LONGEST_STOP_AFTER_SECONDS
+    with wrong_values():
+        return limits.check_bounds(parse_duration(text), least, most, "seconds without the pool's word")
 
 
 # --- docker's words that a job has no use for

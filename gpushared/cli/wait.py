@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import click
 
 from gpushared.cli import complete
-from gpushared.cli.faults import say
+from gpushared.cli.faults import say, wrong_values
 from gpushared.cli.references import may_be_array
 from gpushared.client import Client
 from gpushared.client.job_messages import Job
@@ -41,7 +41,8 @@ def wait(job: tuple[str, ...], timeout: str | None) -> int:
     """  # noqa: D301 - click's mark for lines it must not join
     from gpushared.domain.units import parse_duration
 
-    until = time.monotonic() + parse_duration(timeout) if timeout else None
+    with wrong_values():
+        until = time.monotonic() + parse_duration(timeout) if timeout else None
     jobs, code = Jobs(Client()), 0
     for one in _each(jobs, job):
         over = _over(jobs, one, until)

@@ -22,9 +22,13 @@ def read_moment(text: str, now: datetime) -> float:
 def read_past(text: str, now: datetime) -> float:
     """The same of what is over: ``2h`` is so long ago, and a time of day is the last one."""
     try:
-        return now.timestamp() - parse_duration(text)
+        # With colons it is a time of day.
+        ago = None if ":" in text else parse_duration(text)
     except RequestError:
-        moment = read_moment(text, now)
+        ago = None
+    if ago is not None:
+        return now.timestamp() - ago
+    moment = read_moment(text, now)
     yesterday = (datetime.fromtimestamp(moment).astimezone() - timedelta(days=1)).timestamp()
     return yesterday if moment > now.timestamp() else moment
 

@@ -21,7 +21,8 @@ MAX_DURATION_SECONDS = 366 * 24 * 3600
 
 _MEMORY = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)\s?([kmgt])(?:i?b)?", re.ASCII | re.IGNORECASE)
 _SHARE = re.compile(r"0*\.\d+", re.ASCII)
-_SLICES = re.compile(r"(\d{1,4})x(\d*\.?\d+)", re.ASCII | re.IGNORECASE)
+_FRACTION = re.compile(r"(\d{1,4})/(\d{1,4})", re.ASCII)
+_SLICES = re.compile(r"(\d{1,4})x(\d*\.?\d+|\d{1,4}/\d{1,4})", re.ASCII | re.IGNORECASE)
 _WHOLE = re.compile(r"(\d{1,9})(?:\.0+)?", re.ASCII)
 _GPUS = re.compile(r"\d{1,4}(?:\.\d{1,3}0*)?|\.\d{1,3}", re.ASCII)
 _NUMBER = re.compile(r"\d+\.\d+", re.ASCII)
@@ -29,6 +30,7 @@ _PERCENT = re.compile(r"(\d{1,3}(?:\.\d)?)\s?%?", re.ASCII)
 _DURATION = re.compile(
     r"(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?", re.ASCII | re.IGNORECASE
 )
+_CLOCK = re.compile(r"(?:(\d{1,3})-)?(\d{1,4}):([0-5]\d):([0-5]\d)", re.ASCII)
 
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -60,14 +62,14 @@ def parse_memory(text: str) -> int:
 
 
 def parse_gpu(text: str) -> GpuSize:
-    """``0.25`` = a quarter of one GPU, ``2`` = two whole GPUs, ``2x0.5`` = half of each of two."""
+    """``0.25`` or ``1/4`` = a quarter of one GPU, ``2`` = two whole GPUs, ``2x0.5`` = half of each of two."""
     text = text.strip()
     if len(text) <= MAX_TEXT:
         if match := _WHOLE.fullmatch(text):
             return GpuSize(_count(match[1]), WHOLE_PERMILLE)
         if match := _SLICES.fullmatch(text):
             return GpuSize(_count(match[1]), _permille(match[2], text))
-        if _SHARE.fullmatch(text):
+        if _SHARE.fullmatch(text) or _FRACTION.fullmatch(text):
             return GpuSize(1, _permille(text, text))
         if _NUMBER.fullmatch(text):
             raise RequestError(
@@ -98,11 +100,16 @@ def _count(text: str) -> int:
 
 
 def _permille(number: str, text: str) -> int:
-    permille = Decimal(number) * WHOLE_PERMILLE
+    """A third is 0.333, rounded down, so that three of them are on one GPU."""
+    if match := _FRACTION.fullmatch(number):
+        part, whole = int(match[1]), int(match[2])
+        permille = Decimal(part * WHOLE_PERMILLE // whole if whole else 0)
+    else:
+        permille = Decimal(number) * WHOLE_PERMILLE
     if permille != int(permille) or not SMALLEST_PERMILLE <= permille <= WHOLE_PERMILLE:
         raise RequestError(
             f"{shown(text)} is not a share that can be leased",
-            hint="a share goes from 0.01 to 1 in steps of 0.001",
+            hint="a share goes from 0.01 to 1 in steps of 0.001, or is a fraction such as 1/4",
         )
     return int(permille)
 
@@ -117,12 +124,17 @@ def parse_percent(text: str) -> int:
 
 
 def parse_duration(text: str, *, least: int = 1) -> int:
-    """Whole seconds: ``90s``, ``30m``, ``1h30m``, ``2d``. A number alone is refused: of what?"""
-    match = _DURATION.fullmatch(text.strip()) if text.strip() and len(text) <= MAX_TEXT else None
+    """Whole seconds: ``90s``, ``30m``, ``1h30m``, ``2d``, and ``01:30:00`` as Slurm has it.
+
+    A number alone is refused, and so is ``10:00``: of what?
+    """
+    short = text.strip() if len(text) <= MAX_TEXT else ""
+    match = (_CLOCK.fullmatch(short) or _DURATION.fullmatch(short)) if short else None
     parts = [int(part or 0) for part in match.groups()] if match else []
     seconds = sum(part * unit for part, unit in zip(parts, (86400, 3600, 60, 1), strict=False))
     if not match or not least <= seconds <= MAX_DURATION_SECONDS:
-        raise RequestError(f"{shown(text)} is not a duration", hint="write 90s, 30m, 1h30m or 2d, up to 366d")
+        hint = "write 90s, 30m, 1h30m, 2d or 01:30:00, up to 366d"
+        raise RequestError(f"{shown(text)} is not a duration", hint=hint)
     return seconds
 
 

@@ -1,24 +1,16 @@
-"""Ids of jobs, and the numbers of an array's."""
+"""Ids of jobs."""
 
 from __future__ import annotations
 
-import re
 import secrets
 from hashlib import sha256
 
-from gpushared.domain.errors import RequestError
 from gpushared.domain.jobs.model import JobId
-from gpushared.domain.units import shown
 
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 """Crockford's base 32 (https://www.crockford.com/base32.html), which nobody misreads."""
 LENGTH = 10
 BITS = 5
-MAX_ARRAY = 10_000
-"""Jobs of one array."""
-MAX_INDEX = 999_999
-MAX_ARRAY_TEXT = 4096
-_RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
 
 
 def new_id(principal: str, request_id: str) -> JobId:
@@ -50,31 +42,3 @@ def is_job_id(text: str) -> bool:
     """Whether it looks like the whole id of a job."""
     array, underscore, number = text.partition("_")
     return is_array_id(array) and (not underscore or (number.isascii() and number.isdecimal()))
-
-
-def read_array(text: str) -> tuple[int, ...]:
-    """The numbers of ``0-99`` or ``1,3,5-9`` in order, each once; empty for no array. Raises RequestError."""
-    if not text:
-        return ()
-    numbers: set[int] = set()
-    for part in text[:MAX_ARRAY_TEXT].split(","):
-        match = _RANGE.fullmatch(part.strip())
-        first = int(match[1]) if match else 0
-        last = int(match[2] or match[1]) if match else -1
-        if last < first:
-            hint = "write 0-99 or 1,3,5-9, up to 999999"
-            if "%" in part:
-                hint += "; how many run at once is no part of it: each waits for room by itself"
-            raise RequestError(f"{shown(text)} are no numbers of an array", hint=hint)
-        if len(numbers) + last - first >= 2 * MAX_ARRAY:
-            raise _too_many()
-        numbers.update(range(first, last + 1))
-    if len(numbers) > MAX_ARRAY or len(text) > MAX_ARRAY_TEXT:
-        raise _too_many()
-    return tuple(sorted(numbers))
-
-
-def _too_many() -> RequestError:
-    return RequestError(
-        f"an array has at most {MAX_ARRAY} jobs", hint="divide it, or let each job do more of the work"
-    )

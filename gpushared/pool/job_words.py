@@ -13,9 +13,16 @@ from gpushared.domain.asking import Ask
 from gpushared.domain.errors import RequestError
 from gpushared.domain.jobs.asking import MAX_NODES
 from gpushared.domain.jobs.model import HERE, After, JobId, JobSpec, NodeName, Owner, Pull
+from gpushared.domain.jobs.submit_limits import (
+    LONGEST_STOP_AFTER_SECONDS,
+    MAX_RETRIES,
+    SHORTEST_STOP_AFTER_SECONDS,
+    check_bounds,
+    read_array,
+)
 from gpushared.domain.request import Request
 from gpushared.domain.units import shown
-from gpushared.pool.job_ids import id_in_array, new_id, read_array
+from gpushared.pool.job_ids import id_in_array, new_id
 from gpushared.serving.lease_words import check_request_id, read_lease_request
 
 MAX_BODY_BYTES = 96 * 1024
@@ -24,10 +31,6 @@ MAX_ARRAY_BYTES = 128 * 1024 * 1024
 """Of the create bodies of an array, each of whose jobs is kept with its own."""
 MAX_NAME = 128
 MAX_IMAGE = 1024
-MAX_RETRIES = 100
-LONGEST_STOP_AFTER_SECONDS = 30 * 24 * 3600
-SHORTEST_STOP_AFTER_SECONDS = 30
-"""A node's beat may be late by some seconds without anything being wrong."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 """As docker has names of containers."""
 
@@ -105,7 +108,7 @@ def _spec(
         interactive=message.interactive,
         immediate=message.lease.immediate,
         target=NodeName(_short(message.node, "node")),
-        nodes=_number(message.nodes or 1, 1, MAX_NODES, "nodes"),
+        nodes=check_bounds(message.nodes or 1, 1, MAX_NODES, "nodes"),
         span=message.span,
         retries=_retries(message),
         requeue=message.requeue if message.HasField("requeue") else True,
@@ -193,7 +196,7 @@ def _pull(text: str) -> Pull:
 def _retries(message: jobs_pb2.SubmitRequest) -> int:
     if message.retries and message.interactive:
         raise RequestError("an interactive job is not run again by itself", hint="leave --retries out")
-    return _number(message.retries, 0, MAX_RETRIES, "retries")
+    return check_bounds(message.retries, 0, MAX_RETRIES, "retries")
 
 
 def _stop_after(message: jobs_pb2.SubmitRequest) -> int | None:
@@ -204,15 +207,9 @@ def _stop_after(message: jobs_pb2.SubmitRequest) -> int | None:
             "an interactive job's container is started by its owner, and not once a guard watches over it",
             hint="leave the seconds without the pool's word out",
         )
-    return _number(
+    return check_bounds(
         message.stop_after_seconds,
         SHORTEST_STOP_AFTER_SECONDS,
         LONGEST_STOP_AFTER_SECONDS,
         "seconds without the pool's word",
     )
-
-
-def _number(number: int, least: int, most: int, what: str) -> int:
-    if not least <= number <= most:
-        raise RequestError(f"{number} {what} are not possible", hint=f"give {least} to {most}")
-    return number

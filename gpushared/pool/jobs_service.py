@@ -17,9 +17,10 @@ from gpushared.domain.errors import GpushareError, NotFound, RequestError, Unava
 from gpushared.domain.jobs.messages import CancelAsked, JobHoldAsked, JobSubmitted, PoolEvent
 from gpushared.domain.jobs.model import HERE, After, AfterKind, Ended, Job, JobId, NodeName, Owner
 from gpushared.domain.jobs.state import PoolState
+from gpushared.domain.jobs.submit_limits import MAX_ARRAY
 from gpushared.domain.units import shown
 from gpushared.pool import job_search as search
-from gpushared.pool.job_ids import MAX_ARRAY, is_array_id
+from gpushared.pool.job_ids import is_array_id
 from gpushared.pool.job_search import Asked, Past
 from gpushared.pool.job_views import OVER, JobViews
 from gpushared.pool.job_words import Wanted, read_submit

@@ -18,15 +18,13 @@ from gpushared.domain.jobs.asking import MAX_NODES
 from gpushared.domain.jobs.member import Allowed
 from gpushared.domain.jobs.model import AttemptKey, Ending, JobSpec
 from gpushared.domain.jobs.protocol import CancelPart, Commit, Order, Place, Report
+from gpushared.domain.jobs.submit_limits import LONGEST_STOP_AFTER_SECONDS, MAX_INDEX, MAX_RETRIES
 from gpushared.domain.request import MAX_PRIORITY, Isolation, Request
 from gpushared.domain.units import MAX_DURATION_SECONDS, shown
-from gpushared.pool.job_ids import MAX_INDEX
 from gpushared.pool.job_words import (
-    LONGEST_STOP_AFTER_SECONDS,
     MAX_BODY_BYTES,
     MAX_IMAGE,
     MAX_NAME,
-    MAX_RETRIES,
 )
 from gpushared.pool.jobs_service import MAX_AFTER
 

@@ -11,7 +11,7 @@ import pytest
 
 from gpushared.cli.tree import COMMANDS, cli
 from tests.cli.process import Gpushare
-from tests.cli.standin import StandIn, ok
+from tests.cli.standin import StandIn, ok, refusal
 
 HEAVY = ("grpc", "google.protobuf", "docker", "http", "asyncio", "email", "requests")
 
@@ -112,3 +112,61 @@ def test_no_command_loads_the_daemon_s_libraries(standin: StandIn, words: list[s
     assert [name for name in HEAVY if name in modules] == []
     if words[0] not in {"why", "stop", "resize"}:
         assert [name for name in ("click", "inspect", "dataclasses", "subprocess") if name in modules] == []
+
+
+WRONG_VALUES = [
+    ["run", "--gpu", "25%", "busybox"],
+    ["run", "--gpu", "0.25", "--time", "1", "busybox"],
+    ["run", "--gpu", "0.25", "--class", "x", "busybox"],
+    ["run", "--preset", "small", "--time", "1", "busybox"],
+    ["run", "--isolation", "cosy", "busybox"],
+    ["run", "--gpu", "0.25", "--isolation", "exclusive", "busybox"],
+    ["run", "--gpu-memory", "8x", "busybox"],
+    ["run", "--gpu-compute", "130%", "busybox"],
+    ["run", "--priority", "101", "busybox"],
+    ["run", "--notice-signal", "KILL", "busybox"],
+    ["run", "--begin", "soon", "busybox"],
+    ["run", "--restart-on-fault", "101", "busybox"],
+    ["run", "--model", "?", "busybox"],
+    ["run", "--gpu", "9" * 5000, "busybox"],
+    ["run", "--pool", "--gpu", "25%", "busybox"],
+    ["run", "--pool", "--max-wait", "1", "busybox"],
+    ["submit", "--gpu", "25%", "busybox"],
+    ["submit", "--array", "9-1", "busybox"],
+    ["submit", "--retries", "101", "busybox"],
+    ["submit", "--pool", "--nodes", "999999", "busybox"],
+    ["submit", "--pool", "--stop-after", "1s", "busybox"],
+    ["offer", "--gpu", "25%"],
+    ["offer", "--time", "1"],
+    ["offer", "--begin", "soon"],
+    ["offer", "--priority", "101"],
+    ["resize", "l-7f3k", "--gpu", "25%"],
+    ["extend", "l-7f3k", "1"],
+    ["wait", "--timeout", "1", "k7f3k2m9qa"],
+    ["ps", "--since", "soon"],
+    ["audit", "--since", "soon"],
+    ["audit", "-n", "0"],
+    ["project", "set", "vision", "--limit", "25%"],
+    ["pool", "token", "--valid", "1"],
+    ["simulate", "--memory", "8g"],
+    ["simulate", "--container", "x", "--memory", "8x"],
+    ["simulate", "--utilization", "130%"],
+]
+
+
+@pytest.mark.parametrize("words", WRONG_VALUES, ids=lambda words: " ".join(words)[:60])
+def test_a_wrong_value_on_the_command_line_is_exit_code_2_and_nobody_is_asked(
+    gpushare: Gpushare, standin: StandIn, words: list[str]
+) -> None:
+    done = gpushare(*words)
+    assert (done.returncode, done.stdout, standin.calls) == (2, "", []), done.stderr
+    assert done.stderr.startswith("gpushare: ")
+    assert len(done.stderr) < 1000
+
+
+@pytest.mark.parametrize("code", ["invalid_argument", "failed_precondition", "not_found"])
+def test_what_the_daemon_refuses_is_exit_code_125(gpushare: Gpushare, standin: StandIn, code: str) -> None:
+    standin.answers["Leases/Offer"] = refusal(400, code, "no")
+    assert gpushare("offer", "--gpu", "1/4", "--time", "01:00:00").returncode == 125
+    (asked,) = standin.asked("Leases/Offer")
+    assert (asked["gpu"], asked["time"]) == ("1/4", "01:00:00")

@@ -11,7 +11,8 @@ from gpushared.api.v1 import jobs_pb2, leases_pb2
 from gpushared.cli import references
 from gpushared.domain.errors import RequestError
 from gpushared.domain.jobs.model import JobSpec, Owner, Pull
-from gpushared.pool.job_ids import ALPHABET, MAX_ARRAY, is_job_id, new_id, read_array
+from gpushared.domain.jobs.submit_limits import MAX_ARRAY, read_array
+from gpushared.pool.job_ids import ALPHABET, is_job_id, new_id
 from gpushared.pool.job_words import MAX_BODY_BYTES, Wanted, read_submit
 
 ADA = Owner("ada@lab", "ada")
