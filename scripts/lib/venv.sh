@@ -26,7 +26,7 @@ create_venv() {
     apt_install python3-venv
   fi
   say "creating .venv with $("$python" --version)"
-  quietly venv.log "creating $VENV" "$python" -m venv --clear "$VENV"
+  (umask 022 && quietly venv.log "creating $VENV" "$python" -m venv --clear "$VENV")
 }
 
 # make_venv [EXTRA]: an environment with the package, editable, and what it needs. Fast when nothing has changed.
@@ -37,6 +37,8 @@ make_venv() {
   wanted=$(sha256sum <"$ROOT/pyproject.toml")
   [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ] || return 0
   say "installing the package and what it needs into .venv"
-  quietly pip.log "pip install" "$VENV/bin/python" -m pip install --disable-pip-version-check --editable "$ROOT${1:+[$1]}"
+  # Other users of the machine may run it, also where root's own files are root's alone.
+  (umask 022 && quietly pip.log "pip install" \
+    "$VENV/bin/python" -m pip install --disable-pip-version-check --editable "$ROOT${1:+[$1]}")
   printf '%s\n' "$wanted" >"$stamp"
 }

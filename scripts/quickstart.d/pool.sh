@@ -239,7 +239,7 @@ make_credentials() {
 # --- start, cut, heal, stop
 
 read_nodes() {
-  [ -e "$POOL_STATE/nodes" ] || die "there is no pool here; begin one: scripts/quickstart --pool 3"
+  [ -e "$POOL_STATE/nodes" ] || die "there is no pool here; begin one: $AGAIN --pool 3"
   read -ra NODES <"$POOL_STATE/nodes"
 }
 
@@ -247,7 +247,7 @@ choose_nodes() {
   case $1 in [2-8]) ;; *) die "--pool takes 2 to 8 machines" ;; esac
   if [ -e "$POOL_STATE/nodes" ]; then
     read_nodes
-    [ ${#NODES[@]} = "$1" ] || die "a pool of ${#NODES[@]} machines runs here already; end it first: scripts/quickstart --stop"
+    [ ${#NODES[@]} = "$1" ] || die "a pool of ${#NODES[@]} machines runs here already; end it first: $AGAIN --stop"
   fi
   NODES=("${NODE_NAMES[@]:0:$1}")
 }
@@ -297,8 +297,8 @@ All of it goes on running. To be somebody on machine a:
   jobs=\$(gpushare submit --pool --array 0-19 --gpu 0.5 -v \$shared:/out busybox \\
     sh -c 'sleep 20; echo part \$GPUSHARE_ARRAY_INDEX | tee -a /out/done')
   gpushare jobs --array \$jobs                                  # twenty jobs on three machines
-  scripts/quickstart --pool ${#NODES[@]} --cut b                           # pulls b's cable: what runs there runs on
-  scripts/quickstart --pool ${#NODES[@]} --heal b                          # puts it back
+  $AGAIN --pool ${#NODES[@]} --cut b                           # pulls b's cable: what runs there runs on
+  $AGAIN --pool ${#NODES[@]} --heal b                          # puts it back
   gpushare wait \$jobs && sort -V \$shared/done | uniq -c       # each of them once
 
 A program in the pool, by TLS and with a token (docs/how-to/pipelines.md):
@@ -311,8 +311,9 @@ Administrators' commands find the coordinator by:
 
   export GPUSHARE_POOL_SOCKET=$GPUSHARE_POOL_SOCKET
 
-To end it:  scripts/quickstart --stop
+To end it:  $AGAIN --stop
 END
+  tell_of_others
 }
 
 # set_cable NODE up|down
@@ -320,7 +321,7 @@ set_cable() {
   is_root || die "only root may pull cables: run this with sudo"
   read_nodes
   case " ${NODES[*]} " in *" $1 "*) ;; *) die "there is no machine $1; there are ${NODES[*]}" ;; esac
-  ip -n "$HUB" link set dev "$1" "$2" || die "machine $1 is not on; start it: scripts/quickstart --pool ${#NODES[@]}"
+  ip -n "$HUB" link set dev "$1" "$2" || die "machine $1 is not on; start it: $AGAIN --pool ${#NODES[@]}"
 }
 
 cut() {

@@ -110,6 +110,23 @@ def quickstart(
     made.run("--stop")
 
 
+def can_be_run_by_others() -> bool:
+    try:
+        done = subprocess.run(
+            [ROOT / ".venv/bin/gpushare", "--version"],
+            user=65534,
+            group=65534,
+            extra_groups=[],
+            cwd="/",
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+    except PermissionError:
+        return False
+    return done.returncode == 0
+
+
 def test_it_works_twice_in_a_row_and_stop_leaves_nothing(quickstart: Quickstart) -> None:
     """Both times four leases share one GPU and a fifth waits; afterwards nothing of it stays."""
     for _ in range(2):
@@ -117,6 +134,10 @@ def test_it_works_twice_in_a_row_and_stop_leaves_nothing(quickstart: Quickstart)
         assert shown.returncode == 0, shown.stdout + shown.stderr
         assert "position 1 of 1" in shown.stdout
         assert f"export GPUSHARE_HOST=unix://{quickstart.runtime_dir}/gpushared.sock" in shown.stdout
+        assert (
+            f"To end it:  GPUSHARED_QUICKSTART={quickstart.name} scripts/quickstart --stop\n" in shown.stdout
+        )
+        assert ("Only root can run " in shown.stdout) is not can_be_run_by_others()
         leases = quickstart.listed("ps")
         assert sorted(str(lease["state"]) for lease in leases) == ["active"] * 4 + ["queued"]
         assert len(quickstart.engine.check("ps", "--quiet").split()) == 4
@@ -219,6 +240,29 @@ def test_stop_clears_up_after_a_daemon_that_was_killed(quickstart: Quickstart) -
     os.kill(int((quickstart.home / "daemon.pid").read_text()), signal.SIGKILL)
     assert quickstart.run("--stop").returncode == 0
     quickstart.assert_nothing_is_left()
+
+
+def test_an_engine_that_starts_no_container_is_quoted(
+    private_engine: Callable[..., PrivateEngine], docker_environment: dict[str, str], tmp_path: Path
+) -> None:
+    """And not a GPU that somebody else holds."""
+    engine = private_engine("--add-runtime", "broken=/bin/false", "--default-runtime", "broken")
+    environ = {
+        **docker_environment,
+        "DOCKER_HOST": engine.url,
+        "GPUSHARED_QUICKSTART": f"gpushared-qe{os.getpid()}",
+        "GPUSHARED_CACHE": str(tmp_path),
+    }
+    made = Quickstart(environ["GPUSHARED_QUICKSTART"], engine, environ)
+    try:
+        shown = made.run()
+        assert shown.returncode == 1
+        words = "quickstart: error: the Docker engine cannot start a container: Error response from daemon: "
+        assert words in shown.stderr
+        assert "does a lease of your own hold it?" not in shown.stderr
+    finally:
+        made.run("--stop")
+    made.assert_nothing_is_left()
 
 
 def test_off_linux_it_says_so_and_does_nothing(tmp_path: Path) -> None:
