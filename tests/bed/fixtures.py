@@ -78,6 +78,13 @@ def docker_environment(docker_cli: Path, compose: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
+def programs() -> Path:
+    """Where programs lie that stand on Docker's API: Python's in ``venv``, Node's in ``node_modules``."""
+    parts.need_file("programs", parts.PROGRAMS / "installed")
+    return parts.PROGRAMS
+
+
+@pytest.fixture(scope="session")
 def mps_control_binary() -> Path:
     """NVIDIA's own MPS control daemon; without a GPU it answers, but can start no server."""
     return parts.need_file("mps", parts.MPS_CONTROL)

@@ -19,6 +19,7 @@ DEVCONTAINER: Final = CACHE / "bin/devcontainer"
 MPS_CONTROL: Final = CACHE / "bin/nvidia-cuda-mps-control"
 NVML_LIBRARY: Final = CACHE / "lib/libnvidia-ml.so.1"
 BUSYBOX_TAR: Final = CACHE / "busybox.tar"
+PROGRAMS: Final = CACHE / "programs"
 CDI_ROOT: Final = CACHE / "newest-engine"
 ENTER_ROOT: Final = ROOT / "scripts/bed.d/enter-root"
 PLAIN_SOCKET: Final = Path("/var/run/docker.sock")

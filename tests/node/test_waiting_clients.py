@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import docker as sdk
 import pytest
@@ -82,6 +84,37 @@ def test_the_sdk_waits_longer_than_its_timeout_and_has_its_container(node: Daemo
     waiting.join(60)
     (lease,) = node.leases().values()
     assert [lease["container_id"]] == made
+
+
+CLIENTS = {
+    "aiodocker": ("venv/bin/python", "with_aiodocker.py"),
+    "dockerode": ("/usr/bin/env", "node", "with_dockerode.js"),
+}
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_other_clients_wait_longer_than_they_bear_silence(
+    node: DaemonProcess, programs: Path, client: str
+) -> None:
+    holder = node.request("1", time="1h")
+    program, *words = CLIENTS[client]
+    labels = {ONE_GPU: "1", OWN_LABEL: node.directory.name}
+    host = {"NetworkMode": "none"}
+    config = {"Image": parts.BUSYBOX_IMAGE, "Cmd": ["sleep", "1000"], "Labels": labels, "HostConfig": host}
+    process = subprocess.Popen(
+        [programs / program, *words, f"unix://{node.socket}", json.dumps(config), str(IMPATIENT_SECONDS)],
+        cwd=Path(__file__).parent / "programs",
+        env={**os.environ, "NODE_PATH": str(programs / "node_modules")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_until(lambda: queued(node), "it waits")
+    time.sleep(2 * IMPATIENT_SECONDS)
+    node.call("Leases/Release", {"lease_id": holder["id"]})
+    out, error = process.communicate(timeout=60)
+    (lease,) = node.leases().values()
+    assert out.strip() == lease["container_id"], error
 
 
 def test_the_docker_cli_waits_as_ever(node: DaemonProcess) -> None:

@@ -1,0 +1,19 @@
+"""A container by aiodocker, with a limit to the silence that it bears: its id."""
+
+import asyncio
+import json
+import sys
+
+import aiodocker  # type: ignore[import-not-found]  # it is in the bed's environment, as is the next
+import aiohttp  # type: ignore[import-not-found]
+
+
+async def main(url: str, config: str, silence_seconds: str) -> None:
+    limit = aiohttp.ClientTimeout(sock_read=float(silence_seconds))
+    async with aiodocker.Docker(url=url, timeout=limit) as client:
+        container = await client.containers.create(json.loads(config))
+        await container.start()
+        sys.stdout.write(container.id)
+
+
+asyncio.run(main(*sys.argv[1:]))
