@@ -31,7 +31,11 @@ submit = WordsCommand(
         option("immediate", None, "Refuse it instead of queueing it when there is no room."),
         option("pool", None, "Anywhere in the pool.  [default: on this node]"),
         option("node", "NODE", "On this node of the pool.", complete.nodes),
-        option("array", "NUMBERS", "One job for each: 0-99, 1,3,5-9; GPUSHARE_ARRAY_INDEX tells which."),
+        option(
+            "array",
+            "NUMBERS",
+            "One job for each: 0-99, 1,3,5-9; 0-99%4: 4 at once. GPUSHARE_ARRAY_INDEX tells which.",
+        ),
         option("after", "JOB,...", "Start when these jobs are over, however they end.", complete.job_list),
         option(
             "after-ok",

@@ -40,6 +40,7 @@ class JobReason(StrEnum):
     AFTER_JOB = "after_job"
     BEGIN_TIME = "begin_time"
     TRIED_AGAIN = "tried_again"
+    ARRAY_LIMIT = "array_limit"
     RECOVERING = "recovering"
     REFUSED = "refused"
     PLACING = "placing"
@@ -119,6 +120,8 @@ def _why_queued(job: Job, state: PoolState, now: float) -> Why | None:
         return Why(JobReason.BEGIN_TIME, f"it is not to start before {_clock(begin_at)}")
     if job.state.not_before > now and job.story:
         return Why(JobReason.TRIED_AGAIN, job.story[-1].text)
+    if _waits_for_its_array(job, state):
+        return Why(JobReason.ARRAY_LIMIT, f"its array runs {job.spec.array_limit} at a time")
     if state.rules.here:
         return Why(Reason.QUEUE_ORDER, "it waits behind others of its owner, which are in the node's queue")
     if not has_client(job, state, now):
@@ -131,6 +134,11 @@ def _why_queued(job: Job, state: PoolState, now: float) -> Why | None:
     if verdict is not None and verdict.reason is WaitReason.RESOURCES:
         return _why_no_room(job, state, now)
     return Why(verdict.reason, verdict.text) if verdict is not None else None
+
+
+def _waits_for_its_array(job: Job, state: PoolState) -> bool:
+    throttle = state.throttles.get(job.spec.array) if job.spec.array is not None else None
+    return throttle is not None and (job.sequence, job.id) in throttle.waiting
 
 
 def _why_no_room(job: Job, state: PoolState, now: float) -> Why:

@@ -55,7 +55,7 @@ def read_submit(
 ) -> Wanted:
     """``after``: what ``message.after`` names. Raises RequestError, NotFound."""
     request = read_lease_request(message.lease, presets)
-    numbers = read_array(message.array)
+    numbers, limit = read_array(message.array)
     if numbers and message.interactive:
         raise RequestError("an interactive job cannot be an array", hint="leave --array out")
     spec = _spec(message, request, owner, after, origin)
@@ -63,10 +63,11 @@ def read_submit(
     if not numbers:
         return Wanted(((base, spec),), None, message.lease.held, request.priority)
     _check_array_bytes(len(numbers), len(spec.body))
+    spec = replace(spec, array=base, array_limit=limit)
     jobs = tuple(
         (
             id_in_array(base, number),
-            replace(spec, name=_name_in_array(spec.name, number), array=base, index=number),
+            replace(spec, name=_name_in_array(spec.name, number), index=number),
         )
         for number in numbers
     )

@@ -95,11 +95,33 @@ def test_what_makes_no_sense_is_refused_with_its_name(
     ],
 )
 def test_the_numbers_of_an_array_are_read_each_once_and_in_order(text: str, numbers: tuple[int, ...]) -> None:
-    assert read_array(text) == numbers
+    assert read_array(text) == (numbers, None)
+
+
+def test_an_array_says_how_many_of_it_run_at_once() -> None:
+    assert read_array("0-2%4") == ((0, 1, 2), 4)
+    assert [spec.array_limit for _, spec in wanted(array="0-1%1").jobs] == [1, 1]
 
 
 @pytest.mark.parametrize(
-    "text", ["x", "3-1", "-1", "1-", "1,,2", "1000000", f"0-{MAX_ARRAY}", "0-999999", "1-2-3", "\u0661"]
+    "text",
+    [
+        "x",
+        "3-1",
+        "-1",
+        "1-",
+        "1,,2",
+        "1000000",
+        f"0-{MAX_ARRAY}",
+        "0-999999",
+        "1-2-3",
+        "\u0661",
+        "0-3%",
+        "0-3%0",
+        "%2",
+        "0-3%x",
+        "0%1%1",
+    ],
 )
 def test_what_are_no_numbers_or_too_many_is_refused(text: str) -> None:
     with pytest.raises(RequestError):

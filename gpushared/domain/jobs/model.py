@@ -96,6 +96,8 @@ class JobSpec:
     after: tuple[After, ...] = ()
     array: JobId | None = None
     index: int | None = None
+    array_limit: int | None = None
+    """At most so many jobs of the array run at once; None = as many as there is room for."""
     origin: NodeName = HERE
     """The node through which it came in and which keeps it until it is over; empty for none."""
     request_id: str = ""

@@ -117,7 +117,7 @@ def unsettle(draft: PoolDraft) -> None:
     """Whatever is not over may run somewhere."""
     state = draft.state
     state.settled = False
-    state.waiting, state.gangs = Waiting(), Waiting()
+    state.waiting, state.gangs, state.throttles = Waiting(), Waiting(), Shelf()
     state.old = Shelf((name, None) for name in state.jobs)
 
 
@@ -410,6 +410,9 @@ def settle(draft: PoolDraft) -> None:
     state.settled, state.recovering_since, state.numbers = True, None, Shelf()
     state.stale = True
     jobs = sorted((state.jobs[name] for name in old if name in state.jobs), key=lambda job: job.sequence)
+    for job in jobs:
+        if job.spec.array_limit is not None and not isinstance(job.state, Queued):
+            draft.line_up(job)  # what runs of an array counts before others of it are let in
     line_up_all([job for job in jobs if isinstance(job.state, Queued) and not job.awaits], draft)
     for job in jobs:
         if not isinstance(job.state, Queued) or job.awaits:
@@ -423,7 +426,7 @@ def line_up_all(jobs: Sequence[Job], draft: PoolDraft) -> None:
     lines: dict[bool, list[tuple[JobId, int, Kind]]] = {False: [], True: []}
     policy = state.policy
     for job in jobs:
-        if job.held_by or state.ready_at(job) > draft.now:
+        if job.held_by or job.spec.array_limit is not None or state.ready_at(job) > draft.now:
             draft.line_up(job)
         else:
             lines[is_gang(job.spec)].append((job.id, job.sequence, kind_of(job, policy)))

@@ -31,6 +31,7 @@ from gpushared.domain.jobs.model import (
     Running,
 )
 from gpushared.domain.jobs.rules import PoolRules
+from gpushared.domain.jobs.throttle import Throttle
 from gpushared.domain.jobs.waiting import Kind, Waiting
 from gpushared.domain.lease import Grant, LeaseId
 from gpushared.domain.line import Line
@@ -123,6 +124,8 @@ class PoolState:
     """Jobs that may run somewhere without our knowing; empty once it is settled."""
     waiting: Waiting = field(default_factory=Waiting)
     gangs: Waiting = field(default_factory=Waiting)
+    throttles: Shelf[JobId, Throttle] = field(default_factory=Shelf)
+    """Arrays of which only so many jobs run at once."""
     queued: Shelf[str, PersonsQueue] = field(default_factory=Shelf)
     """What each person has waiting."""
     booked: Shelf[JobId, Booked] = field(default_factory=Shelf)
@@ -296,14 +299,30 @@ class PoolDraft:
 
     def line_up(self, job: Job) -> None:
         """Put a job among those that may be placed, or take it out, as it and the time are now."""
+        ready = self._is_ready(job)
+        if job.spec.array is None or job.spec.array_limit is None:
+            self._line_up(job, ready=ready)
+            return
+        state, array = self.state, job.spec.array
+        throttle, let_in = (state.throttles.get(array) or Throttle()).changed(job, ready=ready)
+        state.throttles = state.throttles.put(array, throttle) if throttle else state.throttles.drop(array)
+        self._line_up(job, ready=ready and job.id in throttle.admitted)
+        for name in let_in:
+            self._line_up(state.jobs[name], ready=True)
+
+    def _is_ready(self, job: Job) -> bool:
+        """Whether the job may be placed now, as far as others do not decide that."""
+        if not _may_be_placed(job) or job.id in self.state.old:
+            return False
+        at = self.state.ready_at(job)
+        if at > self.now:
+            self.wake(at, Wake.READY, job.id)
+        return at <= self.now
+
+    def _line_up(self, job: Job, *, ready: bool) -> None:
         state = self.state
         waiting = state.gangs if is_gang(job.spec) else state.waiting
-        kind = None
-        if _may_be_placed(job) and job.id not in state.old:
-            if (at := state.ready_at(job)) > self.now:
-                self.wake(at, Wake.READY, job.id)
-            else:
-                kind = kind_of(job, state.policy)
+        kind = kind_of(job, state.policy) if ready else None
         known = waiting.where.get(job.id)
         if known is not None and known[1] != kind:
             waiting = waiting.drop(job.id)

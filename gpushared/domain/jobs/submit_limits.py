@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from gpushared.domain.errors import RequestError
 from gpushared.domain.units import shown
@@ -15,6 +16,7 @@ MAX_RETRIES = 100
 LONGEST_STOP_AFTER_SECONDS = 30 * 24 * 3600
 SHORTEST_STOP_AFTER_SECONDS = 30
 """A node's beat may be late by some seconds without anything being wrong."""
+_THROTTLE = re.compile(r"([^%]*)%(\d{1,5})", re.ASCII)
 _RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
 
 
@@ -25,8 +27,27 @@ def check_bounds(number: int, least: int, most: int, what: str) -> int:
     return number
 
 
-def read_array(text: str) -> tuple[int, ...]:
-    """The numbers of ``0-99`` or ``1,3,5-9`` in order, each once; empty for no array. Raises RequestError."""
+class ArrayWords(NamedTuple):
+    """``numbers``: in order, each once; empty for no array. ``limit``: at most so many jobs run at once."""
+
+    numbers: tuple[int, ...]
+    limit: int | None = None
+
+
+def read_array(text: str) -> ArrayWords:
+    """What ``0-99``, ``1,3,5-9`` or ``0-99%4`` says. Raises RequestError."""
+    if "%" not in text:
+        return ArrayWords(_numbers(text))
+    match = _THROTTLE.fullmatch(text[:MAX_ARRAY_TEXT])
+    if match is None or not match[1] or not int(match[2]):
+        raise RequestError(
+            f"{shown(text)} does not say how many jobs of an array run at once",
+            hint="write 0-99%4 for at most 4 of them at once",
+        )
+    return ArrayWords(_numbers(match[1]), int(match[2]))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
     if not text:
         return ()
     numbers: set[int] = set()
@@ -35,10 +56,10 @@ def read_array(text: str) -> tuple[int, ...]:
         first = int(match[1]) if match else 0
         last = int(match[2] or match[1]) if match else -1
         if last < first:
-            hint = "write 0-99 or 1,3,5-9, up to 999999"
-            if "%" in part:
-                hint += "; how many run at once is no part of it: each waits for room by itself"
-            raise RequestError(f"{shown(text)} are no numbers of an array", hint=hint)
+            raise RequestError(
+                f"{shown(text)} are no numbers of an array",
+                hint="write 0-99 or 1,3,5-9, up to 999999; 0-99%4 for at most 4 of them at once",
+            )
         if len(numbers) + last - first >= 2 * MAX_ARRAY:
             raise _too_many()
         numbers.update(range(first, last + 1))
