@@ -6,9 +6,12 @@ import click
 
 from gpushared.cli import complete
 from gpushared.cli.each import each_lease
+from gpushared.cli.faults import UsageError, say
 from gpushared.cli.references import may_be_array
 from gpushared.client import Client
+from gpushared.client.job_messages import Job
 from gpushared.client.jobs import Jobs
+from gpushared.domain.errors import NotFound
 
 
 @click.command("cancel", short_help="End jobs, whatever their state.")
@@ -20,8 +23,12 @@ from gpushared.client.jobs import Jobs
     metavar="SECONDS",
     help="How long a container gets to end by itself.  [default: 10]",
 )
-@click.argument("job", shell_complete=complete.jobs, nargs=-1, required=True)
-def cancel(job: tuple[str, ...], grace_seconds: int | None) -> int:
+@click.option("--all", "every", is_flag=True, help="All of your own that are not over.")
+@click.option(
+    "--name", metavar="NAME", help="Your own that were submitted with this --name, of an array all."
+)
+@click.argument("job", shell_complete=complete.jobs, nargs=-1)
+def cancel(*, job: tuple[str, ...], grace_seconds: int | None, every: bool, name: str | None) -> int:
     """End jobs: one that waits leaves the queue, the container of one that runs is stopped.
 
     JOB is a job's id or an unmistakable beginning of it, an array's id for all of the array, or the name of
@@ -33,11 +40,38 @@ def cancel(job: tuple[str, ...], grace_seconds: int | None) -> int:
       gpushare cancel k3m9x0p2qa
       gpushare cancel --grace 60 trainer
       gpushare cancel k3m9x0p2qa_7 k3m9x0p2qa_8
+      gpushare cancel --name sweep
+      gpushare cancel --all
     """  # noqa: D301 - click's mark for lines it must not join
+    if [bool(job), every, name is not None].count(True) != 1:
+        raise UsageError("say which jobs to end", hint="name them, or say --name NAME or --all alone")
     jobs = Jobs(Client())
+    named = (one for reference in job for one in _of_array(jobs, reference))
     return each_lease(
-        (one for name in job for one in _of_array(jobs, name)),
-        lambda name: jobs.cancel(name, grace_seconds=grace_seconds).id,
+        named if job else _own(jobs, name),
+        lambda reference: jobs.cancel(reference, grace_seconds=grace_seconds).id,
+    )
+
+
+def _own(jobs: Jobs, name: str | None) -> list[str]:
+    """The caller's own jobs that are not over, or those of a name, from the last. Raises NotFound."""
+    found: list[str] = []
+    notices: dict[str, None] = {}
+    for page in jobs.pages():
+        found += [job.id for job in page.jobs if not job.is_over and _is_called(job, name)]
+        notices |= dict.fromkeys(page.notices)
+    for notice in notices:
+        say(notice)
+    if name is not None and not found:
+        raise NotFound(
+            f"you have no job named {name[:80]!r} that is not over", hint="`gpushare jobs` lists them"
+        )
+    return found[::-1]
+
+
+def _is_called(job: Job, name: str | None) -> bool:
+    return (
+        name is None or job.name == name or (bool(job.array_id) and job.name == f"{name}-{job.array_index}")
     )
 
 

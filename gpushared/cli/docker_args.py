@@ -254,10 +254,6 @@ def _faults(flag: Flag) -> Iterator[tuple[str, str]]:
 def warnings(words: RunWords, options: OurOptions = RUN) -> list[str]:
     """What is allowed, but not wise, or hardly meant."""
     found = []
-    if words.is_set("privileged"):
-        found.append(
-            "--privileged lets the container reach every GPU of this machine, whatever its lease says"
-        )
     if late := _option_after_image(words, options):
         found.append(
             f"{late} stands after the image, so the container's program gets it; "

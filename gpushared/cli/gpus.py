@@ -23,7 +23,7 @@ def gpu_row(gpu: Gpu, node: str, now: float) -> Row:
     util, temp, power = gpu.utilization_ratio, gpu.temperature_celsius, gpu.power_watts
     return {
         "node": node,
-        "gpu": gpu.label or str(gpu.index),
+        "gpu": _name(gpu),
         "name": gpu.name,
         "mode": gpu.mode,
         "util": "" if util is None else f"{util:.0%}",
@@ -41,8 +41,17 @@ def gpu_row(gpu: Gpu, node: str, now: float) -> Row:
     }
 
 
+def _name(gpu: Gpu) -> str:
+    return gpu.label or str(gpu.index)
+
+
+def _says_drained(gpu: Gpu) -> bool:
+    """Whether the line about the drain names the GPU's trouble already."""
+    return gpu.drained is not None and gpu.drained.sick and gpu.trouble in gpu.drained.reason
+
+
 def _drain_note(gpu: Gpu, drained: Drained, now: float) -> str:
-    name = gpu.label or str(gpu.index)
+    name = _name(gpu)
     since = f"{text.span(now - drained.since)} ago"
     if drained.sick:
         return f"unhealthy: GPU {name} {drained.reason} {since}; gpushare undrain {gpu.index} ends that"
@@ -54,8 +63,8 @@ def fetch(client: Client, options: Options) -> Screen:
         return _of_pool(client)
     answer = client.gpus()
     now = time.time()
-    notes = [f"trouble: {trouble}" for trouble in answer.troubles]
-    notes += [f"trouble: GPU {gpu.label or gpu.index}: {gpu.trouble}" for gpu in answer.gpus if gpu.trouble]
+    of_gpus = text.of_gpus((_name(gpu), gpu.trouble) for gpu in answer.gpus if not _says_drained(gpu))
+    notes = [f"trouble: {trouble}" for trouble in (*dict.fromkeys(answer.troubles), *of_gpus)]
     notes += [_drain_note(gpu, gpu.drained, now) for gpu in answer.gpus if gpu.drained]
     return Screen(
         rows=[gpu_row(gpu, answer.node, now) for gpu in answer.gpus],
@@ -76,7 +85,8 @@ def _of_pool(client: Client) -> Screen:
         if node.presence not in {"ready", "drained"}:
             heard = "never" if node.heard_at is None else f"{text.span(now - node.heard_at)} ago"
             notes.append(f"{node.name} is {node.presence}: last heard of {heard}")
-        notes += [f"trouble: {node.name}: GPU {gpu.index}: {gpu.trouble}" for gpu in node.gpus if gpu.trouble]
+        of_gpus = text.of_gpus((str(gpu.index), gpu.trouble) for gpu in node.gpus)
+        notes += [f"trouble: {node.name}: {trouble}" for trouble in of_gpus]
     return Screen(
         rows=[pool_row(gpu, node) for node in answer.nodes for gpu in node.gpus],
         items=[{**gpu.to_json(), "node": node.name} for node in answer.nodes for gpu in node.gpus],

@@ -71,8 +71,8 @@ def _followed(place: job_places.Place, words: list[str], job: str) -> int:
 
 
 def _newest(job: Job) -> int:
-    """The newest attempt that has run, with a word where it is not that which everybody thinks of."""
+    """The newest attempt that has run, with a word where another one is to come or under way."""
     newest = job_places.newest_output(job)
-    if newest != job.attempt or job.state in {"queued", "held"}:
+    if job.started_at is None and job.tries:
         say(f"{job.id} is {job.state}; this is the output of attempt {newest}")
     return newest

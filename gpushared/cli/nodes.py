@@ -66,10 +66,9 @@ def fetch(client: Client, options: Options) -> Screen:  # noqa: ARG001 - a listi
     now = time.time()
     notes = [*answer.notices, *(_note(node, now) for node in answer.nodes)]
     notes += [
-        f"trouble: {node.name}: GPU {gpu.index}: {gpu.trouble}"
+        f"trouble: {node.name}: {trouble}"
         for node in answer.nodes
-        for gpu in node.gpus
-        if gpu.trouble
+        for trouble in text.of_gpus((str(gpu.index), gpu.trouble) for gpu in node.gpus)
     ]
     return Screen(
         rows=[node_row(node, now) for node in answer.nodes],

@@ -20,7 +20,14 @@ from gpushared.cli.docker_args import RunWords, refuse_ways_around
 from gpushared.cli.faults import UsageError, say
 from gpushared.cli.progress import Progress
 from gpushared.cli.relay import beside
-from gpushared.cli.start import api_version_of, asked, max_wait_seconds, tell_of_doubts
+from gpushared.cli.start import (
+    advice_of,
+    api_version_of,
+    asked,
+    check_privileges,
+    max_wait_seconds,
+    tell_of_doubts,
+)
 from gpushared.cli.waiting import (
     POLL_SECONDS,
     Interrupted,
@@ -47,6 +54,7 @@ def run_in_pool(words: RunWords) -> int:
             raise UsageError(f"--{name} means nothing for a container in the pool", hint="leave it out")
     refuse_ways_around(words)
     client = Client()
+    check_privileges(client, words)
     place = PoolPlace(client, words)
     program = docker.find_docker()
     tell_of_doubts(words)
@@ -88,7 +96,7 @@ class PoolPlace:
         self._asked = _asked(words)
         self._began = False
         self._max_wait = max_wait_seconds(words)
-        self._progress = Progress(sys.stderr)
+        self._progress = Progress(sys.stderr, advice_of(words))
         self._client = client
         if client.retries is not None:
             client.retries.tell = self._progress.lost

@@ -20,8 +20,10 @@ _INDENT = "  "
 class Progress:
     """Writes to ``stream`` (stderr) only, so that the container's own output stays alone on stdout."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, advice: str = "") -> None:
+        """``advice`` is said once, before the first line of the wait."""
         self._stream = stream
+        self._advice = advice
         self._live = stream.isatty() and os.environ.get("TERM") != "dumb"
         self._seen: object = None
         self._rows: list[str] = []
@@ -35,6 +37,7 @@ class Progress:
         # Not the sentence: it may count minutes, and a log file wants a line per change of the place.
         seen = (waiting.position, waiting.queue_length, waiting.reason, times)
         self.waited = True
+        self._advise()
         if self._live or seen != self._seen:
             self._show(_standing(lease, waiting, now), waiting.text or waiting.reason)
         self._seen = seen
@@ -43,10 +46,17 @@ class Progress:
         """A job's place in the pool's queue, and why it waits."""
         where = f", position {job.position}" if job.position else ""
         seen = (job.state, job.position, job.reason)
-        self.waited = self.waited or job.state == "queued"
+        if job.state == "queued":
+            self.waited = True
+            self._advise()
         if seen != self._seen:
             self._show(f"{job.id} {job.state} in the pool{where}", job.reason)
         self._seen = seen
+
+    def _advise(self) -> None:
+        if self._advice:
+            self._write(f"gpushare: {self._advice}\n")
+            self._advice = ""
 
     def lost(self, sentence: str) -> None:
         """Nobody answers; what is shown next is news again."""

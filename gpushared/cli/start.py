@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,7 +18,7 @@ from gpushared.cli.lease_values import check_values
 from gpushared.cli.progress import Progress
 from gpushared.cli.waiting import Interrupted, Wait, signals_interrupt
 from gpushared.client import Client
-from gpushared.domain.errors import NotFound
+from gpushared.domain.errors import NotFound, PermissionRefused, Unimplemented
 
 if TYPE_CHECKING:
     from gpushared.cli.runs import Run
@@ -66,13 +68,14 @@ class Prepared:
         self.docker = docker.find_docker()
         self.client = Client()
         self.environ = docker.environment(self.client)
-        self.wait = Wait(self.client, held, Progress(sys.stderr), max_wait)
+        self.wait = Wait(self.client, held, Progress(sys.stderr, advice_of(words)), max_wait)
 
     def refusal(self) -> int:
         """The exit code of docker where docker refuses the words, else 0; docker has said why then.
 
         Asked first of all, so that no word that docker does not take costs anybody a GPU, or a wait for one.
         """
+        check_privileges(self.client, self.words)
         tell_of_doubts(self.words)
         return refusal_of_run(self.docker, self.words, partial(api_version_of, self.client))
 
@@ -124,6 +127,34 @@ def tell_of_doubts(words: RunWords, options: OurOptions = RUN) -> None:
     if not _names_size(words):
         what = "MIG instance" if words.ours.get("isolation") == "mig" else "whole GPU"
         say(f"1 {what}, because no size was named")
+
+
+def advice_of(words: RunWords) -> str:
+    """What somebody may have meant who runs a container detached and must wait for its lease."""
+    if not words.is_set("detach"):
+        return ""
+    text = "`gpushare submit` queues a container and comes back at once"
+    limit = (
+        "" if "max-wait" in words.ours else "; with --max-wait 10m `gpushare run -d` gives up after that time"
+    )
+    return text + limit
+
+
+PRIVILEGED = "HostConfig.Privileged"
+
+
+def check_privileges(client: Client, words: RunWords) -> None:
+    """Warn of --privileged where it is given; elsewhere raise PermissionRefused, before anybody waits."""
+    if not words.is_set("privileged") or words.ours.get("node"):
+        return  # that node's gate judges
+    if words.ours.get("pool"):
+        raise PermissionRefused("--privileged is given to no container of a pool", hint="leave it out")
+    body = json.dumps({"Image": words.image, "HostConfig": {"Privileged": True}}).encode()
+    with suppress(NotFound, Unimplemented):  # a daemon that cannot tell is one whose gate judges all the same
+        for one in client.explain_policy(body, "").findings:
+            if one.field == PRIVILEGED and one.verdict == "refused":
+                raise PermissionRefused("--privileged is not given to you on this node", hint=one.hint)
+    say("warning: --privileged lets the container reach every GPU of this machine, whatever its lease says")
 
 
 def _names_size(words: RunWords) -> bool:

@@ -12,7 +12,7 @@ from gpushared.cli import docker
 from gpushared.cli.capture import Captured, capture
 from gpushared.cli.docker_args import RUN_ALONE, SUBMIT, RunWords, refuse_ways_around, split
 from gpushared.cli.faults import UsageError, say, wrong_values
-from gpushared.cli.start import api_version_of, asked, names, tell_of_doubts
+from gpushared.cli.start import api_version_of, asked, check_privileges, names, tell_of_doubts
 from gpushared.client import Client
 from gpushared.client.job_messages import SubmitAnswer
 from gpushared.client.jobs import Jobs
@@ -32,6 +32,7 @@ def submit_job(args: Sequence[str]) -> int:
     refuse_ways_around(words)
     said = _said(words)
     client = Client()
+    check_privileges(client, words)
     captured = _captured(client, words)
     _refuse_old_paths(captured)
     tell_of_doubts(words, SUBMIT)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 MISSING = "-"
 _UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20))
@@ -87,3 +88,14 @@ def start(start_from: float | None, start_to: float | None, now: float) -> str:
 
 def _minutes(moment: float | None, now: float) -> int | None:
     return None if moment is None else max(0, round((moment - now) / 60))
+
+
+def of_gpus(troubles: Iterable[tuple[str, str]]) -> list[str]:
+    """What is wrong with GPUs by their names, each trouble once with all of its GPUs; "" is no trouble."""
+    names: dict[str, list[str]] = {}
+    for name, trouble in troubles:
+        if trouble:
+            names.setdefault(trouble, []).append(name)
+    return [
+        f"GPU{'s' if found[1:] else ''} {', '.join(found)}: {trouble}" for trouble, found in names.items()
+    ]

@@ -37,7 +37,7 @@ def fetch(client: Client, options: Options) -> Screen:  # noqa: ARG001 - a listi
         items=[{"client": __version__, "daemon": status.to_json() if exit_code == 0 else None}],
         ids=[__version__],
         simulated=status.simulated,
-        notes=[f"trouble: {trouble}" for trouble in troubles],
+        notes=[f"trouble: {trouble}" for trouble in dict.fromkeys(troubles)],
         exit_code=exit_code,
     )
 

@@ -10,13 +10,18 @@ import click
 
 from gpushared.cli import text
 from gpushared.cli.jobs import state
+from gpushared.cli.listing import SIMULATED
 from gpushared.client.job_messages import JobExplanation, JobPart
 
 
 def show_job(explanation: JobExplanation, output: str) -> int:
     """Writes it as ``text`` or as ``json``."""
     if output == "json":
-        envelope = {"schema": "gpushare.job-explanation/1", "items": [explanation.to_json()]}
+        envelope = {
+            "schema": "gpushare.job-explanation/1",
+            "simulated": explanation.simulated,
+            "items": [explanation.to_json()],
+        }
         click.echo(json.dumps(envelope, indent=2))
     else:
         click.echo("\n".join(text.printable(line) for line in _lines(explanation, time.time())))
@@ -25,6 +30,8 @@ def show_job(explanation: JobExplanation, output: str) -> int:
 
 def _lines(explanation: JobExplanation, now: float) -> Iterator[str]:
     job = explanation.job
+    if explanation.simulated:
+        yield SIMULATED
     facts = [state(job), f"asks {job.asks}", job.job_class, f"of {job.owner}", "pool" if job.pool else ""]
     yield f"{job.id}: " + ", ".join(fact for fact in facts if fact)
     if explanation.sentence:

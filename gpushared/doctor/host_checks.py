@@ -91,7 +91,8 @@ def runtime_directory(found: Directory) -> Finding:
         return warning(
             f"{found.path} is on {found.file_system or 'a disk'} and not on a tmpfs: "
             "what a crash leaves there outlives a boot",
-            "use a directory below /run",
+            "mount a tmpfs there, or set `runtime_dir` in [node] to a directory on one, such as /run on most "
+            "machines; then restart gpushared",
         )
     return ok(f"{found.path} on {found.file_system}")
 

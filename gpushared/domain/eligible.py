@@ -9,6 +9,9 @@ from gpushared.domain.placement import Reason
 from gpushared.domain.state import NodeState
 from gpushared.domain.units import format_duration
 
+MINUTE_SECONDS = 60
+"""The last minute is told by the second."""
+
 
 def not_yet(lease: Lease, state: NodeState, now: float) -> tuple[Reason, str] | None:
     """Why a waiting lease must not start now, whatever is free; None where it may."""
@@ -19,6 +22,7 @@ def not_yet(lease: Lease, state: NodeState, now: float) -> tuple[Reason, str] | 
         return Reason.AFTER_LEASE, f"starts after {', '.join(before)}"
     begin_at = state.begins_at(lease.request)
     if begin_at is not None and now < begin_at:
-        minutes = max(1, math.ceil((begin_at - now) / 60))
-        return Reason.BEGIN_TIME, f"is to start in {format_duration(minutes * 60)} at the earliest"
+        step = 1 if begin_at - now < MINUTE_SECONDS else MINUTE_SECONDS
+        left = math.ceil((begin_at - now) / step) * step
+        return Reason.BEGIN_TIME, f"is to start in {format_duration(left)} at the earliest"
     return None

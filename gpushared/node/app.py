@@ -256,7 +256,7 @@ class Daemon:
         except JournalUnavailable as error:
             log.warning("containers are looked at again once the journal can be written: %s", error)
         except (GpushareError, TimeoutError) as error:
-            self._troubles.raised("engine", str(error) or "the Docker engine does not answer")
+            self._follower.lost(str(error) or "the Docker engine does not answer")
         if loop.state.gpus:
             await self._sampler.turn()
 

@@ -99,7 +99,7 @@ class Follower:
             try:
                 await (self.survey() if self.available.is_set() else self.connect())
             except GpushareError as error:
-                self._lost(error)
+                self._failed(error)
             pause = SURVEY_SECONDS if self.available.is_set() else RETRY_SECONDS
             await self._pause_unless_asked(pause)
 
@@ -120,7 +120,7 @@ class Follower:
                 async for change in self._engine.events():
                     await self._changed(change)
             except GpushareError as error:
-                self._lost(error)
+                self._failed(error)
                 self.ask_survey()
             await asyncio.sleep(RETRY_SECONDS)
 
@@ -133,11 +133,14 @@ class Follower:
             log.debug("change not recorded: the journal is away; a survey follows")
         self.on_change(change)
 
-    def _lost(self, error: GpushareError) -> None:
-        if isinstance(error, JournalUnavailable):
-            return
+    def _failed(self, error: GpushareError) -> None:
+        if not isinstance(error, JournalUnavailable):
+            self.lost(str(error))
+
+    def lost(self, text: str) -> None:
+        """The engine does not answer; connecting to it anew is what ends its trouble."""
         self.available.clear()
-        self._troubles.raised("engine", str(error))
+        self._troubles.raised("engine", text)
 
     async def connect(self) -> None:
         """Find out what the engine can do, and what its containers are doing."""

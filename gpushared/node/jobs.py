@@ -16,10 +16,18 @@ from google.protobuf.message import Message
 import gpushared
 from gpushared.api.v1 import jobs_pb2
 from gpushared.domain.asking import Ask
-from gpushared.domain.errors import LimitReached, NotFound, RequestError, StateConflict, Unavailable
+from gpushared.domain.errors import (
+    GpushareError,
+    LimitReached,
+    NotFound,
+    RequestError,
+    StateConflict,
+    Unavailable,
+)
 from gpushared.domain.jobs.model import Job, JobId, Owner, Placing, Running
 from gpushared.domain.lease import LeaseId, Queued, Requeued, Suspended
 from gpushared.domain.offer import offer
+from gpushared.domain.policy.projects import project_of
 from gpushared.domain.request import Caller
 from gpushared.node.container_names import check_names
 from gpushared.node.job_host import JobHost
@@ -81,7 +89,9 @@ class NodeJobs:
         self._node_name = node_name
         self._realm = realm
         self._socket = socket
-        own = JobViews(lambda: book.loop.state, loop.now, here=node_name, told=self._told)
+        own = JobViews(
+            lambda: book.loop.state, loop.now, here=node_name, told=self._told, project_of=self._project_of
+        )
         self._own = JobsService(
             book.loop,
             book.archive,
@@ -319,6 +329,19 @@ class NodeJobs:
                 hint="gpushare node join HOST --token-file FILE",
             )
         return self.pool
+
+    def _project_of(self, job: Job) -> str:
+        """The project that its lease counts to, or would: that of its account, by the node's own projects."""
+        lease_id = job.parts[0].lease if job.parts else None
+        state = self._loop.state
+        lease = None if lease_id is None else state.leases.get(lease_id) or state.ended.get(lease_id)
+        if lease is not None:
+            return lease.project
+        account = self._host.accounts.rules.account_name(job.spec.owner)
+        try:
+            return project_of(account, job.spec.request.project, state.policy)
+        except GpushareError:
+            return job.spec.request.project  # it is refused as soon as it asks for a lease
 
     def _told(self, job: Job) -> Why | None:
         """Of one that waits in the node's own queue: what the queue says."""

@@ -45,7 +45,7 @@ class JobViews:
     """Renders jobs from the newest state.
 
     ``here`` is what the node itself is called where its own book is meant. ``told`` knows better than the
-    coordinator's rules why a job waits, or says None.
+    coordinator's rules why a job waits, or says None. ``project_of`` says to which project a job counts.
     """
 
     def __init__(
@@ -55,11 +55,13 @@ class JobViews:
         *,
         here: str = "",
         told: WhyOf = lambda _: None,
+        project_of: Callable[[Job], str] = lambda job: job.project,
     ) -> None:
         self._state = state
         self._now = now
         self._here = here
         self._told = told
+        self._project_of = project_of
 
     def job(self, job: Job) -> jobs_pb2.Job:
         """One job, whoever asks: whether they may is the service's question."""
@@ -69,7 +71,7 @@ class JobViews:
             name=job.spec.name or default_name(job.id),
             image=job.spec.image,
             owner=job.spec.owner.principal,
-            project=job.project,
+            project=self._project_of(job),
             asks=_asks(job),
             submitted_at=self.day(job.submitted_at),
             attempt=job.attempts,

@@ -117,7 +117,7 @@ def _why_queued(job: Job, state: PoolState, now: float) -> Why | None:
         return _why_old(state)
     begin_at = job.spec.request.begin_at
     if begin_at is not None and state.moment(begin_at) > now:
-        return Why(JobReason.BEGIN_TIME, f"it is not to start before {_clock(begin_at)}")
+        return Why(JobReason.BEGIN_TIME, f"it is not to start before {_clock(begin_at, exactly=True)}")
     if job.state.not_before > now and job.story:
         return Why(JobReason.TRIED_AGAIN, job.story[-1].text)
     if _waits_for_its_array(job, state):
@@ -210,7 +210,8 @@ def _names(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMED]) + more
 
 
-def _clock(at: float) -> str:
-    """In this machine's time."""
+def _clock(at: float, *, exactly: bool = False) -> str:
+    """In this machine's time. ``exactly``: with the seconds, where there are some."""
     form = "%H:%M" if abs(at - time.time()) < 12 * 3600 else "%Y-%m-%d %H:%M"
+    form += ":%S" if exactly and int(at) % 60 else ""
     return time.strftime(form, time.localtime(at))

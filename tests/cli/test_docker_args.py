@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from gpushared.cli import docker_args
-from gpushared.cli.docker_args import refuse_ways_around, split, warnings
+from gpushared.cli.docker_args import refuse_ways_around, split
 from gpushared.cli.faults import UsageError
 from gpushared.domain.errors import PermissionRefused, RequestError
 
@@ -119,11 +119,6 @@ def test_a_way_around_the_lease_is_refused_with_a_hint(typed: str) -> None:
 )
 def test_ordinary_options_are_not_refused(typed: str) -> None:
     refuse_ways_around(split([*typed.split(), "busybox"]))
-
-
-@pytest.mark.parametrize(("typed", "count"), [("--privileged", 1), ("--privileged=false", 0), ("--rm", 0)])
-def test_privileged_is_allowed_with_a_warning(typed: str, count: int) -> None:
-    assert len(warnings(split([typed, "busybox"]))) == count
 
 
 @pytest.mark.parametrize(

@@ -193,6 +193,25 @@ def test_all_asks_for_ended_leases(gpushare: Gpushare, standin: StandIn) -> None
     assert [body["ended"] for body in standin.asked("Leases/List")] == [True, False]
 
 
+def test_gpus_says_each_trouble_once(gpushare: Gpushare, standin: StandIn) -> None:
+    sick = {"sick": True, "reason": "is lost: fell off", "since": 1000, "by": "gpushared"}
+    gpus = [
+        {"uuid": "a", "index": 0, "name": "H100", "trouble": "no MPS"},
+        {"uuid": "b", "index": 1, "name": "H100", "trouble": "no MPS"},
+        {"uuid": "c", "index": 2, "name": "H100", "trouble": "fell off", "drained": sick},
+    ]
+    standin.answers["Gpus/List"] = ok({"gpus": gpus, "node": "dgx", "troubles": ["no disk", "no disk"]})
+    lines = gpushare("gpus").stdout.splitlines()[4:]
+    assert lines[:2] == ["trouble: no disk", "trouble: GPUs 0, 1: no MPS"]
+    assert [line.split(" is lost")[0] for line in lines[2:]] == ["unhealthy: GPU 2"]
+
+
+def test_version_says_the_engines_trouble_once(gpushare: Gpushare, standin: StandIn) -> None:
+    away = "no Docker engine answers"
+    standin.answers["Node/Status"] = ok({"version": "0.1.0", "engine": {"trouble": away}, "troubles": [away]})
+    assert gpushare("version").stdout.count(away) == 1
+
+
 def test_presets_and_version(gpushare: Gpushare) -> None:
     assert table(gpushare("presets").stdout)[1] == ["small", "0.25", "-", "-", "build", "-", "-"]
     assert table(gpushare("version").stdout)[1][1:4] == ["0.1.0", "dgx", "28.2"]

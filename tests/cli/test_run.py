@@ -214,10 +214,46 @@ def test_a_whole_gpu_is_taken_only_with_a_word_about_it(
     assert gpushare("run", *words).stderr == said
 
 
-def test_privileged_runs_with_a_warning(gpushare: Gpushare) -> None:
+def test_privileged_runs_with_a_warning(gpushare: Gpushare, standin: StandIn) -> None:
+    standin.answers["Policy/Explain"] = ok({"passes": True})
     done = gpushare("run", "--privileged", "busybox")
     assert done.returncode == 7
     assert done.stderr.startswith("gpushare: warning: --privileged")
+    assert "warning" not in gpushare("run", "--privileged=false", "busybox").stderr
+
+
+@pytest.mark.parametrize("command", ["run", "submit"])
+def test_privileged_is_refused_before_anything_is_asked_for(
+    gpushare: Gpushare, standin: StandIn, command: str
+) -> None:
+    finding = {"field": "HostConfig.Privileged", "verdict": "refused", "hint": "GPUs need no privileges here"}
+    standin.answers["Policy/Explain"] = ok({"findings": [finding]})
+    refused = (
+        "gpushare: --privileged is not given to you on this node\n  hint: GPUs need no privileges here\n"
+    )
+    done = gpushare(command, "--privileged", "busybox")
+    assert (done.returncode, done.stderr) == (125, refused)
+    in_pool = gpushare(command, "--pool", "--privileged", "busybox")
+    assert "--privileged is given to no container of a pool" in in_pool.stderr
+    assert "warning" not in in_pool.stderr
+    assert (standin.asked("Leases/Request"), standin.asked("Jobs/Submit")) == ([], [])
+
+
+def test_a_detached_run_that_waits_names_what_else_there_is_once(
+    gpushare: Gpushare, standin: StandIn
+) -> None:
+    nearer = {**QUEUED["waiting"], "position": 1}
+    again = {**QUEUED, "token": "t2", "waiting": nearer}
+    standin.answers["Leases/Request"] = ok(QUEUED)
+    standin.answers["Leases/Wait"] = [ok(again), ok(RESERVED)]
+    attached = gpushare("run", "busybox").stderr
+    standin.answers["Leases/Wait"] = [ok(again), ok(RESERVED)]
+    detached = gpushare("run", "-d", "busybox").stderr
+    assert (attached.count("gpushare submit"), detached.count("gpushare submit")) == (0, 1)
+    assert detached.count("--max-wait") == 1
+    standin.answers["Leases/Wait"] = [ok(RESERVED)]
+    bounded = gpushare("run", "-d", "--max-wait", "1h", "busybox").stderr
+    assert (bounded.count("gpushare submit"), bounded.count("--max-wait")) == (1, 0)
 
 
 @pytest.mark.parametrize(

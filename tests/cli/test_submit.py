@@ -340,7 +340,62 @@ def test_cancel_of_an_array_ends_those_that_are_not_over(gpushare: Gpushare, sta
     assert gpushare("cancel", JOB).stdout.split() == [f"{JOB}_2", f"{JOB}_1", f"{JOB}_0"]
 
 
+@pytest.mark.parametrize(
+    ("words", "ended"),
+    [
+        (["--all"], ["c0", "b_1", "b_0", "a0"]),
+        (["--name", "sweep"], ["b_1", "b_0"]),
+        (["--name", "trainer"], ["a0"]),
+    ],
+)
+def test_cancel_ends_all_of_ones_own_or_those_of_a_name(
+    gpushare: Gpushare, standin: StandIn, words: list[str], ended: list[str]
+) -> None:
+    sweep = [job(id=f"b_{at}", name=f"sweep-{at}", array_id="b", array_index=at) for at in range(2)]
+    others = [job(id="c0", name="sweep-7"), OVER | {"id": "d0", "name": "sweep"}]
+    standin.answers["Jobs/List"] = ok(
+        {"jobs": [job(id="a0"), *sweep, *others], "notices": ["the pool is away"]}
+    )
+    standin.answers["Jobs/Cancel"] = lambda call: ok(job(id=call.body["job_id"]))
+    done = gpushare("cancel", *words)
+    assert (done.returncode, done.stdout.split()) == (0, ended)
+    assert done.stderr == "gpushare: the pool is away\n"
+    assert not any(asked.get("all") for asked in standin.asked("Jobs/List"))
+
+
+@pytest.mark.parametrize("words", [[], ["--all", "a"], ["--all", "--name", "a"], ["--name", "a", "b"]])
+def test_cancel_is_told_in_one_way_which_jobs_are_meant(gpushare: Gpushare, words: list[str]) -> None:
+    done = gpushare("cancel", *words)
+    assert (done.returncode, "say which jobs to end" in done.stderr) == (2, True)
+
+
+def test_cancel_of_a_name_that_no_job_has_is_an_error_and_of_all_where_there_is_none_is_not(
+    gpushare: Gpushare, standin: StandIn
+) -> None:
+    standin.answers["Jobs/List"] = ok({})
+    assert "you have no job named 'nobody'" in gpushare("cancel", "--name", "nobody").stderr
+    assert gpushare("cancel", "--all").returncode == 0
+
+
 # --- why, hold, logs
+
+
+@pytest.mark.parametrize("state", ["held", "queued"])
+def test_the_output_of_a_job_that_never_ran_is_refused_in_one_sentence(
+    gpushare: Gpushare, standin: StandIn, state: str
+) -> None:
+    standin.answers["Jobs/Get"] = ok(job(state=state, attempt=0))
+    standin.answers["Jobs/Door"] = refusal(409, "failed_precondition", f"job {JOB} is {state}", "why")
+    done = gpushare("logs", JOB)
+    assert (done.returncode, done.stderr) == (125, f"gpushare: job {JOB} is {state}\n  hint: why\n")
+
+
+def test_what_is_told_of_jobs_on_simulated_gpus_says_so(gpushare: Gpushare, standin: StandIn) -> None:
+    standin.answers["Jobs/List"] = ok({"jobs": [], "simulated": True})
+    standin.answers["Jobs/Explain"] = ok({"job": RUNNING, "simulated": True})
+    assert json.loads(gpushare("jobs", "-o", "json").stdout)["simulated"] is True
+    assert json.loads(gpushare("why", "-o", "json", JOB).stdout)["simulated"] is True
+    assert "SIMULATED" in gpushare("why", JOB).stdout
 
 
 def test_why_of_a_job_tells_its_story(gpushare: Gpushare, standin: StandIn) -> None:

@@ -162,7 +162,7 @@ CASES: list[tuple[str, Facts, Status, str, str]] = [
     ("service-unit", with_part("unit", GONE), W, "it is gone", "bring it back"),
     ("socket", but("socket", is_socket=False), F, "is gone", "restart"),
     ("socket", but("socket", closed_directory="/run/x"), W, "/run/x is closed", "chmod o+x /run/x"),
-    ("runtime-directory", but("runtime_dir", file_system="ext4"), W, "on ext4", "below /run"),
+    ("runtime-directory", but("runtime_dir", file_system="ext4"), W, "on ext4", "`runtime_dir` in [node]"),
     ("runtime-directory", but("runtime_dir", writable=False), F, "cannot write", "ReadWritePaths"),
     ("journal-disk", state(free_bytes=MIB), F, "full", "make room"),
     ("journal-disk", state(free_inodes=0), F, "full", "make room"),

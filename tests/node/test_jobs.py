@@ -519,3 +519,29 @@ def test_what_was_over_before_a_restart_is_known_after_it(daemon: DaemonProcess)
     assert job(daemon, name)["state"] == "succeeded"
     assert job(daemon, held)["state"] == "held"
     assert story(daemon, name)[0].startswith("submitted by root@")
+
+
+def test_an_array_runs_so_many_at_once_and_does_so_after_a_restart(daemon: DaemonProcess) -> None:
+    names = submit(daemon, "sleep", "1000", array="0-3%2", lease={"gpu": "0.1"})
+    first, second, third, _ = names
+    for name in (first, second):
+        wait_job(daemon, name, "running")
+    daemon.restart()
+    told = daemon.call("Jobs/Explain", {"job_id": third})
+    assert (told["reason_code"], told["sentence"]) == ("array_limit", "its array runs 2 at a time")
+    assert [job(daemon, name)["state"] for name in names] == ["running", "running", "queued", "queued"]
+    daemon.call("Jobs/Cancel", {"job_id": first, "grace_seconds": 0})
+    wait_job(daemon, third, "running")
+    assert job(daemon, names[3])["state"] == "queued"
+    daemon.gpushare_says("cancel", "--all", "--grace", "0")
+
+
+def test_a_job_and_its_lease_count_to_one_project(new_daemon: NewDaemon, docker_engine: str) -> None:
+    daemon = new_daemon(engine=docker_engine, config='[projects.vision]\nusers = ["root"]\n')
+    daemon.start()
+    (held,) = submit(daemon, "true", lease={"held": True})
+    (name,) = submit(daemon, "true")
+    over = wait_job(daemon, name)
+    lease = daemon.lease(over["parts"][0]["lease_id"])
+    projects = [lease["project"], over["project"], job(daemon, held)["project"]]
+    assert projects == ["vision"] * 3

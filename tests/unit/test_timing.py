@@ -117,6 +117,8 @@ def test_what_does_not_wait_cannot_be_held(node: Node) -> None:
 def test_a_request_does_not_start_before_its_begin_time(node: Node) -> None:
     lease = node.ask(replace(HALF, begin_at=node.now + 3600))
     assert node.why(lease) == (Reason.BEGIN_TIME, "is to start in 1h at the earliest")
+    soon = node.ask(replace(HALF, begin_at=node.now + 2))
+    assert node.why(soon) == (Reason.BEGIN_TIME, "is to start in 2s at the earliest")
     node.passes(3599)
     assert isinstance(node.lease(lease).state, Queued)
     node.passes(1)
