@@ -55,6 +55,7 @@ class Progress:
 
     def _advise(self) -> None:
         if self._advice:
+            self.clear()
             self._write(f"gpushare: {self._advice}\n")
             self._advice = ""
 

@@ -337,8 +337,8 @@ class NodeJobs:
         lease = None if lease_id is None else state.leases.get(lease_id) or state.ended.get(lease_id)
         if lease is not None:
             return lease.project
-        account = self._host.accounts.rules.account_name(job.spec.owner)
         try:
+            account = self._host.accounts.rules.account_name(job.spec.owner)
             return project_of(account, job.spec.request.project, state.policy)
         except GpushareError:
             return job.spec.request.project  # it is refused as soon as it asks for a lease

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,3 +83,19 @@ async def test_a_job_that_fails_while_systemd_shuts_the_machine_down_is_lost(
         ending = loop.state.attempts["lab"].records[key].ending
     assert ending is not None
     assert (ending.kind, ending.exit_code) == (kind, 143)
+
+
+async def test_an_engine_that_was_too_slow_at_the_start_is_no_trouble_once_it_answers() -> None:
+    """Else the daemon would go on to look at containers, and show a trouble that is over for ever."""
+    troubles = Troubles()
+    loop = Loop(NodeState(), MemoryJournal(), ManualClock(), troubles)
+    async with loop.running():
+        follower = Follower(loop, FakeEngine(FAKE_FACTS), FakeCheckpoints(), troubles, simulated=True)
+        await follower.connect()
+        follower.lost("the Docker engine does not answer")
+        assert troubles.of("engine") == "the Docker engine does not answer"
+        following = asyncio.create_task(follower.run())
+        async with asyncio.timeout(30):
+            await follower.available.wait()
+        following.cancel()
+    assert troubles.of("engine") == ""
