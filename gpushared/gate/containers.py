@@ -64,8 +64,14 @@ class Container:
     """None of its processes runs, and the engine is not about to start one."""
     is_new: bool = False
     """None of its processes has ever run: it was created, and not started since."""
+    pid: int = 0
+    """Its first process, paused or not; 0 where it does not run."""
+    groups: tuple[int, ...] = ()
+    """What its programs have besides the group in ``user``."""
     has_volumes: bool = False
     """Be it only those that its image asks for."""
+    mounts: tuple[str, ...] = ()
+    """Where something is mounted in it."""
     volumes: frozenset[str] = frozenset()
     """The names by which it will look for volumes that somebody made."""
     ports: int = 0
@@ -148,7 +154,10 @@ async def _find_container(engine: EngineSocket, name: str, caller: Caller) -> Co
         terminal,
         is_still=section(found, "State").get("Status") in STILL,
         is_new=section(found, "State").get("Status") == NEW,
+        pid=int(section(found, "State").get("Pid") or 0),
+        groups=tuple(int(each) for each in strings(section(found, "HostConfig"), "GroupAdd")),
         has_volumes=any(mount.get("Type") == "volume" for mount in objects(found, "Mounts")),
+        mounts=tuple(str(mount.get("Destination") or "") for mount in objects(found, "Mounts")),
         volumes=_volumes(found),
         ports=ports_of(section(found, "HostConfig"), section(section(found, "Config"), "ExposedPorts")),
         auto_remove=bool(section(found, "HostConfig").get("AutoRemove")),

@@ -72,7 +72,7 @@ async def forward(
         farewell: what to add to the engine's output at the end of a connection that left HTTP.
     """
     if body is None:
-        _check_stream(exchange)
+        check_stream(exchange)
     connection = await engine.connect()
     connection.turn = exchange.share.turn
     upload = asyncio.create_task(_upload(connection, exchange, target, body, hijack=hijack))
@@ -91,7 +91,7 @@ async def forward(
             connection.close()
 
 
-def _check_stream(exchange: Exchange) -> None:
+def check_stream(exchange: Exchange) -> None:
     """Raise ``RequestError`` for a form: the engine would take what is in it for parameters."""
     kind = kind_of(exchange.header(b"content-type"))
     if kind == FORM or kind.startswith("multipart/"):

@@ -65,7 +65,7 @@ SCOPES: Mapping[Action, str] = {
     Action.TOP: "own containers; options of `ps` that show one's own processes only",
     Action.CONTAINER: "own containers",
     Action.ATTACH: "own containers",
-    Action.ARCHIVE: "own containers that have no directory of the machine mounted; see below",
+    Action.ARCHIVE: "own containers; see below",
     Action.CONTAINER_LIST: "own containers",
     Action.CONTAINER_PRUNE: "own containers",
     Action.EXEC_CREATE: "own containers, by the site's policy",

@@ -48,6 +48,15 @@ class Together:
             return ""
         return self._walls.parent_of(uid, engine)
 
+    async def joining(self, uid: int) -> list[str]:
+        """The files by which a process of ours counts as one of the user's; none without such walls.
+
+        Raises as ``parent`` does.
+        """
+        if self._walls is None or not await self.parent(uid):
+            return []
+        return [str(file) for file in await self._walls.joining(uid, self._desk.engine_facts())]
+
     def name(self, uid: int) -> str:
         """The same without making anything; empty too where the engine has not answered."""
         try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from gpushared.ports.engine import EngineFacts
@@ -40,6 +42,13 @@ class UserWalls(Protocol):
 
         Errors: ``LimitReached`` where the user's containers have more already and the kernel keeps the old
         limit, ``SharingUnavailable`` where there is no such wall.
+        """
+        ...
+
+    async def joining(self, uid: int, engine: EngineFacts) -> Sequence[Path]:
+        """The files by which a process of ours joins what the user's containers have together.
+
+        None where there is no such cgroup. Never raises.
         """
         ...
 

@@ -19,6 +19,7 @@ MOUNTS = Path("/proc/self/mounts")
 PERIOD_US = 100_000
 MAX_FILE_BYTES = 64 * 1024
 """The kernel gives no longer ones here, and all of one at once."""
+BESIDE = "beside-containers"
 CONTROLLERS = ("memory", "cpu", "pids")
 _NO_LIMIT_FROM = 1 << 62
 """v1 writes no limit of memory as the largest number of whole pages."""
@@ -79,6 +80,16 @@ class Trees:
         names = path.strip("/").split("/")
         for length in range(len(names)):
             self._count_below("/".join(names[:length]))
+
+    def joining(self, path: str) -> list[Path]:
+        """The files by which a process comes into the cgroup. Raises OSError.
+
+        With v2 into one below it: no process is in a cgroup that has others below (cgroup-v2.rst).
+        """
+        if not self.tops:
+            (self.root / path.lstrip("/") / BESIDE).mkdir(exist_ok=True)
+            path = f"{path}/{BESIDE}"
+        return [directory / "cgroup.procs" for directory in self.directories(path)]
 
     def remove(self, path: str) -> None:
         """Raises OSError where something is in it."""

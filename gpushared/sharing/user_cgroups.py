@@ -82,6 +82,12 @@ class UserCgroups:
             await self._note(uid, limits, kind)
             await self._hold(str(uid), limits, kind)
 
+    async def joining(self, uid: int, engine: EngineFacts) -> list[Path]:
+        try:
+            return await asyncio.to_thread(self._joining, uid, _Kind.of(engine))
+        except (OSError, KeyError):
+            return []
+
     async def use(self, uid: int, engine: EngineFacts) -> UserUse:
         try:
             return await asyncio.to_thread(self._use, uid, _Kind.of(engine))
@@ -208,6 +214,9 @@ class UserCgroups:
                 await asyncio.to_thread(trees.remove, self.home.path(driver))
         except OSError as error:
             _log.info("users_limits.stays user=%s why=%s", user, error.strerror)
+
+    def _joining(self, uid: int, kind: _Kind) -> list[Path]:
+        return self._find(kind).joining(self.place_of(uid).path(kind.driver))
 
     def _use(self, uid: int, kind: _Kind) -> UserUse:
         return self._find(kind).use(self.place_of(uid).path(kind.driver))

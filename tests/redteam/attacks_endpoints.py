@@ -44,19 +44,37 @@ def archive_with_a_packed_name(scene: Scene) -> Told:
 
 
 def copied_while_it_runs(scene: Scene) -> Told:
-    """A program inside puts a link where the engine is about to mount."""
+    """A program inside puts a link where the engine would mount."""
     own = scene.made(BUSY)
     scene.ask("POST", f"/containers/{own}/start")
     return scene.ask("PUT", f"/containers/{own}/archive?path=/tmp", one_file())
 
 
+def copied_by_swapped_links(scene: Scene) -> Told:
+    """A program inside swaps a directory for a link to places of the machine, while files go both ways."""
+    swaps = f"mkdir d; ln -s d x; while :; do ln -sfn {scene.roots_file.parent} x; ln -sfn d x; done"
+    own = scene.made(plain_body(Cmd=["sh", "-c", f"cd /tmp; {swaps}"]))
+    scene.ask("POST", f"/containers/{own}/start")
+    for _ in range(10):
+        scene.ask("PUT", f"/containers/{own}/archive?path=/tmp/x", one_file())
+        scene.ask("GET", f"/containers/{own}/archive?path=/tmp/x/file")
+    return scene.ask("GET", f"/containers/{own}/archive?path=/tmp")
+
+
+def _ended(scene: Scene) -> str:
+    own = scene.made(BUSY)
+    for step in ("start", "kill", "wait"):
+        scene.ask("POST", f"/containers/{own}/{step}")
+    return own
+
+
 def copied_once_it_has_run(scene: Scene) -> Told:
     """The attacker's process outside has a directory of it open, and puts the link there after the end."""
-    own = scene.made(BUSY)
-    scene.ask("POST", f"/containers/{own}/start")
-    scene.ask("POST", f"/containers/{own}/kill")
-    scene.ask("POST", f"/containers/{own}/wait")
-    return scene.ask("GET", f"/containers/{own}/archive?path=/tmp")
+    return scene.ask("PUT", f"/containers/{_ended(scene)}/archive?path=/tmp", one_file())
+
+
+def read_once_it_has_run(scene: Scene) -> Told:
+    return scene.ask("GET", f"/containers/{_ended(scene)}/archive?path=/tmp")
 
 
 def copied_with_a_volume(scene: Scene) -> Told:
@@ -95,9 +113,23 @@ ATTACKS = [
     Attack(
         "copy-an-archive-with-a-packed-name", Threat.ROOT, archive_with_a_packed_name, refused="no plain tar"
     ),
-    Attack("copy-while-it-runs", Threat.ROOT, copied_while_it_runs, refused="safely while"),
-    Attack("copy-once-it-has-run", Threat.ROOT, copied_once_it_has_run, refused="safely while"),
-    Attack("copy-with-a-volume", Threat.ROOT, copied_with_a_volume, refused="safely while"),
+    Attack(
+        "copy-while-it-runs",
+        Threat.ROOT,
+        copied_while_it_runs,
+        harmless="its user copies, and not the engine",
+    ),
+    Attack(
+        "copy-by-swapped-links",
+        Threat.FILES,
+        copied_by_swapped_links,
+        harmless="they lead where its user may go in it",
+    ),
+    Attack("copy-once-it-has-run", Threat.ROOT, copied_once_it_has_run, refused="copied safely"),
+    Attack(
+        "copy-out-once-it-has-run", Threat.ROOT, read_once_it_has_run, harmless="an export follows no link"
+    ),
+    Attack("copy-with-a-volume", Threat.ROOT, copied_with_a_volume, refused="copied safely"),
     Attack(
         "anothers-output-by-a-websocket",
         Threat.CONTAINERS,

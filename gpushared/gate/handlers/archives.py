@@ -1,14 +1,36 @@
-"""``docker cp``: files that the engine copies as root, out of and into a confined caller's container."""
+"""``docker cp``: files out of and into a confined caller's container.
+
+While a container runs, a process with the rights of its user copies. While it does not, the engine does where
+it cannot be led astray, and else its export is read.
+"""
 
 from __future__ import annotations
 
+import base64
+import json
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
-from gpushared.domain.errors import PermissionRefused, RequestError
+import h11
+
+from gpushared.domain.errors import (
+    EngineUnavailable,
+    NotFound,
+    PermissionRefused,
+    RequestError,
+    StateConflict,
+)
 from gpushared.gate.call import Call
 from gpushared.gate.containers import Container, find_container
+from gpushared.gate.copies.copying import Copies, Helper
+from gpushared.gate.copies.order import AGAIN, STAT, Deed, Order
+from gpushared.gate.copies.picking import MOST_LINKS
 from gpushared.gate.handlers.ground import Ground, Handler
+from gpushared.gate.proxy import check_stream
 from gpushared.gate.routes import Action, Payload
+from gpushared.gate.wire import Piece
 
 MOUNTS_SAFELY = (29, 5, 1)
 """The first engine that holds on to the places it mounts at while it copies.
@@ -20,29 +42,34 @@ COMPRESSIONS = (b"BZh", b"\x1f\x8b", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 SKIPPABLE_FRAME = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")
 """Of zstd, before its data."""
 BLOCK = 512
-INSTEAD = "`docker export CONTAINER | tar x PATH` takes out, `docker exec -i CONTAINER tar x` puts in"
+OK = 200
 
 
 class Archives:
     """Handlers of archives."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: Ground, copies: Copies | None = None) -> None:
         self._ground = ground
+        self._copies = copies or Copies()
 
     def confined(self) -> dict[Action, Handler]:
         return {Action.ARCHIVE: self._archive}
 
     async def _archive(self, call: Call) -> None:
-        if call.match.route.payload is Payload.STREAM:
+        if _is_write(call):
             check_plain(await call.exchange.peek(BLOCK))
-        found = await find_container(self._ground.engine, call.match.name, call.caller)
-        async with self._ground.turns.of(found.id):
-            container = await find_container(self._ground.engine, found.id, call.caller)
-            self._check(container)
-            await self._ground.send(call, call.renamed(container.id))
+        container = await find_container(self._ground.engine, call.match.name, call.caller)
+        if not container.pid:
+            async with self._ground.turns.of(container.id):
+                container = await find_container(self._ground.engine, container.id, call.caller)
+                if not container.pid and self._is_the_engines(container):
+                    await self._ground.send(call, call.renamed(container.id))
+                    return
+        call.renamed(container.id)
+        await self._by_helper(call, container)
 
-    def _check(self, container: Container) -> None:
-        """Raise ``PermissionRefused`` where the container could lead the engine astray.
+    def _is_the_engines(self, container: Container) -> bool:
+        """Whether the engine may copy itself, out of a container that does not run or into it.
 
         The engine mounts what the container has mounted, at the places that it finds in the container's
         files. Until ``MOUNTS_SAFELY`` whoever can change these can put a link to any place of the machine
@@ -51,21 +78,119 @@ class Archives:
         has long ended. Nor may another container share a volume with it. An export mounts nothing.
         """
         if container.host_paths:
-            raise PermissionRefused(
-                "files cannot be copied in or out while the container has mounted directories",
-                hint="copy in the mounted directory itself",
-            )
+            return False
         if engine_version(self._ground.desk.engine_facts().version) >= MOUNTS_SAFELY:
-            return
-        if container.has_volumes:
+            return True
+        return container.is_new and not container.has_volumes
+
+    async def _by_helper(self, call: Call, container: Container) -> None:
+        if not (path := call.target.get("path")):
+            raise RequestError("bad parameter: 'path' cannot be empty")
+        try:
+            if not container.pid:
+                await self._out_of_export(call, container)
+            elif _is_write(call):
+                await self._in(call, container)
+            else:
+                await self._out(call, container)
+        except NotFound:
+            raise NotFound(f"Could not find the file {path} in container {container.id}") from None
+
+    # --- while it runs ---
+
+    async def _out(self, call: Call, container: Container) -> None:
+        only_look = call.exchange.method == "HEAD"
+        order = _order(call, container, Deed.LOOK if only_look else Deed.READ)
+        async with self._helper(call, order) as helper:
+            await _give(call, helper, await helper.answer())
+
+    async def _in(self, call: Call, container: Container) -> None:
+        check_stream(call.exchange)
+        async with self._helper(call, _order(call, container, Deed.WRITE)) as helper:
+            async with helper.answer_to(call.exchange.pieces()):
+                pass
+            await call.exchange.respond(OK)
+
+    # --- while it does not ---
+
+    async def _out_of_export(self, call: Call, container: Container) -> None:
+        """Pick it out of the engine's export; raises ``PermissionRefused`` for the other direction."""
+        if _is_write(call):
             raise PermissionRefused(
-                "this engine copies no files safely while the container has volumes", hint=INSTEAD
+                "nothing is copied safely into a container that has run or mounts something while it is down",
+                hint="start it first, or write to a volume or directory that it mounts",
             )
-        if not container.is_new:
-            raise PermissionRefused(
-                "this engine copies no files safely while the container runs, or once it has run",
-                hint=INSTEAD,
+        now = ""
+        for _ in range(MOST_LINKS):
+            order = _order(call, container, Deed.PICK) | {"now": now, "mounts": container.mounts}
+            async with (
+                self._helper(call, order) as helper,
+                self._export(container) as pieces,
+                helper.answer_to(pieces) as answer,
+            ):
+                if not (now := answer.get(AGAIN, "")):
+                    await _give(call, helper, answer)
+                    return
+        raise StateConflict(f"{call.target.get('path')} cannot be read: too many links")
+
+    @asynccontextmanager
+    async def _export(self, container: Container) -> AsyncIterator[AsyncIterator[Piece]]:
+        connection = await self._ground.engine.connect()
+        try:
+            target = f"/containers/{container.id}/export".encode()
+            headers = [("Host", "docker"), ("Connection", "close")]
+            await connection.send(
+                h11.Request(method="GET", target=target, headers=headers), h11.EndOfMessage()
             )
+            head = await connection.response()
+            if head.status_code != OK:
+                raise EngineUnavailable("the Docker engine does not export the container")
+            yield connection.pieces()
+        finally:
+            connection.close()
+
+    @asynccontextmanager
+    async def _helper(self, call: Call, order: Order) -> AsyncIterator[Helper]:
+        """A helper that has its order."""
+        uid = call.caller.uid
+        async with self._copies.helper(uid) as helper:
+            await helper.order(order | {"cgroups": await self._ground.together.joining(uid)})
+            yield helper
+
+
+def _is_write(call: Call) -> bool:
+    return call.match.route.payload is Payload.STREAM
+
+
+def _order(call: Call, container: Container, deed: Deed) -> Order:
+    """What a helper is to do, with the rights of the container's user."""
+    uid, _, gid = container.user.partition(":")
+    target = call.target
+    return {
+        "deed": deed,
+        "pid": container.pid,
+        "container": container.id,
+        "uid": int(uid),
+        "gid": int(gid),
+        "groups": container.groups,
+        "path": target.get("path"),
+        "only_look": call.exchange.method == "HEAD",
+        "keeps_kinds": target.flag("noOverwriteDirNonDir"),
+        "keeps_owners": target.flag("copyUIDGID"),
+    }
+
+
+async def _give(call: Call, helper: Helper, answer: dict[str, Any]) -> None:
+    """What the helper found, and the archive that it makes of that."""
+    told = base64.b64encode(json.dumps(answer[STAT]).encode())
+    headers = [(b"X-Docker-Container-Path-Stat", told)]
+    if call.exchange.method == "HEAD":
+        await call.exchange.respond(OK, headers=headers)
+        return
+    await call.exchange.start(OK, [*headers, (b"Content-Type", b"application/x-tar")])
+    async for piece in helper.pieces():
+        await helper.moving(call.exchange.send(piece))
+    await call.exchange.finish()
 
 
 def engine_version(said: str) -> tuple[int, ...]:

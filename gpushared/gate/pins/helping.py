@@ -21,10 +21,16 @@ HELPER_SECONDS = 10.0
 KILL_SECONDS = 1.0
 """A process that no file system holds ends within so long."""
 PACKAGES = Path(__file__).resolve().parents[3]
-PROGRAM = "import sys; sys.path.append(sys.argv[1]); from gpushared.gate.pins.helper import main; main()"
-COMMAND = (sys.executable, "-I", "-S", "-c", PROGRAM, str(PACKAGES))
-"""Nothing of the environment and no package but ours can change what runs as root here."""
+PROGRAM = "import sys; sys.path.append(sys.argv[1]); from {module} import main; main()"
 HINT = "mount nothing; `gpushare doctor` tells what is missing"
+
+
+def command_of(module: str) -> tuple[str, ...]:
+    """How a module of ours is run: nothing of the environment and no other package changes what root runs."""
+    return (sys.executable, "-I", "-S", "-c", PROGRAM.format(module=module), str(PACKAGES))
+
+
+COMMAND = command_of("gpushared.gate.pins.helper")
 
 
 async def run_helper(
@@ -49,7 +55,7 @@ async def run_helper(
 
 async def _run(words: bytes, gone: Callable[[], None]) -> bytes:
     pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-    held = _life(gone)
+    held = life(gone)
     try:
         process = await asyncio.create_subprocess_exec(
             *COMMAND, stdin=pipe, stdout=pipe, stderr=null, cwd="/", env={}, pass_fds=[held]
@@ -72,7 +78,7 @@ async def _run(words: bytes, gone: Callable[[], None]) -> bytes:
     return output
 
 
-def _life(gone: Callable[[], None]) -> int:
+def life(gone: Callable[[], None]) -> int:
     """A descriptor for a process and its children; ``gone`` is called when the last of them has ended."""
     try:
         ours, theirs = os.pipe()

@@ -30,7 +30,8 @@ _OPEN_TREE_CLONE = 1
 _MOVE_MOUNT_EMPTY_PATHS = 0x4 | 0x40
 _RESOLVE_NO_XDEV, _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 0x01, 0x02, 0x04, 0x08
 _ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV = 1, 2, 4
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
+_CAPABILITIES_VERSION = 0x20080522
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.syscall.restype = ctypes.c_long
 
@@ -121,6 +122,17 @@ def mount_private_tmpfs(path: str, options: str) -> None:
 def die_with_parent() -> None:
     """Be killed when the process that made this one ends; a change of ids takes it back."""
     _checked(_LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL))
+
+
+def become(uid: int, gid: int, groups: list[int]) -> None:
+    """Be that user for good, be it root, without a capability, and closed to debuggers of the same user."""
+    os.setgroups(groups)
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+    version = (ctypes.c_uint32 * 2)(_CAPABILITIES_VERSION, 0)
+    _checked(_LIBC.capset(version, (ctypes.c_uint32 * 6)()))
+    _checked(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    _checked(_LIBC.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
 
 
 def detach(path: str) -> None:

@@ -1,0 +1,190 @@
+"""The helper program as the daemon calls it: one process for each copy, bounded in number and in patience.
+
+A file system in a container can keep a process in the kernel where no signal ends it. So a process that moves
+nothing is left behind, and counts as one of its user's copies until it is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from gpushared.domain.errors import (
+    GpushareError,
+    NotFound,
+    PermissionRefused,
+    RequestError,
+    StateConflict,
+    TimedOut,
+    Unavailable,
+)
+from gpushared.gate.copies.order import BLOCK_BYTES, Kind, Order
+from gpushared.gate.pins.helping import KILL_SECONDS, command_of, life
+from gpushared.gate.wire import Piece, Wire
+
+COMMAND = command_of("gpushared.gate.copies.helper")
+AT_ONCE = 4
+"""For one user."""
+IDLE_SECONDS = 300.0
+"""A copy of which no byte moves for so long is given up, whoever keeps it: a file system, or the client."""
+ANSWER_BYTES = 1024 * 1024
+_ERRORS: dict[Kind, type[GpushareError]] = {
+    Kind.MISSING: NotFound,
+    Kind.FORBIDDEN: PermissionRefused,
+    Kind.BROKEN: RequestError,
+    Kind.FAILED: StateConflict,
+}
+_T = TypeVar("_T")
+
+
+class Helper:
+    """One process. All that waits raises ``TimedOut`` when nothing moves."""
+
+    def __init__(self, process: asyncio.subprocess.Process, wire: Wire, idle_seconds: float) -> None:
+        self._process = process
+        self._wire = wire
+        self._idle_seconds = idle_seconds
+        self._early = b""
+
+    @asynccontextmanager
+    async def answer_to(self, pieces: AsyncIterator[Piece]) -> AsyncIterator[dict[str, Any]]:
+        """Send these, and meanwhile wait for the answer; what the helper does not want is sent no more."""
+        sending = asyncio.create_task(self._send_all(pieces))
+        answer = asyncio.create_task(self.answer(while_sending=True))
+        try:
+            await asyncio.wait({sending, answer}, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                await sending
+            yield await self.moving(answer)
+        finally:
+            for task in (sending, answer):
+                task.cancel()
+            await asyncio.gather(sending, answer, return_exceptions=True)
+
+    async def _send_all(self, pieces: AsyncIterator[Piece]) -> None:
+        while (piece := await self.moving(anext(pieces, None))) is not None:
+            await self._send(piece)
+        self._wire.write_eof()
+
+    async def order(self, order: Order) -> None:
+        await self._send(json.dumps(order).encode() + b"\n")
+
+    async def _send(self, data: Piece) -> None:
+        """Part of what follows the order. What a process that has ended does not take is forgotten."""
+        with contextlib.suppress(ConnectionError):
+            await self.moving(self._wire.write([data]))
+
+    async def answer(self, *, while_sending: bool = False) -> dict[str, Any]:
+        """What came of the order. Raises the error that the helper tells of.
+
+        ``while_sending``: nothing is to be expected yet, for as long as it takes.
+        """
+        # Empty lines tell of progress.
+        while b"\n" not in self._early:
+            read = self._wire.read(BLOCK_BYTES)
+            data = await (read if while_sending else self.moving(read))
+            self._early = (self._early + data).lstrip(b"\n")
+            if not data or len(self._early) > ANSWER_BYTES:
+                raise Unavailable("the copy broke off; is the daemon not root?")
+        line, _, self._early = self._early.partition(b"\n")
+        answer: dict[str, Any] = json.loads(line)
+        if "refused" in answer:
+            raise _ERRORS[Kind(answer["kind"])](answer["refused"], hint=answer["hint"])
+        return answer
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """What follows the answer. Raises ``Unavailable`` where that is not whole."""
+        data = self._early
+        while data or (data := await self.moving(self._wire.read(BLOCK_BYTES))):
+            yield data
+            data = b""
+        if await self.moving(self._process.wait()) != 0:
+            raise Unavailable("the copy broke off in the middle")
+
+    async def moving(self, step: Awaitable[_T]) -> _T:
+        """A step of the copy, which has its time."""
+        try:
+            async with asyncio.timeout(self._idle_seconds):
+                return await step
+        except TimeoutError:
+            raise TimedOut(
+                f"nothing was copied for {self._idle_seconds:g} s",
+                hint="a file system in the container does not answer, or nobody took what was read",
+            ) from None
+
+
+class Copies:
+    """The helpers of all users."""
+
+    def __init__(self, idle_seconds: float = IDLE_SECONDS) -> None:
+        self._idle_seconds = idle_seconds
+        self._turns: dict[int, asyncio.Semaphore] = {}
+
+    @asynccontextmanager
+    async def helper(self, uid: int) -> AsyncIterator[Helper]:
+        """A process for one copy of a user, which ends with this. Raises ``TimedOut`` and ``Unavailable``."""
+        held = life(await self._turn(uid))
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        wire = Wire(ours, reset_is_end=True)
+        try:
+            process = await _started(theirs, held)
+            try:
+                yield Helper(process, wire, self._idle_seconds)
+            finally:
+                wire.hang_up()
+                await _end(process)
+        finally:
+            wire.close()
+
+    async def _turn(self, uid: int) -> Callable[[], None]:
+        """One of the user's turns, and the way to give it back: when no process of the copy is left."""
+        turns = self._turns.setdefault(uid, asyncio.Semaphore(AT_ONCE))
+        try:
+            async with asyncio.timeout(self._idle_seconds):
+                await turns.acquire()
+        except TimeoutError:
+            raise TimedOut(
+                f"{AT_ONCE} copies of yours have not come to an end", hint="wait for them, or stop them"
+            ) from None
+        return turns.release
+
+
+async def _started(line: socket.socket, held: int) -> asyncio.subprocess.Process:
+    try:
+        return await asyncio.create_subprocess_exec(
+            *COMMAND,
+            stdin=line.fileno(),
+            stdout=line.fileno(),
+            stderr=asyncio.subprocess.DEVNULL,
+            cwd="/",
+            env={},
+            pass_fds=[held],
+        )
+    except OSError as error:
+        raise Unavailable(f"files cannot be copied: {error}") from error
+    finally:
+        line.close()
+        os.close(held)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Its line is cut, of which it ends by itself; one that a file system holds is not waited for."""
+    try:
+        await _wait(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+    await _wait(process)
+
+
+async def _wait(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(KILL_SECONDS):
+            await process.wait()

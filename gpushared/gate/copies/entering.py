@@ -1,0 +1,89 @@
+"""The way of the helper into a running container, as root, and out of all its rights. Standard library only.
+
+Nothing is imported or opened by a name between the two: there is whatever the container's owner put there.
+"""
+
+import os
+import resource
+import select
+from pathlib import Path
+from typing import NamedTuple
+
+from gpushared.gate.copies.order import Kind, Order, RefusedError
+from gpushared.gate.pins import kernel, table
+from gpushared.mountinfo import parse_line
+
+MEMORY_BYTES = 512 << 20
+"""A head of an archive may be of any length, and is held whole."""
+DEVICES = "/dev"
+
+
+def bound() -> None:
+    """Set the bounds of this process."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def count_for_user(files: list[str]) -> None:
+    """What this process takes from now on is the user's: it joins these cgroups."""
+    try:
+        for path in files:
+            Path(path).write_text("0")
+    except OSError as error:
+        raise RefusedError(Kind.FAILED, f"the limits of users cannot be kept: {error.strerror}") from None
+
+
+class View(NamedTuple):
+    """What the helper knows of the container that it sees.
+
+    ``barren``: the directories whose content is the kernel's, or devices. ``own_files``: ``/proc/self/fd`` of
+    the machine, for the container's has no place for this process.
+    """
+
+    barren: frozenset[str]
+    own_files: int
+
+
+def enter(pid: int, container: str) -> View:
+    """See the container's files and no others from here on.
+
+    By a handle of its first process: while that lives, its number is no other's.
+    """
+    own = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        handle = os.pidfd_open(pid)
+        cgroups = Path(f"/proc/{pid}/cgroup").read_text()
+        namespace = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, ProcessLookupError):
+        raise ended() from None
+    if container not in cgroups or has_ended(handle):
+        raise ended()
+    kernel.enter(namespace)
+    os.fchdir(root)
+    os.chroot(".")
+    with os.fdopen(os.open("mountinfo", os.O_RDONLY | os.O_CLOEXEC, dir_fd=own), "rb") as lines:
+        mounts = [parse_line(os.fsdecode(line)) for line in lines]
+    own_files = os.open("fd", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=own)
+    for descriptor in (handle, namespace, root, own):
+        os.close(descriptor)
+    barren = {each.point for each in mounts if each.kind in table.KERNELS_OWN}
+    return View(frozenset({*barren, DEVICES}), own_files)
+
+
+def become(order: Order) -> None:
+    """Be the container's user."""
+    kernel.become(order["uid"], order["gid"], order["groups"])
+    kernel.die_with_parent()
+
+
+def has_ended(handle: int) -> bool:
+    """Whether the process of the handle is over."""
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def ended() -> RefusedError:
+    """What is said where the container does not run any more."""
+    return RefusedError(Kind.FAILED, "the container has just ended", "try again")

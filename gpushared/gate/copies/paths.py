@@ -1,0 +1,100 @@
+"""Paths in a container as the engine reads them, and what it tells of a file. Standard library only.
+
+Each is looked up as the container's user, so a path that somebody swaps meanwhile leads only where that user
+may go anyway.
+"""
+
+import os
+import posixpath
+import stat
+import time
+from collections.abc import Callable
+from typing import Any
+
+from gpushared.gate.copies.order import Kind, RefusedError
+
+GO_BITS = (
+    (stat.S_ISDIR, 1 << 31),
+    (stat.S_ISLNK, 1 << 27),
+    (stat.S_ISBLK, 1 << 26),
+    (stat.S_ISCHR, 1 << 26 | 1 << 21),
+    (stat.S_ISFIFO, 1 << 25),
+    (stat.S_ISSOCK, 1 << 24),
+)
+GO_FLAGS = ((stat.S_ISUID, 1 << 23), (stat.S_ISGID, 1 << 22), (stat.S_ISVTX, 1 << 20))
+"""How Go's ``FileMode`` says what a file is, which is how the engine's clients read it."""
+NANOSECONDS = 1_000_000_000
+RIGHTS = "a copy has the rights of the container's user"
+
+
+def cleaned(path: str) -> str:
+    """The path from the container's root, without dots and doubled slashes."""
+    return "/" + posixpath.normpath("/" + path).lstrip("/")
+
+
+def means_directory(path: str) -> bool:
+    """Whether a link at the end is to be followed, because a slash or a dot is written after it."""
+    return path.endswith(("/", "/.")) or path == "."
+
+
+def name_of(path: str) -> str:
+    """What the engine calls the file that the client asked for, in archives too."""
+    if path == "." or path.endswith("/."):
+        return "."
+    return posixpath.basename(cleaned(path)) or "/"
+
+
+def resolved(path: str) -> str:
+    """The path without links in its directories; of a link at its end only where that is followed."""
+    plain = cleaned(path)
+    if means_directory(path):
+        return os.path.realpath(plain)
+    directory, name = os.path.split(plain)
+    return posixpath.join(os.path.realpath(directory), name)
+
+
+def stat_of(path: str, found: os.stat_result, target: str) -> dict[str, Any]:
+    """What goes into the header ``X-Docker-Container-Path-Stat``; ``path`` is what the client asked for."""
+    return {
+        "name": name_of(path),
+        "size": found.st_size,
+        "mode": go_mode(found.st_mode),
+        "mtime": go_time(found.st_mtime_ns),
+        "linkTarget": target,
+    }
+
+
+def go_mode(mode: int) -> int:
+    """A file's mode as Go's ``FileMode``."""
+    kind = sum(bits for is_kind, bits in GO_BITS if is_kind(mode))
+    return kind | sum(bits for flag, bits in GO_FLAGS if mode & flag) | (mode & 0o777)
+
+
+def go_time(moment_ns: int) -> str:
+    """A time as Go writes it in JSON."""
+    seconds, rest = divmod(moment_ns, NANOSECONDS)
+    fraction = f".{rest:09d}".rstrip("0").rstrip(".")
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}{fraction}Z"
+
+
+def refusal_of(error: OSError, doing: str, path: str) -> RefusedError:
+    """What the kernel refused, for the caller to read: ``doing`` is a participle, ``read`` for example."""
+    if isinstance(error, FileNotFoundError):
+        return missing(path)
+    said = f"{path} cannot be {doing}: {(error.strerror or str(error)).lower()}"
+    if isinstance(error, PermissionError):
+        return RefusedError(Kind.FORBIDDEN, said, RIGHTS)
+    return RefusedError(Kind.FAILED, said)
+
+
+def missing(path: str) -> RefusedError:
+    """The caller reads the engine's own words for a path that is not there; the daemon has these."""
+    return RefusedError(Kind.MISSING, path)
+
+
+def first_of(error: OSError, otherwise: str) -> str:
+    """The path that an error is about."""
+    return str(error.filename) if error.filename else otherwise
+
+
+Told = Callable[[], None]
