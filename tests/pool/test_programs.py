@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 import signal
 import threading
@@ -133,6 +134,17 @@ def test_a_token_is_good_for_what_it_was_made_for(coordinator: CoordinatorProces
         assert list(pool.jobs()) == []
         with pytest.raises(PermissionRefused, match="submit"):
             pool.submit(REQUEST)
+
+
+def test_a_token_for_submitting_alone_is_refused_advice_once(
+    coordinator: CoordinatorProcess, person: str
+) -> None:
+    with connected(coordinator, person, "submit") as pool:
+        jobs = {pool.submit(REQUEST) for _ in range(3)}
+    assert len(jobs) == 3
+    lines = json.loads(coordinator.gpushare("audit", "--pool", "-o", "json", "--refused"))["items"]
+    (refused,) = (text for text in map(json.dumps, lines) if person in text)
+    assert "Jobs/Explain" in refused
 
 
 def test_another_pools_coordinator_is_not_told_the_token(coordinator: CoordinatorProcess) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -37,7 +36,7 @@ from gpushared.client.pipeline.door import find_door
 from gpushared.client.pipeline.faults import ended_early, error_of
 from gpushared.client.pipeline.progress import STARTED, Position, Watched, job_of
 from gpushared.client.pipeline.request import JobRequest
-from gpushared.domain.errors import GpushareError
+from gpushared.domain.errors import GpushareError, PermissionRefused
 
 
 class AsyncPool:
@@ -62,6 +61,7 @@ class AsyncPool:
         self._stub = jobs_pb2_grpc.JobsStub(self._channel)
         self._patience_seconds = patience_seconds
         self._known = False
+        self._may_read = True
 
     async def close(self) -> None:
         """Streams that are open end."""
@@ -90,13 +90,19 @@ class AsyncPool:
         return answer
 
     async def _advice(self, job_id: str) -> JobExplanation | None:
-        """What is told of a new job. None where nobody answers: the job is kept all the same."""
+        """What is told of a new job. None where nobody answers, or tells: the job is kept all the same."""
+        if not self._may_read:
+            return None
         asked = jobs_pb2.JobRef(job_id=job_id)
-        with suppress(GpushareError):
+        try:
             told = progress.read(JobExplanation, await self._try("Explain", asked, ADVICE_SECONDS))
-            assert isinstance(told, JobExplanation)
-            return told
-        return None
+        except PermissionRefused:
+            self._may_read = False  # a token for submitting alone; each refusal leaves a line in the audit
+            return None
+        except GpushareError:
+            return None
+        assert isinstance(told, JobExplanation)
+        return told
 
     async def cancel(self, job_id: str, *, grace_seconds: int | None = None) -> Job:
         return job_of(await self._call("Cancel", cancel_request(job_id, grace_seconds)))
