@@ -27,9 +27,6 @@ CAPTURE_SECONDS = 60.0
 OLDEST_API = "1.41"
 """What an engine of 20.10 speaks, where nobody can tell what the engine here speaks."""
 PULL_POLICIES = frozenset({"missing", "always", "never"})
-_PLAIN_SWITCHES = frozenset({"detach", "init", "interactive", "rm", "tty"})
-_PLAIN_NAMES = frozenset({"name", "network"})
-"""Options that docker itself refuses in no combination, where each is given once."""
 _FILE_OPTIONS = frozenset({"env-file", "label-file", "security-opt"})
 """Options of docker that name a file which docker reads before it asks the engine for anything."""
 _CREATED = b'{"Id": "' + b"0" * 64 + b'", "Warnings": []}'
@@ -69,7 +66,7 @@ def refusal_of_run(program: str, words: RunWords, api_version: Callable[[], str]
     Docker's own message is on stderr then. ``api_version`` is called while docker starts, and may raise
     errors of the tree. Raises TimedOut.
     """
-    if _are_plain(words) or _reads_what_can_be_read_once(words):
+    if _reads_what_can_be_read_once(words):
         return 0
     command = [program, "run", *_without_pull(words)]
     with _engine(api_version, 400, _LOOKED_AT) as engine:
@@ -120,23 +117,6 @@ def _without_pull(words: RunWords) -> list[str]:
     """The image is pulled by others; a policy that docker does not know is left for docker to refuse."""
     known = words.value("pull") in PULL_POLICIES
     return words.docker_without("pull") if known else words.docker
-
-
-def _are_plain(words: RunWords) -> bool:
-    """Whether docker takes these words for certain, so that the time that docker needs to start is saved."""
-    names = [flag.name for flag in words.flags if flag.name != "env"]
-    wants_terminal = "tty" in names and "interactive" in names
-    if len(names) > len(set(names)) or (wants_terminal and not os.isatty(0)):
-        return False
-    return all(map(_is_plain, words.flags))
-
-
-def _is_plain(flag: Flag) -> bool:
-    if flag.name in _PLAIN_SWITCHES:
-        return flag.value == "true"
-    if flag.name in _PLAIN_NAMES:
-        return flag.value.isascii() and flag.value.isalnum()
-    return flag.name == "env" and bool(flag.value) and not flag.value.startswith("=")
 
 
 def _reads_what_can_be_read_once(words: RunWords) -> bool:

@@ -8,11 +8,11 @@ without a value is written ``--new=true``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from gpushared.cli.faults import UsageError
 from gpushared.client.submit_words import SUBMIT_WORDS
 from gpushared.domain.errors import PermissionRefused
+from gpushared.light import NamedTuple
 
 OUR_VALUES = frozenset(
     {
@@ -76,7 +76,16 @@ DOCKER_SWITCHES = frozenset(
     }
 )
 DOCKER_SHORT_SWITCHES = {"d": "detach", "i": "interactive", "P": "publish-all", "q": "quiet", "t": "tty"}
-_SHORT_NAMES = {"e": "env", "l": "label", "m": "memory"}
+_SHORT_NAMES = {
+    "e": "env",
+    "h": "hostname",
+    "l": "label",
+    "m": "memory",
+    "p": "publish",
+    "u": "user",
+    "v": "volume",
+    "w": "workdir",
+}
 MAX_OUR_VALUE = 4096
 """The longest path; sizes are judged by the daemon, and are far shorter."""
 _SHOWN = 40

@@ -5,10 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import ClassVar
 
 from gpushared.cli.text import printable
 from gpushared.domain.errors import GpushareError, RequestError
+from gpushared.light import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import ClassVar
 
 MAX_LINE = 600
 MAX_LINES = 40

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import NamedTuple, NoReturn
 from urllib.parse import quote
 
 from gpushared.cli import docker
@@ -11,6 +10,10 @@ from gpushared.client import Client
 from gpushared.client.job_messages import Job
 from gpushared.client.jobs import Jobs
 from gpushared.domain.errors import DaemonUnavailable, NotFound, StateConflict, Unavailable
+from gpushared.light import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 
 class Place(NamedTuple):

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from shutil import get_terminal_size
-from typing import Any, NamedTuple
 
 from gpushared.cli import table, text
 from gpushared.cli.faults import UsageError
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client
+from gpushared.light import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from typing import Any
 
 SIMULATED = "SIMULATED GPUs: no real hardware is leased here"
 _SHOWN = 40
@@ -169,7 +171,8 @@ def _json(listing: Listing, screen: Screen, *, by_line: bool) -> str:
 def _table(columns: Sequence[Column], screen: Screen, options: Options, drops: Sequence[str]) -> str:
     colour = table.wants_colour(sys.stdout)
     if screen.told is None:
-        width = get_terminal_size().columns if options.output == "table" and sys.stdout.isatty() else None
+        fits = options.output == "table" and sys.stdout.isatty()
+        width = table.terminal_width(sys.stdout) if fits else None
         written = table.lines(
             columns, screen.rows, headers=options.headers, colour=colour, width=width, drops=drops
         )

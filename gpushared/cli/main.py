@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib import import_module
 
 from gpushared.cli.faults import report, say
-from gpushared.cli.listing import Listing, read_plain, show
-from gpushared.client import Client
 from gpushared.domain.errors import GpushareError
 
 OUR_FAILURE = 125
@@ -22,7 +19,6 @@ COMPLETION_VARIABLE = "_GPUSHARE_COMPLETE"
 def main() -> int:
     """Runs the command line of this process; returns its exit code."""
     _open_streams()
-    Client.tell_of_retries = say
     try:
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a text stream here
         code = _command(sys.argv[1:])
@@ -66,12 +62,12 @@ def _leave(code: int) -> int:
 def _command(words: list[str]) -> int:
     """The hot commands without click, whose import takes longer than they do; all others with it."""
     name, rest = (words[0], words[1:]) if words else ("", [])
-    if COMPLETION_VARIABLE not in os.environ:
-        if name in PLAIN:
-            listing: Listing = import_module(f"gpushared.cli.{name}").LISTING
-            options = read_plain(rest, has_ended=listing.has_ended, own=listing.own)
-            if options is not None:
-                return show(listing, options)
+    if COMPLETION_VARIABLE not in os.environ and name and not name.startswith("-"):
+        from gpushared.client import Client
+
+        Client.tell_of_retries = say
+        if name in PLAIN and (code := _listed(name, rest)) is not None:
+            return code
         if name in {"run", "submit"} and "--help" not in rest and rest not in ([], ["-h"]):
             if name == "submit":
                 from gpushared.cli.submitting import submit_job
@@ -83,3 +79,14 @@ def _command(words: list[str]) -> int:
     from gpushared.cli.tree import invoke
 
     return invoke(words)
+
+
+def _listed(name: str, words: list[str]) -> int | None:
+    """The exit code of a listing; None where the words are click's to read."""
+    from importlib import import_module
+
+    from gpushared.cli.listing import Listing, read_plain, show
+
+    listing: Listing = import_module(f"gpushared.cli.{name}").LISTING
+    options = read_plain(words, has_ended=listing.has_ended, own=listing.own)
+    return None if options is None else show(listing, options)

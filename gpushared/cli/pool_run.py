@@ -11,21 +11,19 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpushared.cli import docker
-from gpushared.cli.capture import refusal_of_run
 from gpushared.cli.docker_args import RunWords, refuse_ways_around
 from gpushared.cli.faults import UsageError, say
 from gpushared.cli.progress import Progress
 from gpushared.cli.relay import beside
 from gpushared.cli.start import (
     advice_of,
-    api_version_of,
     asked,
     check_privileges,
     max_wait_seconds,
+    refusal_of,
     tell_of_doubts,
 )
 from gpushared.cli.waiting import (
@@ -60,7 +58,7 @@ def run_in_pool(words: RunWords) -> int:
     tell_of_doubts(words)
     try:
         with signals_interrupt():
-            if code := refusal_of_run(program, words, partial(api_version_of, client)):
+            if code := refusal_of(program, words, client):
                 return code
             place.ask()
             place.wait()

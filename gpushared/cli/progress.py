@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import TextIO
 
 from gpushared.cli import text
-from gpushared.cli.ps import share
 from gpushared.client import Lease, Waiting
-from gpushared.client.job_messages import Job
+from gpushared.light import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import TextIO
+
+    from gpushared.client.job_messages import Job
 
 _DEFAULT_SIZE = os.terminal_size((80, 24))
 _NARROWEST = 20
@@ -134,6 +137,8 @@ def _standing(lease: Lease, waiting: Waiting, now: float) -> str:
 def _granted(lease: Lease) -> str:
     if not lease.grants:
         return f"{lease.id} granted"
+    from gpushared.cli.ps import share  # most commands do not wait
+
     gpus = ", ".join(f"GPU {grant.gpu_label or grant.gpu_index} ({grant.gpu_name})" for grant in lease.grants)
     size = f"{share(lease)} on {gpus}, {text.memory(lease.grants[0].memory_bytes)}"
     return f"{lease.id} granted: {size}" + (" each" if len(lease.grants) > 1 else "")

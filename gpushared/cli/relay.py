@@ -20,9 +20,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum, auto
 from functools import cached_property
-from typing import TYPE_CHECKING, NoReturn
+
+from gpushared.light import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from typing import NoReturn
+
     from gpushared.cli.runs import Finder, Run
 
 SOCKET = "docker.sock"

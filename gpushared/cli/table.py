@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple, TextIO
 
 from gpushared.cli.text import MISSING, printable
+from gpushared.light import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from typing import TextIO
 
 Row = Mapping[str, str]
 _GAP = "  "
+_DEFAULT_WIDTH = 80
 _BOLD = "1"
 _COLOURS = {
     "active": "32",
@@ -50,6 +54,17 @@ def wants_colour(stream: TextIO) -> bool:
     if os.environ.get("FORCE_COLOR"):
         return True
     return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def terminal_width(stream: TextIO) -> int:
+    """As ``shutil.get_terminal_size``, whose module takes longer to import than a listing to be written."""
+    said = os.environ.get("COLUMNS", "")
+    if said.isdecimal() and int(said):
+        return int(said)
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or _DEFAULT_WIDTH
+    except OSError:
+        return _DEFAULT_WIDTH
 
 
 def paint(text: str, code: str | None) -> str:

@@ -12,12 +12,15 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any, NoReturn
 
 from gpushared.cli.progress import Progress
 from gpushared.cli.text import span
 from gpushared.client import Client, Lease
 from gpushared.domain.errors import GpushareError, StateConflict, TimedOut
+from gpushared.light import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
 
 POLL_SECONDS = 15.0
 """A wait is asked anew at least so often: the estimate on the screen is redrawn, a dead daemon noticed."""

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar, Unpack
 
 from gpushared.client import faults, http
-from gpushared.client.audit_messages import AuditPage
 from gpushared.client.messages import (
     DoctorReport,
     DrainAnswer,
@@ -28,10 +25,18 @@ from gpushared.client.messages import (
     ProjectList,
     ResizeAnswer,
 )
-from gpushared.client.policy_messages import PolicyExplanation, PolicyRules
 from gpushared.client.retries import configured_retries, may_repeat
 from gpushared.client.wishes import LeaseWish, fields_of
 from gpushared.domain.errors import ConfigError, NeverFits, StateConflict, Unavailable
+from gpushared.light import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any, ClassVar, TypeVar, Unpack
+
+    from gpushared.client.audit_messages import AuditPage
+    from gpushared.client.policy_messages import PolicyExplanation, PolicyRules
+
+    _Answer = TypeVar("_Answer")
 
 DEFAULT_HOST = "unix:///run/gpushared/gpushared.sock"
 HOST_VARIABLE = "GPUSHARE_HOST"
@@ -43,7 +48,6 @@ ANSWER_SECONDS = 30.0
 STOP_GRACE_SECONDS = 10
 JOIN_SECONDS = 90.0
 """A coordinator that does not answer is waited for by the daemon."""
-_Answer = TypeVar("_Answer")
 
 
 def socket_path(host: str | None = None) -> str:
@@ -251,6 +255,8 @@ class Client:
         before: int | None = None,
     ) -> AuditPage:
         """Lines of the audit, oldest first: the newest, or the oldest ``after`` a number; at most 1000."""
+        from gpushared.client.audit_messages import AuditPage
+
         asked: dict[str, object] = {"user": user, "since": since, "refused": refused, "container": container}
         places = {"limit": limit, "after": after, "before": before}
         asked |= {name: place for name, place in places.items() if place is not None}
@@ -258,12 +264,18 @@ class Client:
 
     def explain_policy(self, create_body: bytes, api_version: str, *, user: str = "") -> PolicyExplanation:
         """What would become of a container's create body; nothing is created. ``user``: as that one's."""
+        from base64 import b64encode
+
+        from gpushared.client.policy_messages import PolicyExplanation
+
         body = b64encode(create_body).decode()
         asked = {"create_body": body, "api_version": api_version, "user": user}
         return PolicyExplanation(self.call("Policy/Explain", asked))
 
     def policy(self) -> PolicyRules:
         """The rules for callers who are not trusted."""
+        from gpushared.client.policy_messages import PolicyRules
+
         return PolicyRules(self.call("Policy/Show", {}))
 
     def join_pool(self, address: str, token: str, name: str = "") -> PoolMembership:

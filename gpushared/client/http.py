@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import socket
 from time import monotonic
-from typing import NamedTuple
 
 from gpushared.client.faults import ConnectionLost, not_our_daemon, unreachable
 from gpushared.domain.errors import TimedOut
+from gpushared.light import NamedTuple
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_BODY_BYTES = 64 * 1024 * 1024

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 from gpushared.client.messages import Message, Time
+from gpushared.light import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import ClassVar
 
 OVER = frozenset({"succeeded", "failed", "cancelled"})
 

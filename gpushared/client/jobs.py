@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpushared.client.api import ANSWER_SECONDS, Client
@@ -43,6 +42,8 @@ class Jobs:
         ``lease`` has the fields of a LeaseRequest, ``asked`` the others of a SubmitRequest by their names on
         the wire. ``after``: ids, each with whether that job must have succeeded.
         """
+        from base64 import b64encode
+
         message: dict[str, object] = {
             "request_id": request_id,
             "lease": dict(lease),

@@ -7,9 +7,12 @@ classes instead of dataclasses, because importing ``dataclasses`` costs a listin
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
 
 from gpushared.domain.errors import Unavailable
+from gpushared.light import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any, ClassVar
 
 Time = float | None
 """Seconds since the epoch, None where the wire says 0 (not set)."""

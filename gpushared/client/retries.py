@@ -9,13 +9,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpushared.client.faults import ConnectionLost, NotOurDaemon
 from gpushared.domain.errors import ConfigError, DaemonUnavailable, GpushareError, TimedOut, Unavailable
+from gpushared.light import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from typing import Any, TypeVar
+
     from gpushared.client.patience import Patience
+
+    _Answer = TypeVar("_Answer")
 
 RETRY_SECONDS = 30.0
 """As long as the daemon keeps a place in the queue that nobody waits for."""
@@ -44,8 +48,6 @@ SAME_WHEN_REPEATED = frozenset(
 """Changes that say how something is to be: asked twice, it is so all the same."""
 WITH_REQUEST_ID = frozenset({"Leases/Request", "Jobs/Submit", "Jobs/Reserve"})
 """The daemon tells by the id that it was asked before, over restarts too."""
-
-_Answer = TypeVar("_Answer")
 
 
 class Retries:

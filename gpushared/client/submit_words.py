@@ -5,7 +5,10 @@ Each word has a name on the command line, one in a program's ``JobRequest``, and
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from gpushared.light import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from typing import Final
 
 
 class SubmitWord(NamedTuple):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+
+from gpushared.light import TypedDict
 
 _ON_THE_WIRE = {"lease_class": "class"}
 """Words of the API that Python keeps for itself."""

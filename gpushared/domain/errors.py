@@ -27,7 +27,11 @@ status codes as the Connect protocol spells them in JSON.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import ClassVar
+
+from gpushared.light import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import ClassVar
 
 
 class Code(StrEnum):

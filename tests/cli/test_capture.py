@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from gpushared.cli import capture as module
 from gpushared.cli.capture import capture, refusal_of_run
 from gpushared.cli.docker_args import split
+from gpushared.cli.plain_words import are_plain
 from gpushared.domain.errors import RequestError
 from tests.bed import parts
 
@@ -198,23 +198,46 @@ PLAIN = [
     ["-d", "--env", "A="],
     ["-i", "--network", "lab"],
     ["-t"],
+    ["--rm", "--ipc=host", "--ulimit", "memlock=-1", "--ulimit", "stack=67108864", "--shm-size=8g"],
+    ["-p", "8888:8888", "-p", "6006", "-v", "/data:/data:ro", "-v", "cache:/root/.cache", "-w", "/work"],
+    ["-d", "--restart", "unless-stopped", "--cpus", "1.5", "-m", "2g", "-h", "box", "--name", "a_b-1"],
+    ["-u", "1000:1000", "--entrypoint", "/bin/sh", "-l", "org.lab=x y", "--pull", "missing", "--read-only"],
+]
+NOT_PLAIN = [
+    ["--rm", "--restart", "always"],
+    ["-v", "./data:/data"],
+    ["-v", "/data:/"],
+    ["-v", "/data:/data:shared"],
+    ["-p", "99999:1"],
+    ["-p", "80-90:80-90"],
+    ["--shm-size", "0"],
+    ["--ulimit", "memlock"],
+    ["--name", "a", "--name", "b"],
+    ["--name", "-a"],
+    ["-e", "=x"],
+    ["--rm=perhaps"],
+    ["--future", "x"],
 ]
 TAKEN = [*PLAIN, ["-v", "/data:/data", "-p", "8080:80", "--gpus", "all"], ["--pull", "always", "-m", "1g"]]
 
 
 @pytest.mark.parametrize("words", TAKEN, ids=" ".join)
 def test_what_docker_run_takes_is_taken_without_a_word(
-    program: str, words: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    program: str, words: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The words that are not shown to docker at all are taken by docker, too."""
-    monkeypatch.setattr(module, "_are_plain", lambda _: False)
     assert refused(program, [*words, "busybox"]) == 0
     assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("words", PLAIN, ids=" ".join)
 def test_docker_is_not_started_for_words_that_it_cannot_refuse(words: list[str]) -> None:
-    assert refused("/nonexistent/docker", [*words, "busybox"]) == 0
+    assert are_plain(split([*words, "registry.lab:5000/torch:24.10-py3"]))
+
+
+@pytest.mark.parametrize("words", NOT_PLAIN, ids=" ".join)
+def test_docker_reads_words_that_it_might_refuse(words: list[str]) -> None:
+    assert not are_plain(split([*words, "busybox"]))
 
 
 def test_a_pipe_of_variables_is_left_for_the_container(tmp_path: Path) -> None:
