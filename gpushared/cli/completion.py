@@ -13,8 +13,8 @@ SHELLS = ("bash", "zsh", "fish")
 def completion(shell: str) -> None:
     """Print the script by which a shell completes commands, options and names of this node.
 
-    Names of leases, jobs, containers, nodes, presets and projects come from the daemon; where it does not
-    answer, there are none.
+    `gpushared install` puts the scripts where the shells find them. Names of leases, jobs, containers, nodes,
+    presets and projects come from the daemon; where it does not answer, there are none.
 
     \b
     Examples:

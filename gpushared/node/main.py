@@ -59,14 +59,14 @@ def main(
     "--prefix", type=click.Path(path_type=Path), default=Path("/"), help="Install below this folder."
 )
 def install(prefix: Path) -> None:
-    """Put the systemd units in place and say what was done."""
-    from gpushared.serving.install import Package, install_units
+    """Put the systemd units and the command in place and say what was done."""
+    from gpushared.cli.command_files import command_files
+    from gpushared.serving.install import Package, install_package
 
     units = ("gpushared.service", "gpushared.socket")
+    package = Package("gpushared", units, "containers, leases and the queue stay")
     try:
-        for line in install_units(
-            prefix, Package("gpushared", units, "containers, leases and the queue stay")
-        ):
+        for line in install_package(prefix, package, command_files()):
             click.echo(line)
     except GpushareError as error:
         complain(PROGRAM, error)

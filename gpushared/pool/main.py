@@ -71,12 +71,13 @@ def main(
     "--prefix", type=click.Path(path_type=Path), default=Path("/"), help="Install below this folder."
 )
 def install(prefix: Path) -> None:
-    """Put the systemd unit and the daemon's user in place and say what was done."""
-    from gpushared.serving.install import Package, install_units
+    """Put the systemd unit, the daemon's user and the command in place and say what was done."""
+    from gpushared.cli.command_files import command_files
+    from gpushared.serving.install import Package, install_package
 
     package = Package("gpushared-pool", ("gpushared-pool.service",), "nodes, containers and jobs stay")
     try:
-        for line in install_units(prefix, package):
+        for line in install_package(prefix, package, command_files()):
             click.echo(line)
     except GpushareError as error:
         complain(PROGRAM, error)

@@ -1,4 +1,4 @@
-"""Puts the systemd units in place; run again after an upgrade it replaces them."""
+"""Puts the systemd units and the command in place; run again after an upgrade it replaces them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -48,11 +48,12 @@ class Package:
         return f"etc/tmpfiles.d/{self.daemon}.conf"
 
 
-def install_units(prefix: Path, package: Package) -> Iterator[str]:
-    """Write the units below ``prefix`` and, on the running system, tell systemd; a line for each deed.
+def install_package(prefix: Path, package: Package, command_files: Mapping[str, str]) -> Iterator[str]:
+    """Write the units and the command's files below ``prefix``; a line for each deed.
 
-    Raises PermissionRefused without the rights, and ConfigError where there is no systemd to install for,
-    no command to run as the daemon, or systemd does not take the units.
+    On the running system, tell systemd of the units before the command's files are written, which the daemon
+    does without. Raises PermissionRefused without the rights, and ConfigError where there is no systemd to
+    install for, no command to run as the daemon, or systemd does not take the units.
     """
     if prefix == ROOT and not MANAGER_RUNS.is_dir() and shutil.which("systemctl") is None:
         raise ConfigError(
@@ -63,8 +64,12 @@ def install_units(prefix: Path, package: Package) -> Iterator[str]:
     texts = {target: _unit_text(unit) for unit, target in package.targets.items()}
     for target, text in texts.items():
         yield _write(prefix / target, text)
-    if prefix == ROOT and MANAGER_RUNS.is_dir():
+    is_running = prefix == ROOT and MANAGER_RUNS.is_dir()
+    if is_running:
         yield from _tell_systemd(package)
+    for target, text in command_files.items():
+        yield _write(prefix / target, text)
+    if is_running:
         yield _next_step(package)
 
 
@@ -103,7 +108,7 @@ def _write(target: Path, text: str) -> str:
         verb = "replaced" if target.exists() else "wrote"
         target.parent.mkdir(parents=True, exist_ok=True)
         part.write_text(text)
-        part.chmod(0o644)
+        part.chmod(0o755 if text.startswith("#!") else 0o644)
         part.replace(target)
     except OSError as error:
         raise _cannot_write(target, error) from error

@@ -94,6 +94,10 @@ def test_install_says_each_deed_and_what_comes_next(pool: Coordinator) -> None:
         "ran systemd-sysusers /etc/sysusers.d/gpushared-pool.conf",
         "ran systemd-tmpfiles --create /etc/tmpfiles.d/gpushared-pool.conf",
         "ran systemctl daemon-reload",
+        "unchanged /usr/local/bin/gpushare",
+        "unchanged /usr/local/share/bash-completion/completions/gpushare",
+        "unchanged /usr/local/share/zsh/site-functions/_gpushare",
+        "unchanged /usr/local/share/fish/vendor_completions.d/gpushare.fish",
         "next: systemctl enable --now gpushared-pool",
     ]
     assert f"path={COMMANDS}/gpushared-pool ;" in pool.show("ExecStart")

@@ -29,6 +29,10 @@ def test_install_says_each_deed_and_what_comes_next(machine: Node) -> None:
         "ran systemd-sysusers /etc/sysusers.d/gpushared.conf",
         "ran systemd-tmpfiles --create /etc/tmpfiles.d/gpushared.conf",
         "ran systemctl daemon-reload",
+        "unchanged /usr/local/bin/gpushare",
+        "unchanged /usr/local/share/bash-completion/completions/gpushare",
+        "unchanged /usr/local/share/zsh/site-functions/_gpushare",
+        "unchanged /usr/local/share/fish/vendor_completions.d/gpushare.fish",
         "next: systemctl enable --now gpushared",
     ]
     assert f"path={COMMANDS}/gpushared ;" in machine.show("ExecStart")
@@ -43,6 +47,10 @@ def test_install_below_a_prefix_needs_no_rights_and_touches_nothing_else(machine
         "wrote /tmp/image/etc/systemd/system/gpushared.socket",
         "wrote /tmp/image/etc/sysusers.d/gpushared.conf",
         "wrote /tmp/image/etc/tmpfiles.d/gpushared.conf",
+        "wrote /tmp/image/usr/local/bin/gpushare",
+        "wrote /tmp/image/usr/local/share/bash-completion/completions/gpushare",
+        "wrote /tmp/image/usr/local/share/zsh/site-functions/_gpushare",
+        "wrote /tmp/image/usr/local/share/fish/vendor_completions.d/gpushare.fish",
     ]
     machine.check("rm", "-r", "/tmp/image")
 
