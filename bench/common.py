@@ -98,12 +98,37 @@ def pairs(
     return left, right
 
 
+def cpu_seconds(words: Sequence[str | Path], environ: dict[str, str]) -> float:
+    """User and system time of one process and the children it waited for; its failure ends the bench."""
+    process = subprocess.Popen(words, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(map(str, words))} failed with {process.returncode}")
+    return usage.ru_utime + usage.ru_stime
+
+
+@contextmanager
+def installed() -> Iterator[Path]:
+    """The command as ``gpushared install`` puts it in place, in a folder of its own."""
+    with tempfile.TemporaryDirectory(prefix="gsb-") as folder:
+        words = [BIN / "gpushared", "install", "--prefix", folder]
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+        yield Path(folder) / "usr/local/bin/gpushare"
+
+
+def print_conditions() -> None:
+    """What else the machine does: timings of a busy machine say little."""
+    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores, Python {sys.version.split()[0]}")
+
+
 def compare(name: str, left: list[float], right: list[float], names: tuple[str, str]) -> float:
     """Print medians and the median of the ratios of pairs; the ratio."""
     ratio = statistics.median(a / b for a, b in zip(left, right, strict=True))
     print(f"{name}: {len(left)} pairs")
     for label, values in zip(names, (left, right), strict=True):
-        print(f"  {label:24} median {ms(statistics.median(values))}  p90 {ms(percentile(values, 90))}")
+        figures = f"min {ms(min(values))}  median {ms(statistics.median(values))}"
+        print(f"  {label:24} {figures}  p90 {ms(percentile(values, 90))}")
     print(f"  ratio (median of pairs)  {ratio:.3f}")
     return ratio
 

@@ -24,7 +24,8 @@ def command_files() -> dict[str, str]:
 def launcher() -> str:
     """A program that starts the command line without ``site``, which takes a fifth of Python's start.
 
-    Nor does it look at PYTHONPATH and the like: the folders of the packages stand in it.
+    Nor does it look at PYTHONPATH and the like: the folders of the packages stand in it. It ends without
+    taking the interpreter down, which takes longer than asking the daemon: ``main`` has written everything.
     """
     package = Path(__file__).parents[2]
     folders = [path for path in sys.path if Path(path).name in {"site-packages", "dist-packages"}]
@@ -32,8 +33,8 @@ def launcher() -> str:
     return (
         f"#!{sys.executable} -IS\n"
         "# Written by `gpushared install`; run it again after an upgrade.\n"
-        "import sys\n"
+        "import os, sys\n"
         f"sys.path += {paths!r}\n"
         "from gpushared.cli.main import main\n"
-        "sys.exit(main())\n"
+        "os._exit(main())\n"
     )

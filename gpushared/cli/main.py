@@ -51,9 +51,10 @@ def _open_streams() -> None:
 
 
 def _leave(code: int) -> int:
-    """What could not be written must not fail again when the interpreter closes stdout."""
+    """Write what is left; a failure must not come again when the interpreter closes stdout."""
     try:
         sys.stdout.flush()
+        sys.stderr.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code

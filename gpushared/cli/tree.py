@@ -137,4 +137,6 @@ def invoke(words: Sequence[str]) -> int:
         raise UsageError(message[:1].lower() + message[1:], hint=f"see {where} --help") from error
     except click.exceptions.Exit as error:
         return error.exit_code
+    except SystemExit as error:  # so click ends a completion
+        return int(error.code or 0)
     return code if isinstance(code, int) else 0

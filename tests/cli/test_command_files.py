@@ -57,6 +57,24 @@ def test_the_installed_command_is_the_command(prefix: Path, gpushare: Gpushare, 
     assert (done.returncode, done.stdout, done.stderr) == (usual.returncode, usual.stdout, usual.stderr)
 
 
+def test_the_installed_command_writes_all_of_a_long_answer(
+    prefix: Path, gpushare: Gpushare, standin: StandIn
+) -> None:
+    """It ends without the interpreter's own end, which would write what is left."""
+    standin.answers["Leases/List"] = ok({"leases": [{"id": f"l-{number}"} for number in range(50_000)]})
+    words = [str(prefix / LAUNCHER), "ps", "-q"]
+    done = subprocess.run(words, env=gpushare.environ, capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("l-49999\n")
+
+
+def test_the_installed_command_completes(prefix: Path, gpushare: Gpushare) -> None:
+    words = {"COMP_WORDS": "gpushare ver", "COMP_CWORD": "1", "_GPUSHARE_COMPLETE": "bash_complete"}
+    done = subprocess.run(
+        [str(prefix / LAUNCHER)], env=gpushare.environ | words, capture_output=True, check=True
+    )
+    assert done.stdout == b"plain,version\n"
+
+
 @pytest.mark.parametrize("shell", COMPLETIONS)
 def test_the_installed_completion_is_that_of_the_command(
     prefix: Path, gpushare: Gpushare, shell: str
