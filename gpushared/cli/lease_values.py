@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from gpushared.cli.faults import wrong_values
 
 _SIZES = ("gpu", "gpu_memory", "gpu_compute")
 _ANY_SIZE = "1"
+_MAX_PROJECT = 64
+_MAX_DIGITS = 9
 
 
 def check_values(said: Mapping[str, object]) -> None:
@@ -15,6 +17,8 @@ def check_values(said: Mapping[str, object]) -> None:
 
     ``said``: the keyword arguments of ``Client.request``. What a preset adds, only the daemon knows.
     """
+    if _are_plain(said):
+        return
     from gpushared.domain.asking import Ask, read_request
 
     words = {name: _word(said[name]) for name in Ask.__dataclass_fields__ if name in said}
@@ -23,6 +27,44 @@ def check_values(said: Mapping[str, object]) -> None:
         words["gpu"] = _ANY_SIZE
     with wrong_values():
         read_request(Ask(**words), {})
+
+
+def _are_plain(said: Mapping[str, object]) -> bool:
+    """Return True for the values that most people say, which are right whatever stands beside them.
+
+    To read all values as the daemon does takes longer to import than the rest of ``gpushare run``.
+    """
+    words = ((name, _word(value)) for name, value in said.items() if name not in _NOT_READ)
+    return all(not word or (name in _PLAIN and _PLAIN[name](word)) for name, word in words)
+
+
+def _is_plain_gpu(word: str) -> bool:
+    """``1`` to ``9``, or ``0.01`` to ``0.99``."""
+    whole, dot, part = word.partition(".")
+    digits = part if dot and whole == "0" and len(part) <= 2 else "" if dot else whole  # noqa: PLR2004 - places
+    return digits.isascii() and digits.isdigit() and int(digits) > 0 and len(whole) == 1
+
+
+def _is_plain_time(word: str) -> bool:
+    """``1s`` to ``99d``."""
+    number = word[:-1]
+    return word[-1] in "smhd" and len(number) in {1, 2} and number.isascii() and number.strip("0").isdigit()
+
+
+def _is_number(word: str) -> bool:
+    return len(word) <= _MAX_DIGITS and word.isascii() and word.isdigit()
+
+
+_PLAIN: Mapping[str, Callable[[str], bool]] = {
+    "gpu": _is_plain_gpu,
+    "time": _is_plain_time,
+    "lease_class": lambda word: word in {"build", "train", "infer"},
+    "project": lambda word: len(word) <= _MAX_PROJECT,
+    "host_cpu_milli": _is_number,
+    "host_memory_bytes": lambda word: word.isdigit() and len(word) <= _MAX_DIGITS + 3,
+}
+_NOT_READ = frozenset({"preset", "immediate", "held", "requeue", "begin_at", "ends_with_caller"})
+"""The daemon reads none of them as text, and knows alone what a preset is."""
 
 
 def _word(value: object) -> str:

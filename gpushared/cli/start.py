@@ -183,7 +183,7 @@ def asked(words: RunWords) -> dict[str, object]:
         "time": ours.get("time", ""),
         "begin_at": _begin_at(ours.get("begin", "")),
         "after": names(ours.get("after", "")),
-        "priority": _priority(ours.get("priority", "0")),
+        "priority": _priority(ours.get("priority", "")),
         "project": ours.get("project", ""),
         "notice_signal": ours.get("notice-signal", ""),
         "restart_on_fault": _restarts(words),
@@ -229,6 +229,8 @@ def _begin_at(text: str) -> float:
 
 
 def _priority(text: str) -> int:
+    if not text:
+        return 0
     from gpushared.domain.request import MAX_PRIORITY
 
     try:

@@ -54,10 +54,12 @@ BASE = {
 }
 BASE |= {"gpushared.domain", "gpushared.domain.errors"}
 CLIENT = {"gpushared.client"} | {
-    f"gpushared.client.{name}" for name in ("api", "faults", "http", "messages", "retries", "wishes")
+    f"gpushared.client.{name}"
+    for name in ("api", "faults", "http", "messages", "retries", "submit_words", "wishes")
 }
 LISTING = BASE | CLIENT | {"gpushared.cli.listing", "gpushared.cli.table"}
-RUN = {"docker", "docker_args", "host_words", "plain_words", "progress", "relay", "start", "waiting"}
+RUN = {"docker", "docker_args", "host_words", "lease_values", "plain_words"}
+RUN |= {"progress", "relay", "start", "waiting"}
 STANDARD = {
     *("abc", "array", "collections", "contextlib", "copyreg", "enum", "errno", "functools", "genericpath"),
     *("importlib", "itertools", "json", "keyword", "math", "operator", "os", "posixpath", "re", "reprlib"),
@@ -93,9 +95,10 @@ def test_a_listing_imports_what_it_needs(gpushare: Gpushare, standin: StandIn, w
 
 def test_run_imports_what_it_needs(gpushare: Gpushare, docker_recorder: Path, standin: StandIn) -> None:
     standin.answers |= {"/images/busybox/json": ok({"Id": "sha256:1"}), "Leases/Request": ok(RESERVED)}
-    words = ["--gpu", "0.25", "--rm", "-v", "/data:/data", "-p", "8888:8888", "--shm-size", "8g", "busybox"]
-    ours, others = imported(gpushare, "run", *words)
-    assert ours <= BASE | CLIENT | {f"gpushared.cli.{name}" for name in RUN}
+    ours = ["--gpu", "0.25", "--time", "2h", "--project", "lab"]
+    docker = ["-m", "8g", "--rm", "-v", "/data:/data", "-p", "8888:8888", "--shm-size", "8g", "busybox"]
+    found, others = imported(gpushare, "run", *ours, *docker)
+    assert found <= BASE | CLIENT | {f"gpushared.cli.{name}" for name in RUN}
     assert others <= STANDARD
 
 
@@ -109,7 +112,7 @@ def test_help_imports_no_command(gpushare: Gpushare, words: list[str]) -> None:
     ("line", "modules"),
     [
         ("gpushare st", set()),
-        ("gpushare stop l-", CLIENT | {"gpushared.cli.complete", "gpushared.cli.stop"}),
+        ("gpushare preempt l-", CLIENT | {"gpushared.cli.complete", "gpushared.cli.preempt"}),
         ("gpushare config ch", {"gpushared.cli.config"}),
     ],
 )
