@@ -25,7 +25,7 @@ from gpushared.client.messages import (
     ProjectList,
     ResizeAnswer,
 )
-from gpushared.client.retries import configured_retries, may_repeat
+from gpushared.client.retries import READING, configured_retries, may_repeat
 from gpushared.client.wishes import LeaseWish, fields_of
 from gpushared.domain.errors import ConfigError, NeverFits, StateConflict, Unavailable
 from gpushared.light import TYPE_CHECKING
@@ -320,11 +320,11 @@ class Client:
         try:
             return self._asked(lambda: self._call_once(call, asked, answer_seconds), may_repeat=harmless)
         except faults.ConnectionLost as error:
-            if harmless:
+            if call in READING:
                 raise
             raise faults.ConnectionLost(
                 f"{error.message}; nobody knows whether the daemon did what was asked",
-                hint="look with `gpushare ps` or `gpushare gpus` before you ask again",
+                hint="look with `gpushare ps`, `gpushare jobs` or `gpushare gpus` before you ask again",
             ) from error
 
     def _asked(self, once: Callable[[], _Answer], *, may_repeat: bool) -> _Answer:

@@ -59,17 +59,22 @@ class Retries:
         self._patience: Patience | None = None
 
     def ask(self, once: Callable[[], _Answer], path: str, *, may_repeat: bool) -> _Answer:
-        """What ``once`` gives, tried again where that may help. Raises what the last try raised.
+        """What ``once`` gives, tried again where that may help.
 
         ``path``: of the socket. ``may_repeat``: whether the daemon may have carried out an earlier try.
+        Raises what the last try raised; or, where an earlier one may have been carried out, its error.
         """
+        lost: ConnectionLost | None = None
         while True:
             try:
                 answer = once()
-            except GpushareError as error:
+            except GpushareError as latest:
+                if isinstance(latest, ConnectionLost):
+                    lost = latest
+                error = lost if lost is not None and isinstance(latest, DaemonUnavailable) else latest
                 if not _may_pass(error, path, may_repeat=may_repeat):
                     self._patience = None
-                    raise
+                    raise error from None
                 self._pause(error)
             else:
                 self._patience = None

@@ -8,21 +8,28 @@ import os
 import grpc
 
 from gpushared.api.v1 import node_pb2, node_pb2_grpc
-from gpushared.domain.errors import ConfigError
+from gpushared.domain.errors import ConfigError, Unavailable
 
-SECONDS = 10.0
+SECONDS = 60.0
+"""A machine that is starting everything at once is slow, and a daemon that gives up is started once more."""
 
 
 async def check_identity(socket_path: str) -> None:
-    """Call ourselves through the front and see that we are recognised; raises ConfigError when not.
+    """Call ourselves through the front and see that we are recognised.
 
+    Raises ConfigError when we are not, and Unavailable where there is no answer in time.
     The peer's name in ``context.peer()`` is behaviour of gRPC's core, not a promise of its API.
     """
     async with grpc.aio.insecure_channel(f"unix:{socket_path}") as channel:
         try:
             async with asyncio.timeout(SECONDS):
                 status = await node_pb2_grpc.NodeStub(channel).Status(node_pb2.NodeStatusRequest())
-        except (grpc.aio.AioRpcError, TimeoutError) as error:
+        except TimeoutError as error:
+            raise Unavailable(
+                f"the daemon did not answer itself within {SECONDS:.0f} s",
+                hint="is the machine overloaded? systemd starts the daemon again",
+            ) from error
+        except grpc.aio.AioRpcError as error:
             raise ConfigError(
                 f"gRPC does not tell who is calling, so nobody can be let in: {error}",
                 hint="install the grpcio version that this gpushared was tested with",

@@ -7,13 +7,14 @@ import asyncio
 import grpc
 
 from gpushared.api.v1 import pool_pb2, pool_pb2_grpc
-from gpushared.domain.errors import ConfigError
+from gpushared.domain.errors import ConfigError, Unavailable
 
-SECONDS = 10.0
+SECONDS = 60.0
+"""A machine that is starting everything at once is slow, and a daemon that gives up is started once more."""
 
 
 async def check_identity(socket_path: str) -> None:
-    """Call ourselves through the front, as our own user, who is let in. Raises ConfigError when we are not.
+    """Call ourselves through the front, as our own user, who is let in. Raises ConfigError when we are not, and Unavailable.
 
     The peer's name in ``context.peer()`` is behaviour of gRPC's core, not a promise of its API.
     """
@@ -21,7 +22,12 @@ async def check_identity(socket_path: str) -> None:
         try:
             async with asyncio.timeout(SECONDS):
                 await pool_pb2_grpc.PoolAdminStub(channel).Status(pool_pb2.PoolStatusRequest())
-        except (grpc.aio.AioRpcError, TimeoutError) as error:
+        except TimeoutError as error:
+            raise Unavailable(
+                f"the daemon did not answer itself within {SECONDS:.0f} s",
+                hint="is the machine overloaded? systemd starts the daemon again",
+            ) from error
+        except grpc.aio.AioRpcError as error:
             raise ConfigError(
                 f"gRPC does not tell who is calling, so nobody can be let in: {error}",
                 hint="install the grpcio version that this gpushared was tested with",

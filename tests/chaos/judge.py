@@ -34,6 +34,8 @@ REDIAL_SECONDS: Final = 20.0
 """A node is linked again so long after the coordinator is back, at the latest."""
 BEAT_OF_NODES_SECONDS: Final = 6.0
 """A node says that it lives every five seconds, and counts its silence from the last one answered."""
+NOTED_SECONDS: Final = 10.0
+"""A node notes so often that it was heard, and a daemon that begins anew knows of no later time."""
 RESUME_SECONDS: Final = 45.0
 """What was resumed writes within so long, where nothing is broken on its node."""
 STOP_SECONDS: Final = 10.0
@@ -51,7 +53,7 @@ LIES: Final[tuple[tuple[str, str], ...]] = (
     (r"never fits", "says that it never fits, which it does"),
 )
 UNSURE: Final = re.compile(
-    r"may have|might|not known whether|unknown whether|cannot tell whether", re.IGNORECASE
+    r"may have|might|not known whether|nobody knows whether|cannot tell whether", re.IGNORECASE
 )
 MISSING: Final = re.compile("may be missing here: gpushare logs")
 OUTPUT: Final = re.compile(r"line \d+")
@@ -200,7 +202,9 @@ def _may_be_ended(record: Record, run: Run, job: Accepted | None) -> bool:
         return True
     # Its node ends it when it has not heard of the pool for so long.
     return bool(job.stop_after_seconds) and any(
-        began + job.stop_after_seconds - BEAT_OF_NODES_SECONDS <= run.last <= ended + STOP_EFFECT_SECONDS
+        began + job.stop_after_seconds - BEAT_OF_NODES_SECONDS - NOTED_SECONDS
+        <= run.last
+        <= ended + STOP_EFFECT_SECONDS
         and ended - began >= job.stop_after_seconds - REDIAL_SECONDS
         for began, ended in silences(record.spans, node)
     )

@@ -145,6 +145,17 @@ def test_after_the_time_the_error_is_that_of_the_last_try(gpushare: Gpushare, st
     assert (second, hint) == ("gpushare: the journal is full", "  hint: make room")
 
 
+def test_a_submission_that_may_have_been_taken_is_not_told_as_refused(
+    gpushare: Gpushare, standin: StandIn
+) -> None:
+    """The connection broke, and then the daemon stayed away: the newest error alone would say that it is away."""
+    give_answers(standin)
+    standin.answers["Jobs/Submit"] = HANG_UP
+    done = gpushare("submit", "--gpu", "0.25", "busybox", GPUSHARE_RETRY_SECONDS="1")
+    assert done.returncode == 125
+    assert "nobody knows whether the daemon did what was asked" in done.stderr
+
+
 def test_several_calls_of_one_command_wait_for_one_absence_once(gpushare: Gpushare, standin: StandIn) -> None:
     standin.go_away()
     done = gpushare("stop", "l-1", "l-2", "l-3", GPUSHARE_RETRY_SECONDS="1")

@@ -132,6 +132,20 @@ async def test_a_cancellation_is_told_until_the_pool_has_it(reopened: Callable[[
     assert outbox.cancels() == {}
 
 
+async def test_a_job_that_its_owner_cancelled_is_not_begun_before_the_pool_hears_of_that(
+    reopened: Callable[[], Outbox],
+) -> None:
+    """The pool was away meanwhile, and is told of the job first."""
+    outbox = reopened()
+    await outbox.put([(ONE, spec()), (TWO, spec())], principal=ADA)
+    await outbox.withdraw(ONE, 3, principal=ADA)
+    await outbox.withdraw(TWO, 3, principal="root@ws3")
+    assert [kept is not None and kept.held for kept in map(outbox.job, (ONE, TWO))] == [True, False]
+    await outbox.cancelled(ONE, None)
+    assert (kept := outbox.job(ONE)) is not None
+    assert not kept.held
+
+
 async def test_the_node_vouches_for_whoever_asked_for_each(reopened: Callable[[], Outbox]) -> None:
     outbox = reopened()
     await outbox.put([(ONE, spec())], principal=ADA, groups=("vision",))

@@ -212,7 +212,12 @@ class Outbox:
 
     def job(self, job: JobId) -> Kept | None:
         record = self._records.get(job)
-        return None if record is None or record.over else Kept(record.spec, record.held, record.priority)
+        if record is None or record.over:
+            return None
+        # A pool that does not have the job yet must not begin it before it hears of the cancellation.
+        asked = record.withdrawal
+        is_withdrawn = asked is not None and not asked.acknowledged and asked.principal == record.principal
+        return Kept(record.spec, record.held or is_withdrawn, record.priority)
 
     def cancels(self) -> dict[JobId, int]:
         return {
