@@ -1,10 +1,11 @@
 # shellcheck shell=bash
 # Programs of others that stand on Docker's API, and have limits to how long they wait: JupyterHub with its
-# DockerSpawner, aiodocker, dockerode. Each in the version that was tried, and in no environment but this one.
+# DockerSpawner, aiodocker, dockerode. Each in the version that was tried, which runs on Debian 12, and in no
+# environment but this one.
 
 PROGRAMS=$CACHE/programs
 FROM_PYPI=(aiodocker==0.27.0 dockerspawner==14.0.0 jupyterhub==6.1.1)
-FROM_NPM=(configurable-http-proxy@5.3.0 dockerode@5.0.1)
+FROM_NPM=(configurable-http-proxy@5.1.0 dockerode@5.0.1)
 
 part_programs() {
   local wanted="${FROM_PYPI[*]} ${FROM_NPM[*]}"

@@ -1,7 +1,8 @@
 """A real JupyterHub with its DockerSpawner and proxy, configured as the page says, on simulated GPUs.
 
 One part is a stand-in: the single-user server. The hub starts its container and then asks for its page until
-something answers; here busybox's web server does, so that the image need not have Jupyter.
+something answers; here busybox's web server does, so that the image need not have Jupyter. It never calls
+the hub, as a real one does.
 """
 
 from __future__ import annotations

@@ -92,7 +92,9 @@ CLIENTS = {
 }
 
 
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize(
+    ("node", "client"), [("create waits", "aiodocker"), ("start waits", "dockerode")], indirect=["node"]
+)
 def test_other_clients_wait_longer_than_they_bear_silence(
     node: DaemonProcess, programs: Path, client: str
 ) -> None:
@@ -117,6 +119,7 @@ def test_other_clients_wait_longer_than_they_bear_silence(
     assert out.strip() == lease["container_id"], error
 
 
+@pytest.mark.parametrize("node", ["create waits"], indirect=True)
 def test_the_docker_cli_waits_as_ever(node: DaemonProcess) -> None:
     """Go's client takes five interim answers, and ends at the sixth."""
     holder = node.request("1", time="1h")
@@ -191,12 +194,14 @@ def test_who_waits_for_a_while_is_refused_after_it(node: DaemonProcess) -> None:
     wait_until(lambda: not queued(node), "its request has left the queue")
 
 
+@pytest.mark.parametrize("node", ["create waits"], indirect=True)
 def test_who_has_room_does_not_mind_how_long_it_would_have_waited(node: DaemonProcess) -> None:
     container = run(node, max_wait="0s")
     (lease,) = node.leases().values()
     assert lease["container_id"] == container
 
 
+@pytest.mark.parametrize("node", ["create waits"], indirect=True)
 def test_a_wait_that_is_none_is_refused(node: DaemonProcess) -> None:
     error = refusal(lambda: run(node, max_wait="soon"))
     assert (status_of(error), "'soon' is not a duration" in str(error.explanation)) == (BAD, True)
