@@ -65,7 +65,10 @@ class Desk(Protocol):
         ...
 
     async def acquire(self, wish: Ask, caller: Caller) -> Claim:
-        """Ask for a lease, wait in the queue for it, and claim it."""
+        """Ask for a lease, wait in the queue for it, and claim it.
+
+        Raises ``LimitReached`` when it has waited as long as the wish, or the site, lets it.
+        """
         ...
 
     async def release(self, lease: LeaseId) -> None:
@@ -87,7 +90,8 @@ class Desk(Protocol):
     async def before_start(self, container: ContainerId, caller: Caller) -> None:
         """A start of a container with a device name was asked for: see that it has a live lease.
 
-        Waits in the queue where it needs a new one; its wish is in the container's labels (``wish_of``).
+        Waits in the queue where it needs a new one; its wish is in the container's labels (``wish_of``), and
+        how long it waits.
         """
         ...
 

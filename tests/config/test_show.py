@@ -19,6 +19,9 @@ mps_reserve = "1537MiB"
 sample_seconds = 0.5
 [gate]
 mount_prefixes = ["~", "/data,with comma"]
+[gate.max_wait]
+jupyterhub = "0s"
+vision = "10m"
 [jobs]
 keep_containers = "2h"
 [pool]

@@ -104,6 +104,13 @@ def test_durations_are_read_with_their_units(text: str, seconds: int) -> None:
     assert parse_duration(text) == seconds
 
 
+def test_no_time_at_all_is_a_duration_only_where_it_means_something() -> None:
+    assert parse_duration("0s", least=0) == 0
+    for text in ("", " ", "0"):
+        with pytest.raises(RequestError):
+            parse_duration(text, least=0)
+
+
 @pytest.mark.parametrize("parse", PARSERS)
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: ascii(text)[:40])
 def test_what_makes_no_sense_is_refused_with_a_sentence_and_a_hint(
