@@ -153,7 +153,7 @@ async def test_a_path_that_is_on_no_list_never_reaches_the_engine(
 async def test_headers_of_the_clients_connection_stay_with_it(engine: Recorder, served: Served) -> None:
     engine.answer = b"HTTP/1.1 200 OK\r\nApi-Version: 1.41\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
     own = ("Upgrade: h2c", "Connection: Upgrade, X-Own", "TE: trailers", "X-Registry-Auth: kept")
-    reply = await ask(served, request("GET", "/info", b"", *own))
+    reply = await ask(served, request("GET", "/version", b"", *own))
     head = engine.got[-1].lower()
     assert b"upgrade" not in head
     assert b"trailers" not in head
@@ -246,14 +246,14 @@ async def test_a_hijacked_stream_goes_both_ways_and_its_half_close_is_passed_on(
 
 async def test_an_engine_that_is_away_is_named(tmp_path: Path) -> None:
     async with serving_gate(Gate(f"{tmp_path}/none", FakeDesk()), ROOT) as served:
-        reply = await ask(served, request("GET", "/info"))
+        reply = await ask(served, request("GET", "/version"))
     assert reply.status == 503
     assert f"the Docker engine does not answer on {tmp_path}/none" in reply.message
 
 
 async def test_an_engine_that_hangs_up_without_an_answer_is_told(engine: Recorder, served: Served) -> None:
     engine.answer = b""
-    reply = await ask(served, request("GET", "/info"))
+    reply = await ask(served, request("GET", "/version"))
     assert reply.status == 503
     assert "broke off its answer" in reply.message
 
@@ -261,7 +261,7 @@ async def test_an_engine_that_hangs_up_without_an_answer_is_told(engine: Recorde
 async def test_an_answer_that_breaks_off_is_seen_to_break_off(engine: Recorder, served: Served) -> None:
     engine.answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"
     async with raw_client(served) as client:
-        await client.send(request("GET", "/info"))
+        await client.send(request("GET", "/version"))
         with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError, ValueError)):
             await client.reply()
 
