@@ -8,6 +8,7 @@ from gpushared.cli import complete
 from gpushared.cli.each import each_lease
 from gpushared.cli.faults import UsageError, say
 from gpushared.cli.references import may_be_array
+from gpushared.cli.stopping import Stop
 from gpushared.client import Client
 from gpushared.client.job_messages import Job
 from gpushared.client.jobs import Jobs
@@ -31,9 +32,9 @@ from gpushared.domain.errors import NotFound
 def cancel(*, job: tuple[str, ...], grace_seconds: int | None, every: bool, name: str | None) -> int:
     """End jobs: one that waits leaves the queue, the container of one that runs is stopped.
 
-    JOB is a job's id or an unmistakable beginning of it, an array's id for all of the array, or the name of
-    a job's container. Prints each job that was ended. A job on a node that does not answer is ended when the
-    node is heard of again.
+    JOB is a job's id or an unmistakable beginning of it, an array's id for all of the array, the name of a
+    job's container, or a lease's id. Prints each job that was ended. A job on a node that does not answer is
+    ended when the node is heard of again.
 
     \b
     Examples:
@@ -45,12 +46,11 @@ def cancel(*, job: tuple[str, ...], grace_seconds: int | None, every: bool, name
     """  # noqa: D301 - click's mark for lines it must not join
     if [bool(job), every, name is not None].count(True) != 1:
         raise UsageError("say which jobs to end", hint="name them, or say --name NAME or --all alone")
-    jobs = Jobs(Client())
-    named = (one for reference in job for one in _of_array(jobs, reference))
-    return each_lease(
-        named if job else _own(jobs, name),
-        lambda reference: jobs.cancel(reference, grace_seconds=grace_seconds).id,
-    )
+    client = Client()
+    jobs, stop = Jobs(client), Stop(client, grace_seconds, until_over=False)
+    if not job:
+        return each_lease(_own(jobs, name), stop.cancel)
+    return each_lease((one for reference in job for one in _of_array(jobs, reference)), stop.job)
 
 
 def _own(jobs: Jobs, name: str | None) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from gpushared.cli import complete
+from gpushared.cli.references import job_id
 from gpushared.client import Client
 from gpushared.client.jobs import Jobs
 
@@ -21,4 +22,6 @@ def door(job: str, rank: int) -> None:
     Examples:
       DOCKER_HOST=$(gpushare door JOB) docker exec -it CONTAINER bash
     """  # noqa: D301 - click's mark for lines it must not join
-    print(Jobs(Client()).door(job, rank).host)
+    client = Client()
+    found = job_id(client, job)
+    print(f"unix://{client.path}" if not found else Jobs(client).door(found, rank).host)

@@ -8,6 +8,7 @@ import click
 
 from gpushared.cli import complete, text
 from gpushared.cli.faults import wrong_values
+from gpushared.cli.references import lease_id
 from gpushared.client import Client
 from gpushared.domain.units import parse_duration
 
@@ -28,7 +29,8 @@ def extend(lease: str, duration: str) -> int:
     """  # noqa: D301 - click's mark for lines it must not join
     with wrong_values():
         parse_duration(duration)
-    extended = Client().extend(lease, duration)
+    client = Client()
+    extended = client.extend(lease_id(client, lease), duration)
     left = "" if extended.expires_at is None else f": {text.span(extended.expires_at - time.time())} left"
     click.echo(text.printable(f"{extended.id}{left}"))
     return 0

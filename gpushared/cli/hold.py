@@ -15,7 +15,8 @@ from gpushared.client import Client
 def hold(lease: tuple[str, ...]) -> int:
     """Keep requests and jobs that wait from starting, until they are let go. They keep their place.
 
-    LEASE is a lease's or a job's id. What an administrator holds, only an administrator lets go.
+    LEASE is a lease's or a job's id, or the name of its container. What an administrator
+    holds, only an administrator lets go.
 
     \b
     Examples:

@@ -6,6 +6,7 @@ import click
 
 from gpushared.cli import complete
 from gpushared.cli.moving import each_moved, moved, not_so
+from gpushared.cli.references import lease_id
 from gpushared.client import Client
 
 
@@ -27,7 +28,7 @@ def pause(lease: tuple[str, ...]) -> int:
 
 
 def _paused(client: Client, name: str) -> str:
-    lease = moved(client, client.pause(name))
+    lease = moved(client, client.pause(lease_id(client, name)))
     if lease.state != "suspended":
         raise not_so(client, lease, "suspended")
     return lease.id

@@ -6,6 +6,7 @@ import click
 
 from gpushared.cli import complete
 from gpushared.cli.each import each_lease
+from gpushared.cli.references import lease_id
 from gpushared.client import Client
 
 
@@ -23,4 +24,4 @@ def preempt(lease: tuple[str, ...]) -> int:
       gpushare preempt l-7f3k
     """  # noqa: D301 - click's mark for lines it must not join
     client = Client()
-    return each_lease(lease, lambda name: client.preempt(name).id)
+    return each_lease(lease, lambda name: client.preempt(lease_id(client, name)).id)

@@ -15,6 +15,7 @@ def lease_row(lease: Lease, waiting: Waiting, now: float) -> Row:
     return {
         "pos": str(waiting.position),
         "lease": lease.id,
+        "name": lease.container_name,
         "user": lease.owner,
         "class": lease.lease_class,
         "asks": lease.asks,
@@ -26,6 +27,7 @@ def lease_row(lease: Lease, waiting: Waiting, now: float) -> Row:
         "preset": lease.preset,
         "project": lease.project,
         "priority": str(lease.priority),
+        "image": lease.image,
     }
 
 
@@ -68,11 +70,13 @@ Examples:
     columns=(
         Column("pos", right=True),
         Column("lease"),
+        Column("name", least=16),
         Column("user", least=12),
         Column("class"),
         Column("asks"),
         Column("waited", right=True),
         Column("eta"),
+        Column("image", least=16),
         Column("reason", least=20),
         Column("code", wide=True),
         Column("isolation", wide=True),
@@ -80,7 +84,7 @@ Examples:
         Column("project", wide=True),
         Column("priority", wide=True, right=True),
     ),
-    drops=("class", "waited", "asks", "user", "eta"),
+    drops=("image", "class", "waited", "asks", "user", "eta"),
     fetch=fetch,
     explains=True,
 )

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from gpushared.cli import text
-from gpushared.cli.why import aside
+from gpushared.cli.why import aside, container
 from gpushared.client import Client, Explanation, Project, Quota
 from gpushared.domain.errors import NotFound
 
@@ -55,6 +55,7 @@ def in_words(one: Told, now: float) -> Iterator[str]:
     start = text.start(waiting.start_from, waiting.start_to, now)
     facts = f"asks {lease.asks}, {lease.lease_class}, of {lease.owner}, waits for {waited}, start {start}"
     yield f"{waiting.position} of {waiting.queue_length}: {lease.id}, {facts}"
+    yield from container(lease)
     yield f"  why      {waiting.text or waiting.reason} ({waiting.reason})"
     yield from aside(one.explanation, now)
     if one.project is not None:

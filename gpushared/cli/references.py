@@ -1,4 +1,8 @@
-"""Whether a word names a job or a lease."""
+"""What a word names: a lease, a job, or the container of one of them. All commands find both in this way.
+
+A whole id is taken at its word. Of a name, what is not over goes before what is; where a lease and a job that
+is not the lease's own are both meant, that is an error which names them.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,10 @@ from gpushared.cli.job_places import Place, docker_host_for
 from gpushared.client import Client, Lease
 from gpushared.client.job_messages import Job
 from gpushared.client.jobs import Jobs
-from gpushared.domain.errors import NotFound, StateConflict
+from gpushared.domain.errors import NotFound, RequestError, StateConflict, TimedOut, Unavailable
 
 LEASE = "l-"
+_SHOWN = 80
 _Found = TypeVar("_Found")
 _JOB = re.compile(r"[0-9a-hjkmnp-tv-z]{10}(?:_\d{1,6})?")
 """Crockford's base 32, as the daemon makes ids; tests hold the two together."""
@@ -28,23 +33,109 @@ def may_be_array(word: str) -> bool:
     return is_job_id(word) and "_" not in word
 
 
-def first_found(word: str, of_lease: Callable[[str], _Found], of_job: Callable[[str], _Found]) -> _Found:
-    """What the lease or the job of that name gives; raises NotFound.
+def first_found(
+    client: Client, word: str, of_lease: Callable[[str], _Found], of_job: Callable[[str], _Found]
+) -> _Found:
+    """What the lease or the job of that id or name gives; raises NotFound, RequestError.
 
-    What looks like a job's id is looked for among jobs first, anything else among leases, which are all here.
+    A word that begins as a lease's id or looks like a job's is given on as it is: the daemon knows names too.
     """
     if word.startswith(LEASE):
         return of_lease(word)
-    first, second = (of_job, of_lease) if is_job_id(word) else (of_lease, of_job)
+    if is_job_id(word):
+        with suppress(NotFound):
+            return of_job(word)
+    found = _named(client, word)
+    return of_lease(found.id) if isinstance(found, Lease) else of_job(found.id)
+
+
+def _named(client: Client, word: str) -> Lease | Job:
+    lease = _lease_if_any(client, word)
+    if lease is None:
+        return _job_named(client, word)
+    if lease.job_id and lease.state != "ended":
+        return lease
+    other = _job_if_known(client, word)
+    return lease if other is None else _meant(word, lease, other)
+
+
+def _meant(word: str, lease: Lease, job: Job) -> Lease | Job:
+    """One of a lease and a job that have the same name."""
+    lease_is_over = lease.state == "ended"
+    if lease_is_over and job.is_over:
+        return lease if lease.created_at >= job.submitted_at else job
+    if lease_is_over:
+        return job
+    if job.is_over:
+        return lease
+    raise RequestError(
+        f"{word[:_SHOWN]!r} is a lease and a job",
+        hint=f"say which: {lease.id} ({lease.state}, {lease.owner}), {job.id} ({job.state}, {job.owner})",
+    )
+
+
+def _lease_if_any(client: Client, word: str) -> Lease | None:
     with suppress(NotFound):
-        return first(word)
+        return client.get(word)
+    return None
+
+
+def _job_if_any(client: Client, word: str) -> Job | None:
+    with suppress(NotFound):
+        return Jobs(client).get(word)
+    return None
+
+
+def _job_if_known(client: Client, word: str) -> Job | None:
+    """Without patience: a pool that is away keeps nobody from what is on this node."""
+    retries, client.retries = client.retries, None
     try:
-        return second(word)
-    except NotFound:
+        return _job_if_any(client, word)
+    except (Unavailable, TimedOut):
+        return None
+    finally:
+        client.retries = retries
+
+
+def _job_named(client: Client, word: str) -> Job:
+    job = _job_if_any(client, word)
+    if job is None:
         raise NotFound(
-            f"there is no job, lease or container {word[:80]!r}",
+            f"there is no job, lease or container {word[:_SHOWN]!r}",
             hint="`gpushare jobs` and `gpushare ps` list them",
-        ) from None
+        )
+    return job
+
+
+def lease_id(client: Client, word: str) -> str:
+    """The id of the lease that is meant, or that a job has on this node. Raises NotFound, StateConflict."""
+    return first_found(
+        client, word, lambda name: name, lambda name: _lease_of(client, Jobs(client).get(name)).id
+    )
+
+
+def lease_if_here(client: Client, job: Job) -> Lease | None:
+    """The lease that a job has on this node."""
+    leases = (_lease_if_any(client, part.lease_id) for part in job.parts if part.lease_id)
+    # Each node counts its leases for itself, so the id of another node's may be known here.
+    return next((lease for lease in leases if lease is not None and lease.job_id == job.id), None)
+
+
+def _lease_of(client: Client, job: Job) -> Lease:
+    lease = lease_if_here(client, job)
+    if lease is not None:
+        return lease
+    nodes = ", ".join(part.node for part in job.parts if part.lease_id)
+    if nodes:
+        raise StateConflict(f"job {job.id} has its lease on {nodes}", hint="use this command there")
+    raise StateConflict(
+        f"job {job.id} is {job.state} and has no lease", hint=f"its story: gpushare why {job.id}"
+    )
+
+
+def job_id(client: Client, word: str) -> str:
+    """The id of the job that is meant, or whose lease is; empty for the lease of no job."""
+    return first_found(client, word, lambda name: client.get(name).job_id, lambda name: name)
 
 
 def container_named(
@@ -63,7 +154,7 @@ def container_named(
         job = jobs.get(name)
         return docker_host_for(client, job, rank, attempt_of(job))
 
-    return first_found(word, lambda name: _of_lease(client, client.get(name), attempt_of), of_job)
+    return first_found(client, word, lambda name: _of_lease(client, client.get(name), attempt_of), of_job)
 
 
 def _of_lease(client: Client, lease: Lease, attempt_of: Callable[[Job], int]) -> Place:
@@ -80,9 +171,20 @@ def _of_lease(client: Client, lease: Lease, attempt_of: Callable[[Job], int]) ->
 
 def set_held(client: Client, word: str, *, held: bool) -> str:
     """Holds a lease or a job, or lets it go; returns its id. Raises NotFound, StateConflict."""
-    jobs = Jobs(client)
     return first_found(
+        client,
         word,
         lambda name: client.hold(name, held=held).id,
-        lambda name: jobs.hold(name, held=held).id,
+        lambda name: Jobs(client).hold(name, held=held).id,
     )
+
+
+def set_priority(client: Client, word: str, priority: int) -> Lease | Job:
+    """Gives a lease or a job that waits another priority. Raises NotFound, StateConflict."""
+
+    def of_lease(name: str) -> Lease | Job:
+        lease = client.set_priority(name, priority)
+        is_own_jobs = lease.job_id and not lease.job_pool  # which keeps the priority for later attempts
+        return Jobs(client).set_priority(lease.job_id, priority) if is_own_jobs else lease
+
+    return first_found(client, word, of_lease, lambda name: Jobs(client).set_priority(name, priority))

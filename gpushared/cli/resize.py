@@ -6,6 +6,7 @@ import click
 
 from gpushared.cli import complete, text
 from gpushared.cli.faults import wrong_values
+from gpushared.cli.references import lease_id
 from gpushared.client import Client
 from gpushared.domain.asking import read_size
 
@@ -35,7 +36,9 @@ def resize(lease: str, gpu: str, gpu_memory: str, gpu_compute: str) -> int:
     if gpu or gpu_memory or gpu_compute:
         with wrong_values():
             read_size(gpu=gpu, gpu_memory=gpu_memory, gpu_compute=gpu_compute)
-    answer = Client().resize(lease, gpu=gpu, gpu_memory=gpu_memory, gpu_compute=gpu_compute)
+    client = Client()
+    found = lease_id(client, lease)
+    answer = client.resize(found, gpu=gpu, gpu_memory=gpu_memory, gpu_compute=gpu_compute)
     lines = [f"{answer.lease.id}: {answer.lease.asks}", *(f"  {effect}" for effect in answer.effects)]
     click.echo("\n".join(map(text.printable, lines)))
     return 0

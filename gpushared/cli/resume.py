@@ -7,6 +7,7 @@ import click
 from gpushared.cli import complete
 from gpushared.cli.faults import say
 from gpushared.cli.moving import each_moved, moved, not_so
+from gpushared.cli.references import lease_id
 from gpushared.client import Client
 
 
@@ -27,7 +28,7 @@ def resume(lease: tuple[str, ...]) -> int:
 
 
 def _resumed(client: Client, name: str) -> str:
-    lease = moved(client, client.resume(name))
+    lease = moved(client, client.resume(lease_id(client, name)))
     waiting = lease.waiting
     if lease.state == "suspended" and waiting is not None:
         place, why = f"position {waiting.position} of {waiting.queue_length}", waiting.text or waiting.reason

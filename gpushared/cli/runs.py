@@ -116,6 +116,7 @@ class NamedRun:
 
     def end(self) -> Found | None:
         return first_found(
+            self._client,
             self.name,
             lambda name: LeaseRun(self._client, name).end(),
             lambda name: JobRun(self._client, name).end(),

@@ -68,6 +68,8 @@ class Prepared:
         self.docker = docker.find_docker()
         self.client = Client()
         self.environ = docker.environment(self.client)
+        shown = {"container_name": words.value("name").removeprefix("/"), "image": words.image}
+        held = {**with_lease_ids(self.client, held), **shown}
         self.wait = Wait(self.client, held, Progress(sys.stderr, advice_of(words)), max_wait)
 
     def refusal(self) -> int:
@@ -198,6 +200,20 @@ def asked(words: RunWords) -> dict[str, object]:
     }
     check_values(said)
     return said
+
+
+def with_lease_ids(client: Client, asked: dict[str, object]) -> dict[str, object]:
+    """The request with the leases that it names by their ids. Raises NotFound, StateConflict."""
+    said = {key: words for key in ("after", "near", "away_from") if (words := asked[key])}
+    if not said:
+        return asked
+    from typing import cast
+
+    from gpushared.cli.references import lease_id
+
+    return asked | {
+        key: [lease_id(client, word) for word in cast("list[str]", words)] for key, words in said.items()
+    }
 
 
 def names(text: str) -> list[str]:

@@ -26,7 +26,8 @@ from gpushared.client import Client
 def stop(lease: tuple[str, ...], grace_seconds: int | None, wait: bool) -> int:
     """End leases, whatever their state: a queued one leaves the queue, a running container is stopped.
 
-    LEASE is a lease id, a container's name, or the beginning of a container's id. Comes back when the
+    LEASE is a lease's or a job's id, the name of a container, also of one that waits, or the beginning of a
+    container's id. Comes back when the
     containers have stopped, as docker stop does, so that docker rm can remove them. The GPU memory of a lease
     is free for others once the GPU shows it back, which --wait waits for. Prints each lease that was ended.
     Ctrl-C ends only the command.

@@ -1,38 +1,76 @@
-"""The end of a lease, seen through: its container has stopped, and its GPU memory is free again."""
+"""The end of a lease or a job, seen through: its container has stopped, and its GPU memory is free again."""
 
 from __future__ import annotations
 
 import time
+from typing import NamedTuple
 
 from gpushared.cli import docker
 from gpushared.cli.faults import say
+from gpushared.cli.references import first_found, lease_if_here
 from gpushared.client import Client, Lease
 from gpushared.client.api import ANSWER_SECONDS, STOP_GRACE_SECONDS
+from gpushared.client.jobs import Jobs
 from gpushared.domain.errors import Unavailable
 
 POLL_SECONDS = 30.0
 QUIET_SECONDS = 2.0
 
 
+class Begun(NamedTuple):
+    """The end of a lease or a job that was asked for: its id, and the lease on this node."""
+
+    id: str
+    lease: Lease | None = None
+
+
 class Stop:
-    """Stops leases. ``until_over``: waits for their GPU memory too, and not for their containers alone."""
+    """Stops leases and jobs. ``until_over``: waits for their GPU memory too."""
 
     def __init__(self, client: Client, grace_seconds: int | None, *, until_over: bool) -> None:
         self._client = client
+        self._jobs = Jobs(client)
         self._grace_seconds = grace_seconds
         self._until_over = until_over
 
-    def begin(self, name: str) -> Lease:
-        """Ask for the end of a lease."""
-        return self._client.stop(name, grace_seconds=self._grace_seconds)
+    def begin(self, word: str) -> Begun:
+        """Ask for the end of a lease, or of a job with the lease that it has on this node."""
 
-    def finish(self, lease: Lease) -> str:
-        """The id of a lease whose end was asked for, once it has come. Raises Unavailable, TimedOut."""
-        if lease.state != "ended" and lease.container_id:
+        def of_lease(name: str) -> Begun:
+            if name != word:  # a container's name: of a job it is the job that is to end
+                lease = self._client.get(name)
+                if lease.job_id and not lease.job_pool:
+                    return Begun(self.cancel(lease.job_id), lease)
+            lease = self._client.stop(name, grace_seconds=self._grace_seconds)
+            return Begun(lease.id, lease)
+
+        def of_job(name: str) -> Begun:
+            here = lease_if_here(self._client, self._jobs.get(name))
+            return Begun(self.cancel(name), here)
+
+        return first_found(self._client, word, of_lease, of_job)
+
+    def job(self, word: str) -> str:
+        """Ask for the end of a job, or of a lease that is of none; returns the id."""
+
+        def of_lease(name: str) -> str:
+            job = self._client.get(name).job_id
+            return self.cancel(job) if job else self.begin(name).id
+
+        return first_found(self._client, word, of_lease, self.cancel)
+
+    def cancel(self, job: str) -> str:
+        """Ask for the end of a job by its id; returns the id."""
+        return self._jobs.cancel(job, grace_seconds=self._grace_seconds).id
+
+    def finish(self, begun: Begun) -> str:
+        """The id of what was to end, once it has ended here. Raises Unavailable, TimedOut."""
+        lease = begun.lease
+        if lease is not None and lease.state != "ended" and lease.container_id:
             self._wait_for_container(lease)
-        if self._until_over:
+        if lease is not None and self._until_over:
             self._wait_for_end(lease)
-        return lease.id
+        return begun.id
 
     def _wait_for_container(self, lease: Lease) -> None:
         grace = STOP_GRACE_SECONDS if self._grace_seconds is None else self._grace_seconds

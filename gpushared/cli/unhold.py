@@ -15,7 +15,8 @@ from gpushared.client import Client
 def unhold(lease: tuple[str, ...]) -> int:
     """Let requests and jobs go that `gpushare hold` or --hold keeps from starting.
 
-    LEASE is a lease's or a job's id. They start when it is their turn and there is room.
+    LEASE is a lease's or a job's id, or the name of its container. They start when it is their
+    turn and there is room.
 
     \b
     Examples:

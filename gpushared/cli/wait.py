@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import click
 
 from gpushared.cli import complete
 from gpushared.cli.faults import say, wrong_values
-from gpushared.cli.references import may_be_array
-from gpushared.client import Client
+from gpushared.cli.references import first_found, may_be_array
+from gpushared.client import Client, Lease
 from gpushared.client.job_messages import Job
 from gpushared.client.jobs import Jobs
 
@@ -26,8 +27,8 @@ POLL_SECONDS = 30.0
 def wait(job: tuple[str, ...], timeout: str | None) -> int:
     """Wait until jobs are over. The jobs go on when this ends first.
 
-    JOB is a job's id or an unmistakable beginning of it, an array's id for all of the array, or the name of
-    a job's container.
+    JOB is a job's id or an unmistakable beginning of it, an array's id for all of the array, the name of a
+    job's container, or a lease's id or container.
 
     \b
     Exit codes:
@@ -43,25 +44,50 @@ def wait(job: tuple[str, ...], timeout: str | None) -> int:
 
     with wrong_values():
         until = time.monotonic() + parse_duration(timeout) if timeout else None
-    jobs, code = Jobs(Client()), 0
-    for one in _each(jobs, job):
-        over = _over(jobs, one, until)
-        if over is None:
+    client, code = Client(), 0
+    for one in _each(client, job):
+        ended = _lease_ended(client, one, until) if isinstance(one, Lease) else _job_ended(client, one, until)
+        if ended is None:
             say(f"{one.id} is not over after {timeout} (--timeout)")
             return TIMED_OUT
-        if over.state != "succeeded":
-            say(_ending(over), over.hint)
-            code = code or over.exit_code or NO_CODE
+        code = code or ended
     return code
 
 
-def _each(jobs: Jobs, names: tuple[str, ...]) -> Iterator[Job]:
+def _each(client: Client, names: tuple[str, ...]) -> Iterator[Lease | Job]:
     for name in names:
-        pages = jobs.pages(ended=True, array_id=name) if may_be_array(name) else ()
+        pages = Jobs(client).pages(ended=True, array_id=name) if may_be_array(name) else ()
         of_array = [one for page in pages for one in page.jobs]
         yield from sorted(of_array, key=lambda one: one.array_index or 0)
         if not of_array:
-            yield jobs.get(name)
+            yield first_found(client, name, partial(_of_lease, client), Jobs(client).get)
+
+
+def _of_lease(client: Client, word: str) -> Lease | Job:
+    lease = client.get(word)
+    return Jobs(client).get(lease.job_id) if lease.job_id else lease
+
+
+def _job_ended(client: Client, job: Job, until: float | None) -> int | None:
+    """The code that a job ended with; None after the time."""
+    over = _over(Jobs(client), job, until)
+    if over is None or over.state == "succeeded":
+        return None if over is None else 0
+    say(_ending(over), over.hint)
+    return over.exit_code or NO_CODE
+
+
+def _lease_ended(client: Client, lease: Lease, until: float | None) -> int | None:
+    """The code of a lease's container; None after the time."""
+    while lease.state != "ended":
+        seconds = POLL_SECONDS if until is None else min(POLL_SECONDS, until - time.monotonic())
+        if seconds <= 0:
+            return None
+        lease = client.wait(lease.id, lease.token, timeout_seconds=seconds)
+    code = lease.outcome.exit_code if lease.outcome is not None else None
+    if code != 0 and lease.outcome is not None:
+        say(f"{lease.id} {lease.outcome.kind}: {lease.outcome.text}")
+    return NO_CODE if code is None else code
 
 
 def _over(jobs: Jobs, job: Job, until: float | None) -> Job | None:

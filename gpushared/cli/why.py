@@ -30,7 +30,8 @@ def why(lease: str, output: str) -> int:
 
     For a lease that runs it says what happens when others need its GPUs.
 
-    LEASE is a lease's or a job's id, a container's name, or the beginning of a container's id.
+    LEASE is a lease's or a job's id, the name of a container, also of one that waits, or the beginning of a
+    container's id.
 
     \b
     Examples:
@@ -40,7 +41,7 @@ def why(lease: str, output: str) -> int:
     """  # noqa: D301 - click's mark for lines it must not join
     client = Client()
     return first_found(
-        lease, partial(_of_lease, client, output=output), partial(_of_job, client, output=output)
+        client, lease, partial(_of_lease, client, output=output), partial(_of_job, client, output=output)
     )
 
 
@@ -67,6 +68,7 @@ def _lines(explanation: Explanation, now: float) -> Iterator[str]:
     if lease.simulated:
         yield SIMULATED
     yield _title(lease)
+    yield from container(lease)
     if lease.job_id:
         of_pool = f" of pool {lease.job_pool}" if lease.job_pool else ""
         yield f"  job      {lease.job_id}{of_pool}, attempt {lease.job_attempt}"
@@ -93,6 +95,14 @@ def _title(lease: Lease) -> str:
     return f"{lease.id}: " + ", ".join(fact for fact in facts if fact)
 
 
+def container(lease: Lease) -> Iterator[str]:
+    """What runs in it, or will; nothing where that is not known, or not for the caller's eyes."""
+    facts = [lease.image] if lease.image else []
+    facts += [f"called {lease.container_name}"] if lease.container_name else []
+    if facts:
+        yield f"  runs     {', '.join(facts)}"
+
+
 def _waiting(lease: Lease, now: float) -> Iterator[str]:
     waiting = lease.waiting
     if waiting is None:
@@ -100,6 +110,8 @@ def _waiting(lease: Lease, now: float) -> Iterator[str]:
     yield f"  why      {waiting.text or waiting.reason} ({waiting.reason})"
     yield f"  place    {waiting.position} of {waiting.queue_length}"
     yield f"  start    {text.start(waiting.start_from, waiting.start_to, now)}"
+    if lease.priority:
+        yield f"  priority {lease.priority}"
 
 
 def aside(explanation: Explanation, now: float) -> Iterator[str]:

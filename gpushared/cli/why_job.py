@@ -41,6 +41,8 @@ def _lines(explanation: JobExplanation, now: float) -> Iterator[str]:
         yield f"  helps    {explanation.hint}"
     if job.position:
         yield f"  place    {job.position}"
+    if job.priority:
+        yield f"  priority {job.priority}"
     for part in job.parts:
         yield f"  on       {_part(part, now)}"
     yield "  story"

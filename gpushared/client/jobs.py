@@ -118,6 +118,10 @@ class Jobs:
         """Keeps a waiting job from starting, or lets it go."""
         return Job(self._client.call("Jobs/Hold", {"job_id": job_id, "held": held}))
 
+    def set_priority(self, job_id: str, priority: int) -> Job:
+        """Moves a waiting job among those of its project."""
+        return Job(self._client.call("Jobs/SetPriority", {"job_id": job_id, "priority": priority}))
+
     def explain(self, job_id: str) -> JobExplanation:
         """Why a job waits or what became of it, and its story."""
         return JobExplanation(self._client.call("Jobs/Explain", {"job_id": job_id}))

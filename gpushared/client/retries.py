@@ -42,7 +42,7 @@ SAME_WHEN_REPEATED = frozenset(
     {
         *("Leases/Release", "Leases/Stop", "Leases/Hold", "Leases/SetPriority"),
         *("Leases/Pause", "Leases/Resume", "Gpus/Drain", "Gpus/Undrain", "Projects/Set"),
-        *("Jobs/Cancel", "Jobs/Hold", "PoolAdmin/DrainNode"),
+        *("Jobs/Cancel", "Jobs/Hold", "Jobs/SetPriority", "PoolAdmin/DrainNode"),
     }
 )
 """Changes that say how something is to be: asked twice, it is so all the same."""

@@ -35,6 +35,8 @@ class LeaseWish(TypedDict, total=False):
     host_cpu_milli: int
     host_memory_bytes: int
     ends_with_caller: bool
+    container_name: str
+    image: str
 
 
 def fields_of(wish: Mapping[str, object]) -> dict[str, object]:

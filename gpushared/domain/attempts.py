@@ -168,8 +168,14 @@ def prepared(event: AttemptPrepared, draft: Draft) -> bool:
         _note(attempt, AttemptState.ENDED, draft, ending=event.ending)
         return False
     assert attempt.account is not None, "refused without one"
+    assert attempt.spec is not None, "only tombstones have none"
     asked = RequestSubmitted(
-        _request_of(attempt), attempt.account, attempt=attempt.key, coordinator=attempt.coordinator
+        _request_of(attempt),
+        attempt.account,
+        attempt=attempt.key,
+        coordinator=attempt.coordinator,
+        container_name=attempt.spec.name,
+        image=attempt.spec.image,
     )
     lease = submit(asked, draft)
     _note(attempt, AttemptState.WAITING, draft, lease=lease)

@@ -384,6 +384,7 @@ class Lease:
     ``device_name`` names the lease to the container engine (CDI device, label); it equals the id, except for
     containers that were created before they had a lease. ``request_id`` makes asking twice harmless.
     ``expires_at`` is epoch seconds. ``walls`` is None until the edits were made.
+    ``container_name`` and ``image`` are those that were asked for, and the container's own once there is one.
     """
 
     id: LeaseId

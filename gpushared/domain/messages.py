@@ -49,6 +49,9 @@ class RequestSubmitted:
     coordinator: str = ""
     holder: Process | None = None
     """The process whose end gives the lease back, as long as no container was created in it."""
+    container_name: str = ""
+    """What its container will be called, and of which image; empty where that is not known."""
+    image: str = ""
 
 
 @dataclass(frozen=True, slots=True)

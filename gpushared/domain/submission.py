@@ -53,6 +53,8 @@ def submit(event: RequestSubmitted, draft: Draft) -> Lease:
         attempt=event.attempt,
         coordinator=event.coordinator,
         holder=event.holder,
+        container_name=event.container_name,
+        image=event.image,
     )
     draft.next_sequence += 1
     draft.answer = identity

@@ -111,7 +111,8 @@ class Creator:
         missing = await self._missing_image(order)
         if missing is not None:
             return missing
-        claim = await self._desk.acquire(wish, order.caller)
+        name, image = order.target.get("name").removeprefix("/"), str(order.body.get("Image") or "")
+        claim = await self._desk.acquire(wish, order.caller, name, image)
         return await self._finish(self._create_leased(order, claim, self._desk.release, labels_of(wish)))
 
     async def _missing_image(self, order: Order) -> Answer | None:

@@ -64,8 +64,8 @@ class Desk(Protocol):
         """No container came of the claim: the reservation stands again, with a fresh time to claim it."""
         ...
 
-    async def acquire(self, wish: Ask, caller: Caller) -> Claim:
-        """Ask for a lease, wait in the queue for it, and claim it.
+    async def acquire(self, wish: Ask, caller: Caller, name: str, image: str) -> Claim:
+        """Ask for a lease of a container to be called so, wait in the queue for it, and claim it.
 
         Raises ``LimitReached`` when it has waited as long as the wish, or the site, lets it.
         """

@@ -10,7 +10,7 @@ from gpushared.api.v1 import gpus_pb2, leases_pb2, node_pb2, projects_pb2
 from gpushared.domain import messages as m
 from gpushared.domain.asking import Ask, read_size
 from gpushared.domain.errors import NotFound, RequestError
-from gpushared.domain.lease import Lease, LeaseId
+from gpushared.domain.lease import Ended, Lease, LeaseId, state_name
 from gpushared.domain.offer import offer
 from gpushared.domain.prospects import when_others_need_it
 from gpushared.domain.request import Caller, Request
@@ -29,7 +29,7 @@ from gpushared.node.projects import Projects
 from gpushared.node.sampler import Sampler
 from gpushared.ports import Journal
 from gpushared.serving.jsonapi import Unary
-from gpushared.serving.lease_words import read_lease_request
+from gpushared.serving.lease_words import read_container, read_lease_request
 from gpushared.serving.troubles import Troubles
 
 MAX_WAIT_SECONDS = 60.0
@@ -106,6 +106,7 @@ class Api:
     async def request(self, message: leases_pb2.LeaseRequest, caller: Caller) -> leases_pb2.Lease:
         """Queue or grant; comes back at once."""
         request = self._read(message)
+        name, image = read_container(message)
         event = m.RequestSubmitted(
             request,
             caller,
@@ -113,6 +114,8 @@ class Api:
             immediate=message.immediate,
             held=message.held,
             holder=caller.process if message.ends_with_caller else None,
+            container_name=name,
+            image=image,
         )
         lease = await self._loop.send(event)
         assert lease is not None, "a request is answered with its lease"
@@ -322,10 +325,16 @@ def _seen_by(caller: Caller, state: NodeState) -> list[Lease]:
 
 
 def _by_container(reference: str, leases: list[Lease]) -> Lease | None:
+    """The lease of the container that is called so, is to be called so, or has an id that begins so.
+
+    Leases that are over count where no other one has the name, and then the newest does: a name may be given
+    again once its container is gone. Raises RequestError where several are meant.
+    """
     named = [lease for lease in leases if lease.container_name == reference]
-    if named:
-        return named[-1]  # a name may be given again once its container is gone
-    if len(reference) < SHORTEST_CONTAINER_ID:
-        return None
-    beginning = [lease for lease in leases if (lease.container or "").startswith(reference)]
-    return beginning[0] if len(beginning) == 1 else None
+    live = [lease for lease in named if not isinstance(lease.state, Ended)]
+    if not named and len(reference) >= SHORTEST_CONTAINER_ID:
+        live = [lease for lease in leases if (lease.container or "").startswith(reference)]
+    if len(live) > 1:
+        candidates = ", ".join(f"{one.id} ({state_name(one.state)}, {one.owner_name})" for one in live[:5])
+        raise RequestError(f"{shown(reference)} means {len(live)} leases", hint=f"say which: {candidates}")
+    return next(reversed(live or named), None)

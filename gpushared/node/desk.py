@@ -53,6 +53,7 @@ from gpushared.node.patience import Patience, no_room, patience_of
 from gpushared.node.performer import Performer
 from gpushared.node.views import outcome
 from gpushared.ports import LABEL_JOB, ContainerFacts, ContainerStatus, Edits, Engine, EngineFacts, Journal
+from gpushared.serving.lease_words import MAX_IMAGE, is_container_name
 
 LOOK_AGAIN_SECONDS = 5.0
 EDITS_SECONDS = 30.0
@@ -184,17 +185,22 @@ class NodeDesk:
 
     # --- leases that the gate asks for -----------------------------------------------------------------
 
-    async def acquire(self, wish: Ask, caller: Caller) -> Claim:
+    async def acquire(self, wish: Ask, caller: Caller, name: str, image: str) -> Claim:
         request = read_request(wish, self.presets)
         patience = self._patience(wish.max_wait, caller, self._project(request, caller))
-        return await self._acquire(request, caller, "", patience)
-
-    async def _acquire(self, request: Request, caller: Caller, device_name: str, patience: Patience) -> Claim:
         asked = m.RequestSubmitted(
-            request, caller, device_name=device_name, holder=caller.process, immediate=not patience.waits
+            request,
+            caller,
+            holder=caller.process,
+            container_name=name if is_container_name(name) else "",  # the engine says what is wrong with it
+            image=image[:MAX_IMAGE],
         )
+        return await self._acquire(asked, patience)
+
+    async def _acquire(self, asked: m.RequestSubmitted, patience: Patience) -> Claim:
+        request, caller = asked.request, asked.caller
         try:
-            lease = _present(await self._loop.send(asked))
+            lease = _present(await self._loop.send(replace(asked, immediate=not patience.waits)))
         except NoRoom as error:
             # Offered and not queued: a request in the queue, however short, makes others give way.
             told = offer(self._loop.state, request, caller, self._loop.now()).waiting
@@ -326,7 +332,15 @@ class NodeDesk:
         request, owner = await self._request_again(facts, caller)
         label = facts.labels.get(LABEL_MAX_WAIT, "")
         patience = self._patience(label, caller, self._project(request, owner))
-        claim = await self._acquire(request, owner, facts.device_name, patience)
+        asked = m.RequestSubmitted(
+            request,
+            owner,
+            device_name=facts.device_name,
+            holder=owner.process,
+            container_name=facts.name,
+            image=facts.image,
+        )
+        claim = await self._acquire(asked, patience)
         await self.created(claim.lease, facts.id, facts.name, facts.image, stays=False)
 
     async def _request_again(self, facts: ContainerFacts, caller: Caller) -> tuple[Request, Caller]:

@@ -240,6 +240,11 @@ class Jobs(jobs_pb2_grpc.JobsServicer):
     async def Hold(self, request: jobs_pb2.HoldJobRequest, context: Context[Any, Any]) -> jobs_pb2.Job:
         return await self._doors.unary(self._jobs.hold, request, context)
 
+    async def SetPriority(
+        self, request: jobs_pb2.JobPriorityRequest, context: Context[Any, Any]
+    ) -> jobs_pb2.Job:
+        return await self._doors.unary(self._jobs.set_priority, request, context)
+
     async def Explain(self, request: jobs_pb2.JobRef, context: Context[Any, Any]) -> jobs_pb2.JobExplanation:
         return await self._doors.unary(self._jobs.explain, request, context)
 

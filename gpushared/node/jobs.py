@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 
 import gpushared
 from gpushared.api.v1 import jobs_pb2
+from gpushared.domain import messages as m
 from gpushared.domain.asking import Ask
 from gpushared.domain.errors import (
     GpushareError,
@@ -112,6 +113,7 @@ class NodeJobs:
             "gpushare.v1.Jobs/Wait": Unary(jobs_pb2.WaitJobRequest, self.wait),
             "gpushare.v1.Jobs/Cancel": Unary(jobs_pb2.CancelJobRequest, self.cancel),
             "gpushare.v1.Jobs/Hold": Unary(jobs_pb2.HoldJobRequest, self.hold),
+            "gpushare.v1.Jobs/SetPriority": Unary(jobs_pb2.JobPriorityRequest, self.set_priority),
             "gpushare.v1.Jobs/Explain": Unary(jobs_pb2.JobRef, self.explain),
             "gpushare.v1.Jobs/Door": Unary(jobs_pb2.DoorRequest, self.door),
             "gpushare.v1.Jobs/Reserve": Unary(jobs_pb2.ReserveRequest, self.reserve),
@@ -189,7 +191,28 @@ class NodeJobs:
         return await self._either(self._own.cancel, "Cancel", message, caller)
 
     async def hold(self, message: jobs_pb2.HoldJobRequest, caller: Caller) -> jobs_pb2.Job:
-        return await self._either(self._own.hold, "Hold", message, caller)
+        """Of the node's own jobs those of which the lease waits are held in the node's queue."""
+
+        async def own(message: jobs_pb2.HoldJobRequest, owner: Owner) -> jobs_pb2.Job:
+            job = await self._own.find(message.job_id, owner)
+            lease = self._lease_that_waits(job)
+            if lease is None:
+                return await self._own.hold(message, owner)
+            await self._loop.send(m.HoldAsked(lease, caller, message.held))
+            return self._own.views.job(job)
+
+        return await self._either(own, "Hold", message, caller)
+
+    async def set_priority(self, message: jobs_pb2.JobPriorityRequest, caller: Caller) -> jobs_pb2.Job:
+        """As ``hold``; the job keeps the priority too, for when it is tried again."""
+
+        async def own(message: jobs_pb2.JobPriorityRequest, owner: Owner) -> jobs_pb2.Job:
+            lease = self._lease_that_waits(await self._own.find(message.job_id, owner))
+            if lease is not None:
+                await self._loop.send(m.PriorityAsked(lease, caller, message.priority))
+            return await self._own.set_priority(message, owner)
+
+        return await self._either(own, "SetPriority", message, caller)
 
     async def explain(self, message: jobs_pb2.JobRef, caller: Caller) -> jobs_pb2.JobExplanation:
         return await self._either(self._own.explain, "Explain", message, caller)
@@ -317,6 +340,12 @@ class NodeJobs:
         state = self._loop.state
         known = state.leases.get(lease) or state.ended.get(lease)
         return known is None or known.owner_uid == caller.uid
+
+    def _lease_that_waits(self, job: Job) -> LeaseId | None:
+        """The lease of one of the node's own jobs, where it waits in the node's queue."""
+        lease = job.state.parts[0].lease if isinstance(job.state, Placing) else None
+        known = None if lease is None else self._loop.state.leases.get(lease)
+        return lease if known is not None and isinstance(known.state, Queued) else None
 
     def _is_here(self, node: str) -> bool:
         """Whether this node is meant, by its own name or by that which it has in the pool."""

@@ -84,9 +84,16 @@ async def _by_id(live: Live, past: Past, job: JobId) -> Job | None:
 
 
 def _by_name(live: Live, name: str, owner: Owner) -> Job | None:
-    """The newest of that name; a name may be given again."""
+    """The job of that name that is not over, else the newest: a name may be given again.
+
+    Raises RequestError where several that are not over have the name, of several people or on several nodes.
+    """
     named = [job for job in _remembered(live) if _has_name(job, name) and may_see(job, owner)]
-    return max(named, key=lambda job: (not isinstance(job.state, Ended), job.sequence), default=None)
+    going = [job for job in named if not isinstance(job.state, Ended)]
+    if len(going) > 1:
+        candidates = ", ".join(f"{job.id} ({job.spec.owner.principal})" for job in going[:5])
+        raise RequestError(f"{shown(name)} is the name of {len(going)} jobs", hint=f"say which: {candidates}")
+    return max(going or named, key=lambda job: job.sequence, default=None)
 
 
 def _has_name(job: Job, name: str) -> bool:

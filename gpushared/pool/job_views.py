@@ -38,6 +38,9 @@ OVER = frozenset(_OUTCOME_WORDS.values())
 """The words for the states of jobs that are over."""
 
 
+HELD = "held"
+"""The word for the state of a job that somebody holds, and the reason why it waits."""
+
 WhyOf = Callable[[Job], Why | None]
 
 
@@ -114,10 +117,12 @@ class JobViews:
     def _state_word(self, job: Job) -> str:
         match job.state:
             case Queued():
-                return "held" if job.held_by else "queued"
+                return HELD if job.held_by else "queued"
             case Placing(parts=parts):
-                waits = any(part.state is AttemptState.WAITING for part in parts)
-                return "queued" if waits else "placing"
+                if not any(part.state is AttemptState.WAITING for part in parts):
+                    return "placing"
+                told = self._told(job)
+                return HELD if told is not None and told.code == HELD else "queued"
             case Running(parts=parts):
                 if any(is_silent(part, self._state(), self._now()) for part in parts):
                     return "unknown"

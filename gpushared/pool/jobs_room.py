@@ -75,6 +75,7 @@ class _Room:
             "Wait": _for(Scope.READ, service.wait),
             "Cancel": _for(Scope.CANCEL, service.cancel),
             "Hold": _for(Scope.CANCEL, service.hold),
+            "SetPriority": _for(Scope.CANCEL, service.set_priority),
             "Explain": _for(Scope.READ, service.explain),
             "Nodes": _for(Scope.READ, self._nodes),
         }

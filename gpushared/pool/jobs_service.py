@@ -14,7 +14,13 @@ from typing import Protocol
 from gpushared.api.v1 import jobs_pb2
 from gpushared.domain.asking import Ask
 from gpushared.domain.errors import GpushareError, NotFound, RequestError, Unavailable
-from gpushared.domain.jobs.messages import CancelAsked, JobHoldAsked, JobSubmitted, PoolEvent
+from gpushared.domain.jobs.messages import (
+    CancelAsked,
+    JobHoldAsked,
+    JobPriorityAsked,
+    JobSubmitted,
+    PoolEvent,
+)
 from gpushared.domain.jobs.model import HERE, After, AfterKind, Ended, Job, JobId, NodeName, Owner
 from gpushared.domain.jobs.state import PoolState
 from gpushared.domain.jobs.submit_limits import MAX_ARRAY
@@ -270,6 +276,10 @@ class JobsService:
     async def hold(self, message: jobs_pb2.HoldJobRequest, owner: Owner) -> jobs_pb2.Job:
         job = await self._find(message.job_id, owner)
         return await self._told(JobHoldAsked(job.id, owner, message.held), job)
+
+    async def set_priority(self, message: jobs_pb2.JobPriorityRequest, owner: Owner) -> jobs_pb2.Job:
+        job = await self._find(message.job_id, owner)
+        return await self._told(JobPriorityAsked(job.id, owner, message.priority), job)
 
     async def _told(self, event: PoolEvent, job: Job) -> jobs_pb2.Job:
         return self.views.job(await self._machine.send(event) or self._again(job))

@@ -25,6 +25,7 @@ ALWAYS = frozenset(
         "Gpus/Undrain",
         "Jobs/Cancel",
         "Jobs/Hold",
+        "Jobs/SetPriority",
         "Join/Renew",
         "Join/Sign",
         "Node/Join",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -9,8 +10,12 @@ from gpushared.api.v1 import leases_pb2
 from gpushared.domain.asking import Ask, read_request
 from gpushared.domain.errors import RequestError
 from gpushared.domain.request import Request
+from gpushared.domain.units import shown
 
 MAX_REQUEST_ID = 128
+MAX_IMAGE = 1024
+_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{1,254}")
+"""As Docker has it."""
 LATEST_SECONDS = 2.0**35
 """In the year 3058; what is later is a mistake, and from 10000 on no calendar can write it."""
 
@@ -22,6 +27,24 @@ def read_lease_request(message: leases_pb2.LeaseRequest, presets: Mapping[str, A
     if message.begin_at:
         request = replace(request, begin_at=_moment(message.begin_at))
     return replace(request, requeue=message.requeue) if message.HasField("requeue") else request
+
+
+def read_container(message: leases_pb2.LeaseRequest) -> tuple[str, str]:
+    """What the container will be called, and its image. Raises RequestError for what no engine would take."""
+    name, image = message.container_name, message.image
+    if name and not is_container_name(name):
+        raise RequestError(
+            f"{shown(name)} is no name of a container",
+            hint="letters, digits, and behind the first of these also _ . and -",
+        )
+    if len(image) > MAX_IMAGE or not image.isprintable():
+        raise RequestError(f"{shown(image)} is no image", hint="name it as for docker run")
+    return name, image
+
+
+def is_container_name(text: str) -> bool:
+    """Return True if an engine takes the name."""
+    return _NAME.fullmatch(text) is not None
 
 
 def check_request_id(text: str) -> None:

@@ -181,9 +181,11 @@ def test_gpus_says_which_are_drained_why_since_when_and_by_whom(gpushare: Gpusha
 
 def test_queue_is_in_order_with_reasons(gpushare: Gpushare) -> None:
     lines = table(gpushare("queue").stdout)
-    assert lines[1] == ["POS", "LEASE", "USER", "CLASS", "ASKS", "WAITED", "ETA", "REASON"]
+    assert lines[1] == [
+        *("POS", "LEASE", "NAME", "USER", "CLASS", "ASKS", "WAITED", "ETA", "IMAGE", "REASON")
+    ]
     assert [line[0] for line in lines[2:]] == ["3", "4"]
-    assert lines[2][6:] == ["unknown", "needs 24 GiB on one GPU; best is GPU 1 with 11 GiB free"]
+    assert lines[2][7:] == ["unknown", "-", "needs 24 GiB on one GPU; best is GPU 1 with 11 GiB free"]
     assert lines[3][-1] == "resources"
 
 
@@ -356,11 +358,11 @@ def test_why_tells_reason_place_and_story(gpushare: Gpushare, standin: StandIn) 
 def test_why_of_a_running_lease_tells_what_holds_it(gpushare: Gpushare, standin: StandIn) -> None:
     running = lease(grants=[GRANT], memory_wall="mps-client", compute_cap="none", simulated=True)
     standin.answers["Leases/Explain"] = ok({"lease": running})
-    lines = gpushare("why", "trainer").stdout.splitlines()
+    lines = gpushare("why", "l-7f3k").stdout.splitlines()
     assert lines[0].startswith("SIMULATED")
     assert "  holds    0.25 on GPU 0 (H100), 20 GiB" in lines
     assert "  walls    memory: mps-client, compute: none" in lines
-    assert standin.asked("Leases/Explain") == [{"lease_id": "trainer"}]
+    assert standin.asked("Leases/Explain") == [{"lease_id": "l-7f3k"}]
 
 
 def test_stop_ends_each_lease_and_says_which_could_not_be(gpushare: Gpushare, standin: StandIn) -> None:
@@ -380,13 +382,13 @@ def test_stop_ends_each_lease_and_says_which_could_not_be(gpushare: Gpushare, st
 def test_resize_says_the_new_size_and_what_holds_when(gpushare: Gpushare, standin: StandIn) -> None:
     effects = ["booked now: 40 GiB on GPU 0", "watchdog now: ends it\x1b[31m"]
     standin.answers["Leases/Resize"] = ok({"lease": lease(asks="0.5"), "effects": effects})
-    done = gpushare("resize", "trainer", "--gpu", "0.5")
+    done = gpushare("resize", "l-7f3k", "--gpu", "0.5")
     assert done.returncode == 0
     assert done.stdout.splitlines()[:2] == ["l-7f3k: 0.5", "  booked now: 40 GiB on GPU 0"]
     assert "\x1b" not in done.stdout
     gpushare("resize", "l-1", "--gpu-memory", "12g", "--gpu-compute", "50%")
     assert standin.asked("Leases/Resize") == [
-        {"lease_id": "trainer", "gpu": "0.5", "gpu_memory": "", "gpu_compute": ""},
+        {"lease_id": "l-7f3k", "gpu": "0.5", "gpu_memory": "", "gpu_compute": ""},
         {"lease_id": "l-1", "gpu": "", "gpu_memory": "12g", "gpu_compute": "50%"},
     ]
 

@@ -280,6 +280,7 @@ def test_all_pages_are_listed(gpushare: Gpushare, standin: StandIn) -> None:
 def test_wait_ends_with_the_code_of_the_job(
     gpushare: Gpushare, standin: StandIn, end: dict[str, Any], code: int
 ) -> None:
+    standin.answers["Leases/Get"] = NONE
     standin.answers["Jobs/Get"] = ok(RUNNING)
     standin.answers["Jobs/Wait"] = [ok(RUNNING), ok(end)]
     done = gpushare("wait", "trainer")
@@ -295,7 +296,8 @@ def test_wait_for_several_ends_with_the_first_that_did_not_succeed(
         "b": job(id="b", state="failed", exit_code=4),
         "c": job(id="c", state="failed", exit_code=5),
     }
-    standin.answers["Jobs/Get"] = lambda call: ok(ends[call.body["job_id"]])
+    standin.answers["Leases/Get"] = NONE
+    standin.answers["Jobs/Get"] = lambda call: ok(ends[call.body["job_id"]] | {"id": call.body["job_id"]})
     assert gpushare("wait", "a", "b", "c").returncode == 4
 
 
@@ -311,6 +313,7 @@ def test_wait_for_an_array_waits_for_all_of_it(gpushare: Gpushare, standin: Stan
 
 
 def test_wait_gives_up_after_its_time(gpushare: Gpushare, standin: StandIn) -> None:
+    standin.answers["Leases/Get"] = NONE
     standin.answers["Jobs/Get"] = ok(RUNNING)
     standin.answers["Jobs/Wait"] = ok(RUNNING)
     done = gpushare("wait", "--timeout", "1s", "trainer")
@@ -320,11 +323,13 @@ def test_wait_gives_up_after_its_time(gpushare: Gpushare, standin: StandIn) -> N
 
 def test_cancel_prints_each_and_reports_what_cannot_be(gpushare: Gpushare, standin: StandIn) -> None:
     standin.answers["Jobs/Cancel"] = lambda call: (
-        NONE if call.body["job_id"] == "gone" else ok(job(id=call.body["job_id"]))
+        NONE if call.body["job_id"] == f"{JOB}_9" else ok(job(id=call.body["job_id"]))
     )
-    done = gpushare("cancel", "--grace", "3", "a", "gone", "b")
-    assert (done.returncode, done.stdout) == (125, "a\nb\n")
-    assert standin.asked("Jobs/Cancel")[0] == {"job_id": "a", "grace_seconds": 3}
+    standin.answers["Leases/Get"] = standin.answers["Jobs/Get"] = NONE
+    done = gpushare("cancel", "--grace", "3", f"{JOB}_1", f"{JOB}_9", f"{JOB}_2")
+    assert (done.returncode, done.stdout) == (125, f"{JOB}_1\n{JOB}_2\n")
+    assert f"there is no job, lease or container '{JOB}_9'" in done.stderr
+    assert standin.asked("Jobs/Cancel")[0] == {"job_id": f"{JOB}_1", "grace_seconds": 3}
 
 
 def test_cancel_of_an_array_that_is_over_has_nothing_to_end(gpushare: Gpushare, standin: StandIn) -> None:
@@ -408,13 +413,13 @@ def test_why_of_a_job_tells_its_story(gpushare: Gpushare, standin: StandIn) -> N
 
 
 def test_a_name_that_no_lease_has_is_looked_for_among_jobs(gpushare: Gpushare, standin: StandIn) -> None:
-    standin.answers["Leases/Explain"] = NONE
+    standin.answers["Leases/Get"] = NONE
+    standin.answers["Jobs/Get"] = ok(job())
     standin.answers["Jobs/Explain"] = ok({"job": job()})
     assert gpushare("why", "trainer").stdout.startswith(JOB)
-    standin.answers["Leases/Hold"] = NONE
     standin.answers["Jobs/Hold"] = ok(job())
     assert gpushare("hold", "trainer").stdout == f"{JOB}\n"
-    assert standin.asked("Jobs/Hold") == [{"job_id": "trainer", "held": True}]
+    assert standin.asked("Jobs/Hold") == [{"job_id": JOB, "held": True}]
 
 
 def test_a_lease_s_id_is_never_looked_for_among_jobs(gpushare: Gpushare, standin: StandIn) -> None:

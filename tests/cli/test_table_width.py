@@ -101,7 +101,7 @@ CASES: dict[str, tuple[Listing, Row, tuple[str, ...]]] = {
     "queue": (
         queue.LISTING,
         queue.lease_row(Lease(LEASE), Waiting(WAITING), 5000.0),
-        ("pos", "lease", "eta", "reason"),
+        ("pos", "lease", "name", "eta", "reason"),
     ),
     "gpus": (gpus.LISTING, gpus.gpu_row(Gpu(GPU), "gpu-node-01.cluster.example.org", 9.0), ("gpu", "free")),
     "gpus --pool": (

@@ -74,7 +74,7 @@ class FakeDesk:
     async def unclaim(self, lease: LeaseId) -> None:
         self._note("unclaim", lease)
 
-    async def acquire(self, wish: Ask, caller: Caller) -> Claim:
+    async def acquire(self, wish: Ask, caller: Caller, name: str, image: str) -> Claim:
         self._note("acquire", wish, caller.uid)
         self.waiting.set()
         try:

@@ -576,6 +576,29 @@ class HoldJobRequest(_message.Message):
 Global___HoldJobRequest: _TypeAlias = HoldJobRequest  # noqa: Y015
 
 @_typing.final
+class JobPriorityRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    priority: _builtins.int
+    """-100 to 100, higher goes first."""
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        priority: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "priority", b"priority"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobPriorityRequest: _TypeAlias = JobPriorityRequest  # noqa: Y015
+
+@_typing.final
 class JobExplanation(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

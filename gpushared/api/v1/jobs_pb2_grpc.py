@@ -74,6 +74,11 @@ class JobsStub:
                 request_serializer=gpushare_dot_v1_dot_jobs__pb2.HoldJobRequest.SerializeToString,
                 response_deserializer=gpushare_dot_v1_dot_jobs__pb2.Job.FromString,
                 _registered_method=True)
+        self.SetPriority = channel.unary_unary(
+                '/gpushare.v1.Jobs/SetPriority',
+                request_serializer=gpushare_dot_v1_dot_jobs__pb2.JobPriorityRequest.SerializeToString,
+                response_deserializer=gpushare_dot_v1_dot_jobs__pb2.Job.FromString,
+                _registered_method=True)
         self.Explain = channel.unary_unary(
                 '/gpushare.v1.Jobs/Explain',
                 request_serializer=gpushare_dot_v1_dot_jobs__pb2.JobRef.SerializeToString,
@@ -158,6 +163,13 @@ class JobsServicer:
 
     def Hold(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetPriority(self, request, context):
+        """Moves a waiting job among those of its project.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -249,6 +261,11 @@ def add_JobsServicer_to_server(servicer, server):
             'Hold': grpc.unary_unary_rpc_method_handler(
                     servicer.Hold,
                     request_deserializer=gpushare_dot_v1_dot_jobs__pb2.HoldJobRequest.FromString,
+                    response_serializer=gpushare_dot_v1_dot_jobs__pb2.Job.SerializeToString,
+            ),
+            'SetPriority': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPriority,
+                    request_deserializer=gpushare_dot_v1_dot_jobs__pb2.JobPriorityRequest.FromString,
                     response_serializer=gpushare_dot_v1_dot_jobs__pb2.Job.SerializeToString,
             ),
             'Explain': grpc.unary_unary_rpc_method_handler(
@@ -497,6 +514,33 @@ class Jobs:
             target,
             '/gpushare.v1.Jobs/Hold',
             gpushare_dot_v1_dot_jobs__pb2.HoldJobRequest.SerializeToString,
+            gpushare_dot_v1_dot_jobs__pb2.Job.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPriority(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gpushare.v1.Jobs/SetPriority',
+            gpushare_dot_v1_dot_jobs__pb2.JobPriorityRequest.SerializeToString,
             gpushare_dot_v1_dot_jobs__pb2.Job.FromString,
             options,
             channel_credentials,

@@ -48,6 +48,8 @@ class JobsStub:
     """Tells each change until the job is over."""
     Cancel: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.CancelJobRequest, _jobs_pb2.Job]
     Hold: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.HoldJobRequest, _jobs_pb2.Job]
+    SetPriority: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.JobPriorityRequest, _jobs_pb2.Job]
+    """Moves a waiting job among those of its project."""
     Explain: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.JobRef, _jobs_pb2.JobExplanation]
     """Why it waits or what became of it, with its story."""
     Logs: _grpc.UnaryStreamMultiCallable[_jobs_pb2.LogsRequest, _jobs_pb2.LogChunk]
@@ -85,6 +87,8 @@ class JobsAsyncStub(JobsStub):
     """Tells each change until the job is over."""
     Cancel: _aio.UnaryUnaryMultiCallable[_jobs_pb2.CancelJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
     Hold: _aio.UnaryUnaryMultiCallable[_jobs_pb2.HoldJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
+    SetPriority: _aio.UnaryUnaryMultiCallable[_jobs_pb2.JobPriorityRequest, _jobs_pb2.Job]  # type: ignore[assignment]
+    """Moves a waiting job among those of its project."""
     Explain: _aio.UnaryUnaryMultiCallable[_jobs_pb2.JobRef, _jobs_pb2.JobExplanation]  # type: ignore[assignment]
     """Why it waits or what became of it, with its story."""
     Logs: _aio.UnaryStreamMultiCallable[_jobs_pb2.LogsRequest, _jobs_pb2.LogChunk]  # type: ignore[assignment]
@@ -167,6 +171,14 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.HoldJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.Job, _abc.Awaitable[_jobs_pb2.Job]]: ...
+
+    @_abc_1.abstractmethod
+    def SetPriority(
+        self,
+        request: _jobs_pb2.JobPriorityRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_jobs_pb2.Job, _abc.Awaitable[_jobs_pb2.Job]]:
+        """Moves a waiting job among those of its project."""
 
     @_abc_1.abstractmethod
     def Explain(

@@ -50,6 +50,8 @@ class LeaseRequest(_message.Message):
     HOST_CPU_MILLI_FIELD_NUMBER: _builtins.int
     HOST_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     ENDS_WITH_CALLER_FIELD_NUMBER: _builtins.int
+    CONTAINER_NAME_FIELD_NUMBER: _builtins.int
+    IMAGE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     gpu: _builtins.str
     """"0.25", "2", "2x0.5"; empty with only a memory, a compute share or a preset. Ranges, of which at least the
@@ -87,6 +89,11 @@ class LeaseRequest(_message.Message):
     """Given back at once when the process that asked ends before a container is created in it. Only for who
     stays, or becomes the program that creates the container.
     """
+    container_name: _builtins.str
+    """What the container will be called, and its image, where that is known already: shown while the lease waits, and
+    the lease is found by the name. The container's own take their place.
+    """
+    image: _builtins.str
     @_builtins.property
     def after(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Leases that must be over first, however they end."""
@@ -126,10 +133,12 @@ class LeaseRequest(_message.Message):
         host_cpu_milli: _builtins.int = ...,
         host_memory_bytes: _builtins.int = ...,
         ends_with_caller: _builtins.bool = ...,
+        container_name: _builtins.str = ...,
+        image: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_requeue", b"_requeue", "requeue", b"requeue"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_requeue", b"_requeue", "after", b"after", "away_from", b"away_from", "begin_at", b"begin_at", "class", b"class", "ends_with_caller", b"ends_with_caller", "gpu", b"gpu", "gpu_compute", b"gpu_compute", "gpu_memory", b"gpu_memory", "held", b"held", "host_cpu_milli", b"host_cpu_milli", "host_memory_bytes", b"host_memory_bytes", "immediate", b"immediate", "isolation", b"isolation", "models", b"models", "near", b"near", "notice_signal", b"notice_signal", "preset", b"preset", "priority", b"priority", "project", b"project", "request_id", b"request_id", "requeue", b"requeue", "restart_on_fault", b"restart_on_fault", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_requeue", b"_requeue", "after", b"after", "away_from", b"away_from", "begin_at", b"begin_at", "class", b"class", "container_name", b"container_name", "ends_with_caller", b"ends_with_caller", "gpu", b"gpu", "gpu_compute", b"gpu_compute", "gpu_memory", b"gpu_memory", "held", b"held", "host_cpu_milli", b"host_cpu_milli", "host_memory_bytes", b"host_memory_bytes", "image", b"image", "immediate", b"immediate", "isolation", b"isolation", "models", b"models", "near", b"near", "notice_signal", b"notice_signal", "preset", b"preset", "priority", b"priority", "project", b"project", "request_id", b"request_id", "requeue", b"requeue", "restart_on_fault", b"restart_on_fault", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__requeue: _TypeAlias = _typing.Literal["requeue"]  # noqa: Y015
     _WhichOneofArgType__requeue: _TypeAlias = _typing.Literal["_requeue", b"_requeue"]  # noqa: Y015
@@ -235,7 +244,7 @@ class LeaseRef(_message.Message):
 
     LEASE_ID_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
-    """A lease id, a container name, or a unique beginning of a container id."""
+    """A lease id, the name of a container that is there or is waited for, or a unique beginning of a container id."""
     def __init__(
         self,
         *,

@@ -292,7 +292,10 @@ def hold(event: JobHoldAsked, draft: PoolDraft) -> None:
 
 
 def set_priority(event: JobPriorityAsked, draft: PoolDraft) -> None:
-    job = _queued(draft.owned(event.job, event.by))
+    """Move a job among those of its project; in a node's own book also one that waits in the node's queue."""
+    job = draft.owned(event.job, event.by)
+    waits_here = draft.rules.here and isinstance(job.state, Placing)
+    job = job if waits_here else _queued(job)
     if not -MAX_PRIORITY <= event.priority <= MAX_PRIORITY:
         raise RequestError(f"priority {event.priority} is not between -{MAX_PRIORITY} and {MAX_PRIORITY}")
     draft.answer = job.id

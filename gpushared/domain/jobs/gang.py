@@ -61,7 +61,7 @@ def _end_unvouched(job: Job, draft: PoolDraft) -> None:
 
 def _order(job: Job, policy: Policy) -> tuple[int, int]:
     rules = policy.classes[job.spec.request.lease_class]
-    return -(rules.priority + job.spec.request.priority + job.priority), job.sequence
+    return -(rules.priority + job.priority), job.sequence
 
 
 def _over_limit(job: Job, ledger: Ledger, places: GroundPlaces) -> Verdict | None:

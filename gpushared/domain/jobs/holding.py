@@ -90,7 +90,7 @@ def _of_job(job: Job, part: Part, grants: tuple[Grant, ...], policy: Policy) -> 
         expires_at=since + limit if running and limit is not None else None,
         project=job.project,
     )
-    priority = policy.classes[request.lease_class].priority + request.priority + job.priority
+    priority = policy.classes[request.lease_class].priority + job.priority
     leaving = isinstance(job.state, Cancelling) or is_over(part)
     # A turn is known by the time at which it was granted, not by that at which the container was up.
     granted_at = job.state.granted_at if isinstance(job.state, Running) else 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import islice
 
 from gpushared.domain.gpu import Gpu
@@ -64,7 +65,7 @@ def _place_here(draft: PoolDraft) -> None:
         job = draft.state.jobs[name]
         if queued[job.spec.owner.person] < draft.rules.here_at_once:
             queued[job.spec.owner.person] += 1
-            begin(job, (Part(HERE, job.spec.request),), {}, draft)
+            begin(job, (Part(HERE, replace(job.spec.request, priority=job.priority)),), {}, draft)
             begun += 1
     draft.state.stale = bool(begun and draft.state.waiting)
 
@@ -136,7 +137,7 @@ def candidate(job: Job, policy: Policy, models: Mapping[str, Gpu]) -> Candidate:
         device_name="",
         project=job.project,
     )
-    priority = policy.classes[request.lease_class].priority + request.priority + job.priority
+    priority = policy.classes[request.lease_class].priority + job.priority
     return Candidate(lease, job.project, priority, job.submitted_at)
 
 

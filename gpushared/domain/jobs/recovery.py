@@ -250,6 +250,7 @@ def _unknown(node: NodeName, report: Report, draft: PoolDraft) -> None:
         state=Queued(draft.now),
         project=project,
         attempts=report.key.number - 1,
+        priority=report.spec.request.priority,
         awaits=(),
         told_by=HERE if vouched else node,
     )

@@ -495,7 +495,7 @@ def kind_of(job: Job, policy: Policy) -> Kind:
     rules = policy.classes[request.lease_class]
     return Kind(
         job.project,
-        rules.priority + request.priority + job.priority,
+        rules.priority + job.priority,
         rules.order,
         request,
         job.spec.target,
