@@ -14,8 +14,9 @@ SECONDS = 60.0
 
 
 async def check_identity(socket_path: str) -> None:
-    """Call ourselves through the front, as our own user, who is let in. Raises ConfigError when we are not, and Unavailable.
+    """Call ourselves through the front, as our own user, who is let in.
 
+    Raises ConfigError when we are not, and Unavailable where there is no answer in time.
     The peer's name in ``context.peer()`` is behaviour of gRPC's core, not a promise of its API.
     """
     async with grpc.aio.insecure_channel(f"unix:{socket_path}") as channel:
