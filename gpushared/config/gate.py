@@ -287,6 +287,12 @@ class GateConfig:
     unconfined_seccomp: bool | None = setting(
         None, OrPreset(Flag()), "Whether `--security-opt seccomp=unconfined` is given."
     )
+    home_and_name: bool | None = setting(
+        None,
+        OrPreset(Flag()),
+        "Whether containers have their caller's `HOME`, `USER` and `LOGNAME`, a home in memory where the own "
+        "one is not mounted, and the caller's line in `/etc/passwd`; every preset says yes.",
+    )
     containers_per_user: int | None = setting(
         None,
         OrPreset(Whole(0, 100_000)),

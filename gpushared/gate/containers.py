@@ -269,9 +269,14 @@ async def find_volume(engine: EngineSocket, name: str, caller: Caller) -> dict[s
         return None
 
 
+async def find_image(engine: EngineSocket, image: str) -> Body:
+    """The engine's description of an image; nothing where it is not there."""
+    return await inspect(engine, "images", image, suffix="/json") or {}
+
+
 async def image_config(engine: EngineSocket, image: str) -> Body:
     """What an image brings along; nothing where it is not there."""
-    return section(await inspect(engine, "images", image, suffix="/json") or {}, "Config")
+    return section(await find_image(engine, image), "Config")
 
 
 async def inspect(engine: EngineSocket, kind: str, name: str, suffix: str = "") -> dict[str, Any] | None:

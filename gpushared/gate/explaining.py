@@ -16,8 +16,10 @@ from gpushared.domain.errors import (
 from gpushared.domain.request import Caller
 from gpushared.gate.accounts import Account, look_up
 from gpushared.gate.body import Body, check_create, parse_object, section, text
-from gpushared.gate.containers import find_network, find_volume, image_config
+from gpushared.gate.containers import find_image, find_network, find_volume
+from gpushared.gate.create import ROOT_USER
 from gpushared.gate.handlers.ground import Ground
+from gpushared.gate.homes import put_home
 from gpushared.gate.mounts import volumes_of, wishes_of
 from gpushared.gate.policy.explain import WHY_SET, Finding, Notes
 from gpushared.gate.policy.judge import HOST_PREFIX, Context, judge_create, networks_of
@@ -58,13 +60,12 @@ class Explainer:
         in_gang = isinstance(wish, ClaimWish) and ground.desk.in_gang(wish.lease, caller)
         context = Context(account, ground.policy, in_gang, wish is not None, version)
         judged = judge_create(body, context, notes)
-        if wish is None:
-            notes.set("Env", None, ["NVIDIA_VISIBLE_DEVICES=void"], "no GPU without a lease")
         if parent := ground.together.name(caller.uid):
             name = f"{HOST_PREFIX}CgroupParent"
             notes.set(name, None, parent, WHY_SET[name])
         try:
-            image = await image_config(ground.engine, text(judged, "Image"))
+            image = section(await find_image(ground.engine, text(judged, "Image")), "Config")
+            self._note_env(judged, image, account, wish, notes)
             exposed = {*section(judged, "ExposedPorts"), *section(image, "ExposedPorts")}
             ports = ports_of(judged["HostConfig"], exposed)
             await Room(ground.engine).check(caller, ground.policy, ports=ports)
@@ -72,6 +73,20 @@ class Explainer:
         except LimitReached as error:
             notes.refused("", None, error)
         await self._look(judged, account, notes)
+
+    def _note_env(self, judged: Body, image: Body, account: Account, wish: Wish | None, notes: Notes) -> None:
+        env = {"no GPU without a lease": ["NVIDIA_VISIBLE_DEVICES=void"]} if wish is None else {}
+        if self._ground.policy.home_and_name and judged["User"] != ROOT_USER:
+            host = {**judged["HostConfig"]}
+            wishes = wishes_of(host["Mounts"])
+            ours = put_home({**judged, "HostConfig": host}, image, account, wishes, wishes)
+            env |= (
+                {"a home and your name": [f"{name}={value}" for name, value in ours.items()]} if ours else {}
+            )
+            if (asked := judged["HostConfig"].get("Tmpfs")) != (given := host.get("Tmpfs")):
+                notes.set(f"{HOST_PREFIX}Tmpfs", asked, given, "a home in memory")
+        if env:
+            notes.set("Env", None, [entry for entries in env.values() for entry in entries], ", ".join(env))
 
     async def _look(self, judged: Body, account: Account, notes: Notes) -> None:
         """At what only the engine and the system know."""

@@ -22,6 +22,7 @@ from gpushared.gate.handlers.networks import Networks
 from gpushared.gate.handlers.shared import Shared
 from gpushared.gate.handlers.volumes import Volumes
 from gpushared.gate.http import Exchange
+from gpushared.gate.passwd import PasswdFiles
 from gpushared.gate.pins.pins import Pins
 from gpushared.gate.policy.site import Policy
 from gpushared.gate.refusals import Refusal
@@ -37,6 +38,7 @@ class Gate:
 
     ``policy`` may be replaced at any time; it holds for requests that come after. ``name``: containers bear
     it, to be told from those of other gates. ``walls``: what bounds all containers of a user together.
+    ``passwd``: without it containers have their images' users only.
     """
 
     def __init__(
@@ -48,9 +50,10 @@ class Gate:
         pins: Pins | None = None,
         name: str = "",
         walls: UserWalls | None = None,
+        passwd: PasswdFiles | None = None,
     ) -> None:
         engine = EngineSocket(engine_socket.removeprefix("unix://"))
-        ground = self._ground = Ground(engine, desk, policy or Policy(), pins, name, walls)
+        ground = self._ground = Ground(engine, desk, policy or Policy(), pins, name, walls, passwd)
         self._audit = audit
         self._creates = Creates(ground)
         self.explainer = Explainer(ground)

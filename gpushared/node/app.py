@@ -20,6 +20,7 @@ from gpushared.gate.engine import EngineSocket
 from gpushared.gate.gate import Gate
 from gpushared.gate.http import Routes
 from gpushared.gate.limits import Shares
+from gpushared.gate.passwd import PasswdFiles
 from gpushared.gate.pins.pins import Pins
 from gpushared.gpus.nvml import NvmlGpus
 from gpushared.gpus.simulated import SimulatedGpus
@@ -74,6 +75,7 @@ SOCKET_NAME = "gpushared.sock"
 ENGINES_OWN = ("/run/docker.sock", "/run/containerd")
 """Where engines listen besides; who reaches them is root."""
 PINS_NAME = "pins"
+USERS_FILES_NAME = "passwd"
 INNER_SOCKET = "inner/grpc.sock"
 GUARD_DIRECTORY = "guard"
 
@@ -102,12 +104,15 @@ class Daemon:
         self._shares = Shares(limits_of(config))
         self._runtime_dir = Path(config.node.runtime_dir)
         self._audit = AuditLog(parts.audit, self._troubles, config.audit)
+        engine = EngineSocket(config.engine.socket)
+        self._passwd = PasswdFiles(engine, Path(config.node.state_dir) / USERS_FILES_NAME)
         self._pins = Pins(
-            EngineSocket(config.engine.socket),
+            engine,
             lambda: policy_of(self._config),
             owner=str(self._runtime_dir),
             ledger=Path(config.node.state_dir) / PINS_NAME,
             barred=[config.node.runtime_dir, config.node.state_dir],
+            also_swept=self._passwd.sweep,
         )
         self._limits = UserLimits(
             gate_name(config.node.state_dir),
@@ -220,6 +225,7 @@ class Daemon:
             gate=gate_name(config.node.state_dir),
             barred=(str(self._runtime_dir), config.node.state_dir, engine, *ENGINES_OWN),
             leases_directory=str(self._runtime_dir / "leases"),
+            passwd_directory=str(Path(config.node.state_dir) / USERS_FILES_NAME),
             simulated=self._parts.gpus.simulated,
         )
         self._follower.on_change = verifier.changed
@@ -309,6 +315,7 @@ class Daemon:
             name=gate_name(config.node.state_dir),
             pins=self._pins,
             walls=self._limits.cgroups,
+            passwd=self._passwd,
         )
         stack.push_async_callback(_end_creates, gate)
         inner = self._runtime_dir / INNER_SOCKET

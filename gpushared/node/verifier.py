@@ -83,6 +83,7 @@ class Verifier:
         gate: str,
         barred: tuple[str, ...],
         leases_directory: str,
+        passwd_directory: str,
         simulated: bool,
     ) -> None:
         self._loop = loop
@@ -92,6 +93,7 @@ class Verifier:
         self._gate = gate
         self._barred = barred
         self._leases_directory = leases_directory
+        self._passwd_directory = passwd_directory
         self._simulated = simulated
         self._looked: dict[ContainerId, int] = {}
         self._said: dict[str, dict[ContainerId, str]] = {WRONG: {}, UNMANAGED: {}}
@@ -175,16 +177,16 @@ class Verifier:
         confined = labels.get(LABEL_GATE) == f"{self._gate}/{CONFINED}"
         uid = int(owner) if owner.isdecimal() else 0
         if lease is not None:
-            own = (f"{self._leases_directory}/{lease.device_name}",)
+            own = (f"{self._leases_directory}/{lease.device_name}", self._passwd_directory)
             given = given_gpus(lease, self._loop.state.gpus)
             minors = frozenset() if self._simulated else minors_of(lease, self._loop.state.gpus, seen.machine)
             return Expected(confined, uid, lease.id, lease.device_name, given, minors, own)
         device = labels.get(LABEL_DEVICE, "")
         if device and not is_start and self._loop.state.of_device(device) is None:
             # Its lease may have been in a journal that was lost, and with it what it was given.
-            own = (f"{self._leases_directory}/{device}",)
+            own = (f"{self._leases_directory}/{device}", self._passwd_directory)
             return Expected(confined, uid, "", device, None, None, own)
-        return Expected(confined, uid)
+        return Expected(confined, uid, sources=(self._passwd_directory,))
 
     def _strange(self, device: str, lease: Lease | None, *, is_start: bool) -> tuple[Finding, ...]:
         """Where a container wears a lease's device that is not its own, or no more.

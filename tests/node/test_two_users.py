@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from tests.node.daemon import DaemonProcess, Json, Refused, name
+from tests.node.daemon import DaemonProcess, Json, Refused, name, wait_until
 from tests.node.grpc_client import ask
 
+LOOKED_AFTER_SECONDS = 2.0
+"""The daemon looks three times within a second."""
 ALICE, BOB = 61001, 61002
 """Users that no system has: they have no groups and no home, so they are confined."""
 
@@ -152,3 +156,19 @@ def test_nobody_but_the_daemon_reaches_the_inner_socket(daemon: DaemonProcess) -
     assert inner.stat().st_mode & 0o777 == 0o700
     (answer,) = ask(inner / "grpc.sock", [("Leases/List", {})])
     assert answer["code"] == "permission_denied"
+
+
+def test_a_container_knows_its_user_and_is_left_alone_by_the_look_after_its_start(
+    daemon: DaemonProcess, alices: Json
+) -> None:
+    """The file with the name lies in the state directory, of which containers see nothing else."""
+    plain = daemon.run_container(uid=ALICE)
+    for container in (plain, alices["container_id"]):
+        said = daemon.check("exec", container, "sh", "-c", "whoami; touch ~/x && echo $HOME", uid=ALICE)
+        assert said.split() == [str(ALICE), f"/home/{ALICE}"]
+    daemon.restart()
+    time.sleep(LOOKED_AFTER_SECONDS)
+    assert daemon.check("ps", "-q", "--no-trunc", uid=ALICE).split() == [plain, alices["container_id"]]
+    assert "mismatch" not in daemon.text()
+    daemon.check("rm", "-f", plain, alices["container_id"], uid=ALICE)
+    wait_until(lambda: not list((daemon.state_dir / "passwd").iterdir()), "the file goes with its containers")

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 
 from gpushared.config.gate import DRIVER_CAPABILITIES
-from gpushared.domain.errors import LimitReached, NotFound, PermissionRefused, RequestError
-from gpushared.gate.accounts import look_up
+from gpushared.domain.errors import EngineUnavailable, LimitReached, NotFound, PermissionRefused, RequestError
+from gpushared.gate.accounts import PathWish, look_up
 from gpushared.gate.body import Body, check_create, section, strings, text
 from gpushared.gate.call import Call
-from gpushared.gate.containers import LABEL_HOST_PATHS, find_network, find_volume, image_config
-from gpushared.gate.create import CREATED, Creator, Order
+from gpushared.gate.containers import (
+    LABEL_HOST_PATHS,
+    find_image,
+    find_network,
+    find_volume,
+    image_config,
+)
+from gpushared.gate.create import CREATED, ROOT_USER, Creator, Order
 from gpushared.gate.driver_capabilities import (
     VARIABLE,
     check_driver_capabilities,
@@ -23,10 +30,12 @@ from gpushared.gate.engine import Answer
 from gpushared.gate.gpu_nodes import check_devices
 from gpushared.gate.handlers.ground import Ground, Handler
 from gpushared.gate.handlers.images import check_no_builder
+from gpushared.gate.homes import USERS_FILE, passwd_line, put_home
 from gpushared.gate.inject import merge_env
 from gpushared.gate.interim import while_waiting
 from gpushared.gate.mounts import lead_to, unnamed_volumes, volumes_of, wishes_of
 from gpushared.gate.names import check_name, hide_holder
+from gpushared.gate.passwd import LABEL_USERS
 from gpushared.gate.pins.pins import LABEL_PINS
 from gpushared.gate.policy.judge import Context, judge_create, networks_of
 from gpushared.gate.published import LABEL_PORTS, ports_of
@@ -93,6 +102,12 @@ class Creates:
             named = named_in(strings(image, "Env")) or ""
         body["Env"] = merge_env(env, {VARIABLE: driver_capabilities(named, given)})
 
+    def _maps_users(self) -> bool:
+        try:
+            return self._ground.desk.engine_facts().maps_users
+        except EngineUnavailable:
+            return True  # it has not described itself yet
+
     async def _confine(self, body: Body, call: Call, wish: Wish | None, held: AsyncExitStack) -> Body:
         ground, caller = self._ground, call.caller
         engine, desk, policy = ground.engine, ground.desk, ground.policy
@@ -102,7 +117,8 @@ class Creates:
         account = await look_up(caller)
         in_gang = isinstance(wish, ClaimWish) and desk.in_gang(wish.lease, caller)
         judged = judge_create(body, Context(account, policy, in_gang, wish is not None, call.version))
-        image = await image_config(engine, text(judged, "Image"))
+        described = await find_image(engine, text(judged, "Image"))
+        image = section(described, "Config")
         exposed = {*section(judged, "ExposedPorts"), *section(image, "ExposedPorts")}
         ports = ports_of(judged["HostConfig"], exposed)
         await held.enter_async_context(self._room.for_one_more(caller, policy, ports))
@@ -119,13 +135,22 @@ class Creates:
             if mount["Type"] == "volume":
                 mount["VolumeOptions"] = ground.labelled(call, section(mount, "VolumeOptions"))
         # Set in any case: the caller or an image may have set them too.
-        labels = {LABEL_HOST_PATHS: "[]", LABEL_PINS: "", LABEL_PORTS: str(ports)}
+        labels = {LABEL_HOST_PATHS: "[]", LABEL_PINS: "", LABEL_PORTS: str(ports), LABEL_USERS: ""}
+        found: Sequence[PathWish] = ()
         if wishes := wishes_of(mounts):
             pin = await held.enter_async_context(self._ground.pins.held(account, wishes))
+            found = pin.wishes
             lead_to(mounts, pin)
             labels |= {
                 LABEL_HOST_PATHS: json.dumps([asdict(path) for path in pin.wishes]),
                 LABEL_PINS: pin.name,
             }
+        if policy.home_and_name and judged["User"] != ROOT_USER:
+            put_home(judged, image, account, wishes, found)
+            # Root of another number could not come to the daemon's file when the container starts.
+            line = b"" if self._maps_users() else passwd_line(judged, image, caller)
+            if passwd := await held.enter_async_context(ground.passwd.with_line(described, line)):
+                mounts.append({"Type": "bind", "Source": str(passwd), "Target": USERS_FILE, "ReadOnly": True})
+                labels[LABEL_USERS] = passwd.name
         judged["Labels"] = {**section(judged, "Labels"), **labels}
         return judged

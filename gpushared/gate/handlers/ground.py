@@ -14,6 +14,7 @@ from gpushared.gate.call import Call
 from gpushared.gate.containers import find_container
 from gpushared.gate.desk import Desk
 from gpushared.gate.engine import Answer, EngineSocket
+from gpushared.gate.passwd import PasswdFiles
 from gpushared.gate.pins.pins import Pins
 from gpushared.gate.policy.judge import Context
 from gpushared.gate.policy.site import Policy
@@ -44,6 +45,7 @@ class Ground:
         pins: Pins | None = None,
         name: str = "",
         walls: UserWalls | None = None,
+        passwd: PasswdFiles | None = None,
     ) -> None:
         self.engine = engine
         self.desk = desk
@@ -52,6 +54,7 @@ class Ground:
         self.turns = Turns()
         self.volume_turns = Turns()
         self.pins = pins or Pins(engine, lambda: self.policy)
+        self.passwd = passwd or PasswdFiles(engine, None)
         self.together = Together(walls, desk, lambda: self.policy)
 
     async def send(

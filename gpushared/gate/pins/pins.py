@@ -13,7 +13,7 @@ import hashlib
 import json
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -62,7 +62,8 @@ class Pins:
 
     ``owner`` tells the pins of several daemons apart; without one they end with this life.
 
-    ``policy`` gives the site's rules of the moment.
+    ``policy`` gives the site's rules of the moment. ``also_swept`` is called after each sweep: what else is
+    kept for containers goes with them too.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Pins:
         ledger: Path | None = None,
         barred: Sequence[str] = (),
         patience_seconds: float = HELPER_SECONDS,
+        also_swept: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._engine = engine
         self._policy = policy
@@ -83,6 +85,7 @@ class Pins:
         """Of the names of all its pins."""
         self._barred = [*SYSTEMS_OWN, engine.path, *barred]
         self._patience_seconds = patience_seconds
+        self._also_swept = also_swept
         self._making: set[str] = set()
         self._turns: dict[int, asyncio.Semaphore] = {}
         self._wake = asyncio.Event()
@@ -287,6 +290,8 @@ class Pins:
             self._wake.clear()
             try:
                 await self.sweep()
+                if self._also_swept is not None:
+                    await self._also_swept()
             except GpushareError as error:
                 log.warning("pins not swept: %s", error)
 

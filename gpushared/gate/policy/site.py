@@ -52,6 +52,7 @@ class Policy:
     root_inside: bool = False
     host_ipc: bool = False
     unconfined_seccomp: bool = False
+    home_and_name: bool = True
     containers_per_user: int = NO_LIMIT
     ports_per_user: int = 128
     memory_per_user: int | Percent = NO_LIMIT

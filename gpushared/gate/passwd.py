@@ -1,0 +1,211 @@
+"""``/etc/passwd`` of confined callers' containers: the image's own, and a line for the caller.
+
+A file of the daemon's is mounted over the image's. To write into the container instead, ``docker cp``'s way,
+an engine before 29.5.1 would mount as root what the container has mounted, at places that users can move.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import io
+import json
+import logging
+import os
+import secrets
+import tarfile
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from gpushared.domain.errors import EngineUnavailable, GpushareError
+from gpushared.gate.body import Body, section, serialise
+from gpushared.gate.containers import CREATED, OK
+from gpushared.gate.engine import EngineSocket
+from gpushared.gate.homes import USERS_FILE, USERS_FILE_BYTES, with_line
+
+log = logging.getLogger(__name__)
+
+LABEL_USERS = "gpushare.passwd"
+"""The name of the file that a container has."""
+LABEL_LOOK = "gpushare.look"
+"""On containers that are made to look into an image, and never started."""
+OURS = "gpushare."
+IMAGES_KEPT = 64
+CREATE_SECONDS = 600.0
+FILE_SECONDS = 30.0
+STAT_HEADER = b"x-docker-container-path-stat"
+_FIRST_TYPE_BIT = 9
+"""Of a mode in Go: permissions lie below; what is above tells directories, links and other kinds apart."""
+
+
+class PasswdFiles:
+    """Makes, keeps and removes these files. Without a directory there are none.
+
+    The name of a file is its text's digest: containers of one user and one image share a file.
+    """
+
+    def __init__(self, engine: EngineSocket, directory: Path | None) -> None:
+        self._engine = engine
+        self._directory = directory
+        self._images: OrderedDict[str, bytes | None] = OrderedDict()
+        """What the last images that were looked into have; None where their file stays as it is."""
+        self._looks: dict[str, asyncio.Task[bytes | None]] = {}
+        self._look_owner = secrets.token_hex(6)
+        self._making: Counter[str] = Counter()
+        self._recent: set[str] = set()
+        """Names that somebody wanted since the last sweep began."""
+        self._lock = asyncio.Lock()
+
+    @asynccontextmanager
+    async def with_line(self, image: Body, line: bytes) -> AsyncIterator[Path | None]:
+        """A file for a container of the image that is made inside; None where the image's own will do.
+
+        ``image`` is the engine's description.
+        """
+        text = await self._text(image, line) if self._directory is not None and line else None
+        if text is None:
+            yield None
+            return
+        name = hashlib.sha256(text).hexdigest()[:32]
+        self._making[name] += 1
+        try:
+            yield await self._file(name, text)
+        finally:
+            self._making[name] -= 1
+
+    async def sweep(self) -> None:
+        """Remove the files that no container has, and what an earlier life left of its looks."""
+        if self._directory is None or not self._directory.exists():
+            return
+        self._recent = {*+self._making}
+        used = {labels.get(LABEL_USERS, "") for _, labels in await self._containers(LABEL_USERS)}
+        async with self._lock:
+            await asyncio.to_thread(_remove, self._directory, used | self._recent)
+        for container, labels in await self._containers(LABEL_LOOK):
+            if labels.get(LABEL_LOOK) not in {"", self._look_owner}:
+                await self._engine.call("DELETE", f"/containers/{container}?force=1&v=1".encode())
+
+    async def _file(self, name: str, text: bytes) -> Path | None:
+        assert self._directory is not None
+        async with self._lock:
+            self._recent.add(name)
+            try:
+                return await asyncio.to_thread(_write, self._directory, name, text)
+            except OSError as error:
+                log.warning("a container's user has no name inside: %s", error.strerror)
+                return None
+
+    async def _text(self, image: Body, line: bytes) -> bytes | None:
+        found = await self._of_image(image)
+        return None if found is None else with_line(found, line)
+
+    async def _of_image(self, image: Body) -> bytes | None:
+        """The image's file. It is looked at once, whoever goes away meanwhile."""
+        identity = str(image.get("Id") or "")
+        if not identity:
+            return None
+        if identity in self._images:
+            self._images.move_to_end(identity)
+            return self._images[identity]
+        look = self._looks.get(identity)
+        if look is None:
+            look = self._looks[identity] = asyncio.create_task(self._look(identity, image))
+            look.add_done_callback(lambda _: self._looks.pop(identity, None))
+        return await asyncio.shield(look)
+
+    async def _look(self, identity: str, image: Body) -> bytes | None:
+        try:
+            found = await self._read(identity, image)
+        except (GpushareError, OSError) as error:
+            log.warning("an image's users are not known: %s", error)
+            return None
+        self._images[identity] = found
+        while len(self._images) > IMAGES_KEPT:
+            self._images.popitem(last=False)
+        return found
+
+    async def _read(self, identity: str, image: Body) -> bytes | None:
+        """Out of a container of the image, that has nothing else and is never started."""
+        assert self._directory is not None
+        await asyncio.to_thread(self._directory.mkdir, mode=0o700, parents=True, exist_ok=True)
+        body = serialise(self._look_body(identity, section(image, "Config")))
+        made = await self._engine.call("POST", b"/containers/create", body, timeout_seconds=CREATE_SECONDS)
+        if made.status != CREATED:
+            raise EngineUnavailable(str(made.json().get("message")))
+        container = made.json()["Id"]
+        try:
+            return await self._read_from(container)
+        finally:
+            await self._engine.call("DELETE", f"/containers/{container}?force=1&v=1".encode())
+
+    def _look_body(self, identity: str, config: Body) -> Body:
+        # Labels of the image's would make it somebody's.
+        labels = {name: "" for name in section(config, "Labels") if name.startswith(OURS)}
+        # An engine that does not see the directory refuses here, and not at the user's create.
+        seen = {"Type": "bind", "Source": str(self._directory), "Target": "/gpushare-look", "ReadOnly": True}
+        empty = [{"Type": "tmpfs", "Target": path} for path in section(config, "Volumes")]
+        return {
+            "Image": identity,
+            "Cmd": ["true"],
+            "Labels": {**labels, LABEL_LOOK: self._look_owner},
+            "HostConfig": {"NetworkMode": "none", "Mounts": [seen, *empty]},
+        }
+
+    async def _read_from(self, container: str) -> bytes | None:
+        target = f"/containers/{container}/archive?path={quote(USERS_FILE, safe='')}".encode()
+        head = await self._engine.call("HEAD", target, timeout_seconds=FILE_SECONDS)
+        said = {name.lower(): value for name, value in head.headers}
+        if head.status != OK or not is_small_file(said.get(STAT_HEADER, b"")):
+            return None
+        answer = await self._engine.call("GET", target, timeout_seconds=FILE_SECONDS)
+        return _only_file(answer.body) if answer.status == OK else None
+
+    async def _containers(self, label: str) -> list[tuple[str, dict[str, str]]]:
+        filters = quote(json.dumps({"label": [label]}))
+        answer = await self._engine.call("GET", f"/containers/json?all=1&filters={filters}".encode())
+        if answer.status != OK:
+            raise EngineUnavailable("the Docker engine does not list its containers")
+        return [(str(found["Id"]), found.get("Labels") or {}) for found in answer.json()]
+
+
+def is_small_file(header: bytes) -> bool:
+    """Whether the engine's words about a path are those about a plain file of a size to be read."""
+    try:
+        said: Any = json.loads(base64.b64decode(header))
+        is_plain = said["mode"] >> _FIRST_TYPE_BIT == 0
+        return bool(is_plain and 0 <= said["size"] <= USERS_FILE_BYTES)
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def _only_file(archive: bytes) -> bytes | None:
+    with contextlib.suppress(tarfile.TarError), tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as tar:
+        member = tar.next()
+        if member is not None and member.isreg() and member.size <= USERS_FILE_BYTES:
+            file = tar.extractfile(member)
+            return None if file is None else file.read()
+    return None
+
+
+def _write(directory: Path, name: str, text: bytes) -> Path:
+    path = directory / name
+    if not path.exists():
+        new = directory / f".{name}"
+        new.write_bytes(text)
+        new.chmod(0o644)
+        with new.open("rb") as file:
+            os.fsync(file.fileno())
+        new.rename(path)
+    return path
+
+
+def _remove(directory: Path, spared: set[str]) -> None:
+    for path in directory.iterdir():
+        if path.name not in spared:
+            path.unlink(missing_ok=True)

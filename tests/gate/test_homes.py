@@ -1,0 +1,356 @@
+"""Home and name of a confined caller in the caller's containers."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import shutil
+import tarfile
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpushared.domain.request import Caller
+from gpushared.gate.accounts import Account, PathWish
+from gpushared.gate.engine import EngineSocket
+from gpushared.gate.gate import Gate
+from gpushared.gate.homes import USERS_FILE_BYTES, passwd_line, put_home, with_line
+from gpushared.gate.passwd import PasswdFiles, is_small_file
+from gpushared.gate.policy.site import Policy
+from gpushared.ports import EngineFacts
+from tests.bed import parts
+from tests.bed.fixtures import CdiEngine
+from tests.gate.desks import FakeDesk, facts
+from tests.gate.docker import Docker
+from tests.gate.serving import ALICE, BOB, ROOT, serving_gate
+
+HOME = "/home/alice"
+IN_MEMORY = "rw,exec,nosuid,nodev,mode=0700,uid=1000,gid=1000"
+LINE = b"alice:x:1000:1000::/home/alice:/bin/sh\n"
+
+# --- what is put in, and where -------------------------------------------------------------------------
+
+
+def bind(source: str, target: str, *, write: bool = True) -> dict[str, Any]:
+    return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": not write}
+
+
+def volume(target: str) -> dict[str, Any]:
+    return {"Type": "volume", "Source": "v", "Target": target}
+
+
+def body_of(*mounts: dict[str, Any], env: tuple[str, ...] = (), **host: object) -> dict[str, Any]:
+    return {"Env": list(env), "HostConfig": {"Mounts": list(mounts), **host}}
+
+
+def put(body: dict[str, Any], *, image_env: tuple[str, ...] = (), caller: Caller = ALICE) -> dict[str, str]:
+    binds = [mount for mount in body["HostConfig"]["Mounts"] if mount["Type"] == "bind"]
+    wishes = [PathWish(each["Source"], not each["ReadOnly"]) for each in binds]
+    return put_home(body, {"Env": list(image_env)}, Account(caller, (), "/homes/alice"), wishes, wishes)
+
+
+@pytest.mark.parametrize(
+    ("body", "home", "in_memory"),
+    [
+        (body_of(), HOME, True),
+        (body_of(bind("/homes/alice/", "/my/")), "/my", False),
+        (body_of(bind("/homes/alice", "/my", write=False)), HOME, True),
+        (body_of(bind("/homes/alice/work", "/work")), HOME, True),
+        (body_of(bind("/homes/alice/work", f"{HOME}/work")), HOME, True),
+        (body_of(volume(f"{HOME}/")), HOME, False),
+        (body_of(Tmpfs={HOME: ""}), HOME, False),
+        (body_of(volume("/home")), "/gpushare-home", True),
+        (body_of(volume("/home"), volume("/gpushare-home")), "/gpushare-home", False),
+        (body_of(env=("HOME=/x",)), "", False),
+        (body_of(env=("HOME",)), "", False),
+    ],
+)
+def test_the_home_is_the_mounted_one_or_in_memory(body: dict[str, Any], home: str, in_memory: bool) -> None:
+    before = dict(body["HostConfig"].get("Tmpfs") or {})
+    assert put(body).get("HOME", "") == home
+    added = {home: IN_MEMORY} if in_memory else {}
+    assert (body["HostConfig"].get("Tmpfs") or {}) == before | added
+
+
+def test_what_the_user_or_the_image_names_stays() -> None:
+    body = body_of(env=("USER=me",))
+    assert put(body, image_env=("LOGNAME=it", "HOME=/root")) == {}
+    assert body["Env"] == ["USER=me"]
+    assert "Tmpfs" not in body["HostConfig"]
+
+
+@pytest.mark.parametrize(
+    ("name", "home"),
+    [("1234", "/home/1234"), ("LAB\\ada", "/home/1000"), ("..", "/home/1000"), ("a/b", "/home/1000")],
+)
+def test_a_home_in_memory_is_always_below_one_directory(name: str, home: str) -> None:
+    assert put(body_of(), caller=Caller(1000, 1000, name))["HOME"] == home
+
+
+@pytest.mark.parametrize(
+    ("passwd", "expected"),
+    [
+        (b"", LINE),
+        (b"root:x:0:0::/:/bin/sh\n", b"root:x:0:0::/:/bin/sh\n" + LINE),
+        (b"root:x:0:0::/:/bin/sh", b"root:x:0:0::/:/bin/sh\n" + LINE),
+        (b"alice:x:5:5::/:\n", None),
+        (b"other:x:1000:5::/:\n", None),
+        (b"other:x:0001000:5::/:\n", None),
+        (b"\xff\n:::\n" + b"1" * 5000, b"\xff\n:::\n" + b"1" * 5000 + b"\n" + LINE),
+    ],
+)
+def test_a_line_is_added_where_name_and_number_are_nobodys(passwd: bytes, expected: bytes | None) -> None:
+    assert with_line(passwd, LINE) == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "name", "line"),
+    [
+        (body_of(env=(f"HOME={HOME}",)), "alice", LINE),
+        (body_of(env=("HOME=/a:b\n0::",)), "alice", LINE.replace(HOME.encode(), b"/")),
+        (body_of(env=("HOME",)), "alice", LINE.replace(HOME.encode(), b"/")),
+        (body_of(), "root:x:0:0", b""),
+        (body_of(), "+netgroup", b""),
+        (body_of(bind("/x", "/etc/passwd")), "alice", b""),
+        (body_of(volume("/etc/")), "alice", b""),
+        (body_of(Tmpfs={"//etc": ""}), "alice", b""),
+    ],
+)
+def test_there_is_a_line_where_it_can_be_written_and_seen(
+    body: dict[str, Any], name: str, line: bytes
+) -> None:
+    assert passwd_line(body, {}, Caller(1000, 1000, name)) == line
+
+
+@pytest.mark.parametrize(
+    ("said", "is_one"),
+    [
+        ({"size": 68, "mode": 0o644}, True),
+        ({"size": USERS_FILE_BYTES + 1, "mode": 0o644}, False),
+        ({"size": 0, "mode": 1 << 25 | 0o644}, False),  # a pipe, as Go tells kinds
+        ({"size": 4096, "mode": 1 << 31 | 0o755}, False),  # a directory
+        ({"size": 5, "mode": 1 << 27 | 0o777}, False),  # a link
+        ({"size": 68, "mode": "0644"}, False),
+        ({}, False),
+        ([], False),
+    ],
+)
+def test_only_a_plain_short_file_is_read(said: object, is_one: bool) -> None:
+    assert is_small_file(base64.b64encode(json.dumps(said).encode())) == is_one
+
+
+# --- in containers -------------------------------------------------------------------------------------
+
+PASSWD_OF_IMAGE = b"root:x:0:0:root:/root:/bin/sh\ngames:x:1001:60::/:/bin/sh\n"
+IMAGES: dict[str, bytes | tarfile.TarInfo | None] = {"users": PASSWD_OF_IMAGE, "bare": None}
+
+
+def special(kind: bytes, **more: object) -> tarfile.TarInfo:
+    info = tarfile.TarInfo("etc/passwd")
+    info.type = kind
+    for name, value in more.items():
+        setattr(info, name, value)
+    return info
+
+
+IMAGES["link"] = special(tarfile.SYMTYPE, linkname="../hidden")
+IMAGES["large"] = b"x:x:1:1::/:/bin/sh\n" * (USERS_FILE_BYTES // 19 + 1)
+
+
+def image_tar(passwd: bytes | tarfile.TarInfo | None) -> bytes:
+    """Busybox with another file of users, or none."""
+    archive = io.BytesIO()
+    with tarfile.open(parts.BUSYBOX_TAR) as busybox, tarfile.open(fileobj=archive, mode="w") as tar:
+        for member in busybox:
+            if member.name != "./etc/passwd":
+                tar.addfile(member, busybox.extractfile(member) if member.isreg() else None)
+        if isinstance(passwd, tarfile.TarInfo):
+            tar.addfile(passwd)
+        elif passwd is not None:
+            info = tarfile.TarInfo("etc/passwd")
+            info.size = len(passwd)
+            tar.addfile(info, io.BytesIO(passwd))
+    return archive.getvalue()
+
+
+@dataclass
+class Rig:
+    """Docker clients before one gate; ``engine`` asks the engine itself."""
+
+    alice: Docker
+    bob: Docker
+    root: Docker
+    engine: Docker
+    files: PasswdFiles
+    directory: Path
+
+    async def said(self, docker: Docker, *words: str, image: str = "users") -> str:
+        """What a container of the image says."""
+        *options, command = words
+        done = await docker.run(*options, f"gate-homes:{image}", "sh", "-c", command)
+        assert done.code == 0, done.err
+        return done.out.decode().strip()
+
+    @property
+    def kept(self) -> list[str]:
+        return sorted(path.name for path in self.directory.glob("*"))
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A directory that both engines see."""
+    path = Path(tempfile.mkdtemp(prefix="gate-homes-"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(params=["oldest", pytest.param("newest", marks=pytest.mark.cdi)])
+async def rig(
+    request: pytest.FixtureRequest, desk: FakeDesk, docker_environment: dict[str, str], shared: Path
+) -> AsyncIterator[Rig]:
+    if request.param == "newest":
+        engine: CdiEngine = request.getfixturevalue("cdi_engine")
+        desk.facts = EngineFacts("28.5.2", "1.51", True, facts().gpu_mechanism, 1)
+        socket = engine.socket
+    else:
+        socket = request.getfixturevalue("docker_engine")
+    for name, passwd in IMAGES.items():
+        file = shared / name
+        file.write_bytes(image_tar(passwd))
+        assert parts.docker(socket, "import", str(file), f"gate-homes:{name}").returncode == 0
+    files = PasswdFiles(EngineSocket(socket.removeprefix("unix://")), shared / "passwd")
+    policy = Policy(root_inside=True, bind_prefixes=(str(shared),))
+    gate = Gate(socket, desk, policy, passwd=files)
+    async with AsyncExitStack() as stack:
+        served = [await stack.enter_async_context(serving_gate(gate, who)) for who in (ALICE, BOB, ROOT)]
+        url = socket if "://" in socket else f"unix://{socket}"
+        urls = [*(each.url for each in served), url]
+        alice, bob, root, engine_itself = (
+            Docker(each, docker_environment, "gate-homes:users") for each in urls
+        )
+        yield Rig(alice, bob, root, engine_itself, files, shared / "passwd")
+    for name in IMAGES:
+        parts.docker(socket, "rmi", "--force", f"gate-homes:{name}")
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("options", [(), ("--read-only",), ("-v", "/w"), ("--user", "1000:1000")])
+async def test_a_program_has_a_home_to_write_to_and_knows_its_user(
+    rig: Rig, options: tuple[str, ...]
+) -> None:
+    look = "echo $HOME $USER $LOGNAME $(whoami) $(id -un); touch ~/x && mkdir ~/.cache && stat -c %U ~/x"
+    said = await rig.said(rig.alice, *options, look)
+    assert said == "/home/alice alice alice alice alice\nalice"
+
+
+@pytest.mark.docker
+async def test_programs_that_join_a_container_have_the_same_and_so_has_its_next_run(rig: Rig) -> None:
+    name = f"gate-homes-{rig.directory.parent.name[-6:]}"
+    await rig.alice(
+        "run", "-d", "--network=none", "--init", "--name", name, "gate-homes:users", "sleep", "600"
+    )
+    try:
+        joined = await rig.alice("exec", name, "sh", "-c", "whoami; echo $HOME; touch ~/x; cat /etc/passwd")
+        await rig.engine("restart", "-t", "0", name)
+        again = await rig.engine("exec", name, "sh", "-c", "whoami; touch ~/x")
+    finally:
+        await rig.engine("rm", "-f", name)
+    assert joined.out == b"alice\n/home/alice\n" + PASSWD_OF_IMAGE + LINE, joined.err
+    assert (again.code, again.out) == (0, b"alice\n"), again.err
+
+
+@pytest.mark.docker
+async def test_the_file_is_roots_and_only_to_be_read(rig: Rig) -> None:
+    said = await rig.said(rig.alice, "stat -c '%u:%g %a' /etc/passwd; echo x >>/etc/passwd || echo refused")
+    assert said == "0:0 644\nrefused"
+
+
+@pytest.mark.docker
+async def test_a_user_whom_the_image_has_keeps_the_images_name(rig: Rig) -> None:
+    assert await rig.said(rig.bob, "whoami; echo $USER") == "games\nbob"
+    assert rig.kept == []
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("image", ["bare", "link", "large"])
+async def test_an_image_without_a_plain_short_file_stays_as_it_is(rig: Rig, image: str) -> None:
+    assert await rig.said(rig.alice, "echo $USER; touch ~/x; ls ~", image=image) == "alice\nx"
+    assert rig.kept == []
+
+
+@pytest.mark.docker
+async def test_the_own_home_is_home_where_it_is_mounted(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = rig.directory.parent / "alices"
+    own.mkdir()
+    shutil.chown(own, 1000, 1000)
+
+    async def look_up(caller: Caller) -> Account:
+        return Account(caller, (), str(own))
+
+    monkeypatch.setattr("gpushared.gate.handlers.creates.look_up", look_up)
+    assert await rig.said(rig.alice, "-v", f"{own}:/h", "echo $HOME; touch ~/kept; whoami") == "/h\nalice"
+    assert (own / "kept").stat().st_uid == 1000
+
+
+@pytest.mark.docker
+async def test_who_is_root_inside_or_trusted_has_what_the_image_says(rig: Rig) -> None:
+    look = "echo $HOME $USER; cat /etc/passwd"
+    assert await rig.said(rig.alice, "--user=root", look) == "/root\n" + PASSWD_OF_IMAGE.decode().strip()
+    assert await rig.said(rig.root, look) == "/root\n" + PASSWD_OF_IMAGE.decode().strip()
+
+
+@pytest.mark.docker
+async def test_a_home_in_memory_counts_for_its_container(rig: Rig) -> None:
+    """The kernel ends the program that goes beyond; nothing is taken from the machine's rest."""
+    words = ("-m", "32m", "--memory-swap", "32m", "gate-homes:users")
+    done = await rig.alice.run(*words, "dd", "if=/dev/zero", "of=/home/alice/x", "bs=1M", "count=256")
+    assert done.code == 137, done.err
+
+
+@pytest.mark.docker
+async def test_a_file_goes_with_the_last_container_that_has_it(rig: Rig) -> None:
+    made = [await rig.alice("create", "--network=none", "gate-homes:users", "true") for _ in range(2)]
+    first, second = (done.out.decode().strip() for done in made)
+    await rig.files.sweep()
+    assert len(rig.kept) == 1
+    await rig.alice("rm", first)
+    await rig.files.sweep()
+    assert (await rig.engine("start", "--attach", second)).code == 0
+    await rig.alice("rm", second)
+    await rig.files.sweep()
+    assert rig.kept == []
+
+
+@pytest.mark.docker
+async def test_a_look_into_an_image_leaves_no_container(rig: Rig) -> None:
+    """Also that of a daemon that was killed meanwhile goes, and many creates look once."""
+    label = ("--label", "gpushare.look=of-an-earlier-life")
+    left = await rig.engine("create", *label, "--network=none", "gate-homes:users", "true")
+    creates = [rig.alice("create", "--network=none", "gate-homes:users", "true") for _ in range(3)]
+    made = [done.out.decode().strip() for done in await asyncio.gather(*creates)]
+    await rig.alice("rm", *made)
+    await rig.files.sweep()
+    listed = await rig.engine("ps", "-aq", "--no-trunc", "--filter", "label=gpushare.look")
+    assert left.out.strip() not in listed.out.split()
+    assert listed.out == b""
+
+
+@pytest.mark.docker
+async def test_a_site_can_switch_it_off(rig: Rig, docker_environment: dict[str, str], desk: FakeDesk) -> None:
+    socket = rig.engine.environment["DOCKER_HOST"]
+    gate = Gate(socket, desk, Policy(home_and_name=False), passwd=rig.files)
+    async with serving_gate(gate, ALICE) as served:
+        alice = Docker(served.url, docker_environment, rig.alice.image)
+        assert await rig.said(alice, "echo $HOME $USER; whoami || true") == "/"
+        shown = await alice("create", "--network=none", alice.image, "true")
+        found = await alice("inspect", "-f", "{{json .HostConfig}}", shown.out.decode().strip())
+        await alice("rm", shown.out.decode().strip())
+    assert not json.loads(found.out).get("Tmpfs")
