@@ -119,7 +119,8 @@ def volume_without_a_name(scene: Scene) -> Told:
     """The victim's, once its container is gone: nobody but its owner finds, mounts or prunes it."""
     words = ("--network", "none", "-v", "/x", parts.BUSYBOX_IMAGE)
     container = scene.daemon.check("create", *words, uid=VICTIM)
-    [mount] = scene.as_engine("GET", f"/containers/{container}/json")["Mounts"]
+    mounts = scene.as_engine("GET", f"/containers/{container}/json")["Mounts"]
+    [mount] = [each for each in mounts if each["Type"] == "volume"]
     scene.as_engine("DELETE", f"/containers/{container}")
     name = mount["Name"]
     try:

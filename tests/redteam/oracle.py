@@ -122,12 +122,18 @@ class Oracle:
             if (
                 mount["Type"] == "bind"
                 and not leased
+                and not self._is_users_file(mount)
                 and any(
                     word in source.removeprefix(str(self._scene.engine.directory))
                     for word in FORBIDDEN_IN_MOUNTS
                 )
             ):
                 yield f"has {source} mounted"
+
+    def _is_users_file(self, mount: Json) -> bool:
+        """The daemon's file with the attacker's name, at its place and only to be read."""
+        own = Path(mount["Source"]).parent == self._scene.daemon.state_dir / "passwd"
+        return own and mount["Destination"] == "/etc/passwd" and not mount["RW"]
 
     # --- whether the daemon still serves ---
 
