@@ -148,7 +148,7 @@ def test_after_the_time_the_error_is_that_of_the_last_try(gpushare: Gpushare, st
 def test_a_submission_that_may_have_been_taken_is_not_told_as_refused(
     gpushare: Gpushare, standin: StandIn
 ) -> None:
-    """The connection broke, and then the daemon stayed away, which is what the newest error alone would say."""
+    """The connection broke, and then the daemon stayed away, as the newest error alone would say."""
     give_answers(standin)
     standin.answers["Jobs/Submit"] = HANG_UP
     done = gpushare("submit", "--gpu", "0.25", "busybox", GPUSHARE_RETRY_SECONDS="1")
