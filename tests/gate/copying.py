@@ -66,11 +66,15 @@ class Copier:
         container = await self.alice.run(
             "", "sh", "-c", f"{script}; touch /tmp/.ready; exec sleep 600", **host
         )
+        await self.ready(container)
+        return container
+
+    async def ready(self, container: str) -> None:
+        """Wait for the file that the script of the container makes at its end."""
         async with asyncio.timeout(LONGEST_SECONDS):
             # A file announces itself to nobody.
             while (await self.inside(container, "test", "-e", "/tmp/.ready")).code:  # noqa: ASYNC110 - see above
                 await asyncio.sleep(0.1)
-        return container
 
     async def inside(self, container: str, *words: str) -> Done:
         return await self.docker("exec", container, *words)

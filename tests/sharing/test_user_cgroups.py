@@ -90,6 +90,18 @@ async def test_where_there_is_no_cgroup_v2_that_is_said(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("engine", [V2, SLICES], ids=["cgroupfs", "systemd"])
+async def test_a_process_of_ours_joins_beside_the_containers_of_a_user(
+    tree: Tree, engine: EngineFacts
+) -> None:
+    """With v2 no process may be in the cgroup itself, in which there are others."""
+    walls = UserCgroups("n1", root=tree.path)
+    place = tree.fill(tree.path / walls.place_of(1000).path(engine.cgroup_driver).lstrip("/"))
+    assert await walls.joining(1000, engine) == [place / "beside-containers" / "cgroup.procs"]
+    assert (place / "beside-containers").is_dir()
+    assert await walls.joining(1001, engine) == []
+
+
 async def test_after_a_reboot_the_limits_are_there_before_the_engine_has_answered(
     tree: Tree, tmp_path: Path
 ) -> None:

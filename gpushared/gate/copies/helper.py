@@ -13,7 +13,15 @@ from typing import Any
 
 from gpushared.gate.copies import entering
 from gpushared.gate.copies.order import AGAIN, BLOCK_BYTES, STAT, Deed, Order, RefusedError
-from gpushared.gate.copies.paths import cleaned, means_directory, name_of, refusal_of, resolved, stat_of
+from gpushared.gate.copies.paths import (
+    cleaned,
+    first_of,
+    means_directory,
+    name_of,
+    refusal_of,
+    resolved,
+    stat_of,
+)
 from gpushared.gate.copies.picking import PastError, Picking
 from gpushared.gate.copies.reading import Tree
 from gpushared.gate.copies.writing import Unpacking
@@ -39,7 +47,14 @@ class Channel:
 
 
 def main() -> None:
-    channel = Channel()
+    """Do what is ordered; the exit code tells whether an archive that was begun is whole."""
+    try:
+        _main(Channel())
+    except Exception:  # noqa: BLE001 - whatever it is: a traceback would be read from the container's files
+        os._exit(1)
+
+
+def _main(channel: Channel) -> None:
     order: Order = json.loads(channel.input.readline())
     try:
         entering.bound()
@@ -67,7 +82,10 @@ def _do(order: Order, view: entering.View, channel: Channel) -> None:
     target = os.path.realpath(path) if stat.S_ISLNK(found.st_mode) else ""
     tree = Tree(path, name_of(order["path"]), view.barren, view.own_files)
     if deed is Deed.READ:
-        tree.check(channel.progress)
+        try:
+            tree.check(channel.progress)
+        except OSError as error:
+            raise refusal_of(error, "read", first_of(error, order["path"])) from None
     channel.answer({STAT: stat_of(order["path"], found, target)})
     if deed is Deed.READ:
         tree.write(channel.output)

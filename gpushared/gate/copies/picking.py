@@ -62,8 +62,9 @@ class Picking:
         Raises ``RefusedError``, and ``PastError`` where this export is the wrong one.
         """
         self._archive = tarfile.open(fileobj=stream, mode="r|", bufsize=BLOCK_BYTES)  # noqa: SIM115 - lives on
+        self._check_mounts(is_whole=False)
         entry = self._found()
-        self._check_mounts(entry)
+        self._check_mounts(is_whole=entry.isdir())
         if self._follows and not entry.isdir():
             raise RefusedError(Kind.FAILED, f"{self._asked} cannot be read: not a directory")
         if entry.islnk():
@@ -133,9 +134,10 @@ class Picking:
                 done.append(name)
         return "/".join(done)
 
-    def _check_mounts(self, entry: tarfile.TarInfo) -> None:
+    def _check_mounts(self, *, is_whole: bool) -> None:
+        """Raise ``RefusedError`` for what an export does not have; ``is_whole``: with all that is below."""
         for mount in self._mounts:
-            above = entry.isdir() and (not self._target or is_under(mount, self._target))
+            above = is_whole and (not self._target or is_under(mount, self._target))
             if above or is_under(self._target, mount):
                 raise RefusedError(
                     Kind.FORBIDDEN,

@@ -81,7 +81,7 @@ class Tree:
             path, name = waiting.pop()
             try:
                 handle = os.open(path, _HOLD)
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 if path == self._path:
                     raise
                 continue
