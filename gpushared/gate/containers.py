@@ -155,7 +155,7 @@ async def _find_container(engine: EngineSocket, name: str, caller: Caller) -> Co
         is_still=section(found, "State").get("Status") in STILL,
         is_new=section(found, "State").get("Status") == NEW,
         pid=int(section(found, "State").get("Pid") or 0),
-        groups=tuple(int(each) for each in strings(section(found, "HostConfig"), "GroupAdd")),
+        groups=_groups(found),
         has_volumes=any(mount.get("Type") == "volume" for mount in objects(found, "Mounts")),
         mounts=tuple(str(mount.get("Destination") or "") for mount in objects(found, "Mounts")),
         volumes=_volumes(found),
@@ -164,6 +164,11 @@ async def _find_container(engine: EngineSocket, name: str, caller: Caller) -> Co
         cgroup_parent=str(section(found, "HostConfig").get("CgroupParent") or ""),
         cpus=_cpus(found),
     )
+
+
+def _groups(found: Body) -> tuple[int, ...]:
+    """Trusted callers may give names, of which only the image knows."""
+    return tuple(int(each) for each in strings(section(found, "HostConfig"), "GroupAdd") if each.isdecimal())
 
 
 def _cpus(found: Body) -> float:

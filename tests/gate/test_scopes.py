@@ -405,6 +405,14 @@ async def test_an_engine_that_holds_on_to_its_places_copies_after_the_containers
     assert await put(both, mine, tar("file", b"")) == (200, b"")
 
 
+async def test_a_trusted_callers_container_may_have_groups_by_name(both: People) -> None:
+    mine = await both.root.create("", "true", GroupAdd=["audio", "7"])
+    assert (
+        await both.root.ask("POST", f"/containers/{mine}/rename", name=f"groups-{mine[:8]}")
+    ).status == 204
+    assert (await both.root.ask("POST", f"/containers/{mine}/stop")).status == 304
+
+
 async def test_a_packed_archive_is_refused(both: People) -> None:
     mine = await both.alice.create()
     status, body = await put(both, mine, gzip.compress(tar("file", b"")))

@@ -59,7 +59,7 @@ class Helper:
         answer = asyncio.create_task(self.answer(while_sending=True))
         try:
             await asyncio.wait({sending, answer}, return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done():
+            if sending.done():
                 await sending
             yield await self.moving(answer)
         finally:
@@ -68,9 +68,11 @@ class Helper:
             await asyncio.gather(sending, answer, return_exceptions=True)
 
     async def _send_all(self, pieces: AsyncIterator[Piece]) -> None:
-        while (piece := await self.moving(anext(pieces, None))) is not None:
-            await self._send(piece)
-        self._wire.write_eof()
+        try:
+            while (piece := await self.moving(anext(pieces, None))) is not None:
+                await self._send(piece)
+        finally:
+            self._wire.write_eof()
 
     async def order(self, order: Order) -> None:
         await self._send(json.dumps(order).encode() + b"\n")
@@ -91,7 +93,7 @@ class Helper:
             data = await (read if while_sending else self.moving(read))
             self._early = (self._early + data).lstrip(b"\n")
             if not data or len(self._early) > ANSWER_BYTES:
-                raise Unavailable("the copy broke off; is the daemon not root?")
+                raise Unavailable("the copy broke off", hint="try again; were files moved away meanwhile?")
         line, _, self._early = self._early.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
         if "refused" in answer:

@@ -76,9 +76,15 @@ class Tree:
 
     def _walk(self) -> Iterator[Found]:
         """In the engine's order. What goes away meanwhile is left out, the path itself excepted."""
-        waiting = [(self._path, self._name)]
+        # Names alone, for a directory may have millions.
+        waiting = [(self._path, self._name, [""])]
         while waiting:
-            path, name = waiting.pop()
+            directory, prefix, left = waiting[-1]
+            if not left:
+                waiting.pop()
+                continue
+            each = left.pop()
+            path, name = (posixpath.join(at, each) if each else at for at in (directory, prefix))
             try:
                 handle = os.open(path, _HOLD)
             except (FileNotFoundError, NotADirectoryError):
@@ -91,7 +97,7 @@ class Tree:
                 below = self._below(found)
             finally:
                 os.close(handle)
-            waiting += [(posixpath.join(path, each), posixpath.join(name, each)) for each in below]
+            waiting.append((path, name, below))
 
     def _below(self, found: Found) -> list[str]:
         """The names in a directory, the first one last."""
