@@ -248,7 +248,8 @@ def nearest_size(request: Request, gpus: Iterable[Gpu]) -> str:
     largest = known[0].leasable_bytes
     if request.gpu_count > len(known):
         one = f"{' or '.join(request.models)}" if request.models else "GPU"
-        return f"this node has {len(known)} {one}" + ("s" if len(known) != 1 and not request.models else "")
+        several = "s" if len(known) != 1 and not request.models else ""
+        return f"this node has {len(known)} {one}{several}: --gpu {len(known)} is the most"
     if (
         request.memory_bytes is not None
         and request.memory_bytes > known[request.gpu_count - 1].leasable_bytes

@@ -19,6 +19,8 @@ BODY_BYTES = 1024 * 1024
 MAX_VALUES = 10_000
 """Everybody waits while a body is parsed: this many values take 5 ms, ten times as many 150 ms."""
 MAX_DEPTH = 32
+CPUSET = "Cpuset"
+"""Engine 20.10 reads this field at the top level, though no description of the API has it."""
 
 Json = Any
 """A decoded JSON value; whoever reads one checks its type."""
@@ -51,17 +53,19 @@ def serialise(body: Mapping[str, Json]) -> bytes:
     return json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
 
 
-def check_create(body: Body) -> Body:
-    """The create body without nulls of unknown fields.
+def check_create(body: Body, dropped: list[str] | None = None) -> Body:
+    """The create body without what is on no table, whose names go to ``dropped``.
 
     Raises where the engine would see a field that we do not, or see it elsewhere, or take its value for
-    another: ``PermissionRefused`` for an unknown field, else ``RequestError``.
+    another: ``PermissionRefused`` for an unknown field where there is no ``dropped``, else ``RequestError``.
     """
-    check_keys(body, CONFIG | HOST_CONFIG | {"HostConfig", "NetworkingConfig"}, "")
+    check_keys(body, CONFIG | HOST_CONFIG | {"HostConfig", "NetworkingConfig", CPUSET}, "")
     misplaced = sorted(HOST_CONFIG & body.keys())
     if misplaced:
         raise RequestError(f"{misplaced[0]} stands at the top level", hint="it belongs under HostConfig")
-    return fit(body, CREATE_TABLE)
+    if body.get(CPUSET):
+        raise RequestError(f"{CPUSET} stands at the top level", hint="write CpusetCpus under HostConfig")
+    return fit(body, CREATE_TABLE, dropped=dropped)
 
 
 def check_keys(body: Body, known: frozenset[str], where: str) -> None:

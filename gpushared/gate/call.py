@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 
 from gpushared.domain.errors import PermissionRefused, RequestError
@@ -12,11 +13,15 @@ from gpushared.gate.engine import Answer
 from gpushared.gate.http import Exchange
 from gpushared.gate.parameters import check_parameters
 from gpushared.gate.policy.schema import Version, version_of
-from gpushared.gate.refusals import kind_of
+from gpushared.gate.refusals import FORM, kind_of
 from gpushared.gate.routes import Action, Match
 from gpushared.gate.target import Target
 
+log = logging.getLogger(__name__)
+
 NOTHING = frozenset({b"", b"{}", b"null"})
+WITH_FORMS = frozenset({"POST", "PUT"})
+"""Methods with which the engine reads a form for parameters."""
 JSON_KIND = "application/json"
 NO_BODY_BYTES = 64 * 1024
 SHORT_BYTES = 32 * 1024
@@ -102,9 +107,22 @@ class Call:
 
 
 async def expect_nothing(exchange: Exchange) -> None:
-    """Raise ``RequestError`` for a body where none belongs: an engine of some version may act on one."""
+    """Raise ``RequestError`` for a body where engines refuse one, or act on it."""
     if (await exchange.read(NO_BODY_BYTES)).strip() not in NOTHING:
-        raise RequestError("this request takes no body")
+        raise RequestError("this request takes no body", hint="a create takes a container's options")
+
+
+async def drop_body(exchange: Exchange) -> None:
+    """Read a body of which engines take no notice, and forget it: clients send their options here as well.
+
+    Raises ``RequestError`` for a form, which the engine would take for parameters.
+    """
+    size = len(await exchange.read(NO_BODY_BYTES))
+    if size and exchange.method in WITH_FORMS and kind_of(exchange.header(b"content-type")) == FORM:
+        raise RequestError("a form is not read here", hint="write its fields as parameters into the path")
+    if size:
+        path = exchange.target.partition(b"?")[0].decode("ascii", "backslashreplace")
+        log.debug("the engine does not read a body of %s %s, %d bytes", exchange.method, path, size)
 
 
 def check_confined(call: Call) -> None:

@@ -8,24 +8,25 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import quote
 
 from gpushared.domain.asking import Ask
 from gpushared.domain.errors import EngineUnavailable, GpushareError, RequestError
 from gpushared.domain.lease import ContainerId, LeaseId
 from gpushared.domain.request import Caller
+from gpushared.gate.answers import docker_error
 from gpushared.gate.audit import CallRecord, digest_of
 from gpushared.gate.body import Body, objects, section, serialise, strings
 from gpushared.gate.containers import NOT_FOUND, find_volume, inspect
 from gpushared.gate.desk import Claim, Desk
-from gpushared.gate.engine import Answer, EngineSocket
+from gpushared.gate.engine import Answer, EngineSocket, message_of
 from gpushared.gate.inject import NO_DEVICES, VISIBLE_DEVICES, binds_late, default_env, inject, merge_env
 from gpushared.gate.mounts import volumes_of
 from gpushared.gate.target import Target
 from gpushared.gate.turns import Turns
 from gpushared.gate.volumes import NewVolumes
-from gpushared.gate.wish import WISH_LABELS, ClaimWish, Wish, labels_of, with_count
+from gpushared.gate.wish import WISH_LABELS, ClaimWish, Wish, docker_words, labels_of, with_count
 from gpushared.ports import LABEL_ATTEMPT, LABEL_DEVICE, LABEL_GATE, LABEL_JOB, LABEL_OWNER
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 CREATED = 201
 ROOT_USER = "0:0"
 """As the judge writes it."""
+NO_IMAGE = "No such image: "
 CREATE_SECONDS = 600.0
 """A first container of a big image can take minutes on a slow disk."""
 NOT_GIVEN = dict.fromkeys((LABEL_DEVICE, LABEL_JOB, LABEL_ATTEMPT), "")
@@ -112,14 +114,21 @@ class Creator:
         if missing is not None:
             return missing
         name, image = order.target.get("name").removeprefix("/"), str(order.body.get("Image") or "")
-        claim = await self._desk.acquire(wish, order.caller, name, image)
+        with docker_words():
+            claim = await self._desk.acquire(wish, order.caller, name, image)
         return await self._finish(self._create_leased(order, claim, self._desk.release, labels_of(wish)))
 
     async def _missing_image(self, order: Order) -> Answer | None:
-        """The engine's answer when it has not got the image: nobody is to hold a GPU while it is pulled."""
+        """The engine's answer when it has not got the image: nobody is to hold a GPU while it is pulled.
+
+        Engine 20.10 says twice in a look at an image what it says once in a create.
+        """
         image = quote(str(order.body.get("Image") or ""), safe="")
         answer = await self._engine.call("GET", f"/images/{image}/json".encode())
-        return answer if answer.status == NOT_FOUND else None
+        if answer.status != NOT_FOUND:
+            return None
+        _, missing, name = message_of(answer).rpartition(NO_IMAGE)
+        return replace(answer, body=docker_error(missing + name)) if missing else answer
 
     async def _finish(self, work: Coroutine[None, None, Answer]) -> Answer:
         task = asyncio.get_running_loop().create_task(work)

@@ -20,11 +20,12 @@ def _route(
     query: str = "",
     payload: Payload = Payload.NONE,
     *,
+    closed: str = "",
     hijack: bool = False,
     registry: bool = False,
 ) -> Route:
     words, names = tuple(methods.split()), frozenset(query.split())
-    return Route(words, path, action, names, payload, hijack, registry)
+    return Route(words, path, action, names, frozenset(closed.split()), payload, hijack, registry)
 
 
 def _trusted(
@@ -47,9 +48,12 @@ def _refused(methods: str, path: str, why: tuple[str, str]) -> Route:
 
 _A = Action
 _IN = Payload.STREAM
+_NEVER = Payload.REFUSED
 _ATTACH = "detachKeys logs stream stdin stdout stderr"
 _LOGS = "follow stdout stderr since until timestamps tail details"
 _FILTERS = "filters"
+_CONTAINERS = "all limit size filters trunc_cmd"
+_CHECKPOINT = "checkpoint checkpoint-dir"
 _IMAGES = "all filters shared-size digests manifests identity only_ids"
 _PULL = "fromImage tag platform fromSrc repo message changes"
 
@@ -118,7 +122,7 @@ ROUTES: tuple[Route, ...] = (
     _route("POST", "/auth", _A.PASS, payload=_IN),
     _trusted("GET", "/system/df", DISK),
     # Containers
-    _route("GET", "/containers/json", _A.CONTAINER_LIST, "all limit size filters trunc_cmd"),
+    _route("GET", "/containers/json", _A.CONTAINER_LIST, _CONTAINERS, closed="since before"),
     _route("POST", "/containers/create", _A.CREATE, "name platform", _IN),
     _route("POST", "/containers/prune", _A.CONTAINER_PRUNE, "filters stream"),
     # A slash is in no container's name, but clients ask for an image's name here first
@@ -129,7 +133,7 @@ ROUTES: tuple[Route, ...] = (
     _route("GET", "/containers/{name}/export", _A.CONTAINER),
     _route("GET", "/containers/{name}/stats", _A.CONTAINER, "stream one-shot"),
     _route("POST", "/containers/{name}/resize", _A.CONTAINER, "h w"),
-    _route("POST", "/containers/{name}/start", _A.START, "detachKeys"),
+    _route("POST", "/containers/{name}/start", _A.START, "detachKeys", _NEVER, closed=_CHECKPOINT),
     _route("POST", "/containers/{name}/stop", _A.END, "signal t"),
     _route("POST", "/containers/{name}/restart", _A.RESTART, "signal t"),
     _route("POST", "/containers/{name}/kill", _A.END, "signal"),
@@ -153,7 +157,7 @@ ROUTES: tuple[Route, ...] = (
     _route("POST", "/exec/{name}/resize", _A.EXEC, "h w"),
     _route("GET", "/exec/{name}/json", _A.EXEC),
     # Images
-    _route("GET", "/images/json", _A.IMAGE_LIST, _IMAGES),
+    _route("GET", "/images/json", _A.IMAGE_LIST, _IMAGES, closed="filter"),
     _route("POST", "/images/create", _A.PULL, _PULL, _IN, registry=True),
     _route("GET", "/images/search", _A.REGISTRY, "term limit filters", registry=True),
     _route("GET", "/images/get", _A.PASS, "names platform"),

@@ -46,6 +46,14 @@ class Answer:
             raise EngineUnavailable("the Docker engine answered with something that is not JSON") from error
 
 
+def message_of(answer: Answer) -> str:
+    """The sentence of an error, empty where there is none."""
+    try:
+        return str(json.loads(answer.body)["message"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
 class EngineConnection:
     """One request to the engine and its response, as streams. What writes raises ``ConnectionError``."""
 

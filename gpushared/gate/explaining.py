@@ -42,12 +42,15 @@ class Explainer:
         """Every field that says something. Raises what hinders the explanation itself."""
         notes = Notes()
         try:
-            body = check_create(parse_object(raw))
+            dropped: list[str] = []
+            body = check_create(parse_object(raw), dropped if self._ground.tables_are_complete else None)
             meaning = self._ground.policy.dev_containers
             wish = with_dev_meaning(take_wish(body), section(body, "Labels"), meaning)
         except (PermissionRefused, RequestError) as error:
             notes.refused("", None, error)
             return notes.findings
+        for name in dropped:
+            notes.unread(name)
         _note_wish(wish, notes)
         if self._ground.judges(caller):
             await self._judge(body, wish, version, await look_up(caller), notes)

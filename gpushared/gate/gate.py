@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import assert_never
+
 from gpushared.audit.line import Origin, Sink, ignore
 from gpushared.domain.errors import PermissionRefused
 from gpushared.domain.request import Caller
 from gpushared.gate.audit import Recording, line_of_refusal, recording
-from gpushared.gate.call import Call, check_confined, expect_nothing
+from gpushared.gate.call import Call, check_confined, drop_body, expect_nothing
 from gpushared.gate.desk import Desk
 from gpushared.gate.endpoints import BUILD_OF_NOBODY, match_route
 from gpushared.gate.engine import EngineSocket
@@ -120,9 +122,16 @@ class Gate:
         recorded.record.name = match.name or target.get("name")
         if match.route.action is Action.REFUSE:
             raise PermissionRefused(match.route.why, hint=match.route.hint)
-        if match.route.payload is Payload.NONE:
-            await expect_nothing(exchange)
-        call = Call(exchange, target, match, recorded.record)
+        match match.route.payload:
+            case Payload.NONE:
+                await drop_body(exchange)
+            case Payload.REFUSED:
+                await expect_nothing(exchange)
+            case Payload.STREAM:
+                pass
+            case other:
+                assert_never(other)
+        call = Call(exchange, self._ground.known(target, match.route), match, recorded.record)
         if exchange.caller.trusted:
             handlers = self._judged if self.policy.everybody_confined else self._everybody
             await handlers.get(match.route.action, self._ground.send)(call)

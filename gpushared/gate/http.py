@@ -39,6 +39,7 @@ from gpushared.gate.wire import READ_BYTES, Piece, Wire, taken_over
 
 HeaderList = Sequence[tuple[bytes, bytes]]
 CONTINUE = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
+CLOSING = (b"Connection", b"close")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +164,11 @@ class Exchange:
         length = self.header(b"content-length")
         return self.header(b"transfer-encoding") is not None or (length is not None and int(length) > 0)
 
+    @property
+    def has_unread_body(self) -> bool:
+        """Whether the end of the body has not come yet."""
+        return self._connection.has_unread_body
+
     async def pieces(self) -> AsyncIterator[Piece]:
         """The body as it arrives, each piece good until the next. Raises ``ClientGoneError``."""
         if self._peeked:
@@ -202,9 +208,15 @@ class Exchange:
         headers: HeaderList = (),
         content_type: bytes = b"application/json",
     ) -> None:
-        """A complete response in one write."""
-        lengths = ((b"Content-Type", content_type), (b"Content-Length", b"%d" % len(body)))
-        await self.start(status, [*headers, *lengths], b"" if self.method == "HEAD" else body)
+        """A complete response in one write.
+
+        Where the body was not read the connection ends, and says so: a client's next request on it would get
+        no answer.
+        """
+        own = [(b"Content-Type", content_type), (b"Content-Length", b"%d" % len(body))]
+        if self.has_unread_body:
+            own.append(CLOSING)
+        await self.start(status, [*headers, *own], b"" if self.method == "HEAD" else body)
         await self.finish()
 
     async def go_on_waiting(self) -> None:
@@ -354,7 +366,7 @@ class _Connection:
             return
         body = docker_error(message)
         headers = [(b"Content-Type", b"application/json"), (b"Content-Length", b"%d" % len(body))]
-        head = h11.Response(status_code=status, headers=[*headers, (b"Connection", b"close")])
+        head = h11.Response(status_code=status, headers=[*headers, CLOSING])
         bodiless = request is not None and request.method == b"HEAD"
         await self.send(head, *(() if bodiless else (h11.Data(data=body),)), h11.EndOfMessage())
         await self._linger()
@@ -435,6 +447,10 @@ class _Connection:
         except TimeoutError:
             raise RefusedRequestError(Broken.BODY_TOO_SLOW, "the body took too long") from None
         return b"".join(pieces)
+
+    @property
+    def has_unread_body(self) -> bool:
+        return self._http.their_state is h11.SEND_BODY
 
     async def _end_of_request(self) -> None:
         while await self.body_piece() is not None:

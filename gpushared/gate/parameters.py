@@ -1,13 +1,14 @@
-"""The form that the value of each query parameter may have, for confined callers."""
+"""Query parameters: those that engines read, and the form that a confined caller's value may have."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from gpushared.domain.errors import PermissionRefused, RequestError
 from gpushared.domain.units import shown
-from gpushared.gate.routes import Route
+from gpushared.gate.routes import Action, Route
 from gpushared.gate.target import Target
 
 REPEATABLE = frozenset({"names", "platform", "type", "changes"})
@@ -35,6 +36,18 @@ NO = re.compile(r"0|no|false|none|", re.IGNORECASE)
 FORMS: Mapping[str, re.Pattern[str]] = {
     name: re.compile(form, re.DOTALL) for form, names in _WORDS.items() for name in names.split()
 }
+
+
+def drop_unknown(route: Route, target: Target) -> tuple[Target, list[str]]:
+    """The target without the parameters that engines do not read, and their names.
+
+    What only trusted callers may ask goes on as it is.
+    """
+    if route.action in {Action.TRUSTED, Action.BUILD}:
+        return target, []
+    known = route.query | route.closed
+    dropped = sorted({name for name, _ in target.query} - known)
+    return replace(target, query=tuple(each for each in target.query if each[0] in known)), dropped
 
 
 def check_parameters(route: Route, target: Target) -> None:

@@ -16,12 +16,13 @@ import h11
 from gpushared.domain.errors import EngineUnavailable, RequestError
 from gpushared.gate.engine import SWITCHING_PROTOCOLS, EngineConnection, EngineSocket
 from gpushared.gate.flow import End, Flow
-from gpushared.gate.http import ClientGoneError, Exchange
+from gpushared.gate.http import CLOSING, ClientGoneError, Exchange
 from gpushared.gate.limits import Share
-from gpushared.gate.refusals import kind_of
+from gpushared.gate.refusals import FORM, kind_of
 from gpushared.gate.wire import Piece, Wire
 
 OK = 200
+FIRST_ERROR = 400
 HOP_BY_HOP = frozenset(
     {
         b"connection",
@@ -41,7 +42,6 @@ HOP_BY_HOP = frozenset(
 STREAMS = frozenset({b"tcp", b"websocket"})
 BUILDERS = (b"/session", b"/grpc")
 """What speaks HTTP/2 with the engine; only trusted callers come to these."""
-FORM = "application/x-www-form-urlencoded"
 FRAMING = frozenset({b"content-length", b"content-type", b"content-encoding"})
 
 Farewell = Callable[[], bytes]
@@ -171,6 +171,8 @@ async def _download(
     if head.status_code == SWITCHING_PROTOCOLS:
         raise EngineUnavailable("the Docker engine switched protocols where nobody asked for it")
     headers = [(raw, value) for raw, value in head.headers.raw_items() if raw.lower() not in HOP_BY_HOP]
+    if head.status_code >= FIRST_ERROR and exchange.has_unread_body:
+        headers.append(CLOSING)  # the engine reads no more of it
     await exchange.start(head.status_code, headers)
     async for data in connection.pieces():
         await exchange.send(data)

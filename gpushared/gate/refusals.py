@@ -11,6 +11,8 @@ from gpushared.audit.line import Origin
 from gpushared.domain.request import Caller
 
 NOT_HTTP = "this is not proper HTTP"
+FORM = "application/x-www-form-urlencoded"
+"""The type of a body that engines read as parameters."""
 
 
 class Broken(StrEnum):

@@ -93,6 +93,9 @@ class Payload(StrEnum):
     """What body an endpoint takes."""
 
     NONE = "none"
+    """Engines take no notice of a body here."""
+    REFUSED = "refused"
+    """Engines refuse a body here: it held options once."""
     STREAM = "stream"
 
 
@@ -101,8 +104,9 @@ _GROUPS = {"{name...}": "(?P<name>.+)", "{name}": "(?P<name>[^/]+)", "{rest...}"
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """``query`` lists the parameters that a confined caller may give; the engine judges trusted ones'.
+    """``query`` lists the parameters that a confined caller may give, ``closed`` what engines read besides.
 
+    Both are empty where only trusted callers may ask: there the engine alone reads the query.
     ``why`` and ``hint`` are what those hear who may not ask it.
     """
 
@@ -110,6 +114,7 @@ class Route:
     path: str
     action: Action
     query: frozenset[str] = frozenset()
+    closed: frozenset[str] = frozenset()
     payload: Payload = Payload.NONE
     hijack: bool = False
     registry: bool = False

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 
 from gpushared.config.gate import ALL_GPUS, COMMON_DRIVER_CAPABILITIES, DRIVER_CAPABILITIES
@@ -48,6 +49,9 @@ WISH_LABELS = {
 SIZE_FIELDS = ("gpu", "gpu_memory", "gpu_compute", "preset")
 """One of them makes a wish; a class or a time alone does not."""
 LABEL_PREFIX = "gpushare."
+NAMES = "|".join(label.removeprefix(LABEL_PREFIX) for label in WISH_LABELS)
+OPTION = re.compile(rf"--(?P<name>{NAMES}) (?P<value>\d([\w.]*\w)?|[A-Z]+|mig)")
+"""An option of ``gpushare run`` in a hint, with its value."""
 DEV_CONTAINER_PREFIX = "devcontainer."
 MAX_COUNT = 1024
 SIZE_HINT = "ask for a size: --gpus 1, or --label gpushare.gpu=0.25"
@@ -126,6 +130,24 @@ def with_dev_meaning(wish: Wish | None, labels: Mapping[str, object], meaning: s
 def with_count(wish: Ask, gpu_count: int) -> Ask:
     """The wish with "all" replaced by a number."""
     return replace(wish, gpu=str(gpu_count)) if wish.gpu == ALL_GPUS else wish
+
+
+@contextmanager
+def docker_words() -> Iterator[None]:
+    """Have refusals of a wish name labels, which Docker clients can write, for ``gpushare run``'s options."""
+    try:
+        yield
+    except RequestError as error:
+        hint = OPTION.sub(_as_docker_word, error.hint)
+        if "--gpus" in hint:
+            hint += "; --label gpushare.gpu=0.25 asks for a part of one"
+        raise type(error)(error.message, hint=hint) from error
+
+
+def _as_docker_word(option: re.Match[str]) -> str:
+    if option["name"] == "gpu" and option["value"].isdecimal():
+        return f"--gpus {option['value']}"
+    return f"--label {LABEL_PREFIX}{option['name']}={option['value']}"
 
 
 def _take_labels(labels: Body) -> Ask:

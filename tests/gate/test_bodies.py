@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushared.domain.asking import Ask
-from gpushared.domain.errors import GpushareError, PermissionRefused, RequestError
+from gpushared.domain.errors import GpushareError, NeverFits, PermissionRefused, RequestError
 from gpushared.domain.gpu import GpuId
 from gpushared.domain.lease import LeaseId
 from gpushared.gate.accounts import Account
@@ -24,7 +24,7 @@ from gpushared.gate.policy.fields import CONFIG, HOST_CONFIG
 from gpushared.gate.policy.judge import CREATE, HOST, Context, judge_create, networks_of
 from gpushared.gate.policy.site import Policy
 from gpushared.gate.target import parse_target
-from gpushared.gate.wish import ClaimWish, labels_of, take_wish, wish_of, with_count
+from gpushared.gate.wish import ClaimWish, docker_words, labels_of, take_wish, wish_of, with_count
 from gpushared.ports import DeviceMechanism, Edits, Mount
 from tests.gate.desks import GPU, WALLS, facts
 from tests.gate.serving import ALICE
@@ -172,6 +172,36 @@ def test_a_target_that_was_judged_reads_the_same_when_it_is_sent(
 # --- wishes --------------------------------------------------------------------------------------------
 
 GPUS = {"Driver": "", "Count": 2, "DeviceIDs": None, "Capabilities": [["gpu"]], "Options": {}}
+HINTS = [
+    (
+        "this node has 1 GPU: --gpu 1 is the most",
+        "this node has 1 GPU: --gpus 1 is the most; --label gpushare.gpu=0.25 asks for a part of one",
+    ),
+    (
+        "the most that fits is --gpu-memory 81920m (80 GiB) on each GPU",
+        "the most that fits is --label gpushare.gpu-memory=81920m (80 GiB) on each GPU",
+    ),
+    (
+        "write 0.25..1, or --gpu 2x0.25..0.5. Done",
+        "write 0.25..1, or --label gpushare.gpu=2x0.25..0.5. Done",
+    ),
+    ("ask for it with --isolation mig", "ask for it with --label gpushare.isolation=mig"),
+    ("leave --isolation out", "leave --isolation out"),
+    ("it has 8: give --cpus 8 or less", "it has 8: give --cpus 8 or less"),
+    ("its models: H100", "its models: H100"),
+    ("", ""),
+]
+
+
+@pytest.mark.parametrize(("said", "told"), HINTS)
+def test_who_asks_by_dockers_options_is_told_what_to_ask_for_in_words_that_docker_takes(
+    said: str, told: str
+) -> None:
+    with pytest.raises(NeverFits, match="never fits") as refused, docker_words():
+        raise NeverFits("3 never fits on this node", hint=said)
+    assert refused.value.hint == told
+
+
 OTHER_CDI = {"Driver": "cdi", "DeviceIDs": ["vendor.com/net=eth0"]}
 
 

@@ -10,8 +10,7 @@ import pytest
 from gpushared.domain.errors import PermissionRefused, RequestError
 from gpushared.gate.endpoints import ROUTES, match_route
 from gpushared.gate.handlers.archives import check_plain, engine_version
-from gpushared.gate.names import check_name
-from gpushared.gate.parameters import FORMS, check_parameters
+from gpushared.gate.parameters import FORMS, check_parameters, drop_unknown
 from gpushared.gate.processes import check_ps
 from gpushared.gate.routes import SCOPES, Action, Route
 from gpushared.gate.target import parse_target
@@ -117,6 +116,22 @@ ASKED_EVERY_DAY = [
 ]
 
 
+@pytest.mark.parametrize(
+    "route", [route for route in ROUTES if route.action not in CLOSED], ids=lambda r: r.path
+)
+def test_a_parameter_is_either_for_confined_callers_or_closed_to_them_or_dropped(route: Route) -> None:
+    assert not route.query & route.closed
+    known = sorted(route.query | route.closed)
+    query = "&".join(f"{name}=1" for name in ["Brand", *known, "brand", *map(str.swapcase, known)])
+    parsed = parse_target(f"/x?{query}".encode())
+    kept, dropped = drop_unknown(route, parsed)
+    if route.action is Action.BUILD:
+        assert (kept, dropped) == (parsed, [])
+        return
+    assert [name for name, _ in kept.query] == known
+    assert dropped == sorted({"Brand", "brand", *map(str.swapcase, known)})
+
+
 @pytest.mark.parametrize(("method", "target"), ASKED_EVERY_DAY)
 def test_parameters_as_clients_send_them_pass(method: str, target: str) -> None:
     parsed = parse_target(target.encode())
@@ -166,17 +181,6 @@ def test_options_of_ps_that_show_whole_processes_pass(arguments: str) -> None:
 def test_options_of_ps_that_could_show_others_processes_are_refused(arguments: str) -> None:
     with pytest.raises(PermissionRefused):
         check_ps(arguments)
-
-
-@pytest.mark.parametrize("name", ["0123456789ab", "/deadbeefdeadbeef", "f" * 64])
-def test_a_name_like_an_id_in_a_listing_is_refused(name: str) -> None:
-    with pytest.raises(RequestError, match="taken for an id"):
-        check_name(name)
-
-
-@pytest.mark.parametrize("name", ["", "cafe", "deadbeef", "0123456789a", "0123456789abc-x", "web"])
-def test_other_names_are_not(name: str) -> None:
-    check_name(name)
 
 
 PLAIN = b"BOOK".ljust(257, b"\0") + b"ustar\x0000"

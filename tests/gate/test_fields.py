@@ -1,4 +1,7 @@
-"""The tables of fields: what is on none is never sent, at no depth, whoever asks."""
+"""The tables of fields: what is on none is never sent, at no depth, whoever asks.
+
+It is dropped, and refused where the engine is newer than the tables and may read it.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpushared.domain.errors import PermissionRefused, RequestError
 from gpushared.gate.policy.fields import (
+    AUTH_TABLE,
     CONNECT_TABLE,
     CREATE_TABLE,
+    EXEC_SPELLINGS,
     EXEC_START_TABLE,
     EXEC_TABLE,
     NETWORK_TABLE,
@@ -18,7 +25,7 @@ from gpushared.gate.policy.fields import (
     UPDATE_TABLE,
     VOLUME_CREATE_TABLE,
 )
-from gpushared.gate.policy.schema import OLDEST, Field, Kind, Table, Version, fit
+from gpushared.gate.policy.schema import OLDEST, Field, Kind, Table, Version, fit, respelled
 
 TABLES = {
     "create": CREATE_TABLE,
@@ -28,6 +35,7 @@ TABLES = {
     "network": NETWORK_TABLE,
     "connect": CONNECT_TABLE,
     "volume": VOLUME_CREATE_TABLE,
+    "auth": AUTH_TABLE,
 }
 
 
@@ -83,10 +91,60 @@ WRONG: dict[Kind, list[Any]] = {
 }
 
 
+NOTHING_OF_OURS: list[Any] = ["new", 0, False, {"Privileged": True}, [{"PathOnHost": "/dev/kmsg"}]]
+
+
 @pytest.mark.parametrize(("table", "path"), OBJECTS)
-def test_a_field_that_nobody_knows_is_refused(table: Table, path: tuple[str, ...]) -> None:
+def test_a_field_that_nobody_knows_is_dropped_with_all_that_it_holds(
+    table: Table, path: tuple[str, ...]
+) -> None:
+    for value in NOTHING_OF_OURS:
+        dropped: list[str] = []
+        fitted = fit(wrapped(table, path, {"Brand": value}), table, dropped=dropped)
+        assert fitted == wrapped(table, path, {})
+        assert [name.rpartition(".")[2] for name in dropped] == ["Brand"]
+
+
+@pytest.mark.parametrize(("table", "path"), OBJECTS)
+def test_a_field_that_a_newer_engine_may_know_is_refused(table: Table, path: tuple[str, ...]) -> None:
     with pytest.raises(PermissionRefused, match="Brand is no field that gpushared knows"):
         fit(wrapped(table, path, {"Brand": "new"}), table)
+
+
+ALIKE = {"s": "sSſ", "k": "kKK"}  # noqa: RUF001 - the letters that fold to s and k are the point
+
+
+@given(
+    st.sampled_from([(table, path) for table in TABLES.values() for path, field in places(table) if field]),
+    st.data(),
+)
+def test_what_the_engine_would_take_for_a_field_is_never_dropped(
+    place: tuple[Table, tuple[str, ...]], data: st.DataObject
+) -> None:
+    """It compares names without regard to case, in all of Unicode."""
+    table, path = place
+    name = path[-1]
+    letters = [data.draw(st.sampled_from(ALIKE.get(c.lower(), c.lower() + c.upper()))) for c in name]
+    spelled = "".join(letters)
+    if spelled == name:
+        return
+    with pytest.raises(RequestError, match="is not a field"):
+        fit(wrapped(table, path[:-1], {spelled: None}), table, dropped=[])
+
+
+def test_names_that_are_dropped_are_short_and_printable() -> None:
+    dropped: list[str] = []
+    fit({"a" * 5000: 1, "new\nline": 1}, CREATE_TABLE, dropped=dropped)
+    assert max(map(len, dropped)) < 300
+    assert all(name.isprintable() for name in dropped)
+
+
+def test_a_field_in_the_spelling_of_a_client_is_the_field() -> None:
+    """The spelling is aiodocker's; of two the engine takes the last."""
+    assert respelled({"Cmd": [], "detachKeys": ""}, EXEC_SPELLINGS) == {"Cmd": [], "DetachKeys": ""}
+    for body in ({"detachKeys": "", "DetachKeys": "a"}, {"DetachKeys": "a", "detachKeys": ""}):
+        with pytest.raises(RequestError, match="stands there twice"):
+            respelled(body, EXEC_SPELLINGS)
 
 
 @pytest.mark.parametrize(("table", "path"), OBJECTS)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gpushared.domain.errors import NotFound
+from gpushared.domain.errors import NotFound, PermissionRefused
 from gpushared.gate.http import Exchange, Limits, Routes, WebReply, WebRequest
 from tests.gate.serving import (
     ALICE,
@@ -132,9 +132,49 @@ async def test_a_body_that_nobody_reads_does_not_become_the_next_request(served:
         await client.send(
             request("POST", "/unread", b"", "Content-Length: 100") + request("POST", CALL, b"x")
         )
-        assert json.loads((await client.reply()).body)["target"] == "/unread"
+        reply = await client.reply()
+        assert (json.loads(reply.body)["target"], reply.headers["connection"]) == ("/unread", "close")
         client.writer.write_eof()
         assert await client.reader.read() == b""
+
+
+UNREAD = [
+    request("POST", "/refused", b"", "Content-Length: 100"),
+    request("POST", "/refused", b"x" * 100),
+    request("POST", "/refused", b"", "Transfer-Encoding: chunked") + b"2\r\nab\r\n",
+    request("POST", "/refused", b"", "Content-Length: 100", "Expect: 100-continue"),
+    request("PUT", CALL, b"x" * 100),
+]
+
+
+@pytest.mark.parametrize("raw", UNREAD)
+async def test_a_refusal_before_the_body_was_read_says_that_the_connection_ends(raw: bytes) -> None:
+    """Else the client sends its next request on it, and waits for an answer."""
+    routes = Routes(json=answer_json, docker=refuse_unread)
+    async with serving(routes) as served, raw_client(served) as client:
+        await client.send(raw)
+        reply = await client.reply()
+        assert reply.status >= 400
+        assert reply.headers["connection"] == "close"
+        client.writer.write_eof()
+        assert await client.reader.read() == b""
+
+
+async def test_a_refusal_after_the_body_was_read_keeps_the_connection() -> None:
+    async with serving(Routes(json=answer_json, docker=refuse_read)) as served, raw_client(served) as client:
+        for _ in range(3):
+            await client.send(request("POST", "/refused", b"x" * 100))
+            reply = await client.reply()
+            assert (reply.status, "connection" in reply.headers) == (403, False)
+
+
+async def refuse_unread(_exchange: Exchange) -> None:
+    raise PermissionRefused("no")
+
+
+async def refuse_read(exchange: Exchange) -> None:
+    await exchange.read(1000)
+    raise PermissionRefused("no")
 
 
 async def test_errors_have_the_form_that_each_kind_of_client_reads() -> None:

@@ -130,6 +130,23 @@ async def test_a_create_without_its_image_gives_the_claim_back_to_come_again(
     assert desk.story == ["claim", "unclaim"]
 
 
+IMAGES = [
+    ("no-such-image", "no-such-image:latest"),
+    ("docker.io/library/no-such-image:1", "no-such-image:1"),
+    ("registry.example:5000/a/b", "registry.example:5000/a/b:latest"),
+    (f"a/b@sha256:{7:064d}", f"a/b@sha256:{7:064d}"),
+]
+
+
+@pytest.mark.parametrize("words", [(), ("--gpus", "1")], ids=["no GPU", "a GPU"])
+@pytest.mark.parametrize(("image", "named"), IMAGES)
+async def test_a_missing_image_is_told_in_the_engines_words(
+    docker: Docker, words: tuple[str, ...], image: str, named: str
+) -> None:
+    missing = await docker("create", "--pull", "never", *words, image)
+    assert missing.err.decode().strip().endswith(f": No such image: {named}")
+
+
 async def test_a_start_that_the_engine_refuses_is_told(docker: Docker, desk: FakeDesk) -> None:
     assert (await docker.run(*LEASE, docker.image, "no-such-program")).code == 127
     assert desk.story == ["claim", "created", "before_start", "start_failed"]

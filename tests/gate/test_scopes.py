@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import os
+import secrets
 import sys
 import tarfile
 import time
@@ -90,6 +91,21 @@ async def test_nothing_is_called_like_an_id(plain: People, size: int) -> None:
         await plain.bob.ask("POST", "/networks/create", {"Name": like}),
     ):
         assert (reply.status, "could be taken for an id" in reply.message) == (400, True)
+
+
+async def test_nothing_is_called_like_the_id_of_anothers_network(plain: People, name: str) -> None:
+    made = json.loads((await plain.alice.make("networks", name)).body)["Id"]
+    reply = await plain.bob.ask("POST", "/networks/create", {"Name": made[:20]})
+    assert (reply.status, "could be taken for an id" in reply.message) == (400, True)
+
+
+@pytest.mark.parametrize("size", [12, 40, 64])
+async def test_hex_digits_that_begin_nobodys_id_are_a_name(both: People, size: int) -> None:
+    """Dagster calls its containers by 40 of them."""
+    own = await both.alice.create(secrets.token_hex(size // 2))
+    other = secrets.token_hex(size // 2)
+    assert (await both.alice.ask("POST", f"/containers/{own}/rename", name=other)).status == 204
+    assert (await both.alice.ask("POST", f"/containers/{own}/rename", name=own[: size - 1])).status == 204
 
 
 async def test_that_ids_begin_alike_is_not_told(both: People) -> None:

@@ -202,6 +202,30 @@ def test_a_container_that_nobody_starts_gives_back(new_daemon: NewDaemon, docker
     assert daemon.wait_lease(unclaimed["id"], "ended")["outcome"]["kind"] == "never_claimed"
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ("--gpus", "3"),
+            "this node has 2 GPUs: --gpus 2 is the most; --label gpushare.gpu=0.25 asks for a part of one",
+        ),
+        (("--label", "gpushare.gpu-memory=100g"), "the most that fits is --label gpushare.gpu-memory="),
+    ],
+)
+@pytest.mark.parametrize("kind", ["docker_engine", pytest.param("cdi_engine", marks=pytest.mark.cdi)])
+def test_a_docker_run_that_asks_for_too_much_is_told_how_to_ask_for_less(
+    new_daemon: NewDaemon, request: pytest.FixtureRequest, kind: str, words: tuple[str, ...], told: str
+) -> None:
+    """In words that docker takes; the engine that binds late creates the container, and refuses its start."""
+    found = request.getfixturevalue(kind)
+    daemon = new_daemon(engine=found if kind == "docker_engine" else found.socket)
+    daemon.start()
+    refused = daemon.docker("run", "-d", *daemon.container_options(*words), "true")
+    assert refused.returncode == 125
+    assert "never fits on this node" in refused.stderr
+    assert told in refused.stderr
+
+
 def test_a_plain_docker_run_with_gpus_is_a_lease_of_whole_gpus(daemon: DaemonProcess) -> None:
     container = daemon.run_container("--gpus", "1", "--name", name())
     (lease,) = daemon.leases().values()

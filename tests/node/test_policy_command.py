@@ -95,11 +95,11 @@ def test_a_caller_who_is_not_trusted_is_judged_without_asking_for_it(daemon: Dae
     assert (trusted["judged"], trusted["passes"]) == (False, True)
 
 
-def test_a_field_that_nobody_knows_is_refused_for_the_trusted_too(daemon: DaemonProcess) -> None:
+def test_a_field_that_the_engine_does_not_read_is_dropped_for_the_trusted_too(daemon: DaemonProcess) -> None:
     for uid in (0, ALICE):
-        (finding,) = explain(daemon, {"HostConfig": {"Brand": 1}}, uid=uid)["findings"]
-        assert finding["verdict"] == "refused"
-        assert "the engine at its own socket" in finding["hint"]
+        findings = explain(daemon, {"Image": "x", "HostConfig": {"Brand": 1}}, uid=uid)["findings"]
+        (finding,) = [one for one in findings if one["field"] == "HostConfig.Brand"]
+        assert (finding["verdict"], finding["why"]) == ("dropped", "the engine does not read it")
 
 
 def test_programs_are_told_the_same_over_grpc(daemon: DaemonProcess) -> None:

@@ -156,8 +156,8 @@ ATTACKS = [
     Attack(
         "body-field-nobody-knows",
         Threat.ROOT,
-        creates({"PrivilegedToo": True}),
-        refused="no field that gpushared knows",
+        creates({"PrivilegedToo": True, "Devices": [], "Brand": {"Privileged": True}}),
+        harmless="the engine gets nothing of it",
         on=BOTH,
     ),
     Attack(
@@ -204,7 +204,24 @@ ATTACKS = [
         "body-where-none-belongs",
         Threat.ROOT,
         asks("GET", "/containers/json", {"filters": {}}),
-        refused="takes no body",
+        harmless="the engine gets nothing of it",
+    ),
+    Attack(
+        "body-that-is-a-form",
+        Threat.LEAK,
+        sends(
+            b"POST /containers/prune HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            b"Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 10\r\n\r\nfilters={}"
+        ),
+        refused="a form is not read here",
+        on=BOTH,
+    ),
+    Attack(
+        "body-in-the-query",
+        Threat.ROOT,
+        creates(query={"HostConfig": '{"Privileged": true}', "Privileged": "true", "User": "0"}),
+        harmless="the engine gets nothing of it",
+        on=BOTH,
     ),
     Attack("body-update-of-device-rules", Threat.GPU, updated_devices, refused=SPELLED),
     Attack(

@@ -197,7 +197,7 @@ ATTACKS = [
         "http-path-that-goes-on-in-the-query",
         CONTAINERS,
         asks("GET", "/images/x/json?/../../containers/{box}/json"),
-        refused="is not for you",
+        refused="o such image",
     ),
     Attack("http-version-twice", ROOT, asks("POST", "/v1.41/v1.41/build"), refused="is not served"),
     Attack(

@@ -28,7 +28,10 @@ def exec_start_again(scene: Scene) -> Told:
     scene.ask("POST", f"/containers/{own}/start")
     made = scene.ask("POST", f"/containers/{own}/exec", b'{"Cmd": ["id"]}')
     instance = json.loads(made.message)["Id"]
-    return scene.ask("POST", f"/exec/{instance}/start", b'{"Detach": true, "Privileged": true, "User": "0"}')
+    told = scene.ask("POST", f"/exec/{instance}/start", b'{"Detach": true, "Privileged": true, "User": "0"}')
+    process = scene.as_engine("GET", f"/exec/{instance}/json")["ProcessConfig"]
+    gained = process.get("privileged") or process.get("user") in {"0", "root"}
+    return Told(0, f"it runs with {process}") if gained else told
 
 
 def updated_past_the_bound(scene: Scene) -> Told:
@@ -137,7 +140,13 @@ ATTACKS = [
         lambda scene: in_own(scene, {"Cmd": ["id"], "privileged": True}),
         refused="is not a field",
     ),
-    Attack("exec-privileges-at-its-start", ROOT, exec_start_again, refused="no field that gpushared knows"),
+    Attack(
+        "exec-privileges-at-its-start",
+        ROOT,
+        exec_start_again,
+        harmless="the program has the rights that it was made with",
+        on=BOTH,
+    ),
     Attack(
         "exec-in-a-directory-of-the-runtime",
         Threat.FILES,

@@ -19,10 +19,10 @@ from gpushared.gate.interim import while_waiting
 from gpushared.gate.names import check_name, hide_holder
 from gpushared.gate.policy.fields import UPDATE_TABLE
 from gpushared.gate.policy.judge import judge_update
-from gpushared.gate.policy.schema import fit
 from gpushared.gate.processes import check_ps
 from gpushared.gate.published import check_counted
 from gpushared.gate.routes import Action
+from gpushared.gate.wish import docker_words
 from gpushared.ports import LABEL_JOB
 
 DEVICE_FIELDS = ("Devices", "DeviceRequests", "DeviceCgroupRules")
@@ -59,7 +59,7 @@ class Containers:
 
     async def _rename(self, call: Call) -> None:
         name = call.target.get("name")
-        check_name(name)
+        await check_name(name, self._engine, call.caller)
         answer = await self._ground.ask(call, await self._ground.own(call), b"")
         await call.answer(await hide_holder(answer, name, self._engine, call.caller))
 
@@ -73,7 +73,8 @@ class Containers:
             await self._send_start(call, container)
             return
         async with self._gone_if_refused(call, container):
-            await while_waiting(call.exchange, self._desk.before_start(container.id, call.caller))
+            with docker_words():
+                await while_waiting(call.exchange, self._desk.before_start(container.id, call.caller))
         status = FIRST_FAILURE
         try:
             status = await self._send_start(call, container)
@@ -164,7 +165,7 @@ class Containers:
         )
 
     async def _update(self, call: Call) -> None:
-        body = fit(await call.parse(), UPDATE_TABLE)
+        body = await self._ground.read(call, UPDATE_TABLE)
         for name in DEVICE_FIELDS:
             if body.get(name):
                 raise PermissionRefused(

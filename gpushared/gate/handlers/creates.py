@@ -10,7 +10,7 @@ from dataclasses import asdict
 from gpushared.config.gate import DRIVER_CAPABILITIES
 from gpushared.domain.errors import EngineUnavailable, LimitReached, NotFound, PermissionRefused, RequestError
 from gpushared.gate.accounts import PathWish, look_up
-from gpushared.gate.body import Body, check_create, section, strings, text
+from gpushared.gate.body import Body, section, strings, text
 from gpushared.gate.call import Call
 from gpushared.gate.containers import (
     LABEL_HOST_PATHS,
@@ -72,7 +72,7 @@ class Creates:
         await call.answer(answer)
 
     async def _created(self, call: Call) -> Answer:
-        body = check_create(await call.parse())
+        body = await self._ground.read_create(call)
         wish = with_dev_meaning(take_wish(body), section(body, "Labels"), self._ground.policy.dev_containers)
         async with AsyncExitStack() as held:
             judged = self._ground.judges(call.caller)
@@ -111,7 +111,7 @@ class Creates:
     async def _confine(self, body: Body, call: Call, wish: Wish | None, held: AsyncExitStack) -> Body:
         ground, caller = self._ground, call.caller
         engine, desk, policy = ground.engine, ground.desk, ground.policy
-        check_name(call.target.get("name"))
+        await check_name(call.target.get("name"), engine, caller)
         if section(body, "HostConfig").get("Privileged"):
             check_no_builder(text(body, "Image"))
         account = await look_up(caller)

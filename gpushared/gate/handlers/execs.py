@@ -7,9 +7,8 @@ from gpushared.gate.call import Call
 from gpushared.gate.containers import find_container, find_exec
 from gpushared.gate.handlers.ground import Ground, Handler
 from gpushared.gate.inject import merge_env, strip_env
-from gpushared.gate.policy.fields import EXEC_START_TABLE, EXEC_TABLE
+from gpushared.gate.policy.fields import EXEC_SPELLINGS, EXEC_START_TABLE, EXEC_TABLE
 from gpushared.gate.policy.judge import judge_exec
-from gpushared.gate.policy.schema import fit
 from gpushared.gate.routes import Action, Payload
 
 
@@ -26,7 +25,7 @@ class Execs:
         return {Action.EXEC: self._exec}
 
     async def _create(self, call: Call) -> None:
-        body = fit(await call.parse(), EXEC_TABLE)
+        body = await self._ground.read(call, EXEC_TABLE, spellings=EXEC_SPELLINGS)
         container = await find_container(self._ground.engine, call.match.name, call.caller)
         if self._ground.judges(call.caller):
             body = judge_exec(body, self._ground.unnamed(call))
@@ -39,5 +38,5 @@ class Execs:
         name = await find_exec(self._ground.engine, call.match.name, call.caller)
         body = None
         if call.match.route.payload is Payload.STREAM:
-            body = serialise(fit(await call.parse(), EXEC_START_TABLE, call.version))
+            body = serialise(await self._ground.read(call, EXEC_START_TABLE, call.version))
         await self._ground.send(call, call.renamed(name), body)

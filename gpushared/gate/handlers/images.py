@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpushared.domain.errors import PermissionRefused, RequestError
 from gpushared.gate.body import Body
-from gpushared.gate.call import Call, expect_nothing
+from gpushared.gate.call import Call, drop_body
 from gpushared.gate.containers import OK, inspect
 from gpushared.gate.endpoints import BUILD, LOAD
 from gpushared.gate.handlers.ground import Ground, Handler, showing
@@ -55,7 +55,7 @@ class Images:
         """Without a body: as a form it could say what the query does not."""
         if call.target.get("fromSrc"):
             raise PermissionRefused(LOAD[0], hint=LOAD[1])
-        await expect_nothing(call.exchange)
+        await drop_body(call.exchange)
         image, tag = call.target.get("fromImage"), call.target.get("tag")
         if strange := sorted({name for name, _ in call.target.query} - PULL_PARAMETERS):
             raise PermissionRefused(f"the parameter {strange[0]} is not for you", hint="it is for imports")

@@ -21,6 +21,7 @@ from gpushared.gate.containers import (
 from gpushared.gate.filters import own_only
 from gpushared.gate.handlers.ground import Ground, Handler, showing
 from gpushared.gate.names import check_name
+from gpushared.gate.policy.fields import CONNECT_TABLE, NETWORK_TABLE
 from gpushared.gate.policy.judge import judge_endpoint, judge_network
 from gpushared.gate.routes import Action
 from gpushared.gate.views import SHARED_NETWORKS, shown_network
@@ -87,14 +88,14 @@ class Networks:
         await self._ground.send(call, call.target.with_query(filters=filters).without("stream"))
 
     async def _create(self, call: Call) -> None:
-        body = judge_network(await call.parse(), self._ground.unnamed(call))
-        check_name(text(body, "Name"))
+        body = judge_network(await self._ground.read(call, NETWORK_TABLE), self._ground.unnamed(call))
+        await check_name(text(body, "Name"), self._ground.engine, call.caller)
         # Of two networks with one name, engines that allow it would let neither be used by it.
         body["CheckDuplicate"] = True
         await self._ground.send(call, body=serialise(self._ground.labelled(call, body)))
 
     async def _connect(self, call: Call) -> None:
-        body = judge_endpoint(await call.parse(), self._ground.unnamed(call))
+        body = judge_endpoint(await self._ground.read(call, CONNECT_TABLE), self._ground.unnamed(call))
         network = await find_network(self._ground.engine, call.match.name, call.caller)
         container = await find_container(self._ground.engine, str(body.get("Container") or ""), call.caller)
         body["Container"] = container.id

@@ -8,6 +8,7 @@ from gpushared.gate.call import Call
 from gpushared.gate.containers import OK, own_containers
 from gpushared.gate.filters import own_only
 from gpushared.gate.handlers.ground import Ground, Handler, showing
+from gpushared.gate.policy.fields import AUTH_TABLE
 from gpushared.gate.routes import Action, Payload
 from gpushared.gate.views import shown_info, with_nvidia_runtime
 
@@ -30,7 +31,8 @@ class Shared:
 
     async def _pass(self, call: Call) -> None:
         stream = call.match.route.payload is Payload.STREAM
-        await self._ground.send(call, body=serialise(await call.parse()) if stream else None)
+        body = serialise(await self._ground.read(call, AUTH_TABLE)) if stream else None
+        await self._ground.send(call, body=body)
 
     async def _info(self, call: Call) -> None:
         answer = await self._ground.ask(call, call.target)

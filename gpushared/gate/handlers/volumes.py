@@ -10,6 +10,7 @@ from gpushared.gate.call import Call
 from gpushared.gate.containers import CREATED, OK, find_owned, owns
 from gpushared.gate.filters import own_only
 from gpushared.gate.handlers.ground import Ground, Handler
+from gpushared.gate.policy.fields import VOLUME_CREATE_TABLE
 from gpushared.gate.policy.judge import judge_volume
 from gpushared.gate.routes import Action
 
@@ -50,7 +51,8 @@ class Volumes:
 
     async def _create(self, call: Call) -> None:
         """The engine answers a create of a volume that exists with that volume, whoever made it."""
-        body = self._ground.labelled(call, judge_volume(await call.parse(), self._ground.unnamed(call)))
+        asked = await self._ground.read(call, VOLUME_CREATE_TABLE)
+        body = self._ground.labelled(call, judge_volume(asked, self._ground.unnamed(call)))
         answer = await self._ground.ask(call, call.target, serialise(body))
         if answer.status == CREATED and not owns(call.caller, section(answer.json(), "Labels")):
             raise StateConflict(

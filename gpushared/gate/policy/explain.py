@@ -65,6 +65,9 @@ class Notes:
         why = f"version {version} of the Engine API, which the client speaks, does not have it"
         self._put(Finding(name, Verdict.DROPPED, why=why))
 
+    def unread(self, name: str) -> None:
+        self._put(Finding(name, Verdict.DROPPED, why="the engine does not read it"))
+
     def set(self, name: str, asked: Json, given: Json, why: str) -> None:
         self._put(Finding(name, Verdict.SET, asked, given, why))
 

@@ -269,6 +269,8 @@ CREATE_TABLE: Table = {
 }
 UPDATE_TABLE: Table = {**RESOURCES_TABLE, **table("RestartPolicy record restart", restart=RESTART_TABLE)}
 
+EXEC_SPELLINGS = {"detachKeys": "DetachKeys"}
+"""As aiodocker writes it; engines read both."""
 EXEC_TABLE = table("""
     AttachStdin flag
     AttachStdout flag
@@ -338,6 +340,16 @@ VOLUME_CREATE_TABLE = table("""
     DriverOpts pairs
     Labels pairs
     ClusterVolumeSpec opaque 1.42
+    """)
+
+AUTH_TABLE = table("""
+    username text
+    password text
+    email text
+    serveraddress text
+    auth text
+    identitytoken text
+    registrytoken text
     """)
 
 # The names alone.

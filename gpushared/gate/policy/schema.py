@@ -1,7 +1,8 @@
 """How a field of the Engine API is described: what its value is, and in which API versions it exists.
 
 A table is written as lines of ``Name kind [table] [since] [-until]``, versions as ``1.41``. What is on no
-table is never sent to the engine, whoever asks: an engine that knows more than the gate would act on it.
+table is never sent to the engine, whoever asks: it is dropped where no engine reads it, and refused where the
+engine is newer than the table and may read it.
 """
 
 from __future__ import annotations
@@ -82,49 +83,69 @@ def fit(
     *,
     where: str = "",
     left_out: list[str] | None = None,
+    dropped: list[str] | None = None,
 ) -> dict[str, Json]:
     """A copy with nothing that the table or the version does not have.
 
     A field that the request's version does not have is left out, as the engine's description of that version
     promises; its name goes to ``left_out`` where it said something. Nulls of unknown fields are nothing.
+    The name of a field on no table goes to ``dropped``; without ``dropped`` such a field is refused.
     Raises ``PermissionRefused`` for a field on no table, ``RequestError`` for one that the engine would take
     for another, and for a value of another kind.
     """
     fitted: dict[str, Json] = {}
+    folded = {} if body.keys() <= fields.keys() else {known.casefold(): known for known in fields}
     for name, value in body.items():
         field = fields.get(name)
         if field is None:
-            _refuse_unknown(name, value, fields, where)
+            _leave_unknown(name, value, folded, where, dropped)
         elif not field.is_in(version):
             if value and left_out is not None:
                 left_out.append(f"{where}{name}")
         else:
-            fitted[name] = _fit_value(value, field, version, f"{where}{name}", left_out)
+            fitted[name] = _fit_value(value, field, version, f"{where}{name}", left_out, dropped)
     return fitted
 
 
-def check_spelling(name: str, fields: Table, where: str) -> None:
-    """Raise ``RequestError`` for a name that the engine would take for a field that is spelled otherwise."""
-    meant = next((known for known in fields if known.casefold() == name.casefold()), name)
-    if meant != name:
-        raise RequestError(f"{where}{_readable(name)} is not a field", hint=f"it is spelled {where}{meant}")
+def respelled(body: Mapping[str, Json], spellings: Mapping[str, str]) -> dict[str, Json]:
+    """The body with fields by the table's names where a client is known to spell them otherwise.
+
+    Raises ``RequestError`` where one stands there in both spellings: the engine takes the last.
+    """
+    for other, name in spellings.items():
+        if other in body and name in body:
+            raise RequestError(f"{name} stands there twice, as {other} too", hint="write it once")
+    return {spellings.get(name, name): value for name, value in body.items()}
 
 
-def _refuse_unknown(name: str, value: Json, fields: Table, where: str) -> None:
-    check_spelling(name, fields, where)
-    if value is not None:
+def _leave_unknown(
+    name: str, value: Json, folded: Mapping[str, str], where: str, dropped: list[str] | None
+) -> None:
+    """``folded`` gives the table's spelling: engines read a name in any case, by the rules of Unicode."""
+    if meant := folded.get(name.casefold()):
+        raise RequestError(f"{where}{readable(name)} is not a field", hint=f"it is spelled {where}{meant}")
+    if value is None:
+        return
+    if dropped is None:
         raise PermissionRefused(
-            f"{where}{_readable(name)} is no field that gpushared knows",
+            f"{where}{readable(name)} is no field that gpushared knows",
             hint="leave it out; trusted users can give it to the engine at its own socket",
         )
+    dropped.append(f"{where}{readable(name)}")
 
 
-def _readable(name: str) -> str:
+def readable(name: str) -> str:
+    """A client's word as it may stand in a message or a log."""
     return name if name.isidentifier() and len(name) <= LONGEST_NAME else shown(name)
 
 
 def _fit_value(
-    value: Json, field: Field, version: Version | None, where: str, left_out: list[str] | None
+    value: Json,
+    field: Field,
+    version: Version | None,
+    where: str,
+    left_out: list[str] | None,
+    dropped: list[str] | None,
 ) -> Json:
     if value is None:
         return None
@@ -137,7 +158,7 @@ def _fit_value(
     def inner(record: Json, place: str) -> Json:
         if record is None or field.table is None:
             return record
-        return fit(record, field.table, version, where=f"{place}.", left_out=left_out)
+        return fit(record, field.table, version, where=f"{place}.", left_out=left_out, dropped=dropped)
 
     match field.kind:
         case Kind.RECORD:

@@ -44,8 +44,8 @@ class Seen:
 class _Watched(Gate):
     """Keeps what was judged."""
 
-    def __init__(self, engine: str, seen: Seen) -> None:
-        super().__init__(engine, FakeDesk(), audit=seen.lines.append)
+    def __init__(self, engine: str, desk: FakeDesk, seen: Seen) -> None:
+        super().__init__(engine, desk, audit=seen.lines.append)
         self._seen = seen
 
     async def handle(self, exchange: Exchange) -> None:
@@ -69,6 +69,7 @@ class Bench(Rig):
         super().__init__()
         self._seen = Seen()
         self._recorder = Recorder()
+        self.desk = FakeDesk()
         self._served: dict[Caller, Served] = {}
 
     def talk(self, raw: bytes, caller: Caller) -> Seen:
@@ -78,7 +79,7 @@ class Bench(Rig):
     async def open(self) -> None:
         self._recorder = await self.stack.enter_async_context(recording())
         for caller in (ROOT, ALICE):
-            gate = _Watched(self._recorder.path, self._seen)
+            gate = _Watched(self._recorder.path, self.desk, self._seen)
             serving = serving_gate(gate, caller, LIMITS)
             self._served[caller] = await self.stack.enter_async_context(serving)
 
