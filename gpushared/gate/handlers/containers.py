@@ -134,7 +134,8 @@ class Containers:
         if not container.device_name:
             await self._send_start(call, container)
             return
-        await while_waiting(call.exchange, self._desk.before_restart(container.id, call.caller))
+        with docker_words():
+            await while_waiting(call.exchange, self._desk.before_restart(container.id, call.caller))
         try:
             async with self._desk.ending(container.id, asked_stop(call.target)):
                 await self._send_start(call, container)
