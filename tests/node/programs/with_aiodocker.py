@@ -4,8 +4,8 @@ import asyncio
 import json
 import sys
 
-import aiodocker  # type: ignore[import-not-found]  # it is in the bed's environment, as is the next
-import aiohttp  # type: ignore[import-not-found]
+import aiodocker
+import aiohttp
 
 
 async def main(url: str, config: str, silence_seconds: str) -> None:
