@@ -17,8 +17,8 @@ from gpushared.gate.call import Call
 from gpushared.gate.containers import find_container
 from gpushared.gate.desk import Desk
 from gpushared.gate.engine import Answer, EngineSocket
-from gpushared.gate.passwd import PasswdFiles
 from gpushared.gate.parameters import drop_unknown
+from gpushared.gate.passwd import PasswdFiles
 from gpushared.gate.pins.pins import Pins
 from gpushared.gate.policy.fields import NEWEST
 from gpushared.gate.policy.judge import Context
