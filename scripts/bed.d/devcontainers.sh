@@ -6,7 +6,7 @@ DEVCONTAINERS_VERSION=0.83.0
 
 part_devcontainers() {
   local folder=$CACHE/devcontainers-$DEVCONTAINERS_VERSION
-  command -v npm >/dev/null || apt_install nodejs npm
+  need node
   [ -d "$folder" ] || {
     say "devcontainers: fetching @devcontainers/cli $DEVCONTAINERS_VERSION"
     # Made whole beside its place, so that a run that is cut off leaves nothing that looks finished.

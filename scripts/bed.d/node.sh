@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Node and npm, for Docker's clients that are written for them; the tests fetch the clients themselves.
+# Node and npm, for programs that are written for them.
 
 part_node() {
   if ! command -v node >/dev/null || ! command -v npm >/dev/null; then apt_install nodejs npm; fi

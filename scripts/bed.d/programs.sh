@@ -1,10 +1,10 @@
 # shellcheck shell=bash
 # Programs of others that stand on Docker's API, and have limits to how long they wait: JupyterHub with its
-# DockerSpawner, aiodocker, dockerode. Each in the version that was tried, which runs on Debian 12, and in no
-# environment but this one.
+# DockerSpawner, dockerode. Each in the version that was tried, which runs on Debian 12, and in no environment
+# but this one.
 
 PROGRAMS=$CACHE/programs
-FROM_PYPI=(aiodocker==0.27.0 dockerspawner==14.0.0 jupyterhub==6.1.1)
+FROM_PYPI=(dockerspawner==14.0.0 jupyterhub==6.1.1)
 FROM_NPM=(configurable-http-proxy@5.1.0 dockerode@5.0.1)
 
 part_programs() {
@@ -20,10 +20,9 @@ make_programs() {
   local missing=() python
   # shellcheck source=scripts/lib/venv.sh
   . "$HERE/lib/venv.sh"
+  need node
   python=$(find_python)
   "$python" -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
-  command -v node >/dev/null || missing+=(nodejs)
-  command -v npm >/dev/null || missing+=(npm)
   [ ${#missing[@]} = 0 ] || apt_install "${missing[@]}"
   say "programs: installing ${FROM_PYPI[*]} ${FROM_NPM[*]}"
   rm -rf "$PROGRAMS"

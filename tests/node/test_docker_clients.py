@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,11 +16,8 @@ from tests.bed import parts
 from tests.node.conftest import NewDaemon
 from tests.node.daemon import OWN_LABEL, DaemonProcess, name
 
-DOCKERODE: Final = "5.0.1"
-NODE_MODULES: Final = parts.CACHE / f"dockerode-{DOCKERODE}" / "node_modules"
 PROGRAMS: Final = Path(__file__).with_name("docker_clients")
 ALICE: Final = 1500
-INSTALL_SECONDS: Final = 300
 LIFE_SECONDS: Final = 120
 # A restart finds the container's files as they are.
 PROGRAM: Final = "rm -f /tmp/up; trap 'exit 9' TERM; trap : USR1; touch /tmp/up; while :; do sleep 0.05; done"
@@ -34,36 +29,6 @@ SEEN: Final = {
     "code": 9,
     "listed": True,
 }
-
-
-@pytest.fixture(scope="session")
-def dockerode() -> Path:
-    """The folder that Node finds dockerode in."""
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        parts.absent("node", "there is no node or no npm")
-    parts.CACHE.mkdir(parents=True, exist_ok=True)
-    with (parts.CACHE / "dockerode.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not NODE_MODULES.exists():
-            _install(NODE_MODULES.parent)
-    return NODE_MODULES
-
-
-def _install(directory: Path) -> None:
-    part = directory.with_name(f"{directory.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir()
-    words = ("--no-audit", "--no-fund", "--no-save", "--ignore-scripts", "--omit=optional")
-    done = subprocess.run(
-        ["npm", "install", "--prefix", str(part), *words, f"dockerode@{DOCKERODE}"],
-        capture_output=True,
-        text=True,
-        timeout=INSTALL_SECONDS,
-        check=False,
-    )
-    if done.returncode:
-        parts.absent("node", f"npm has no dockerode for us: {done.stderr.strip()[-300:]}")
-    part.rename(directory)
 
 
 @pytest.fixture(
@@ -108,8 +73,10 @@ CALLERS = pytest.mark.parametrize("uid", [0, ALICE], ids=["trusted", "confined"]
 
 
 @CALLERS
-def test_a_container_lives_and_ends_with_dockerode(machine: DaemonProcess, uid: int, dockerode: Path) -> None:
-    seen = live(machine, uid, "node", str(PROGRAMS / "dockerode.js"), NODE_PATH=str(dockerode))
+def test_a_container_lives_and_ends_with_dockerode(machine: DaemonProcess, uid: int, programs: Path) -> None:
+    seen = live(
+        machine, uid, "node", str(PROGRAMS / "dockerode.js"), NODE_PATH=str(programs / "node_modules")
+    )
     assert without_line_ends(seen) == {**SEEN, "answered": "said\n"}
 
 

@@ -87,8 +87,8 @@ def test_the_sdk_waits_longer_than_its_timeout_and_has_its_container(node: Daemo
 
 
 CLIENTS = {
-    "aiodocker": ("venv/bin/python", "with_aiodocker.py"),
-    "dockerode": ("/usr/bin/env", "node", "with_dockerode.js"),
+    "aiodocker": (sys.executable, "with_aiodocker.py"),
+    "dockerode": ("node", "with_dockerode.js"),
 }
 
 
@@ -99,12 +99,11 @@ def test_other_clients_wait_longer_than_they_bear_silence(
     node: DaemonProcess, programs: Path, client: str
 ) -> None:
     holder = node.request("1", time="1h")
-    program, *words = CLIENTS[client]
     labels = {ONE_GPU: "1", OWN_LABEL: node.directory.name}
     host = {"NetworkMode": "none"}
     config = {"Image": parts.BUSYBOX_IMAGE, "Cmd": ["sleep", "1000"], "Labels": labels, "HostConfig": host}
     process = subprocess.Popen(
-        [programs / program, *words, f"unix://{node.socket}", json.dumps(config), str(IMPATIENT_SECONDS)],
+        [*CLIENTS[client], f"unix://{node.socket}", json.dumps(config), str(IMPATIENT_SECONDS)],
         cwd=Path(__file__).parent / "programs",
         env={**os.environ, "NODE_PATH": str(programs / "node_modules")},
         stdout=subprocess.PIPE,
