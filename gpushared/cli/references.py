@@ -9,13 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from gpushared.cli.job_places import Place, docker_host_for
 from gpushared.client import Client, Lease
 from gpushared.client.job_messages import Job
 from gpushared.client.jobs import Jobs
 from gpushared.domain.errors import NotFound, RequestError, StateConflict, TimedOut, Unavailable
+
+if TYPE_CHECKING:
+    from gpushared.cli.job_places import Place
 
 LEASE = "l-"
 _SHOWN = 80
@@ -148,6 +150,9 @@ def container_named(
 
     ``attempt_of`` says which attempt at the job is meant, and may refuse.
     """
+    # Most commands need no container, and docker's modules take time to import.
+    from gpushared.cli.job_places import docker_host_for
+
     jobs = Jobs(client)
 
     def of_job(name: str) -> Place:
@@ -158,6 +163,8 @@ def container_named(
 
 
 def _of_lease(client: Client, lease: Lease, attempt_of: Callable[[Job], int]) -> Place:
+    from gpushared.cli.job_places import Place, docker_host_for
+
     if not lease.container_id and lease.job_id:
         job = Jobs(client).get(lease.job_id)
         return docker_host_for(client, job, attempt=attempt_of(job))

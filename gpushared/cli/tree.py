@@ -33,7 +33,7 @@ COMMANDS = {
     "extend": "Give a lease more time.",
     "hold": "Keep waiting requests and jobs from starting.",
     "unhold": "Let requests and jobs go that were held.",
-    "priority": "Move a waiting request among those of its project.",
+    "priority": "Move a waiting request or job among those of its project.",
     "pause": "Take running leases off their GPUs.",
     "resume": "Bring paused leases back.",
     "preempt": "Let leases give way to others.",

@@ -122,6 +122,6 @@ def test_a_completion_imports_one_command(
     standin.answers["Leases/List"] = ok({"leases": []})
     words = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" ")), "_GPUSHARE_COMPLETE": "bash_complete"}
     ours, others = imported(gpushare, **words)
-    rest = {"gpushared.cli.tree", "gpushared.cli.each", "gpushared.client.job_messages"}
-    assert ours <= BASE | rest | modules
+    rest = {"gpushared.cli.tree", "gpushared.cli.each", "gpushared.cli.references"}
+    assert ours <= BASE | rest | {"gpushared.client.job_messages", "gpushared.client.jobs"} | modules
     assert not others & {"subprocess", "dataclasses", "tomllib"}

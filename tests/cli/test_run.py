@@ -103,6 +103,7 @@ def test_the_request_is_what_was_typed(
     (body,) = standin.asked("Leases/Request")
     assert body.pop("request_id")
     assert body.pop("ends_with_caller")
+    assert body.pop("image") == "busybox"
     assert {name: value for name, value in body.items() if value} == asked
 
 
@@ -585,7 +586,7 @@ def test_logs_becomes_docker_logs_of_the_lease_s_container(
     done = gpushare("logs", "-f", "--tail", "5", "trainer")
     assert done.returncode == 7
     assert words_of(docker_recorder, "logs") == ["logs", "--follow", "--tail=5", "abc123"]
-    assert standin.asked("Leases/Get") == [{"lease_id": "trainer"}]
+    assert standin.asked("Leases/Get") == [{"lease_id": "trainer"}, {"lease_id": "l-7f3k"}]
 
 
 def test_logs_of_a_lease_without_a_container_say_so(gpushare: Gpushare, standin: StandIn) -> None:
