@@ -20,7 +20,8 @@ from gpushared.domain.checkup import Result, Status, examine
 from gpushared.domain.errors import GpushareError
 
 UNWELL = 1
-NARROWEST = 24
+NARROWEST = 20
+"""Of the two columns with sentences: 80 columns have room for both beside the longest name of a check."""
 GAPS = 6
 
 

@@ -265,12 +265,13 @@ def test_what_the_daemon_does_not_tell_is_named_in_the_bundle(gpushare: Gpushare
 # --- on a terminal ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("columns", [100, 60])
+@pytest.mark.parametrize("columns", [100, 80, 60])
 def test_sentences_wrap_inside_their_columns_where_there_is_room(
     gpushare: Gpushare, standin: StandIn, columns: int
 ) -> None:
     long = {**WARNED, "detail": "word " * 30, "fix": "`do this and that`"}
-    serve(standin, long)
+    longest_name = {**FINE, "name": "docker-default-runtime"}
+    serve(standin, long, longest_name)
     leader, follower = os.openpty()
     gpushare.environ |= {"COLUMNS": str(columns), "NO_COLOR": "1"}
     with subprocess.Popen([*GPUSHARE, "doctor"], env=gpushare.environ, stdout=follower) as process:
@@ -289,5 +290,5 @@ def test_sentences_wrap_inside_their_columns_where_there_is_room(
         assert len(shown) == 1
     else:
         assert len(shown) > 1
-        assert max(map(len, shown)) <= columns
+        assert max(map(len, lines)) <= columns
     assert "-" not in "".join(shown[1:])
