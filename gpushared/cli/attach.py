@@ -9,6 +9,7 @@ import click
 from gpushared.cli import complete, job_places
 from gpushared.cli.references import container_named
 from gpushared.cli.relay import beside
+from gpushared.cli.whole_number import WholeNumber
 from gpushared.client import Client
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.command("attach", short_help="Attach to the container of a job or a lease.")
 @click.option("--detach-keys", metavar="KEYS", help="The keys that leave it running, as docker attach.")
-@click.option("--rank", metavar="N", type=click.IntRange(0), default=0, help="Which one of several nodes.")
+@click.option("--rank", metavar="N", type=WholeNumber(0), default=0, help="Which one of several nodes.")
 @click.argument("job", shell_complete=complete.outputs)
 def attach(job: str, detach_keys: str | None, rank: int) -> int:
     """Attach this terminal to the container of a job that runs, by becoming `docker attach`.

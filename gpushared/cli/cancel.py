@@ -9,6 +9,7 @@ from gpushared.cli.each import each_lease
 from gpushared.cli.faults import UsageError, say
 from gpushared.cli.references import may_be_array
 from gpushared.cli.stopping import Stop
+from gpushared.cli.whole_number import WholeNumber
 from gpushared.client import Client
 from gpushared.client.job_messages import Job
 from gpushared.client.jobs import Jobs
@@ -20,7 +21,7 @@ from gpushared.domain.errors import NotFound
     "-t",
     "--grace",
     "grace_seconds",
-    type=click.IntRange(0, 3600),
+    type=WholeNumber(0, 3600),
     metavar="SECONDS",
     help="How long a container gets to end by itself.  [default: 10]",
 )

@@ -6,13 +6,14 @@ import click
 
 from gpushared.cli import complete
 from gpushared.cli.references import job_id
+from gpushared.cli.whole_number import WholeNumber
 from gpushared.client import Client
 from gpushared.client.jobs import Jobs
 
 
 @click.command(short_help="Print a DOCKER_HOST that leads to a job's node.")
 @click.argument("job", shell_complete=complete.jobs)
-@click.option("--rank", metavar="N", type=click.IntRange(0), default=0, help="Which node of a gang's.")
+@click.option("--rank", metavar="N", type=WholeNumber(0), default=0, help="Which node of a gang's.")
 def door(job: str, rank: int) -> None:
     """Print a DOCKER_HOST that leads to the node that runs JOB, as you.
 

@@ -8,6 +8,7 @@ from gpushared.cli import complete, docker, job_places
 from gpushared.cli.child import run_as_child
 from gpushared.cli.faults import say
 from gpushared.cli.references import container_named
+from gpushared.cli.whole_number import WholeNumber
 from gpushared.client import Client
 from gpushared.client.job_messages import Job
 
@@ -20,11 +21,11 @@ BROKEN = 1
 @click.option("-n", "--tail", metavar="LINES", help="Only so many lines from the end.")
 @click.option("-t", "--timestamps", is_flag=True, help="With the time of each line.")
 @click.option("--since", metavar="WHEN", help="Only since a time or a duration ago, as docker logs.")
-@click.option("--rank", metavar="N", type=click.IntRange(0), default=0, help="Which one of several nodes.")
+@click.option("--rank", metavar="N", type=WholeNumber(0), default=0, help="Which one of several nodes.")
 @click.option(
     "--attempt",
     metavar="N",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     help="Of which attempt at the job.  [default: the newest that has run]",
 )
 @click.argument("job", shell_complete=complete.outputs)

@@ -14,6 +14,7 @@ from gpushared.cli.faults import wrong_values
 from gpushared.cli.lease_values import check_values
 from gpushared.cli.listing import SIMULATED
 from gpushared.cli.ps import holding
+from gpushared.cli.whole_number import WholeNumber
 from gpushared.client import Client, OfferAnswer
 from gpushared.client.moment import read_moment
 from gpushared.client.wishes import LeaseWish
@@ -53,7 +54,7 @@ STEPS = {
     metavar="KIND",
     help="shared, separate, exclusive or mig.",
 )
-@click.option("--priority", type=click.IntRange(-100, 100), default=0, metavar="NUMBER", help="-100 to 100.")
+@click.option("--priority", type=WholeNumber(-100, 100), default=0, metavar="NUMBER", help="-100 to 100.")
 @click.option(
     "--project",
     default="",

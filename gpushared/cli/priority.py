@@ -6,12 +6,13 @@ import click
 
 from gpushared.cli import complete, text
 from gpushared.cli.references import set_priority
+from gpushared.cli.whole_number import WholeNumber
 from gpushared.client import Client
 
 
 @click.command("priority", short_help="Move a waiting request or job among those of its project.")
 @click.argument("lease", shell_complete=complete.leases)
-@click.argument("priority", type=click.IntRange(-100, 100), metavar="PRIORITY")
+@click.argument("priority", type=WholeNumber(-100, 100), metavar="PRIORITY")
 def priority(lease: str, priority: int) -> int:
     """Move a waiting request or job among those of its project: -100 to 100, higher goes first, 0 is usual.
 

@@ -8,6 +8,7 @@ import click
 
 from gpushared.cli import complete
 from gpushared.cli.faults import UsageError, wrong_values
+from gpushared.cli.whole_number import WholeNumber
 from gpushared.client import Client
 from gpushared.domain.errors import NotFound, StateConflict
 from gpushared.domain.units import parse_memory, parse_percent, shown
@@ -28,7 +29,7 @@ MAX_DIGITS = 4
     shell_complete=complete.containers,
     help="The main process of this container holds memory.",
 )
-@click.option("--pid", type=click.IntRange(1), metavar="PID", help="This process of the host holds memory.")
+@click.option("--pid", type=WholeNumber(1), metavar="PID", help="This process of the host holds memory.")
 @click.option("--memory", metavar="SIZE", help="How much it holds: 8g; 0 takes it off the GPU.")
 @click.option("--inside-mps", is_flag=True, help="It is a client of MPS.")
 @click.option("--outside-mps", is_flag=True, help="It is no client of MPS. Without either: nobody tells.")

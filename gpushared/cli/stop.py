@@ -9,6 +9,7 @@ from gpushared.cli.each import each_begun
 from gpushared.cli.faults import say
 from gpushared.cli.stopping import Stop
 from gpushared.cli.waiting import Interrupted, signals_interrupt
+from gpushared.cli.whole_number import WholeNumber
 from gpushared.client import Client
 
 
@@ -17,7 +18,7 @@ from gpushared.client import Client
     "-t",
     "--grace",
     "grace_seconds",
-    type=click.IntRange(0, 3600),
+    type=WholeNumber(0, 3600),
     metavar="SECONDS",
     help="How long a container gets to end by itself.  [default: 10]",
 )

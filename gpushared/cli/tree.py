@@ -133,7 +133,7 @@ def invoke(words: Sequence[str]) -> int:
         return USAGE
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else "gpushare"
-        message = error.format_message().rstrip(".")
+        message = " ".join(error.format_message().split()).rstrip(".")  # click lists choices line by line
         raise UsageError(message[:1].lower() + message[1:], hint=f"see {where} --help") from error
     except click.exceptions.Exit as error:
         return error.exit_code
