@@ -74,7 +74,7 @@ def _lines(explanation: Explanation, now: float) -> Iterator[str]:
         yield f"  job      {lease.job_id}{of_pool}, attempt {lease.job_attempt}"
     yield from _waiting(lease, now)
     for refusal in explanation.refusals:
-        gpus = "1 GPU" if refusal.gpus == 1 else f"{refusal.gpus} GPUs"
+        gpus = "1 GPU" if refusal.gpus == 1 else f"each of {refusal.gpus} GPUs"
         yield f"  refused  {gpus}: {refusal.text or refusal.reason}"
     yield from aside(explanation, now)
     yield from _wanted(lease)

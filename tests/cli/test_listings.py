@@ -336,7 +336,7 @@ def test_why_tells_reason_place_and_story(gpushare: Gpushare, standin: StandIn) 
         {
             "lease": QUEUED,
             "story": [{"at": 1000.0, "state": "queued", "text": "asked for 0.25"}],
-            "refusals": [{"reason": "resources", "gpus": 2, "text": "not enough memory"}],
+            "refusals": [{"reason": "resources", "gpus": 2, "text": "has too little free memory"}],
         }
     )
     done = gpushare("why", "l-7f3k")
@@ -346,7 +346,7 @@ def test_why_tells_reason_place_and_story(gpushare: Gpushare, standin: StandIn) 
         "  why      needs 24 GiB on one GPU; best is GPU 1 with 11 GiB free (resources)",
         "  place    3 of 5",
         "  start    unknown",
-        "  refused  2 GPUs: not enough memory",
+        "  refused  each of 2 GPUs: has too little free memory",
         "  story",
         "    1970-01-01 00:16:40  queued     asked for 0.25",
     ]
