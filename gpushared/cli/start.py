@@ -164,7 +164,11 @@ def check_privileges(client: Client, words: RunWords) -> None:
     with suppress(NotFound, Unimplemented):  # a daemon that cannot tell is one whose gate judges all the same
         for one in client.explain_policy(body, "").findings:
             if one.field == PRIVILEGED and one.verdict == "refused":
-                raise PermissionRefused("--privileged is not given to you on this node", hint=one.hint)
+                # The gate's own hint names --gpus, which `gpushare run` refuses.
+                raise PermissionRefused(
+                    "--privileged is not given to you on this node",
+                    hint="GPUs need no privileges here: leave it out",
+                )
     say("warning: --privileged lets the container reach every GPU of this machine, whatever its lease says")
 
 

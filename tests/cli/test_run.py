@@ -227,10 +227,11 @@ def test_privileged_runs_with_a_warning(gpushare: Gpushare, standin: StandIn) ->
 def test_privileged_is_refused_before_anything_is_asked_for(
     gpushare: Gpushare, standin: StandIn, command: str
 ) -> None:
-    finding = {"field": "HostConfig.Privileged", "verdict": "refused", "hint": "GPUs need no privileges here"}
+    finding = {"field": "HostConfig.Privileged", "verdict": "refused", "hint": "ask for --gpus 1"}
     standin.answers["Policy/Explain"] = ok({"findings": [finding]})
     refused = (
-        "gpushare: --privileged is not given to you on this node\n  hint: GPUs need no privileges here\n"
+        "gpushare: --privileged is not given to you on this node\n"
+        "  hint: GPUs need no privileges here: leave it out\n"
     )
     done = gpushare(command, "--privileged", "busybox")
     assert (done.returncode, done.stderr) == (125, refused)
