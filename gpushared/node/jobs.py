@@ -130,7 +130,7 @@ class NodeJobs:
     async def submit(self, message: jobs_pb2.SubmitRequest, caller: Caller) -> jobs_pb2.SubmitAnswer:
         wants_pool = message.pool and not (message.or_here and self.pool is None)
         if wants_pool or not (message.node == "" or self._is_here(message.node)):
-            return await self._pool("submit a job to it").submit(message, self.owner(caller), caller)
+            return await self._pool().submit(message, self.owner(caller), caller)
         if message.nodes > 1 or message.span:
             raise RequestError("one node cannot be several", hint="submit it to the pool: --pool")
         if message.stop_after_seconds:
@@ -351,11 +351,11 @@ class NodeJobs:
         """Whether this node is meant, by its own name or by that which it has in the pool."""
         return node == self._node_name if self.pool is None else node == self.pool.node
 
-    def _pool(self, purpose: str) -> PoolJobs:
+    def _pool(self) -> PoolJobs:
         if self.pool is None:
             raise StateConflict(
-                f"this node is in no pool, so there is none to {purpose}",
-                hint="gpushare node join HOST --token-file FILE",
+                "this node is in no pool",
+                hint="leave --pool and --node out; an administrator lets it join one by `gpushare node join`",
             )
         return self.pool
 

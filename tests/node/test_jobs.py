@@ -218,6 +218,7 @@ def test_a_job_that_is_removed_leaves_no_container(daemon: DaemonProcess) -> Non
         ({"lease": {"gpu": "much"}}, "much"),
         ({"nodes": 2}, "one node cannot be several"),
         ({"pool": True}, "this node is in no pool"),
+        ({"pool": True}, "leave --pool and --node out"),
         ({"node": "elsewhere"}, "this node is in no pool"),
         ({"after": [{"job_id": "0000000000"}]}, "there is no job"),
         ({"array": "5-1"}, "are no numbers of an array"),
