@@ -15,6 +15,7 @@ from gpushared.pool.archive import Page
 from gpushared.pool.job_views import default_name
 from gpushared.pool.records import OVER, over_key
 
+MAX_NAMED = 3
 MAX_LISTED = 1000
 LISTED = 100
 MAX_SCANNED = 20
@@ -110,9 +111,10 @@ async def _by_beginning(live: Live, past: Past, beginning: str, owner: Owner) ->
     known |= {job.id: job for job in await past.like(beginning, MAX_LISTED)}
     mine = [job for job in known.values() if may_see(job, owner)]
     if len(mine) > 1:
-        names = ", ".join(sorted(job.id for job in mine)[:3])
+        names = ", ".join(sorted(job.id for job in mine)[:MAX_NAMED])
+        more = ", ..." if len(mine) > MAX_NAMED else ""
         raise RequestError(
-            f"{shown(beginning)} is the beginning of {len(mine)} jobs", hint=f"say which: {names}, ..."
+            f"{shown(beginning)} is the beginning of {len(mine)} jobs", hint=f"say which: {names}{more}"
         )
     return mine[0] if mine else None
 

@@ -142,8 +142,9 @@ async def test_a_job_is_found_by_its_id_its_name_and_an_unmistakable_beginning(j
 
 async def test_a_beginning_of_several_is_none_of_them(jobs: Jobs) -> None:
     array = await jobs.ask(array="0-1")
-    with pytest.raises(RequestError, match="is the beginning of 2 jobs"):
+    with pytest.raises(RequestError, match="is the beginning of 2 jobs") as refused:
         await jobs.seen(array[0][:5])
+    assert refused.value.hint == f"say which: {array[0]}, {array[1]}"
 
 
 async def test_of_two_of_a_name_the_one_that_is_not_over_is_meant(jobs: Jobs) -> None:
