@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from gpushared.domain.errors import StateConflict, TimedOut
+from gpushared.gate.copies import helper as program
 from gpushared.gate.copies.copying import AT_ONCE, COMMAND, Copies
 from gpushared.gate.copies.order import Deed, Order
 from gpushared.gate.gate import Gate
@@ -343,6 +344,21 @@ async def test_who_copies_is_the_containers_user_and_has_no_right_of_roots(alice
             assert (await alice.program("ls", f"/proc/{pid}/{file}/")).code != 0
             assert (await alice.program("cat", f"/proc/{pid}/{file}")).code != 0
         assert str(pid) not in (await alice.inside(container, "ls", "/proc")).out.decode().split()
+
+
+async def test_a_helper_that_its_user_interrupts_opens_no_file_by_name(alice: Copier) -> None:
+    """A traceback shows lines of the program's source, at whose path an image may have a device."""
+    source = Path(program.__file__)
+    script = f"mkfifo {source}; (echo line >{source}; touch /tmp/opened) & true"
+    container = await alice.runs(script, Tmpfs={str(source.parent): "mode=1777"})
+    head = request("PUT", f"/containers/{container}/archive?path=/tmp", b"", "Content-Length: 10240")
+    async with raw_client(alice.alice.served) as client, asyncio.timeout(30):
+        await client.send(head + tar_of(("file", {}, b"x" * 4096))[:1024])
+        pid = await helper_of(alice.uid)
+        assert (await alice.program("kill", "-INT", str(pid))).code == 0
+        while Path(f"/proc/{pid}").exists():  # noqa: ASYNC110 - a process that ends announces itself to its parent only
+            await asyncio.sleep(0.02)
+    assert (await alice.inside(container, "test", "-e", "/tmp/opened")).code == 1
 
 
 async def test_who_is_root_inside_copies_as_root_without_a_right(

@@ -6,6 +6,7 @@ Nothing is imported or opened by a name between the two: there is whatever the c
 import os
 import resource
 import select
+import signal
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -20,9 +21,15 @@ DEVICES = "/dev"
 
 
 def bound() -> None:
-    """Set the bounds of this process. Nothing is imported any more: an image could bring that along."""
+    """Set the bounds of this process. Nothing is imported any more: an image could bring that along.
+
+    Python answers an interrupt, which the user's programs outside can send, and an error that nobody catches
+    with a traceback: it opens the program's source by its path, where an image may have a device.
+    """
     sys.meta_path.clear()
     sys.path.clear()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.tracebacklimit = 0
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
