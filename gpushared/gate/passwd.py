@@ -24,7 +24,7 @@ from typing import Any
 from urllib.parse import quote
 
 from gpushared.domain.errors import EngineUnavailable, GpushareError
-from gpushared.gate.body import Body, section, serialise
+from gpushared.gate.body import Body, objects, section, serialise
 from gpushared.gate.containers import CREATED, OK
 from gpushared.gate.engine import EngineSocket
 from gpushared.gate.homes import USERS_FILE, USERS_FILE_BYTES, with_line
@@ -35,6 +35,8 @@ LABEL_USERS = "gpushare.passwd"
 """The name of the file that a container has."""
 LABEL_LOOK = "gpushare.look"
 """On containers that are made to look into an image, and never started."""
+LOOK_PLACE = "/gpushare-look"
+"""Where these mount the directory of the files."""
 OURS = "gpushare."
 IMAGES_KEPT = 64
 CREATE_SECONDS = 600.0
@@ -77,19 +79,25 @@ class PasswdFiles:
         try:
             yield await self._file(name, text)
         finally:
-            self._making[name] -= 1
+            self._making -= Counter([name])  # without those at zero, of which there would be ever more
 
     async def sweep(self) -> None:
         """Remove the files that no container has, and what an earlier life left of its looks."""
         if self._directory is None or not self._directory.exists():
             return
-        self._recent = {*+self._making}
-        used = {labels.get(LABEL_USERS, "") for _, labels in await self._containers(LABEL_USERS)}
+        self._recent = {*self._making}
+        used = {_labels(each)[LABEL_USERS] for each in await self._containers(LABEL_USERS)}
         async with self._lock:
             await asyncio.to_thread(_remove, self._directory, used | self._recent)
-        for container, labels in await self._containers(LABEL_LOOK):
-            if labels.get(LABEL_LOOK) not in {"", self._look_owner}:
-                await self._engine.call("DELETE", f"/containers/{container}?force=1&v=1".encode())
+        for found in await self._containers(LABEL_LOOK):
+            if _labels(found)[LABEL_LOOK] not in {"", self._look_owner} and self._has_looked(found):
+                await self._engine.call("DELETE", f"/containers/{found['Id']}?v=1".encode())
+
+    def _has_looked(self, found: Body) -> bool:
+        """Whether we made it to look: labels are brought along by images too, into anybody's containers."""
+        seen = str(self._directory), LOOK_PLACE
+        mounts = objects(found, "Mounts")
+        return any((each.get("Source"), each.get("Destination")) == seen for each in mounts)
 
     async def _file(self, name: str, text: bytes) -> Path | None:
         assert self._directory is not None
@@ -148,7 +156,7 @@ class PasswdFiles:
         # Labels of the image's would make it somebody's.
         labels = {name: "" for name in section(config, "Labels") if name.startswith(OURS)}
         # An engine that does not see the directory refuses here, and not at the user's create.
-        seen = {"Type": "bind", "Source": str(self._directory), "Target": "/gpushare-look", "ReadOnly": True}
+        seen = {"Type": "bind", "Source": str(self._directory), "Target": LOOK_PLACE, "ReadOnly": True}
         empty = [{"Type": "tmpfs", "Target": path} for path in section(config, "Volumes")]
         return {
             "Image": identity,
@@ -166,12 +174,16 @@ class PasswdFiles:
         answer = await self._engine.call("GET", target, timeout_seconds=FILE_SECONDS)
         return _only_file(answer.body) if answer.status == OK else None
 
-    async def _containers(self, label: str) -> list[tuple[str, dict[str, str]]]:
+    async def _containers(self, label: str) -> list[Body]:
         filters = quote(json.dumps({"label": [label]}))
         answer = await self._engine.call("GET", f"/containers/json?all=1&filters={filters}".encode())
         if answer.status != OK:
             raise EngineUnavailable("the Docker engine does not list its containers")
-        return [(str(found["Id"]), found.get("Labels") or {}) for found in answer.json()]
+        return list(answer.json())
+
+
+def _labels(found: Body) -> dict[str, str]:
+    return section(found, "Labels")
 
 
 def is_small_file(header: bytes) -> bool:

@@ -333,7 +333,9 @@ async def test_a_file_goes_with_the_last_container_that_has_it(rig: Rig) -> None
 async def test_a_look_into_an_image_leaves_no_container(rig: Rig) -> None:
     """Also that of a daemon that was killed meanwhile goes, and many creates look once."""
     label = ("--label", "gpushare.look=of-an-earlier-life")
-    left = await rig.engine("create", *label, "--network=none", "gate-homes:users", "true")
+    rig.directory.mkdir()
+    mount = ("--mount", f"type=bind,src={rig.directory},dst=/gpushare-look,readonly")
+    left = await rig.engine("create", *label, *mount, "--network=none", "gate-homes:users", "true")
     creates = [rig.alice("create", "--network=none", "gate-homes:users", "true") for _ in range(3)]
     made = [done.out.decode().strip() for done in await asyncio.gather(*creates)]
     await rig.alice("rm", *made)
@@ -341,6 +343,16 @@ async def test_a_look_into_an_image_leaves_no_container(rig: Rig) -> None:
     listed = await rig.engine("ps", "-aq", "--no-trunc", "--filter", "label=gpushare.look")
     assert left.out.strip() not in listed.out.split()
     assert listed.out == b""
+
+
+@pytest.mark.docker
+async def test_the_label_of_a_look_costs_nobody_a_container(rig: Rig) -> None:
+    """An image may bring it along into anybody's."""
+    rig.directory.mkdir()
+    label = ("--label", "gpushare.look=of-an-earlier-life")
+    made = await rig.engine("create", *label, "--network=none", "gate-homes:users", "true")
+    await rig.files.sweep()
+    assert (await rig.engine("rm", made.out.decode().strip())).code == 0
 
 
 @pytest.mark.docker
