@@ -11,8 +11,8 @@ from weakref import WeakValueDictionary
 class Turns:
     """A container is not started through the gate while files are copied.
 
-    A volume is not removed through the gate while a container with it is being created: until the engine has
-    that container, and keeps the volume for it, somebody else could make one of the same name.
+    A volume is neither made nor removed through the gate while a container with it is being created: until
+    the engine has that container, and keeps the volume for it, somebody else could make one of the same name.
     """
 
     def __init__(self) -> None:

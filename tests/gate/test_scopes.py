@@ -236,6 +236,19 @@ async def test_a_volume_of_somebody_else_is_not_given_by_its_name(both: People, 
     assert (await both.alice.ask("GET", f"/volumes/{name}")).status == 404
 
 
+async def test_a_volume_is_not_made_while_a_container_with_its_name_is(
+    desk: FakeDesk, docker_engine: str, busybox_image: str, name: str
+) -> None:
+    """The engine would fill it from the image of the container, whoever made that."""
+    gate = Gate(docker_engine, desk)
+    async with people(gate, busybox_image) as both:
+        async with gate._ground.volume_turns.of(name):
+            making = asyncio.create_task(both.alice.make("volumes", name))
+            assert (await both.bob.make("volumes", f"{name}-other")).status == 201
+            assert (await both.root.ask("GET", f"/volumes/{name}")).status == 404
+        assert (await making).status == 201
+
+
 async def test_a_volume_that_became_anothers_while_a_lease_was_waited_for_is_not_given(
     plain: People, desk: FakeDesk, name: str
 ) -> None:

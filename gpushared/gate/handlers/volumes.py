@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from gpushared.domain.errors import StateConflict
-from gpushared.gate.body import objects, section, serialise
+from gpushared.gate.body import objects, section, serialise, text
 from gpushared.gate.call import Call
 from gpushared.gate.containers import CREATED, OK, find_owned, owns
 from gpushared.gate.filters import own_only
@@ -53,7 +53,9 @@ class Volumes:
         """The engine answers a create of a volume that exists with that volume, whoever made it."""
         asked = await self._ground.read(call, VOLUME_CREATE_TABLE)
         body = self._ground.labelled(call, judge_volume(asked, self._ground.unnamed(call)))
-        answer = await self._ground.ask(call, call.target, serialise(body))
+        # While another creates a container with the name, the engine would fill it from that one's image.
+        async with self._ground.volume_turns.of_all(filter(None, [text(body, "Name")])):
+            answer = await self._ground.ask(call, call.target, serialise(body))
         if answer.status == CREATED and not owns(call.caller, section(answer.json(), "Labels")):
             raise StateConflict(
                 f"the name {body.get('Name')} is taken by a volume that is not yours", hint="choose another"
