@@ -24,7 +24,8 @@ USERS_FILE_BYTES = 64 * 1024
 """A longer one is left as it is."""
 _PLAIN = re.compile(r"\w[\w.@-]*", re.ASCII)
 _NAME = re.compile(r"\w[\w.@$\\ -]*")
-_HOME = re.compile(r"/[^:\n]*")
+_HOME = re.compile(r"/[^:\n]{0,4094}")
+"""As long as a path may be: each line of another text is a file that the daemon keeps."""
 
 
 def put_home(

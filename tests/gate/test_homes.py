@@ -115,6 +115,7 @@ def test_a_line_is_added_where_name_and_number_are_nobodys(passwd: bytes, expect
     [
         (body_of(env=(f"HOME={HOME}",)), "alice", LINE),
         (body_of(env=("HOME=/a:b\n0::",)), "alice", LINE.replace(HOME.encode(), b"/")),
+        (body_of(env=(f"HOME=/{'x' * 4096}",)), "alice", LINE.replace(HOME.encode(), b"/")),
         (body_of(env=("HOME",)), "alice", LINE.replace(HOME.encode(), b"/")),
         (body_of(), "root:x:0:0", b""),
         (body_of(), "+netgroup", b""),
