@@ -40,12 +40,13 @@ class Node:
         return self.lease_of(container)
 
     def lease_of(self, container: str) -> Json:
-        """Also of one that is over already."""
+        """Also of one that is over already, which has no container any more, but its name."""
+        called = self.daemon.container(container)["Name"].removeprefix("/")
         found: list[Json] = []
 
         def look() -> bool:
             leases = [one for ended in (False, True) for one in self._leases(ended=ended)]
-            found[:] = [one for one in leases if one["container_id"] == container]
+            found[:] = [one for one in leases if one["container_name"] == called]
             return bool(found)
 
         wait_until(look, f"container {container} has a lease")
