@@ -46,7 +46,9 @@ class Node:
 
         def look() -> bool:
             leases = [one for ended in (False, True) for one in self._leases(ended=ended)]
-            found[:] = [one for one in leases if one["container_name"] == called]
+            found[:] = [
+                {**one, "container_id": container} for one in leases if one["container_name"] == called
+            ]
             return bool(found)
 
         wait_until(look, f"container {container} has a lease")
