@@ -22,8 +22,11 @@ TERM_CODE: Final = 143
 KILL_CODE: Final = 137
 OWN_CODE: Final = 125
 """With which a command ends that has no program's code to pass on."""
-BREATHLESS_SECONDS: Final = 4 * BEAT_SECONDS
-"""Between two lines with more between them the container may have been frozen, and held no GPU."""
+BREATHLESS_SECONDS: Final = 1.6 * BEAT_SECONDS
+"""Between two lines with more between them the container may have been frozen, and held no GPU.
+
+A lease gives way, and comes back, within half a second.
+"""
 CANCEL_SECONDS: Final = 20.0
 """An order to start that was under way when the cancellation was answered arrives within so long."""
 REJOIN_SECONDS: Final = 15.0

@@ -146,6 +146,20 @@ async def test_a_job_that_its_owner_cancelled_is_not_begun_before_the_pool_hears
     assert not kept.held
 
 
+async def test_a_cancellation_that_overtakes_its_job_is_told_again(reopened: Callable[[], Outbox]) -> None:
+    outbox = reopened()
+    outbox.teller = told = Told()
+    await outbox.put([(ONE, spec())], principal=ADA)
+    await outbox.withdraw(ONE, 3, principal=ADA)
+    await outbox.cancelled(ONE, NotFound("there is no job"))
+    assert outbox.cancels() == {ONE: 3}
+    told.words.clear()
+    await outbox.taken(ONE, None)
+    assert told.words == [("cancel", ONE)]
+    await outbox.cancelled(ONE, NotFound("the pool has forgotten the job"))
+    assert outbox.cancels() == {}
+
+
 async def test_the_node_vouches_for_whoever_asked_for_each(reopened: Callable[[], Outbox]) -> None:
     outbox = reopened()
     await outbox.put([(ONE, spec())], principal=ADA, groups=("vision",))

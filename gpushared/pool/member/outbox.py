@@ -17,7 +17,7 @@ from typing import Protocol
 from google.protobuf.message import DecodeError
 
 from gpushared.api.v1 import jobs_pb2, link_pb2
-from gpushared.domain.errors import GpushareError, LimitReached
+from gpushared.domain.errors import GpushareError, LimitReached, NotFound
 from gpushared.domain.jobs.asking import name_taken
 from gpushared.domain.jobs.model import JobId, JobSpec
 from gpushared.domain.request import Process
@@ -244,12 +244,17 @@ class Outbox:
                 return
             told = Refused(refusal.code, refusal.message, refusal.hint) if refusal is not None else None
             await self._keep([replace(record, taken=told is None, refused=told, over=told is not None)])
+        # The pool may have heard of the cancellation first, and have known no such job.
+        if self.teller is not None and job in self.cancels():
+            self.teller.cancel(job)
 
     async def cancelled(self, job: JobId, refusal: GpushareError | None) -> None:
         async with self._turn:
             record = self._records.get(job)
             if record is None or record.withdrawal is None:
                 return
+            if isinstance(refusal, NotFound) and not record.taken:
+                return  # told again once the pool has the job
             if refusal is not None:
                 log.warning("the pool does not cancel job=%s: %s", job, refusal)
             await self._keep([replace(record, withdrawal=replace(record.withdrawal, acknowledged=True))])
