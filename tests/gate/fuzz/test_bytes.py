@@ -51,7 +51,10 @@ def _sent(raw: bytes) -> wire.Sent:
 
 
 def _judged(seen: Seen, sent: wire.Sent) -> bool:
-    digest = hashlib.sha256(sent.body).hexdigest() if sent.body else ""
+    """Whether a body that reaches the engine was judged; one where none belongs is dropped."""
+    if not sent.body:
+        return any(each.method == sent.method for each in seen.judged)
+    digest = hashlib.sha256(sent.body).hexdigest()
     told = {line.digest for line in seen.lines if line.method == sent.method and not _is_refused(line)}
     return digest in told or digest in {each.streamed for each in seen.judged if each.method == sent.method}
 
