@@ -126,6 +126,8 @@ class Relay:
         self._run = run
         self._wait = Wait.NONE
         self._over_since = 0.0
+        self.has_given_up = False
+        self.wait_upstream: socket.socket | None = None
         self._changed = Condition()
 
     @cached_property
@@ -153,6 +155,13 @@ class Relay:
         with self._changed:
             is_over = self._wait is Wait.OVER
             return time.monotonic() - max(since, self._over_since) if is_over else 0.0
+
+    def give_up(self) -> None:
+        """Nobody answers any more; a wait whose connection never broke must not keep docker for ever."""
+        self.has_given_up = True
+        if self.wait_upstream is not None:
+            with suppress(OSError):
+                self.wait_upstream.shutdown(socket.SHUT_RDWR)
 
     def until_over(self) -> None:
         with self._changed:
@@ -213,6 +222,7 @@ class Connection:
     def _begin(self, head: bytes) -> None:
         self._head, self._answer = head, bytearray()
         if _WAIT.match(head):
+            self._relay.wait_upstream = self._upstream
             self._relay.tell(Wait.UNDER_WAY)
 
     def _push(self, data: bytes) -> None:
@@ -304,6 +314,8 @@ class Connection:
         # Where docker's wait broke too, whoever takes that up says so.
         found = self._relay.finder.found(quietly=wait is Wait.BROKEN)
         upstream = self._attached(found.path) if found is not None and found.is_running else None
+        if found is None:
+            self._relay.give_up()
         if upstream is None:
             self._relay.until_over()
             return False
@@ -368,6 +380,8 @@ class Connection:
 
     def _exit_code(self) -> int:
         """The program's, or that of docker's own failures where nobody can tell it."""
+        if self._relay.has_given_up:
+            return NO_CODE
         match = _WAIT.match(self._head)
         condition = "removed" if match and match[1] else "not-running"
         finder = self._relay.finder
