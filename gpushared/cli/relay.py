@@ -127,7 +127,8 @@ class Relay:
         self._wait = Wait.NONE
         self._over_since = 0.0
         self.has_given_up = False
-        self.wait_upstream: socket.socket | None = None
+        self.waiting: Connection | None = None
+        """Docker's connection of its wait for the exit code."""
         self._changed = Condition()
 
     @cached_property
@@ -159,9 +160,8 @@ class Relay:
     def give_up(self) -> None:
         """Nobody answers any more; a wait whose connection never broke must not keep docker for ever."""
         self.has_given_up = True
-        if self.wait_upstream is not None:
-            with suppress(OSError):
-                self.wait_upstream.shutdown(socket.SHUT_RDWR)
+        if self.waiting is not None:
+            self.waiting.break_off()
 
     def until_over(self) -> None:
         with self._changed:
@@ -222,7 +222,7 @@ class Connection:
     def _begin(self, head: bytes) -> None:
         self._head, self._answer = head, bytearray()
         if _WAIT.match(head):
-            self._relay.wait_upstream = self._upstream
+            self._relay.waiting = self
             self._relay.tell(Wait.UNDER_WAY)
 
     def _push(self, data: bytes) -> None:
@@ -333,12 +333,20 @@ class Connection:
         if not (is_attached or _WAIT.match(self._head) or _START.match(self._head)):
             return False
         found = self._relay.finder.found(quietly=True, start_seconds=0.0)
+        if found is None:
+            self._relay.has_given_up = True  # so that the exit code is not looked for as long once more
         if found is None or not found.container or (found.has_begun and not is_attached):
             return False
         upstream = connect(found.path)
         upstream.sendall(self._head)
         self._go_on_with(upstream)
         return True
+
+    def break_off(self) -> None:
+        """Leave the daemon's side, whichever connection to the daemon that is by now."""
+        if self._upstream is not None:
+            with suppress(OSError):
+                self._upstream.shutdown(socket.SHUT_RDWR)
 
     def _go_on_with(self, upstream: socket.socket) -> None:
         with self._changed:
