@@ -127,8 +127,7 @@ class Relay:
         self._wait = Wait.NONE
         self._over_since = 0.0
         self.has_given_up = False
-        self.waiting: Connection | None = None
-        """Docker's connection of its wait for the exit code."""
+        """The daemon stayed away for as long as it is looked for."""
         self._changed = Condition()
 
     @cached_property
@@ -156,12 +155,6 @@ class Relay:
         with self._changed:
             is_over = self._wait is Wait.OVER
             return time.monotonic() - max(since, self._over_since) if is_over else 0.0
-
-    def give_up(self) -> None:
-        """Nobody answers any more; a wait whose connection never broke must not keep docker for ever."""
-        self.has_given_up = True
-        if self.waiting is not None:
-            self.waiting.break_off()
 
     def until_over(self) -> None:
         with self._changed:
@@ -222,7 +215,6 @@ class Connection:
     def _begin(self, head: bytes) -> None:
         self._head, self._answer = head, bytearray()
         if _WAIT.match(head):
-            self._relay.waiting = self
             self._relay.tell(Wait.UNDER_WAY)
 
     def _push(self, data: bytes) -> None:
@@ -314,8 +306,7 @@ class Connection:
         # Where docker's wait broke too, whoever takes that up says so.
         found = self._relay.finder.found(quietly=wait is Wait.BROKEN)
         upstream = self._attached(found.path) if found is not None and found.is_running else None
-        if found is None:
-            self._relay.give_up()
+        self._relay.has_given_up |= found is None
         if upstream is None:
             self._relay.until_over()
             return False
@@ -334,19 +325,13 @@ class Connection:
             return False
         found = self._relay.finder.found(quietly=True, start_seconds=0.0)
         if found is None:
-            self._relay.has_given_up = True  # so that the exit code is not looked for as long once more
+            self._relay.has_given_up = True  # so that the answer is not looked for as long once more
         if found is None or not found.container or (found.has_begun and not is_attached):
             return False
         upstream = connect(found.path)
         upstream.sendall(self._head)
         self._go_on_with(upstream)
         return True
-
-    def break_off(self) -> None:
-        """Leave the daemon's side, whichever connection to the daemon that is by now."""
-        if self._upstream is not None:
-            with suppress(OSError):
-                self._upstream.shutdown(socket.SHUT_RDWR)
 
     def _go_on_with(self, upstream: socket.socket) -> None:
         with self._changed:
@@ -368,6 +353,8 @@ class Connection:
 
     def _tell_start(self) -> None:
         """Docker waits for the answer to its start; the container may run all the same."""
+        if self._relay.has_given_up:
+            return  # the connection of the output or of the exit code says so
         found = self._relay.finder.found(quietly=True)
         if found is not None and found.has_begun:
             self._client.sendall(_STARTED)
