@@ -66,7 +66,7 @@ def refusal_of_run(program: str, words: RunWords, api_version: Callable[[], str]
     Docker's own message is on stderr then. ``api_version`` is called while docker starts, and may raise
     errors of the tree. Raises TimedOut.
     """
-    if _reads_what_can_be_read_once(words):
+    if not can_be_read_twice(words):
         return 0
     command = [program, "run", *_without_pull(words)]
     with _engine(api_version, 400, _LOOKED_AT) as engine:
@@ -119,9 +119,9 @@ def _without_pull(words: RunWords) -> list[str]:
     return words.docker_without("pull") if known else words.docker
 
 
-def _reads_what_can_be_read_once(words: RunWords) -> bool:
-    """Whether docker would read a pipe, which would be empty when docker reads it for the container."""
-    return any(_is_no_plain_file(path) for flag in words.flags for path in _paths_of(flag))
+def can_be_read_twice(words: RunWords) -> bool:
+    """Whether docker reads no pipe, which would be empty when docker reads it for the container."""
+    return not any(_is_no_plain_file(path) for flag in words.flags for path in _paths_of(flag))
 
 
 def _paths_of(flag: Flag) -> list[str]:

@@ -38,6 +38,12 @@ def find_docker() -> str:
     )
 
 
+def api_version_of(client: Client) -> str:
+    """The Engine API that the engine of this node speaks; empty where that is not known."""
+    engine = client.status().engine
+    return engine.api_version if engine else ""
+
+
 def environment(client: Client) -> dict[str, str]:
     """This process's environment with docker pointed at the daemon."""
     return environment_for(f"unix://{client.path}")

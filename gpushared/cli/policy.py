@@ -101,9 +101,7 @@ def _captured(client: Client, args: Sequence[str]) -> Captured:
     words = split(args, docker_args.RUN._replace(command="policy explain"))
     if not words.image:
         raise UsageError("no image was named", hint="gpushare policy explain -- --gpus 1 IMAGE")
-    engine = client.status().engine
-    program = docker.find_docker()
-    return capture(program, _create_words(words), engine.api_version if engine else "")
+    return capture(docker.find_docker(), _create_words(words), docker.api_version_of(client))
 
 
 def _create_words(words: RunWords) -> list[str]:

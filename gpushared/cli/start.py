@@ -70,7 +70,8 @@ class Prepared:
         self.environ = docker.environment(self.client)
         shown = {"container_name": words.value("name").removeprefix("/"), "image": words.image}
         held = {**with_lease_ids(self.client, held), **shown}
-        self.wait = Wait(self.client, held, Progress(sys.stderr, advice_of(words)), max_wait)
+        progress = Progress(sys.stderr, advice_of(words))
+        self.wait = Wait(self.client, held, progress, max_wait, self._check_before_waiting)
 
     def refusal(self) -> int:
         """The exit code of docker where docker refuses the words, else 0; docker has said why then.
@@ -91,6 +92,11 @@ class Prepared:
                 f"the image {self.words.image[:200]} could not be pulled",
                 hint="docker's own message is above",
             )
+
+    def _check_before_waiting(self) -> None:
+        from gpushared.cli.foreseen import check_run
+
+        check_run(self.client, self.docker, self.words)
 
     def environ_for(self, lease_id: str) -> dict[str, str]:
         """Docker's environment for a lease that was granted."""
@@ -122,13 +128,7 @@ def refusal_of(program: str, words: RunWords, client: Client) -> int:
         return 0
     from gpushared.cli.capture import refusal_of_run
 
-    return refusal_of_run(program, words, partial(api_version_of, client))
-
-
-def api_version_of(client: Client) -> str:
-    """The Engine API that the engine of this node speaks; empty where that is not known."""
-    engine = client.status().engine
-    return engine.api_version if engine else ""
+    return refusal_of_run(program, words, partial(docker.api_version_of, client))
 
 
 def tell_of_doubts(words: RunWords, options: OurOptions = RUN) -> None:

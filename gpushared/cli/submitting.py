@@ -12,7 +12,8 @@ from gpushared.cli import docker
 from gpushared.cli.capture import Captured, capture
 from gpushared.cli.docker_args import RUN_ALONE, SUBMIT, RunWords, refuse_ways_around, split
 from gpushared.cli.faults import UsageError, say, wrong_values
-from gpushared.cli.start import api_version_of, asked, check_privileges, names, tell_of_doubts
+from gpushared.cli.foreseen import check_captured
+from gpushared.cli.start import asked, check_privileges, names, tell_of_doubts
 from gpushared.client import Client
 from gpushared.client.job_messages import SubmitAnswer
 from gpushared.client.jobs import Jobs
@@ -35,6 +36,8 @@ def submit_job(args: Sequence[str]) -> int:
     check_privileges(client, words)
     captured = _captured(client, words)
     _refuse_old_paths(captured)
+    if not _is_for_the_pool(said):
+        check_captured(client, captured)
     tell_of_doubts(words, SUBMIT)
     for note in _notes(words):
         say(note)
@@ -47,6 +50,11 @@ def submit_job(args: Sequence[str]) -> int:
     return 0
 
 
+def _is_for_the_pool(said: dict[str, Any]) -> bool:
+    """Then the policy of another node may be the one that judges."""
+    return bool(said["pool"] or said["node"] or said["nodes"] or said["span"])
+
+
 def _tell_if_hopeless(jobs: Jobs, job_id: str) -> None:
     """A pool keeps what none of its nodes could ever take, because others may join; few mean that."""
     with suppress(GpushareError):
@@ -57,7 +65,7 @@ def _tell_if_hopeless(jobs: Jobs, job_id: str) -> None:
 
 def _captured(client: Client, words: RunWords) -> Captured:
     program = docker.find_docker()
-    return capture(program, words.docker_without(*RUN_ALONE), api_version_of(client))
+    return capture(program, words.docker_without(*RUN_ALONE), docker.api_version_of(client))
 
 
 def _sent(client: Client, words: RunWords, said: dict[str, Any], captured: Captured) -> SubmitAnswer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import FrameType
 
@@ -62,10 +62,18 @@ class MaxWaitReached(TimedOut):
 
 
 class Wait:
-    """One request on its way to a reservation. ``asked`` are the keyword arguments of ``Client.request``."""
+    """One request on its way to a reservation. ``asked`` are the keyword arguments of ``Client.request``.
+
+    ``before_waiting`` is called once where the request has to wait, and may raise errors of the tree.
+    """
 
     def __init__(
-        self, client: Client, asked: Mapping[str, Any], progress: Progress, max_wait_seconds: float | None
+        self,
+        client: Client,
+        asked: Mapping[str, Any],
+        progress: Progress,
+        max_wait_seconds: float | None,
+        before_waiting: Callable[[], None],
     ) -> None:
         self._client = client
         if client.retries is not None:
@@ -73,6 +81,7 @@ class Wait:
         self._asked = {"request_id": os.urandom(16).hex(), **asked}
         self._progress = progress
         self._max_wait = max_wait_seconds
+        self._before_waiting = before_waiting
         self._deadline: float | None = None
         self.lease: Lease | None = None
 
@@ -82,6 +91,8 @@ class Wait:
             self._deadline = time.monotonic() + self._max_wait
         try:
             self.lease = self._client.request(**self._asked)
+            if self.lease.state == "queued":
+                self._before_waiting()
             while self.lease.state == "queued":
                 self._progress.queued(self.lease, time.time())
                 self.lease = self._next(self.lease)

@@ -15,6 +15,7 @@ class PolicyFinding(Message):
     given: str = ""
     why: str = ""
     hint: str = ""
+    may_change: bool = False
 
 
 class PolicyExplanation(Message):

@@ -74,7 +74,7 @@ class Explainer:
             await Room(ground.engine).check(caller, ground.policy, ports=ports)
             await ground.together.check_start(caller.uid)
         except LimitReached as error:
-            notes.refused("", None, error)
+            notes.refused("", None, error, may_change=True)
         await self._look(judged, account, notes)
 
     def _note_env(self, judged: Body, image: Body, account: Account, wish: Wish | None, notes: Notes) -> None:
@@ -98,18 +98,18 @@ class Explainer:
             try:
                 await find_network(engine, network, account.caller)
             except _REFUSALS as error:
-                notes.refused(f"{HOST_PREFIX}NetworkMode", network, error)
+                notes.refused(f"{HOST_PREFIX}NetworkMode", network, error, may_change=True)
         for volume in volumes_of(mounts):
             try:
                 await find_volume(engine, volume, account.caller)
             except _REFUSALS as error:
-                notes.refused(f"{HOST_PREFIX}Mounts", volume, error)
+                notes.refused(f"{HOST_PREFIX}Mounts", volume, error, may_change=True)
         for wish in wishes_of(mounts):
             try:
                 async with self._ground.pins.held(account, [wish]):
                     pass
             except _REFUSALS as error:
-                notes.refused(f"{HOST_PREFIX}Mounts", wish.path, error)
+                notes.refused(f"{HOST_PREFIX}Mounts", wish.path, error, may_change=True)
         self._ground.pins.unused()
 
 

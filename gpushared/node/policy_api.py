@@ -103,6 +103,7 @@ def _view(one: Finding) -> policy_pb2.PolicyFinding:
         given=_text(one.given),
         why=one.why,
         hint=one.hint,
+        may_change=one.may_change,
     )
 
 

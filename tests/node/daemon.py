@@ -32,6 +32,7 @@ END_SECONDS: Final = 30
 ANSWER_SECONDS: Final = 90
 GPUSHARED: Final = Path(sys.executable).with_name("gpushared")
 GPUSHARE: Final = Path(sys.executable).with_name("gpushare")
+AS_USER: Final = Path(__file__).with_name("as_user.py")
 
 Json = dict[str, Any]
 
@@ -240,10 +241,10 @@ class DaemonProcess:
 
     # --- the command ---
 
-    def gpushare(self, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        """The command ``gpushare``, for an administrator."""
+    def gpushare(self, *words: str, stdin: str = "", uid: int = 0) -> subprocess.CompletedProcess[str]:
+        """The command ``gpushare``, as this user; as an administrator if none is named."""
         return subprocess.run(
-            [str(GPUSHARE), *words],
+            [sys.executable, str(AS_USER), str(uid), *words] if uid else [str(GPUSHARE), *words],
             input=stdin,
             capture_output=True,
             text=True,

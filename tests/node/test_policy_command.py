@@ -216,3 +216,38 @@ def test_root_inside_owns_its_files_and_nothing_of_the_machine(friends: DaemonPr
         "create", *friends.container_options("--user", "root", "--gpus", "1"), uid=ALICE
     )
     assert "no container that is root inside has a GPU" in with_gpu.stderr
+
+
+# --- before anybody waits ------------------------------------------------------------------------------
+
+FORBIDDEN = [["--network", "host"], ["--user", "0"], ["--ipc", "host"]]
+
+
+@pytest.mark.parametrize("command", ["run", "submit"])
+@pytest.mark.parametrize("words", FORBIDDEN, ids=lambda words: words[0])
+def test_what_the_policy_forbids_is_refused_before_anybody_waits(
+    daemon: DaemonProcess, command: str, words: list[str]
+) -> None:
+    daemon.request("2")
+    options = options_of(daemon, *words)
+    _, findings = explained(daemon, *words)
+    (refused,) = [one for one in findings.values() if one["verdict"] == "refused"]
+    done = daemon.gpushare(command, "--gpu", "1", *options, uid=ALICE)
+    assert done.returncode == 125
+    assert f"gpushare: {refused['why']}\n" in done.stderr
+    assert len(daemon.leases()) == 1
+    assert daemon.call("Jobs/List", {})["jobs"] == []
+
+
+def test_what_only_this_moment_forbids_is_said_before_the_wait(daemon: DaemonProcess) -> None:
+    taken = daemon.docker("create", *options_of(daemon, "--name", "taken-by-her"), uid=ALICE)
+    assert taken.returncode == 0, taken.stderr
+    daemon.request("2")
+    words = options_of(daemon, "--name", "taken-by-her", "-v", "/nowhere-at-all:/x")
+    done = daemon.gpushare("run", "--gpu", "1", "--max-wait", "1s", *words, uid=ALICE)
+    assert "as things are now, docker will refuse the container: /nowhere-at-all cannot be" in done.stderr
+    assert "a container named taken-by-her is there" in done.stderr
+    assert "gave up after 1s in the queue" in done.stderr
+    words = options_of(daemon, "-v", "/nowhere-at-all:/x")
+    queued = daemon.gpushare("submit", "--gpu", "1", *words, uid=ALICE)
+    assert (queued.returncode, "/nowhere-at-all cannot be" in queued.stderr) == (0, True), queued.stderr

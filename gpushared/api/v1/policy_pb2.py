@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18gpushare/v1/policy.proto\x12\x0bgpushare.v1\"N\n\x14\x45xplainPolicyRequest\x12\x13\n\x0b\x63reate_body\x18\x01 \x01(\x0c\x12\x13\n\x0b\x61pi_version\x18\x02 \x01(\t\x12\x0c\n\x04user\x18\x03 \x01(\t\"q\n\x11PolicyExplanation\x12\x0e\n\x06passes\x18\x01 \x01(\x08\x12,\n\x08\x66indings\x18\x02 \x03(\x0b\x32\x1a.gpushare.v1.PolicyFinding\x12\x0e\n\x06judged\x18\x03 \x01(\x08\x12\x0e\n\x06preset\x18\x04 \x01(\t\"x\n\rPolicyFinding\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0e\n\x06option\x18\x02 \x01(\t\x12\x0f\n\x07verdict\x18\x03 \x01(\t\x12\r\n\x05\x61sked\x18\x04 \x01(\t\x12\r\n\x05given\x18\x05 \x01(\t\x12\x0b\n\x03why\x18\x06 \x01(\t\x12\x0c\n\x04hint\x18\x07 \x01(\t\"\x13\n\x11ShowPolicyRequest\"U\n\x0bPolicyRules\x12\x0e\n\x06preset\x18\x01 \x01(\t\x12&\n\x05rules\x18\x02 \x03(\x0b\x32\x17.gpushare.v1.PolicyRule\x12\x0e\n\x06judged\x18\x03 \x01(\x08\"J\n\nPolicyRule\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x0e\n\x06origin\x18\x03 \x01(\t\x12\x0f\n\x07meaning\x18\x04 \x01(\t2\x98\x01\n\x06Policy\x12L\n\x07\x45xplain\x12!.gpushare.v1.ExplainPolicyRequest\x1a\x1e.gpushare.v1.PolicyExplanation\x12@\n\x04Show\x12\x1e.gpushare.v1.ShowPolicyRequest\x1a\x18.gpushare.v1.PolicyRulesb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18gpushare/v1/policy.proto\x12\x0bgpushare.v1\"N\n\x14\x45xplainPolicyRequest\x12\x13\n\x0b\x63reate_body\x18\x01 \x01(\x0c\x12\x13\n\x0b\x61pi_version\x18\x02 \x01(\t\x12\x0c\n\x04user\x18\x03 \x01(\t\"q\n\x11PolicyExplanation\x12\x0e\n\x06passes\x18\x01 \x01(\x08\x12,\n\x08\x66indings\x18\x02 \x03(\x0b\x32\x1a.gpushare.v1.PolicyFinding\x12\x0e\n\x06judged\x18\x03 \x01(\x08\x12\x0e\n\x06preset\x18\x04 \x01(\t\"\x8c\x01\n\rPolicyFinding\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0e\n\x06option\x18\x02 \x01(\t\x12\x0f\n\x07verdict\x18\x03 \x01(\t\x12\r\n\x05\x61sked\x18\x04 \x01(\t\x12\r\n\x05given\x18\x05 \x01(\t\x12\x0b\n\x03why\x18\x06 \x01(\t\x12\x0c\n\x04hint\x18\x07 \x01(\t\x12\x12\n\nmay_change\x18\x08 \x01(\x08\"\x13\n\x11ShowPolicyRequest\"U\n\x0bPolicyRules\x12\x0e\n\x06preset\x18\x01 \x01(\t\x12&\n\x05rules\x18\x02 \x03(\x0b\x32\x17.gpushare.v1.PolicyRule\x12\x0e\n\x06judged\x18\x03 \x01(\x08\"J\n\nPolicyRule\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x0e\n\x06origin\x18\x03 \x01(\t\x12\x0f\n\x07meaning\x18\x04 \x01(\t2\x98\x01\n\x06Policy\x12L\n\x07\x45xplain\x12!.gpushare.v1.ExplainPolicyRequest\x1a\x1e.gpushare.v1.PolicyExplanation\x12@\n\x04Show\x12\x1e.gpushare.v1.ShowPolicyRequest\x1a\x18.gpushare.v1.PolicyRulesb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,14 +35,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EXPLAINPOLICYREQUEST']._serialized_end=119
   _globals['_POLICYEXPLANATION']._serialized_start=121
   _globals['_POLICYEXPLANATION']._serialized_end=234
-  _globals['_POLICYFINDING']._serialized_start=236
-  _globals['_POLICYFINDING']._serialized_end=356
-  _globals['_SHOWPOLICYREQUEST']._serialized_start=358
-  _globals['_SHOWPOLICYREQUEST']._serialized_end=377
-  _globals['_POLICYRULES']._serialized_start=379
-  _globals['_POLICYRULES']._serialized_end=464
-  _globals['_POLICYRULE']._serialized_start=466
-  _globals['_POLICYRULE']._serialized_end=540
-  _globals['_POLICY']._serialized_start=543
-  _globals['_POLICY']._serialized_end=695
+  _globals['_POLICYFINDING']._serialized_start=237
+  _globals['_POLICYFINDING']._serialized_end=377
+  _globals['_SHOWPOLICYREQUEST']._serialized_start=379
+  _globals['_SHOWPOLICYREQUEST']._serialized_end=398
+  _globals['_POLICYRULES']._serialized_start=400
+  _globals['_POLICYRULES']._serialized_end=485
+  _globals['_POLICYRULE']._serialized_start=487
+  _globals['_POLICYRULE']._serialized_end=561
+  _globals['_POLICY']._serialized_start=564
+  _globals['_POLICY']._serialized_end=716
 # @@protoc_insertion_point(module_scope)

@@ -89,6 +89,7 @@ class PolicyFinding(_message.Message):
     GIVEN_FIELD_NUMBER: _builtins.int
     WHY_FIELD_NUMBER: _builtins.int
     HINT_FIELD_NUMBER: _builtins.int
+    MAY_CHANGE_FIELD_NUMBER: _builtins.int
     field: _builtins.str
     """Of the create body, as "HostConfig.IpcMode"; empty = the body as a whole."""
     option: _builtins.str
@@ -101,6 +102,8 @@ class PolicyFinding(_message.Message):
     """In JSON, empty where nothing is sent."""
     why: _builtins.str
     hint: _builtins.str
+    may_change: _builtins.bool
+    """Refused by what the engine and the system say at this moment, such as a directory that is missing."""
     def __init__(
         self,
         *,
@@ -111,10 +114,11 @@ class PolicyFinding(_message.Message):
         given: _builtins.str = ...,
         why: _builtins.str = ...,
         hint: _builtins.str = ...,
+        may_change: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "field", b"field", "given", b"given", "hint", b"hint", "option", b"option", "verdict", b"verdict", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "field", b"field", "given", b"given", "hint", b"hint", "may_change", b"may_change", "option", b"option", "verdict", b"verdict", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -21,7 +21,10 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One field. ``asked`` and ``given`` are None where nothing was."""
+    """One field. ``asked`` and ``given`` are None where nothing was.
+
+    ``may_change``: the engine and the system refuse at this moment, not the policy.
+    """
 
     field: str
     verdict: Verdict
@@ -29,6 +32,7 @@ class Finding:
     given: Json = None
     why: str = ""
     hint: str = ""
+    may_change: bool = False
 
     @property
     def option(self) -> str:
@@ -47,8 +51,8 @@ class Notes:
         """Whether nothing is refused."""
         return all(one.verdict is not Verdict.REFUSED for one in self.findings)
 
-    def refused(self, name: str, asked: Json, error: GpushareError) -> None:
-        self._put(Finding(name, Verdict.REFUSED, asked, None, error.message, error.hint or ""))
+    def refused(self, name: str, asked: Json, error: GpushareError, *, may_change: bool = False) -> None:
+        self._put(Finding(name, Verdict.REFUSED, asked, None, error.message, error.hint or "", may_change))
 
     def judged(self, name: str, asked: Json, given: Json) -> None:
         """Fields that say nothing, as clients send by the dozen, are not worth a line."""

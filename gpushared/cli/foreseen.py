@@ -1,0 +1,56 @@
+"""Whether the container would be refused when its turn comes, asked before anybody waits for that.
+
+The policy's refusals end the command. What only this moment forbids, such as a directory that is missing, is
+said as a warning: it may be otherwise by then.
+"""
+
+from __future__ import annotations
+
+from gpushared.cli import docker
+from gpushared.cli.capture import Captured, can_be_read_twice, capture
+from gpushared.cli.docker_args import RUN_ALONE, RunWords
+from gpushared.cli.faults import say
+from gpushared.client import Client
+from gpushared.domain.errors import GpushareError, PermissionRefused
+
+WRITTEN_BY_DOCKER = "cidfile"
+
+
+def check_run(client: Client, program: str, words: RunWords) -> None:
+    """Have docker read the words once more, and ask what would become of them. Raises PermissionRefused."""
+    if not can_be_read_twice(words):
+        return
+    try:
+        version = docker.api_version_of(client)
+        captured = capture(program, words.docker_without(*RUN_ALONE, WRITTEN_BY_DOCKER), version)
+    except GpushareError:
+        return  # docker tells when its turn comes
+    check_captured(client, captured)
+    if captured.name:
+        _warn_of_name(client, captured.name)
+
+
+def check_captured(client: Client, captured: Captured) -> None:
+    """Raises PermissionRefused. Where the daemon cannot tell, the gate judges when the turn comes."""
+    try:
+        answer = client.explain_policy(captured.body, captured.version)
+    except GpushareError:
+        return
+    refused = [one for one in answer.findings if one.verdict == "refused"]
+    for one in refused:
+        if not one.may_change:
+            raise PermissionRefused(one.why, hint=one.hint)
+    for one in refused:
+        say(f"warning: as things are now, docker will refuse the container: {one.why}", one.hint)
+
+
+def _warn_of_name(client: Client, name: str) -> None:
+    try:
+        status = client.docker("GET", f"/containers/{name.removeprefix('/')}/json").status
+    except GpushareError:
+        return
+    if status == docker.OK:
+        say(
+            f"warning: a container named {name} is there, and docker will refuse another one",
+            f"docker rm {name}, or give another --name",
+        )
