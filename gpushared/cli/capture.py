@@ -8,6 +8,7 @@ only finds out whether docker would get so far.
 from __future__ import annotations
 
 import os
+import re
 import socket
 import stat
 import subprocess
@@ -17,10 +18,13 @@ from threading import Thread
 from typing import BinaryIO, NamedTuple
 
 from gpushared.cli import docker
-from gpushared.cli.docker_args import Flag, RunWords
+from gpushared.cli.docker_args import RUN, SUBMIT, Flag, OurOptions, RunWords
+from gpushared.cli.faults import say
 from gpushared.domain.errors import GpushareError, RequestError, TimedOut
 
 MAX_BODY_BYTES = 8 << 20
+ALIKE = 0.75
+"""How near a word must be to be the one that was meant: 1 is the same word."""
 MAX_LINE_BYTES = 64 << 10
 CAPTURE_SECONDS = 60.0
 """Reading options takes docker milliseconds; a file of variables may be a pipe that somebody must write."""
@@ -51,11 +55,14 @@ def capture(program: str, words: Sequence[str], api_version: str) -> Captured:
     Raises RequestError where docker refuses the words, TimedOut.
     """
     with _engine(lambda: api_version, 201, _CREATED) as engine:
-        child = _started([program, "create", *words], engine, stdin=subprocess.DEVNULL, stderr=None)
-        code = _ended(child).returncode
-    if code or engine.captured is None:
+        child = _started([program, "create", *words], engine, stdin=subprocess.DEVNULL)
+        done = _ended(child)
+    _write(done.stderr)
+    if done.returncode or engine.captured is None:
+        guess = option_meant(done.stderr, SUBMIT)
         raise RequestError(
-            "docker does not take these words", hint="its own message is above; see docker create --help"
+            "docker does not take these words",
+            hint=guess or "its own message is above; see docker create --help",
         )
     return engine.captured
 
@@ -70,13 +77,30 @@ def refusal_of_run(program: str, words: RunWords, api_version: Callable[[], str]
         return 0
     command = [program, "run", *_without_pull(words)]
     with _engine(api_version, 400, _LOOKED_AT) as engine:
-        child = _started(command, engine, stdin=None, stderr=subprocess.PIPE)
+        child = _started(command, engine, stdin=None)
         done = _ended(child)
     if engine.captured is not None:
         return 0  # what docker wrote to stderr is about the answer of our socket
-    with suppress(OSError):
-        os.write(2, done.stderr)
+    _write(done.stderr)
+    if guess := option_meant(done.stderr, RUN):
+        say(guess)
     return done.returncode if done.returncode > 0 else docker.FAILED
+
+
+def option_meant(docker_said: bytes, options: OurOptions) -> str:
+    """A question, where docker does not know an option that is nearly one of ours; else empty."""
+    unknown = re.search(rb"unknown flag: --([A-Za-z0-9-]+)", docker_said)
+    if unknown is None:
+        return ""
+    from difflib import get_close_matches
+
+    near = get_close_matches(unknown[1].decode(), options.values | options.switches, 1, ALIKE)
+    return f"did you mean --{near[0]}?" if near else ""
+
+
+def _write(docker_said: bytes) -> None:
+    with suppress(OSError):
+        os.write(2, docker_said)
 
 
 class _Done(NamedTuple):
@@ -84,16 +108,14 @@ class _Done(NamedTuple):
     stderr: bytes
 
 
-def _started(
-    command: Sequence[str], engine: _Engine, *, stdin: int | None, stderr: int | None
-) -> subprocess.Popen[bytes]:
+def _started(command: Sequence[str], engine: _Engine, *, stdin: int | None) -> subprocess.Popen[bytes]:
     """Docker, pointed at our socket. With ``stdin`` None it looks for a terminal where it would later."""
     return subprocess.Popen(
         command,
         env=docker.environment_for(f"unix://{engine.path}"),
         stdin=stdin,
         stdout=subprocess.DEVNULL,
-        stderr=stderr,
+        stderr=subprocess.PIPE,
     )
 
 
@@ -110,7 +132,7 @@ def _ended(child: subprocess.Popen[bytes]) -> _Done:
         if child.poll() is None:
             child.kill()
             child.wait()
-    return _Done(child.returncode, stderr or b"")
+    return _Done(child.returncode, stderr)
 
 
 def _without_pull(words: RunWords) -> list[str]:

@@ -153,6 +153,23 @@ def test_nothing_is_left_behind(program: str, tmp_path: Path, monkeypatch: pytes
     assert list(place.iterdir()) == []
 
 
+MEANT = {"--gpuu": "did you mean --gpu?", "--tiem": "did you mean --time?", "--no-such-option": ""}
+
+
+@pytest.mark.parametrize("typed", MEANT)
+def test_an_option_that_is_nearly_one_of_ours_is_guessed(
+    program: str, typed: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """After docker's own message, which knows nothing of our options."""
+    assert refused(program, [typed, "1", "busybox"]) == 125
+    said = capfd.readouterr().err
+    assert said.endswith(f"gpushare: {MEANT[typed]}\n") is bool(MEANT[typed])
+    assert ("did you mean" in said) is bool(MEANT[typed])
+    with pytest.raises(RequestError) as submitted:
+        capture(program, [typed, "1", "busybox"], "1.41")
+    assert (submitted.value.hint == MEANT[typed]) is bool(MEANT[typed])
+
+
 # --- docker run, which refuses more than docker create
 
 
