@@ -66,7 +66,8 @@ def fetch(client: Client, options: Options) -> Screen:
         found += page.jobs
         notices = page.notices
         simulated = simulated or page.simulated
-        if ended and not array:
+        if ended and not array and page.next_page_token:
+            notices = [*notices, f"only the last {len(found)} jobs are shown"]
             break  # what was over long ago is rarely meant
     if array:
         found.sort(key=lambda job: job.array_index or 0)

@@ -263,6 +263,7 @@ def test_all_pages_are_listed(gpushare: Gpushare, standin: StandIn) -> None:
     pages = {"": ok({"jobs": [job(id="a")], "next_page_token": "l1"}), "l1": ok({"jobs": [job(id="b")]})}
     standin.answers["Jobs/List"] = lambda call: pages[call.body["page_token"]]
     assert gpushare("jobs", "-q").stdout == "a\nb\n"
+    assert gpushare("jobs", "--ended").stdout.splitlines()[-1] == "only the last 1 jobs are shown"
 
 
 # --- wait and cancel
