@@ -17,7 +17,7 @@ from gpushared.api.v1 import link_pb2
 from gpushared.domain.errors import LimitReached, RequestError, TimedOut
 from gpushared.domain.jobs.model import NodeName
 from gpushared.domain.jobs.protocol import Report
-from gpushared.pool import wire
+from gpushared.pool import bounds, wire
 from gpushared.pool.stream import Context
 from gpushared.pool.trust.rates import Rates
 
@@ -105,14 +105,13 @@ class Hellos:
             raise TimedOut(f"no hello in {self._bounds.message:.0f} s") from None
         if not isinstance(message, link_pb2.Up):
             raise RequestError("the link ended within its hello")
+        bounds.check_message(message)
         return message
 
     async def _reports(
         self, node: NodeName, hello: link_pb2.Hello, context: Context, stack: AsyncExitStack
     ) -> tuple[Report, ...]:
         """All reports of a hello; those that follow it too."""
-        if not 0 <= hello.more_reports <= wire.MAX_HELLO_REPORTS:
-            raise RequestError(f"a hello with {hello.more_reports} more reports")
         reports = [wire.read_report(data) for data in hello.reports]
         size, is_long = 0, False
         for _ in range(hello.more_reports):

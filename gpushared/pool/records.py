@@ -7,16 +7,21 @@ stands among those. ``member/NAME`` is a node; ``usage/``, ``turn/`` and ``proje
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from gpushared.domain.errors import RequestError
 from gpushared.domain.jobs.member import Free, Member
 from gpushared.domain.jobs.model import Ended, Job, JobId
 from gpushared.domain.policy.projects import Project
 from gpushared.domain.policy.standing import Standing, StandingChange, UsageRow
 from gpushared.journal.standing import project_from_json, project_to_json
+from gpushared.pool.bounds import check_record
 from gpushared.pool.store import Record, StoreUnavailable
 from gpushared.records import RecordError, from_json, to_json
+
+log = logging.getLogger(__name__)
 
 JOB, ENDED, OVER, GONE, MEMBER = "job/", "ended/", "over/", "gone/", "member/"
 USAGE, TURN, PROJECT = "usage/", "turn/", "project/"
@@ -81,11 +86,18 @@ def read_job(key: str, body: bytes) -> Job:
 
 
 def read_member(key: str, body: bytes) -> Member:
-    """Raises StoreUnavailable."""
+    """Raises StoreUnavailable. What no machine can have is left out: the node says anew what it has."""
     try:
-        return from_json(Member, body)
+        member = from_json(Member, body)
     except RecordError as error:
         raise unreadable(key, error) from error
+    try:
+        if member.inventory is not None:
+            check_record(member.inventory)
+    except RequestError as error:
+        log.warning("node=%s what it had is forgotten: %s", member.name, error)
+        return replace(member, inventory=None)
+    return member
 
 
 def read_standing(records: Mapping[str, Record]) -> Standing:

@@ -1,8 +1,8 @@
 """What comes over a node's link, held to what can be so.
 
 Who joined may be in the wrong hands later, node and coordinator alike. So what either of them sends passes
-the same bounds as what users say, before anything is made of it: one bad number or text, once it is written
-down, would be in the way of whoever is shown it.
+the same bounds as what users say, before anything is made of it: one bad text, once it is written down,
+would be in the way of whoever is shown it. ``bounds`` holds the numbers to what they mean.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import json
 import re
 
 from gpushared.domain.asking import MAX_AFTER as MAX_LEASES
-from gpushared.domain.asking import MAX_MODELS, MAX_RESTARTS, NOTICE_SIGNALS
+from gpushared.domain.asking import MAX_MODELS, NOTICE_SIGNALS
 from gpushared.domain.errors import RequestError
 from gpushared.domain.gpu import WHOLE_PERMILLE
-from gpushared.domain.jobs.asking import MAX_NODES
 from gpushared.domain.jobs.member import Allowed
-from gpushared.domain.jobs.model import AttemptKey, Ending, JobSpec
+from gpushared.domain.jobs.model import AttemptKey, JobSpec
 from gpushared.domain.jobs.protocol import CancelPart, Commit, Order, Place, Report
-from gpushared.domain.jobs.submit_limits import LONGEST_STOP_AFTER_SECONDS, MAX_INDEX, MAX_RETRIES
-from gpushared.domain.request import MAX_PRIORITY, Isolation, Request
-from gpushared.domain.units import MAX_DURATION_SECONDS, shown
+from gpushared.domain.jobs.submit_limits import MAX_INDEX
+from gpushared.domain.request import Isolation, Request
+from gpushared.domain.units import MAX_GPUS, shown
+from gpushared.pool.bounds import MAX_WHOLE
 from gpushared.pool.job_words import (
     MAX_BODY_BYTES,
     MAX_IMAGE,
@@ -28,17 +28,8 @@ from gpushared.pool.job_words import (
 )
 from gpushared.pool.jobs_service import MAX_AFTER
 
-MAX_GPUS = 1024
-"""Of one node, MIG instances included."""
-MAX_MEMORY_BYTES = 1 << 50
-"""Of one GPU: more is a mistake or a lie."""
-MAX_NUMBER = 1 << 31
-"""Of attempts and exit codes; more does not fit in what users are shown."""
-MAX_WHOLE = 1 << 62
-"""Databases and messages have 64 bits for a whole number."""
 MAX_AHEAD = 1_000_000
 """So far an epoch may be above ours: no coordinator was started so often."""
-MAX_ALLOWANCE_REVISION = 1 << 53
 MAX_WANTS = 4096
 """Limits that leases of one node wait for."""
 MAX_TEXT = 256
@@ -74,37 +65,30 @@ def check_epoch(theirs: int, ours: int) -> None:
 
 
 def check_allowed(allowed: Allowed) -> None:
-    """Raises RequestError for wants of less than nothing, and for a revision that nobody was told."""
-    if not 0 <= allowed.revision <= MAX_ALLOWANCE_REVISION or len(allowed.wants) > MAX_WANTS:
-        raise RequestError("a node knows of an allowance that no coordinator told it")
+    """Raises RequestError for wants that contradict themselves, and for too many."""
+    if len(allowed.wants) > MAX_WANTS:
+        raise RequestError(f"a node with {len(allowed.wants)} wants")
     for want in allowed.wants:
         _check_text(want.project, "a project")
         _check_text(want.model, "a model")
-        if not 0 <= want.least_permille <= want.all_permille <= MAX_WHOLE:
-            raise RequestError("a node wants less than nothing")
+        if want.least_permille > want.all_permille:
+            raise RequestError("a node wants less than its smallest lease")
 
 
 def check_key(key: AttemptKey) -> None:
     """Raises RequestError."""
-    if _JOB_ID.fullmatch(key.job) is None or not 0 < key.number < MAX_NUMBER:
+    if _JOB_ID.fullmatch(key.job) is None:
         raise RequestError(f"{shown(str(key))} is no attempt to run a job")
 
 
 def check_report(report: Report) -> None:
     """Raises RequestError."""
     check_key(report.key)
-    _within(report.revision, 0, MAX_WHOLE, "a revision")
     _check_text(report.lease or "", "a lease")
-    if report.ending is not None:
-        _check_ending(report.ending)
     if report.spec is not None:
         check_spec(report.spec)
     if report.request is not None:
         check_request(report.request)
-
-
-def _check_ending(ending: Ending) -> None:
-    _within(ending.exit_code, 1 - MAX_NUMBER, MAX_NUMBER - 1, "an exit code")
 
 
 def check_order(order: Order) -> None:
@@ -114,13 +98,11 @@ def check_order(order: Order) -> None:
         case Place():
             check_spec(order.spec)
             check_request(order.request)
-            _within(order.reserve_seconds, 1, MAX_DURATION_SECONDS, "the seconds of a reservation")
         case CancelPart():
-            _within(order.grace_seconds, 0, MAX_DURATION_SECONDS, "a grace")
             _check_text(order.by, "a name")
         case Commit(gang=gang):
-            _within(gang.rank, 0, len(gang.hosts) - 1, "a rank")
-            _within(gang.port, 1, (1 << 16) - 1, "a port")
+            if gang.rank >= len(gang.hosts):
+                raise RequestError(f"rank {gang.rank} of a gang of {len(gang.hosts)}")
             if len(gang.gpus) != len(gang.hosts):
                 raise RequestError("a gang with other hosts than GPUs")
             for host in gang.hosts:
@@ -133,10 +115,6 @@ def check_spec(spec: JobSpec) -> None:
     _within(len(spec.body), 0, MAX_BODY_BYTES, "the size of a container's description")
     _within(len(spec.image), 0, MAX_IMAGE, "the length of an image's name")
     _within(len(spec.name), 0, MAX_NAME + len(f"-{MAX_INDEX}"), "the length of a container's name")
-    _within(spec.nodes, 1, MAX_NODES, "a number of nodes")
-    _within(spec.retries, 0, MAX_RETRIES, "a number of retries")
-    _within(spec.stop_after_seconds, 1, LONGEST_STOP_AFTER_SECONDS, "the seconds without the pool's word")
-    _within(spec.index, 0, MAX_INDEX, "a number in an array")
     _within(len(spec.after), 0, MAX_AFTER, "a number of jobs to wait for")
     for text in (spec.platform, spec.target, spec.origin, spec.request_id, spec.owner.principal):
         _check_text(text, "a name")
@@ -146,23 +124,7 @@ def check_spec(spec: JobSpec) -> None:
 
 
 def check_request(request: Request) -> None:
-    """Raises RequestError, for less than nothing too: it would make room that is not there."""
-    _within(request.gpu_count, 1, MAX_GPUS, "a number of GPUs")
-    _within(request.max_gpu_count, 1, MAX_GPUS, "a number of GPUs")
-    for permille in (
-        request.compute_permille,
-        request.memory_permille,
-        request.max_compute_permille,
-        request.max_memory_permille,
-        request.compute_limit_permille,
-    ):
-        _within(permille, 0, WHOLE_PERMILLE, "a share of a GPU")
-    for size in (request.memory_bytes, request.max_memory_bytes, request.host_memory_bytes):
-        _within(size, 0, MAX_MEMORY_BYTES, "a size of memory")
-    _within(request.host_cpu_milli, 0, MAX_NUMBER, "a share of processors")
-    _within(request.time_limit_seconds, 1, MAX_DURATION_SECONDS, "a time limit")
-    _within(request.restart_on_fault, 0, MAX_RESTARTS, "a number of restarts")
-    _within(request.priority, -MAX_PRIORITY, MAX_PRIORITY, "a priority")
+    """Raises RequestError."""
     parts = {request.compute_permille, request.memory_permille} - {None, WHOLE_PERMILLE}
     if request.isolation is Isolation.EXCLUSIVE and parts:
         raise RequestError("exclusive means whole GPUs, not a part of one")
@@ -181,8 +143,8 @@ def check_request(request: Request) -> None:
             _check_text(text, "a name")
 
 
-def _within(number: int | None, least: int, most: int, what: str) -> None:
-    if number is not None and not least <= number <= most:
+def _within(number: int, least: int, most: int, what: str) -> None:
+    if not least <= number <= most:
         raise RequestError(f"{number} as {what} cannot be", hint=f"only {least} to {most}")
 
 

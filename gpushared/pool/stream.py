@@ -33,7 +33,7 @@ from gpushared.domain.jobs.model import Job, JobId, NodeName, Owner
 from gpushared.domain.jobs.rules import PoolRules
 from gpushared.domain.jobs.silence import beat_seconds
 from gpushared.domain.units import shown
-from gpushared.pool import soundness, wire
+from gpushared.pool import bounds, soundness, wire
 from gpushared.pool.mailbox import Mailbox
 from gpushared.serving.call_audit import Asker, CallAudit
 
@@ -260,6 +260,7 @@ class NodeStream:
             log.warning("node=%s a message was not taken: %s", self.node, error)
 
     async def _take(self, message: link_pb2.Up) -> None:
+        bounds.check_message(message)
         match message.WhichOneof("what"):
             case "beat":
                 await self._beat(message.beat)

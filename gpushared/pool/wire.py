@@ -18,14 +18,12 @@ from gpushared.domain.errors import (
     Unavailable,
     kind_of_code,
 )
-from gpushared.domain.gpu import WHOLE_PERMILLE
 from gpushared.domain.jobs.member import Free, Inventory, Told
 from gpushared.domain.jobs.model import JobId, JobSpec
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
 from gpushared.domain.policy.allowance import Share
-from gpushared.domain.units import shown
-from gpushared.pool import soundness
-from gpushared.pool.soundness import MAX_GPUS, MAX_MEMORY_BYTES
+from gpushared.domain.units import MAX_GPUS, shown
+from gpushared.pool import bounds, soundness
 from gpushared.records import RecordError, from_json, to_json
 
 GENERATION = 1
@@ -41,7 +39,6 @@ CAPABILITIES = (*(f"{_GENERATION}{one}" for one in SPOKEN), TUNNEL, TRUST, ALLOW
 
 HELLO_BYTES = 256 * 1024
 """So much of a hello goes in one message; a bigger one would keep the reader's event loop for too long."""
-MAX_HELLO_REPORTS = 100_000
 MAX_INVENTORY_BYTES = 128 * 1024
 """It is a part of its node's record in the store."""
 MAX_HOLDINGS = 65_536
@@ -86,12 +83,10 @@ def read_inventory(data: bytes) -> Inventory:
     if len(inventory.gpus) > MAX_GPUS or len(ids) < len(inventory.gpus):
         raise Unreadable(f"an inventory of {len(inventory.gpus)} GPUs with {len(ids)} names")
     for gpu in inventory.gpus:
-        if not 0 <= gpu.leasable_bytes <= gpu.memory_total_bytes <= MAX_MEMORY_BYTES:
+        if gpu.leasable_bytes > gpu.memory_total_bytes:
             raise Unreadable(
                 f"GPU {shown(gpu.id)} cannot lease {gpu.leasable_bytes} of {gpu.memory_total_bytes} bytes"
             )
-    if inventory.cpu_milli < 0 or inventory.memory_bytes < 0:
-        raise Unreadable("an inventory with less than no processors or memory")
     return inventory
 
 
@@ -100,18 +95,12 @@ def free_bytes(free: Free) -> bytes:
 
 
 def read_free(data: bytes) -> Free:
-    """Raises Unreadable, for holdings of less than nothing too: they would make room that is not there."""
+    """Raises Unreadable."""
     free: Free = _read(Free, data, "what is held")
     if len(free.holdings) > MAX_HOLDINGS:
         raise Unreadable(f"{len(free.holdings)} leases on one node")
-    for holding in free.holdings:
-        for grant in holding.grants:
-            if grant.memory_bytes < 0 or not 0 <= grant.compute_permille <= WHOLE_PERMILLE:
-                raise Unreadable(f"lease {shown(holding.lease)} holds what no lease can")
     if free.allowed is not None:
         soundness.check_allowed(free.allowed)
-    if any(held < 0 for _, held in free.stray_bytes):
-        raise Unreadable("less than no stray memory on a GPU")
     return free
 
 
@@ -183,9 +172,11 @@ def read_spec(data: bytes) -> JobSpec:
 
 def _read(kind: object, data: bytes, what: str) -> Any:
     try:
-        return from_json(kind, soundness.read_text(data))
+        record = from_json(kind, soundness.read_text(data))
     except (RecordError, RequestError) as error:
         raise _unreadable(what, error) from error
+    bounds.check_record(record)
+    return record
 
 
 def _unreadable(what: str, error: Exception) -> Unreadable:

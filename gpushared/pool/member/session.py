@@ -18,7 +18,7 @@ from gpushared.domain.errors import GpushareError, StateConflict, TimedOut, Unav
 from gpushared.domain.jobs.model import AttemptKey, JobId, NodeName
 from gpushared.domain.jobs.protocol import Report, StaleEpoch
 from gpushared.domain.units import shown
-from gpushared.pool import wire
+from gpushared.pool import bounds, wire
 from gpushared.pool.mailbox import Mailbox
 from gpushared.pool.member.beats import Beats
 from gpushared.pool.member.ports import Desk, Facts, Guests, Outbox
@@ -115,6 +115,7 @@ class Session:
         if not isinstance(answer, link_pb2.Down):
             raise Unavailable("the coordinator ended the link within the hello")
         _refused(answer)
+        bounds.check_message(answer)
         self.welcome = answer.welcome
         if self.welcome.pool != self._identity.pool:
             raise StateConflict(
@@ -323,6 +324,7 @@ class Session:
         raise Unavailable(f"the coordinator ended the link: {status.name} {details or ''}".rstrip())
 
     async def _heard(self, message: link_pb2.Down) -> None:
+        bounds.check_message(message)
         match message.WhichOneof("what"):
             case "beat_ack":
                 self._acknowledged(message.beat_ack)

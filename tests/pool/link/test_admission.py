@@ -13,7 +13,7 @@ from gpushared.domain.jobs.member import Free, Inventory
 from gpushared.domain.jobs.model import AttemptKey, JobId, NodeName
 from gpushared.domain.jobs.protocol import Place
 from gpushared.domain.request import Request
-from gpushared.pool import wire
+from gpushared.pool import bounds
 from gpushared.pool.member.backoff import Retry
 from tests.pool.link.coordinator import Coordinator, enlist, foreign
 from tests.pool.link.member import Node, spec
@@ -150,11 +150,11 @@ HELD = '{"holdings":[{"lease":"l-1","grants":[{"gpu":"GPU-1","memory_bytes":-5,"
     [
         ("{", "{}", "an inventory that this version cannot read"),
         ('{"gpus":[' + GPU % (5, 9) + "]}", "{}", "cannot lease 9 of 5 bytes"),
-        ('{"gpus":[' + GPU % (1 << 60, 1 << 60) + "]}", "{}", "cannot lease"),
+        ('{"gpus":[' + GPU % (1 << 60, 1 << 60) + "]}", "{}", "as a size of memory cannot be"),
         ('{"gpus":[' + ",".join([GPU % (9, 9)] * 2) + "]}", "{}", "2 GPUs with 1 names"),
-        ('{"gpus":[],"memory_bytes":-1}', "{}", "less than no processors or memory"),
-        ('{"gpus":[]}', HELD % '"owner":"a","project":"p"', "holds what no lease can"),
-        ('{"gpus":[]}', '{"stray_bytes":[["GPU-1",-1]]}', "less than no stray memory"),
+        ('{"gpus":[],"memory_bytes":-1}', "{}", "-1 as a size of memory cannot be"),
+        ('{"gpus":[]}', HELD % '"owner":"a","project":"p"', "-5 as a size of memory cannot be"),
+        ('{"gpus":[]}', '{"stray_bytes":[["GPU-1",-1]]}', "-1 as a size of memory cannot be"),
     ],
 )
 async def test_what_no_machine_can_have_is_refused_with_a_sentence(
@@ -174,11 +174,11 @@ async def test_a_link_that_does_not_begin_with_a_hello_is_refused(coordinator: C
         assert "not a hello" in (await answer(call)).refuse.message
 
 
-@pytest.mark.parametrize("more", [-1, wire.MAX_HELLO_REPORTS + 1])
+@pytest.mark.parametrize("more", [-1, bounds.MAX_HELLO_REPORTS + 1])
 async def test_a_hello_without_end_is_refused(coordinator: Coordinator, more: int) -> None:
     hello = link_pb2.Hello(node=N1, inventory=b'{"gpus":[]}', free=b"{}", more_reports=more)
     refuse = (await first_answer(coordinator, coordinator.enrol(N1), hello)).refuse
-    assert "more reports" in refuse.message
+    assert "as a number of reports cannot be" in refuse.message
 
 
 async def test_messages_that_cannot_be_read_or_are_not_known_do_not_end_a_stream(

@@ -94,7 +94,7 @@ def test_a_node_takes_no_order_that_it_could_not_carry_out(order: Order) -> None
 
 async def test_no_node_can_use_up_the_epochs(coordinator: Coordinator) -> None:
     """They are counted in 64 bits; the one after the last would be the end of the pool."""
-    hello = link_pb2.Hello(node=N1, inventory=b'{"gpus":[]}', free=b"{}", seen_epoch=(1 << 63) - 1)
+    hello = link_pb2.Hello(node=N1, inventory=b'{"gpus":[]}', free=b"{}", seen_epoch=1 << 61)
     refuse = (await first_answer(coordinator, coordinator.enrol(N1), hello)).refuse
     assert "no pool has an epoch" in refuse.message
     assert coordinator.machine.events == []

@@ -1,0 +1,203 @@
+"""The bounds of every number that comes over a node's link, by what the number means.
+
+One table for the domain's records and one for the messages around them. A number without an entry is an
+error of this program, so a new field cannot be forgotten; a test walks both tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+from google.protobuf.message import Message
+
+from gpushared.domain.asking import MAX_RESTARTS
+from gpushared.domain.errors import RequestError
+from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu, MigInstance
+from gpushared.domain.jobs.asking import MAX_NODES
+from gpushared.domain.jobs.member import Allowed, Free, Inventory
+from gpushared.domain.jobs.model import AttemptKey, Ending, JobSpec
+from gpushared.domain.jobs.protocol import (
+    CancelPart,
+    Commit,
+    Gang,
+    GiveBack,
+    Place,
+    Query,
+    Report,
+    StaleEpoch,
+)
+from gpushared.domain.jobs.submit_limits import (
+    LONGEST_STOP_AFTER_SECONDS,
+    MAX_INDEX,
+    MAX_RETRIES,
+)
+from gpushared.domain.lease import Grant
+from gpushared.domain.policy.allowance import Want
+from gpushared.domain.request import MAX_PRIORITY, Request
+from gpushared.domain.units import MAX_DURATION_SECONDS, MAX_GPUS, MAX_MEMORY_BYTES
+
+
+class Bounds(NamedTuple):
+    """``least`` and ``most`` are allowed themselves; ``what`` names the number in a sentence."""
+
+    least: float
+    most: float
+    what: str
+
+    def check(self, number: float) -> None:
+        """Raises RequestError. NaN is within no bounds."""
+        if not self.least <= number <= self.most:
+            raise RequestError(f"{number} as {self.what} cannot be", hint=f"only {self.least} to {self.most}")
+
+
+MAX_NUMBER = (1 << 31) - 1
+"""Of attempts, exit codes and counts: messages to users have 32 bits for them."""
+MAX_WHOLE = 1 << 62
+"""Databases and messages have 64 bits for a whole number."""
+MAX_MOMENT = 253_402_300_799.0
+"""The end of the year 9999, in seconds since 1970: no calendar goes further."""
+MAX_GPU_INDEX = (1 << 16) - 1
+MAX_HELLO_REPORTS = 100_000
+MAX_BEAT_SECONDS = 24 * 3600.0
+MAX_PROJECT_PERMILLE = 1 << 40
+MAX_ALLOWANCE_REVISION = 1 << 53
+
+_INDEX = Bounds(0, MAX_GPU_INDEX, "an index of a GPU")
+_GPUS = Bounds(1, MAX_GPUS, "a number of GPUs")
+_MEMORY = Bounds(0, MAX_MEMORY_BYTES, "a size of memory")
+_SHARE = Bounds(0, WHOLE_PERMILLE, "a share of a GPU")
+_CPUS = Bounds(0, MAX_NUMBER, "a share of processors")
+_MOMENT = Bounds(0, MAX_MOMENT, "a time")
+_EPOCH = Bounds(0, MAX_WHOLE, "an epoch")
+_REVISION = Bounds(0, MAX_WHOLE, "a revision")
+_GENERATION = Bounds(0, MAX_WHOLE, "a generation of trust")
+_SEQUENCE = Bounds(0, MAX_WHOLE, "a number of a beat")
+_GRACE = Bounds(0, MAX_DURATION_SECONDS, "a grace")
+_PRIORITY = Bounds(-MAX_PRIORITY, MAX_PRIORITY, "a priority")
+_BEAT = Bounds(0, MAX_BEAT_SECONDS, "the seconds between beats")
+_OF_PROJECT = Bounds(0, MAX_PROJECT_PERMILLE, "a share of a project")
+
+RECORDS: Mapping[type, Mapping[str, Bounds]] = {
+    Inventory: {"cpu_milli": _CPUS, "memory_bytes": _MEMORY},
+    Gpu: {"index": _INDEX, "memory_total_bytes": _MEMORY, "leasable_bytes": _MEMORY, "link_group": _INDEX},
+    MigInstance: {"index": _INDEX, "memory_permille": _SHARE, "compute_permille": _SHARE},
+    Free: {"stray_bytes": _MEMORY, "waiting": Bounds(0, MAX_NUMBER, "a number of requests that wait")},
+    Grant: {"memory_bytes": _MEMORY, "compute_permille": _SHARE, "compute_limit_permille": _SHARE},
+    Allowed: {"revision": Bounds(0, MAX_ALLOWANCE_REVISION, "a revision of an allowance")},
+    Want: {"least_permille": _OF_PROJECT, "all_permille": _OF_PROJECT},
+    AttemptKey: {"number": Bounds(1, MAX_NUMBER, "a number of an attempt")},
+    Report: {"revision": _REVISION, "started_at": _MOMENT, "ended_at": _MOMENT},
+    Ending: {"exit_code": Bounds(-MAX_NUMBER, MAX_NUMBER, "an exit code")},
+    StaleEpoch: {"epoch": _EPOCH},
+    Place: {
+        "epoch": _EPOCH,
+        "reserve_seconds": Bounds(1, MAX_DURATION_SECONDS, "the seconds of a reservation"),
+    },
+    Query: {"epoch": _EPOCH},
+    CancelPart: {"epoch": _EPOCH, "grace_seconds": _GRACE},
+    Commit: {"epoch": _EPOCH},
+    GiveBack: {"epoch": _EPOCH},
+    Gang: {
+        "rank": Bounds(0, MAX_NODES, "a rank"),
+        "port": Bounds(1, (1 << 16) - 1, "a port"),
+        "gpus": _GPUS,
+    },
+    JobSpec: {
+        "nodes": Bounds(1, MAX_NODES, "a number of nodes"),
+        "retries": Bounds(0, MAX_RETRIES, "a number of retries"),
+        "stop_after_seconds": Bounds(1, LONGEST_STOP_AFTER_SECONDS, "the seconds without the pool's word"),
+        "index": Bounds(0, MAX_INDEX, "a number in an array"),
+        "array_limit": Bounds(1, MAX_NUMBER, "a number of jobs at once"),
+    },
+    Request: {
+        "gpu_count": _GPUS,
+        "max_gpu_count": _GPUS,
+        "compute_permille": _SHARE,
+        "memory_permille": _SHARE,
+        "max_compute_permille": _SHARE,
+        "max_memory_permille": _SHARE,
+        "compute_limit_permille": _SHARE,
+        "memory_bytes": _MEMORY,
+        "max_memory_bytes": _MEMORY,
+        "host_memory_bytes": _MEMORY,
+        "host_cpu_milli": _CPUS,
+        "time_limit_seconds": Bounds(1, MAX_DURATION_SECONDS, "a time limit"),
+        "restart_on_fault": Bounds(0, MAX_RESTARTS, "a number of restarts"),
+        "priority": _PRIORITY,
+        "begin_at": _MOMENT,
+    },
+}
+"""By class and field; of a field that holds several numbers it bounds each."""
+
+MESSAGES: Mapping[str, Mapping[str, Bounds]] = {
+    "Hello": {
+        "seen_epoch": _EPOCH,
+        "seen_revision": _REVISION,
+        "now": _MOMENT,
+        "more_reports": Bounds(0, MAX_HELLO_REPORTS, "a number of reports"),
+    },
+    "Beat": {"seq": _SEQUENCE},
+    "OutboxJob": {"priority": _PRIORITY},
+    "OutboxCancel": {"grace_seconds": _GRACE},
+    "TrustSeen": {"generation": _GENERATION},
+    "Welcome": {"epoch": _EPOCH, "revision": _REVISION, "beat_seconds": _BEAT, "now": _MOMENT},
+    "BeatAck": {"seq": _SEQUENCE, "revision": _REVISION, "beat_seconds": _BEAT},
+    "OpenTunnel": {
+        "attempt": Bounds(0, MAX_NUMBER, "a number of an attempt"),
+        "tail": Bounds(-1, MAX_NUMBER, "a number of lines"),
+        "received": Bounds(0, MAX_WHOLE, "a number of bytes"),
+    },
+    "TunnelData": {"received": Bounds(0, MAX_WHOLE, "a number of bytes")},
+    "NewTrust": {"generation": _GENERATION},
+    "Allowance": {
+        "valid_seconds": Bounds(0, MAX_DURATION_SECONDS, "the seconds of an allowance"),
+        "revision": Bounds(0, MAX_ALLOWANCE_REVISION, "a revision of an allowance"),
+    },
+    "ProjectAllowance": {"permille": Bounds(-MAX_PROJECT_PERMILLE, MAX_PROJECT_PERMILLE, "a share")},
+}
+"""By message and field of ``link.proto``."""
+
+
+def check_record(record: Any) -> None:
+    """Raises RequestError where a number of a record, or of the records in it, is out of its bounds."""
+    kind: Any = type(record)
+    bounds = RECORDS.get(kind, {})
+    for name in _names(kind):
+        if (value := getattr(record, name)) is not None:
+            _check(value, bounds.get(name))
+
+
+@cache
+def _names(record: Any) -> tuple[str, ...]:
+    return tuple(each.name for each in fields(record) if each.type not in {"str", "bool"})
+
+
+def _check(value: Any, bounds: Bounds | None) -> None:
+    match value:
+        case str() | bool():
+            pass
+        case int() | float():
+            assert bounds is not None, "a number of a record has no bounds"
+            bounds.check(value)
+        case tuple():
+            for each in value:
+                _check(each, bounds)
+        case Mapping():
+            for each in value.values():
+                _check(each, bounds)
+        case _ if is_dataclass(value):
+            check_record(value)
+
+
+def check_message(message: Message) -> None:
+    """Raises RequestError where a number of a message, or of the messages in it, is out of its bounds."""
+    bounds = MESSAGES.get(message.DESCRIPTOR.name, {})
+    for field, value in message.ListFields():
+        if field.type == field.TYPE_MESSAGE:
+            for each in value if field.is_repeated else [value]:
+                check_message(each)
+        elif field.name in bounds:
+            bounds[field.name].check(value)
