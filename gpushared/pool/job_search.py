@@ -62,7 +62,7 @@ class Asked:
 
 
 def may_see(job: Job, owner: Owner) -> bool:
-    return owner.admin or job.spec.owner.person == owner.person
+    return owner.may_see_jobs_of(job.spec.owner)
 
 
 async def find(live: Live, past: Past, reference: str, owner: Owner) -> Job:

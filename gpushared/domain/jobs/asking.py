@@ -30,6 +30,7 @@ from gpushared.domain.jobs.model import (
     JobSpec,
     JobState,
     NodeName,
+    Owner,
     Placing,
     Queued,
     Running,
@@ -72,11 +73,11 @@ def submit(event: JobSubmitted, draft: PoolDraft) -> None:
     if not event.old:
         _check_name(spec, draft)
     old = event.old and not draft.state.settled
-    past = {job.id: job for job in event.past}
+    past = {job.id: job for job in event.past if spec.owner.may_see_jobs_of(job.spec.owner)}
     if not old:
         for after in spec.after:
             if after.job not in past:
-                _check_known(after.job, draft)
+                _check_known(after.job, spec.owner, draft)
     job = Job(
         id=event.job,
         sequence=draft.state.next_sequence,
@@ -96,10 +97,10 @@ def submit(event: JobSubmitted, draft: PoolDraft) -> None:
     look_at_dependencies(draft.state.jobs[job.id], draft, past)
 
 
-def _check_known(job: JobId, draft: PoolDraft) -> None:
+def _check_known(job: JobId, by: Owner, draft: PoolDraft) -> None:
     """Raises NotFound, and Unavailable while nodes may still tell of it."""
     try:
-        draft.state.find(job)
+        draft.state.find(job, by)
     except NotFound:
         if draft.state.settled:
             raise
@@ -240,7 +241,7 @@ def no_node(node: NodeName) -> NotFound:
 
 
 def ask_cancel(event: CancelAsked, draft: PoolDraft) -> None:
-    job = draft.owned(event.job, event.by)
+    job = draft.state.find(event.job, event.by)
     draft.answer = job.id
     match job.state:
         case Ended():
@@ -268,7 +269,7 @@ def client_gone(event: ClientGone, draft: PoolDraft) -> None:
 
     What may run without our knowing is left alone until that is known.
     """
-    job = draft.owned(event.job, event.by)
+    job = draft.state.find(event.job, event.by)
     draft.answer = job.id
     if not job.spec.interactive or draft.is_old(job.id):
         return
@@ -282,7 +283,7 @@ def client_gone(event: ClientGone, draft: PoolDraft) -> None:
 
 
 def hold(event: JobHoldAsked, draft: PoolDraft) -> None:
-    job = _queued(draft.owned(event.job, event.by))
+    job = _queued(draft.state.find(event.job, event.by))
     draft.answer = job.id
     if bool(job.held_by) == event.held:
         return
@@ -293,7 +294,7 @@ def hold(event: JobHoldAsked, draft: PoolDraft) -> None:
 
 def set_priority(event: JobPriorityAsked, draft: PoolDraft) -> None:
     """Move a job among those of its project; in a node's own book also one that waits in the node's queue."""
-    job = draft.owned(event.job, event.by)
+    job = draft.state.find(event.job, event.by)
     waits_here = draft.rules.here and isinstance(job.state, Placing)
     job = job if waits_here else _queued(job)
     if not -MAX_PRIORITY <= event.priority <= MAX_PRIORITY:
@@ -334,28 +335,39 @@ def after_end(awaited: JobId, draft: PoolDraft) -> None:
 def look_at_dependencies(job: Job, draft: PoolDraft, past: Mapping[JobId, Job] | None = None) -> None:
     """What is left of what it waits for; one that cannot come any more is its end.
 
-    ``past``: jobs that are over and that the state does not know any more.
+    ``past``: jobs that are over and that the state does not know any more. A job of somebody else's counts as
+    one that nobody knows: its end must tell nothing.
     """
     if not isinstance(job.state, Queued):
         return
     past = past or {}
     for after in job.awaits:
-        failed = _failed(draft.state.ended.get(after.job) or past.get(after.job))
+        over = _own(job, draft.state.ended.get(after.job))
+        failed = _failed(over or past.get(after.job))
         if after.kind is AfterKind.OK and failed:
             reason = f"job {after.job}, which had to succeed before it, {failed}"
             end(job, JobFailed(reason, hint=f"`gpushare why {after.job}` tells more"), reason, draft)
             return
-    left = tuple(after for after in job.awaits if after.job not in past and _awaited(after, draft))
+    left = tuple(after for after in job.awaits if after.job not in past and _awaited(job, after, draft))
     if left != job.awaits:
         many = f"{len(left)} more job" + ("" if len(left) == 1 else "s")
         text = f"waits for {many}" if left else "what it waited for is over"
         draft.put(replace(job, awaits=left).note(draft.now, text))
 
 
-def _awaited(after: After, draft: PoolDraft) -> bool:
+def _awaited(job: Job, after: After, draft: PoolDraft) -> bool:
     """Whether it is still to come; one that nobody knows is not, unless it may still be told of."""
     state = draft.state
-    return after.job in state.jobs or (not state.settled and after.job not in state.ended)
+    if _own(job, state.jobs.get(after.job)) is not None:
+        return True
+    return not state.settled and _own(job, state.ended.get(after.job)) is None
+
+
+def _own(job: Job, awaited: Job | None) -> Job | None:
+    """The job that is waited for, where the owner of the one that waits may see it."""
+    if awaited is None or not job.spec.owner.may_see_jobs_of(awaited.spec.owner):
+        return None
+    return awaited
 
 
 def _failed(job: Job | None) -> str:

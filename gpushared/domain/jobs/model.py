@@ -62,6 +62,10 @@ class Owner:
     def name(self) -> str:
         return self.principal.partition("@")[0]
 
+    def may_see_jobs_of(self, other: Owner) -> bool:
+        """Return True if they may see and change each job of the other; else there is none for them."""
+        return self.admin or self.person == other.person
+
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from gpushared.domain.errors import NotFound, PermissionRefused
+from gpushared.domain.errors import NotFound
 from gpushared.domain.gpu import WHOLE_PERMILLE
 from gpushared.domain.jobs.member import Member
 from gpushared.domain.jobs.messages import PoolInstruction, Send, TellOrigin
@@ -192,10 +192,10 @@ class PoolState:
         begin_at = job.spec.request.begin_at
         return max(job.state.not_before, self.moment(begin_at) if begin_at is not None else 0.0)
 
-    def find(self, job: JobId) -> Job:
-        """A job, over or not; raises NotFound."""
+    def find(self, job: JobId, by: Owner | None = None) -> Job:
+        """A job, over or not; raises NotFound, also for ``by`` where the job is somebody else's."""
         found = self.jobs.get(job) or self.ended.get(job)
-        if found is None:
+        if found is None or (by is not None and not by.may_see_jobs_of(found.spec.owner)):
             raise NotFound(f"there is no job {shown(job)}", hint="`gpushare jobs` lists them")
         return found
 
@@ -269,16 +269,6 @@ class PoolDraft:
     def is_in_doubt(self, job: JobId) -> bool:
         """Whether there may have been newer attempts than those that we remember."""
         return self.state.recovering_since is not None and job in self.state.old
-
-    def owned(self, job: JobId, by: Owner) -> Job:
-        """A job, over or not, that somebody may change; raises NotFound or PermissionRefused."""
-        found = self.state.find(job)
-        if by.person != found.spec.owner.person and not by.admin:
-            raise PermissionRefused(
-                f"job {found.id} belongs to {found.spec.owner.person}",
-                hint="ask its owner, or an administrator of the pool",
-            )
-        return found
 
     def put(self, job: Job, *, durable: bool = True) -> Job:
         """Keep a job as it is now. What is not durable is what its nodes would say again."""

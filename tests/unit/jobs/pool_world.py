@@ -149,9 +149,9 @@ class Pool:
     def submit(
         self, job: str = J, request: Request = HALF, owner: Owner = ADA, *, old: bool = False, **spec: Any
     ) -> PoolStep:
-        held, priority = spec.pop("held", False), spec.pop("priority", 0)
+        held, priority, past = spec.pop("held", False), spec.pop("priority", 0), spec.pop("past", ())
         asked = JobSpec(request, owner, **{"image": "x", **spec})
-        return self.do(m.JobSubmitted(JobId(job), asked, held, priority, old))
+        return self.do(m.JobSubmitted(JobId(job), asked, held, priority, old, past))
 
     def running(self, job: str = J, **spec: Any) -> str:
         """A job that runs; where."""

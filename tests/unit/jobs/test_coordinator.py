@@ -11,7 +11,6 @@ from gpushared.domain.errors import (
     GpushareError,
     LimitReached,
     NotFound,
-    PermissionRefused,
     RequestError,
     StateConflict,
 )
@@ -396,7 +395,7 @@ def test_a_place_that_was_given_back_before_its_node_saw_it_is_given_back_once_m
 def test_nobodys_client_is_called_gone_by_others_nor_that_of_a_job_that_needs_none() -> None:
     pool = Pool()
     pool.submit(interactive=True)
-    with pytest.raises(PermissionRefused):
+    with pytest.raises(NotFound):
         pool.do(m.ClientGone(J, BOB))
     pool.submit("j2")
     pool.do(m.ClientGone(JobId("j2"), ADA))
@@ -430,17 +429,20 @@ def test_a_job_that_was_done_before_its_cancel_came_succeeded() -> None:
 
 
 def test_only_its_owner_and_administrators_may_change_a_job() -> None:
-    """And whoever is refused is told whom to ask."""
+    """For others there is no such job; nothing tells whose it is."""
     pool = Pool()
     pool.submit()
-    asks: list[m.PoolEvent] = [
+    asks: list[m.CancelAsked | m.JobHoldAsked | m.JobPriorityAsked] = [
         m.CancelAsked(J, BOB),
         m.JobHoldAsked(J, BOB, held=True),
         m.JobPriorityAsked(J, BOB, 5),
     ]
     for event in asks:
-        with pytest.raises(PermissionRefused, match="belongs to ada"):
+        with pytest.raises(NotFound) as foreign:
             pool.do(event)
+        with pytest.raises(NotFound) as none:
+            pool.do(replace(event, job=JobId("j7")))
+        assert str(foreign.value) == str(none.value).replace("j7", str(J))
     pool.do(m.CancelAsked(J, ROOT))
     assert pool.ended() == Cancelled("root@lab")
 
@@ -565,6 +567,21 @@ def test_a_job_whose_dependency_failed_fails_and_so_do_those_behind_it() -> None
     assert "job j1, which had to succeed before it, failed" in pool.ended("j2").reason
     assert "job j2, which had to succeed before it, failed" in pool.ended("j3").reason
     pool.is_now(Placing, "j4")
+
+
+def test_a_job_of_somebody_else_is_waited_for_by_nobody() -> None:
+    """Neither its existence nor its end is told, whether it is under way, over, or in the archive."""
+    pool = Pool("a")
+    pool.running("j1")
+    after = (After(JobId("j1"), AfterKind.OK),)
+    for past in ((), (pool.job("j1"),)):
+        with pytest.raises(NotFound, match="there is no job"):
+            pool.submit("j2", after=after, owner=BOB, past=past)
+    pool.says("a", S.ENDED, JobId("j1"), ending=exited(1))
+    with pytest.raises(NotFound, match="there is no job"):
+        pool.submit("j2", after=after, owner=BOB)
+    pool.submit("j3", after=after, owner=ROOT)
+    assert "j1, which had to succeed" in pool.ended("j3").reason
 
 
 def test_hundreds_of_jobs_that_waited_for_one_are_looked_at_a_part_at_a_time() -> None:

@@ -27,7 +27,7 @@ from gpushared.domain.jobs.model import (
 )
 from gpushared.domain.jobs.protocol import CancelPart, Place, Query, StaleEpoch
 from gpushared.domain.jobs.silence import presence
-from tests.unit.jobs.pool_world import ADA, HALF, ROOT, RULES, J, Pool, exited
+from tests.unit.jobs.pool_world import ADA, BOB, HALF, ROOT, RULES, J, Pool, exited
 
 S = AttemptState
 A, B = NodeName("a"), NodeName("b")
@@ -119,6 +119,18 @@ def test_a_job_that_waits_for_one_that_may_still_be_told_of_is_not_refused_for_g
     pool.hello("a")
     with pytest.raises(NotFound):
         pool.submit("late", after=after)
+
+
+def test_a_job_kept_by_a_node_does_not_wait_for_somebody_elses() -> None:
+    """When the coordinator forgot both, the awaited one comes back first; whose it is counts then too."""
+    pool = Pool("a", "b")
+    pool.running("j1")
+    pool.begin_anew(epoch=2)
+    pool.submit("j2", after=(After(JobId("j1"), AfterKind.ANY),), owner=BOB, old=True)
+    pool.hello("a", pool.report("a", S.RUNNING, JobId("j1")))
+    pool.hello("b")
+    pool.wait(1.0)
+    assert not pool.job("j2").awaits
 
 
 def test_a_node_that_has_seen_a_higher_epoch_makes_us_recover_and_go_above_it() -> None:
