@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, TypeVar
@@ -204,11 +204,15 @@ class Callers:
         context: Context[Any, Any],
         name: str = "",
     ) -> _Answered:
-        """A call with its caller; errors of the tree become its gRPC status. ``name`` without the API's."""
+        """A call with its caller; errors of the tree become its gRPC status. ``name`` without the API's.
+
+        A call may wait for long. It ends when the caller's token or certificate counts no more.
+        """
         caller: PoolCaller | None = None
         try:
             caller = await self.caller_of(context, message)
-            answer = await call(message, caller)
+            with self.watching(caller) as gone:
+                answer = await unless(gone, call(message, caller))
         except GpushareError as error:
             await self.refuse(name, message, caller, context, error)
         self._audit.done(name, message, await self._asker(caller, context), answer)
@@ -262,9 +266,9 @@ class Callers:
         return self._standing.watching(caller.judge)
 
 
-async def unless(gone: asyncio.Future[GpushareError], work: Coroutine[Any, Any, _Answered]) -> _Answered:
+async def unless(gone: asyncio.Future[GpushareError], work: Awaitable[_Answered]) -> _Answered:
     """What the work comes to; or, if that comes first, the reason to end it as an error."""
-    task = asyncio.create_task(work)
+    task = asyncio.ensure_future(work)
     both: set[asyncio.Future[Any]] = {task, gone}
     try:
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)

@@ -48,10 +48,22 @@ class Clock:
 
 
 class Jobs(jobs_pb2_grpc.JobsServicer):
-    """Answers a cancellation with who asked for it."""
+    """Answers a cancellation with who asked for it; who waits, waits until ``may_answer``."""
 
     def __init__(self, trust: Trust) -> None:
         self._trust = trust
+        self.waits, self.may_answer = asyncio.Event(), asyncio.Event()
+
+    async def Wait(  # noqa: N802 - gRPC's name
+        self, request: jobs_pb2.WaitJobRequest, context: Context[Any, Any]
+    ) -> jobs_pb2.Job:
+        return await self._trust.callers.unary(self._wait, request, context)
+
+    async def _wait(self, request: jobs_pb2.WaitJobRequest, caller: PoolCaller) -> jobs_pb2.Job:
+        caller.require(Scope.READ)
+        self.waits.set()
+        await self.may_answer.wait()
+        return jobs_pb2.Job(id=request.job_id, owner=caller.owner.person)
 
     async def Cancel(  # noqa: N802 - gRPC's name
         self, request: jobs_pb2.CancelJobRequest, context: Context[Any, Any]
@@ -106,6 +118,7 @@ class Coordinator:
     nodes_port: int
     users: dict[str, UserConfig] = field(default_factory=dict)
     enrolled: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    jobs: Jobs = field(init=False)
 
     @property
     def address(self) -> str:
@@ -174,10 +187,8 @@ async def coordinator(
     server = grpc.aio.server(options=OPTIONS)
     join = JoinService(trust, lambda: made.nodes_port, clock, rates or Rates(time.monotonic, burst=NO_LIMIT))
     pool_pb2_grpc.add_JoinServicer_to_server(join, server)
-    jobs_pb2_grpc.add_JobsServicer_to_server(
-        Jobs(trust),  # type: ignore[abstract]  # one call is enough here
-        server,
-    )
+    made.jobs = Jobs(trust)  # type: ignore[abstract]  # a few calls are enough here
+    jobs_pb2_grpc.add_JobsServicer_to_server(made.jobs, server)
     link_pb2_grpc.add_NodeLinkServicer_to_server(
         Link(trust),  # type: ignore[abstract]  # one call is enough here
         server,

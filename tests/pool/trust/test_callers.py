@@ -411,6 +411,27 @@ async def test_an_open_stream_ends_when_its_token_counts_no_more(pool: Coordinat
         assert how in error.message
 
 
+@pytest.mark.parametrize("how", ["revoked", "expired", "answered"])
+async def test_a_call_that_waits_ends_when_its_token_counts_no_more(pool: Coordinator, how: str) -> None:
+    """Whoever held the token when they asked is told nothing that happened after its end."""
+    token = await pool.api_token("bob")
+    async with pool.channel(pool.users_port, grpc.ssl_channel_credentials(pool.anchors)) as channel:
+        wait = jobs_pb2_grpc.JobsStub(channel).Wait
+        call = wait(jobs_pb2.WaitJobRequest(job_id="j"), metadata=(bearer(token),))
+        await within(pool.jobs.waits.wait())
+        if how == "revoked":
+            await pool.trust.api_tokens.revoke(token.split("_")[1], pool.clock())
+        pool.trust.standing.look_again(pool.clock() + (DAY if how == "expired" else 0))
+        pool.jobs.may_answer.set()
+        if how == "answered":
+            assert (await within(call)).owner == "bob"
+        else:
+            error = await refusal(call)
+            assert isinstance(error, PermissionRefused)
+            assert how in error.message
+    assert pool.trust.standing._open == {}
+
+
 async def test_a_stream_of_a_token_that_counts_ends_by_itself(pool: Coordinator) -> None:
     token = await pool.api_token("bob")
     async with pool.channel(pool.users_port, grpc.ssl_channel_credentials(pool.anchors)) as channel:
