@@ -7,16 +7,17 @@ import base64
 import contextlib
 import json
 import os
+import resource
 import subprocess
 import tarfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpushared.domain.errors import StateConflict, TimedOut
+from gpushared.domain.errors import StateConflict, TimedOut, Unavailable
 from gpushared.gate.copies import helper as program
 from gpushared.gate.copies.copying import AT_ONCE, COMMAND, Copies
 from gpushared.gate.copies.order import Deed, Order
@@ -482,6 +483,42 @@ async def test_a_user_has_so_many_copies_at_once_and_another_has_others(alice: C
         await stack.enter_async_context(copies.helper(alice.uid + 1))
     async with copies.helper(alice.uid):
         pass
+
+
+async def test_a_copy_that_could_not_begin_counts_no_more() -> None:
+    """Whatever it is that there is no descriptor left for."""
+    copies = Copies(idle_seconds=5.0)
+    async with copies.helper(1000):
+        pass
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+    try:
+        for free in range(6):
+            for _ in range(AT_ONCE + 1):
+                await asyncio.sleep(0.02)  # the loop closes what the one before had
+                with no_descriptors_but(free), pytest.raises(Unavailable, match="Too many open files"):
+                    async with copies.helper(1000):
+                        pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    async with copies.helper(1000):
+        pass
+
+
+@contextlib.contextmanager
+def no_descriptors_but(free: int) -> Iterator[None]:
+    """This process can open so many files and no more."""
+    taken = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open("/dev/null", os.O_RDONLY))
+        for _ in range(free):
+            os.close(taken.pop())
+        yield
+    finally:
+        for each in taken:
+            os.close(each)
 
 
 async def test_who_hangs_up_leaves_no_process(alice: Copier) -> None:

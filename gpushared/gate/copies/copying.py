@@ -132,7 +132,11 @@ class Copies:
     async def helper(self, uid: int) -> AsyncIterator[Helper]:
         """A process for one copy of a user, which ends with this. Raises ``TimedOut`` and ``Unavailable``."""
         held = life(await self._turn(uid))
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            os.close(held)
+            raise Unavailable(f"files cannot be copied: {error}") from error
         ours.setblocking(False)
         wire = Wire(ours, reset_is_end=True)
         try:

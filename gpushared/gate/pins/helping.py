@@ -84,7 +84,7 @@ def life(gone: Callable[[], None]) -> int:
         ours, theirs = os.pipe()
     except OSError as error:
         gone()
-        raise Unavailable(f"mounted paths cannot be checked: {error}") from error
+        raise Unavailable(f"no helper can be started: {error}") from error
     loop = asyncio.get_running_loop()
 
     def ended() -> None:
