@@ -208,6 +208,7 @@ def _only_file(archive: bytes) -> bytes | None:
 def _write(directory: Path, name: str, text: bytes) -> Path:
     path = directory / name
     if not path.exists():
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # where somebody removed it meanwhile
         new = directory / f".{name}"
         new.write_bytes(text)
         new.chmod(0o644)

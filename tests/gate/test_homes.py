@@ -19,7 +19,7 @@ import pytest
 
 from gpushared.domain.request import Caller
 from gpushared.gate.accounts import Account, PathWish
-from gpushared.gate.engine import EngineSocket
+from gpushared.gate.engine import Answer, EngineSocket
 from gpushared.gate.gate import Gate
 from gpushared.gate.homes import USERS_FILE_BYTES, passwd_line, put_home, with_line
 from gpushared.gate.passwd import PasswdFiles, is_small_file
@@ -145,6 +145,33 @@ def test_there_is_a_line_where_it_can_be_written_and_seen(
 )
 def test_only_a_plain_short_file_is_read(said: object, is_one: bool) -> None:
     assert is_small_file(base64.b64encode(json.dumps(said).encode())) == is_one
+
+
+class BrokenEngine(EngineSocket):
+    """It makes no container, and counts how often one is wanted."""
+
+    def __init__(self) -> None:
+        super().__init__("/nonexistent")
+        self.asked = 0
+
+    async def call(
+        self, method: str, target: bytes, body: bytes | None = None, *, timeout_seconds: float = 30.0
+    ) -> Answer:
+        self.asked += 1
+        return Answer(500, (), b'{"message": "no"}')
+
+
+async def test_files_are_made_again_where_their_directory_was_removed(tmp_path: Path) -> None:
+    """As the whole directory of the state can be, while the daemon lives."""
+    state = tmp_path / "state"
+    files = PasswdFiles(BrokenEngine(), state / "passwd")
+    files._images["sha256:1"] = b""
+    for _ in range(2):
+        async with files.with_line({"Id": "sha256:1"}, LINE) as path:
+            assert path is not None
+            assert path.read_bytes() == LINE
+        shutil.rmtree(state)
+    await files.sweep()
 
 
 # --- in containers -------------------------------------------------------------------------------------

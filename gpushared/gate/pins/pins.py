@@ -155,7 +155,7 @@ class Pins:
         while True:
             try:
                 await self._follow(told)
-            except GpushareError as error:
+            except (GpushareError, OSError) as error:
                 log.debug("pins: %s", error)
             await asyncio.sleep(RETRY_SECONDS)
 
@@ -292,7 +292,7 @@ class Pins:
                 await self.sweep()
                 if self._also_swept is not None:
                     await self._also_swept()
-            except GpushareError as error:
+            except (GpushareError, OSError) as error:
                 log.warning("pins not swept: %s", error)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -21,7 +22,7 @@ from gpushared.gate.engine import EngineSocket
 from gpushared.gate.pins.pins import ROOT, Pins
 from gpushared.gate.policy.site import Policy
 from tests.bed.parts import BUSYBOX_TAR
-from tests.gate.pinning import Holding, account, give, mounted, until, wish, words
+from tests.gate.pinning import PATIENCE_SECONDS, Holding, account, give, mounted, until, wish, words
 from tests.gate.serving import ALICE, BOB
 
 pytestmark = pytest.mark.docker
@@ -350,6 +351,41 @@ async def test_removals_and_failed_creates_are_noticed_without_anybody_asking(ho
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)
     assert (holding.pins.trouble, told) == ("", [""])
+
+
+async def test_sweeping_goes_on_after_a_disk_that_fails(
+    holding: Holding, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both while the engine is followed and before that."""
+    swept = asyncio.Event()
+    sweeps, restores = iter([True, False]), iter([True, False])
+
+    async def also_swept() -> None:
+        if next(sweeps):
+            raise OSError(errno.EIO, "Input/output error")
+        swept.set()
+
+    async def restore() -> str:
+        if next(restores):
+            raise OSError(errno.EIO, "Input/output error")
+        return ""
+
+    pins = holding.new_life()
+    pins._also_swept = also_swept
+    monkeypatch.setattr(pins, "restore", restore)
+    keeping = asyncio.create_task(pins.keep(lambda _: None))
+
+    async def warned() -> bool:
+        return "pins not swept: [Errno 5] Input/output error" in caplog.text
+
+    try:
+        await until("the failure is told", warned)
+        pins.unused()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await swept.wait()
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
 
 
 async def test_the_daemons_next_life_keeps_what_containers_have(holding: Holding) -> None:
