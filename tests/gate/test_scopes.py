@@ -249,6 +249,37 @@ async def test_a_volume_is_not_made_while_a_container_with_its_name_is(
         assert (await making).status == 201
 
 
+async def test_nobody_waits_for_what_another_makes_with_a_volumes_name(
+    desk: FakeDesk, docker_engine: str, busybox_image: str, name: str
+) -> None:
+    """The turn of the name is theirs for as long as the engine fills the volume."""
+    gate = Gate(docker_engine, desk)
+    async with people(gate, busybox_image) as both:
+        await both.bob.make("volumes", name)
+        async with gate._ground.volume_turns.of(name), asyncio.timeout(20):
+            for method in ("GET", "DELETE"):
+                reply = await both.alice.ask(method, f"/volumes/{name}")
+                assert (reply.status, reply.message.startswith("No such volume")) == (404, True)
+
+
+async def test_a_volume_that_became_anothers_while_its_turn_was_waited_for_is_not_removed(
+    desk: FakeDesk, docker_engine: str, busybox_image: str, name: str
+) -> None:
+    gate = Gate(docker_engine, desk)
+    async with people(gate, busybox_image) as both:
+        await both.alice.make("volumes", name)
+        async with gate._ground.volume_turns.of(name):
+            removing = asyncio.create_task(both.alice.ask("DELETE", f"/volumes/{name}"))
+            await asyncio.sleep(0.5)  # it has looked once by then
+            assert not removing.done()
+            assert (await both.root.ask("DELETE", f"/volumes/{name}")).status == 204
+            labels = {"gpushare.owner": str(both.bob.caller.uid)}
+            made = await both.root.ask("POST", "/volumes/create", {"Name": name, "Labels": labels})
+            assert made.status == 201
+        assert (await removing).status == 404
+        assert (await both.bob.ask("GET", f"/volumes/{name}")).status == 200
+
+
 async def test_a_volume_that_became_anothers_while_a_lease_was_waited_for_is_not_given(
     plain: People, desk: FakeDesk, name: str
 ) -> None:

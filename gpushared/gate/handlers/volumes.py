@@ -34,6 +34,8 @@ class Volumes:
         }
 
     async def _volume(self, call: Call) -> None:
+        # Nobody waits for another's volume; during a wait for an own one it may become another's.
+        await find_owned(self._ground.engine, "volumes", call.match.name, call.caller)
         async with self._ground.volume_turns.of(call.match.name):
             volume = await find_owned(self._ground.engine, "volumes", call.match.name, call.caller)
             await self._ground.send(call, call.renamed(volume["Name"]))
