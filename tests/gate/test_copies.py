@@ -12,6 +12,7 @@ import subprocess
 import tarfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -438,6 +439,23 @@ async def test_a_container_that_is_paused_is_copied_from(alice: Copier) -> None:
     container = await alice.runs(TREE)
     assert (await alice.alice.ask("POST", f"/containers/{container}/pause")).status == 204
     assert (await alice.get(container, "/tmp/tree/file")).status == 200
+
+
+async def test_where_the_engine_maps_numbers_nothing_is_copied_while_the_container_runs(
+    alice: Copier, desk: FakeDesk
+) -> None:
+    """The helper would be somebody else; the engine and its export go on, and know the numbers inside."""
+    desk.facts = replace(desk.facts, maps_users=True)
+    new = await alice.alice.create("", "sleep", "600")
+    assert (await alice.put(new, "/tmp", tar_of(("file", {}, b"text")))).status == 200
+    assert listed((await alice.get(new, "/tmp/file")).body)[0][-1] == b"text"
+    container = await alice.runs()
+    for words in (("/etc/hostname", f"{container}:/tmp/file"), (f"{container}:/tmp/.ready", "back")):
+        refused = await alice.docker("cp", *words)
+        assert (refused.code, b"the engine maps the numbers of users" in refused.err) == (1, True), refused
+    assert (await alice.inside(container, "test", "-e", "/tmp/file")).code == 1
+    await end(alice, container)
+    assert (await alice.get(container, "/tmp/.ready")).status == 200
 
 
 async def test_anothers_container_is_not_copied_from(alice: Copier) -> None:

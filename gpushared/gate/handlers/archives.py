@@ -66,7 +66,17 @@ class Archives:
                     await self._ground.send(call, call.renamed(container.id))
                     return
         call.renamed(container.id)
+        if container.pid:
+            self._check_numbers()
         await self._by_helper(call, container)
+
+    def _check_numbers(self) -> None:
+        """Raise ``PermissionRefused`` where the user has one number in the container and another outside."""
+        if self._ground.desk.engine_facts().maps_users:
+            raise PermissionRefused(
+                "files are not copied while the container runs: the engine maps the numbers of users",
+                hint="`docker exec CONTAINER tar c PATH` copies out, `docker exec -i CONTAINER tar x` in",
+            )
 
     def _is_the_engines(self, container: Container) -> bool:
         """Whether the engine may copy itself, out of a container that does not run or into it.
