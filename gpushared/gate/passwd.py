@@ -39,6 +39,8 @@ LOOK_PLACE = "/gpushare-look"
 """Where these mount the directory of the files."""
 OURS = "gpushare."
 IMAGES_KEPT = 64
+FAILED_SECONDS = 60.0
+"""An image is not looked at again for so long after a look that failed, which can have taken minutes."""
 CREATE_SECONDS = 600.0
 FILE_SECONDS = 30.0
 STAT_HEADER = b"x-docker-container-path-stat"
@@ -132,7 +134,8 @@ class PasswdFiles:
             found = await self._read(identity, image)
         except (GpushareError, OSError) as error:
             log.warning("an image's users are not known: %s", error)
-            return None
+            found = None
+            asyncio.get_running_loop().call_later(FAILED_SECONDS, self._images.pop, identity, None)
         self._images[identity] = found
         while len(self._images) > IMAGES_KEPT:
             self._images.popitem(last=False)

@@ -161,6 +161,21 @@ class BrokenEngine(EngineSocket):
         return Answer(500, (), b'{"message": "no"}')
 
 
+async def test_an_image_whose_look_fails_is_looked_at_again_only_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpushared.gate.passwd.FAILED_SECONDS", 0.5)
+    engine = BrokenEngine()
+    files = PasswdFiles(engine, tmp_path / "passwd")
+    asked = []
+    for pause in (0.0, 0.0, 1.0):
+        await asyncio.sleep(pause)
+        async with files.with_line({"Id": "sha256:1"}, LINE) as path:
+            assert path is None
+        asked.append(engine.asked)
+    assert asked == [1, 1, 2]
+
+
 async def test_files_are_made_again_where_their_directory_was_removed(tmp_path: Path) -> None:
     """As the whole directory of the state can be, while the daemon lives."""
     state = tmp_path / "state"
