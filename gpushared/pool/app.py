@@ -45,6 +45,7 @@ from gpushared.serving.call_audit import CallAudit
 from gpushared.serving.clock import CLOCK_NAME, SteadyClock, keep, keep_always
 from gpushared.serving.doors import Doors
 from gpushared.serving.front import Front, listen
+from gpushared.serving.intake import Intake
 from gpushared.serving.jsonapi import JsonApi
 from gpushared.serving.process import until_one_ends
 from gpushared.serving.systemd import Notifier, feed_watchdog
@@ -253,8 +254,10 @@ class PoolDaemon:
         services = [service for room in self._rooms for service in room(coordinator)]
         section, identity = self._config.coordinator, coordinator.trust.identity
         listener = stack.enter_context(listen(self._runtime_dir / SOCKET_NAME, section.socket_mode))
-        users = Server(Door.USERS, section.listen, identity.for_users())
-        nodes = Server(Door.NODES, section.listen_nodes, identity.for_nodes())
+        callers = coordinator.trust.callers
+        intake = Intake(callers.admitted, callers.refuse_unread)
+        users = Server(Door.USERS, section.listen, identity.for_users(), intake)
+        nodes = Server(Door.NODES, section.listen_nodes, identity.for_nodes(), intake)
         self.users_port, self.nodes_port = users.port, nodes.port
         await self._serve_locally(services, front, listener, stack)
         for server in (users, nodes):

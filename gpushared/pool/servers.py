@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha import reflection
 from gpushared.domain.errors import ConfigError
 from gpushared.pool.parts import Door, Service
 from gpushared.serving.doors import OPTIONS
+from gpushared.serving.intake import Intake
 
 STOP_SECONDS = 2.0
 """How long calls that are under way may take at the end."""
@@ -19,16 +20,31 @@ MAX_CALLS_OF_A_NODE = 8192
 """All users of a node, with their tunnels and whatever they wait for, come over one connection; the node
 holds each of them to less."""
 _MOST = "grpc.max_concurrent_streams"
-_OPTIONS_FOR_NODES = [*(one for one in OPTIONS if one[0] != _MOST), (_MOST, MAX_CALLS_OF_A_NODE)]
+_HANDSHAKE = ("grpc.server_handshake_timeout_ms", 10_000)
+"""Who connects and says nothing is in nobody's way for longer (120 s without this)."""
+_FIXED_WINDOW = ("grpc.http2.bdp_probe", 0)
+"""Else the window of each stream grows with what one of them passes, and a call that waits for its turn may
+have sent megabytes. Nodes, which pass much and are known, keep windows that grow."""
+_OPTIONS_FOR_USERS = [*OPTIONS, _HANDSHAKE, _FIXED_WINDOW]
+_OPTIONS_FOR_NODES = [*(one for one in OPTIONS if one[0] != _MOST), _HANDSHAKE, (_MOST, MAX_CALLS_OF_A_NODE)]
 
 
 class Server:
     """One gRPC server. Its port is known once it is bound, and only then does it take calls."""
 
-    def __init__(self, door: Door, address: str, credentials: grpc.ServerCredentials | None) -> None:
-        """Binds. Raises ConfigError where the address cannot be listened at."""
+    def __init__(
+        self,
+        door: Door,
+        address: str,
+        credentials: grpc.ServerCredentials | None,
+        intake: Intake | None = None,
+    ) -> None:
+        """Binds. ``intake``: before all services. Raises ConfigError where the address is not to be had."""
         self._door = door
-        self._server = grpc.aio.server(options=_OPTIONS_FOR_NODES if door is Door.NODES else OPTIONS)
+        self._server = grpc.aio.server(
+            options=_OPTIONS_FOR_NODES if door is Door.NODES else _OPTIONS_FOR_USERS,
+            interceptors=[intake] if intake else [],
+        )
         try:
             self.port = (
                 self._server.add_insecure_port(address)

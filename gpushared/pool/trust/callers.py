@@ -32,10 +32,14 @@ from gpushared.pool.trust.standing import Judge, Standing
 from gpushared.pool.trust.token_records import ApiRecord, Scope
 from gpushared.serving.call_audit import Asker, CallAudit
 from gpushared.serving.doors import Context, Doors, abort
+from gpushared.serving.intake import Admitted
 
 AUTHORIZATION = "authorization"
 BEARER = "Bearer "
 ALL_SCOPES = frozenset(Scope)
+OPEN_TO_STRANGERS = ("/gpushare.v1.Join/", "/grpc.health.v1.Health/")
+SHARE_OF_A_NODE = 4
+"""A node asks for all of its users."""
 
 _Asked = TypeVar("_Asked", bound=Message)
 _Answered = TypeVar("_Answered")
@@ -123,6 +127,18 @@ class Callers:
             raise PermissionRefused("this connection has no door", hint="use TLS, or the unix socket")
         return self.local(await self._doors.caller_of(context))
 
+    def admitted(self, name: str, context: Context[Any, Any]) -> Admitted:
+        """Whose call that is, by what is known before its message is read. Raises PermissionRefused.
+
+        Nobody is asked who calls what is open to strangers.
+        """
+        if name.startswith(OPEN_TO_STRANGERS):
+            return Admitted(host_of(context.peer()))
+        auth = context.auth_context()
+        if _first(auth, "x509_pem_cert"):
+            return Admitted(f"node {self.node_of(context).node}", share=SHARE_OF_A_NODE)
+        return Admitted(f"API token {self._recognised(_metadata(context, AUTHORIZATION)).id}")
+
     def node_of(self, context: Context[Any, Any]) -> NodeCertificate:
         """The node whose certificate the connection has, and which is in good standing now.
 
@@ -172,13 +188,15 @@ class Callers:
         return PoolCaller(Owner(principal, caller.name, admin=True), None, ALL_SCOPES, is_admin=True)
 
     def _bearer(self, header: str | bytes | None) -> PoolCaller:
+        return self._speaking_for(self._recognised(header))
+
+    def _recognised(self, header: str | bytes | None) -> ApiRecord:
         if not isinstance(header, str) or not header.startswith(BEARER):
             raise PermissionRefused(
                 "this call has no API token",
                 hint="send the metadata authorization: Bearer gsp_...; `gpushare pool api-token` makes one",
             )
-        record = self._tokens.recognise(read_api_token(header.removeprefix(BEARER)), self._now())
-        return self._speaking_for(record)
+        return self._tokens.recognise(read_api_token(header.removeprefix(BEARER)), self._now())
 
     def _speaking_for(self, record: ApiRecord) -> PoolCaller:
         """A person without a realm is of the pool's own, for which no node speaks unless it was told to."""
@@ -229,6 +247,10 @@ class Callers:
         """End a call with an error of the tree, of which the audit is told. ``caller`` None: nobody known."""
         self._audit.refused(name, message, await self._asker(caller, context), error)
         await abort(context, error)
+
+    async def refuse_unread(self, path: str, context: Context[Any, Any], error: GpushareError) -> NoReturn:
+        """End a call whose message was not read. ``path``: gRPC's, as ``/gpushare.v1.Jobs/Get``."""
+        await self.refuse(path.rpartition(".")[2], None, None, context, error)
 
     async def _asker(self, caller: PoolCaller | None, context: Context[Any, Any]) -> Asker:
         """Whoever could not say who they are goes by their node or their address."""

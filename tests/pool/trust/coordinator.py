@@ -31,6 +31,7 @@ from gpushared.pool.trust.rates import Rates
 from gpushared.pool.trust.token_records import Scope
 from gpushared.pool.trust.trust import CA_FOLDER, Trust
 from gpushared.serving.doors import OPTIONS, Context, abort
+from gpushared.serving.intake import Intake
 from gpushared.serving.statuses import error_of
 
 POOL = "lab"
@@ -184,7 +185,8 @@ async def coordinator(
         enrolled=enrolled,
         node_seconds=node_seconds,
     )
-    server = grpc.aio.server(options=OPTIONS)
+    intake = Intake(trust.callers.admitted, trust.callers.refuse_unread)
+    server = grpc.aio.server(options=OPTIONS, interceptors=[intake])
     join = JoinService(trust, lambda: made.nodes_port, clock, rates or Rates(time.monotonic, burst=NO_LIMIT))
     pool_pb2_grpc.add_JoinServicer_to_server(join, server)
     made.jobs = Jobs(trust)  # type: ignore[abstract]  # a few calls are enough here

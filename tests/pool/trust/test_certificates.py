@@ -232,7 +232,7 @@ async def test_nobody_is_a_node_on_the_users_port(pool: Coordinator, tmp_path: P
     pool.nodes_port = pool.users_port
     stream = Stream(pool, node.credentials())
     error = await stream.ended()
-    assert "this connection has no certificate of one" in error.message
+    assert "this call has no API token" in error.message
     await stream.close()
 
 

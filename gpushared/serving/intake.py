@@ -1,0 +1,188 @@
+"""What a call passes before its message is read: whose it is, and whether there is room to read it.
+
+gRPC reads a message whole before it calls anybody, up to 4 MiB each, and hundreds at a time on a connection.
+So unary calls are served as streams of one message: the caller is judged by the connection and the metadata,
+a turn is taken, and only then the message is read, in a bounded time. What was not read yet stays with the
+sender, but for the window of its stream (RFC 9113, section 5.2).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from gpushared.domain.errors import GpushareError, LimitReached, RequestError, TimedOut
+from gpushared.serving.doors import Context
+
+# Any: handlers of all services pass here, each with messages of its own.
+Behaviour = Callable[[Any, Context[Any, Any]], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class IntakeBounds:
+    """``at_once``: messages of all callers that are read, or are large and not answered yet.
+
+    ``of_caller``: those of one of them. A message of at most ``small_bytes`` gives its turn back once it is
+    read. ``turn_seconds`` is how long a call waits for its turn, ``message_seconds`` for its message.
+    """
+
+    at_once: int = 64
+    of_caller: int = 8
+    small_bytes: int = 64 * 1024
+    turn_seconds: float = 30.0
+    message_seconds: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """``who``: the name under which a caller's turns are counted. ``share``: so many times as many turns."""
+
+    who: str
+    share: int = 1
+
+
+Admit = Callable[[str, Context[Any, Any]], Admitted]
+"""Tells by the name of the call, the connection and the metadata whose a call is. Raises GpushareError."""
+Refuse = Callable[[str, Context[Any, Any], GpushareError], Awaitable[Any]]
+"""Ends a call with an error."""
+
+
+class Turns:
+    """Who reads how many messages now."""
+
+    def __init__(self, bounds: IntakeBounds) -> None:
+        self._bounds = bounds
+        self._all = asyncio.Semaphore(bounds.at_once)
+        self._of: dict[str, asyncio.Semaphore] = {}
+        self._users: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def of(self, caller: Admitted) -> AsyncIterator[Callable[[], None]]:
+        """A turn, for as long as the block runs, or until it is given back. Raises LimitReached."""
+        who, has_turn = caller.who, False
+        own = self._of.setdefault(who, asyncio.Semaphore(self._bounds.of_caller * caller.share))
+        self._users[who] += 1
+
+        def give_back() -> None:
+            nonlocal has_turn
+            if has_turn:
+                has_turn = False
+                self._all.release()
+                own.release()
+
+        try:
+            await self._take(own, who)
+            has_turn = True
+            yield give_back
+        finally:
+            give_back()
+            self._users[who] -= 1
+            if not self._users[who]:
+                del self._users[who], self._of[who]
+
+    async def _take(self, own: asyncio.Semaphore, who: str) -> None:
+        try:
+            async with asyncio.timeout(self._bounds.turn_seconds):
+                await own.acquire()
+                try:
+                    await self._all.acquire()
+                except BaseException:
+                    own.release()
+                    raise
+        except TimeoutError:
+            raise LimitReached(
+                f"{who} sends more at a time than is read", hint="send fewer calls at once, and try again"
+            ) from None
+
+
+class Intake(grpc.aio.ServerInterceptor):
+    """Stands before all services of a server."""
+
+    def __init__(self, admit: Admit, refuse: Refuse, bounds: IntakeBounds | None = None) -> None:
+        self._admit = admit
+        self._refuse = refuse
+        self._bounds = bounds or IntakeBounds()
+        self._turns: Turns | None = None
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """The handler of a call, with all that stands before it."""
+        handler: Any = await continuation(handler_call_details)
+        name = handler_call_details.method
+        if handler is None:
+            return None
+        if self._turns is None:
+            self._turns = Turns(self._bounds)
+        if handler.request_streaming:
+            return self._judged(name, handler)
+        make = (
+            grpc.stream_stream_rpc_method_handler
+            if handler.response_streaming
+            else grpc.stream_unary_rpc_method_handler
+        )
+        served = self._served(name, handler.unary_stream or handler.unary_unary)
+        return make(served, handler.request_deserializer, handler.response_serializer)
+
+    def _judged(self, name: str, handler: Any) -> Any:
+        """A stream of messages: each is read when its handler asks for it."""
+        behaviour: Behaviour = handler.stream_stream
+
+        async def serve(messages: AsyncIterator[Any], context: Context[Any, Any]) -> Any:
+            try:
+                self._admit(name, context)
+            except GpushareError as error:
+                await self._refuse(name, context, error)
+            return await _answered(behaviour(messages, context), context)
+
+        return grpc.stream_stream_rpc_method_handler(
+            serve, handler.request_deserializer, handler.response_serializer
+        )
+
+    def _served(self, name: str, behaviour: Behaviour) -> Behaviour:
+        async def serve(messages: AsyncIterator[Any], context: Context[Any, Any]) -> Any:
+            assert self._turns is not None, "made with the first handler"
+            try:
+                caller = self._admit(name, context)
+                async with self._turns.of(caller) as give_back:
+                    message = await self._read(messages)
+                    if _size(message) <= self._bounds.small_bytes:
+                        give_back()
+                    return await _answered(behaviour(message, context), context)
+            except GpushareError as error:
+                await self._refuse(name, context, error)
+
+        return serve
+
+    async def _read(self, messages: AsyncIterator[Any]) -> Any:
+        try:
+            async with asyncio.timeout(self._bounds.message_seconds):
+                return await anext(messages)
+        except TimeoutError:
+            raise TimedOut(
+                f"no whole message came in {self._bounds.message_seconds:.0f} s", hint="try again"
+            ) from None
+        except StopAsyncIteration:
+            raise RequestError("the call has no message") from None
+
+
+async def _answered(answering: Any, context: Context[Any, Any]) -> Any:
+    """What a handler answers: one message, or several, which it makes or writes itself."""
+    if not hasattr(answering, "__aiter__"):
+        return await answering
+    async for answer in answering:
+        await context.write(answer)
+    return None
+
+
+def _size(message: Any) -> int:
+    return message.ByteSize() if isinstance(message, Message) else len(message)
