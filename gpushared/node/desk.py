@@ -85,6 +85,8 @@ class NodeDesk:
         self._attendance = attendance
         self._stop_grace_seconds = stop_grace_seconds
         self._leaving: set[asyncio.Task[None]] = set()
+        self._to_drop: set[LeaseId] = set()
+        """Leases whose claim is over, which could not be written yet."""
 
     def engine_facts(self) -> EngineFacts:
         if self._follower.facts is None:
@@ -103,6 +105,9 @@ class NodeDesk:
         known = self._loop.state.leases.get(lease)
         if known is not None and known.owner_uid != caller.uid:
             raise NotFound(f"there is no lease {lease}", hint="`gpushare ps` lists yours")
+        if lease in self._to_drop:
+            await self._loop.send(m.ClaimDropped(lease))
+            self._to_drop.discard(lease)
         asking = asyncio.ensure_future(self._loop.send(m.ClaimAsked(lease, caller)))
         try:
             claimed = _present(await asyncio.shield(asking))
@@ -174,13 +179,18 @@ class NodeDesk:
         try:
             await self._loop.send(event)
         except JournalUnavailable:
+            if isinstance(event, m.ClaimDropped):
+                self._to_drop.add(event.lease)
             self._in_background(self._until_written(event))
 
     async def _until_written(self, event: m.ClaimDropped | m.ReleaseAsked) -> None:
         while True:
             await asyncio.sleep(WRITE_AGAIN_SECONDS)
+            if isinstance(event, m.ClaimDropped) and event.lease not in self._to_drop:
+                return  # the next claim has come first, and is not to be dropped
             with contextlib.suppress(JournalUnavailable):
                 await self._loop.send(event)
+                self._to_drop.discard(event.lease)
                 return
 
     # --- leases that the gate asks for -----------------------------------------------------------------

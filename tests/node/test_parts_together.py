@@ -20,7 +20,7 @@ from gpushared.domain.request import Caller, Request
 from gpushared.domain.rules import Rules
 from gpushared.domain.state import NodeState
 from gpushared.node.attendance import Attendance
-from gpushared.node.desk import NodeDesk
+from gpushared.node.desk import WRITE_AGAIN_SECONDS, NodeDesk
 from gpushared.node.follower import Follower
 from gpushared.node.loop import Loop
 from gpushared.node.performer import Performer
@@ -343,6 +343,23 @@ async def test_a_create_that_cannot_be_noted_lets_go_of_its_lease_once_there_is_
         while node.loop.state.leases[lease.id].state.claimed:  # type: ignore[union-attr]
             await node.loop.changed(10)
         assert (await node.desk.claim(lease.id, ALICE)).lease == lease.id
+
+
+async def test_a_create_that_is_tried_again_once_there_is_a_journal_gets_its_lease() -> None:
+    """At once, and it keeps the lease: what gave back the earlier claim comes too late for the new one."""
+    async with world() as node:
+        await node.sampler.turn()
+        lease = await node.ask()
+        await node.performer.edits_of(lease.id)
+        await node.desk.claim(lease.id, ALICE)
+        node.journal.fail_next(JournalUnavailable("the disk is full"), times=3)
+        with pytest.raises(JournalUnavailable):
+            await node.desk.created(lease.id, ContainerId("b" * 64), "box", "image", stays=True)
+        with pytest.raises(JournalUnavailable):
+            await node.desk.claim(lease.id, ALICE)
+        assert (await node.desk.claim(lease.id, ALICE)).lease == lease.id
+        await asyncio.sleep(2 * WRITE_AGAIN_SECONDS)
+        assert node.loop.state.leases[lease.id].state.claimed  # type: ignore[union-attr]
 
 
 async def test_a_caller_who_goes_away_in_the_middle_of_a_claim_leaves_it_to_the_next() -> None:
