@@ -151,7 +151,7 @@ def reported(event: Reported, draft: PoolDraft) -> None:
     elif report.key.number > job.attempts and _may_have_it(job, node, draft):
         _adopt(job, node, report, draft)
     elif not isinstance(job.state, Queued) and report.key.number == _attempt(job):
-        _known(job, node, report, draft)
+        _known(_as_it_was(job, node, report, draft), node, report, draft)
     elif job.presumed is not None and _is_of_presumed(job, job.presumed, node, report):
         _told_of_presumed(job, job.presumed, report, draft)
     else:
@@ -165,11 +165,27 @@ def _is_of_presumed(job: Job, part: Part, node: NodeName, report: Report) -> boo
     return isinstance(job.state, Queued) and (node, report.key.number) == (part.node, job.attempts)
 
 
-def _told_of_presumed(job: Job, part: Part, report: Report, draft: PoolDraft) -> None:
+def _as_it_was(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> Job:
+    """While a job is in doubt, what is presumed of its attempt gives way to how the attempt ended by itself."""
+    part = job.presumed
+    if part is None or part.node != node or not _is_its_own_end(part, report):
+        return job
+    assert not isinstance(job.state, Queued), "then it is not under way"
+    text = f"{name_of(node)} tells how it ended before it was to be ended"
+    job = replace(job, state=replace(job.state, parts=(part,)), presumed=None)
+    return draft.put(job.note(draft.now, text))
+
+
+def _is_its_own_end(part: Part, report: Report) -> bool:
     ending = report.ending
+    newer = report.state.is_final and report.revision > part.revision
+    return newer and ending is not None and ending.kind is EndKind.EXITED
+
+
+def _told_of_presumed(job: Job, part: Part, report: Report, draft: PoolDraft) -> None:
     if not report.state.is_final:
         _end_stray(part.node, report, draft)
-    elif ending is not None and ending.kind is EndKind.EXITED and report.revision > part.revision:
+    elif _is_its_own_end(part, report):
         _take_late_end(job, part, report, draft)
     else:
         draft.put(replace(job, presumed=None))

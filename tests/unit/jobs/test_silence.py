@@ -19,7 +19,7 @@ from gpushared.domain.jobs.model import (
     Running,
     Succeeded,
 )
-from gpushared.domain.jobs.protocol import CancelPart, Query
+from gpushared.domain.jobs.protocol import CancelPart, Place, Query
 from gpushared.records import from_json, to_json
 from tests.unit.jobs.pool_world import J, Pool, exited
 
@@ -90,6 +90,23 @@ def test_it_counts_after_a_restart_of_the_coordinator_too() -> None:
     pool.begin_anew()
     pool.hello("a", pool.report("a", AttemptState.ENDED, revision=9, ending=exited(0)))
     assert pool.ended() == Succeeded()
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_it_counts_while_the_pool_recovers_too(code: int) -> None:
+    """Nothing is placed then, so the job is not begun anew before its node is heard."""
+    pool = guarded("a", "b")
+    pool.begin_anew(from_copy=True)
+    pool.hello("b")
+    for _ in range(4):
+        pool.wait(SILENT_SECONDS / 4)
+        pool.beat("b")
+    assert "the guard there was to end it after 40s" in pool.told()[-1]
+    pool.is_now(Running)
+    pool.hello("a", pool.report("a", AttemptState.ENDED, revision=9, ending=exited(code)))
+    pool.wait(SILENT_SECONDS)
+    assert isinstance(pool.ended(), JobFailed if code else Succeeded)
+    assert (pool.job().attempts, pool.orders(Place)) == (1, [])
 
 
 def test_it_does_not_count_once_the_job_was_placed_anew() -> None:
