@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ COPY_SECONDS: Final = 20.0
 """Between two copies of the coordinator's store."""
 RESTORED_COPIES_BACK: Final = 2
 RESTART_SECONDS: Final = 2.0
+SEEN_SECONDS: Final = 3.0
 """Systemd's ``RestartSec`` of the units."""
 
 Say = Callable[[str], None]
@@ -32,6 +34,7 @@ class Faults:
         self._say = say
         self._locks: dict[str, asyncio.Lock] = {}
         self._full: set[str] = set()
+        self._freed_at: dict[str, float] = {}
         copies.mkdir()
 
     async def do(self, fault: Fault) -> None:
@@ -73,6 +76,7 @@ class Faults:
                 finally:
                     self._machines.free(fault.target)
                     self._full.discard(fault.target)
+                    self._freed_at[fault.target] = now()
 
     @asynccontextmanager
     async def _frozen(self, service: Service) -> AsyncIterator[None]:
@@ -132,8 +136,10 @@ class Faults:
         """A violation, but for a coordinator that cannot open its store on a full disk."""
         code = service.child.poll() if service.child is not None else "unknown"
         disk = f"disk-{service.target.removeprefix('daemon-')}"
-        what = f"{service.target} ended with {code}{' on a full disk' if disk in self._full else ''}"
-        if service.target == "coordinator" and disk in self._full:
+        # Its end is seen a while later.
+        was_full = disk in self._full or now() - self._freed_at.get(disk, -math.inf) < SEEN_SECONDS
+        what = f"{service.target} ended with {code}{' on a full disk' if was_full else ''}"
+        if service.target == "coordinator" and was_full:
             self._say(f"{what}, as it may")
         else:
             self._violate("ended by itself", what, service)

@@ -20,6 +20,8 @@ from tests.chaos.records import OVER, Accepted, Call, Record, Span, Violation
 
 TERM_CODE: Final = 143
 KILL_CODE: Final = 137
+STARTING_SECONDS: Final = 0.5
+"""An engine notes a start that long after the program began, at most."""
 OWN_CODE: Final = 125
 """With which a command ends that has no program's code to pass on."""
 BREATHLESS_SECONDS: Final = 1.6 * BEAT_SECONDS
@@ -126,11 +128,25 @@ def run_again(record: Record, runs: Sequence[Run]) -> Iterator[Violation]:
     for work, own in by_work(runs).items():
         for number, done in enumerate(own[:-1]):
             again = own[number + 1]
-            if done.code == 0 and not _was_placed_in_silence(record, done, again, stop_after.get(work, 0)):
+            excused = _was_placed_in_silence(record, done, again, stop_after.get(work, 0))
+            excused = excused or _was_forgotten_by_its_engine(record, done, again)
+            if done.code == 0 and not excused:
                 what = f"{_named(work)} ended with 0 and began again {again.began - done.last:.1f} s later"
                 yield Violation(
                     "run again after end 0", what, (done.show(), again.show(), *_faults_at(record, done))
                 )
+
+
+def _was_forgotten_by_its_engine(record: Record, done: Run, again: Run) -> bool:
+    """An engine that is killed in the moment in which it starts a container knows nothing of the start."""
+    engine = f"engine-{node_of(record, done)}"
+    return done.container == again.container and any(
+        span.target == engine
+        and span.kind is FaultKind.KILL
+        and abs(span.began - done.began) <= STARTING_SECONDS
+        and again.began >= span.ended
+        for span in record.spans
+    )
 
 
 def _was_placed_in_silence(record: Record, done: Run, again: Run, stop_after_seconds: int) -> bool:

@@ -89,6 +89,18 @@ JOBS: dict[str, tuple[list[Run], list[Accepted], list[Span], list[str]]] = {
         [span(FaultKind.RESTORE, "coordinator", 100.0, 105.0)], [],
     ),
     "one that we cancelled is not": ([], [accepted(state="cancelled", cancelled_at=90.0)], [], []),
+    "an engine that is killed while it starts a container knows nothing of the start": (
+        [run(began=100.0), run(began=108.0, last=113.0)],
+        [accepted()], [span(FaultKind.KILL, "engine-a", 99.9, 107.5)], [],
+    ),
+    "one that is killed later does": (
+        [run(began=100.0), run(began=108.0, last=113.0)],
+        [accepted()], [span(FaultKind.KILL, "engine-a", 101.0, 107.5)], ["run again after end 0"],
+    ),
+    "one of another node has nothing to do with it": (
+        [run(began=100.0), run(began=108.0, last=113.0)],
+        [accepted()], [span(FaultKind.KILL, "engine-c", 99.9, 107.5)], ["run again after end 0"],
+    ),
     "after end 0 it is not run again": (
         [run(), run(container="2", began=120.0, last=125.0, attempt=2)],
         [accepted()], [], ["run again after end 0"],
