@@ -81,7 +81,7 @@ async def test_a_container_is_found_used_and_ended(
         "processes": True,
         "statistics": True,
         "renamed": True,
-        "changed": "/tmp",
+        "changed": True,
         "code": 9,
     }
 
@@ -101,7 +101,7 @@ def use_container(url: str, image: str) -> dict[str, Any]:
         box.rename(f"{box.name}-2")
         box.reload()
         seen["renamed"] = str(box.name).endswith("-2")
-        seen["changed"] = next(str(one["Path"]) for one in box.diff())
+        seen["changed"] = "/tmp" in {str(one["Path"]) for one in box.diff()}
         box.stop(timeout=5)
         seen["code"] = box.wait()["StatusCode"]
         return seen
