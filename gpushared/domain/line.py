@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T", bound="tuple[Any, ...]")
@@ -47,6 +48,12 @@ class Line(Generic[T]):
 
     def first(self) -> T | None:
         return self._chunks[0][0] if self._chunks else None
+
+    def since(self, start: tuple[Any, ...]) -> Iterator[T]:
+        """The items that are not before this, which may be the beginning of one."""
+        at = bisect_right(self._chunks, start, key=_first) - 1 if self._chunks else 0
+        for chunk in islice(self._chunks, max(0, at), None):
+            yield from islice(chunk, bisect_left(chunk, start), None)
 
     def put(self, item: T) -> Line[T]:
         """The line with this item."""

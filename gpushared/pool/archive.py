@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gpushared.domain.jobs.model import Job, JobId
 from gpushared.pool.records import ENDED, GONE, OVER, job_of, read_job, time_of
-from gpushared.pool.store import MAX_OPERATIONS, Store
+from gpushared.pool.store import MAX_OPERATIONS, Record, Store
 
 GONE_KEPT_SECONDS = 40 * 24 * 3600.0
 """Longer than nodes keep records of attempts that are over."""
@@ -25,7 +25,7 @@ Write = Callable[[dict[str, bytes], tuple[str, ...]], Awaitable[int]]
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Newest first. ``next_token``: where the next page begins; empty where there is none."""
+    """``next_token``: where the next page begins; empty where there is none."""
 
     jobs: tuple[Job, ...]
     next_token: str
@@ -51,13 +51,17 @@ class Archive:
             found += [job for job, body in zip(some, bodies, strict=True) if body is not None]
         return frozenset(found)
 
-    async def like(self, beginning: str, limit: int, after: str = "") -> tuple[Job, ...]:
-        """Those whose ids begin so, in the order of the ids and after one; at most so many."""
-        page = await self._store.page(ENDED + beginning, limit, after=ENDED + after if after else "")
-        return tuple(read_job(key, record.value) for key, record in page if record.value)
+    async def like(self, beginning: str, limit: int, token: str = "") -> Page:
+        """Those whose ids begin so, in the order of the ids and after the one that is the token.
+
+        Of a page only those that are not forgotten are there. They are read beside the event loop.
+        """
+        page = await self._store.page(ENDED + beginning, limit, after=ENDED + token if token else "")
+        jobs = await asyncio.to_thread(_read, page)
+        return Page(jobs, page[-1][0].removeprefix(ENDED) if len(page) == limit > 0 else "")
 
     async def page(self, limit: int, token: str = "") -> Page:
-        """The newest, or those before a page's token."""
+        """The newest first, or those before a page's token."""
         index = await self._store.page(OVER, limit, after=OVER + token if token else "", reverse=True)
         jobs: list[Job] = []
         for at in range(0, len(index), READS_AT_ONCE):
@@ -97,6 +101,10 @@ class Archive:
         key = ENDED + job
         # The key itself comes first of those that begin so.
         return next((record.value for name, record in await self._store.page(key, 1) if name == key), None)
+
+
+def _read(page: Sequence[tuple[str, Record]]) -> tuple[Job, ...]:
+    return tuple(read_job(key, record.value) for key, record in page if record.value)
 
 
 def _forgetting(keys: Sequence[str]) -> tuple[dict[str, bytes], tuple[str, ...]]:

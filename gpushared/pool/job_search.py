@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import nsmallest
+from itertools import islice
 from typing import Protocol
 
 from gpushared.domain.errors import NotFound, PermissionRefused, RequestError
 from gpushared.domain.jobs.model import Ended, Job, JobId, Owner
-from gpushared.domain.shelf import Shelf
+from gpushared.domain.jobs.state import PoolState
 from gpushared.domain.units import shown
 from gpushared.pool.archive import Page
 from gpushared.pool.job_views import default_name
@@ -20,25 +21,18 @@ MAX_LISTED = 1000
 LISTED = 100
 MAX_SCANNED = 20
 """So many pages of those that are over are looked through for one page of somebody's own."""
+MAX_LIKE = 64
+"""So many of those that are over, and not remembered any more, are looked through for a beginning."""
 SHORTEST_BEGINNING = 3
 LIVE, OVER_MARK, ARRAY = "l", "o", "a"
 """What a page token begins with: where the listing is."""
-
-
-class Live(Protocol):
-    """What is looked through of the machine's state."""
-
-    @property
-    def jobs(self) -> Shelf[JobId, Job]: ...
-    @property
-    def ended(self) -> Shelf[JobId, Job]: ...
 
 
 class Past(Protocol):
     """Jobs that are over, however long ago; an ``Archive``."""
 
     async def get(self, job: JobId) -> Job | None: ...
-    async def like(self, beginning: str, limit: int, after: str = "") -> tuple[Job, ...]: ...
+    async def like(self, beginning: str, limit: int, token: str = "") -> Page: ...
     async def page(self, limit: int, token: str = "") -> Page: ...
 
 
@@ -65,7 +59,7 @@ def may_see(job: Job, owner: Owner) -> bool:
     return owner.may_see_jobs_of(job.spec.owner)
 
 
-async def find(live: Live, past: Past, reference: str, owner: Owner) -> Job:
+async def find(live: PoolState, past: Past, reference: str, owner: Owner) -> Job:
     """By id, container's name, or an unmistakable beginning of an id.
 
     Raises NotFound, also where it is somebody else's, and RequestError where several are meant.
@@ -80,16 +74,20 @@ async def find(live: Live, past: Past, reference: str, owner: Owner) -> Job:
     return found
 
 
-async def _by_id(live: Live, past: Past, job: JobId) -> Job | None:
+async def _by_id(live: PoolState, past: Past, job: JobId) -> Job | None:
     return live.jobs.get(job) or live.ended.get(job) or await past.get(job)
 
 
-def _by_name(live: Live, name: str, owner: Owner) -> Job | None:
+def _by_name(live: PoolState, name: str, owner: Owner) -> Job | None:
     """The job of that name that is not over, else the newest: a name may be given again.
 
     Raises RequestError where several that are not over have the name, of several people or on several nodes.
     """
-    named = [job for job in _remembered(live) if _has_name(job, name) and may_see(job, owner)]
+    named = live.named(name, owner)
+    unnamed = JobId(name.removeprefix(default_name("")))
+    job = live.jobs.get(unnamed) or live.ended.get(unnamed)
+    if job is not None and not job.spec.name and name == default_name(unnamed) and may_see(job, owner):
+        named.append(job)
     going = [job for job in named if not isinstance(job.state, Ended)]
     if len(going) > 1:
         candidates = ", ".join(f"{job.id} ({job.spec.owner.principal})" for job in going[:5])
@@ -97,32 +95,27 @@ def _by_name(live: Live, name: str, owner: Owner) -> Job | None:
     return max(going or named, key=lambda job: job.sequence, default=None)
 
 
-def _has_name(job: Job, name: str) -> bool:
-    return name == (job.spec.name or default_name(job.id))
-
-
-def _remembered(live: Live) -> Iterator[Job]:
-    yield from live.jobs.values()
-    yield from live.ended.values()
-
-
-async def _by_beginning(live: Live, past: Past, beginning: str, owner: Owner) -> Job | None:
-    known = {job.id: job for job in _remembered(live) if job.id.startswith(beginning)}
-    known |= {job.id: job for job in await past.like(beginning, MAX_LISTED)}
-    mine = [job for job in known.values() if may_see(job, owner)]
+async def _by_beginning(live: PoolState, past: Past, beginning: str, owner: Owner) -> Job | None:
+    """Where several begin so, no more of them are looked for than are named."""
+    mine: dict[JobId, Job] = {}
+    for over in (False, True):
+        mine |= {job.id: job for job in islice(live.beginning(beginning, owner, over=over), MAX_NAMED + 1)}
+    if len(mine) <= MAX_NAMED:
+        older = await past.like(beginning, MAX_LIKE)
+        mine |= {job.id: job for job in older.jobs if may_see(job, owner)}
     if len(mine) > 1:
-        names = ", ".join(sorted(job.id for job in mine)[:MAX_NAMED])
-        more = ", ..." if len(mine) > MAX_NAMED else ""
+        names = ", ".join(sorted(mine)[:MAX_NAMED])
+        many, more = (f"more than {MAX_NAMED}", ", ...") if len(mine) > MAX_NAMED else (len(mine), "")
         raise RequestError(
-            f"{shown(beginning)} is the beginning of {len(mine)} jobs", hint=f"say which: {names}{more}"
+            f"{shown(beginning)} is the beginning of {many} jobs", hint=f"say which: {names}{more}"
         )
-    return mine[0] if mine else None
+    return next(iter(mine.values()), None)
 
 
 # --- pages ---------------------------------------------------------------------------------------------
 
 
-async def page(live: Live, past: Past, asked: Asked, owner: Owner) -> Found:
+async def page(live: PoolState, past: Past, asked: Asked, owner: Owner) -> Found:
     """Those that are not over in the order in which they came, then those that are, newest first.
 
     Raises PermissionRefused, RequestError.
@@ -164,19 +157,26 @@ async def _over(past: Past, asked: Asked, owner: Owner, token: str, limit: int) 
     return Found(tuple(found), OVER_MARK + token)
 
 
-async def _of_array(live: Live, past: Past, asked: Asked, owner: Owner) -> Found:
-    """In the order of their ids, so that a page costs no more than its length."""
-    after = asked.token.removeprefix(ARRAY)
-    mine = (job for job in live.jobs.values() if job.spec.array == asked.array and job.id > after)
-    jobs = nsmallest(asked.limit + 1, mine, key=lambda job: job.id)
-    if asked.ended:
-        known = {job.id for job in jobs}
-        over = await past.like(f"{asked.array}_", asked.limit + 1, after)
-        jobs = sorted([*jobs, *(job for job in over if job.id not in known)], key=lambda job: job.id)
-    jobs = [job for job in jobs[: asked.limit + 1] if may_see(job, owner)]
-    if len(jobs) > asked.limit:
-        return Found(tuple(jobs[: asked.limit]), f"{ARRAY}{jobs[asked.limit - 1].id}")
-    return Found(tuple(jobs))
+async def _of_array(live: PoolState, past: Past, asked: Asked, owner: Owner) -> Found:
+    """In the order of their ids, so that a page costs no more than its length.
+
+    It may have fewer than asked for, even none, where others' jobs that are over bear the array's id, too.
+    """
+    beginning, after, end = f"{asked.array}_", asked.token.removeprefix(ARRAY), ""
+    going = live.beginning(beginning, owner, over=False, after=after)
+    jobs = {job.id: job for job in islice(going, asked.limit + 1)}
+    over: list[Job] = []
+    for _ in range(MAX_SCANNED if asked.ended else 0):
+        page = await past.like(beginning, asked.limit + 1, end or after)
+        over += (job for job in page.jobs if may_see(job, owner))
+        end = page.next_token
+        if not end or len(over) > asked.limit:
+            break
+    jobs = {job.id: job for job in over} | jobs
+    found = [jobs[name] for name in sorted(jobs) if not end or name <= end]
+    if len(found) > asked.limit:
+        return Found(tuple(found[: asked.limit]), f"{ARRAY}{found[asked.limit - 1].id}")
+    return Found(tuple(found), end and ARRAY + end)
 
 
 def _own(jobs: Iterable[Job], asked: Asked, owner: Owner) -> Iterator[Job]:

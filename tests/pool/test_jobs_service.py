@@ -19,15 +19,15 @@ from gpushared.domain.errors import (
     StateConflict,
     Unavailable,
 )
-from gpushared.domain.jobs.messages import Reported
-from gpushared.domain.jobs.model import AttemptState, Ending, EndKind, Owner
+from gpushared.domain.jobs.messages import JobSubmitted, Reported
+from gpushared.domain.jobs.model import AttemptState, Ending, EndKind, JobId, Owner
 from gpushared.domain.jobs.protocol import Report
 from gpushared.domain.jobs.rules import PoolRules
 from gpushared.domain.lease import LeaseId
 from gpushared.pool.archive import Archive
 from gpushared.pool.job_views import JobViews
 from gpushared.pool.jobs_service import JobsService
-from tests.pool.pools import NODE, SECONDS, Pool, coordinator
+from tests.pool.pools import NODE, SECONDS, Pool, coordinator, spec
 
 ADA, BOB = Owner("ada@lab", "ada"), Owner("bob@lab", "bob")
 EVE = Owner("eve@lab", "eve", admin=True)
@@ -260,6 +260,34 @@ async def test_an_array_is_listed_whole_whether_its_jobs_are_over_or_not(jobs: J
     assert sorted(await jobs.ids(array_id=array, ended=True, limit=limit)) == sorted(names)
     assert sorted(await jobs.ids(array_id=array, limit=limit)) == sorted(set(names) - set(names[::3]))
     assert await jobs.ids(BOB, array_id=array, ended=True, limit=limit) == []
+
+
+@pytest.mark.parametrize("limit", [1, 2, 7, 100])
+async def test_others_jobs_that_bear_an_array_s_id_take_no_room_on_its_pages(jobs: Jobs, limit: int) -> None:
+    """Nor do they end the list, whether they are over or not; an administrator sees both."""
+    names = await jobs.ask(array="0-5")
+    array = names[0].partition("_")[0]
+    theirs = [JobId(f"{array}_{number}") for number in (10, 11, 12, 20, 21, 22, 60)]
+    for name in theirs:
+        await jobs.pool.loop.send(JobSubmitted(name, spec(owner=BOB, array=array)))
+    for ended in (*names[::2], *theirs[::2]):
+        await jobs.end(ended, EVE)
+    for owner, whole in ((ADA, names), (BOB, theirs), (EVE, [*names, *theirs])):
+        assert await jobs.ids(owner, array_id=array, ended=True, limit=limit) == sorted(whole)
+    assert await jobs.ids(array_id=array, limit=limit) == names[1::2]
+
+
+async def test_a_beginning_is_unmistakable_among_one_s_own_jobs_over_or_not(jobs: Jobs) -> None:
+    (mine,) = await jobs.ask()
+    theirs = [JobId(f"{mine[:5]}{number:05}") for number in range(4)]
+    for name in theirs:
+        await jobs.pool.loop.send(JobSubmitted(name, spec(owner=BOB)))
+    for _ in range(2):
+        assert (await jobs.seen(mine[:5])).id == mine
+        with pytest.raises(RequestError, match="is the beginning of more than 3 jobs"):
+            await jobs.seen(mine[:5], BOB)
+        for ended in (mine, *theirs):
+            await jobs.end(ended, EVE)
 
 
 # --- waiting, and what is told

@@ -689,7 +689,7 @@ async def test_jobs_that_are_over_are_listed_newest_first_page_by_page() -> None
             if not token:
                 break
         assert found == [job_id(n) for n in (4, 3, 2, 1, 0)]
-        assert [job.id for job in await pool.loop.archive.like("j00000000", 3)] == [
+        assert [job.id for job in (await pool.loop.archive.like("j00000000", 3)).jobs] == [
             job_id(n) for n in range(3)
         ]
         now = pool.clock.now()

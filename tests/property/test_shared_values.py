@@ -55,5 +55,9 @@ def test_a_line_is_a_sorted_list_whose_earlier_selves_stay(
             assert found.first() == (its_model[0] if its_model else None)
             assert (len(found), bool(found)) == (len(its_model), bool(its_model))
             assert all(item in found for item in its_model)
+            assert all(
+                list(found.since((key,))) == [one for one in its_model if one >= (key,)]
+                for key in range(0, 401, 100)
+            )
     finally:
         line.CHUNK = usual

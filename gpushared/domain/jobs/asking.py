@@ -39,7 +39,7 @@ from gpushared.domain.jobs.model import (
 )
 from gpushared.domain.jobs.orders import send
 from gpushared.domain.jobs.protocol import CLIENT_END, GiveBack
-from gpushared.domain.jobs.state import PersonsQueue, PoolDraft, Wake, is_gang, is_over, name_key, request_key
+from gpushared.domain.jobs.state import PersonsQueue, PoolDraft, Wake, is_gang, is_over, request_key
 from gpushared.domain.policy.projects import project_of
 from gpushared.domain.request import MAX_PRIORITY
 from gpushared.domain.units import shown
@@ -187,12 +187,17 @@ def check(spec: JobSpec, priority: int, draft: PoolDraft) -> None:
 
 
 def _check_name(spec: JobSpec, draft: PoolDraft) -> None:
-    """Raises StateConflict where a job that is not over has the name."""
-    known = draft.state.by_name.get(name_key(spec, draft.rules)) if spec.name else None
-    if known is None:
+    """Raises StateConflict where a job that is not over has the name.
+
+    An engine gives a name once; in a pool, where few meet on one engine, names are each person's own.
+    """
+    if not spec.name:
         return
-    theirs = draft.state.jobs[known].spec.owner.person != spec.owner.person
-    raise name_taken(spec.name, None if theirs else known)
+    named = draft.state.named(spec.name, None if draft.rules.here else replace(spec.owner, admin=False))
+    going = next((job for job in named if not isinstance(job.state, Ended)), None)
+    if going is not None:
+        theirs = going.spec.owner.person != spec.owner.person
+        raise name_taken(spec.name, None if theirs else going.id)
 
 
 def name_taken(name: str, job: JobId | None) -> StateConflict:

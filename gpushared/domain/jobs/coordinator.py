@@ -20,12 +20,12 @@ from gpushared.domain.jobs.model import HERE, Ended, Job, JobId, NodeName, Queue
 from gpushared.domain.jobs.orders import resend
 from gpushared.domain.jobs.rules import PoolRules
 from gpushared.domain.jobs.state import (
-    NameKey,
     PersonsQueue,
     PoolDraft,
     PoolState,
     PoolStep,
     Wake,
+    id_key,
     name_key,
     nodes_of,
     request_key,
@@ -108,27 +108,25 @@ def _remember(state: PoolState, jobs: list[Job]) -> None:
     state.ended = Shelf((name, ended[name]) for _, _, name in kept)
     state.ended_order = Line(kept)
     remembered = [*live, *state.ended.values()]
+    state.ids = Line(map(id_key, remembered))
+    state.names = Line(filter(None, map(name_key, remembered)))
     state.by_request = Shelf((request_key(job.spec), job.id) for job in remembered if job.spec.request_id)
     _index(state, live)
 
 
 def _index(state: PoolState, live: list[Job]) -> None:
     by_node: dict[NodeName, dict[JobId, None]] = {}
-    by_name: dict[NameKey, JobId] = {}
     dependents: dict[JobId, tuple[JobId, ...]] = {}
     queued: dict[str, PersonsQueue] = {}
     for job in live:
         for node in nodes_of(job):
             by_node.setdefault(node, {})[job.id] = None
-        if job.spec.name:
-            by_name.setdefault(name_key(job.spec, state.rules), job.id)
         for after in job.awaits:
             dependents[after.job] = (*dependents.get(after.job, ()), job.id)
         if isinstance(job.state, Queued):
             person = job.spec.owner.person
             queued[person] = queued.get(person, PersonsQueue()).changed(job, 1)
-    state.by_node, state.by_name = Shelf(by_node), Shelf(by_name)
-    state.dependents, state.queued = Shelf(dependents), Shelf(queued)
+    state.by_node, state.dependents, state.queued = Shelf(by_node), Shelf(dependents), Shelf(queued)
 
 
 def _look_after(draft: PoolDraft) -> None:

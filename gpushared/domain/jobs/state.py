@@ -7,11 +7,13 @@ event costs by what it changes, however many jobs there are.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from heapq import merge
+from itertools import islice, takewhile
+from typing import Any, TypeVar
 
 from gpushared.domain.errors import NotFound
 from gpushared.domain.gpu import WHOLE_PERMILLE
@@ -63,10 +65,15 @@ class Wake(StrEnum):
 Alarm = tuple[float, str, str]
 """When, what is to be looked at then, and whose."""
 Booked = Mapping[NodeName, tuple[Grant, ...]]
-NameKey = tuple[str, str]
-"""Whose names must differ, and the name."""
+IdKey = tuple[str, bool, JobId]
+"""Whose job it is, whether it is over, and its id."""
+NameKey = tuple[str, str, bool, int, JobId]
+"""Whose job it is, its name, whether it is over, its sequence (the newest first), and its id."""
 RequestKey = tuple[str, str, int]
 """Person, request id, index in its array."""
+FEW_NAMED = 5
+"""Of one person's jobs of a name so many are looked at."""
+_Key = TypeVar("_Key", bound=tuple[Any, ...])
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +121,10 @@ class PoolState:
     by_node: Shelf[NodeName, Mapping[JobId, None]] = field(default_factory=Shelf)
     """The jobs with a part on a node that is not over."""
     by_request: Shelf[RequestKey, JobId] = field(default_factory=Shelf)
-    by_name: Shelf[NameKey, JobId] = field(default_factory=Shelf)
-    """Jobs that are not over and whose containers have a name of their own."""
+    ids: Line[IdKey] = field(default_factory=Line)
+    """All jobs, over or not, so that those of a person whose ids begin alike are found together."""
+    names: Line[NameKey] = field(default_factory=Line)
+    """Those of them whose containers have a name of their own."""
     dependents: Shelf[JobId, tuple[JobId, ...]] = field(default_factory=Shelf)
     ended_order: Line[tuple[float, int, JobId]] = field(default_factory=Line)
     numbers: Shelf[JobId, int] = field(default_factory=Shelf)
@@ -199,6 +208,38 @@ class PoolState:
             raise NotFound(f"there is no job {shown(job)}", hint="`gpushare jobs` lists them")
         return found
 
+    def named(self, name: str, by: Owner | None = None) -> list[Job]:
+        """The jobs of a name that ``by`` may see (None: all).
+
+        Of each person a few: first those that are not over, then the newest of the others.
+        """
+        return [
+            self.find(key[-1])
+            for person in self._people(by)
+            for key in islice(self.names.since((person, name)), FEW_NAMED)
+            if key[:2] == (person, name)
+        ]
+
+    def beginning(self, text: str, by: Owner, *, over: bool, after: str = "") -> Iterator[Job]:
+        """The jobs that they may see and whose ids begin so, in the order of the ids and after one."""
+
+        def of(person: str) -> Iterator[JobId]:
+            keys = self.ids.since((person, over, max(text, after)))
+            alike = takewhile(lambda key: key[:2] == (person, over) and key[2].startswith(text), keys)
+            return (job for _, _, job in alike if job != after)
+
+        return map(self.find, merge(*map(of, self._people(by))))
+
+    def _people(self, by: Owner | None) -> Iterator[str]:
+        """Those who have jobs that somebody may see."""
+        if by is not None and not by.admin:
+            yield by.person
+            return
+        first = next(self.ids.since(()), None)
+        while first is not None:
+            yield first[0]
+            first = next(self.ids.since((first[0] + "\0",)), None)
+
     def missing(self) -> tuple[NodeName, ...]:
         """The members that have not reported since the start, and that nobody waived.
 
@@ -274,7 +315,7 @@ class PoolDraft:
         """Keep a job as it is now. What is not durable is what its nodes would say again."""
         state, before = self.state, self.state.jobs.get(job.id)
         self._index(before, job)
-        self._name(before, job)
+        self._call(before, job)
         self._charge(before, job)
         if isinstance(job.state, Ended):
             state.jobs = state.jobs.drop(job.id)
@@ -347,16 +388,11 @@ class PoolDraft:
             queue = state.queued.get(person, PersonsQueue()).changed(job, change)
             state.queued = state.queued.put(person, queue) if queue.jobs else state.queued.drop(person)
 
-    def _name(self, before: Job | None, job: Job) -> None:
-        """Enter its name as taken, or as free. Of jobs that came with one name the first has it."""
-        state, key = self.state, name_key(job.spec, self.rules)
-        keys = {key} if before is None else {key, name_key(before.spec, self.rules)}
-        gone = keys if isinstance(job.state, Ended) else keys - {key}
-        for one in gone:
-            if state.by_name.get(one) == job.id:
-                state.by_name = state.by_name.drop(one)
-        if job.spec.name and key not in gone and key not in state.by_name:
-            state.by_name = state.by_name.put(key, job.id)
+    def _call(self, before: Job | None, now: Job | None) -> None:
+        """Let a job be found by what it is called now (None: it is forgotten), and by nothing else."""
+        state = self.state
+        state.ids = _moved(state.ids, id_key, before, now)
+        state.names = _moved(state.names, name_key, before, now)
 
     def _charge(self, before: Job | None, job: Job) -> None:
         """Count what an attempt held against its project, when it holds it no more."""
@@ -391,6 +427,7 @@ class PoolDraft:
             gone = state.ended[oldest[2]]
             state.ended_order = state.ended_order.drop(oldest)
             state.ended = state.ended.drop(gone.id)
+            self._call(gone, None)
             state.by_request = state.by_request.drop(request_key(gone.spec))
         if job.id in state.dependents:
             self.wake(self.now, Wake.AFTER, job.id)
@@ -497,9 +534,24 @@ def request_key(spec: JobSpec) -> RequestKey:
     return spec.owner.person, spec.request_id, -1 if spec.index is None else spec.index
 
 
-def name_key(spec: JobSpec, rules: PoolRules) -> NameKey:
-    """An engine gives a name once; in a pool, where few meet on one engine, names are each person's own."""
-    return "" if rules.here else spec.owner.person, spec.name
+def id_key(job: Job) -> IdKey:
+    return job.spec.owner.person, isinstance(job.state, Ended), job.id
+
+
+def name_key(job: Job) -> NameKey | None:
+    """None where its container has no name of its own."""
+    person, name = job.spec.owner.person, job.spec.name
+    return (person, name, isinstance(job.state, Ended), -job.sequence, job.id) if name else None
+
+
+def _moved(
+    line: Line[_Key], key: Callable[[Job], _Key | None], before: Job | None, now: Job | None
+) -> Line[_Key]:
+    was, to = None if before is None else key(before), None if now is None else key(now)
+    if was == to:
+        return line
+    line = line if was is None else line.drop(was)
+    return line if to is None else line.put(to)
 
 
 def with_interval(usage: Usage, interval: Interval) -> Usage:
