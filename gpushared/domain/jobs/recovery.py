@@ -166,7 +166,7 @@ def _is_of_presumed(job: Job, part: Part, node: NodeName, report: Report) -> boo
 
 
 def _as_it_was(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> Job:
-    """While a job is in doubt, what is presumed of its attempt gives way to how the attempt ended by itself."""
+    """While a job is in doubt, what is presumed of its attempt gives way to the attempt's own end."""
     part = job.presumed
     if part is None or part.node != node or not _is_its_own_end(part, report):
         return job
