@@ -64,11 +64,12 @@ def test_no_request_starves(seed: int, projects: int, gpus: int, longest: int, p
         _flood(world, names, chance, longest)
         world.decide()
         world.advance(chance.randint(1, longest))
+    step = longest // 3
     older = sum(one.project == names[0] for one in world.waiting.values())
     bound = (older + 1) * (patience + projects * longest) + 2 * _excess(world, names) / gpus
     large = world.submit(names[0], request_of(1000, gpus, LeaseClass.TRAIN, longest))
-    step = longest // 3
-    deadline = world.now + bound + step  # this world decides after each step only
+    # This world decides after each step only, so that each turn comes a step later at most.
+    deadline = world.now + bound + (older + 1) * step
     while large in world.waiting:
         assert world.now < deadline
         _flood(world, names, chance, longest)
