@@ -20,7 +20,7 @@ from gpushared.domain.jobs.protocol import CancelPart, Commit, Order, Place, Rep
 from gpushared.domain.jobs.submit_limits import MAX_INDEX
 from gpushared.domain.request import Isolation, Request
 from gpushared.domain.units import MAX_GPUS, shown
-from gpushared.pool.bounds import MAX_WHOLE
+from gpushared.pool.bounds import MAX_WHOLE, Bounds
 from gpushared.pool.job_words import (
     MAX_BODY_BYTES,
     MAX_IMAGE,
@@ -112,10 +112,10 @@ def check_order(order: Order) -> None:
 def check_spec(spec: JobSpec) -> None:
     """Raises RequestError for what no user can have asked for."""
     check_request(spec.request)
-    _within(len(spec.body), 0, MAX_BODY_BYTES, "the size of a container's description")
-    _within(len(spec.image), 0, MAX_IMAGE, "the length of an image's name")
-    _within(len(spec.name), 0, MAX_NAME + len(f"-{MAX_INDEX}"), "the length of a container's name")
-    _within(len(spec.after), 0, MAX_AFTER, "a number of jobs to wait for")
+    Bounds(0, MAX_BODY_BYTES, "the size of a container's description").check(len(spec.body))
+    Bounds(0, MAX_IMAGE, "the length of an image's name").check(len(spec.image))
+    Bounds(0, MAX_NAME + len(f"-{MAX_INDEX}"), "the length of a container's name").check(len(spec.name))
+    Bounds(0, MAX_AFTER, "a number of jobs to wait for").check(len(spec.after))
     for text in (spec.platform, spec.target, spec.origin, spec.request_id, spec.owner.principal):
         _check_text(text, "a name")
     for job in (spec.array or "", *(one.job for one in spec.after)):
@@ -138,14 +138,9 @@ def check_request(request: Request) -> None:
         (request.after, MAX_LEASES),
         ((request.project, request.preset or ""), 2),
     ):
-        _within(len(texts), 0, most, "a number of names")
+        Bounds(0, most, "a number of names").check(len(texts))
         for text in texts:
             _check_text(text, "a name")
-
-
-def _within(number: int, least: int, most: int, what: str) -> None:
-    if not least <= number <= most:
-        raise RequestError(f"{number} as {what} cannot be", hint=f"only {least} to {most}")
 
 
 def _check_text(text: str, what: str) -> None:

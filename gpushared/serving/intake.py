@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +54,7 @@ Refuse = Callable[[str, Context[Any, Any], GpushareError], Awaitable[Any]]
 """Ends a call with an error."""
 
 
-class Turns:
+class MessageTurns:
     """Who reads how many messages now."""
 
     def __init__(self, bounds: IntakeBounds) -> None:
@@ -64,38 +64,25 @@ class Turns:
         self._users: Counter[str] = Counter()
 
     @asynccontextmanager
-    async def of(self, caller: Admitted) -> AsyncIterator[Callable[[], None]]:
-        """A turn, for as long as the block runs, or until it is given back. Raises LimitReached."""
-        who, has_turn = caller.who, False
+    async def of(self, caller: Admitted) -> AsyncIterator[AsyncExitStack]:
+        """A turn, for as long as the block runs, or until the stack is closed. Raises LimitReached."""
+        who = caller.who
         own = self._of.setdefault(who, asyncio.Semaphore(self._bounds.of_caller * caller.share))
         self._users[who] += 1
-
-        def give_back() -> None:
-            nonlocal has_turn
-            if has_turn:
-                has_turn = False
-                self._all.release()
-                own.release()
-
         try:
-            await self._take(own, who)
-            has_turn = True
-            yield give_back
+            async with AsyncExitStack() as turn:
+                await self._take(turn, own, who)
+                yield turn
         finally:
-            give_back()
             self._users[who] -= 1
             if not self._users[who]:
                 del self._users[who], self._of[who]
 
-    async def _take(self, own: asyncio.Semaphore, who: str) -> None:
+    async def _take(self, turn: AsyncExitStack, own: asyncio.Semaphore, who: str) -> None:
         try:
             async with asyncio.timeout(self._bounds.turn_seconds):
-                await own.acquire()
-                try:
-                    await self._all.acquire()
-                except BaseException:
-                    own.release()
-                    raise
+                await turn.enter_async_context(own)
+                await turn.enter_async_context(self._all)
         except TimeoutError:
             raise LimitReached(
                 f"{who} sends more at a time than is read", hint="send fewer calls at once, and try again"
@@ -109,7 +96,7 @@ class Intake(grpc.aio.ServerInterceptor):
         self._admit = admit
         self._refuse = refuse
         self._bounds = bounds or IntakeBounds()
-        self._turns: Turns | None = None
+        self._turns = MessageTurns(self._bounds)
 
     async def intercept_service(
         self,
@@ -121,8 +108,6 @@ class Intake(grpc.aio.ServerInterceptor):
         name = handler_call_details.method
         if handler is None:
             return None
-        if self._turns is None:
-            self._turns = Turns(self._bounds)
         if handler.request_streaming:
             return self._judged(name, handler)
         make = (
@@ -150,13 +135,12 @@ class Intake(grpc.aio.ServerInterceptor):
 
     def _served(self, name: str, behaviour: Behaviour) -> Behaviour:
         async def serve(messages: AsyncIterator[Any], context: Context[Any, Any]) -> Any:
-            assert self._turns is not None, "made with the first handler"
             try:
                 caller = self._admit(name, context)
-                async with self._turns.of(caller) as give_back:
+                async with self._turns.of(caller) as turn:
                     message = await self._read(messages)
                     if _size(message) <= self._bounds.small_bytes:
-                        give_back()
+                        await turn.aclose()
                     return await _answered(behaviour(message, context), context)
             except GpushareError as error:
                 await self._refuse(name, context, error)

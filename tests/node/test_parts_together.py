@@ -331,15 +331,21 @@ async def test_a_journal_that_is_away_grants_nothing_and_is_tried_until_it_is_ba
         assert isinstance((await node.ask()).state, Reserved)
 
 
+async def created_on_a_full_disk(node: World) -> Lease:
+    """A lease that is claimed still: neither its container nor the end of the claim could be noted."""
+    await node.sampler.turn()
+    lease = await node.ask()
+    await node.performer.edits_of(lease.id)
+    await node.desk.claim(lease.id, ALICE)
+    node.journal.fail_next(JournalUnavailable("the disk is full"), times=3)
+    with pytest.raises(JournalUnavailable):
+        await node.desk.created(lease.id, ContainerId("b" * 64), "box", "image", stays=True)
+    return lease
+
+
 async def test_a_create_that_cannot_be_noted_lets_go_of_its_lease_once_there_is_a_journal() -> None:
     async with world() as node:
-        await node.sampler.turn()
-        lease = await node.ask()
-        await node.performer.edits_of(lease.id)
-        await node.desk.claim(lease.id, ALICE)
-        node.journal.fail_next(JournalUnavailable("the disk is full"), times=3)
-        with pytest.raises(JournalUnavailable):
-            await node.desk.created(lease.id, ContainerId("b" * 64), "box", "image", stays=True)
+        lease = await created_on_a_full_disk(node)
         while node.loop.state.leases[lease.id].state.claimed:  # type: ignore[union-attr]
             await node.loop.changed(10)
         assert (await node.desk.claim(lease.id, ALICE)).lease == lease.id
@@ -348,13 +354,7 @@ async def test_a_create_that_cannot_be_noted_lets_go_of_its_lease_once_there_is_
 async def test_a_create_that_is_tried_again_once_there_is_a_journal_gets_its_lease() -> None:
     """At once, and it keeps the lease: what gave back the earlier claim comes too late for the new one."""
     async with world() as node:
-        await node.sampler.turn()
-        lease = await node.ask()
-        await node.performer.edits_of(lease.id)
-        await node.desk.claim(lease.id, ALICE)
-        node.journal.fail_next(JournalUnavailable("the disk is full"), times=3)
-        with pytest.raises(JournalUnavailable):
-            await node.desk.created(lease.id, ContainerId("b" * 64), "box", "image", stays=True)
+        lease = await created_on_a_full_disk(node)
         with pytest.raises(JournalUnavailable):
             await node.desk.claim(lease.id, ALICE)
         assert (await node.desk.claim(lease.id, ALICE)).lease == lease.id
