@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -9,7 +10,7 @@ import grpc
 from google.protobuf.message import Message
 
 from gpushared.api.v1 import jobs_pb2
-from gpushared.domain.errors import GpushareError, RequestError
+from gpushared.domain.errors import GpushareError, RequestError, TimedOut
 from gpushared.domain.jobs.model import Owner
 from gpushared.pool.archive import Archive
 from gpushared.pool.job_streams import JobStreams
@@ -27,6 +28,8 @@ from gpushared.serving.doors import Context
 _JOBS = jobs_pb2.DESCRIPTOR.services_by_name["Jobs"]
 _FOR_TUNNELS = (Scope.SUBMIT, Scope.READ, Scope.LOGS, Scope.CANCEL)
 """Whoever is at a node's gate can do all of that there, with all containers of the account."""
+FIRST_SECONDS = 30.0
+"""So long a tunnel may be open without having said where it leads."""
 NOTICED = 5
 """So many nodes are named in a notice."""
 _Asked = TypeVar("_Asked", bound=Message)
@@ -150,7 +153,7 @@ class _Room:
         caller: PoolCaller | None = None
         first: object = None
         try:
-            first = await context.read()
+            first = await _first_message(context)
             if not isinstance(first, jobs_pb2.TunnelChunk):
                 raise RequestError("a tunnel begins with the job that it leads to")
             caller = await self._callers.caller_of(context, first)
@@ -162,6 +165,17 @@ class _Room:
         except GpushareError as error:
             asked = first if isinstance(first, jobs_pb2.TunnelChunk) else None
             await self._callers.refuse("Jobs/Tunnel", asked, caller, context, error)
+
+
+async def _first_message(context: Context[Any, Any]) -> object:
+    """Read what a stream begins with. Raises TimedOut."""
+    try:
+        async with asyncio.timeout(FIRST_SECONDS):
+            return await context.read()
+    except TimeoutError:
+        # grpcio fails to end a call where a read was given up and nothing was sent at all.
+        await context.send_initial_metadata(())
+        raise TimedOut(f"no message came in {FIRST_SECONDS:.0f} s", hint="try again") from None
 
 
 def _for(scope: Scope, call: Callable[[_Asked, Owner], Awaitable[_Answered]]) -> Handler:

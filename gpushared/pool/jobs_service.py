@@ -100,6 +100,15 @@ async def in_batch(
     return jobs_pb2.SubmitBatchAnswer(results=results)
 
 
+def _check_after(number: int) -> None:
+    """Raise RequestError for more jobs than one job may wait for."""
+    if number > MAX_AFTER:
+        raise RequestError(
+            f"a job can wait for {MAX_AFTER} others at most, not {number}",
+            hint="let one job wait for them in steps",
+        )
+
+
 def _not_known_yet(reference: str, lacks: str) -> Unavailable:
     return Unavailable(
         f"what job {shown(reference)} is cannot be told yet: {lacks}",
@@ -165,15 +174,12 @@ class JobsService:
     async def _after(self, message: jobs_pb2.SubmitRequest, owner: Owner) -> tuple[After, ...]:
         """The jobs that are waited for, of an array all. Raises NotFound, RequestError."""
         found: dict[JobId, After] = {}
+        _check_after(len(message.after))
         for one in message.after:
             kind = AfterKind.OK if one.ok else AfterKind.ANY
             for job in await self._meant(one.job_id, owner):
                 found[job] = After(job, kind)
-        if len(found) > MAX_AFTER:
-            raise RequestError(
-                f"a job can wait for {MAX_AFTER} others at most, not {len(found)}",
-                hint="let one job wait for them in steps",
-            )
+            _check_after(len(found))
         return tuple(found.values())
 
     async def _meant(self, reference: str, owner: Owner) -> list[JobId]:

@@ -21,6 +21,10 @@ from gpushared.pool.trust.trust import Trust
 from gpushared.serving.call_audit import Asker, CallAudit
 from gpushared.serving.doors import Context, abort
 
+RENEWALS = 20
+RENEWALS_PER_SECOND = 1 / 3600
+"""A node needs one in weeks. Each is a line of the ledger for ever, and is written while others wait."""
+
 
 class JoinService(pool_pb2_grpc.JoinServicer):
     """On both ports; ``Renew`` finds a certificate only on the nodes'."""
@@ -38,6 +42,7 @@ class JoinService(pool_pb2_grpc.JoinServicer):
         self._node_port = node_port
         self._now = now
         self._rates = rates or Rates(time.monotonic)
+        self._renewals = Rates(time.monotonic, burst=RENEWALS, per_second=RENEWALS_PER_SECOND)
 
     async def GetTrust(  # noqa: N802 - gRPC's name
         self, request: pool_pb2.GetTrustRequest, context: Context[Any, Any]
@@ -71,6 +76,7 @@ class JoinService(pool_pb2_grpc.JoinServicer):
             node = self._trust.callers.node_of(context)
             who = Asker(NOBODY_HERE, f"node {node.node}", note=f"from {who.user}")
             check_clock(f"node {node.node}", request.now, self._now())
+            self._renewals.spend(f"node {node.node}")
             signed = await self._trust.enlisting.renew(request.csr, node)
         except GpushareError as error:
             await self._refuse("Join/Renew", request, who, context, error)

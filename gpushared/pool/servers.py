@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -11,7 +12,7 @@ from grpc_reflection.v1alpha import reflection
 
 from gpushared.domain.errors import ConfigError
 from gpushared.pool.parts import Door, Service
-from gpushared.serving.doors import OPTIONS
+from gpushared.serving.doors import OPTIONS, Context
 from gpushared.serving.intake import Intake
 
 STOP_SECONDS = 2.0
@@ -27,6 +28,18 @@ _FIXED_WINDOW = ("grpc.http2.bdp_probe", 0)
 have sent megabytes. Nodes, which pass much and are known, keep windows that grow."""
 _OPTIONS_FOR_USERS = [*OPTIONS, _HANDSHAKE, _FIXED_WINDOW]
 _OPTIONS_FOR_NODES = [*(one for one in OPTIONS if one[0] != _MOST), _HANDSHAKE, (_MOST, MAX_CALLS_OF_A_NODE)]
+
+
+class _Health(health.aio.HealthServicer):
+    """Answers once. A stream of answers would be open to strangers for as long as they like.
+
+    Clients take UNIMPLEMENTED for a server that does not tell changes, and go on (gRPC's health protocol).
+    """
+
+    async def Watch(  # noqa: N802 - gRPC's name
+        self, _: object, context: Context[Any, Any]
+    ) -> None:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "ask with Check")
 
 
 class Server:
@@ -72,7 +85,7 @@ class Server:
 
     async def _add_health(self, names: Sequence[str]) -> None:
         """Reflection tells what there is to call: administrators only."""
-        checker = health.aio.HealthServicer()
+        checker = health.aio.HealthServicer() if self._door is Door.LOCAL else _Health()
         health_pb2_grpc.add_HealthServicer_to_server(checker, self._server)
         for name in ("", *names):
             await checker.set(name, health_pb2.HealthCheckResponse.SERVING)
