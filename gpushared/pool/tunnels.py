@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 ANSWER_SECONDS = 15.0
 """How long a node may take to call."""
 MAX_TUNNELS = 4096
+MAX_TUNNELS_PER_REALM = MAX_TUNNELS // 2
+"""A node can name as many users of its realm as it likes; those of other nodes keep room."""
 MAX_TUNNELS_PER_PERSON = 128
 TunnelContext = grpc.aio.ServicerContext[Data, Data]
 
@@ -80,7 +83,8 @@ class Tunnels:
         """``link`` is asked for when a tunnel is opened."""
         self._link = link
         self._awaited: dict[str, _Awaited] = {}
-        self._open: dict[str, int] = {}
+        self._open: Counter[str] = Counter()
+        """Tunnels of each person, of each ``@realm``, and (the empty name) of all."""
 
     @asynccontextmanager
     async def open(self, node: NodeName, wanted: link_pb2.OpenTunnel) -> AsyncIterator[Pipe]:
@@ -88,13 +92,17 @@ class Tunnels:
 
         Raises Unavailable, TimedOut, LimitReached, or what the node has against it (with the first read).
         """
-        person = wanted.person
-        if sum(self._open.values()) >= MAX_TUNNELS or self._open.get(person, 0) >= MAX_TUNNELS_PER_PERSON:
+        bounds = {
+            wanted.person: MAX_TUNNELS_PER_PERSON,
+            f"@{wanted.principal.rpartition('@')[2]}": MAX_TUNNELS_PER_REALM,
+            "": MAX_TUNNELS,
+        }
+        if any(self._open[who] >= most for who, most in bounds.items()):
             raise LimitReached(
-                f"{person} has too many connections to other nodes open",
+                f"{wanted.person} has too many connections to other nodes open, or all users together have",
                 hint=f"at most {MAX_TUNNELS_PER_PERSON} a person; each attached client holds one",
             )
-        self._open[person] = self._open.get(person, 0) + 1
+        self._open.update(bounds.keys())
         try:
             pipe = await self._called(node, wanted)
             try:
@@ -102,9 +110,7 @@ class Tunnels:
             finally:
                 pipe.over.set()
         finally:
-            self._open[person] -= 1
-            if not self._open[person]:
-                del self._open[person]
+            self._open -= Counter(bounds.keys())
 
     async def _called(self, node: NodeName, wanted: link_pb2.OpenTunnel) -> Pipe:
         wanted.tunnel_id = secrets.token_hex(16)

@@ -253,6 +253,40 @@ async def test_a_node_that_does_not_call_is_not_waited_for_for_ever(
         writer.close()
 
 
+async def test_one_node_s_users_leave_tunnels_for_those_of_others() -> None:
+    """However many users a node makes up; and what they held is free again when they go."""
+
+    class SilentLink:
+        def open_tunnel(self, node: NodeName, tunnel: link_pb2.OpenTunnel) -> None:
+            pass
+
+    def wanted(principal: str) -> link_pb2.OpenTunnel:
+        return link_pb2.OpenTunnel(job_id=JOB, principal=principal, person=principal)
+
+    async def hold(principal: str) -> None:
+        async with tunnels.open(B, wanted(principal)):
+            raise AssertionError("nobody answers")
+
+    tunnels = tunnels_module.Tunnels(SilentLink)
+    most = tunnels_module.MAX_TUNNELS_PER_REALM
+    held = [asyncio.create_task(hold(f"eve{number // 100}@ws2")) for number in range(most)]
+    await asyncio.sleep(0)
+    for _ in range(2):
+        with pytest.raises(LimitReached):
+            await hold("mallory@ws2")
+    others = asyncio.create_task(hold("ada@ws1"))
+    await asyncio.sleep(0)
+    assert not others.done()
+    for task in (*held, others):
+        task.cancel()
+    await asyncio.gather(*held, others, return_exceptions=True)
+    again = asyncio.create_task(hold("mallory@ws2"))
+    await asyncio.sleep(0)
+    assert not again.done()
+    again.cancel()
+    await asyncio.gather(again, return_exceptions=True)
+
+
 async def test_nobody_can_answer_for_another_tunnel(tmp_path: Path) -> None:
     """A guessed id is of no use, and neither is one that has been answered."""
     seen: list[link_pb2.OpenTunnel] = []
