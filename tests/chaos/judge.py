@@ -315,10 +315,23 @@ def undone_cancellations(record: Record, runs: Sequence[Run]) -> Iterator[Violat
         never_began = began[run.work] > job.cancelled_at
         if job.pool and never_began and _is_restored(record, job.cancelled_at, run.began):
             continue
-        if run.began > job.cancelled_at + CANCEL_SECONDS:
+        if run.began > _arrives_until(record, node_of(record, run), job.cancelled_at):
             later = run.began - job.cancelled_at
             what = f"{_named(run.work)} ({job.job}) began {later:.0f} s after its cancellation"
             yield Violation("cancellation undone", what, (run.show(), *_restores(record)))
+
+
+def _arrives_until(record: Record, node: str, cancelled_at: float) -> float:
+    """Return when an order to start that was under way at a cancellation has arrived at the latest.
+
+    A frozen daemon, or one behind a cut cable, reads the order when it is back, before it hears anything new.
+    """
+    away = (
+        span.ended
+        for span in record.spans
+        if span.target in {f"daemon-{node}", f"cable-{node}"} and span.began <= cancelled_at <= span.ended
+    )
+    return max([cancelled_at, *away]) + CANCEL_SECONDS
 
 
 def _is_restored(record: Record, since: float, until: float) -> bool:

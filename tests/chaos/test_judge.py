@@ -191,6 +191,19 @@ JOBS: dict[str, tuple[list[Run], list[Accepted], list[Span], list[str]]] = {
     "an order that was under way may still arrive": (
         [run(began=101.0, last=105.0, code=143)], [accepted(state="cancelled", cancelled_at=100.0)], [], [],
     ),
+    "also at a daemon that was frozen then, once it goes on": (
+        [run(began=161.0, last=161.5, code=143)], [accepted(state="cancelled", cancelled_at=100.0)],
+        [span(FaultKind.FREEZE, "daemon-a", 90.0, 160.0)], [],
+    ),
+    "but not long after that": (
+        [run(began=185.0, last=185.5, code=143)], [accepted(state="cancelled", cancelled_at=100.0)],
+        [span(FaultKind.FREEZE, "daemon-a", 90.0, 160.0)], ["cancellation undone"],
+    ),
+    "nor on another node": (
+        [run(began=161.0, last=161.5, gpu=C, code=143)],
+        [accepted(state="cancelled", cancelled_at=100.0)],
+        [span(FaultKind.FREEZE, "daemon-a", 90.0, 160.0)], ["cancellation undone"],
+    ),
 }  # fmt: skip
 
 
