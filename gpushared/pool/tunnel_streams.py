@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import select
 import socket
+from contextlib import suppress
 from typing import Any, Protocol
 
 import grpc
@@ -25,6 +26,9 @@ TELL_BYTES = 512 * 1024
 MAX_KEPT_BYTES = 256 << 20
 """All connections of a node that wait for a call keep no more than this together."""
 PARTING_SECONDS = 10.0
+"""The other end may take so long to say that it knows of the end."""
+LOOK_SECONDS = 1.0
+"""So often an end looks whether its client has hung up, while it reads nothing of the client's."""
 
 Message = Chunk | Data
 Kind = type[jobs_pb2.TunnelChunk | link_pb2.TunnelData]
@@ -80,7 +84,7 @@ class TunnelStream:
 
     Attributes:
         received: so many bytes of the other end have been written to the socket.
-        is_over: nobody takes the connection up again.
+        is_over: nobody takes the connection up again, and the other end knows it.
         is_kept_there: the other end keeps what it sends, so that the connection can be taken up again.
         stuck: set while no call carries the connection and it keeps as much as it may.
     """
@@ -106,17 +110,29 @@ class TunnelStream:
         self._has_read_all = False
         self._takes_no_more = False
         """Nobody reads the socket any more."""
-        self._is_done = False
+        self._done = asyncio.Event()
         """Whoever wanted the tunnel has gone, or has all that there is."""
         self._is_carried = False
+        self._alone_since = asyncio.get_running_loop().time()
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
         self._reading = asyncio.create_task(self._read_socket())
 
+    @property
+    def is_done(self) -> bool:
+        """Return True if whoever wanted the tunnel needs it no more, whether or not the other end knows."""
+        return self._done.is_set()
+
+    def seconds_alone(self) -> float:
+        """For how long no call has carried the connection."""
+        return 0.0 if self._is_carried else asyncio.get_running_loop().time() - self._alone_since
+
     async def carry(self, call: Carrier, sent_from: int = 0) -> None:
         """Pass bytes on until the connection is over, or the call ends. Raises CALL_ERRORS.
 
-        ``sent_from``: so many bytes the other end has; it was told what came here. One call at a time.
+        ``sent_from``: so many bytes the other end has; it was told what came here. One call at a time. Where
+        the connection is done and not over afterwards, the other end has to be told by another call: this
+        one may be full of bytes that nobody reads.
         """
         self._forget(sent_from)
         self._told = self.received
@@ -125,18 +141,20 @@ class TunnelStream:
         self._room.set()
         upwards = asyncio.create_task(self._send(call, sent_from))
         downwards = asyncio.create_task(self._receive(call))
+        done = asyncio.create_task(self._done.wait())
         try:
-            await asyncio.wait({upwards, downwards}, return_when=asyncio.FIRST_COMPLETED)
             # Whether or not the call can still be written to, what it brought is still to be read. A read
             # that is cancelled would cancel the call, and with it the word that the connection is over.
-            await asyncio.wait({downwards}, timeout=PARTING_SECONDS if self.is_over else None)
+            await asyncio.wait({downwards, done}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({downwards}, timeout=PARTING_SECONDS)
             if downwards.done() and not self.is_over:
                 downwards.result()
         finally:
-            for task in (upwards, downwards):
+            for task in (upwards, downwards, done):
                 task.cancel()
-            await asyncio.gather(upwards, downwards, return_exceptions=True)
+            await asyncio.gather(upwards, downwards, done, return_exceptions=True)
             self._is_carried = False
+            self._alone_since = asyncio.get_running_loop().time()
             self._room.set()
 
     async def close(self) -> None:
@@ -153,9 +171,9 @@ class TunnelStream:
     # --- from the socket to the call -----------------------------------------------------------------------
 
     async def _read_socket(self) -> None:
+        """Read until there is an end, and then look for a hang-up: a client that half-closes may still go."""
         loop = asyncio.get_running_loop()
-        while True:
-            await self._wait_for_room()
+        while not self._has_read_all and await self._has_room():
             try:
                 data = await loop.sock_recv(self._sock, CHUNK_BYTES)
             except OSError:  # a unix socket whose peer left without reading all is reset
@@ -163,24 +181,32 @@ class TunnelStream:
             self._kept += data
             self._counted.bytes += len(data)
             self._has_read_all = not data
-            self._is_done = self._is_done or (not data and self._opened_here and _has_hung_up(self._sock))
             self._wake.set()
-            if not data:
-                return
-            # Also a socket that always has data must let others have a turn.
-            await asyncio.sleep(GATHER_SECONDS if len(data) >= MUCH_BYTES else 0)
+            if data:
+                # Also a socket that always has data must let others have a turn.
+                await asyncio.sleep(GATHER_SECONDS if len(data) >= MUCH_BYTES else 0)
+        if self._opened_here:
+            while not _has_hung_up(self._sock):  # noqa: ASYNC110 - the event loop tells of no hang-up
+                await asyncio.sleep(LOOK_SECONDS)
+            self._finish()
 
-    async def _wait_for_room(self) -> None:
+    async def _has_room(self) -> bool:
+        """Wait until more may be read; False where the client has hung up before."""
         while len(self._kept) >= WINDOW_BYTES or (not self._is_carried and self._counted.is_full):
+            if self._opened_here and _has_hung_up(self._sock):
+                return False
             if not self._is_carried:
                 self.stuck.set()
             self._room.clear()
-            await self._room.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._room.wait()
+        return True
 
     async def _send(self, call: Carrier, place: int) -> None:
         """From the byte of that number on, until the connection is over."""
         has_ended = False
-        while not self._is_done:
+        while not self.is_done:
             self._wake.clear()
             if self.received - self._told >= TELL_BYTES:
                 self._told = self.received
@@ -194,7 +220,6 @@ class TunnelStream:
                 await call.write(end=True)
             else:
                 await self._wake.wait()
-        self.is_over = True
         await call.write(over=True)
 
     def _from(self, place: int) -> bytes:
@@ -256,12 +281,15 @@ class TunnelStream:
             self._sock.shutdown(socket.SHUT_WR)
         except OSError:
             self._lose_reader()
-        self._is_done = self._opened_here
-        self._wake.set()
+        self._finish()
 
     def _lose_reader(self) -> None:
         self._takes_no_more = True
-        self._is_done = self._opened_here
+        self._finish()
+
+    def _finish(self) -> None:
+        if self._opened_here:
+            self._done.set()
         self._wake.set()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import select
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -194,3 +195,94 @@ async def test_a_client_that_leaves_is_gone_on_the_node_at_once(
         await writer.drain()
         writer.close()
         await gone.wait()
+
+
+# --- hang-ups ------------------------------------------------------------------------------------------
+
+
+async def hung_up(writer: asyncio.StreamWriter) -> None:
+    """Come back when the other end is closed both ways, as the gate sees it."""
+    poll = select.poll()
+    poll.register(writer.get_extra_info("socket").fileno(), 0)
+    while not poll.poll(0):  # noqa: ASYNC110 - the event loop tells of no hang-up
+        await asyncio.sleep(0.01)
+
+
+class Request:
+    """A gate that takes one line of each connection, and answers nothing."""
+
+    def __init__(self) -> None:
+        self.has_come = asyncio.Event()
+        self.has_ended = asyncio.Event()
+        """The client sends no more."""
+        self.is_gone = asyncio.Event()
+        self.leave = asyncio.Event()
+
+    async def gate(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if await reader.readline() != b"hello\n":
+            return
+        self.has_come.set()
+        ending = asyncio.create_task(self._until_the_end(reader))
+        await hung_up(writer)
+        ending.cancel()
+        self.is_gone.set()
+
+    async def _until_the_end(self, reader: asyncio.StreamReader) -> None:
+        await self.leave.wait()
+        if await reader.read() == b"":
+            self.has_ended.set()
+
+
+async def test_a_client_that_says_no_more_is_there_until_it_hangs_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of a program's input is one thing, a client that was killed afterwards is another."""
+    monkeypatch.setattr(tunnel_streams, "LOOK_SECONDS", 0.05)
+    request = Request()
+    request.leave.set()
+    async with tunnel_world(tmp_path, request.gate) as world, asyncio.timeout(SECONDS):
+        _, writer = await world.connect()
+        writer.write(b"hello\n")
+        writer.write_eof()
+        await request.has_ended.wait()
+        await asyncio.sleep(0.3)
+        assert not request.is_gone.is_set()
+        writer.close()
+        await request.is_gone.wait()
+
+
+async def test_a_client_that_hangs_up_behind_what_nobody_reads_is_gone_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The word of it cannot come after bytes for which there is no room."""
+    monkeypatch.setattr(tunnel_streams, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(tunnel_streams, "PARTING_SECONDS", 0.3)
+    request = Request()
+    async with tunnel_world(tmp_path, request.gate) as world, asyncio.timeout(SECONDS):
+        _, writer = await world.connect()
+        writer.write(b"hello\n")
+        await request.has_come.wait()
+        writer.write(bytes(SIZE))
+        await asyncio.sleep(0.3)
+        writer.transport.abort()
+        await request.is_gone.wait()
+        assert world.ends is not None
+        # No event announces that nothing is kept any more.
+        while world.ends._connections or world.coordinator.tunnels._open:  # noqa: ASYNC110 - see above
+            await asyncio.sleep(0.05)
+
+
+async def test_a_client_that_hangs_up_while_the_coordinator_is_away_is_gone_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    request = Request()
+    async with tunnel_world(tmp_path, request.gate) as world, asyncio.timeout(SECONDS):
+        _, writer = await world.connect()
+        writer.write(b"hello\n")
+        await request.has_come.wait()
+        await world.kill()
+        writer.close()
+        await asyncio.sleep(0.2)
+        assert not request.is_gone.is_set()
+        await world.start()
+        await request.is_gone.wait()

@@ -246,7 +246,7 @@ class TunnelDoors:
     ) -> None:
         """Refuse in words only where nothing was passed on: after that they would stand in an answer."""
         log.info("tunnel to job=%s ended: %s", door.first.job_id, error.message)
-        if stream is None or not stream.received:
+        if stream is None or not (stream.received or stream.is_done):
             await _refuse(sock, error)
 
     async def _opened(self, door: _Door, stream_id: str = "", received: int | None = None) -> Tunnel:
@@ -291,7 +291,8 @@ class TunnelDoors:
             backoff.after_success()
             with suppress(*CALL_ERRORS):
                 await _carry(stream, tunnel.call, received)
-            until = asyncio.get_running_loop().time() + TAKE_UP_SECONDS
+            if not stream.is_done:
+                until = asyncio.get_running_loop().time() + TAKE_UP_SECONDS
 
     # --- tunnels that are ready --------------------------------------------------------------------------
 

@@ -153,6 +153,8 @@ class TunnelEnds:
                 carrier = CallCarrier(call, link_pb2.TunnelData)
                 await carrier.write(received=known.stream.received)
                 await known.stream.carry(carrier, wanted.received)
+                if known.stream.is_over:
+                    await carrier.write(over=True)
             if known.stream.is_over:
                 await _part(call)
             elif known.stream.received:  # else nothing was asked of the gate yet
