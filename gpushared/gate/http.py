@@ -97,6 +97,11 @@ class ClientGoneError(Exception):
     """The client closed the connection, or broke the protocol in the middle of a body."""
 
 
+def is_here() -> bool:
+    """Return False: a client on this machine is away only when it has hung up."""
+    return False
+
+
 async def serve_http(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
@@ -106,8 +111,11 @@ async def serve_http(
     prefix: bytes = b"",
     limits: Limits | None = None,
     origin: Origin | None = None,
+    is_away: Callable[[], bool] = is_here,
 ) -> None:
     """Serve one connection to its end, then close it. ``prefix`` are bytes already read from it.
+
+    ``is_away`` returns True if the way to the client has been broken for too long to wait with it.
 
     The caller keeps a strong reference to the task that this runs in: after a client's half-close nothing
     else may hold it, and it would be collected with the stream still open.
@@ -118,7 +126,9 @@ async def serve_http(
     except OSError:  # it is gone already
         writer.close()
         return
-    connection = _Connection(wire, caller, limits or Limits(), prefix + early, origin or UNKNOWN, share)
+    connection = _Connection(
+        wire, caller, limits or Limits(), prefix + early, origin or UNKNOWN, share, is_away
+    )
     try:
         await connection.serve(routes)
     except asyncio.CancelledError:
@@ -146,6 +156,7 @@ class Exchange:
         self.interim_seconds = connection.interim_seconds
         self.origin = connection.origin
         self.share = connection.share
+        self.is_away = connection.is_away
         self.started = False
         """Whether a response head was sent."""
         self.on_answer: Callable[[int], None] | None = None
@@ -168,6 +179,11 @@ class Exchange:
     def has_unread_body(self) -> bool:
         """Whether the end of the body has not come yet."""
         return self._connection.has_unread_body
+
+    @property
+    def is_hidden(self) -> bool:
+        """Return True if so much came behind the request that an end of its client's words is not seen."""
+        return self._connection.client.is_full
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """The body as it arrives, each piece good until the next. Raises ``ClientGoneError``."""
@@ -263,9 +279,11 @@ class _Connection:
         early: bytes,
         origin: Origin,
         share: Share,
+        is_away: Callable[[], bool],
     ) -> None:
         self.caller = caller
         self.share = share
+        self.is_away = is_away
         self.origin = origin
         self.interim_seconds = limits.interim_seconds
         self._wire = wire

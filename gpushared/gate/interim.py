@@ -11,6 +11,7 @@ import re
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from gpushared.domain.errors import RequestError, Unavailable
 from gpushared.gate.http import Exchange
 
 MOST = 99
@@ -23,24 +24,48 @@ that it is no list of theirs that is asked.
 """
 OLD_HTTP = b"1.0"
 
+LOOK_SECONDS = 5.0
+"""So often it is looked whether the client can still be seen."""
+
 _T = TypeVar("_T")
 
 
-async def while_waiting(exchange: Exchange, work: Coroutine[Any, Any, _T]) -> _T:
-    """What comes of ``work``, before which nothing of the answer is sent; its error is raised."""
-    if not reads_on(exchange):
-        return await work
+async def while_waiting(exchange: Exchange, work: Coroutine[Any, Any, _T], *, may_queue: bool = True) -> _T:
+    """What comes of ``work``, before which nothing of the answer is sent; its error is raised.
+
+    ``may_queue``: the work may wait in the queue. Raises Unavailable, RequestError where it does so though
+    nobody can be seen to wait for the answer any more.
+    """
+    step = min(LOOK_SECONDS, exchange.interim_seconds)
+    looks_between = round(exchange.interim_seconds / step)
+    looks_left = looks_between * MOST if reads_on(exchange) else 0
     task = asyncio.create_task(work)
     try:
-        for _ in range(MOST):
-            done, _waiting = await asyncio.wait({task}, timeout=exchange.interim_seconds)
-            if done:
-                break
-            await exchange.go_on_waiting()
+        while not (await asyncio.wait({task}, timeout=step))[0]:
+            if may_queue:
+                _check_client(exchange)
+            if looks_left:
+                looks_left -= 1
+                if looks_left % looks_between == 0:
+                    await exchange.go_on_waiting()
         return await task
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+def _check_client(exchange: Exchange) -> None:
+    """A request in the queue keeps room from others: whoever waits with it must be there, and be seen."""
+    if exchange.is_away():
+        raise Unavailable(
+            "the way to the machine of this request's client was broken for too long, so it left the queue",
+            hint="ask again",
+        )
+    if exchange.is_hidden:
+        raise RequestError(
+            "too much was sent behind a request that waits in the queue",
+            hint="wait for its answer, or use a connection for each request",
+        )
 
 
 def reads_on(exchange: Exchange) -> bool:

@@ -16,6 +16,8 @@ class Presence:
 
     def __init__(self, incoming: Incoming, wire: Wire, ahead_bytes: int) -> None:
         self.gone = False
+        self.is_full = False
+        """More came than is read ahead."""
         self.task: asyncio.Task[None] | None = None
         self._incoming = incoming
         self._wire = wire
@@ -25,6 +27,7 @@ class Presence:
 
     def watch_soon(self) -> None:
         """From a moment on; the request is complete."""
+        self.is_full = False
         self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_SECONDS, self._begin)
 
     async def stop(self) -> None:
@@ -41,7 +44,7 @@ class Presence:
         self._watcher = asyncio.get_running_loop().create_task(self._watch())
 
     async def _watch(self) -> None:
-        """Read ahead, within the bound, until there is an end."""
+        """Read ahead, within the bound, until there is an end; a hang-up is seen behind unread bytes, too."""
         while len(self._incoming.unfed) <= self._ahead_bytes:
             try:
                 data = await self._wire.read()
@@ -51,7 +54,7 @@ class Presence:
                 break
             self._incoming.unfed += data
         else:
-            return
+            self.is_full = True
         await self._wire.hung_up()
         if self.task is not None:
             self.gone = True

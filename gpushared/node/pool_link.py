@@ -138,6 +138,10 @@ class PoolLink:
         """Whether the pool's coordinator answers."""
         return self.link is not None and self.link.connected
 
+    def connected_seconds(self) -> float:
+        """For how long it has answered; 0 where it does not."""
+        return 0.0 if self.link is None else self.link.connected_seconds()
+
     def away(self) -> str:
         """Since when and why it does not, in a sentence; empty while it does."""
         if self.link is not None:

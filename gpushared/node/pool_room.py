@@ -77,7 +77,12 @@ class PoolRoom:
             time.time,
         )
         self._ends = TunnelEnds(
-            self.link.channel, self._attempt, self._account, host.insider.socket_as, orders.tunnel
+            self.link.channel,
+            self._attempt,
+            self._account,
+            host.insider.socket_as,
+            orders.tunnel,
+            self.link.connected_seconds,
         )
         self._doors = TunnelDoors(
             runtime_dir / DOORS_FOLDER,

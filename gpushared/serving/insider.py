@@ -14,13 +14,14 @@ import os
 import socket
 import sys
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 
 from gpushared.audit.line import Origin
 from gpushared.domain.errors import LimitReached, Unavailable
 from gpushared.domain.request import Caller
 from gpushared.gate.engine import EngineConnection, EngineSocket
-from gpushared.gate.http import Routes, serve_http
+from gpushared.gate.http import Routes, is_here, serve_http
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +48,11 @@ class Insider:
         """The client's end of a new connection as asyncio streams. Raises LimitReached, Unavailable."""
         return await asyncio.open_unix_connection(sock=self.socket_as(caller))
 
-    def socket_as(self, caller: Caller) -> socket.socket:
-        """The same as a bare socket that does not block; whoever gets it closes it."""
+    def socket_as(self, caller: Caller, is_away: Callable[[], bool] = is_here) -> socket.socket:
+        """The same as a bare socket that does not block; whoever gets it closes it.
+
+        ``is_away``: returns True if nobody can be seen to wait behind it any more.
+        """
         if self._routes is None:
             raise Unavailable("the daemon does not serve yet", hint="try again in a moment")
         if self._open[caller.uid] >= MAX_CONNECTIONS_PER_USER:
@@ -62,7 +66,7 @@ class Insider:
         with contextlib.suppress(OSError):
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
         self._open[caller.uid] += 1
-        task = asyncio.create_task(_serve(ours, caller, self._routes))
+        task = asyncio.create_task(_serve(ours, caller, self._routes, is_away))
         self._tasks.add(task)
         task.add_done_callback(partial(self._finished, ours, caller))
         return theirs
@@ -89,10 +93,11 @@ class Insider:
             log.error("an inner connection failed", exc_info=error)
 
 
-async def _serve(sock: socket.socket, caller: Caller, routes: Routes) -> None:
+async def _serve(sock: socket.socket, caller: Caller, routes: Routes, is_away: Callable[[], bool]) -> None:
+    origin = Origin(os.getpid(), sys.executable)
     try:
         reader, writer = await asyncio.open_unix_connection(sock=sock)
-        await serve_http(reader, writer, caller, routes, origin=Origin(os.getpid(), sys.executable))
+        await serve_http(reader, writer, caller, routes, origin=origin, is_away=is_away)
     except OSError as error:
         log.debug("inner connection lost: %s", error)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpushared.domain.request import Caller
 from gpushared.gate.gate import Gate
-from gpushared.gate.http import Limits, Routes, WebReply, WebRequest, serve_http
+from gpushared.gate.http import Limits, Routes, WebReply, WebRequest, is_here, serve_http
 
 ROOT = Caller(0, 0, "root", trusted=True)
 ALICE = Caller(1000, 1000, "alice")
@@ -60,7 +60,10 @@ class Served:
 
 @asynccontextmanager
 async def serving(
-    routes: Routes, caller: Caller = ROOT, limits: Limits | None = None
+    routes: Routes,
+    caller: Caller = ROOT,
+    limits: Limits | None = None,
+    is_away: Callable[[], bool] = is_here,
 ) -> AsyncIterator[Served]:
     """A socket whose every client is ``caller``; no connection may have ended by an error of ours."""
     connections = Connections()
@@ -71,7 +74,8 @@ async def serving(
         if not prefix:
             writer.close()
             return
-        connections.spawn(serve_http(reader, writer, caller, routes, prefix=prefix, limits=limits))
+        work = serve_http(reader, writer, caller, routes, prefix=prefix, limits=limits, is_away=is_away)
+        connections.spawn(work)
 
     with tempfile.TemporaryDirectory(prefix="gate-") as directory:
         path = Path(directory) / "s"
@@ -86,9 +90,12 @@ async def serving(
 
 @asynccontextmanager
 async def serving_gate(
-    gate: Gate, caller: Caller = ROOT, limits: Limits | None = None
+    gate: Gate,
+    caller: Caller = ROOT,
+    limits: Limits | None = None,
+    is_away: Callable[[], bool] = is_here,
 ) -> AsyncIterator[Served]:
-    async with serving(Routes(json=answer_json, docker=gate.handle), caller, limits) as served:
+    async with serving(Routes(json=answer_json, docker=gate.handle), caller, limits, is_away) as served:
         yield served
     await gate.close()
     await gate.pins.sweep()

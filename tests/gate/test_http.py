@@ -246,6 +246,27 @@ async def test_what_is_sent_while_a_handler_works_is_the_next_request() -> None:
         assert [(await client.reply()).body for _ in range(3)] == [b"first", b"second", b"third"]
 
 
+async def test_a_client_that_hangs_up_behind_much_that_nobody_reads_is_not_worked_for() -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def slow(_request: WebRequest) -> WebReply:
+        begun.set()
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            ended.set()
+        raise AssertionError("it was cancelled")
+
+    async with serving(Routes(json=slow, docker=docker_handler)) as served, raw_client(served) as client:
+        await client.send(request("POST", CALL, b"first"))
+        await begun.wait()
+        client.writer.write(bytes(8 << 20))
+        await asyncio.sleep(0.3)
+        client.writer.transport.abort()
+        async with asyncio.timeout(10):
+            await ended.wait()
+
+
 async def test_no_descriptor_and_no_task_outlives_a_connection(served: Served) -> None:
     before = descriptors()
     for raw in (b"", b"GET", b"GET / HTTP/1.1\r\n", request("POST", CALL, b"", "Content-Length: 9") + b"x"):

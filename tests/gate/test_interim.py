@@ -29,7 +29,8 @@ from tests.gate.serving import (
 
 SHORT = Limits(interim_seconds=0.05)
 SDK = "User-Agent: docker-sdk-python/7.2.0"
-CREATED, NOTHING, CONTINUE = 201, 204, 100
+GO = "User-Agent: Docker-Client/28.5.2 (linux)"
+CREATED, NOTHING, CONTINUE, BAD, GONE = 201, 204, 100, 400, 503
 
 
 @pytest.fixture
@@ -38,9 +39,10 @@ async def served(desk: FakeDesk, docker_engine: str) -> AsyncIterator[Served]:
         yield served
 
 
-def create(image: str, *headers: str, version: str = "1.1") -> bytes:
-    """A create that asks for a GPU."""
-    body = {"Image": image, "Cmd": ["true"], "Labels": {"gpushare.gpu": "1"}}
+def create(image: str, *headers: str, version: str = "1.1", lease: str = "") -> bytes:
+    """A create that asks for a GPU, or comes with the lease."""
+    label = {"gpushare.lease": lease} if lease else {"gpushare.gpu": "1"}
+    body = {"Image": image, "Cmd": ["true"], "Labels": label}
     sent = request("POST", "/containers/create", json.dumps(body).encode(), *headers)
     return sent.replace(b"HTTP/1.1", f"HTTP/{version}".encode(), 1)
 
@@ -132,6 +134,50 @@ async def test_who_goes_away_while_told_to_wait_leaves_the_queue(
     async with asyncio.timeout(30):
         await desk.left.wait()
     assert desk.story == ["acquire", "left the queue"]
+
+
+async def test_a_request_leaves_the_queue_when_the_way_to_its_client_is_broken_for_too_long(
+    desk: FakeDesk, docker_engine: str, busybox_image: str
+) -> None:
+    """What is told of it is read by a client whose way is whole again."""
+    away = False
+    desk.room.clear()
+    gate = Gate(docker_engine, desk)
+    async with serving_gate(gate, ROOT, SHORT, lambda: away) as served, raw_client(served) as client:
+        async with asyncio.timeout(30):
+            await client.send(create(busybox_image, GO))
+            await desk.waiting.wait()
+            await asyncio.sleep(8 * SHORT.interim_seconds)
+            assert not desk.left.is_set()
+            away = True
+            reply = await client.reply()
+            assert (reply.status, desk.story) == (GONE, ["acquire", "left the queue"])
+            assert "was broken for too long" in reply.message
+
+
+async def test_a_create_that_has_its_lease_goes_on_whether_or_not_its_client_can_be_seen(
+    desk: FakeDesk, docker_engine: str, busybox_image: str
+) -> None:
+    gate = Gate(docker_engine, desk)
+    often = Limits(interim_seconds=0.001)
+    async with serving_gate(gate, ROOT, often, lambda: True) as served, raw_client(served) as client:
+        async with asyncio.timeout(30):
+            await client.send(create(busybox_image, GO, lease="l-mine"))
+            assert (await client.reply()).status == CREATED
+
+
+async def test_what_floods_behind_a_request_that_waits_hides_no_client_that_is_gone(
+    served: Served, desk: FakeDesk, busybox_image: str
+) -> None:
+    """Its end would stand behind what nobody reads."""
+    desk.room.clear()
+    async with raw_client(served) as client, asyncio.timeout(30):
+        await client.send(create(busybox_image, GO))
+        await desk.waiting.wait()
+        client.writer.write(bytes(8 << 20))
+        reply = await client.reply()
+        assert (reply.status, desk.story) == (BAD, ["acquire", "left the queue"])
+        assert "too much was sent behind a request" in reply.message
 
 
 async def test_what_is_refused_after_a_wait_is_refused_in_the_usual_words(

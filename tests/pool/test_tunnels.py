@@ -106,6 +106,9 @@ class World:
     ends: TunnelEnds | None = None
     server: grpc.aio.Server | None = None
     port: int = 0
+    is_away: list[Callable[[], bool]] = field(default_factory=list)
+    """What the gate is told with each connection."""
+    linked_seconds: float = 1000.0
 
     async def start(self) -> None:
         """Let the coordinator serve, at the port that it had before."""
@@ -146,8 +149,9 @@ async def tunnel_world(folder: Path, gate: Answering) -> AsyncIterator[World]:
         address = f"127.0.0.1:{world.port}"
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(address, options))
 
-        def connect_as(caller: Caller) -> socket.socket:
+        def connect_as(caller: Caller, is_away: Callable[[], bool]) -> socket.socket:
             world.as_whom.append(caller)
+            world.is_away.append(is_away)
             world.came.release()
             ours, theirs = socket.socketpair()
             ours.setblocking(False)
@@ -159,7 +163,13 @@ async def tunnel_world(folder: Path, gate: Answering) -> AsyncIterator[World]:
         async def account_of(_: Owner) -> Caller:
             return world.account
 
-        world.ends = ends = TunnelEnds(the_channel, {KEY: ATTEMPT}.get, account_of, connect_as)
+        world.ends = ends = TunnelEnds(
+            the_channel,
+            {KEY: ATTEMPT}.get,
+            account_of,
+            connect_as,
+            linked_seconds=lambda: world.linked_seconds,
+        )
         coordinator.tell = ends.open
         stack.push_async_callback(ends.close)
         stack.push_async_callback(doors.close)

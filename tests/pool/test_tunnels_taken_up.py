@@ -286,3 +286,40 @@ async def test_a_client_that_hangs_up_while_the_coordinator_is_away_is_gone_when
         assert not request.is_gone.is_set()
         await world.start()
         await request.is_gone.wait()
+
+
+async def test_a_connection_that_nobody_takes_up_is_away_and_only_while_the_coordinator_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a client whose node died: the gate then waits in no queue for it."""
+    monkeypatch.setattr(tunnel_ends, "AWAY_SECONDS", 0.5)
+    async with tunnel_world(tmp_path, talk) as world, asyncio.timeout(SECONDS):
+        reader, writer = await world.connect()
+        writer.write(b"hello\n")
+        assert await reader.readline() == b"HELLO\n"
+        await asyncio.sleep(0.6)
+        assert not any(is_away() for is_away in world.is_away)
+        await world.doors.close()
+        world.linked_seconds = 0.0
+        await asyncio.sleep(0.6)
+        assert not any(is_away() for is_away in world.is_away)
+        world.linked_seconds = 1000.0
+        assert sum(is_away() for is_away in world.is_away) == 1
+        writer.close()
+
+
+async def test_a_connection_that_is_taken_up_is_not_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tunnel_ends, "AWAY_SECONDS", 0.5)
+    async with tunnel_world(tmp_path, talk) as world, asyncio.timeout(SECONDS):
+        reader, writer = await world.connect()
+        writer.write(b"hello\n")
+        assert await reader.readline() == b"HELLO\n"
+        await world.kill()
+        await asyncio.sleep(0.6)
+        await world.start()
+        writer.write(b"again\n")
+        assert await reader.readline() == b"AGAIN\n"
+        assert not any(is_away() for is_away in world.is_away)
+        writer.close()

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict
 
 from gpushared.config.gate import DRIVER_CAPABILITIES
+from gpushared.domain.asking import Ask
 from gpushared.domain.errors import EngineUnavailable, LimitReached, NotFound, PermissionRefused, RequestError
 from gpushared.gate.accounts import PathWish, look_up
 from gpushared.gate.body import Body, section, strings, text
@@ -87,7 +88,8 @@ class Creates:
                 await self._creator.forgo(wish, call.caller)
                 raise
             order = Order(call.target, body, call.caller, call.record, confined=judged)
-            answer = await while_waiting(call.exchange, self._creator.create(order, wish))
+            work = self._creator.create(order, wish)
+            answer = await while_waiting(call.exchange, work, may_queue=isinstance(wish, Ask))
         if answer.status != CREATED:
             self._ground.pins.unused()
         return answer

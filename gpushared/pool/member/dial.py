@@ -13,6 +13,8 @@ from gpushared.serving.doors import MAX_MESSAGE_BYTES
 KEEPALIVE_SECONDS = 20.0
 KEEPALIVE_TIMEOUT_SECONDS = 10.0
 """A link that is cut without a word is noticed after both. Servers refuse more frequent pings."""
+RECONNECT_SECONDS = 5.0
+"""gRPC's own limit is two minutes, and until then calls fail although the coordinator is back."""
 MAX_DETAILS = 300
 PARTING_SECONDS = 24 * 3600.0
 """How long calls over a channel may go on after there is a newer one."""
@@ -28,6 +30,7 @@ def channel_options(server_name: str) -> list[tuple[str, str | int]]:
         ("grpc.keepalive_time_ms", int(KEEPALIVE_SECONDS * 1000)),
         ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_SECONDS * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.max_reconnect_backoff_ms", int(RECONNECT_SECONDS * 1000)),
         ("grpc.http2.max_pings_without_data", 0),
         # Else channels to one address share a connection, and its own back-off with it.
         ("grpc.use_local_subchannel_pool", 1),

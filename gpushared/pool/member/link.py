@@ -171,6 +171,10 @@ class MemberLink:
         """Whether the coordinator welcomed this node and the stream is up, as far as one can know."""
         return self._connected_since is not None
 
+    def connected_seconds(self) -> float:
+        """For how long it has been so; 0 where it is not."""
+        return 0.0 if self._connected_since is None else boottime() - self._connected_since
+
     async def changed(self, timeout_seconds: float) -> bool:
         """Wait until the link came up or was lost; False when the time is over first."""
         changed = self._changed

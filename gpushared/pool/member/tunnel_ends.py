@@ -12,6 +12,8 @@ import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from math import inf
 
 import grpc
 
@@ -38,6 +40,8 @@ KEEP_SECONDS = 660.0
 """A connection whose call broke is kept so long: a little longer than its other end tries to take it up."""
 STALL_SECONDS = 15.0
 """A container may stand still for so long, because what it writes finds no room and no call."""
+AWAY_SECONDS = 20.0
+"""A request in the queue waits for so long without a call that carries its connection."""
 Call = grpc.aio.StreamStreamCall[Data, Data]
 
 
@@ -58,19 +62,22 @@ class TunnelEnds:
         channel: Callable[[], Awaitable[grpc.aio.Channel]],
         attempt_of: Callable[[AttemptKey], Attempt | None],
         account_of: Callable[[Owner], Awaitable[Caller]],
-        connect_as: Callable[[Caller], socket.socket],
+        connect_as: Callable[[Caller, Callable[[], bool]], socket.socket],
         told: Callable[[link_pb2.OpenTunnel, GpushareError | None], None] = lambda _, __: None,
+        linked_seconds: Callable[[], float] = lambda: inf,
     ) -> None:
         """``channel``: one to the coordinator for tunnels, kept by whoever gives it.
 
-        ``account_of``: as whom an owner's containers run here now. ``connect_as`` and it may raise errors of
-        the tree. ``told``: of each tunnel that is opened, or refused.
+        ``account_of``: as whom an owner's containers run here now. ``connect_as`` is told how to learn that
+        nobody can be seen to wait behind the connection; both may raise errors of the tree. ``told``: of each
+        tunnel that is opened, or refused. ``linked_seconds``: how long the coordinator has been there.
         """
         self._channel = channel
         self._attempt_of = attempt_of
         self._account_of = account_of
         self._connect_as = connect_as
         self._told = told
+        self._linked_seconds = linked_seconds
         self._tasks: set[asyncio.Task[None]] = set()
         self._connections: dict[str, _Connection] = {}
         """By the secret names that whoever opened them gave them."""
@@ -128,7 +135,17 @@ class TunnelEnds:
     def _connected(self, wanted: link_pb2.OpenTunnel, account: Caller) -> socket.socket:
         if wanted.stream_id in self._connections:
             raise RequestError("a connection of that name is there", hint="each connection has its own")
-        return self._connect_as(account)
+        return self._connect_as(account, partial(self._is_away, wanted.stream_id))
+
+    def _is_away(self, stream_id: str) -> bool:
+        """Return True if no call has come for a connection though the coordinator has long been there.
+
+        While the coordinator itself is away, no client can show that it waits.
+        """
+        known = self._connections.get(stream_id)
+        if known is None:
+            return False
+        return min(known.stream.seconds_alone(), self._linked_seconds()) >= AWAY_SECONDS
 
     # --- a connection that outlives its calls --------------------------------------------------------------
 
