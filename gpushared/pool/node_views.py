@@ -9,7 +9,7 @@ from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu, GpuId
 from gpushared.domain.jobs.member import Free, Inventory, Member, Presence
 from gpushared.domain.jobs.model import HERE, NodeName, Running
 from gpushared.domain.jobs.silence import presence, silent_since
-from gpushared.domain.jobs.state import PoolState
+from gpushared.domain.jobs.state import PoolState, is_tried_last
 from gpushared.domain.units import format_duration
 
 
@@ -42,11 +42,22 @@ def has_simulated(state: PoolState) -> bool:
 def notices_of(state: PoolState, now: float) -> list[str]:
     """What is to be known of nodes that do not keep what they say."""
     return [
-        f"{name} refused {state.members[name].refusals} jobs in a row that it was said to have room for; for "
-        f"{format_duration(max(1, round(until - now)))} it is tried last"
-        for name, until in sorted(state.resting.items())
-        if until > now and name in state.members
+        _rest_of(state.members[name], rest.until, now)
+        for name, rest in sorted(state.resting.items())
+        if is_tried_last(name, state, now)
     ]
+
+
+def _rest_of(member: Member, until: float, now: float) -> str:
+    if now < until:
+        return (
+            f"{member.name} refused {member.refusals} jobs in a row that it was said to have room for; for "
+            f"{format_duration(max(1, round(until - now)))} it is tried last"
+        )
+    return (
+        f"{member.name} keeps room for its own queue and refused {member.refusals} jobs in a row; while "
+        "others wait there it is tried last"
+    )
 
 
 def _node(member: Member, state: PoolState, now: float) -> jobs_pb2.PoolNode:

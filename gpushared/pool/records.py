@@ -60,7 +60,15 @@ def time_of(key: str) -> float:
 
 def member_bytes(member: Member) -> bytes:
     """What outlives this coordinator: what it heard of a node does not."""
-    lasting = replace(member, free=Free(), connected=False, heard_at=None, silent_since=None, refusals=0)
+    lasting = replace(
+        member,
+        free=Free(),
+        connected=False,
+        heard_at=None,
+        silent_since=None,
+        refusals=0,
+        queue_since=None,
+    )
     return to_json(Member, lasting).encode()
 
 

@@ -93,7 +93,15 @@ def restore(
 
 
 def _unheard(member: Member) -> Member:
-    return replace(member, free=Free(), connected=False, heard_at=None, silent_since=None, refusals=0)
+    return replace(
+        member,
+        free=Free(),
+        connected=False,
+        heard_at=None,
+        silent_since=None,
+        refusals=0,
+        queue_since=None,
+    )
 
 
 def _remember(state: PoolState, jobs: list[Job]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from enum import StrEnum
 from zlib import crc32
 
+from gpushared.domain.jobs.member import Free, Rest
 from gpushared.domain.jobs.model import (
     HERE,
     AttemptState,
@@ -38,7 +39,7 @@ NAMED = 3
 MAX_REFUSERS = 16
 """A job that so many nodes will not have is had by nobody."""
 MOST_DOUBLINGS = 4
-"""So often the rest of a node that goes on refusing is doubled."""
+"""So often the rest of a node that goes on refusing by the same words is doubled."""
 _GOES = {AttemptState.RUNNING, AttemptState.PAUSED}
 
 
@@ -104,7 +105,7 @@ def apply(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
     )
     new = timed(new, moved(report, draft.state.moment), job.submitted_at, draft.now)
     if report.state is AttemptState.REFUSED or (new.ending is not None and new.ending.passing):
-        _count_refusal(new, draft)
+        _count_refusal(new, 0.0 if isinstance(job.state, Ended) else job.state.since, draft)
     elif report.state is not AttemptState.PREPARING:
         _forgive(node, draft)
     if new.guarded and not part.guarded:
@@ -422,16 +423,32 @@ def _who(ending: Ending) -> str:
 # --- refusals ------------------------------------------------------------------------------------------
 
 
-def _count_refusal(part: Part, draft: PoolDraft) -> None:
-    """Who refuses again and again is tried last for a while. Tombstones are no refusals of a place."""
+def _count_refusal(part: Part, placed_at: float, draft: PoolDraft) -> None:
+    """Have a node that refuses again and again tried last. Tombstones are no refusals of a place.
+
+    A node that had said before that its own users wait may keep its room for them, and is tried last as long
+    as they do. The room of another one may have been taken meanwhile, which it says in the end: only who
+    refuses by the same words as the last time rests longer and longer.
+    """
     member, ending = draft.state.members.get(part.node), _ending(part)
     if member is None or ending.kind not in {EndKind.NO_ROOM, EndKind.FAILED}:
         return
     member = draft.put_member(replace(member, refusals=member.refusals + 1), durable=False)
-    if member.refusals >= draft.rules.refusals_before_rest:
-        again = min(member.refusals - draft.rules.refusals_before_rest, MOST_DOUBLINGS)
-        until = draft.now + draft.rules.rest_seconds * 2.0**again
-        draft.state.resting = {**draft.state.resting, part.node: until}
+    if member.refusals < draft.rules.refusals_before_rest:
+        return
+    no_room, before = ending.kind is EndKind.NO_ROOM, draft.state.resting.get(part.node)
+    if no_room and member.queue_since is not None and member.queue_since < placed_at:
+        rest = Rest(before.until if before else draft.now, 0, member.free)
+    else:
+        same = before is not None and (not no_room or _says_the_same(before.said, member.free))
+        doublings = min(before.doublings + 1, MOST_DOUBLINGS) if before and same else 0
+        rest = Rest(draft.now + draft.rules.rest_seconds * 2.0**doublings, doublings, member.free)
+    draft.state.resting = {**draft.state.resting, part.node: rest}
+
+
+def _says_the_same(before: Free, now: Free) -> bool:
+    """Stray memory never stands still, and takes no room from anybody for long."""
+    return replace(before, stray_bytes=()) == replace(now, stray_bytes=())
 
 
 def _forgive(node: NodeName, draft: PoolDraft) -> None:
@@ -439,7 +456,7 @@ def _forgive(node: NodeName, draft: PoolDraft) -> None:
     if member is not None and member.refusals:
         draft.put_member(replace(member, refusals=0), durable=False)
         resting = draft.state.resting
-        draft.state.resting = {name: until for name, until in resting.items() if name != node}
+        draft.state.resting = {name: rest for name, rest in resting.items() if name != node}
 
 
 def _refusals(parts: Iterable[Part], draft: PoolDraft) -> int:

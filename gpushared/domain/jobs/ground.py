@@ -20,7 +20,7 @@ from gpushared.domain.jobs.holding import Held, held_on
 from gpushared.domain.jobs.member import Free, Inventory, Member
 from gpushared.domain.jobs.model import Job, JobId, NodeName
 from gpushared.domain.jobs.silence import takes_work_until
-from gpushared.domain.jobs.state import NEVER, PoolState
+from gpushared.domain.jobs.state import NEVER, PoolState, is_tried_last
 from gpushared.domain.lease import Grant, Lease, LeaseId
 from gpushared.domain.placement import Room, rooms_of
 from gpushared.domain.policy.passes import Candidate
@@ -370,7 +370,7 @@ def _unmarked(request: Request) -> tuple[Request, str | None, tuple[str, ...]]:
 
 def _resting(state: PoolState, now: float, gpus: Mapping[str, tuple[GpuId, ...]]) -> frozenset[GpuId]:
     return frozenset(
-        gpu for node, until in state.resting.items() if now < until for gpu in gpus.get(node, ())
+        gpu for node in state.resting if is_tried_last(node, state, now) for gpu in gpus.get(node, ())
     )
 
 

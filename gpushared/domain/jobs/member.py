@@ -113,8 +113,22 @@ class Member:
     silent_since: float | None = None
     refusals: int = 0
     """How many places it refused one after the other."""
+    queue_since: float | None = None
+    """Since when it has said without a break that requests wait in its own queue; None = none do."""
     forgotten_at: float | None = None
     excused: bool = False
     """A recovery goes on without its report, which may tell of attempts of which nothing is known."""
     told: Told | None = None
     """What it may give by itself; outlives the coordinator, because the node goes by it meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """A node that refused several jobs in a row is tried last until then, and while its own users wait there.
+
+    ``doublings``: how often in a row it refused by the same words. ``said``: those of the newest refusal.
+    """
+
+    until: float
+    doublings: int
+    said: Free

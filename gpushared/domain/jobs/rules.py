@@ -62,7 +62,7 @@ class PoolRules:
     refused_most_seconds: float = 30.0
     refusals_before_rest: int = 3
     """A node that refuses so many places in a row is tried last for ``rest_seconds``, and with each more that
-    it refuses for twice as long."""
+    it refuses by the same words for twice as long."""
     rest_seconds: float = 60.0
     stop_grace_seconds: int = 10
     fence_margin_seconds: float = 30.0

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from gpushared.domain.errors import NotFound
 from gpushared.domain.gpu import WHOLE_PERMILLE
-from gpushared.domain.jobs.member import Member
+from gpushared.domain.jobs.member import Member, Rest
 from gpushared.domain.jobs.messages import PoolInstruction, Send, TellOrigin
 from gpushared.domain.jobs.model import (
     HERE,
@@ -151,8 +151,8 @@ class PoolState:
     planned_at: float = 0.0
     plan_again_at: float = NEVER
     """When time alone may let somebody start, by the last pass."""
-    resting: Mapping[NodeName, float] = field(default_factory=dict)
-    """Nodes that are tried last, and until when."""
+    resting: Mapping[NodeName, Rest] = field(default_factory=dict)
+    """Nodes that refused several jobs in a row and took none since."""
     ground: Any = field(default=None, compare=False, repr=False)
     """The picture of the pool that passes share (``ground.Ground``); it is no part of what is known."""
 
@@ -436,6 +436,8 @@ class PoolDraft:
 
     def put_member(self, member: Member, *, durable: bool = True) -> Member:
         """Keep a member as it is now. Only what it is and what people said of it is durable."""
+        since = self.now if member.queue_since is None else member.queue_since
+        member = replace(member, queue_since=since if member.free.waiting else None)
         self.state.members = self.state.members.put(member.name, member)
         if durable:
             self._members[member.name] = None
@@ -485,6 +487,12 @@ class PoolDraft:
 
 
 # --- what is read of a job -----------------------------------------------------------------------------
+
+
+def is_tried_last(node: NodeName, state: PoolState, now: float) -> bool:
+    """Return True if the node refused so much that others are asked before it."""
+    rest, member = state.resting.get(node), state.members.get(node)
+    return rest is not None and member is not None and (now < rest.until or member.free.waiting > 0)
 
 
 def is_gang(spec: JobSpec) -> bool:

@@ -248,7 +248,8 @@ def test_a_node_that_goes_on_refusing_is_tried_last_for_longer_and_longer_and_th
         pool.beat("a")
         pool.beat("b")
         pool.says("a", S.REFUSED, ending=Ending(EndKind.NO_ROOM))
-        rests.append(round(pool.state.resting.get(NodeName("a"), pool.now) - pool.now))
+        rest = pool.state.resting.get(NodeName("a"))
+        rests.append(0 if rest is None else round(rest.until - pool.now))
     assert rests == [0, 0, 60, 120, 240, 480, 960, 960, 960]
     (notice,) = notices_of(pool.state, pool.now)
     assert notice == "a refused 9 jobs in a row that it was said to have room for; for 16m it is tried last"
