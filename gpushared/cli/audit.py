@@ -94,7 +94,7 @@ class _Asked:
 
 def _asked(options: Options) -> _Asked:
     since = options.value("since")
-    with wrong_values():
+    with wrong_values("--since"):
         begins_at = read_past(since, datetime.now().astimezone()) if since else 0.0
     return _Asked(
         options.value("user"),
@@ -109,7 +109,7 @@ def _limit(options: Options) -> int:
     if not said:
         return LIMIT
     if not (said.isascii() and said.isdigit() and 0 < int(said) <= MAX_LIMIT):
-        raise UsageError(f"{said[:40]!r} is no number of lines", hint=f"say 1 to {MAX_LIMIT}")
+        raise UsageError(f"--limit {said[:40]!r} is no number of lines", hint=f"say 1 to {MAX_LIMIT}")
     return int(said)
 
 

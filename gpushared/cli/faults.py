@@ -25,12 +25,16 @@ class UsageError(RequestError):
 
 
 @contextmanager
-def wrong_values() -> Iterator[None]:
-    """Raise UsageError in place of RequestError: the value was read here, and nobody was asked yet."""
+def wrong_values(option: str = "") -> Iterator[None]:
+    """Raise UsageError in place of RequestError: the value was read here, and nobody was asked yet.
+
+    The sentence begins with ``option`` where the value is that of one option.
+    """
     try:
         yield
     except RequestError as error:
-        raise UsageError(error.message, hint=error.hint) from error
+        named = f"{option}: {error.message}" if option else error.message
+        raise UsageError(named, hint=error.hint) from error
 
 
 def say(sentence: str, hint: str = "") -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from gpushared.cli.faults import wrong_values
+from gpushared.client.submit_words import LEASE_WORDS
 
 _SIZES = ("gpu", "gpu_memory", "gpu_compute")
 _ANY_SIZE = "1"
@@ -25,8 +26,19 @@ def check_values(said: Mapping[str, object]) -> None:
     words["preset"] = ""
     if not any(words.get(name) for name in _SIZES):
         words["gpu"] = _ANY_SIZE
+    for name, word in words.items():  # each by itself first, so that the sentence names its option
+        size = {} if name in _SIZES else {"gpu": _ANY_SIZE}
+        if word:
+            with wrong_values(_option(name)):
+                read_request(Ask(**size, **{name: word}), {})
     with wrong_values():
         read_request(Ask(**words), {})
+
+
+def _option(name: str) -> str:
+    """``--away-from`` for the keyword argument ``away_from``."""
+    named = {word.argument: word.option for word in LEASE_WORDS}
+    return "--" + named.get(name, name.replace("_", "-"))
 
 
 def _are_plain(said: Mapping[str, object]) -> bool:

@@ -63,7 +63,7 @@ STEPS = {
     help="Whose quota it would count against.",
 )
 @click.option("--model", default="", metavar="MODEL,...", help="Only on GPUs of these models: h100.")
-@click.option("--begin", default="", metavar="MOMENT", help="Not before: 22:00, 2h.")
+@click.option("--begin", default="", metavar="MOMENT", help="Not before: 22:00, +2h.")
 @click.option(
     "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Form.", show_default=True
 )
@@ -91,7 +91,7 @@ def offer(
       gpushare offer --gpu 0.5 --time 2h
       gpushare offer --gpu 2 --class build -o json
     """  # noqa: D301 - click's mark for lines it must not join
-    with wrong_values():
+    with wrong_values("--begin"):
         begin_at = read_moment(begin, datetime.now().astimezone()) if begin else 0.0
     said: LeaseWish = {
         "gpu": gpu or ("" if gpu_memory or gpu_compute or preset else WHOLE_GPU),

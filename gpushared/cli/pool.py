@@ -71,7 +71,7 @@ def init(name: str, config: Path | None, state_dir: str | None, user: str) -> in
 
 
 def _seconds(valid: str) -> int:
-    with wrong_values():
+    with wrong_values("--valid"):
         return parse_duration(valid) if valid else 0
 
 

@@ -267,9 +267,10 @@ def set_(
     quota = {"guaranteed": guaranteed, "limit": limit, "fixed": fixed}
     said = bool(any(quota.values()) or weight is not None or users or no_users)
     _check_words(said=said, unset=unset, both=no_users and bool(users))
-    with wrong_values():
-        for amount in filter(None, (guaranteed, "" if limit == NO_LIMIT else limit, fixed)):
-            parse_gpus(amount)
+    for option, amount in quota.items():
+        if amount and (option, amount) != ("limit", NO_LIMIT):
+            with wrong_values(f"--{option}"):
+                parse_gpus(amount)
     named = () if no_users else users or None
     done = Client().set_project(name, weight=weight, users=named, model=model, unset=unset, **quota)
     for line in _facts(done):

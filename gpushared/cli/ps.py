@@ -153,7 +153,7 @@ def _moment(text: str) -> float:
 
     from gpushared.client.moment import read_past
 
-    with wrong_values():
+    with wrong_values("--since"):
         return read_past(text, datetime.now().astimezone())
 
 

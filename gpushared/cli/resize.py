@@ -33,12 +33,14 @@ def resize(lease: str, gpu: str, gpu_memory: str, gpu_compute: str) -> int:
       gpushare resize trainer --gpu 0.5
       gpushare resize trainer --gpu 0.25..1
     """  # noqa: D301 - click's mark for lines it must not join
-    if gpu or gpu_memory or gpu_compute:
-        with wrong_values():
-            read_size(gpu=gpu, gpu_memory=gpu_memory, gpu_compute=gpu_compute)
+    said = {"gpu": gpu, "gpu_memory": gpu_memory, "gpu_compute": gpu_compute}
+    for name, size in said.items():
+        if size:
+            with wrong_values("--" + name.replace("_", "-")):
+                read_size(**{name: size})
     client = Client()
     found = lease_id(client, lease)
-    answer = client.resize(found, gpu=gpu, gpu_memory=gpu_memory, gpu_compute=gpu_compute)
+    answer = client.resize(found, **said)
     lines = [f"{answer.lease.id}: {answer.lease.asks}", *(f"  {effect}" for effect in answer.effects)]
     click.echo("\n".join(map(text.printable, lines)))
     return 0

@@ -71,12 +71,12 @@ def simulate(
         if inside_mps or outside_mps:
             process["mps_client"] = inside_mps
         if process_utilization is not None:
-            process["utilization_ratio"] = _ratio(process_utilization)
+            process["utilization_ratio"] = _ratio(process_utilization, "--process-utilization")
         change["processes"] = [process]
     elif inside_mps or outside_mps or process_utilization is not None:
         raise UsageError("whose memory it is was not said", hint="add --container NAME --memory 8g")
     if utilization is not None:
-        change["utilization_ratio"] = _ratio(utilization)
+        change["utilization_ratio"] = _ratio(utilization, "--utilization")
     if trouble is not None:
         change["trouble"] = trouble
     if xids:
@@ -94,7 +94,7 @@ def _gpu(text: str) -> dict[str, object]:
     index, colon, place = text.partition(":")
     words = [index, place] if colon else [index]
     if not all(word.isascii() and word.isdecimal() and len(word) <= MAX_DIGITS for word in words):
-        raise UsageError(f"{shown(text)} names no GPU", hint="write 0, or 0:1 for a MIG instance")
+        raise UsageError(f"--gpu: {shown(text)} names no GPU", hint="write 0, or 0:1 for a MIG instance")
     named: dict[str, object] = {"gpu_index": int(index)}
     return named | {"mig_index": int(place)} if colon else named
 
@@ -102,12 +102,12 @@ def _gpu(text: str) -> dict[str, object]:
 def _bytes(memory: str | None) -> int:
     if memory is None:
         raise UsageError("how much memory the process holds was not said", hint="add --memory 8g")
-    with wrong_values():
+    with wrong_values("--memory"):
         return 0 if memory == NONE else parse_memory(memory)
 
 
-def _ratio(percent: str) -> float:
-    with wrong_values():
+def _ratio(percent: str, option: str) -> float:
+    with wrong_values(option):
         return 0.0 if percent in NO_PERCENT else parse_percent(percent) / 1000
 
 

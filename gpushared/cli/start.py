@@ -244,7 +244,7 @@ def _begin_at(text: str) -> float:
 
     from gpushared.client.moment import read_moment
 
-    with wrong_values():
+    with wrong_values("--begin"):
         return read_moment(text, datetime.now().astimezone())
 
 
@@ -258,7 +258,7 @@ def _priority(text: str) -> int:
     except ValueError:
         priority = MAX_PRIORITY + 1
     if abs(priority) > MAX_PRIORITY:
-        raise UsageError(f"--priority {text[:40]!r} is no whole number from -100 to 100")
+        raise UsageError(f"--priority {text[:40]!r} is no priority", hint="give a whole number, -100 to 100")
     return priority
 
 
@@ -289,5 +289,5 @@ def max_wait_seconds(words: RunWords) -> int | None:
         return None
     from gpushared.domain.units import parse_duration
 
-    with wrong_values():
+    with wrong_values("--max-wait"):
         return parse_duration(words.ours["max-wait"])

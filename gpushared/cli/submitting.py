@@ -120,7 +120,7 @@ def _retries(ours: dict[str, str]) -> int:
         return 0
     from gpushared.domain.jobs.submit_limits import MAX_RETRIES, check_bounds
 
-    with wrong_values():
+    with wrong_values("--retries"):
         return check_bounds(_count(ours, "retries"), 0, MAX_RETRIES, "retries")
 
 
@@ -132,7 +132,7 @@ def _nodes(ours: dict[str, str]) -> int:
     from gpushared.domain.jobs.asking import MAX_NODES
     from gpushared.domain.jobs.submit_limits import check_bounds
 
-    with wrong_values():
+    with wrong_values("--nodes"):
         return check_bounds(nodes, 1, MAX_NODES, "nodes")
 
 
@@ -140,7 +140,7 @@ def _array(text: str) -> str:
     if text:
         from gpushared.domain.jobs.submit_limits import read_array
 
-        with wrong_values():
+        with wrong_values("--array"):
             read_array(text)
     return text
 
@@ -152,7 +152,7 @@ def _stop_after(text: str) -> int:
     from gpushared.domain.units import parse_duration
 
     least, most = limits.SHORTEST_STOP_AFTER_SECONDS, limits.LONGEST_STOP_AFTER_SECONDS
-    with wrong_values():
+    with wrong_values("--stop-after"):
         return limits.check_bounds(parse_duration(text), least, most, "seconds without the pool's word")
 
 

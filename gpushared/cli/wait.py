@@ -42,7 +42,7 @@ def wait(job: tuple[str, ...], timeout: str | None) -> int:
     """  # noqa: D301 - click's mark for lines it must not join
     from gpushared.domain.units import parse_duration
 
-    with wrong_values():
+    with wrong_values("--timeout"):
         until = time.monotonic() + parse_duration(timeout) if timeout else None
     client, code = Client(), 0
     for one in _each(client, job):

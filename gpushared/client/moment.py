@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from gpushared.domain.errors import RequestError
-from gpushared.domain.units import parse_duration, shown
+from gpushared.domain.units import LATEST_SECONDS, parse_duration, shown
 
 
 def read_moment(text: str, now: datetime) -> float:
@@ -13,10 +13,12 @@ def read_moment(text: str, now: datetime) -> float:
     if text.startswith("+"):
         return now.timestamp() + parse_duration(text[1:])
     try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
+        at = datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):  # also of a year that the clock cannot count back to
         return _time_of_day(text, now).timestamp()
-    return moment.timestamp()
+    if not 0 < at < LATEST_SECONDS:
+        raise _no_time(text)
+    return at
 
 
 def read_past(text: str, now: datetime) -> float:
@@ -37,8 +39,12 @@ def _time_of_day(text: str, now: datetime) -> datetime:
     try:
         at = datetime.strptime(text, "%H:%M")  # noqa: DTZ007 - only its hour and minute are used
     except ValueError:
-        raise RequestError(
-            f"{shown(text)} is not a time", hint='say 22:00, +2h, 2026-11-22 or "2026-11-22 08:00"'
-        ) from None
+        raise _no_time(text) from None
     today = now.replace(hour=at.hour, minute=at.minute, second=0, microsecond=0)
     return today if today > now else today + timedelta(days=1)
+
+
+def _no_time(text: str) -> RequestError:
+    return RequestError(
+        f"{shown(text)} is not a time", hint='say 22:00, +2h, 2026-11-22 or "2026-11-22 08:00"'
+    )

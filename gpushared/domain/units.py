@@ -18,6 +18,8 @@ MAX_GPUS = 1024
 SMALLEST_PERMILLE = 10
 MAX_MEMORY_BYTES = 1 << 50
 MAX_DURATION_SECONDS = 366 * 24 * 3600
+LATEST_SECONDS = 2.0**35
+"""In the year 3058; what is later is a mistake, and from 10000 on no calendar can write it."""
 
 _MEMORY = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)\s?([kmgt])(?:i?b)?", re.ASCII | re.IGNORECASE)
 _SHARE = re.compile(r"0*\.\d+", re.ASCII)

@@ -10,14 +10,12 @@ from gpushared.api.v1 import leases_pb2
 from gpushared.domain.asking import Ask, read_request
 from gpushared.domain.errors import RequestError
 from gpushared.domain.request import Request
-from gpushared.domain.units import shown
+from gpushared.domain.units import LATEST_SECONDS, shown
 
 MAX_REQUEST_ID = 128
 MAX_IMAGE = 1024
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{1,254}")
 """As Docker has it."""
-LATEST_SECONDS = 2.0**35
-"""In the year 3058; what is later is a mistake, and from 10000 on no calendar can write it."""
 
 
 def read_lease_request(message: leases_pb2.LeaseRequest, presets: Mapping[str, Ask]) -> Request:

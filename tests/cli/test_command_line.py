@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -115,53 +116,74 @@ def test_no_command_loads_the_daemon_s_libraries(standin: StandIn, words: list[s
 
 
 WRONG_VALUES = [
-    ["run", "--gpu", "25%", "busybox"],
-    ["run", "--gpu", "0.25", "--time", "1", "busybox"],
-    ["run", "--gpu", "0.25", "--class", "x", "busybox"],
-    ["run", "--preset", "small", "--time", "1", "busybox"],
-    ["run", "--isolation", "cosy", "busybox"],
-    ["run", "--gpu", "0.25", "--isolation", "exclusive", "busybox"],
-    ["run", "--gpu-memory", "8x", "busybox"],
-    ["run", "--gpu-compute", "130%", "busybox"],
-    ["run", "--priority", "101", "busybox"],
-    ["run", "--notice-signal", "KILL", "busybox"],
-    ["run", "--begin", "soon", "busybox"],
-    ["run", "--restart-on-fault", "101", "busybox"],
-    ["run", "--model", "?", "busybox"],
-    ["run", "--gpu", "9" * 5000, "busybox"],
-    ["run", "--pool", "--gpu", "25%", "busybox"],
-    ["run", "--pool", "--max-wait", "1", "busybox"],
-    ["submit", "--gpu", "25%", "busybox"],
-    ["submit", "--array", "9-1", "busybox"],
-    ["submit", "--retries", "101", "busybox"],
-    ["submit", "--pool", "--nodes", "999999", "busybox"],
-    ["submit", "--pool", "--stop-after", "1s", "busybox"],
-    ["offer", "--gpu", "25%"],
-    ["offer", "--time", "1"],
-    ["offer", "--begin", "soon"],
-    ["offer", "--priority", "101"],
-    ["resize", "l-7f3k", "--gpu", "25%"],
-    ["extend", "l-7f3k", "1"],
-    ["wait", "--timeout", "1", "k7f3k2m9qa"],
-    ["ps", "--since", "soon"],
-    ["audit", "--since", "soon"],
-    ["audit", "-n", "0"],
-    ["project", "set", "vision", "--limit", "25%"],
-    ["pool", "token", "--valid", "1"],
-    ["simulate", "--memory", "8g"],
-    ["simulate", "--container", "x", "--memory", "8x"],
-    ["simulate", "--utilization", "130%"],
+    "run --gpu 25%",
+    "run --gpu 0.25 --time 1",
+    "run --gpu 0.25 --time 400d",
+    "run --gpu 0.25 --class x",
+    "run --preset small --time 1",
+    "run --isolation cosy",
+    "run --gpu-memory 8x",
+    "run --gpu-compute 130%",
+    "run --priority 101",
+    "run --notice-signal KILL",
+    "run --begin soon",
+    "run --begin +xs",
+    "run --begin 0001-01-01",
+    "run --begin 1960-01-01",
+    "run --restart-on-fault 101",
+    "run --model ?",
+    "run --project " + "x" * 65,
+    "run --max-wait 10",
+    "run --gpu " + "9" * 5000,
+    "run --pool --gpu 25%",
+    "run --pool --max-wait 1",
+    "submit --gpu 25%",
+    "submit --time abc",
+    "submit --array 9-1",
+    "submit --retries 101",
+    "submit --pool --nodes 999999",
+    "submit --pool --stop-after 1s",
+    "submit --pool --stop-after x",
+    "offer --gpu 25%",
+    "offer --class x",
+    "offer --time 1",
+    "offer --begin soon",
+    "offer --priority 101",
+    "resize l-7f3k --gpu 25%",
+    "resize l-7f3k --gpu 0.5 --gpu-memory x",
+    "wait k7f3k2m9qa --timeout 1",
+    "ps --since soon",
+    "audit --since soon",
+    "audit --limit 0",
+    "project set vision --limit 25%",
+    "project set vision --limit none --fixed x",
+    "pool token --valid 1",
+    "simulate --container x --memory 8x",
+    "simulate --utilization 130%",
+    "simulate --gpu x",
+]
+"""The last option of each is the one that is wrong."""
+OF_SEVERAL_OPTIONS = [
+    "run --gpu 0.25 --isolation exclusive",
+    "run --gpu-memory 8g --isolation mig --gpu-memory 8g..9g",
+    "extend l-7f3k 1",
+    "simulate --memory 8g",
 ]
 
 
-@pytest.mark.parametrize("words", WRONG_VALUES, ids=lambda words: " ".join(words)[:60])
-def test_a_wrong_value_on_the_command_line_is_exit_code_2_and_nobody_is_asked(
-    gpushare: Gpushare, standin: StandIn, words: list[str]
+@pytest.mark.parametrize("line", [*WRONG_VALUES, *OF_SEVERAL_OPTIONS], ids=lambda line: line[:60])
+def test_a_wrong_value_is_exit_code_2_names_its_option_and_nobody_is_asked(
+    gpushare: Gpushare, standin: StandIn, line: str
 ) -> None:
-    done = gpushare(*words)
+    words = line.split()
+    image = ["busybox"] if words[0] in {"run", "submit"} else []
+    done = gpushare(*words, *image)
     assert (done.returncode, done.stdout, standin.calls) == (2, "", []), done.stderr
     assert done.stderr.startswith("gpushare: ")
     assert len(done.stderr) < 1000
+    if line in WRONG_VALUES:
+        wrong = [word for word in words if word.startswith("--")][-1]
+        assert wrong in re.findall(r"--[a-z-]+", done.stderr.partition("\n")[0].lower()), done.stderr
 
 
 @pytest.mark.parametrize("code", ["invalid_argument", "failed_precondition", "not_found"])

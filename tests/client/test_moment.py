@@ -30,7 +30,11 @@ def test_a_date_without_a_zone_is_local() -> None:
     assert read_moment("2026-11-22 08:00", NOON) == datetime(2026, 11, 22, 8).timestamp()  # noqa: DTZ001
 
 
-@pytest.mark.parametrize("text", ["", "tomorrow", "25:00", "+", "+x", "12:00:99", "2026-13-01"])
+NO_MOMENTS = ["", "tomorrow", "25:00", "+", "+x", "12:00:99", "2026-13-01"]
+TOO_FAR = ["0001-01-01", "1960-01-01", "9999-12-31"]
+
+
+@pytest.mark.parametrize("text", [*NO_MOMENTS, *TOO_FAR])
 def test_what_is_no_moment_is_refused(text: str) -> None:
     with pytest.raises(RequestError) as refused:
         read_moment(text, NOON)
