@@ -7,7 +7,7 @@ import click
 from gpushared.cli import complete
 from gpushared.cli.each import each_lease
 from gpushared.cli.faults import UsageError, say
-from gpushared.cli.references import may_be_array
+from gpushared.cli.references import jobs_of_array
 from gpushared.cli.stopping import Stop
 from gpushared.cli.whole_number import WholeNumber
 from gpushared.client import Client
@@ -33,9 +33,9 @@ from gpushared.domain.errors import NotFound
 def cancel(*, job: tuple[str, ...], grace_seconds: int | None, every: bool, name: str | None) -> int:
     """End jobs: one that waits leaves the queue, the container of one that runs is stopped.
 
-    JOB is a job's id or an unmistakable beginning of it, an array's id for all of the array, the name of a
-    job's container, or a lease's id. Prints each job that was ended. A job on a node that does not answer is
-    ended when the node is heard of again.
+    JOB is a job's id or an unmistakable beginning of it, an array's id or name for all of the array, the name
+    of a job's container, or a lease's id. Prints each job that was ended. A job on a node that does not
+    answer is ended when the node is heard of again.
 
     \b
     Examples:
@@ -51,7 +51,7 @@ def cancel(*, job: tuple[str, ...], grace_seconds: int | None, every: bool, name
     jobs, stop = Jobs(client), Stop(client, grace_seconds, until_over=False)
     if not job:
         return each_lease(_own(jobs, name), stop.cancel)
-    return each_lease((one for reference in job for one in _of_array(jobs, reference)), stop.job)
+    return each_lease((one for reference in job for one in _meant(client, reference)), stop.job)
 
 
 def _own(jobs: Jobs, name: str | None) -> list[str]:
@@ -76,8 +76,7 @@ def _is_called(job: Job, name: str | None) -> bool:
     )
 
 
-def _of_array(jobs: Jobs, name: str) -> list[str]:
+def _meant(client: Client, word: str) -> list[str]:
     """The jobs of an array that are not over, from its last; anything else is a job itself."""
-    pages = jobs.pages(array_id=name, ended=True) if may_be_array(name) else ()
-    found = [one for page in pages for one in page.jobs]
-    return [one.id for one in reversed(found) if not one.is_over] if found else [name]
+    found = jobs_of_array(client, word)
+    return [one.id for one in reversed(found) if not one.is_over] if found else [word]

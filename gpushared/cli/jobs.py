@@ -121,6 +121,6 @@ Examples:
     own=(
         Own(("-a", "--all"), "Those of everybody, where you may see them."),
         Own(("--ended",), "Also those that are over."),
-        Own(("--array",), "Those of one array, also where they are over.", "ID"),
+        Own(("--array",), "Those of one array, by its id or name, also where they are over.", "ARRAY"),
     ),
 )

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, TypeVar
 from gpushared.client import Client, Lease
 from gpushared.client.job_messages import Job
 from gpushared.client.jobs import Jobs
-from gpushared.domain.errors import NotFound, RequestError, StateConflict, TimedOut, Unavailable
+from gpushared.domain.errors import (
+    GpushareError,
+    NotFound,
+    RequestError,
+    StateConflict,
+    TimedOut,
+    Unavailable,
+)
 
 if TYPE_CHECKING:
     from gpushared.cli.job_places import Place
@@ -49,6 +56,26 @@ def first_found(
             return of_job(word)
     found = _named(client, word)
     return of_lease(found.id) if isinstance(found, Lease) else of_job(found.id)
+
+
+def jobs_of_array(client: Client, word: str) -> list[Job]:
+    """All jobs of the array of that id or name, over or not; none where the word is no array's."""
+    if not (may_be_array(word) or _means_several(client, word)):
+        return []
+    return [job for page in Jobs(client).pages(array_id=word, ended=True) for job in page.jobs]
+
+
+def _means_several(client: Client, word: str) -> bool:
+    """Return True if the daemon refuses to take the word for one job, as it does for an array's name."""
+    if word.startswith(LEASE) or is_job_id(word):
+        return False
+    try:
+        _named(client, word)
+    except RequestError:
+        return True
+    except GpushareError:  # whoever uses the word is told
+        return False
+    return False
 
 
 def _named(client: Client, word: str) -> Lease | Job:

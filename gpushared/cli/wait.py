@@ -10,7 +10,7 @@ import click
 
 from gpushared.cli import complete
 from gpushared.cli.faults import say, wrong_values
-from gpushared.cli.references import first_found, may_be_array
+from gpushared.cli.references import first_found, jobs_of_array
 from gpushared.client import Client, Lease
 from gpushared.client.job_messages import Job
 from gpushared.client.jobs import Jobs
@@ -27,8 +27,8 @@ POLL_SECONDS = 30.0
 def wait(job: tuple[str, ...], timeout: str | None) -> int:
     """Wait until jobs are over. The jobs go on when this ends first.
 
-    JOB is a job's id or an unmistakable beginning of it, an array's id for all of the array, the name of a
-    job's container, or a lease's id or container.
+    JOB is a job's id or an unmistakable beginning of it, an array's id or name for all of the array, the name
+    of a job's container, or a lease's id or container.
 
     \b
     Exit codes:
@@ -56,8 +56,7 @@ def wait(job: tuple[str, ...], timeout: str | None) -> int:
 
 def _each(client: Client, names: tuple[str, ...]) -> Iterator[Lease | Job]:
     for name in names:
-        pages = Jobs(client).pages(ended=True, array_id=name) if may_be_array(name) else ()
-        of_array = [one for page in pages for one in page.jobs]
+        of_array = jobs_of_array(client, name)
         yield from sorted(of_array, key=lambda one: one.array_index or 0)
         if not of_array:
             yield first_found(client, name, partial(_of_lease, client), Jobs(client).get)

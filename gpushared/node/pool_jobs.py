@@ -142,7 +142,8 @@ class PoolJobs:
         here = [one.job for one in self._outbox.records() if one.spec.array == reference]
         if here or self._outbox.record(JobId(reference)) is not None:
             return here or [JobId(reference)]
-        if is_array_id(reference) and self._link.connected:
+        is_one = is_job_id(reference) and not is_array_id(reference)
+        if not is_one and self._link.connected:
             asked = jobs_pb2.ListJobsRequest(array_id=reference, ended=True, limit=MAX_AFTER)
             with suppress(Unavailable, TimedOut):  # it has just died: as where that is known already
                 page = await self._ask(_LIST, asked, caller)

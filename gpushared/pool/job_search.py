@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import nsmallest
 from itertools import islice
 from typing import Protocol
@@ -13,6 +13,7 @@ from gpushared.domain.jobs.model import Ended, Job, JobId, Owner
 from gpushared.domain.jobs.state import PoolState
 from gpushared.domain.units import shown
 from gpushared.pool.archive import Page
+from gpushared.pool.job_ids import is_array_id
 from gpushared.pool.job_views import default_name
 from gpushared.pool.records import OVER, over_key
 
@@ -46,7 +47,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Which jobs. ``everybody``: not only the asker's own."""
+    """Which jobs. ``everybody``: not only the asker's own. ``array``: the id or the name of one."""
 
     ended: bool = False
     everybody: bool = False
@@ -60,13 +61,14 @@ def may_see(job: Job, owner: Owner) -> bool:
 
 
 async def find(live: PoolState, past: Past, reference: str, owner: Owner) -> Job:
-    """By id, container's name, or an unmistakable beginning of an id.
+    """By id, container's name, an unmistakable beginning of an id, or the array whose only job it is.
 
     Raises NotFound, also where it is somebody else's, and RequestError where several are meant.
     """
     if not reference:
         raise RequestError("no job is named", hint="`gpushare jobs` lists them")
-    found = await _by_id(live, past, JobId(reference)) or _by_name(live, reference, owner)
+    found = await _by_id(live, past, JobId(reference))
+    found = found or await _by_array(live, past, reference, owner) or _by_name(live, reference, owner)
     if found is None and len(reference) >= SHORTEST_BEGINNING and reference.isalnum():
         found = await _by_beginning(live, past, reference, owner)
     if found is None or not may_see(found, owner):
@@ -93,6 +95,41 @@ def _by_name(live: PoolState, name: str, owner: Owner) -> Job | None:
         candidates = ", ".join(f"{job.id} ({job.spec.owner.principal})" for job in going[:5])
         raise RequestError(f"{shown(name)} is the name of {len(going)} jobs", hint=f"say which: {candidates}")
     return max(going or named, key=lambda job: job.sequence, default=None)
+
+
+async def _by_array(live: PoolState, past: Past, reference: str, owner: Owner) -> Job | None:
+    """The only job of an array, by the array's id or name. Raises RequestError where it has several."""
+    array = array_called(live, reference, owner) or (reference if is_array_id(reference) else "")
+    if not array:
+        return None
+    asked = Asked(ended=True, array=array, limit=MAX_NAMED + 1)
+    jobs = (await _of_array(live, past, asked, owner)).jobs
+    if len(jobs) > 1:
+        many, more = (f"more than {MAX_NAMED}", ", ...") if len(jobs) > MAX_NAMED else (len(jobs), "")
+        names = ", ".join(job.id for job in jobs[:MAX_NAMED])
+        raise RequestError(
+            f"{shown(reference)} is an array of {many} jobs",
+            hint=f"name one: {names}{more}; or all: $(gpushare jobs -q --array {array})",
+        )
+    return next(iter(jobs), None)
+
+
+def array_called(live: PoolState, name: str, owner: Owner) -> str:
+    """The id of the array of a name, empty where there is none, or where the name is rather that of a job.
+
+    Raises RequestError where several that are not over have the name.
+    """
+    alone, of_arrays = live.named(name, owner), live.named_in_array(name, owner)
+    if any(not isinstance(job.state, Ended) for job in alone):
+        return ""
+    going = {job.spec.array: job for job in of_arrays if not isinstance(job.state, Ended)}
+    if len(going) > 1:
+        candidates = ", ".join(f"{array} ({job.spec.owner.principal})" for array, job in going.items())
+        raise RequestError(
+            f"{shown(name)} is the name of {len(going)} arrays", hint=f"say which: {candidates}"
+        )
+    newest = max([*going.values()] or [*alone, *of_arrays], key=_sequence, default=None)
+    return "" if newest is None or newest in alone else newest.spec.array or ""
 
 
 async def _by_beginning(live: PoolState, past: Past, beginning: str, owner: Owner) -> Job | None:
@@ -125,7 +162,8 @@ async def page(live: PoolState, past: Past, asked: Asked, owner: Owner) -> Found
             "only administrators see the jobs of others", hint="leave --all out for your own"
         )
     if asked.array:
-        return await _of_array(live, past, asked, owner)
+        array = array_called(live, asked.array, owner) or asked.array
+        return await _of_array(live, past, replace(asked, array=array), owner)
     kind, place = asked.token[:1], asked.token[1:]
     if kind == OVER_MARK:
         return await _over(past, asked, owner, place, asked.limit)

@@ -183,7 +183,7 @@ class JobsService:
         return tuple(found.values())
 
     async def _meant(self, reference: str, owner: Owner) -> list[JobId]:
-        if is_array_id(reference):
+        if is_array_id(reference) or search.array_called(self._machine.state, reference, owner):
             asked = Asked(ended=True, array=reference, limit=MAX_ARRAY)
             of_array = await search.page(self._machine.state, self._past, asked, owner)
             if of_array.jobs:

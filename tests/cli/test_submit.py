@@ -313,6 +313,48 @@ def test_wait_for_an_array_waits_for_all_of_it(gpushare: Gpushare, standin: Stan
     assert gpushare("wait", JOB).returncode == 6
 
 
+@pytest.fixture
+def sweep(standin: StandIn) -> None:
+    """An array of that name, which the daemon takes for no single job."""
+    over, runs = (
+        job(id=f"{JOB}_{at}", state=state, array_index=at)
+        for at, state in enumerate(("succeeded", "running"))
+    )
+    standin.answers["Jobs/Get"] = refusal(
+        400, "invalid_argument", "'sweep' is an array of 2 jobs", "name one"
+    )
+    standin.answers["Jobs/List"] = lambda call: ok(
+        {"jobs": [over, runs] if call.body["array_id"] == "sweep" else []}
+    )
+    standin.answers["Jobs/Cancel"] = lambda call: ok(job(id=call.body["job_id"]))
+    standin.answers["Jobs/Wait"] = ok(job(id=f"{JOB}_1", state="failed", exit_code=6))
+
+
+@pytest.mark.usefixtures("sweep")
+def test_an_array_is_waited_for_and_ended_by_its_name(gpushare: Gpushare) -> None:
+    assert gpushare("wait", "sweep").returncode == 6
+    assert gpushare("cancel", "sweep").stdout == f"{JOB}_1\n"
+
+
+@pytest.mark.usefixtures("sweep")
+@pytest.mark.parametrize("words", [("why",), ("hold",), ("logs",), ("stop",), ("priority", "--", "5")])
+def test_where_one_job_is_meant_the_name_of_an_array_is_refused_in_one_sentence(
+    gpushare: Gpushare, words: tuple[str, ...]
+) -> None:
+    command, *rest = words
+    done = gpushare(command, "sweep", *rest)
+    assert (done.returncode, done.stderr) == (
+        125,
+        "gpushare: 'sweep' is an array of 2 jobs\n  hint: name one\n",
+    )
+
+
+def test_a_name_that_two_jobs_have_is_said_of_neither_s_array(gpushare: Gpushare, standin: StandIn) -> None:
+    standin.answers["Jobs/Get"] = refusal(400, "invalid_argument", "'x' is the name of 2 jobs", "say which")
+    for command in ("wait", "cancel"):
+        assert "'x' is the name of 2 jobs" in gpushare(command, "x").stderr
+
+
 def test_wait_gives_up_after_its_time(gpushare: Gpushare, standin: StandIn) -> None:
     standin.answers["Leases/Get"] = NONE
     standin.answers["Jobs/Get"] = ok(RUNNING)

@@ -329,6 +329,24 @@ def test_an_array_of_twenty_runs_each_once_and_knows_its_numbers(
     assert daemon.free_permille() == [1000, 1000]
 
 
+def test_an_array_is_meant_by_its_name(daemon: DaemonProcess) -> None:
+    name = f"{daemon.directory.name}-sweep"
+    submit(daemon, "sleep", "1000", array="0-2", name=name, gpu="0.1", lease={"held": True})
+    listed = daemon.gpushare("jobs", "-q", "--array", name).stdout.split()
+    assert len(listed) == 3
+    for words in (("why", name), ("unhold", name), ("priority", name, "5"), ("logs", name), ("stop", name)):
+        done = daemon.gpushare(*words)
+        assert done.returncode == 125
+        assert (
+            f"'{name}' is an array of 3 jobs\n  hint: name one: {', '.join(listed)}; or all:" in done.stderr
+        )
+    (after,) = submit(daemon, "true", after=[{"job_id": name}])
+    assert job(daemon, after)["reason"].startswith("it waits for 3 jobs")
+    assert daemon.gpushare("cancel", name).stdout.split() == listed[::-1]
+    assert daemon.gpushare("wait", name).returncode == 125
+    assert wait_job(daemon, after)["state"] == "succeeded"
+
+
 def test_a_chain_runs_in_its_order_and_breaks_where_one_fails(daemon: DaemonProcess, tmp_path: Path) -> None:
     def writing(text: str, code: int) -> str:
         host = {"NetworkMode": "none", "Binds": [f"{tmp_path}:/out"]}

@@ -147,6 +147,48 @@ async def test_a_beginning_of_several_is_none_of_them(jobs: Jobs) -> None:
     assert refused.value.hint == f"say which: {array[0]}, {array[1]}"
 
 
+async def test_an_array_is_found_by_its_name_and_stands_for_all_of_its_jobs(jobs: Jobs) -> None:
+    first = await jobs.ask(array="0-4", name="sweep")
+    await jobs.ask(name="sweep-up")
+    array = first[0].partition("_")[0]
+    assert await jobs.ids(array_id="sweep", limit=2) == sorted(first)
+    for reference in ("sweep", array):
+        with pytest.raises(RequestError, match=f"'{reference}' is an array of more than 3 jobs") as refused:
+            await jobs.seen(reference)
+        named = ", ".join(sorted(first)[:3])
+        assert refused.value.hint == f"name one: {named}, ...; or all: $(gpushare jobs -q --array {array})"
+    (name,) = await jobs.ask(after=[jobs_pb2.JobAfter(job_id="sweep")], lease={})
+    assert (await jobs.seen(name)).reason.startswith("it waits for 5 jobs")
+    with pytest.raises(NotFound):
+        await jobs.seen("sweep", BOB)
+    assert await jobs.ids(BOB, array_id="sweep") == []
+
+
+async def test_of_arrays_and_jobs_of_a_name_those_that_are_not_over_are_meant(jobs: Jobs) -> None:
+    first = await jobs.ask(array="0-1", name="sweep")
+    for one in first:
+        await jobs.end(one)
+    assert await jobs.ids(array_id="sweep", ended=True) == first
+    second = await jobs.ask(array="3-4", name="sweep")
+    assert await jobs.ids(array_id="sweep", ended=True) == second
+    for one in second:
+        await jobs.end(one)
+    (alone,) = await jobs.ask(name="sweep")
+    assert (await jobs.seen("sweep")).id == alone
+    assert await jobs.ids(array_id="sweep", ended=True) == []
+    await jobs.end(alone)
+    (last,) = await jobs.ask(array="7", name="sweep")
+    assert (await jobs.seen("sweep")).id == last
+
+
+async def test_two_arrays_of_a_name_are_none_of_them_to_whoever_sees_both(jobs: Jobs) -> None:
+    for owner in (ADA, BOB):
+        await jobs.ask(owner, array="0-1", name="sweep")
+    with pytest.raises(RequestError, match="'sweep' is the name of 2 arrays") as refused:
+        await jobs.seen("sweep", EVE)
+    assert "(bob@lab)" in refused.value.hint
+
+
 async def test_of_two_of_a_name_the_one_that_is_not_over_is_meant(jobs: Jobs) -> None:
     (first,) = await jobs.ask(name="trainer")
     await jobs.end(first)

@@ -451,7 +451,7 @@ class ListJobsRequest(_message.Message):
     all: _builtins.bool
     """Of everybody, where the caller may."""
     array_id: _builtins.str
-    """Those of one array."""
+    """Those of one array, by its id or name."""
     page_token: _builtins.str
     """Where the last page ended; empty = from the beginning."""
     def __init__(

@@ -12,7 +12,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from heapq import merge
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 from typing import Any, TypeVar
 
 from gpushared.domain.errors import NotFound
@@ -73,6 +73,8 @@ RequestKey = tuple[str, str, int]
 """Person, request id, index in its array."""
 FEW_NAMED = 5
 """Of one person's jobs of a name so many are looked at."""
+MANY_NAMED = 1000
+"""And so many of those whose names begin as the name of an array."""
 _Key = TypeVar("_Key", bound=tuple[Any, ...])
 
 
@@ -219,6 +221,17 @@ class PoolState:
             for key in islice(self.names.since((person, name)), FEW_NAMED)
             if key[:2] == (person, name)
         ]
+
+    def named_in_array(self, name: str, by: Owner) -> list[Job]:
+        """The jobs of arrays of a name, of each person as many as one may look at: ``name-0``, ``name-1``."""
+
+        def of(person: str) -> Iterator[Job]:
+            keys = self.names.since((person, f"{name}-"))
+            alike = takewhile(lambda key: key[0] == person and key[1].startswith(f"{name}-"), keys)
+            return (self.find(key[-1]) for key in islice(alike, MANY_NAMED))
+
+        jobs = chain.from_iterable(map(of, self._people(by)))
+        return [job for job in jobs if job.spec.array and job.spec.name == f"{name}-{job.spec.index}"]
 
     def beginning(self, text: str, by: Owner, *, over: bool, after: str = "") -> Iterator[Job]:
         """The jobs that they may see and whose ids begin so, in the order of the ids and after one."""
