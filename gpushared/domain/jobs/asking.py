@@ -37,7 +37,7 @@ from gpushared.domain.jobs.model import (
     Succeeded,
     Then,
 )
-from gpushared.domain.jobs.orders import send
+from gpushared.domain.jobs.orders import name_of, send
 from gpushared.domain.jobs.protocol import CLIENT_END, GiveBack
 from gpushared.domain.jobs.state import PersonsQueue, PoolDraft, Wake, is_gang, is_over, request_key
 from gpushared.domain.policy.projects import project_of
@@ -311,11 +311,17 @@ def set_priority(event: JobPriorityAsked, draft: PoolDraft) -> None:
 
 
 def _queued(job: Job) -> Job:
-    if not isinstance(job.state, Queued):
-        raise StateConflict(
-            f"job {job.id} does not wait any more", hint=f"`gpushare why {job.id}` tells more"
-        )
-    return job
+    """Raises StateConflict where the job has left the queue, also where its lease waits again on a node."""
+    if isinstance(job.state, Queued):
+        return job
+    hint = f"`gpushare why {job.id}` tells more"
+    if not isinstance(job.state, Placing | Running):
+        raise StateConflict(f"job {job.id} does not wait any more", hint=hint)
+    where = ", ".join(name_of(part.node) for part in job.state.parts)
+    raise StateConflict(
+        f"job {job.id} has left the queue for {where}, where it starts when it can",
+        hint=f"{hint}; to have it wait instead: gpushare cancel {job.id}, and gpushare submit --hold",
+    )
 
 
 # --- dependencies --------------------------------------------------------------------------------------

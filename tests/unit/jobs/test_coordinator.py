@@ -514,9 +514,16 @@ def test_a_held_job_waits_until_it_is_let_go() -> None:
     pool.is_now(Queued)
     pool.do(m.JobHoldAsked(J, ADA, held=False))
     pool.is_now(Placing)
-    with pytest.raises(StateConflict):
-        pool.do(m.JobHoldAsked(J, ADA, held=True))
     assert "let go by ada@lab" in pool.told()
+
+
+def test_a_job_that_has_left_the_queue_for_a_node_is_not_held_and_it_is_said_where_it_is() -> None:
+    pool = Pool("a")
+    pool.submit()
+    for ask in (m.JobHoldAsked(J, ADA, held=True), m.JobPriorityAsked(J, ADA, 5)):
+        with pytest.raises(StateConflict, match="job j1 has left the queue for node a") as refused:
+            pool.do(ask)
+        assert "gpushare cancel j1, and gpushare submit --hold" in refused.value.hint
 
 
 def test_the_higher_priority_goes_first_in_a_project() -> None:
