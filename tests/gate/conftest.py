@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gpushared.gate.gate import Gate
-from tests.gate.desks import FakeDesk
+from gpushared.ports import EngineFacts
+from tests.bed.fixtures import CdiEngine
+from tests.gate.desks import FakeDesk, facts
 from tests.gate.docker import Docker
 from tests.gate.serving import ROOT, Served, serving_gate
 
@@ -16,6 +18,17 @@ from tests.gate.serving import ROOT, Served, serving_gate
 @pytest.fixture
 def desk() -> FakeDesk:
     return FakeDesk()
+
+
+@pytest.fixture(params=["oldest", pytest.param("newest", marks=pytest.mark.cdi)])
+def each_engine(request: pytest.FixtureRequest, desk: FakeDesk) -> str:
+    """The endpoint of an engine, of which the desk says what the engine is."""
+    if request.param == "newest":
+        newest: CdiEngine = request.getfixturevalue("cdi_engine")
+        desk.facts = EngineFacts("28.5.2", "1.51", True, facts().gpu_mechanism, 1)
+        return newest.socket
+    oldest: str = request.getfixturevalue("docker_engine")
+    return oldest
 
 
 @pytest.fixture

@@ -24,10 +24,8 @@ from gpushared.gate.gate import Gate
 from gpushared.gate.homes import USERS_FILE_BYTES, passwd_line, put_home, with_line
 from gpushared.gate.passwd import PasswdFiles, is_small_file
 from gpushared.gate.policy.site import Policy
-from gpushared.ports import EngineFacts
 from tests.bed import parts
-from tests.bed.fixtures import CdiEngine
-from tests.gate.desks import FakeDesk, facts
+from tests.gate.desks import FakeDesk
 from tests.gate.docker import Docker
 from tests.gate.serving import ALICE, BOB, ROOT, serving_gate
 
@@ -255,16 +253,11 @@ def shared() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-@pytest.fixture(params=["oldest", pytest.param("newest", marks=pytest.mark.cdi)])
+@pytest.fixture
 async def rig(
-    request: pytest.FixtureRequest, desk: FakeDesk, docker_environment: dict[str, str], shared: Path
+    each_engine: str, desk: FakeDesk, docker_environment: dict[str, str], shared: Path
 ) -> AsyncIterator[Rig]:
-    if request.param == "newest":
-        engine: CdiEngine = request.getfixturevalue("cdi_engine")
-        desk.facts = EngineFacts("28.5.2", "1.51", True, facts().gpu_mechanism, 1)
-        socket = engine.socket
-    else:
-        socket = request.getfixturevalue("docker_engine")
+    socket = each_engine
     for name, passwd in IMAGES.items():
         file = shared / name
         file.write_bytes(image_tar(passwd))

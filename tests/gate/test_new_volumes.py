@@ -18,10 +18,8 @@ import pytest
 from gpushared.gate.gate import Gate
 from gpushared.gate.pins import volumes
 from gpushared.gate.policy.site import Policy
-from gpushared.ports import EngineFacts
 from tests.bed import parts
-from tests.bed.fixtures import CdiEngine
-from tests.gate.desks import FakeDesk, facts
+from tests.gate.desks import FakeDesk
 from tests.gate.docker import Docker
 from tests.gate.pinning import mounted
 from tests.gate.serving import ALICE, BOB, ROOT, serving_gate
@@ -72,16 +70,11 @@ class Rig:
         return done.out.decode().strip()
 
 
-@pytest.fixture(params=["oldest", pytest.param("newest", marks=pytest.mark.cdi)])
+@pytest.fixture
 async def rig(
-    request: pytest.FixtureRequest, desk: FakeDesk, docker_environment: dict[str, str], tmp_path: Path
+    each_engine: str, desk: FakeDesk, docker_environment: dict[str, str], tmp_path: Path
 ) -> AsyncIterator[Rig]:
-    if request.param == "newest":
-        engine: CdiEngine = request.getfixturevalue("cdi_engine")
-        desk.facts = EngineFacts("28.5.2", "1.51", True, facts().gpu_mechanism, 1)
-        socket = engine.socket
-    else:
-        socket = request.getfixturevalue("docker_engine")
+    socket = each_engine
     file = tmp_path / "image.tar"
     file.write_bytes(image())
     assert parts.docker(socket, "import", str(file), TAG).returncode == 0

@@ -22,7 +22,6 @@ from gpushared.gate.engine import EngineSocket
 from gpushared.gate.gate import Gate
 from gpushared.gate.turns import Turns
 from gpushared.ports import EngineFacts, Mount
-from tests.bed.fixtures import CdiEngine
 from tests.gate.desks import FakeDesk, edits, facts
 from tests.gate.people import People, people
 from tests.gate.serving import ask, raw_client, request
@@ -37,16 +36,10 @@ async def plain(desk: FakeDesk, docker_engine: str, busybox_image: str) -> Async
         yield both
 
 
-@pytest.fixture(params=["oldest", pytest.param("newest", marks=pytest.mark.cdi)])
-async def both(request: pytest.FixtureRequest, desk: FakeDesk, busybox_image: str) -> AsyncIterator[People]:
+@pytest.fixture
+async def both(each_engine: str, desk: FakeDesk, busybox_image: str) -> AsyncIterator[People]:
     """Before each of the engines."""
-    if request.param == "newest":
-        engine: CdiEngine = request.getfixturevalue("cdi_engine")
-        desk.facts = EngineFacts("28.5.2", "1.51", True, facts().gpu_mechanism, 1)
-        socket = engine.socket
-    else:
-        socket = request.getfixturevalue("docker_engine")
-    async with people(Gate(socket, desk), busybox_image) as found:
+    async with people(Gate(each_engine, desk), busybox_image) as found:
         yield found
 
 

@@ -10,10 +10,8 @@ import pytest
 
 from gpushared.gate.gate import Gate
 from gpushared.gate.mounts import unnamed_volumes
-from gpushared.ports import EngineFacts
 from tests.bed import parts
-from tests.bed.fixtures import CdiEngine
-from tests.gate.desks import FakeDesk, facts
+from tests.gate.desks import FakeDesk
 from tests.gate.people import People, Person, people
 
 
@@ -32,20 +30,14 @@ def test_a_volume_is_made_where_nothing_else_is_mounted(
     assert [mount["Target"] for mount in unnamed_volumes(host, paths)] == made
 
 
-@pytest.fixture(params=["oldest", pytest.param("newest", marks=pytest.mark.cdi)])
-async def both(request: pytest.FixtureRequest, desk: FakeDesk, busybox_image: str) -> AsyncIterator[People]:
-    if request.param == "newest":
-        engine: CdiEngine = request.getfixturevalue("cdi_engine")
-        desk.facts = EngineFacts("28.5.2", "1.51", True, facts().gpu_mechanism, 1)
-        socket = engine.socket
-    else:
-        socket = request.getfixturevalue("docker_engine")
+@pytest.fixture
+async def both(each_engine: str, desk: FakeDesk, busybox_image: str) -> AsyncIterator[People]:
     tag = "gate-volumes:latest"
     baked = ("--change", "VOLUME /baked", "--change", "EXPOSE 80")
-    assert parts.docker(socket, "import", *baked, str(parts.BUSYBOX_TAR), tag).returncode == 0
-    async with people(Gate(socket, desk), tag) as found:
+    assert parts.docker(each_engine, "import", *baked, str(parts.BUSYBOX_TAR), tag).returncode == 0
+    async with people(Gate(each_engine, desk), tag) as found:
         yield found
-    parts.docker(socket, "rmi", "--force", tag)
+    parts.docker(each_engine, "rmi", "--force", tag)
 
 
 async def made(person: Person, **config: object) -> str:
