@@ -1,8 +1,8 @@
 """Has the docker CLI itself read docker's words, with a small socket of ours in the place of the engine.
 
 Files of variables, relative paths, options of the future: docker reads all of them, and nobody else does.
-Nothing reaches the real engine. ``capture`` takes from it what docker would have created; ``refusal_of_run``
-only finds out whether docker would get so far.
+Nothing reaches the real engine. ``capture`` takes from it what docker would have created; ``read_run``
+also finds out whether docker would get so far.
 """
 
 from __future__ import annotations
@@ -67,24 +67,34 @@ def capture(program: str, words: Sequence[str], api_version: str) -> Captured:
     return engine.captured
 
 
-def refusal_of_run(program: str, words: RunWords, api_version: Callable[[], str]) -> int:
-    """The exit code of ``docker run`` where docker refuses these words by itself, else 0.
+class ReadRun(NamedTuple):
+    """``refusal``: the exit code of ``docker run`` where docker refuses the words by itself, else 0.
 
-    Docker's own message is on stderr then. ``api_version`` is called while docker starts, and may raise
-    errors of the tree. Raises TimedOut.
+    ``captured`` is None where docker refuses them, or has not read them.
+    """
+
+    refusal: int = 0
+    captured: Captured | None = None
+
+
+def read_run(program: str, words: RunWords, api_version: Callable[[], str]) -> ReadRun:
+    """Has ``docker run`` read these words; where docker refuses them, its own message is on stderr.
+
+    ``api_version`` is called while docker starts, and may raise errors of the tree. Raises TimedOut.
     """
     if not can_be_read_twice(words):
-        return 0
+        return ReadRun()
     command = [program, "run", *_without_pull(words)]
     with _engine(api_version, 400, _LOOKED_AT) as engine:
         child = _started(command, engine, stdin=None)
         done = _ended(child)
     if engine.captured is not None:
-        return 0  # what docker wrote to stderr is about the answer of our socket
+        # What docker wrote to stderr is about the answer of our socket.
+        return ReadRun(captured=engine.captured)
     _write(done.stderr)
     if guess := option_meant(done.stderr, RUN):
         say(guess)
-    return done.returncode if done.returncode > 0 else docker.FAILED
+    return ReadRun(done.returncode if done.returncode > 0 else docker.FAILED)
 
 
 def option_meant(docker_said: bytes, options: OurOptions) -> str:

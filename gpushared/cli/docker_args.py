@@ -54,8 +54,11 @@ SUBMIT = OurOptions(
     frozenset(word.option for word in SUBMIT_WORDS if word.is_switch),
     "submit",
 )
-RUN_ALONE = ("detach", "detach-keys", "sig-proxy", "pull", "quiet")
-"""Options of ``docker run`` that ``docker create`` has no use for, or that a job keeps by itself."""
+RUN_ALONE = ("detach", "detach-keys", "sig-proxy", "pull", "quiet", "cidfile")
+"""Options of ``docker run`` that are not for ``docker create`` to read beforehand.
+
+It has no use for them, a job keeps them by itself, or, by ``--cidfile``, it would write a file.
+"""
 DOCKER_SWITCHES = frozenset(
     {
         "detach",

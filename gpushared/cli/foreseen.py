@@ -13,21 +13,27 @@ from gpushared.cli.faults import say
 from gpushared.client import Client
 from gpushared.domain.errors import GpushareError, PermissionRefused
 
-WRITTEN_BY_DOCKER = "cidfile"
 
+def check_run(client: Client, program: str, words: RunWords, captured: Captured | None) -> None:
+    """Ask what would become of a container. Raises PermissionRefused.
 
-def check_run(client: Client, program: str, words: RunWords) -> None:
-    """Have docker read the words once more, and ask what would become of them. Raises PermissionRefused."""
-    if not can_be_read_twice(words):
+    ``captured``: what docker would create, None where docker has not read the words yet.
+    """
+    captured = captured or _captured(client, program, words)
+    if captured is None:
         return
-    try:
-        version = docker.api_version_of(client)
-        captured = capture(program, words.docker_without(*RUN_ALONE, WRITTEN_BY_DOCKER), version)
-    except GpushareError:
-        return  # docker tells when its turn comes
     check_captured(client, captured)
     if captured.name:
         _warn_of_name(client, captured.name)
+
+
+def _captured(client: Client, program: str, words: RunWords) -> Captured | None:
+    if not can_be_read_twice(words):
+        return None
+    try:
+        return capture(program, words.docker_without(*RUN_ALONE), docker.api_version_of(client))
+    except GpushareError:
+        return None  # docker tells when its turn comes
 
 
 def check_captured(client: Client, captured: Captured) -> None:

@@ -58,7 +58,8 @@ def run_in_pool(words: RunWords) -> int:
     tell_of_doubts(words)
     try:
         with signals_interrupt():
-            if code := refusal_of(program, words, client):
+            code, _ = refusal_of(program, words, client)
+            if code:
                 return code
             place.ask()
             place.wait()

@@ -21,6 +21,7 @@ from gpushared.domain.errors import NotFound, PermissionRefused, Unimplemented
 from gpushared.light import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gpushared.cli.capture import Captured
     from gpushared.cli.runs import Run
 
 WHOLE_GPU = "1"
@@ -72,6 +73,7 @@ class Prepared:
         held = {**with_lease_ids(self.client, held), **shown}
         progress = Progress(sys.stderr, advice_of(words))
         self.wait = Wait(self.client, held, progress, max_wait, self._check_before_waiting)
+        self._captured: Captured | None = None
 
     def refusal(self) -> int:
         """The exit code of docker where docker refuses the words, else 0; docker has said why then.
@@ -80,7 +82,8 @@ class Prepared:
         """
         check_privileges(self.client, self.words)
         tell_of_doubts(self.words)
-        return refusal_of(self.docker, self.words, self.client)
+        code, self._captured = refusal_of(self.docker, self.words, self.client)
+        return code
 
     def fetch_image(self) -> None:
         """Before the request, so that nobody holds a GPU while pulling. Raises NotFound, Interrupted."""
@@ -96,7 +99,7 @@ class Prepared:
     def _check_before_waiting(self) -> None:
         from gpushared.cli.foreseen import check_run
 
-        check_run(self.client, self.docker, self.words)
+        check_run(self.client, self.docker, self.words, self._captured)
 
     def environ_for(self, lease_id: str) -> dict[str, str]:
         """Docker's environment for a lease that was granted."""
@@ -122,13 +125,16 @@ class Prepared:
             raise
 
 
-def refusal_of(program: str, words: RunWords, client: Client) -> int:
-    """The exit code of docker where docker refuses the words, which docker says itself then; else 0."""
-    if are_plain(words):
-        return 0
-    from gpushared.cli.capture import refusal_of_run
+def refusal_of(program: str, words: RunWords, client: Client) -> tuple[int, Captured | None]:
+    """The exit code of docker where docker refuses the words, which docker says itself then; else 0.
 
-    return refusal_of_run(program, words, partial(docker.api_version_of, client))
+    With what docker would create, where docker has read the words.
+    """
+    if are_plain(words):
+        return 0, None
+    from gpushared.cli.capture import read_run
+
+    return read_run(program, words, partial(docker.api_version_of, client))
 
 
 def tell_of_doubts(words: RunWords, options: OurOptions = RUN) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpushared.cli.capture import capture, refusal_of_run
+from gpushared.cli.capture import capture, read_run
 from gpushared.cli.docker_args import split
 from gpushared.cli.plain_words import are_plain
 from gpushared.domain.errors import RequestError
@@ -174,7 +174,7 @@ def test_an_option_that_is_nearly_one_of_ours_is_guessed(
 
 
 def refused(program: str, words: list[str]) -> int:
-    return refusal_of_run(program, split(words), lambda: "1.41")
+    return read_run(program, split(words), lambda: "1.41").refusal
 
 
 @pytest.fixture

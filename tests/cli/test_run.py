@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -239,6 +240,18 @@ def test_privileged_is_refused_before_anything_is_asked_for(
     assert "--privileged is given to no container of a pool" in in_pool.stderr
     assert "warning" not in in_pool.stderr
     assert (standin.asked("Leases/Request"), standin.asked("Jobs/Submit")) == ([], [])
+
+
+def test_docker_reads_the_words_of_a_run_that_waits_once(
+    gpushare: Gpushare, docker_recorder: Path, standin: StandIn
+) -> None:
+    standin.answers["Leases/Request"] = ok(QUEUED)
+    standin.answers["Leases/Wait"] = ok(RESERVED)
+    standin.answers["Policy/Explain"] = ok({"passes": True})
+    assert gpushare("run", "--future", "x", "busybox").returncode == 7
+    (asked,) = standin.asked("Policy/Explain")
+    assert base64.b64decode(asked["create_body"]) == b"{}", "what docker said when it read the words"
+    assert words_of(docker_recorder, "create") == []
 
 
 def test_a_detached_run_that_waits_names_what_else_there_is_once(

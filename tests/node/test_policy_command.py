@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pwd
 from base64 import b64encode
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -237,6 +238,13 @@ def test_what_the_policy_forbids_is_refused_before_anybody_waits(
     assert f"gpushare: {refused['why']}\n" in done.stderr
     assert len(daemon.leases()) == 1
     assert daemon.call("Jobs/List", {})["jobs"] == []
+
+
+def test_an_explanation_writes_no_file(daemon: DaemonProcess, tmp_path: Path) -> None:
+    written = tmp_path / "cid"
+    options = options_of(daemon, "--cidfile", str(written))
+    done = daemon.gpushare("policy", "explain", "--", *options)
+    assert (done.returncode, written.exists()) == (0, False), done.stderr
 
 
 def test_what_only_this_moment_forbids_is_said_before_the_wait(daemon: DaemonProcess) -> None:
