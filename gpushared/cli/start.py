@@ -160,12 +160,41 @@ def advice_of(words: RunWords) -> str:
 PRIVILEGED = "HostConfig.Privileged"
 
 
+NOT_IN_A_POOL = (
+    "privileged",
+    "cgroup-parent",
+    "device-cgroup-rule",
+    "link",
+    "oom-kill-disable",
+    "pid",
+    "storage-opt",
+    "userns",
+    "uts",
+    "volumes-from",
+)
+"""Options of docker that no policy gives to a user who is not trusted, as nobody is by a pool's order."""
+
+
+def may_go_elsewhere(client: Client, words: RunWords) -> bool:
+    """Return True for a container of the pool, and False for one that is of this node alone."""
+    ours = words.ours
+    if any(ours.get(name) for name in ("pool", "nodes", "span")):
+        return True
+    return bool(ours.get("node")) and ours["node"] != client.status().node
+
+
 def check_privileges(client: Client, words: RunWords) -> None:
-    """Warn of --privileged where it is given; elsewhere raise PermissionRefused, before anybody waits."""
-    if not words.is_set("privileged") or words.ours.get("node"):
-        return  # that node's gate judges
-    if words.ours.get("pool"):
-        raise PermissionRefused("--privileged is given to no container of a pool", hint="leave it out")
+    """Warn of --privileged where it is given; elsewhere raise PermissionRefused, before anybody waits.
+
+    For a container of the pool so with all options that are given to none of these.
+    """
+    asked = [name for name in NOT_IN_A_POOL if words.value(name).lower() not in {"", "0", "f", "false"}]
+    if not asked:
+        return
+    if may_go_elsewhere(client, words):
+        raise PermissionRefused(f"--{asked[0]} is given to no container of a pool", hint="leave it out")
+    if "privileged" not in asked:
+        return  # what becomes of the others is asked once docker has read all of the words
     body = json.dumps({"Image": words.image, "HostConfig": {"Privileged": True}}).encode()
     with suppress(NotFound, Unimplemented):  # a daemon that cannot tell is one whose gate judges all the same
         for one in client.explain_policy(body, "").findings:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from gpushared.cli.docker_args import DOCKER_SWITCHES
+from gpushared.cli.start import NOT_IN_A_POOL
 from tests.cli.answers import QUEUED, RESERVED, lease
 from tests.cli.process import ASK_ONCE, Gpushare
 from tests.cli.standin import HANG_UP, Call, Reply, StandIn, ok, refusal
@@ -236,10 +238,30 @@ def test_privileged_is_refused_before_anything_is_asked_for(
     )
     done = gpushare(command, "--privileged", "busybox")
     assert (done.returncode, done.stderr) == (125, refused)
-    in_pool = gpushare(command, "--pool", "--privileged", "busybox")
-    assert "--privileged is given to no container of a pool" in in_pool.stderr
-    assert "warning" not in in_pool.stderr
     assert (standin.asked("Leases/Request"), standin.asked("Jobs/Submit")) == ([], [])
+
+
+@pytest.mark.parametrize("where", [["run", "--pool"], ["run", "--node", "b"], ["submit", "--span"]])
+@pytest.mark.parametrize("option", NOT_IN_A_POOL)
+def test_what_no_container_of_a_pool_gets_is_refused_before_anything_is_asked_for(
+    gpushare: Gpushare, standin: StandIn, option: str, where: list[str]
+) -> None:
+    standin.answers["Node/Status"] = ok({"node": "a", "engine": {"api_version": "1.41"}})
+    words = [f"--{option}"] if option in DOCKER_SWITCHES else [f"--{option}", "x"]
+    done = gpushare(*where, *words, "busybox")
+    assert done.returncode == 125
+    assert f"--{option} is given to no container of a pool" in done.stderr
+    assert "warning" not in done.stderr
+    assert all("Jobs/" not in call.target for call in standin.calls)
+
+
+def test_privileged_on_this_node_by_its_name_is_as_on_this_node(gpushare: Gpushare, standin: StandIn) -> None:
+    standin.answers["Node/Status"] = ok({"node": "a", "engine": {"api_version": "1.41"}})
+    standin.answers["Policy/Explain"] = ok({"passes": True})
+    standin.answers["Jobs/Reserve"] = refusal(400, "invalid_argument", "it came so far")
+    done = gpushare("run", "--node", "a", "--privileged", "busybox")
+    assert "warning: --privileged" in done.stderr
+    assert "it came so far" in done.stderr
 
 
 def test_docker_reads_the_words_of_a_run_that_waits_once(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import shlex
 from dataclasses import replace
 from functools import cache
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpushared.cli.capture import capture
+from gpushared.cli.start import NOT_IN_A_POOL
 from gpushared.config.gate import ADDABLE, PolicyPreset, Publish
 from gpushared.domain.errors import GpushareError, PermissionRefused, RequestError
 from gpushared.gate.accounts import Account
@@ -93,6 +95,12 @@ def look(raw: bytes, field: str, preset: PolicyPreset) -> tuple[str, str]:
 def test_the_page_has_the_table_s_row(case: Case) -> None:
     row = f"| `{case.option}` | {case.open} | {case.lab} | {case.strict} |"
     assert row in PAGE.read_text()
+
+
+@pytest.mark.parametrize("name", NOT_IN_A_POOL)
+def test_no_policy_gives_what_the_command_line_refuses_for_a_pool(name: str) -> None:
+    cases = [case for case in CASES if re.match(f"--{name}(?![a-z-])", case.option)]
+    assert {case.outcome(preset) for case in cases for preset in PolicyPreset} == {NO}
 
 
 def test_every_option_of_the_table_is_named_in_explanations() -> None:
