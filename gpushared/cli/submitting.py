@@ -13,11 +13,19 @@ from gpushared.cli.capture import Captured, capture
 from gpushared.cli.docker_args import RUN_ALONE, SUBMIT, RunWords, refuse_ways_around, split
 from gpushared.cli.faults import UsageError, say, wrong_values
 from gpushared.cli.foreseen import check_captured
-from gpushared.cli.start import asked, check_privileges, names, tell_of_doubts
+from gpushared.cli.references import job_id
+from gpushared.cli.start import (
+    asked,
+    check_privileges,
+    may_go_elsewhere,
+    names,
+    tell_of_doubts,
+    with_lease_ids,
+)
 from gpushared.client import Client
 from gpushared.client.job_messages import SubmitAnswer
 from gpushared.client.jobs import Jobs
-from gpushared.domain.errors import GpushareError
+from gpushared.domain.errors import GpushareError, RequestError
 
 _FOR_A_TERMINAL = ("AttachStdin", "AttachStdout", "AttachStderr", "StdinOnce")
 MAX_COUNT_DIGITS = 9
@@ -34,9 +42,10 @@ def submit_job(args: Sequence[str]) -> int:
     said = _said(words)
     client = Client()
     check_privileges(client, words)
+    said["lease"] = _with_ids(client, words, said["lease"])
     captured = _captured(client, words)
     _refuse_old_paths(captured)
-    if not _is_for_the_pool(said):
+    if not may_go_elsewhere(client, words):  # else the policy of another node may be the one that judges
         check_captured(client, captured)
     tell_of_doubts(words, SUBMIT)
     for note in _notes(words):
@@ -50,9 +59,23 @@ def submit_job(args: Sequence[str]) -> int:
     return 0
 
 
-def _is_for_the_pool(said: dict[str, Any]) -> bool:
-    """Then the policy of another node may be the one that judges."""
-    return bool(said["pool"] or said["node"] or said["nodes"] or said["span"])
+def _with_ids(client: Client, words: RunWords, lease: dict[str, Any]) -> dict[str, Any]:
+    """The request with those that it is to be near or away from by their ids: in a pool the ids of jobs."""
+    if not (lease["near"] or lease["away_from"]):
+        return lease
+    if not may_go_elsewhere(client, words):
+        return with_lease_ids(client, lease)
+    ids = {name: [_job(client, word) for word in lease[name]] for name in ("near", "away_from")}
+    return lease | ids
+
+
+def _job(client: Client, word: str) -> str:
+    """The id of a job. Raises RequestError for the lease of none, which the pool does not know."""
+    if found := job_id(client, word):
+        return found
+    raise RequestError(
+        f"{word[:80]!r} is the lease of no job", hint="a job of the pool can be near or away from jobs only"
+    )
 
 
 def _tell_if_hopeless(jobs: Jobs, job_id: str) -> None:

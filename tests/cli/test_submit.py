@@ -223,6 +223,22 @@ def test_what_no_node_of_the_pool_could_ever_take_is_kept_and_that_is_said(
     assert bool(told) == ("no node could take 99" in done.stderr)
 
 
+def test_jobs_are_near_or_away_from_others_by_their_names(gpushare: Gpushare, standin: StandIn) -> None:
+    """On this node these are leases, and in the pool jobs."""
+    lease = {"id": "l-7f3k", "state": "active", "job_id": JOB}
+    alone = {"id": "l-8g4m", "state": "active"}
+    standin.answers["Leases/Get"] = lambda call: ok(alone if call.body["lease_id"] == "alone" else lease)
+    words = ("--near", "trainer", "--away-from", "trainer,l-7f3k", "busybox")
+    for where in ((), ("--node", "ws3"), ("--pool",)):
+        gpushare("submit", *where, *words)
+    near = [(asked["lease"]["near"], asked["lease"]["away_from"]) for asked in standin.asked("Jobs/Submit")]
+    here, in_pool = (["l-7f3k"], ["l-7f3k", "l-7f3k"]), ([JOB], [JOB, JOB])
+    assert near == [here, here, in_pool]
+    standin.answers["Leases/Get"] = lambda call: ok(alone)
+    refused = gpushare("submit", "--pool", "--near", "alone", "busybox")
+    assert (refused.returncode, "'alone' is the lease of no job" in refused.stderr) == (125, True)
+
+
 def test_an_array_is_named_by_its_own_id(gpushare: Gpushare, standin: StandIn) -> None:
     standin.answers["Jobs/Submit"] = ok({"job_ids": [f"{JOB}_0", f"{JOB}_1"], "array_id": JOB})
     assert gpushare("submit", "--array", "0-1", "busybox").stdout == f"{JOB}\n"
