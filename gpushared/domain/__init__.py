@@ -1,1 +1,1 @@
-"""The rules: no clock, no I/O, no logging, no asyncio. Events in, instructions out."""
+"""Hold the rules: no clock, no I/O, no logging, no asyncio. Events go in, instructions come out."""

@@ -1,4 +1,4 @@
-"""From the words of a user to a checked request."""
+"""Read a user's words into a checked request."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAX_RESTARTS = 100
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a user typed; empty = not said. A preset is an Ask that the admin typed."""
+    """Hold the words that a user typed; empty = not typed. A preset is an Ask that the admin typed."""
 
     gpu: str = ""
     gpu_memory: str = ""
@@ -51,11 +51,12 @@ class Ask:
     host_cpu_milli: str = ""
     host_memory_bytes: str = ""
     max_wait: str = ""
-    """How long its client waits in the queue: judged with the rest, but no part of the request."""
+    """The client waits so long in the queue. This is checked with the other words, but is no part of the
+    request."""
 
 
 def read_request(ask: Ask, presets: Mapping[str, Ask]) -> Request:
-    """The checked request; what the user typed wins over the preset. Raises RequestError or NotFound."""
+    """Return the checked request; a typed word wins over the preset's. Raises RequestError or NotFound."""
     ask = _fill_from_preset(ask, presets)
     if not (ask.gpu or ask.gpu_memory or ask.gpu_compute):
         raise RequestError("no GPU was asked for", hint="say --gpu 0.25, --gpu-memory 8g or --preset NAME")
@@ -96,19 +97,23 @@ def read_request(ask: Ask, presets: Mapping[str, Ask]) -> Request:
 
 
 def _is_compute_alone(ask: Ask) -> bool:
-    """Then the same share of the memory stands beside it."""
+    """Return True if the user named compute alone; the same share of the memory then goes with it."""
     return not (ask.gpu or ask.gpu_memory)
 
 
 def _counted(request: Request, ask: Ask) -> Request:
-    """Of MIG instances, a whole number counts them, of any size: one that is a whole GPU is hardly meant."""
+    """Drop the shares of a request for whole MIG instances.
+
+    A whole number counts instances of any size. Hardly anybody who types 1 wants an instance that is a whole
+    GPU.
+    """
     compute = request.compute_permille if ask.gpu_compute else None
     return replace(request, compute_permille=compute, memory_permille=None)
 
 
 @dataclass(frozen=True, slots=True)
 class NewSize:
-    """What a lease is to have of each of its GPUs from now on; None = not said."""
+    """Describe the new size of a lease on each of its GPUs; None = the user did not name the figure."""
 
     gpu_count: int = 1
     compute_permille: int | None = None
@@ -122,7 +127,7 @@ class NewSize:
 
 
 def read_size(*, gpu: str = "", gpu_memory: str = "", gpu_compute: str = "") -> NewSize:
-    """The checked new size of a lease. Raises RequestError."""
+    """Return the checked new size of a lease. Raises RequestError."""
     if not (gpu or gpu_memory or gpu_compute):
         raise RequestError(
             "no new size was said", hint="say --gpu 0.5, --gpu-memory 12g or --gpu-compute 50%"
@@ -153,7 +158,7 @@ def _most(said: Range | None) -> int | None:
 
 
 def check_ranges(size: NewSize, isolation: Isolation, *, whole: bool) -> None:
-    """Raises RequestError for ranges that do not go with the rest."""
+    """Raise RequestError for ranges that contradict the rest of the request."""
     shares = size.max_memory_bytes or size.max_memory_permille or size.max_compute_permille
     if isolation is Isolation.MIG and (shares or size.max_gpu_count or size.compute_limit_permille):
         raise RequestError(
@@ -195,7 +200,7 @@ def _isolation(ask: Ask, *, whole: bool, parts: tuple[int | None, ...]) -> Isola
 
 
 NOTICE_SIGNALS = ("SIGHUP", "SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")
-"""Those that programs catch to save their work; the others end them or stop them."""
+"""Programs catch these signals to save their work; other signals end or stop programs."""
 
 
 def _restarts(text: str) -> int:
@@ -255,7 +260,10 @@ MAX_HOST_CPU_MILLI = 10**9
 
 
 def _host(text: str, most: int, what: str) -> int | None:
-    """What a container may take of the host; nothing that is a number in docker's own words can be wrong."""
+    """Return the CPU or memory of the host that a container may use; None where docker named none.
+
+    Any number in docker's own range passes.
+    """
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(most)) and 0 < int(text) <= most):
@@ -264,7 +272,7 @@ def _host(text: str, most: int, what: str) -> int | None:
 
 
 MAX_PROJECT = 64
-"""As long as users' names may be, because each user is a project of their own."""
+"""A project's name may be as long as a user's name, because each user has a project of that name."""
 
 
 def _project(text: str) -> str:
@@ -296,7 +304,7 @@ def _word(words: type[_Words], text: str, what: str) -> _Words | None:
 
 
 def describe(request: Request) -> str:
-    """The request as one would type it: ``0.25``, ``2x0.5``, ``0.25 with 8 GiB``."""
+    """Write the request as a user would type it: ``0.25``, ``2x0.5``, ``0.25 with 8 GiB``."""
     if request.isolation is Isolation.MIG:
         return in_words(request)
     share = request.compute_permille
@@ -330,7 +338,7 @@ def _to(low: int, high: int | None, words: Callable[[int], str]) -> str:
 
 
 def size_of(grants: Sequence[Grant]) -> str:
-    """What is granted of each GPU: ``39.4 GiB and 0.5 of the compute``."""
+    """Write how much the grants give of each GPU: ``39.4 GiB and 0.5 of the compute``."""
     memory = " and ".join(dict.fromkeys(format_memory(grant.memory_bytes) for grant in grants))
     share = format_share(min(grant.compute_permille for grant in grants))
     each = " on each" if len(grants) > 1 else ""

@@ -1,7 +1,8 @@
-"""Attempts to run jobs on this node: each has a record in its coordinator's book, and a lease.
+"""Run jobs on this node as attempts. Each attempt has a record in its coordinator's book, and a lease.
 
-The record changes in the same step as what it tells of: an order is written before it is answered, and an
-attempt's state follows its lease's. What the daemon does for it (pull, create, start) comes back as events.
+The record changes in the same step as the thing that it records: the node writes an order before it answers
+the order, and an attempt's state follows its lease's state. The daemon's work for an attempt (pull, create,
+start) comes back as events.
 """
 
 from __future__ import annotations
@@ -69,32 +70,35 @@ from gpushared.domain.submission import submit
 from gpushared.domain.units import format_duration, format_memory
 
 CONTACT_WRITTEN_SECONDS = 10.0
-"""Contact is written that seldom: a node that forgets some of it fences the earlier."""
+"""The node writes a contact to disk only this often. A node that forgets a contact fences too early, never
+too late."""
 FENCE_GRACE_SECONDS = 10
-"""However long this node's stops may take otherwise: the coordinator waits no longer for a fence."""
+"""The grace of a fence is bounded by this, however long stops on this node may take: the coordinator waits no
+longer."""
 GUARD_AFTER_SECONDS = 5
-"""So long after the daemon's own look the guard ends a container: the daemon asks the engine before."""
+"""The guard ends a container so long after the daemon's own look: the daemon comes first and asks the
+engine."""
 PRUNE_SECONDS = 3600.0
 WENT_DOWN = Ending(EndKind.LOST, "the node went down before it began, or while it was paused")
 NOT_STARTED = Ending(EndKind.FAILED, "no container was started in time")
 LEFT_OVER = re.compile(r"task [0-9a-f]+: already exists")
-"""An engine that was killed while it started a container finds the rest of that start (containerd's
-ErrAlreadyExists). This container does not start any more; another one does."""
+"""An engine that was killed while it started a container meets the rest of that start (containerd's
+ErrAlreadyExists). This container does not start any more; a new one does."""
 RAN_OUT = Ending(EndKind.NO_ROOM, "its reservation ran out before all of its gang had one")
 REFUSALS = (RequestError, LimitReached, NotFound, PermissionRefused, StateConflict)
-"""What a request may be refused with: then it is the attempt that is refused, and that is written."""
+"""A request may be refused with these errors. Then the attempt is refused, and its record says so."""
 
 
 # --- orders --------------------------------------------------------------------------------------------
 
 
 def order_taken(event: OrderTaken, draft: Draft) -> None:
-    """Write what becomes of an order, and do it."""
+    """Write the order's effect on its attempt, and carry the order out."""
     key, coordinator = event.order.key, event.coordinator
     book = draft.attempts.get(coordinator) or Attempts(coordinator=coordinator)
     order = event.order
     if isinstance(order, GiveBack) and _is_claimed(book.get(key), draft):
-        order = Query(key, order.epoch)  # its container came first
+        order = Query(key, order.epoch)  # the attempt's container came before the order
     taken = book_of.take(book, order, event.account, event.refusal, draft.now, boot_id=draft.base.boot_id)
     draft.report = taken.report
     draft.report_to = coordinator
@@ -104,7 +108,7 @@ def order_taken(event: OrderTaken, draft: Draft) -> None:
         return
     match taken.todo:
         case Todo.PREPARE:
-            # Without a contact that is on disk it would be ended by the first look after a crash.
+            # Without a contact on disk the first look after a crash would end the attempt.
             draft.write_contact(coordinator)
             draft.do(PrepareAttempt(key, coordinator))
         case Todo.START:
@@ -118,7 +122,7 @@ def order_taken(event: OrderTaken, draft: Draft) -> None:
 
 
 def _is_claimed(attempt: Attempt | None, draft: Draft) -> bool:
-    """Whether a container of the attempt is there, or is being made."""
+    """Return True if a container of the attempt exists, or is being made."""
     lease = None if attempt is None else _lease_of(attempt, draft)
     if lease is None or isinstance(lease.state, Queued):
         return False
@@ -133,7 +137,7 @@ def _note_epoch(book: Attempts, draft: Draft) -> None:
 
 
 def _start_gang(attempt: Attempt, draft: Draft) -> None:
-    """All of the gang have what they need: from now on it is like any other reservation."""
+    """Launch a gang's attempt once all of the gang are ready; its reservation is then like any other."""
     lease = _lease_of(attempt, draft)
     if lease is None or not isinstance(lease.state, Reserved):
         return
@@ -157,9 +161,9 @@ def _lease_of(attempt: Attempt, draft: Draft) -> Lease | None:
 
 
 def prepared(event: AttemptPrepared, draft: Draft) -> bool:
-    """Its image is there: ask for its lease. Comes back with whether it must have it at once.
+    """Ask for the lease of an attempt whose image is there. Return True if it must have the lease at once.
 
-    Raises what a request is refused with; see ``refused``.
+    Raises the errors with which a request is refused; see ``refused``.
     """
     attempt = _live(event.coordinator, event.key, draft)
     if attempt is None or attempt.state is not AttemptState.PREPARING:
@@ -183,7 +187,10 @@ def prepared(event: AttemptPrepared, draft: Draft) -> bool:
 
 
 def refused(event: object, error: GpushareError, state: NodeState, now: float) -> Draft:
-    """The draft in which the attempt, not the event, is refused; raises the error where there is none."""
+    """Return the draft in which the attempt, not the event, is refused.
+
+    Raises the error again where it does not refuse an attempt.
+    """
     if not isinstance(event, AttemptPrepared) or isinstance(error, InvalidTransition):
         raise error
     if not isinstance(error, REFUSALS):
@@ -191,7 +198,7 @@ def refused(event: object, error: GpushareError, state: NodeState, now: float) -
     draft = Draft(state, now)
     attempt = _live(event.coordinator, event.key, draft)
     assert attempt is not None, "only one that lives asks for a lease"
-    # Those of a full node are for people who ask it themselves.
+    # The hint on a full node is for people who ask the node themselves.
     hint = "" if isinstance(error, LimitReached) else error.hint
     kind = EndKind.NO_ROOM if isinstance(error, LimitReached) else EndKind.FAILED
     ending = Ending(kind, error.message, hint=hint)
@@ -200,7 +207,10 @@ def refused(event: object, error: GpushareError, state: NodeState, now: float) -
 
 
 def _request_of(attempt: Attempt) -> Request:
-    """What the node asks of itself. A gang of which one part waited would wait as a whole."""
+    """Return the request that the node makes of itself.
+
+    A gang's request is not requeued: a gang of which one part waited would wait as a whole.
+    """
     assert attempt.request is not None, "only tombstones have none"
     assert attempt.spec is not None, "only tombstones have none"
     stays = attempt.spec.requeue and not attempt.gang
@@ -208,7 +218,10 @@ def _request_of(attempt: Attempt) -> Request:
 
 
 def launch_failed(event: LaunchFailed, draft: Draft) -> None:
-    """It has no container, or one that does not start: its lease ends, and the attempt with these words."""
+    """End the lease of an attempt that has no container, or one that does not start, and so the attempt.
+
+    The attempt's ending repeats the event's words.
+    """
     attempt = _live(event.coordinator, event.key, draft)
     if attempt is None:
         return
@@ -216,7 +229,7 @@ def launch_failed(event: LaunchFailed, draft: Draft) -> None:
 
 
 def _end_as(attempt: Attempt, ending: Ending, draft: Draft, grace_seconds: int) -> None:
-    """End a live attempt with an ending of its own, whatever its lease's outcome will be called."""
+    """End a live attempt with an ending of its own, whatever its lease's outcome says."""
     lease = _lease_of(attempt, draft)
     if lease is None:
         _note(attempt, AttemptState.ENDED, draft, ending=ending)
@@ -230,7 +243,7 @@ def _end_as(attempt: Attempt, ending: Ending, draft: Draft, grace_seconds: int) 
 
 
 def contact_made(event: ContactMade, draft: Draft) -> None:
-    """The coordinator heard of this node. Who had waited too long for that is ended all the same."""
+    """Note that the coordinator heard of this node. A contact that came too late still fences attempts."""
     _fence(event.coordinator, event.boot_id, event.sent_at, draft)
     known = draft.contacts.get(event.coordinator, Contact())
     # A coordinator that lost its memory counts its revisions anew, in a new epoch.
@@ -257,7 +270,7 @@ def _is_worth_writing(now: Contact, written: Contact, book: Attempts) -> bool:
 
 
 def fences_looked(event: FencesLooked, draft: Draft) -> None:
-    """End those whose coordinator may have given them up by now."""
+    """End the attempts that their coordinator may have given up by now."""
     for coordinator in list(draft.attempts):
         _fence(coordinator, event.boot_id, event.at, draft)
 
@@ -273,7 +286,10 @@ def _fence(coordinator: str, boot_id: str, at: float, draft: Draft) -> None:
 
 
 def _heard_at(contact: Contact, boot_id: str) -> float:
-    """Of another boot nothing is known of when the last contact was: that is too long ago."""
+    """Return when the coordinator last heard of this node in this boot.
+
+    Minus infinity, which is always too long ago, if nothing is known of this boot.
+    """
     known = contact.boot_id == boot_id and contact.at is not None
     return contact.at if known and contact.at is not None else -math.inf
 
@@ -290,7 +306,7 @@ def _end_fenced(attempt: Attempt, by: str, draft: Draft) -> None:
 
 
 def deadlines(state: NodeState) -> dict[ContainerId, float | None]:
-    """When (CLOCK_BOOTTIME) the guard is to end the containers of fenced attempts.
+    """Return when (CLOCK_BOOTTIME) the guard is to end the container of each fenced attempt.
 
     None for a container that is being ended: a later contact does not give it more time.
     """
@@ -308,7 +324,7 @@ def deadlines(state: NodeState) -> dict[ContainerId, float | None]:
 
 
 def due_containers(state: NodeState, boot_id: str, at: float) -> tuple[ContainerId, ...]:
-    """The containers of attempts that a look at the fences at this moment would end."""
+    """Return the containers of the attempts that a look at the fences at this moment would end."""
     found = []
     for book in state.attempts.values():
         since = _heard_at(state.contacts.get(book.coordinator, Contact()), boot_id)
@@ -321,7 +337,10 @@ def due_containers(state: NodeState, boot_id: str, at: float) -> tuple[Container
 
 
 def guard_looked(event: GuardLooked, draft: Draft) -> None:
-    """What its coordinator is told: it runs the job elsewhere after a silence only where a guard watches."""
+    """Record for each fenced attempt whether a guard watches over its container.
+
+    The coordinator reads this: after a silence it runs the job elsewhere only where a guard watches.
+    """
     for book in list(draft.attempts.values()):
         for attempt in book_of.fenced(book):
             lease = _lease_of(attempt, draft)
@@ -332,7 +351,10 @@ def guard_looked(event: GuardLooked, draft: Draft) -> None:
 
 
 def guard_ended(event: GuardEnded, draft: Draft) -> None:
-    """These ran past their deadlines, whatever code they ended with: their work was cut off."""
+    """Record that the guard ended these containers at their deadlines.
+
+    That cut their work off, whatever their exit codes.
+    """
     for book in list(draft.attempts.values()):
         for attempt in book_of.fenced(book):
             lease = _lease_of(attempt, draft)
@@ -344,7 +366,7 @@ def guard_ended(event: GuardEnded, draft: Draft) -> None:
 
 
 def follow(draft: Draft) -> None:
-    """Take over into the records what the event did to the leases of attempts."""
+    """Copy into the records what the event did to the leases of attempts."""
     for lease in draft.changed_leases():
         if lease.attempt is None:
             continue
@@ -362,7 +384,7 @@ def _follow(attempt: Attempt, lease: Lease, draft: Draft) -> None:
             alone = attempt.gang and isinstance(outcome, NeverClaimed) and attempt.facts is None
             to = AttemptState.REFUSED if alone else AttemptState.ENDED
             ending = RAN_OUT if alone else _ending(attempt, outcome, draft)
-            # One may be over before it was ever seen to run.
+            # A container may be over before anybody saw it run.
             ran = ending.kind is EndKind.EXITED and attempt.started_at is None
             _note(attempt, to, draft, ending=ending, lease=lease, started_at=draft.now if ran else None)
         case Reserved():
@@ -375,20 +397,24 @@ def _follow(attempt: Attempt, lease: Lease, draft: Draft) -> None:
             boot_id = draft.base.boot_id
             _note(attempt, AttemptState.RUNNING, draft, lease=lease, started_at=began, boot_id=boot_id)
         case Queued() | Starting() | Draining():
-            # As before: it waits, its container is being made, or it is on its way out.
+            # The state stays: the lease waits, its container is being made, or the container is going.
             pass
         case _:
             _note(attempt, AttemptState.PAUSED, draft, lease=lease)
 
 
 def _launches_now(attempt: Attempt) -> bool:
-    """An interactive one's container is made by its owner; a gang's when all of it are ready."""
+    """Return True if the node makes the attempt's container by itself now.
+
+    The owner makes the container of an interactive attempt. A gang's containers wait until all of the gang
+    are ready.
+    """
     assert attempt.spec is not None, "only tombstones have none"
     return not attempt.spec.interactive and (not attempt.gang or attempt.facts is not None)
 
 
 def _ending(attempt: Attempt, outcome: Outcome, draft: Draft) -> Ending:
-    """What its lease's end says, where it was not known before why it ends."""
+    """Return the ending recorded before the attempt's lease ended, else the one that the outcome tells."""
     lost = attempt.boot_id and attempt.boot_id != draft.base.boot_id
     if lost and (isinstance(outcome, Finished) or outcome == REMOVED):
         return Ending(EndKind.LOST, "the node went down while it ran")
@@ -405,7 +431,7 @@ def _ending(attempt: Attempt, outcome: Outcome, draft: Draft) -> Ending:
 
 
 def start_failure(why: str, exit_code: int | None = None) -> Ending:
-    """The end of an attempt whose container the engine did not start, in the engine's words."""
+    """Return the ending of an attempt whose container the engine did not start, in the engine's words."""
     is_left_over = LEFT_OVER.search(why) is not None
     return Ending(EndKind.FAILED, why, exit_code=exit_code, passing=is_left_over)
 
@@ -475,7 +501,7 @@ def _note(
 
 
 def restored(records: Iterable[Attempt], contacts: Mapping[str, Contact]) -> dict[str, Attempts]:
-    """The books that a journal's records were in."""
+    """Sort the records of a journal into books, one for each coordinator."""
     by_coordinator: dict[str, list[Attempt]] = {name: [] for name in contacts}
     for record in records:
         by_coordinator.setdefault(record.coordinator, []).append(record)
@@ -486,7 +512,10 @@ def restored(records: Iterable[Attempt], contacts: Mapping[str, Contact]) -> dic
 
 
 def end_those_of_earlier_boots(draft: Draft) -> None:
-    """First of all after a restart of the daemon: what its coordinator may run elsewhere by now is over."""
+    """End the attempts of earlier boots; their coordinator may run them elsewhere by now.
+
+    This comes first of all after a restart of the daemon.
+    """
     for book in list(draft.attempts.values()):
         for key in book_of.of_earlier_boots(book, draft.base.boot_id):
             attempt = book.live[key]
@@ -496,7 +525,10 @@ def end_those_of_earlier_boots(draft: Draft) -> None:
 
 
 def under_way(state: NodeState) -> tuple[AttemptInstruction, ...]:
-    """What the daemon was doing for attempts when it ended, to be done again; all of it may be half done."""
+    """Return the work for attempts that the daemon has to do again after a restart.
+
+    All of that work may be half done already.
+    """
     found: list[AttemptInstruction] = []
     for book in state.attempts.values():
         over = book_of.of_earlier_boots(book, state.boot_id)
@@ -511,7 +543,7 @@ def under_way(state: NodeState) -> tuple[AttemptInstruction, ...]:
 
 
 def is_to_launch(attempt: Attempt, state: NodeState) -> bool:
-    """Whether it has its lease, and its container has not begun yet."""
+    """Return True if the attempt has its lease and its container has not begun yet."""
     lease = state.attempt_lease(attempt)
     if lease is None or attempt.started_at is not None or not _launches_now(attempt):
         return False
@@ -519,7 +551,7 @@ def is_to_launch(attempt: Attempt, state: NodeState) -> bool:
 
 
 def prune(draft: Draft) -> None:
-    """Now and then, forget final records for which nothing can come late any more."""
+    """Forget, now and then, the final records for which nothing can come late any more."""
     if draft.now - draft.pruned_at < PRUNE_SECONDS and draft.pruned_at <= draft.now:
         return
     draft.pruned_at = draft.now

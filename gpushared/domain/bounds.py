@@ -1,4 +1,4 @@
-"""Between what an elastic lease may be; of others both ends are what they have."""
+"""Tell the least and the most that an elastic lease may have; a fixed lease has exactly its grant."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpushared.domain.request import Request
 
 
 def bounds(request: Request, grant: Grant, gpu: Gpu) -> tuple[Grant, Grant]:
-    """The least and the most that the request may have of this GPU, which has granted it something."""
+    """Return the least and the most that the request may have of this GPU, on which it has a grant."""
     if request.wants_whole_gpus or not is_elastic(request):
         return grant, grant
     low, high = need_on(least(request), gpu), need_on(most(request), gpu)
@@ -29,6 +29,6 @@ def bounds(request: Request, grant: Grant, gpu: Gpu) -> tuple[Grant, Grant]:
 
 
 def count_bounds(request: Request) -> tuple[int, int]:
-    """The least and the most GPUs."""
+    """Return the least and the most GPUs that the request may have."""
     low = len(request.gpus) or request.gpu_count
     return low, max(low, request.max_gpu_count or 0)

@@ -1,7 +1,7 @@
-"""Checks that depend on each other: one cause gives one line.
+"""Run checks that depend on each other, so that one cause gives one line.
 
-A check is a pure function from facts to a finding. One whose dependency failed, was skipped or said
-all there is to say is not made.
+A check is a pure function from facts to a finding. A check is left out where a check that it depends on
+failed, was skipped, or told the whole cause.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ F = TypeVar("F")
 
 
 class Status(StrEnum):
-    """How a check went. ``SKIPPED``: it does not apply here, or what it depends on is not well."""
+    """Name how a check ended.
+
+    ``SKIPPED``: the check does not apply here, or a check that it depends on did not pass.
+    """
 
     OK = "ok"
     WARNING = "warning"
@@ -25,9 +28,10 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found, in one sentence, and what to do about it, in one sentence or command.
+    """Hold a check's finding in one sentence, and its remedy in one sentence or command.
 
-    ``final``: checks that come after it would say the same again. ``because``: the check that said it.
+    ``final``: later checks would only repeat this finding. ``because``: the check that told this cause
+    already.
     """
 
     status: Status
@@ -38,13 +42,13 @@ class Finding:
 
     @property
     def ends_here(self) -> bool:
-        """Whether the checks that come after it are not made."""
+        """Return True if the checks that depend on this one are left out."""
         return self.final or self.status in {Status.FAILED, Status.SKIPPED}
 
 
 @dataclass(frozen=True)  # without slots, which Python 3.11 cannot join with generics
 class Check(Generic[F]):
-    """A check by its name (kebab-case); those it comes ``after`` stand before it in every list."""
+    """Name a check (kebab-case). The checks that it comes ``after`` stand before it in every list."""
 
     name: str
     look: Callable[[F], Finding]
@@ -53,7 +57,7 @@ class Check(Generic[F]):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A check's finding; ``blocked_by`` names the dependency for which it was not made."""
+    """Hold a check's finding; ``blocked_by`` names the dependency that kept the check from being made."""
 
     name: str
     finding: Finding
@@ -77,7 +81,7 @@ def skipped(detail: str, *, because: str = "") -> Finding:
 
 
 def examine(checks: Sequence[Check[F]], facts: F) -> tuple[Result, ...]:
-    """The result of every check, in their order."""
+    """Make every check whose dependencies let it, and return the results in the order of the checks."""
     results: dict[str, Result] = {}
     for check in checks:
         cause = _cause(check, results)
@@ -90,7 +94,7 @@ def examine(checks: Sequence[Check[F]], facts: F) -> tuple[Result, ...]:
 
 
 def _cause(check: Check[F], results: dict[str, Result]) -> str:
-    """The first cause in the chain of dependencies, or an empty text."""
+    """Return the first cause in the chain of dependencies, or an empty text."""
     for name in check.after:
         earlier = results[name]
         if earlier.finding.ends_here:
@@ -99,5 +103,5 @@ def _cause(check: Check[F], results: dict[str, Result]) -> str:
 
 
 def is_well(results: Iterable[Result]) -> bool:
-    """Warnings are no failure."""
+    """Return True if no check failed; a warning is no failure."""
     return all(result.finding.status is not Status.FAILED for result in results)

@@ -1,8 +1,8 @@
-"""Faults of MPS servers: who met them, who holds on to them, and who is started again after them.
+"""Handle faults of MPS servers: tell the victims, end leases that hold on, and start containers again.
 
-A fatal fault of one client reaches all clients of its server, and the server takes no new ones until all of
-them are gone. So their stories tell them what happened, one that holds on for too long is ended, and one that
-asked for it is started again when the server is well.
+A fatal fault of one client reaches all clients of its server, and the server takes no new clients until all
+of the old ones are gone. So the victims' stories tell them of the fault, a lease that holds on for too long
+is ended, and a lease that asked for it is started again once the server is well.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from gpushared.domain.messages import ServerFaulted
 from gpushared.domain.state import FAULT_SEEN_SECONDS, Draft
 
 START_AGAIN_SECONDS = 10.0
-"""How soon a start that did not come about is tried again."""
+"""A start that failed is tried again after so long."""
 
 
 def server_faulted(event: ServerFaulted, draft: Draft) -> None:
-    """Tell the victims, and end who holds on for too long."""
+    """Tell the victims of the fault, and end leases that hold on to the broken server for too long."""
     new = not _in_fault(event.gpus, draft)
     for gpu in event.gpus:
         draft.faulted[gpu] = draft.now
     culprit = event.culprit
     if culprit is None and new and len(event.victims) == 1:
-        (culprit,) = event.victims  # it was alone on the server
+        (culprit,) = event.victims  # its lease was alone on the server
     text = _fault_text(event, culprit, draft)
     for lease_id in sorted(event.victims | ({culprit} if culprit else frozenset())):
         lease = draft.leases.get(lease_id)
@@ -48,7 +48,7 @@ def server_faulted(event: ServerFaulted, draft: Draft) -> None:
 
 
 def hit_by_another(lease: Lease, text: str, draft: Draft) -> None:
-    """Whatever broke on the GPU by another's doing may end this lease's container, or has just done so."""
+    """Note on a lease that another lease's fault may end its container, or has just ended it."""
     state = lease.state
     if isinstance(state, Starting | Active | Paused) and lease.faulted_at is None:
         _note(lease, text, draft)
@@ -57,7 +57,7 @@ def hit_by_another(lease: Lease, text: str, draft: Draft) -> None:
 
 
 def watch_faults(draft: Draft) -> None:
-    """Start again who waits for that; forget the faults that containers outlived."""
+    """Start again the leases that wait for it, and forget the faults that containers outlived."""
     for lease in list(draft.leases.values()):
         match lease.state:
             case Starting(by_node=True, deadline=float(deadline)) as state if draft.now >= deadline:
@@ -70,7 +70,7 @@ def watch_faults(draft: Draft) -> None:
 
 
 def _outlived(lease: Lease, draft: Draft) -> bool:
-    """It is not told of any more, or it would have been ended."""
+    """Return True if the lease met a fault so long ago that it would have been ended if it still held on."""
     over = draft.rules.fault_patience_seconds + START_AGAIN_SECONDS
     return lease.faulted_at is not None and draft.now - lease.faulted_at >= over
 
@@ -79,7 +79,7 @@ def _outlived(lease: Lease, draft: Draft) -> bool:
 
 
 def _met(lease: Lease, text: str, where: str, draft: Draft) -> None:
-    """``text`` is empty for the one that caused it."""
+    """Note that the lease met a fault; ``text`` is empty for the lease that caused it."""
     match lease.state:
         case Starting(by_node=True):
             pass
@@ -98,7 +98,10 @@ def _met(lease: Lease, text: str, where: str, draft: Draft) -> None:
 
 
 def _is_there(lease: Lease, draft: Draft) -> bool:
-    """A container may well go on whose processes left the server, and the others have yet to leave."""
+    """Return True if processes of the lease are still on its GPUs.
+
+    A container may go on after its own processes left the server, while other clients have yet to leave.
+    """
     return any(grant.gpu in draft.use.used_bytes.get(lease.id, {}) for grant in lease.grants)
 
 
@@ -108,7 +111,7 @@ def _note(lease: Lease, text: str, draft: Draft, own: str = "") -> Lease:
 
 
 def _has_ended_of_it(lease: Lease, state: Draining, text: str, draft: Draft) -> None:
-    """Its container was quicker than the look that showed the fault."""
+    """End or start again a lease whose container ended of the fault before a look showed the fault."""
     if not (state.exited and isinstance(state.outcome, Finished)):
         return
     code = state.outcome.exit_code
@@ -152,7 +155,10 @@ def _in_fault(gpus: tuple[GpuId, ...], draft: Draft) -> bool:
 
 
 def _try_start(lease: Lease, state: Starting, draft: Draft) -> None:
-    """Not while the server is broken: the container would only meet the same fault again."""
+    """Start the lease's container, unless its server is still broken.
+
+    On a broken server the container would only meet the same fault again.
+    """
     rules = draft.rules
     if abs(draft.now - state.since) >= 2 * (rules.fault_patience_seconds + rules.start_seconds):
         why = "its container could not be started again"

@@ -1,4 +1,4 @@
-"""Leases on MIG instances that are there no more: the admin may destroy those that no program uses now."""
+"""End leases on MIG instances that are gone: the admin may destroy instances that no program uses now."""
 
 from __future__ import annotations
 

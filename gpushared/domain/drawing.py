@@ -1,4 +1,4 @@
-"""What a node's own leases hold of its pool's limits, what waits for more, and what the pool hears."""
+"""Count the pool's limits on a node's own leases: the amounts held, the waiting requests, the pool's view."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gpushared.domain.requeue import wanted_request
 from gpushared.domain.state import NodeState
 
 Held = Mapping[tuple[str, str], int]
-"""By the pool's project and the model, empty for all together, in permille of GPUs."""
+"""Permille of GPUs by the pool's project and the GPU model; an empty model stands for all models together."""
 
 
 def drawn(state: NodeState) -> Held:
-    """What the node's own leases hold of projects that the pool limits."""
+    """Return the permille that the node's own leases hold of each project that the pool limits."""
     held: dict[tuple[str, str], int] = defaultdict(int)
     for lease in state.holders():
         project = state.draws_on(lease)
@@ -40,10 +40,10 @@ def _sizes(grant: Grant, state: NodeState) -> Iterable[tuple[str, int]]:
 
 
 def told_project(lease: Lease, state: NodeState) -> str:
-    """To which project of the pool a lease counts, as the pool is told.
+    """Return the project of the pool to which a lease counts, as the node reports it to the pool.
 
-    Projects of the same name there and here need not have the same people: a lease of somebody who is not in
-    the pool's counts as one of their own.
+    Projects of one name may have other people on the node than in the pool. So the lease of a user who is not
+    in the pool's project counts as a project of that user's own.
     """
     allowance = state.allowance
     if allowance is None or state.is_of_pool(lease):
@@ -54,7 +54,7 @@ def told_project(lease: Lease, state: NodeState) -> str:
 
 
 def wants(state: NodeState, decisions: Mapping[LeaseId, Decision]) -> tuple[Want, ...]:
-    """What waits because the node may give no more by itself."""
+    """Return the needs of requests that wait because the node may give no more by itself."""
     found: dict[tuple[str, str], list[int]] = defaultdict(list)
     for decision in decisions.values():
         if decision.reason is not Reason.POOL_ALLOWANCE:
@@ -69,7 +69,7 @@ def wants(state: NodeState, decisions: Mapping[LeaseId, Decision]) -> tuple[Want
 
 
 def _least(lease: Lease, state: NodeState) -> tuple[str, int]:
-    """The model on which a request counts for the least, and how much that is."""
+    """Return the model on which a request counts for the least, and that size."""
     request = wanted_request(lease, state)
     models = [gpu for gpu in state.gpus.values() if not request.models or gpu.name in request.models]
     size, model = min(((size_on(request, gpu), gpu.name) for gpu in models), default=(0, ""))
@@ -77,7 +77,7 @@ def _least(lease: Lease, state: NodeState) -> tuple[str, int]:
 
 
 def check_growth(lease: Lease, grants: Sequence[Grant], state: NodeState) -> None:
-    """Raises LimitReached where a lease may not get so much by the pool's limits."""
+    """Raise LimitReached if the pool's limits forbid a lease to grow to these grants."""
     project, allowance = state.draws_on(lease), state.allowance
     if not project or allowance is None:
         return

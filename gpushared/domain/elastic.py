@@ -1,8 +1,8 @@
-"""Elastic requests: the least that will do, and how much more there is room for.
+"""Size elastic requests: the least that will do, and how much more there is room for.
 
-Everything that decides whether and when a request may start goes by its least: the figures that every
-request has. Only when it starts does it grow, into room that is free and kept for nobody. All GPUs of a lease
-get the same size, because the processes of one program mostly go at the pace of the slowest.
+Every decision whether and when a request may start goes by its least: the figures that every request has. The
+request grows only when it starts, into room that is free and kept for nobody. All GPUs of a lease get the
+same size, because the processes of one program mostly run at the pace of the slowest.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from gpushared.domain.lease import Grant
 from gpushared.domain.request import Request
 
 Place = Callable[[Request], tuple[Grant, ...]]
-"""The grants for a request of one size, empty where there is no room for it."""
+"""Return the grants for a request of one size, or nothing where the node has no room for that size."""
 
 
 class _Side(NamedTuple):
-    """A figure that may grow: from ``low`` to ``high``, and the request with the figure in it."""
+    """Hold a figure that may grow from ``low`` to ``high``; ``sized`` puts the figure into a request."""
 
     low: int
     high: int
@@ -28,18 +28,18 @@ class _Side(NamedTuple):
 
 
 def is_elastic(request: Request) -> bool:
-    """Whether there is a choice of sizes."""
+    """Return True if the request leaves a choice of sizes."""
     return any(True for _ in _sides(request))
 
 
 def least(request: Request) -> Request:
-    """The same request for its smallest size, and no other."""
+    """Return the same request for its smallest size, and no other."""
     request = replace(request, max_memory_bytes=None, max_memory_permille=None)
     return replace(request, max_gpu_count=None, max_compute_permille=None)
 
 
 def most(request: Request) -> Request:
-    """The same request for its largest size, which no GPU may have."""
+    """Return the same request for its largest size, which may be more than any GPU has."""
     top = least(request)
     for side in _sides(request):
         top = side.sized(top, side.high)
@@ -47,10 +47,10 @@ def most(request: Request) -> Request:
 
 
 def largest(request: Request, place: Place) -> tuple[Grant, ...]:
-    """The grants for the largest size that there is room for; empty where there is none for the least.
+    """Return the grants for the largest size that has room; empty where even the least has none.
 
-    ``place`` is asked about a dozen times. What has room for a size must have room for a smaller one. Where
-    memory and compute grow by themselves, memory does first.
+    ``place`` is asked about a dozen times. If one size has room, every smaller size must have room. Where
+    memory and compute grow separately, memory grows first.
     """
     chosen = least(request)
     grants = place(chosen)
@@ -60,7 +60,7 @@ def largest(request: Request, place: Place) -> tuple[Grant, ...]:
 
 
 def as_held(request: Request, grants: tuple[Grant, ...]) -> Request:
-    """The request for exactly these parts of these GPUs."""
+    """Return the request for exactly these parts of these GPUs."""
     gpus = tuple(grant.gpu for grant in grants)
     request = replace(least(request), gpus=gpus, gpu_count=len(gpus) or request.gpu_count)
     if request.wants_whole_gpus or not grants:
@@ -70,7 +70,7 @@ def as_held(request: Request, grants: tuple[Grant, ...]) -> Request:
     by_share = len(memories) > 1 and request.memory_permille == request.compute_permille
     return replace(
         request,
-        # Where GPUs of several models gave the same share or the same memory, the other figure differs.
+        # If GPUs of several models gave the same share or the same memory, the other figure differs.
         compute_permille=max(computes) if len(computes) == 1 else request.compute_permille,
         compute_limit_permille=grants[0].compute_limit_permille or None,
         memory_bytes=None if by_share else max(memories),
@@ -81,7 +81,10 @@ def as_held(request: Request, grants: tuple[Grant, ...]) -> Request:
 def _grow(
     chosen: Request, grants: tuple[Grant, ...], side: _Side, place: Place
 ) -> tuple[Request, tuple[Grant, ...]]:
-    """Halving the range, the upper end first: often there is room for all of it."""
+    """Find the largest figure that has room, by halving the range.
+
+    The upper end is tried first, because often all of the range has room.
+    """
     low, high = side.low, side.high
     tried = high
     while low < high:
@@ -110,7 +113,7 @@ def _sides(request: Request) -> Iterator[_Side]:
 
 
 def _is_one_share(request: Request) -> bool:
-    """Whether memory and compute go up together, as in ``0.25..1``."""
+    """Return True if memory and compute grow together, as in ``0.25..1``."""
     low, high = request.memory_permille, request.max_memory_permille
     ranges = low is not None and high is not None
     return ranges and (low, high) == (request.compute_permille, request.max_compute_permille)

@@ -1,4 +1,4 @@
-"""Whether a waiting lease may start at all, whatever is free. Pure arithmetic on its own terms."""
+"""Tell if a waiting lease may start at all, whatever is free. Only the lease's own terms count."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from gpushared.domain.state import NodeState
 from gpushared.domain.units import format_duration
 
 MINUTE_SECONDS = 60
-"""The last minute is told by the second."""
+"""The last minute before a begin time is counted in seconds."""
 
 
 def not_yet(lease: Lease, state: NodeState, now: float) -> tuple[Reason, str] | None:
-    """Why a waiting lease must not start now, whatever is free; None where it may."""
+    """Return why a waiting lease must not start now, whatever is free; None if the lease may start."""
     if lease.held_by:
         return Reason.HELD, f"is held by {lease.held_by}"
     before = [LeaseId(name) for name in lease.request.after if LeaseId(name) in state.leases]

@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 
 
 class Code(StrEnum):
-    """Status codes shared by gRPC and unary JSON (https://connectrpc.com/docs/protocol#error-codes)."""
+    """Name the status codes shared by gRPC and unary JSON.
+
+    Source: https://connectrpc.com/docs/protocol#error-codes.
+    """
 
     INVALID_ARGUMENT = "invalid_argument"
     FAILED_PRECONDITION = "failed_precondition"
@@ -49,7 +52,10 @@ class Code(StrEnum):
 
 
 class GpushareError(Exception):
-    """Base of the tree: one sentence of what is wrong, one hint of what to do."""
+    """Carry one sentence of what is wrong, and one hint of what to do.
+
+    All errors of the tree build on this.
+    """
 
     code: ClassVar[Code] = Code.INTERNAL
     exit_code: ClassVar[int] = 125
@@ -64,19 +70,19 @@ class GpushareError(Exception):
 
 
 class RequestError(GpushareError):
-    """What was asked makes no sense on any machine."""
+    """The request makes no sense on any machine."""
 
     code = Code.INVALID_ARGUMENT
 
 
 class NeverFits(RequestError):
-    """What was asked makes sense, but this node could not grant it even when empty."""
+    """The request makes sense, but this node could not grant it even when empty."""
 
     code = Code.FAILED_PRECONDITION
 
 
 class NotFound(GpushareError):
-    """There is no such thing, or it is not the caller's to see."""
+    """The named thing does not exist, or the caller may not see it."""
 
     code = Code.NOT_FOUND
 
@@ -100,7 +106,7 @@ class LimitReached(GpushareError):
 
 
 class NoRoom(LimitReached):
-    """What was asked would have to wait, and is to be had at once or not at all."""
+    """The request would have to wait, and its owner wants it at once or not at all."""
 
 
 class Unavailable(GpushareError):
@@ -110,7 +116,7 @@ class Unavailable(GpushareError):
 
 
 class DaemonUnavailable(Unavailable):
-    """Seen by clients: nothing answers on the socket."""
+    """Nothing answers on the daemon's socket; clients see this error."""
 
 
 class AuditUnavailable(Unavailable):
@@ -134,7 +140,7 @@ class SharingUnavailable(Unavailable):
 
 
 class TimedOut(GpushareError):
-    """No answer in time."""
+    """No answer came in time."""
 
     code = Code.DEADLINE_EXCEEDED
 
@@ -153,7 +159,10 @@ class ConfigError(GpushareError):
 
 
 class InvalidTransition(GpushareError):
-    """A lease was to be moved where no rule leads: a bug of ours. Carries the lease's story."""
+    """A lease was to be moved where no rule leads, which is a bug of ours.
+
+    The error carries the lease's story.
+    """
 
     code = Code.INTERNAL
 
@@ -182,5 +191,5 @@ _OF_CODE: dict[str, type[GpushareError]] = {
 
 
 def kind_of_code(code: str, default: type[GpushareError] = GpushareError) -> type[GpushareError]:
-    """The error that whoever sent this code had, as far as a code tells; ``default`` for all others."""
+    """Return the class of error that a peer raised, by its status code; ``default`` for unknown codes."""
     return _OF_CODE.get(code, default)

@@ -1,4 +1,4 @@
-"""Why a request waits, in a sentence; where it stands, when it may start, and what would fit instead."""
+"""Explain why a request waits: its place, its expected start, and a size that would fit instead."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from gpushared.domain.surroundings import check_host, rooms_for, total_of_host
 from gpushared.domain.units import SMALLEST_PERMILLE, format_duration, format_memory, format_share
 
 _NOT_FOR_LEASES = (Reason.GPU_UNHEALTHY, Reason.UNMANAGED_USE, Reason.OTHER_GPU)
-"""The end of leases is not what it waits for, so their time limits tell nothing."""
+"""These requests do not wait for leases to end, so the leases' time limits tell nothing about the start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What a waiting user is told. Times are epoch seconds, None = unknown."""
+    """Hold the answer to a user whose request waits. Times are epoch seconds, None = unknown."""
 
     position: int
     queue_length: int
     reason: Reason
     text: str
     start_from: float | None
-    """It does not start before; None = it may at any moment."""
+    """The request does not start before this time; None = it may start at any moment."""
     start_to: float | None
     refusals: tuple[tuple[Reason, int, str], ...]
 
@@ -53,9 +53,9 @@ def waiting(
     now: float,
     starts: Mapping[LeaseId, Start] | None = None,
 ) -> Waiting:
-    """The explanation of one decision that granted nothing.
+    """Return the explanation of one decision that granted nothing.
 
-    ``starts``: what ``forecast.starts`` found; without it only the head of the queue is given a time.
+    ``starts`` is the result of ``forecast.starts``; without it only the head of the queue is given a time.
     """
     request = state.leases[decision.lease].request
     start = _start(decision, now, starts)
@@ -88,7 +88,10 @@ def _start(decision: Decision, now: float, starts: Mapping[LeaseId, Start] | Non
 
 
 def _why_unknown(decision: Decision, state: NodeState) -> str:
-    """What leaves the start unknown, first of all leases without a time limit that hold or wait ahead."""
+    """Return why nobody knows the start.
+
+    The main cause is leases without a time limit, on GPUs or ahead in the queue.
+    """
     if decision.reason is Reason.HELD:
         return "; start unknown: somebody has to let it go"
     if decision.reason in _NOT_FOR_LEASES:
@@ -105,14 +108,14 @@ def _why_unknown(decision: Decision, state: NodeState) -> str:
 
 
 def _counted(decision: Decision) -> tuple[tuple[Reason, int, str], ...]:
-    """Refusals by reason, the most frequent first, each with the texts it was given for."""
+    """Count refusals by reason, the most frequent first, each with the texts that were given for it."""
     counts = Counter(refusal.reason for refusal in decision.refusals)
     texts = {reason: sorted({r.text for r in decision.refusals if r.reason is reason}) for reason in counts}
     return tuple((reason, count, "; ".join(texts[reason])) for reason, count in counts.most_common())
 
 
 def refusal_sentence(request: Request, decision: Decision, state: NodeState, now: float | None = None) -> str:
-    """One sentence: what it needs, what is there, who holds the rest."""
+    """Return one sentence: the request's need, the free room, and the holder of the rest."""
     if decision.text:
         return decision.text
     rooms = rooms_for(request, state.rooms(), state)
@@ -144,7 +147,7 @@ def refusal_sentence(request: Request, decision: Decision, state: NodeState, now
 
 
 def _troubles(refusals: Iterable[Refusal], state: NodeState) -> list[str]:
-    """What is wrong with which GPUs, each trouble once."""
+    """Return the troubles of the GPUs that refused, each trouble once with the GPUs that have it."""
     labels: dict[str, list[str]] = {}
     for refusal in refusals:
         if refusal.reason is Reason.GPU_UNHEALTHY and refusal.gpu in state.gpus:
@@ -153,7 +156,7 @@ def _troubles(refusals: Iterable[Refusal], state: NodeState) -> list[str]:
 
 
 def _trouble(text: str, labels: list[str]) -> str:
-    """Some are whole sentences, others say what the GPU is or did."""
+    """Put the GPUs' labels before a trouble, unless the trouble is a whole sentence of its own."""
     if text[:1].isupper():
         return text
     return f"GPU {labels[0]} {text}" if len(labels) == 1 else f"GPU {', '.join(labels)}: {text}"
@@ -183,7 +186,7 @@ def _offer(request: Request, rooms: Sequence[Room], best: Room) -> str:
 
 
 def _held(state: NodeState, room: Room, now: float | None) -> str:
-    """Who holds the most there, and until when; or how much is used without a lease."""
+    """Name the lease that holds the most of a GPU, and until when; or the memory used without a lease."""
     holders = [
         (grant.memory_bytes, lease)
         for lease in state.holders()
@@ -202,12 +205,12 @@ def _held(state: NodeState, room: Room, now: float | None) -> str:
 
 
 def _whole_minutes(seconds: float) -> str:
-    """Rounded up, so that the sentence does not change with every second."""
+    """Round up to whole minutes, so that the sentence does not change with every second."""
     return format_duration(max(1, math.ceil(seconds / 60)) * 60)
 
 
 def check_possible(state: NodeState, request: Request) -> None:
-    """Raises NeverFits when even an empty node could not grant this, Unavailable when no GPU is known."""
+    """Raise NeverFits if even an empty node could not grant the request, Unavailable if no GPU is known."""
     check_any(state.gpus)
     check_host(request, total_of_host(state))
     healthy = [replace(gpu, trouble=None) for gpu in state.gpus.values()]
@@ -220,7 +223,7 @@ def check_possible(state: NodeState, request: Request) -> None:
 
 
 def _check_servers(request: Request, gpus: Iterable[Gpu]) -> None:
-    """Raises NeverFits where it is the GPUs' compute mode that refuses, and nothing else."""
+    """Raise NeverFits if the GPUs' compute mode, and nothing else, refuses the request."""
     open_to_all = [replace(gpu, exclusive_process=False) for gpu in gpus]
     if is_grant(place(request, rooms_of(open_to_all, (), {}))):
         separate = request.isolation is Isolation.SEPARATE
@@ -232,7 +235,7 @@ def _check_servers(request: Request, gpus: Iterable[Gpu]) -> None:
 
 
 def nearest_size(request: Request, gpus: Iterable[Gpu]) -> str:
-    """The nearest thing that this node could grant when it is empty, as a hint."""
+    """Return a hint with the nearest size that this node could grant when it is empty."""
     gpus = list(gpus)
     alike = [gpu for gpu in gpus if not request.models or gpu.name in request.models]
     known = sorted(of_kind(request, alike), key=lambda gpu: (-gpu.leasable_bytes, gpu.index))
@@ -260,9 +263,9 @@ def nearest_size(request: Request, gpus: Iterable[Gpu]) -> str:
 
 
 def nearest_permille(state: NodeState) -> int:
-    """The largest slice of one GPU that has room at the moment, in permille; 0 where none is worth naming.
+    """Return the largest free slice of one GPU in permille; 0 if no slice is worth naming.
 
-    Whether it would be granted is the policy's matter (see ``offer``).
+    The policy decides if that slice would be granted (see ``offer``).
     """
     rooms = [
         room

@@ -1,8 +1,8 @@
-"""When those who wait may start, from time limits alone: the queue played forward.
+"""Forecast when waiting leases may start, from time limits alone, by playing the queue forward.
 
-Played by the rules themselves, in drafts that are thrown away: every lease uses its whole time limit, and
-who gives way uses its whole notice and grace, and then waits again. Asked for on demand, never while
-deciding. The times are estimates: leases may end sooner, and whoever asks later may be placed first.
+The rules themselves play, in drafts that are thrown away: every lease uses its whole time limit, and a lease
+that gives way uses its whole notice and grace, and then waits again. The forecast is made on demand, never
+while deciding. The times are estimates: leases may end sooner, and later requests may be placed first.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from gpushared.domain.rules import Rules
 from gpushared.domain.state import Draft, NodeState
 
 POSITIONS = 32
-"""Further back, an estimate says nothing."""
+"""An estimate further back in the queue says nothing."""
 STEPS = 64
 PASSES = 3
 _NO_CONTAINER = ContainerId("")
@@ -44,16 +44,16 @@ _NO_CONTAINER = ContainerId("")
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """When a waiting lease starts, and on what."""
+    """Hold the expected start of a waiting lease, and the GPUs that it starts on."""
 
     at: float
     grants: tuple[Grant, ...]
 
 
 def starts(state: NodeState, now: float, decided: Sequence[Decision] = ()) -> Mapping[LeaseId, Start]:
-    """How each waiting lease starts if every lease uses its whole time limit; those unknown are left out.
+    """Return each waiting lease's start if every lease uses its whole time limit, without unknown starts.
 
-    ``decided``: what the pass over the queue said, who goes first in front.
+    ``decided`` is the result of the pass over the queue, in the order of the queue.
     """
     waiting = [one.lease for one in decided] or [lease.id for lease in state.waiting()]
     sought, beyond = set(waiting[:POSITIONS]), set(waiting[POSITIONS:])
@@ -72,10 +72,10 @@ def starts(state: NodeState, now: float, decided: Sequence[Decision] = ()) -> Ma
 
 
 def in_order_of_start(decided: Iterable[Decision], known: Mapping[LeaseId, Start]) -> list[Decision]:
-    """The decisions with their places in the order in which the requests are expected to start.
+    """Number the decisions by the expected starts of their requests.
 
-    Those that start at the same time stay in the order in which the pass looked at them. So do those whose
-    start nobody knows, behind all others.
+    Requests that start at the same time stay in the order in which the pass looked at them. Requests whose
+    start nobody knows stay so too, behind all others.
     """
     ordered = sorted(decided, key=lambda one: known[one.lease].at if one.lease in known else NEVER)
     return [replace(one, position=place) for place, one in enumerate(ordered, start=1)]
@@ -84,9 +84,10 @@ def in_order_of_start(decided: Iterable[Decision], known: Mapping[LeaseId, Start
 def _passed(
     state: NodeState, at: float, sought: Collection[LeaseId], found: dict[LeaseId, Start]
 ) -> tuple[NodeState, float]:
-    """The state after one moment, and when time alone may change it.
+    """Return the state after one moment, and when time alone may change it.
 
-    What one pass grants the next one may take back, where leases give way, so that it is passed over again.
+    Where leases give way, the next pass may take back the grants of one pass, so the moment is passed over
+    again.
     """
     gives_way = any(rules.min_run_seconds < float("inf") for rules in state.policy.classes.values())
     for _ in range(PASSES if gives_way else 1):
@@ -102,7 +103,7 @@ def _passed(
 
 
 def _start(draft: Draft, sought: Collection[LeaseId], found: dict[LeaseId, Start]) -> None:
-    """What was granted runs at once, and waits again where it has to give way, as most do."""
+    """Let granted leases run at once, and wait again after a preemption, as most leases do."""
     for lease in list(draft.leases.values()):
         if lease.grants and lease.id in sought:
             found.setdefault(lease.id, Start(draft.now, lease.grants))
@@ -114,7 +115,7 @@ def _start(draft: Draft, sought: Collection[LeaseId], found: dict[LeaseId, Start
 
 
 def leaves_by(lease: Lease, rules: Rules) -> float:
-    """When a lease that gives way or ends is off its GPUs at the latest."""
+    """Return when a lease that gives way or ends is off its GPUs at the latest."""
     match lease.state:
         case Suspending(deadline=deadline):
             return deadline
@@ -126,13 +127,13 @@ def leaves_by(lease: Lease, rules: Rules) -> float:
 
 
 def _leaves_at(lease: Lease, rules: Rules) -> float:
-    """When it is off its GPUs, if it uses its whole time; infinite where nothing tells."""
+    """Return when the lease is off its GPUs if it uses its whole time; infinite if nothing tells."""
     limit = float("inf") if lease.expires_at is None else lease.expires_at
     return min(limit, leaves_by(lease, rules)) if is_leaving(lease) else limit
 
 
 def _due(lease: Lease, rules: Rules, now: float) -> Lease:
-    """One that should be off its GPUs already: nobody knows when it will be."""
+    """Give a lease that should be off its GPUs already an unknown end."""
     if not lease.grants or _leaves_at(lease, rules) > now:
         return lease
     never, container = float("inf"), lease.container or _NO_CONTAINER
@@ -141,7 +142,7 @@ def _due(lease: Lease, rules: Rules, now: float) -> Lease:
 
 
 def _leave(draft: Draft) -> None:
-    """Those whose time is over are off their GPUs now."""
+    """Take the leases whose time is over off their GPUs."""
     for lease in list(draft.leases.values()):
         if lease.grants and _leaves_at(lease, draft.rules) <= draft.now:
             gone = replace(lease, state=_afterwards(lease, draft), notice=None, expires_at=None)
@@ -149,7 +150,7 @@ def _leave(draft: Draft) -> None:
 
 
 def _afterwards(lease: Lease, draft: Draft) -> LeaseState:
-    """Where it is then: over, or in the queue again."""
+    """Return the lease's next state: ended, or in the queue again."""
     place = draft.next_sequence
     if lease.expires_at is not None and lease.expires_at <= draft.now:
         return Ended(Expired(), draft.now)

@@ -1,4 +1,4 @@
-"""What a pass over the queue comes to: grants, leases that give way, and why the others wait."""
+"""Apply a pass over the queue: grants, leases that give way, and the reasons why the other requests wait."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _NOT_YET = (WaitReason.HELD, WaitReason.BEGIN_TIME, WaitReason.AFTER_LEASE)
 
 
 def grant_what_fits(draft: Draft) -> float:
-    """Give what is free to those whose turn it is, and let leases give way to those who are entitled.
+    """Grant the requests that the pass chose, and make the leases that the pass chose give way.
 
-    Comes back with when time alone may change the answer; infinite where only an event can.
+    Return when time alone may change the answer; infinite if only an event can.
     """
     state = draft.view()
     if not state.waiting():
@@ -74,7 +74,7 @@ def _make_room(preemption: Preemption, draft: Draft) -> None:
 
 
 def _drop_broken_promises(plan: Plan, draft: Draft) -> None:
-    """The room was lost meanwhile, to a GPU that broke for example."""
+    """Forget room that was lost after it was promised, for example because its GPU broke."""
     for lease in list(draft.leases.values()):
         verdict = plan.verdicts.get(lease.id)
         if lease.promised is not None and verdict and verdict.reason is not WaitReason.PREEMPTING:
@@ -85,7 +85,7 @@ def _drop_broken_promises(plan: Plan, draft: Draft) -> None:
 
 
 def decisions(state: NodeState, now: float) -> tuple[Decision, ...]:
-    """What one pass over the queue says now, who goes first in front; none when nobody waits."""
+    """Return the result of one pass over the queue now, in the queue's order; empty if nobody waits."""
     waiting = {lease.id: lease for lease in state.waiting()}
     if not waiting:
         return ()
@@ -99,7 +99,7 @@ def decisions(state: NodeState, now: float) -> tuple[Decision, ...]:
 
 
 def _order(plan: Plan, waiting: Iterable[LeaseId]) -> list[LeaseId]:
-    """Those granted, those in the order in which they were looked at, those that must not start yet."""
+    """Return the granted requests, then those that the pass looked at, then those that must not start yet."""
     later = [lease for lease, verdict in plan.verdicts.items() if verdict.reason in _NOT_YET]
     known = dict.fromkeys((*plan.grants, *(one for one in plan.verdicts if one not in later), *later))
     return [*known, *(lease for lease in waiting if lease not in known)]
@@ -121,7 +121,7 @@ def _decision(
 
 
 def _no_room(request: Request, rooms: Rooms, state: NodeState) -> tuple[Reason, tuple[Refusal, ...], str]:
-    """As ``why_no_room``, and a sentence where it is the host that has too little."""
+    """Return the refusals of ``why_no_room``, and a sentence if it is the host that has too little."""
     reason, refusals = why_no_room(request, rooms_for(request, rooms, state))
     lack = lack_of_host(request, state) if reason is Reason.QUEUE_ORDER else ""
     return Reason.HOST_RESOURCES if lack else reason, refusals, lack
@@ -133,6 +133,6 @@ def _text(lease: Lease, verdict: Verdict, state: NodeState, now: float) -> str:
 
 
 def _reservation(lease: LeaseId, plan: Plan) -> Reservation | None:
-    """Its own, else the first one that others have."""
+    """Return the request's own reservation, else the first reservation of another request."""
     ordered = sorted(plan.reservations, key=lambda one: one.lease != lease)
     return next((Reservation(one.lease, one.gpus, one.start_at) for one in ordered), None)

@@ -1,8 +1,8 @@
-"""Sick and drained GPUs.
+"""Handle sick and drained GPUs.
 
-A GPU that is lost, or of which the driver tells an error that no program made, is drained: it gets no new
-leases, and those on it end, because nothing on it can be trusted to go on. It stays so, over restarts and
-reboots, until somebody who has looked after it undrains it. People drain GPUs too; then leases run on.
+A lost GPU, or one with a driver error that no program made, is drained: it gets no new leases, and its leases
+end, because nothing on it can be trusted to go on. It stays drained, over restarts and reboots, until
+somebody who has looked after it undrains it. People drain GPUs too; then leases run on.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from gpushared.domain.units import shown
 
 BY_NODE = "gpushared"
 GRACE_SECONDS = 2
-"""What a container may still save; on the GPU nothing can be saved any more."""
+"""A container may save its files in that time; the GPU's memory can no longer be saved."""
 MAX_REASON = 200
 
 
 def sampled(event: GpusSampled, draft: Draft) -> None:
-    """Drain what is sick; tell leases of the errors of programs on their GPUs."""
+    """Drain sick GPUs, and tell leases of the errors of programs on their GPUs."""
     for gpu in sorted(event.xids.keys() | event.lost):
         known = draft.view().drain_of(gpu)
         sickness = _sickness(gpu, event)
@@ -39,7 +39,7 @@ def sampled(event: GpusSampled, draft: Draft) -> None:
 
 
 def end_on_sick_gpus(draft: Draft) -> None:
-    """Whatever state a lease is in: on a sick GPU it ends, and its parts of other GPUs come free."""
+    """End every lease on a sick GPU, whatever the lease's state; its parts of other GPUs come free."""
     for lease in list(draft.leases.values()):
         found = _sick_gpu(lease, draft)
         if found is None:
@@ -70,7 +70,7 @@ def _failed(gpu: GpuId, drained: Drained, draft: Draft) -> Failed:
 
 
 def _sickness(gpu: GpuId, event: GpusSampled) -> str:
-    """What the GPU did, or an empty text."""
+    """Return how the GPU failed, or an empty text."""
     for number in event.xids.get(gpu, ()):
         if xid.kind(number) is xid.Kind.SICKNESS:
             return xid.describe(number)
@@ -78,7 +78,7 @@ def _sickness(gpu: GpuId, event: GpusSampled) -> str:
 
 
 def _loss(trouble: str) -> str:
-    """``The GPU is lost: ... (see dmesg)`` becomes ``is lost: ...``."""
+    """Shorten ``The GPU is lost: ... (see dmesg)`` to ``is lost: ...``."""
     words = trouble.partition(" (")[0]
     told = words.removeprefix("The GPU ")
     if not told:
@@ -98,7 +98,7 @@ def _tell(gpu: GpuId, number: int, event: GpusSampled, draft: Draft) -> None:
             hit_by_another(lease, f"{text}, which through MPS hits every lease there", draft)
         there = [lease for lease in there if lease not in through_mps]
     for lease in there:
-        # A program can make the same error many times a second.
+        # A program can repeat the same error many times a second.
         if all(entry.text != text for entry in lease.story):
             draft.put(lease.note(draft.now, text))
 
@@ -111,12 +111,15 @@ def _leases_on(gpu: GpuId, draft: Draft) -> Iterator[Lease]:
 
 
 def _parts(gpu: GpuId, draft: Draft) -> set[GpuId]:
-    """The GPU and its MIG instances."""
+    """Return the GPU and its MIG instances."""
     return {one.id for one in draft.gpus.values() if one.parent == gpu} | {gpu}
 
 
 def _was_there(lease: Lease, gpu: GpuId, event: GpusSampled, draft: Draft) -> bool:
-    """Whether it had processes on the GPU now or at the last look: the error may have ended them."""
+    """Return True if the lease has processes on the GPU, or had some at the last look.
+
+    The error may have ended the processes meanwhile.
+    """
     seen = event.used_bytes.get(lease.id, {}).keys() | draft.use.used_bytes.get(lease.id, {}).keys()
     return not seen.isdisjoint(_parts(gpu, draft)) or isinstance(lease.state, Draining)
 
@@ -134,7 +137,7 @@ def _name(gpu: GpuId, draft: Draft) -> str:
 
 
 def drain_asked(event: GpuDrainAsked, draft: Draft) -> None:
-    """Drain or undrain; both are harmless where it is so already."""
+    """Drain or undrain a GPU; repeating either does no harm."""
     if not event.caller.trusted:
         raise PermissionRefused(
             f"only trusted callers may {'undrain' if event.reason is None else 'drain'} GPUs",

@@ -1,4 +1,4 @@
-"""What this machine has besides its GPUs, and what a container may take of it."""
+"""Describe this machine's CPU and memory, and a container's limit of the memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class HostSize:
-    """CPU in thousandths of a core, memory in bytes; None where that is not known, or not to be counted."""
+    """Hold CPU in thousandths of a core and memory in bytes; None if unknown, or not to be counted."""
 
     cpu_milli: int | None = None
     memory_bytes: int | None = None
@@ -15,9 +15,9 @@ class HostSize:
 
 @dataclass(frozen=True, slots=True)
 class ContainerMemory:
-    """Of the host's memory: how much a container may take, 0 where it has no limit, and how much it has.
+    """Hold a container's limit of the host's memory (0 if it has none), and its present use.
 
-    What the kernel can take back at once, such as files that were read, is not counted.
+    Memory that the kernel can take back at once, such as files that were read, is not counted.
     """
 
     limit_bytes: int = 0

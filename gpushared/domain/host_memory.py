@@ -1,4 +1,4 @@
-"""Whether a container may have its GPU memory in the host's: that counts against its own limit there."""
+"""Tell if the host may take a container's GPU memory, which counts against the container's limit there."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from gpushared.domain.units import format_memory
 
 
 def note_memory(lease: LeaseId, memory: ContainerMemory | None, draft: Draft) -> None:
-    """What the engine told of a lease's container; of those that are over nothing is kept."""
+    """Note the engine's figures for a lease's container, and drop the figures of leases that are over."""
     if memory is not None and memory != draft.container_memory.get(lease):
         known = {one: told for one, told in draft.container_memory.items() if one in draft.leases}
         draft.container_memory = {**known, lease: memory}
 
 
 def lack_of_memory(lease: Lease, state: NodeState) -> str:
-    """Why the kernel would end its container if its GPU memory were moved there; empty where it would not."""
+    """Return why the kernel would end the container if its GPU memory moved to the host, or an empty text."""
     memory = state.container_memory.get(lease.id)
     if memory is None or not memory.limit_bytes:
         return ""
@@ -31,7 +31,7 @@ def lack_of_memory(lease: Lease, state: NodeState) -> str:
 
 
 def _on_gpus(lease: Lease, state: NodeState) -> int:
-    """Where the driver does not tell what its processes use, all that it holds."""
+    """Return the memory used on the lease's GPUs, or all that it holds if the driver tells no use."""
     used = sum(state.use.used_bytes.get(lease.id, {}).values())
     if used or lease.id not in state.use.busy:
         return used

@@ -1,9 +1,9 @@
-"""Leases that hold GPUs and do nothing there: they are told, then lowered, then suspended or ended.
+"""Handle leases that hold GPUs without using them: tell them, then lower them, then suspend or end them.
 
 A lease is idle from the first look that finds it running without any work on its GPUs, so loading data after
-the start counts as idle time from the start on and not before. One look that finds work ends it all. What
-cannot be told apart from others' work is taken for work. Only what a lease was told is kept over a restart of
-the daemon; before that its idle time counts anew from there.
+the start counts as idle time from the start on and not before. One look that finds work ends the idle time.
+Work that cannot be told apart from other leases' work counts as the lease's own. Only the notices to a lease
+survive a restart of the daemon; a lease without a notice counts anew from there.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ OFF = IdlePolicy(warn_seconds=0, lower_seconds=0)
 
 
 def idle_since(lease: Lease, state: NodeState) -> float | None:
-    """Since when nothing of the lease does anything on its GPUs, where that is known."""
+    """Return since when the lease has done no work on its GPUs, if that is known."""
     if not isinstance(lease.state, Active | Paused):
         return None
     return state.resting.get(lease.id, lease.idle_since)
 
 
 def look(sample: GpusSampled, draft: Draft) -> None:
-    """Count on for those that rest, and do what is due. Of whom the sample tells nothing, nothing changes."""
+    """Count on for leases that rest, and do what is due.
+
+    A lease of which the sample tells nothing stays as it was.
+    """
     before, draft.resting = draft.resting, {}
     for lease in draft.view().holders():
         if not isinstance(lease.state, Active | Paused | Suspending):
@@ -76,7 +79,7 @@ def _policy(lease: Lease, draft: Draft) -> IdlePolicy:
 
 
 def _told_after(policy: IdlePolicy) -> float:
-    """Nothing is done to a lease that was not told before."""
+    """Return after how many idle seconds a lease is told; nothing happens to a lease before that."""
     after = [policy.warn_seconds] if policy.warn_seconds else []
     after += [policy.action_seconds] if policy.action is not IdleAction.NONE else []
     return min(after, default=float("inf"))
@@ -86,7 +89,7 @@ def _told_after(policy: IdlePolicy) -> float:
 
 
 def _tell(lease: Lease, since: float, policy: IdlePolicy, draft: Draft, *, first_look: bool) -> Lease:
-    """Once, and again when something else will be done, or at another time."""
+    """Tell the lease once, and again when the consequence or its time changes."""
     held = lease.notice
     if held is not None and held.kind is not NoticeKind.IDLE:
         return lease  # it ends anyway
@@ -101,14 +104,17 @@ def _tell(lease: Lease, since: float, policy: IdlePolicy, draft: Draft, *, first
 
 
 def _would_end(lease: Lease, policy: IdlePolicy, draft: Draft) -> bool:
-    """Whether what will be done ends it: what is paused cannot be suspended, nor what has no checkpoint."""
+    """Return True if the policy will end the lease.
+
+    Suspending is no choice for a paused lease, nor for one without a checkpoint.
+    """
     if policy.action is not IdleAction.SUSPEND:
         return policy.action is IdleAction.STOP
     return not isinstance(lease.state, Active) or bool(why_not(lease, draft.view()))
 
 
 def _until(held: Notice | None, ends: bool, since: float, policy: IdlePolicy, draft: Draft) -> float:
-    """When it is due by the policy, and never sooner than a notice before a preemption would allow."""
+    """Return when the policy's action is due, and never sooner than the notice before a preemption allows."""
     due = since + policy.action_seconds
     soonest = max(due, draft.now + draft.rules.preempt_notice_seconds)
     if held is None or not held.until or held.ends is not ends:

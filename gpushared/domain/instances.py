@@ -1,7 +1,7 @@
-"""MIG instances as what is leased: whole, each with the memory and the compute that it was made with.
+"""Lease MIG instances: whole, each with the memory and the compute that it was made with.
 
-The admin makes and destroys them. Requests of isolation ``mig`` get instances and nothing else, all others
-get GPUs and nothing else.
+The admin makes and destroys the instances. Requests of isolation ``mig`` get instances and nothing else, all
+other requests get GPUs and nothing else.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from gpushared.domain.units import format_memory, format_share
 
 
 def wants_instances(request: Request) -> bool:
-    """Whether the request is for MIG instances."""
     return request.isolation is Isolation.MIG
 
 
 def wrong_kind(request: Request, gpu: Gpu) -> str | None:
-    """Why the request is not for such a GPU at all, or None."""
+    """Return why the request is not for such a GPU at all, or None."""
     if wants_instances(request):
         return None if gpu.parent is not None else "is no MIG instance"
     if gpu.parent is not None:
@@ -28,12 +27,12 @@ def wrong_kind(request: Request, gpu: Gpu) -> str | None:
 
 
 def of_kind(request: Request, gpus: Iterable[Gpu]) -> list[Gpu]:
-    """Those that the request is for, whatever their size."""
+    """Return the GPUs or instances that the request is for, whatever their size."""
     return [gpu for gpu in gpus if wrong_kind(request, gpu) is None]
 
 
 def too_small(request: Request, gpu: Gpu) -> bool:
-    """Whether the instance is less than asked for: in bytes of its own, in shares of its GPU."""
+    """Return True if the instance is less than the request's bytes, or its shares of the GPU."""
     assert gpu.mig is not None, "asked of instances only"
     return (
         (request.memory_bytes or 0) > gpu.leasable_bytes
@@ -43,20 +42,20 @@ def too_small(request: Request, gpu: Gpu) -> bool:
 
 
 def could_do(request: Request, gpu: Gpu) -> bool:
-    """Whether it is of the right kind, and where that is an instance, large enough."""
+    """Return True if the GPU is of the right kind, and if it is an instance, large enough."""
     if wrong_kind(request, gpu) is not None:
         return False
     return not (wants_instances(request) and too_small(request, gpu))
 
 
 def best_fit(gpu: Gpu) -> tuple[int, int, int, int, str]:
-    """Sorts instances: the least memory first, then the least compute, then as they are listed."""
+    """Return a sort key for instances: the least memory, then the least compute, then the listed order."""
     assert gpu.mig is not None, "asked of instances only"
     return gpu.leasable_bytes, gpu.mig.compute_permille, gpu.index, gpu.mig.index, gpu.id
 
 
 def in_words(request: Request) -> str:
-    """What is asked for: ``a MIG instance``, ``2 MIG instances``, with the least that each must have."""
+    """Write the request: ``a MIG instance``, ``2 MIG instances``, with the least that each must have."""
     count = len(request.gpus) or request.gpu_count
     words = "a MIG instance" if count == 1 else f"{count} MIG instances"
     memory, share = request.memory_bytes, max(request.memory_permille or 0, request.compute_permille or 0)
@@ -67,7 +66,7 @@ def in_words(request: Request) -> str:
 
 
 def never_fits_hint(request: Request, gpus: Iterable[Gpu]) -> str:
-    """What could be asked for instead, where no empty node could give these instances."""
+    """Return a hint with another request, if no empty node could give these instances."""
     gpus = list(gpus)
     known = of_kind(request, gpus)
     if not known and any(gpu.split for gpu in gpus):

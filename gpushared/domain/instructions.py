@@ -1,4 +1,4 @@
-"""What a node's daemon is to do about what happened."""
+"""Define the instructions that a step of the node's state machine gives to the daemon."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gpushared.domain.lease import ContainerId, LeaseId
 
 @dataclass(frozen=True, slots=True)
 class MakeEdits:
-    """Put in place what a container of this lease needs."""
+    """Put in place the settings that a container of this lease needs."""
 
     lease: LeaseId
 
 
 @dataclass(frozen=True, slots=True)
 class DropEdits:
-    """Take it away again."""
+    """Take the lease's settings away again."""
 
     lease: LeaseId
     device_name: str
@@ -25,7 +25,7 @@ class DropEdits:
 
 @dataclass(frozen=True, slots=True)
 class StopContainer:
-    """Stop it: signal, grace, kill."""
+    """Stop the container: signal, grace, kill."""
 
     lease: LeaseId
     container: ContainerId
@@ -34,7 +34,7 @@ class StopContainer:
 
 @dataclass(frozen=True, slots=True)
 class StartContainer:
-    """Start it again."""
+    """Start the container again."""
 
     lease: LeaseId
     container: ContainerId
@@ -42,7 +42,7 @@ class StartContainer:
 
 @dataclass(frozen=True, slots=True)
 class HoldContainer:
-    """It runs now: give it what only a running container can be given."""
+    """Give a container that now runs the settings that only a running container can be given."""
 
     lease: LeaseId
     container: ContainerId
@@ -50,7 +50,7 @@ class HoldContainer:
 
 @dataclass(frozen=True, slots=True)
 class SuspendContainer:
-    """Move its GPU memory to the host's, and freeze it."""
+    """Move the container's GPU memory to the host's, and freeze the container."""
 
     lease: LeaseId
     container: ContainerId
@@ -58,7 +58,7 @@ class SuspendContainer:
 
 @dataclass(frozen=True, slots=True)
 class ResumeContainer:
-    """Thaw it, and move its GPU memory back, once its settings are in place."""
+    """Thaw the container, and move its GPU memory back, once its settings are in place."""
 
     lease: LeaseId
     container: ContainerId
@@ -66,14 +66,14 @@ class ResumeContainer:
 
 @dataclass(frozen=True, slots=True)
 class NotifyContainer:
-    """Tell its program what the lease's notice says, or that there is none any more."""
+    """Tell the container's program the lease's notice, or that there is no notice any more."""
 
     lease: LeaseId
 
 
 @dataclass(frozen=True, slots=True)
 class InspectContainer:
-    """Ask the engine what became of it."""
+    """Ask the engine for the container's condition."""
 
     container: ContainerId
 

@@ -1,4 +1,4 @@
-"""A lease: the right to use parts of GPUs, its states, and the only ways between them."""
+"""Define a lease: the right to use parts of GPUs, its states, and the only ways between them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ LeaseId = NewType("LeaseId", str)
 ContainerId = NewType("ContainerId", str)
 
 STORY_KEPT_IN_MEMORY = 100
-"""A container that crashes for weeks must not grow the daemon; the journal keeps every entry."""
+"""The story in memory is bounded, since a container may crash for weeks; the journal keeps every entry."""
 
 
 class MemoryWall(StrEnum):
-    """What really keeps a lease inside its memory, from strong to none."""
+    """Name the mechanism that really keeps a lease inside its memory, from strong to none."""
 
     WHOLE_GPU = "whole-gpu"
     MIG = "mig"
@@ -31,7 +31,7 @@ class MemoryWall(StrEnum):
 
 
 class ComputeCap(StrEnum):
-    """What really keeps a lease inside its share of the compute."""
+    """Name the mechanism that really keeps a lease inside its share of the compute."""
 
     WHOLE_GPU = "whole-gpu"
     MIG = "mig"
@@ -41,7 +41,7 @@ class ComputeCap(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Walls:
-    """Which walls hold a lease, as found when its edits were made, never as hoped."""
+    """Record the walls that hold a lease, as found when its edits were made, never as hoped."""
 
     memory_wall: MemoryWall
     compute_cap: ComputeCap
@@ -49,17 +49,17 @@ class Walls:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A part of one GPU."""
+    """Describe a part of one GPU."""
 
     gpu: GpuId
     memory_bytes: int
     compute_permille: int
     compute_limit_permille: int = 0
-    """The ceiling of its processes, where that is above its share; 0 where they are the same."""
+    """The ceiling of the lease's processes, if it is above the share; 0 if both are the same."""
 
     @property
     def ceiling_permille(self) -> int:
-        """So much of the GPU's compute its processes may use, where others leave it."""
+        """Return the permille of the GPU's compute that the processes may use if others leave it free."""
         return max(self.compute_permille, self.compute_limit_permille)
 
 
@@ -68,7 +68,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The container's main process ended by itself, or could not be started: ``start_error`` says why."""
+    """The container's main process ended by itself, or could not be started; ``start_error`` says why."""
 
     exit_code: int
     start_error: str = ""
@@ -88,12 +88,12 @@ class Expired:
 
 @dataclass(frozen=True, slots=True)
 class NeverClaimed:
-    """Granted, but no container was started in time."""
+    """The lease was granted, but no container was started in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The daemon could not give what it had granted, or it broke: what to do about it is the hint."""
+    """The daemon could not give the granted parts, or they broke. ``hint`` tells the user what to do."""
 
     reason: str
     hint: str = ""
@@ -101,7 +101,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class OverLimit:
-    """Its processes used more memory on a GPU than it holds there."""
+    """The lease's processes used more memory on a GPU than the lease holds there."""
 
     gpu: GpuId
     used_bytes: int
@@ -110,7 +110,7 @@ class OverLimit:
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """It gave way to others; with ``requeue`` it is to be started again when there is room."""
+    """The lease gave way to others; with ``requeue`` its container is started again when there is room."""
 
     why: str
     requeue: bool = False
@@ -118,7 +118,7 @@ class Preempted:
 
 @dataclass(frozen=True, slots=True)
 class OutsideMps:
-    """A process of a lease that is held by MPS used a GPU without MPS, where nothing holds it."""
+    """A process of a lease behind MPS walls used a GPU without MPS, where nothing limits the process."""
 
     gpu: GpuId
     pid: int
@@ -126,7 +126,7 @@ class OutsideMps:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """It did nothing on its GPUs for so long that its class's policy ended it."""
+    """The lease did nothing on its GPUs for so long that its class's policy ended it."""
 
     seconds: float
 
@@ -138,7 +138,7 @@ Outcome = Finished | Stopped | Expired | NeverClaimed | OverLimit | OutsideMps |
 
 
 class NoticeKind(StrEnum):
-    """Why a lease will end."""
+    """Name the reason why a lease will end."""
 
     EXPIRES = "expires"
     PREEMPTED = "preempted"
@@ -147,9 +147,9 @@ class NoticeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What the program in the container is told: it ends at ``until`` (epoch seconds).
+    """Tell the program in the container that it ends at ``until`` (epoch seconds).
 
-    Where it is not to end (``ends``) it is only told; ``until`` is then when something else is done, or 0.
+    If ``ends`` is False, the notice only informs; ``until`` is then the time of another action, or 0.
     """
 
     kind: NoticeKind
@@ -160,13 +160,13 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Promised:
-    """Room that is made for a waiting lease: these leave, and then it has these grants."""
+    """Describe the room that is made for a waiting lease: the victims leave, and then it gets the grants."""
 
     grants: tuple[Grant, ...]
     victims: tuple[LeaseId, ...]
     why: str
     turn: bool = False
-    """Whether it was its project's turn."""
+    """True if the room is for its project's turn."""
 
 
 # --- where a lease is ----------------------------------------------------------------------------------
@@ -174,14 +174,14 @@ class Promised:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """Waits for room."""
+    """The lease waits for room."""
 
     since: float
 
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """Holds its grants; no container yet. ``claimed``: a create is under way."""
+    """The lease holds its grants and has no container yet. ``claimed``: a create is under way."""
 
     grants: tuple[Grant, ...]
     since: float
@@ -193,7 +193,7 @@ class Reserved:
 class Starting:
     """A container exists that is not running yet, or not running again yet.
 
-    ``deadline`` is None while the engine itself will start it again (restart policy, reboot).
+    ``deadline`` is None while the engine itself will start the container again (restart policy, reboot).
     ``held``: a restart is under way, so an exit is not the end.
     """
 
@@ -203,7 +203,8 @@ class Starting:
     deadline: float | None
     held: bool = False
     by_node: bool = False
-    """The node itself starts it again, tries so from ``deadline`` on; it is ``held`` until that is done."""
+    """The node itself starts the container again, and tries from ``deadline`` on; ``held`` is True until
+    then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +227,10 @@ class Paused:
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """On its way out: the container must go (``exited``), then the GPUs must show the memory back."""
+    """The lease is on its way out.
+
+    The container must go (``exited``), then the GPUs must show its memory free.
+    """
 
     grants: tuple[Grant, ...]
     container: ContainerId
@@ -240,7 +244,10 @@ class Draining:
 
 @dataclass(frozen=True, slots=True)
 class Suspending:
-    """Its GPU memory is being moved to the host's. ``wanted``: it is to come back when there is room."""
+    """The lease's GPU memory is being moved to the host's.
+
+    ``wanted``: it is to come back when there is room.
+    """
 
     grants: tuple[Grant, ...]
     container: ContainerId
@@ -251,10 +258,10 @@ class Suspending:
 
 @dataclass(frozen=True, slots=True)
 class Suspended:
-    """Frozen, with nothing on a GPU; ``held`` is what it comes back to.
+    """The lease is frozen, with nothing on a GPU; ``held`` is what the lease comes back to.
 
-    ``left_seconds`` of its time limit are left. ``wanted``: it waits in the queue, else to be asked for.
-    ``place``: in the queue it stands before all requests with this sequence and higher ones.
+    ``left_seconds`` are left of its time limit. ``wanted``: the lease waits in the queue, else for its owner
+    to ask. ``place``: in the queue it stands before all requests with this sequence number and higher ones.
     """
 
     container: ContainerId
@@ -267,7 +274,7 @@ class Suspended:
 
 @dataclass(frozen=True, slots=True)
 class Resuming:
-    """Its GPU memory is being moved back."""
+    """The lease's GPU memory is being moved back."""
 
     grants: tuple[Grant, ...]
     container: ContainerId
@@ -277,9 +284,9 @@ class Resuming:
 
 @dataclass(frozen=True, slots=True)
 class Requeued:
-    """Stopped to give way to others; waits in the queue to be started again. ``held`` is what it had.
+    """The container was stopped to make room; the lease waits for its restart. ``held`` are its old grants.
 
-    ``place`` as in ``Suspended``.
+    ``place`` counts as in ``Suspended``.
     """
 
     container: ContainerId
@@ -290,12 +297,12 @@ class Requeued:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Over; holds nothing."""
+    """The lease is over and holds nothing."""
 
     outcome: Outcome
     at: float
     grants: tuple[Grant, ...] = ()
-    """What it held, for the history only."""
+    """The grants at the end, for the history only."""
 
 
 LeaseState = (
@@ -312,10 +319,10 @@ LeaseState = (
     | Ended
 )
 Holding = Reserved | Starting | Active | Paused | Suspending | Resuming | Draining
-"""States in which a lease's grants count against the GPUs."""
+"""In these states a lease's grants count against the GPUs."""
 WithContainer = Starting | Active | Paused | Suspending | Suspended | Resuming | Draining | Requeued
 Waiting = Queued | Requeued | Suspended
-"""States in which a lease may be in the queue."""
+"""In these states a lease may be in the queue."""
 
 TRANSITIONS: frozenset[tuple[type[LeaseState], type[LeaseState]]] = frozenset(
     {
@@ -362,7 +369,7 @@ TRANSITIONS: frozenset[tuple[type[LeaseState], type[LeaseState]]] = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class StoryEntry:
-    """One line of a lease's story: when, in which state it was left, and why."""
+    """Hold one line of a lease's story: the time, the state that the lease was left in, and the reason."""
 
     at: float
     state: str
@@ -373,18 +380,18 @@ class StoryEntry:
 
 
 def state_name(state: LeaseState) -> str:
-    """The state's name as users see it: ``queued``, ``active`` ..."""
+    """Return the state's name for users: ``queued``, ``active`` ..."""
     return type(state).__name__.lower()
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A lease with its request, its owner, its state and the newest part of its story.
+    """Hold a lease with its request, its owner, its state and the newest part of its story.
 
     ``device_name`` names the lease to the container engine (CDI device, label); it equals the id, except for
     containers that were created before they had a lease. ``request_id`` makes asking twice harmless.
-    ``expires_at`` is epoch seconds. ``walls`` is None until the edits were made.
-    ``container_name`` and ``image`` are those that were asked for, and the container's own once there is one.
+    ``expires_at`` is epoch seconds. ``walls`` is None until the edits were made. ``container_name`` and
+    ``image`` are from the request, and from the container once there is one.
     """
 
     id: LeaseId
@@ -401,83 +408,84 @@ class Lease:
     container_name: str = ""
     image: str = ""
     over_since: float | None = None
-    """Since when its processes use more GPU memory than it holds, now and again; None while they do not."""
+    """Since when its processes, now and again, use more GPU memory than the lease holds; None if they do
+    not."""
     asked_first: Request | None = None
-    """The request as it came, where a resize changed it since."""
+    """The request as it came, if a resize has changed it since."""
     held_by: str = ""
-    """Who keeps it from starting while it waits; empty when nobody does."""
+    """The user who keeps the waiting lease from starting; empty if nobody does."""
     held_by_admin: bool = False
-    """Then its owner cannot let it go."""
+    """An administrator holds the lease, so its owner cannot release it."""
     project: str = ""
-    """Whose quota it counts against; empty in old journals, where it was its owner's own."""
+    """The project whose quota the lease counts against; empty in old journals, which mean the owner's own."""
     held_since: float | None = None
-    """As ``holds_since`` has it; None in old journals too."""
+    """The recorded value of ``holds_since``; None in old journals too."""
     served_gpu_seconds: float = 0.0
-    """What it held before it last had to give way."""
+    """The GPU-seconds that the lease held before it last had to give way."""
     behind: tuple[LeaseId, ...] = ()
     """The waiting leases for which its GPUs are kept; it gives way when one of them can start."""
     promised: Promised | None = None
-    """What others give way for, while it waits."""
+    """The room that others make for the lease while it waits."""
     requeues: bool = False
-    """Whether its container is started again after it had to give way."""
+    """True if the container is started again after the lease had to give way."""
     preemptions: int = 0
-    """How often it had to."""
+    """How often the lease had to give way."""
     suspend_trouble: str = ""
-    """Why it could not be taken off its GPUs when that was tried."""
+    """The reason why the last attempt to take the lease off its GPUs failed."""
     notice: Notice | None = None
-    """What its program was told of its end."""
+    """The notice of the end that the lease's program was given."""
     idle_since: float | None = None
-    """Since when it has been idle, once something was said or done about it (see ``idle``)."""
+    """Since when the lease has been idle, once it was told or acted upon (see ``idle``)."""
     lowered: bool = False
-    """It has been idle for so long that it is preemptible, whatever its class and its project's quota."""
+    """The lease was idle for so long that it is preemptible, whatever its class and its project's quota."""
     fault: str = ""
-    """What broke the lease's GPU or its MPS server under it, where it has not been started again since."""
+    """The fault of the lease's GPU or MPS server; empty once the container was started again."""
     faulted_at: float | None = None
-    """When it met that fault, or caused one itself (``fault`` is empty then)."""
+    """When the lease met that fault, or caused one itself (``fault`` is empty then)."""
     restarts: int = 0
-    """How often its container was started again after such a fault."""
+    """How often the container was started again after such a fault."""
     outside_since: float | None = None
-    """Since when a process of it uses a GPU beside MPS, now and again; None while none does."""
+    """Since when a process of the lease, now and again, uses a GPU beside MPS; None while none does."""
     attempt: AttemptKey | None = None
-    """The attempt to run a job that it is for; such a lease waits without anybody waiting for it."""
+    """The attempt to run a job that the lease is for; such a lease waits without a client that waits for
+    it."""
     coordinator: str = ""
-    """By whose order: a pool, or empty for the node's own jobs."""
+    """The coordinator that ordered the attempt: a pool's name, or empty for the node's own jobs."""
     holder: Process | None = None
-    """The process whose end gives the lease back, as long as no container was created in it."""
+    """The lease is given back when this process ends, as long as the process has created no container."""
     missed_seconds: int = 0
-    """For how long nobody has waited for it, in steps, so that a restart of the daemon does not forget it."""
+    """For so long nobody has waited for the lease, in steps, so that a restart of the daemon does not forget
+    it."""
     baked: tuple[Grant, ...] = ()
-    """What its container was created with, which its settings say for as long as it exists.
-
-    Earlier releases wrote it only where a resize had changed it since (see ``node.restore``).
-    """
+    """The grants that the container was created with; its settings name them for as long as it exists.
+    Earlier releases wrote them only if a resize had changed them since (see ``node.restore``)."""
     story: tuple[StoryEntry, ...] = field(default=(), compare=False, metadata={"recorded": False})
 
     @property
     def payer(self) -> str:
-        """The project whose quota it counts against."""
+        """Return the project whose quota the lease counts against."""
         return self.project or self.owner_name
 
     @property
     def grants(self) -> tuple[Grant, ...]:
-        """What counts against the GPUs now."""
+        """Return the grants that count against the GPUs now."""
         return self.state.grants if isinstance(self.state, Holding) else ()
 
     @property
     def given(self) -> frozenset[GpuId]:
-        """The GPUs that its container may have: those it was created with, and those it has or comes back to.
+        """Return the GPUs that the container may have: those at its creation, and its present or coming ones.
 
-        A container that was created before its GPUs were known can have others at each start.
+        A container that was created before its GPUs were known can have other GPUs at each start.
         """
         state = self.state
         kept = state.held if isinstance(state, Suspended | Requeued) else self.grants
         return frozenset(grant.gpu for grant in (*self.baked, *kept))
 
     def walls_with(self, made: Walls) -> Walls:
-        """The walls it stands behind where settings with these walls are made for it now.
+        """Return the walls that hold the lease after settings with the walls ``made`` were made for it.
 
         A container keeps the settings it was created with, whatever could be made for it now. The driver's
-        limit is none of them: it is gone after a boot with a driver that has none.
+        limit is an exception: the limit is gone after a boot with a driver that has none.
         """
         if self.walls is None or isinstance(self.state, Reserved):
             return made
@@ -487,9 +495,9 @@ class Lease:
 
     @property
     def holds_since(self) -> float | None:
-        """Since when it holds what it holds, None while that is nothing.
+        """Return since when the lease holds its grants; None while it holds nothing.
 
-        Old journals do not say it; then it is since when it has been in its state, for all who ask.
+        Old journals do not record this; then the time since the last change of state stands for it.
         """
         if not isinstance(self.state, Holding) or not self.state.grants:
             return None
@@ -500,7 +508,10 @@ class Lease:
         return self.state.container if isinstance(self.state, WithContainer) else None
 
     def move(self, to: LeaseState, at: float, why: str) -> Lease:
-        """The lease in its next state, with a story entry; raises InvalidTransition where no rule leads."""
+        """Return the lease in its next state, with a story entry.
+
+        Raises InvalidTransition if no rule leads there.
+        """
         if (type(self.state), type(to)) not in TRANSITIONS:
             raise InvalidTransition(
                 f"lease {self.id} cannot go from {state_name(self.state)} to {state_name(to)} ({why})",
@@ -509,6 +520,6 @@ class Lease:
         return replace(self, state=to).note(at, why)
 
     def note(self, at: float, why: str) -> Lease:
-        """The same lease with one more line in its story."""
+        """Return the same lease with one more line in its story."""
         entry = StoryEntry(at, state_name(self.state), why)
         return replace(self, story=(*self.story, entry)[-STORY_KEPT_IN_MEMORY:])

@@ -1,4 +1,4 @@
-"""From container to end: what each sight of a container means for its lease, draining, deadlines."""
+"""Follow containers to their end: each sight of a container, draining, and deadlines."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _UP = (Condition.RUNNING, Condition.PAUSED, Condition.RESTARTING)
 
 
 def seen(event: ContainerSeen, draft: Draft) -> None:
-    """Apply what the engine says of a container; containers without a live lease are no matter of ours."""
+    """Apply the engine's facts about a container; a container without a live lease changes nothing."""
     lease = draft.view().of_container(event.container) or _bind(event, draft)
     if lease is None:
         return
@@ -70,7 +70,7 @@ def seen(event: ContainerSeen, draft: Draft) -> None:
 
 
 def surveyed(event: EngineSurveyed, draft: Draft) -> None:
-    """Apply what a survey says of the leases that have not moved on since it was taken."""
+    """Apply a survey to the leases that have not moved on since it was taken."""
     present = {container.container for container in event.containers}
     for container in event.containers:
         lease = _lease_of(container, draft)
@@ -87,9 +87,9 @@ def surveyed(event: EngineSurveyed, draft: Draft) -> None:
 
 
 def _move_again(draft: Draft) -> None:
-    """Ask again for moves off the GPUs and back, which an engine or daemon that was away has cut off.
+    """Ask again for moves off the GPUs and back that a restart of the engine or daemon cut off.
 
-    A container that is on its way needs no second instruction, and gets none (``ContainerQueues``).
+    A container whose move is under way needs no second instruction, and gets none (``ContainerQueues``).
     """
     for lease in list(draft.leases.values()):
         match lease.state:
@@ -102,7 +102,10 @@ def _move_again(draft: Draft) -> None:
 
 
 def _take_up_again(draft: Draft) -> None:
-    """What was under way when the daemon ended: creates have lost their clients, stops nobody waits for."""
+    """Resume the work that the daemon's end cut off.
+
+    Creates have lost their clients, and nobody waits for stops.
+    """
     deadline = draft.now + draft.rules.claim_seconds
     for lease in list(draft.leases.values()):
         match lease.state:
@@ -122,10 +125,10 @@ def _lease_of(event: ContainerSeen, draft: Draft) -> Lease | None:
 
 
 def _is_news(event: ContainerSeen, lease: Lease, at: float, now: float) -> bool:
-    """Whether a survey taken at ``at`` says anything about the lease as it is now.
+    """Return True if a survey taken at ``at`` tells anything about the lease as it is now.
 
-    A container that is older than its lease lies there stopped until its start is done; that it has ended
-    is news from an event or an inspect, not from a survey.
+    A container that is older than its lease lies there stopped until its start is done. Only an event or an
+    inspect tells that such a container has ended, not a survey.
     """
     state = lease.state
     if isinstance(state, Ended) or state.since >= at:
@@ -135,12 +138,12 @@ def _is_news(event: ContainerSeen, lease: Lease, at: float, now: float) -> bool:
 
 
 def _is_reused(lease: Lease) -> bool:
-    """Whether the lease was taken for a container that already existed."""
+    """Return True if the lease was taken for a container that already existed."""
     return lease.device_name != lease.id
 
 
 def _bind(event: ContainerSeen, draft: Draft) -> Lease | None:
-    """A daemon that died between a create and its note finds the container by its label."""
+    """Bind a container to its lease by the label, after a daemon died between the create and its note."""
     lease = draft.view().of_device(event.device_name) if event.device_name else None
     if lease is None or not isinstance(lease.state, Reserved) or event.condition is Condition.GONE:
         return None
@@ -185,7 +188,7 @@ def _seen_up(lease: Lease, event: ContainerSeen, draft: Draft) -> None:
     container = event.container
     match event.condition:
         case Condition.RUNNING if isinstance(lease.state, Active):
-            # It may have been restarted so fast that this is all that was seen of it.
+            # The container may have been restarted so fast that only its new run was seen.
             draft.do(HoldContainer(lease.id, container))
         case Condition.RUNNING if isinstance(lease.state, Paused):
             draft.move(lease, Active(lease.grants, container, draft.now), "the container goes on")
@@ -227,9 +230,9 @@ def _seen_draining(lease: Lease, state: Draining, event: ContainerSeen, draft: D
 
 
 def _up_again(lease: Lease, state: Draining, event: ContainerSeen, draft: Draft) -> None:
-    """Started again before its memory was back: it keeps its lease, unless the lease was to end."""
+    """Let a lease go on whose container runs again before its memory was back, if it had ended by itself."""
     by_itself = isinstance(state.outcome, Finished | NeverClaimed) or state.outcome == REMOVED
-    # The outcome of one that a fault ended names the fault, but it too had ended by itself.
+    # The outcome after a fault names the fault, but such a container too had ended by itself.
     if not by_itself and not lease.fault:
         grace = draft.rules.stop_grace_seconds
         _ask_to_stop(lease, replace(state, exited=False), "the container runs again", draft, grace)
@@ -271,7 +274,7 @@ def end(lease: Lease, outcome: Stopped | Failed, why: str, draft: Draft, *, grac
 def drain(lease: Lease, outcome: Outcome, why: str, draft: Draft, *, grace_seconds: int) -> None:
     """End a lease that has a container: the container first, then its memory.
 
-    A drain under way goes on, sooner where the grace is shorter than what is left of the first one.
+    A drain under way goes on, and ends sooner if the new grace is shorter than the rest of the first one.
     """
     state = lease.state
     assert isinstance(state, WithContainer)
@@ -284,7 +287,7 @@ def drain(lease: Lease, outcome: Outcome, why: str, draft: Draft, *, grace_secon
 
 
 def refuted(lease: Lease, why: str, draft: Draft, *, ends: bool) -> None:
-    """Its container is not what was made for it."""
+    """Note that the lease's container is not the one that was made for it; with ``ends``, end the lease."""
     if ends and not isinstance(lease.state, Draining):
         hint = "tell the administrator: something made or started it past the gate"
         drain(lease, Failed(why, hint), why, draft, grace_seconds=0)
@@ -295,7 +298,7 @@ def refuted(lease: Lease, why: str, draft: Draft, *, ends: bool) -> None:
 def end_early(
     lease: Lease, outcome: Stopped | NeverClaimed | Expired | Preempted | Failed, why: str, draft: Draft
 ) -> None:
-    """End a lease that has no container: nothing ran, so nothing is to drain."""
+    """End a lease that has no container: nothing ran, so nothing has to be drained."""
     draft.move(lease, Ended(outcome, draft.now, lease.grants), why)
     if lease.grants:
         draft.do(DropEdits(lease.id, lease.device_name))
@@ -308,7 +311,7 @@ def _ask_to_stop(lease: Lease, to: Draining, why: str, draft: Draft, grace_secon
 
 
 def watch_deadlines(draft: Draft, *, sample: GpusSampled | None) -> None:
-    """Look after leases that should have moved on by themselves."""
+    """Handle leases that should have moved on by themselves."""
     for lease in list(draft.leases.values()):
         match lease.state:
             case Draining(exited=True, since=since) as state if since > draft.now:
@@ -327,7 +330,10 @@ def watch_deadlines(draft: Draft, *, sample: GpusSampled | None) -> None:
 
 
 def _memory_is_back(lease: Lease, state: Draining, sample: GpusSampled, draft: Draft) -> bool:
-    """A sick or lost GPU that does not answer will never show it: there it counts as back."""
+    """Return True if the sample shows that the lease's memory is free again.
+
+    A sick or lost GPU that does not answer will never show it: there the memory counts as free.
+    """
     mute = frozenset(sample.troubles) - sample.readable - sample.lost
     mute -= {gpu for gpu in mute if (drained := draft.view().drain_of(gpu)) is not None and drained.sick}
     readable = not any(grant.gpu in mute for grant in state.grants)
@@ -335,13 +341,13 @@ def _memory_is_back(lease: Lease, state: Draining, sample: GpusSampled, draft: D
 
 
 def _stop_again(lease: Lease, state: Draining, draft: Draft) -> None:
-    """Either the stop failed, or what became of it was missed."""
+    """Ask the container to stop again: either the stop failed, or its result was missed."""
     _ask_to_stop(lease, state, "the container is asked to stop again", draft, 0)
     draft.do(InspectContainer(state.container))
 
 
 def _overdue(lease: Lease, state: Starting, draft: Draft) -> None:
-    """Its start is overdue, or was missed: the engine knows."""
+    """Ask the engine about a container whose start is overdue, or was missed."""
     if state.held:
         draft.move(lease, replace(state, held=False), "the restart takes too long")
     draft.do(InspectContainer(state.container))

@@ -1,4 +1,4 @@
-"""A sorted sequence that is never changed: each change makes a new one that shares nearly everything."""
+"""Keep a sorted sequence that never changes: each change makes a new one that shares nearly everything."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CHUNK = 512
 
 
 class Line(Generic[T]):
-    """Different tuples in their order, in chunks; a change copies one chunk and the list of chunks."""
+    """Keep distinct tuples in order, in chunks; a change copies one chunk and the list of chunks."""
 
     __slots__ = ("_chunks",)
 
@@ -50,13 +50,13 @@ class Line(Generic[T]):
         return self._chunks[0][0] if self._chunks else None
 
     def since(self, start: tuple[Any, ...]) -> Iterator[T]:
-        """The items that are not before this, which may be the beginning of one."""
+        """Yield the items that do not come before ``start``, which may be the beginning of an item."""
         at = bisect_right(self._chunks, start, key=_first) - 1 if self._chunks else 0
         for chunk in islice(self._chunks, max(0, at), None):
             yield from islice(chunk, bisect_left(chunk, start), None)
 
     def put(self, item: T) -> Line[T]:
-        """The line with this item."""
+        """Return the line with this item."""
         if not self._chunks:
             return self._with(0, 0, ((item,),))
         at = self._at(item)
@@ -69,7 +69,7 @@ class Line(Generic[T]):
         return self._with(at, at + 1, halves)
 
     def drop(self, item: T) -> Line[T]:
-        """The line without this item, where it is in it."""
+        """Return the line without this item."""
         if not self._chunks:
             return self
         at = self._at(item)
@@ -81,7 +81,7 @@ class Line(Generic[T]):
         return self._with(at, at + 1, (shorter,) if shorter else ())
 
     def _at(self, item: T) -> int:
-        """The chunk in which the item is, or belongs."""
+        """Return the chunk that holds the item, or would hold it."""
         return max(0, bisect_right(self._chunks, item, key=_first) - 1)
 
     def _with(self, start: int, end: int, chunks: tuple[tuple[T, ...], ...]) -> Line[T]:

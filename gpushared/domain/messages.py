@@ -1,4 +1,4 @@
-"""What happens to a node: events. What its daemon is to do about them are ``instructions``."""
+"""Define the events that happen to a node. ``instructions`` defines the daemon's work in answer."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from gpushared.domain.request import Caller, Process, Request
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What this node can do. ``no_checkpoint``: why CUDA checkpoints do not work here, empty where they do.
+    """Describe the node's abilities.
 
-    ``binds_late``: the engine gives a container its settings anew at each start.
+    ``no_checkpoint`` says why CUDA checkpoints do not work here; empty if they do. ``binds_late``: the engine
+    gives a container its settings anew at each start.
     """
 
     no_checkpoint: str = "this node has no CUDA checkpoints"
@@ -33,9 +34,10 @@ class Means:
 
 @dataclass(frozen=True, slots=True)
 class RequestSubmitted:
-    """Somebody asks. ``immediate``: refuse rather than queue. ``device_name`` empty = the lease's id.
+    """A user asks for a lease.
 
-    ``held``: it waits until its owner lets it go.
+    ``immediate``: refuse rather than queue. ``device_name``: empty = the lease's id. ``held``: the lease
+    waits until its owner releases it.
     """
 
     request: Request
@@ -45,12 +47,12 @@ class RequestSubmitted:
     immediate: bool = False
     held: bool = False
     attempt: AttemptKey | None = None
-    """The attempt to run a job that it is for, by this coordinator's order."""
+    """The attempt to run a job that the lease is for, by this coordinator's order."""
     coordinator: str = ""
     holder: Process | None = None
-    """The process whose end gives the lease back, as long as no container was created in it."""
+    """The lease is given back when this process ends, as long as the process has created no container."""
     container_name: str = ""
-    """What its container will be called, and of which image; empty where that is not known."""
+    """The name of the lease's future container, and its image; empty if unknown."""
     image: str = ""
 
 
@@ -63,7 +65,7 @@ class RequestAbandoned:
 
 @dataclass(frozen=True, slots=True)
 class RequestMissed:
-    """Nobody has waited for this queued lease for so long; 0 where somebody does again."""
+    """Nobody has waited for this queued lease for so many seconds; 0 if a client waits again."""
 
     lease: LeaseId
     seconds: int
@@ -71,7 +73,7 @@ class RequestMissed:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseAsked:
-    """Give back a lease that has no container."""
+    """The caller gives back a lease that has no container."""
 
     lease: LeaseId
     caller: Caller
@@ -79,7 +81,7 @@ class ReleaseAsked:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """End a lease, whatever its state."""
+    """The caller ends a lease, whatever its state."""
 
     lease: LeaseId
     caller: Caller
@@ -88,7 +90,7 @@ class StopAsked:
 
 @dataclass(frozen=True, slots=True)
 class ResizeAsked:
-    """Give a lease another size."""
+    """The caller gives a lease another size."""
 
     lease: LeaseId
     caller: Caller
@@ -97,7 +99,7 @@ class ResizeAsked:
 
 @dataclass(frozen=True, slots=True)
 class HoldAsked:
-    """Keep a waiting lease from starting, or let it go."""
+    """The caller keeps a waiting lease from starting, or releases it."""
 
     lease: LeaseId
     caller: Caller
@@ -106,7 +108,7 @@ class HoldAsked:
 
 @dataclass(frozen=True, slots=True)
 class PriorityAsked:
-    """Give a waiting lease another priority in its project."""
+    """The caller gives a waiting lease another priority in its project."""
 
     lease: LeaseId
     caller: Caller
@@ -115,7 +117,7 @@ class PriorityAsked:
 
 @dataclass(frozen=True, slots=True)
 class ExtendAsked:
-    """Give a lease more time."""
+    """The caller gives a lease more time."""
 
     lease: LeaseId
     caller: Caller
@@ -124,7 +126,7 @@ class ExtendAsked:
 
 @dataclass(frozen=True, slots=True)
 class PauseAsked:
-    """Take a running lease off its GPUs until it is resumed."""
+    """The caller takes a running lease off its GPUs until somebody resumes it."""
 
     lease: LeaseId
     caller: Caller
@@ -132,7 +134,7 @@ class PauseAsked:
 
 @dataclass(frozen=True, slots=True)
 class ResumeAsked:
-    """Bring a paused lease back when there is room."""
+    """The caller brings a paused lease back when there is room."""
 
     lease: LeaseId
     caller: Caller
@@ -140,7 +142,7 @@ class ResumeAsked:
 
 @dataclass(frozen=True, slots=True)
 class PreemptAsked:
-    """Let a lease give way."""
+    """The caller makes a lease give way."""
 
     lease: LeaseId
     caller: Caller
@@ -156,7 +158,7 @@ class ClaimAsked:
 
 @dataclass(frozen=True, slots=True)
 class ClaimDropped:
-    """That create failed; the lease may be claimed again."""
+    """The create under way failed; the lease may be claimed again."""
 
     lease: LeaseId
 
@@ -165,7 +167,8 @@ class ClaimDropped:
 class ContainerCreated:
     """The container of a claimed lease exists.
 
-    ``stays``: nobody is attached to it and it is not removed when it ends, so that it can be started again.
+    ``stays``: nobody is attached to the container and it is not removed when it ends, so it can be started
+    again.
     """
 
     lease: LeaseId
@@ -184,7 +187,7 @@ class StartAsked:
 
 @dataclass(frozen=True, slots=True)
 class RestartAsked:
-    """A restart of the lease's container begins: its exit is not the end."""
+    """A restart of the lease's container begins: the container's exit is not the end."""
 
     lease: LeaseId
     grace_seconds: int
@@ -192,7 +195,7 @@ class RestartAsked:
 
 @dataclass(frozen=True, slots=True)
 class RestartDone:
-    """The restart is over, well or not: look what became of the container."""
+    """The restart is over, well or not; the container has to be looked at."""
 
     lease: LeaseId
 
@@ -201,7 +204,7 @@ class RestartDone:
 
 
 class Condition(StrEnum):
-    """What the engine says of a container; ``EXITED`` also when its start failed."""
+    """Name the condition of a container in the engine's words; ``EXITED`` also after a start that failed."""
 
     CREATED = "created"
     RUNNING = "running"
@@ -213,7 +216,7 @@ class Condition(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ContainerSeen:
-    """The condition of a container, confirmed by the engine. ``exit_code`` None = unknown."""
+    """The engine confirmed the condition of a container. ``exit_code`` None = unknown."""
 
     container: ContainerId
     condition: Condition
@@ -222,14 +225,17 @@ class ContainerSeen:
     name: str = ""
     image: str = ""
     memory: ContainerMemory | None = None
-    """None where nobody told."""
+    """None if nobody told."""
     start_error: str = ""
-    """Why it could not be started; empty where it began."""
+    """Why the container could not be started; empty if its process began."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSurveyed:
-    """All containers with our label, as they were at ``at``; a lease's container that is not here is gone."""
+    """All containers with our label, as they were at ``at``.
+
+    A lease's container that is missing here is gone.
+    """
 
     containers: tuple[ContainerSeen, ...]
     at: float
@@ -237,21 +243,21 @@ class EngineSurveyed:
 
 @dataclass(frozen=True, slots=True)
 class MeansKnown:
-    """What this node can do for containers that have to give way (see ``state.Means``)."""
+    """The node's abilities for containers that have to give way are known (see ``Means``)."""
 
     means: Means
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerSuspended:
-    """Its GPU memory is on the host, its processes are frozen."""
+    """The container's GPU memory is on the host, and its processes are frozen."""
 
     lease: LeaseId
 
 
 @dataclass(frozen=True, slots=True)
 class SuspendFailed:
-    """It runs on as before. ``lasting``: it would not work another time either."""
+    """The container runs on as before. ``lasting``: another try would fail too."""
 
     lease: LeaseId
     reason: str
@@ -260,14 +266,14 @@ class SuspendFailed:
 
 @dataclass(frozen=True, slots=True)
 class ContainerResumed:
-    """It runs on its GPUs again."""
+    """The container runs on its GPUs again."""
 
     lease: LeaseId
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeFailed:
-    """It is as suspended as before."""
+    """The container is as suspended as before."""
 
     lease: LeaseId
     reason: str
@@ -292,7 +298,7 @@ class SettingsTaken:
 
 @dataclass(frozen=True, slots=True)
 class ContainerRefuted:
-    """The lease's container was looked at and is not what was made; ``ends``: it must not run on."""
+    """A look at the lease's container shows another one than was made; ``ends``: it must not run on."""
 
     lease: LeaseId
     container: ContainerId
@@ -302,7 +308,7 @@ class ContainerRefuted:
 
 @dataclass(frozen=True, slots=True)
 class EditsFailed:
-    """What was granted cannot be given."""
+    """The daemon cannot make the settings for a granted lease."""
 
     lease: LeaseId
     reason: str
@@ -310,14 +316,14 @@ class EditsFailed:
 
 @dataclass(frozen=True, slots=True)
 class GpusSurveyed:
-    """The GPUs of the node, all of them."""
+    """All GPUs of the node were listed."""
 
     gpus: tuple[Gpu, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class GpusSampled:
-    """Who was on the GPUs at ``at``: leases with processes there and their bytes, bytes of strangers.
+    """The GPUs were sampled at ``at``: the leases with processes there and their bytes, and strangers' bytes.
 
     ``readable``: the GPUs that answered; ``busy`` may hold leases whose bytes are unknown.
     """
@@ -337,16 +343,17 @@ class GpusSampled:
     idle: frozenset[LeaseId] = frozenset()
     """Leases that run and do nothing on any of their GPUs."""
     active: frozenset[LeaseId] = frozenset()
-    """Leases that do something, or whose work cannot be told apart from that of others there."""
+    """Leases that do something, or whose work cannot be told apart from other leases' work there."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFaulted:
     """An MPS server on these GPUs is in a fatal fault, which hit all its clients.
 
-    Told with every look that finds it so, and before that look's ``GpusSampled``, which may end a victim.
-    ``victims``: leases whose processes were its clients when it met the fault and that have some there still
-    or had at the last look; who is named again and again clings to the server and keeps it from recovering.
+    The event comes with every look that finds the fault, before that look's ``GpusSampled``, which may end a
+    victim. ``victims``: leases whose processes were clients of the server when it met the fault, and that
+    have some there still or had at the last look. A lease that is named again and again holds on to the
+    server and keeps it from recovering.
     """
 
     gpus: tuple[GpuId, ...]
@@ -356,7 +363,7 @@ class ServerFaulted:
 
 @dataclass(frozen=True, slots=True)
 class ClientsParted:
-    """Before the end of a container so many of its processes were taken off MPS; ``trouble``: or were not."""
+    """Before the end of a container so many of its processes were taken off MPS; ``trouble`` says why not."""
 
     lease: LeaseId
     clients: int
@@ -365,7 +372,7 @@ class ClientsParted:
 
 @dataclass(frozen=True, slots=True)
 class GpuDrainAsked:
-    """Give no new leases on a GPU (``reason`` says why), or give them again (``reason`` None)."""
+    """The caller drains a GPU (``reason`` says why), or undrains it (``reason`` None)."""
 
     gpu: GpuId
     caller: Caller
@@ -374,10 +381,10 @@ class GpuDrainAsked:
 
 @dataclass(frozen=True, slots=True)
 class ProjectSet:
-    """An administrator sets a project; what is None stays as it is. GPUs are in permille.
+    """An administrator sets a project; a field that is None stays as it is. GPUs are in permille.
 
-    ``model``: the quota is one for the GPUs of this model; empty for the general one. ``unset``: the project
-    is as the configuration has it again, or where a model is named, has no quota of its own there.
+    ``model``: the quota is for the GPUs of this model; empty for the general quota. ``unset``: the project
+    follows the configuration again; with a model, the project has no quota of its own for that model.
     """
 
     project: str
@@ -394,14 +401,14 @@ class ProjectSet:
 
 @dataclass(frozen=True, slots=True)
 class DayTimeSet:
-    """The time of day is so far ahead of the rules' clock now: somebody set it."""
+    """Somebody set the time of day, which is now so far ahead of the rules' clock."""
 
     ahead_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class AllowanceKnown:
-    """What the node's pool lets it give by itself from now on; None = it is in no pool."""
+    """The node's pool said what the node may give by itself from now on; None = the node is in no pool."""
 
     allowance: Allowance | None
 

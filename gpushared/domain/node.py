@@ -1,4 +1,4 @@
-"""The node's state machine: one event in, a step out (a new state, what to write, what to do).
+"""Run the node's state machine: one event in, a step out (a new state, what to write, what to do).
 
 ``handle`` is the only way to change a state. The step's state becomes true when the journal has the step's
 changes; only then may its instructions be performed and the caller be answered.
@@ -62,23 +62,26 @@ from gpushared.domain.timing import extend, hold, set_priority
 from gpushared.domain.watchdog import watch
 
 NOBODY = "nobody"
-"""By whom a lease was ended whose client is gone."""
+"""The name stands for a client that is gone, as the one who ended a lease."""
 
 
 def handle(state: NodeState, event: m.Event, now: float) -> Step:
-    """One event's step. ``now``: seconds since the epoch. An error of the tree means: nothing changed."""
+    """Return the step of one event. ``now``: seconds since the epoch.
+
+    An error of the tree means that nothing changed.
+    """
     draft = Draft(state, now)
     try:
         _handle(event, draft)
     except GpushareError as error:
-        # What an attempt asks for is refused by a record of that, which is written.
+        # An attempt's request is refused in a record of the attempt, which is written.
         draft = attempts.refused(event, error, state, now)
     return draft.finish()
 
 
 def _handle(event: m.Event, draft: Draft) -> None:
     if not draft.earlier_boots_over:
-        # In the first step that can be written, so that there is no moment at which they could begin.
+        # The first step that is written ends these, so that they can begin at no moment.
         attempts.end_those_of_earlier_boots(draft)
     if isinstance(event, AttemptPrepared):
         immediate = attempts.prepared(event, draft)
@@ -101,7 +104,7 @@ def restore(
     records: Iterable[Attempt] = (),
     contacts: Mapping[str, Contact] | None = None,
 ) -> NodeState:
-    """The state after a restart: what the journal had; of leases that are over only the newest, oldest first.
+    """Return the state after a restart, from the journal; of ended leases only the newest, oldest first.
 
     No restart of a container is under way any more. A create may have succeeded without being noted, so no
     reservation ends for want of a container before the engine was surveyed.
@@ -139,7 +142,10 @@ def _without_claims(lease: Lease) -> Lease:
 
 
 def _with_settings(lease: Lease) -> Lease:
-    """With what its container was created with, which earlier releases wrote only where it had changed."""
+    """Return the lease with the grants of its container's creation.
+
+    Earlier releases wrote these only if they had changed.
+    """
     if lease.container is None or lease.baked:
         return lease
     held = lease.state.held if isinstance(lease.state, Suspended | Requeued) else lease.grants
@@ -274,7 +280,7 @@ def _(event: m.ContainerCreated, draft: Draft) -> None:
     lease = draft.find(event.lease)
     draft.answer = lease.id
     if isinstance(lease.state, Starting | Active | Paused) and lease.container == event.container:
-        return  # the engine told of it first
+        return  # the engine told of the container first
     if not isinstance(lease.state, Reserved):
         raise StateConflict(
             f"lease {lease.id} is {state_name(lease.state)} already",
@@ -381,7 +387,7 @@ def _(event: m.ContainerRefuted, draft: Draft) -> None:
 @_apply.register
 def _(event: m.EditsFailed, draft: Draft) -> None:
     lease = draft.find(event.lease)
-    # Before the engine's first survey it may have a container that nobody noted.
+    # Before the engine's first survey the lease may have a container that nobody noted.
     if isinstance(lease.state, Reserved) and draft.engine_surveyed:
         end_early(lease, Failed(event.reason), event.reason, draft)
     elif lease.grants:
@@ -396,7 +402,7 @@ def _(event: m.GpusSurveyed, draft: Draft) -> None:
 
 @_apply.register
 def _(event: m.GpusSampled, draft: Draft) -> None:
-    # Also of GPUs that no survey has listed yet: nothing is to be granted before strangers are counted.
+    # GPUs that no survey has listed yet count too: nothing is granted before other processes are counted.
     for gpu_id in event.readable:
         draft.stray_bytes[gpu_id] = event.stray_bytes.get(gpu_id, 0)
     for gpu in list(draft.gpus.values()):
@@ -444,7 +450,7 @@ def _(event: MachineGoesDown, draft: Draft) -> None:  # noqa: ARG001 - chosen by
 
 @_apply.register
 def _(event: m.DayTimeSet, draft: Draft) -> None:
-    """What a container can read of its lease is in the time of day too."""
+    """Write the settings of leases with a time limit anew, since they tell the container the time of day."""
     draft.ahead_seconds = event.ahead_seconds
     for lease in draft.view().holders():
         if lease.expires_at is not None:
@@ -479,7 +485,7 @@ def _(event: m.Tick, draft: Draft) -> None:  # noqa: ARG001 - chosen by its type
 
 
 def _look_after(draft: Draft, sample: m.GpusSampled | None) -> None:
-    """What is due by now, whoever caused it."""
+    """Do the work that is due by now, whichever event brought the time."""
     health.end_on_sick_gpus(draft)
     containment.watch_faults(draft)
     watch_deadlines(draft, sample=sample)

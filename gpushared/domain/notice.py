@@ -1,4 +1,4 @@
-"""Telling the program in a container that its lease will end, so that it can save its work."""
+"""Tell the program in a container that its lease will end, so that it can save its work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpushared.domain.units import format_duration
 
 
 def notify(lease: Lease, notice: Notice, draft: Draft) -> Lease:
-    """Tell it, once: a file in the container, and the signal that the request named."""
+    """Tell the program once: by a file in the container, and by the signal that the request named."""
     if lease.notice == notice:
         return lease
     told = replace(lease, notice=notice)
@@ -23,7 +23,7 @@ def notify(lease: Lease, notice: Notice, draft: Draft) -> Lease:
 
 
 def withdraw(lease: Lease, draft: Draft, only: NoticeKind | None = None) -> Lease:
-    """It does not end then after all, or not for the reason that ``only`` names."""
+    """Take the notice back, since the lease does not end after all; ``only`` limits this to one kind."""
     if lease.notice is None or only not in (None, lease.notice.kind):
         return lease
     draft.do(NotifyContainer(lease.id))
@@ -31,7 +31,7 @@ def withdraw(lease: Lease, draft: Draft, only: NoticeKind | None = None) -> Leas
 
 
 def notify_of_expiry(draft: Draft) -> None:
-    """Tell those whose time is nearly up."""
+    """Tell the leases whose time is nearly up."""
     for lease in list(draft.leases.values()):
         ends = lease.expires_at
         if ends is None or not isinstance(lease.state, Active):

@@ -1,4 +1,4 @@
-"""What would become of a request: asked for in a copy of the state, by the rules themselves."""
+"""Offer a request: the rules themselves decide on it in a copy of the state, so the real state stays."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpushared.domain.units import format_share
 
 @dataclass(frozen=True, slots=True)
 class GivesWay:
-    """A lease that would give way, and how."""
+    """Name a lease that would give way, and how."""
 
     lease: Lease
     step: Step
@@ -30,17 +30,17 @@ class GivesWay:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a request would get. Times are epoch seconds, None = unknown.
+    """Describe the answer that a request would get. Times are epoch seconds, None = unknown.
 
     Attributes:
-        project: Whose quota it would count against.
-        starts_now: It would be granted at once, on ``grants``.
-        grants: Where it would start, as far as known.
-        start_to: When it would start at the latest, if every lease uses its whole time limit.
-        gives_way: Who would have to leave for it.
-        why: By what right.
-        waiting: Why it would wait.
-        fits_now: What would be granted at once instead, as a sentence; empty for nothing.
+        project: The project whose quota the lease would count against.
+        starts_now: The request would be granted at once, on ``grants``.
+        grants: The GPUs on which the lease would start, as far as known.
+        start_to: The latest start, if every lease uses its whole time limit.
+        gives_way: The leases that would have to leave.
+        why: The reason why they would have to.
+        waiting: The explanation of the wait.
+        fits_now: A sentence on what would be granted at once instead; empty for nothing.
     """
 
     project: str
@@ -54,7 +54,7 @@ class Offer:
 
 
 def offer(state: NodeState, request: Request, caller: Caller, now: float) -> Offer:
-    """What ``request`` would get if it were asked for now; raises what asking would raise."""
+    """Return the answer that ``request`` would get now; raises the errors that asking would raise."""
     after, lease = _asked(state, request, caller, now)
     if isinstance(lease.state, Reserved):
         return Offer(lease.payer, starts_now=True, grants=lease.grants, start_to=now)
@@ -77,14 +77,14 @@ def offer(state: NodeState, request: Request, caller: Caller, now: float) -> Off
 
 
 def fits_instead(state: NodeState, lease: Lease, now: float) -> str:
-    """What would be granted at once in the place of a waiting lease; empty for nothing."""
+    """Return a sentence on what would be granted at once instead of a waiting lease; empty for nothing."""
     others = {other: one for other, one in state.leases.items() if other != lease.id}
     caller = Caller(lease.owner_uid, lease.owner_uid, lease.owner_name)
     return fits_now(replace(state, leases=others), lease.request, caller, now)
 
 
 def fits_now(state: NodeState, request: Request, caller: Caller, now: float) -> str:
-    """The largest of a few smaller requests that would be granted at once, as a sentence."""
+    """Return the largest of a few smaller requests that would be granted at once, as a sentence."""
     if wants_instances(request) or request.gpus or request.begin_at is not None or request.after:
         return ""
     for text, smaller in _smaller(state, request):
@@ -105,7 +105,7 @@ def _asked(state: NodeState, request: Request, caller: Caller, now: float) -> tu
 
 
 def _smaller(state: NodeState, request: Request) -> Iterable[tuple[str, Request]]:
-    """Fewer GPUs, then the largest part of one that has room."""
+    """Yield requests for fewer GPUs, then one for the largest part of one GPU that has room."""
     least = replace(
         request,
         max_gpu_count=None,

@@ -1,4 +1,4 @@
-"""Containers that wait without holding anything: suspended ones, and stopped ones that are queued again."""
+"""Handle containers that wait without holding anything: suspended ones, and stopped ones in the queue."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REMOVED = Stopped("removal of the container")
 
 
 def over(lease: Lease, state: Draining, draft: Draft) -> None:
-    """Its memory is back: it is over, or waits to be started again."""
+    """End a lease whose memory is back, or let it wait for its container to be started again."""
     outcome = state.outcome
     if isinstance(outcome, Preempted) and outcome.requeue and not state.gone:
         lease = replace(lease, notice=None, expires_at=None, fault="", faulted_at=None)
@@ -36,7 +36,7 @@ def over(lease: Lease, state: Draining, draft: Draft) -> None:
 
 
 def seen_parked(lease: Lease, event: ContainerSeen, draft: Draft) -> None:
-    """What becomes of it while it waits: it may be killed, removed, or started by somebody."""
+    """Follow the container of a waiting lease: somebody may kill, remove or start it."""
     state = lease.state
     assert isinstance(state, Suspended | Requeued)
     match event.condition:

@@ -1,8 +1,8 @@
-"""Where on this node a request fits, and if nowhere, why each GPU refused.
+"""Place a request on this node's GPUs, or tell why each GPU refused.
 
-Packing rule: a slice goes to the GPU that is left with the least room (best fit), an untouched GPU comes
-last, so that whole GPUs stay whole. Ties go to the lower index, so the same world gives the same answer.
-MIG instances are leased whole, the smallest that is enough first.
+Packing rule: a slice goes to the GPU that is left with the least room (best fit), and an untouched GPU comes
+last, so that whole GPUs stay whole. Ties go to the lower index, so the same state gives the same answer. MIG
+instances are leased whole, the smallest that is enough first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STRAY_PERMILLE = 100
 
 
 class Reason(StrEnum):
-    """Why a request waits or was refused: one code for programs; docs/reference/reasons.md explains each."""
+    """Code the reason why a request waits or was refused; docs/reference/reasons.md explains each code."""
 
     RESOURCES = "resources"
     QUEUE_ORDER = "queue_order"
@@ -47,7 +47,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What one GPU has left."""
+    """Describe the free capacity of one GPU."""
 
     gpu: Gpu
     free_bytes: int
@@ -56,10 +56,10 @@ class Room:
     exclusive: bool = False
     stray_bytes: int = 0
     apart_from: str = ""
-    """The lease on it that the request keeps away from; known only where a request is explained."""
+    """The lease on the GPU that the request keeps away from; known only if a request is explained."""
 
     def less(self, grant: Grant, *, exclusive: bool) -> Room:
-        """The room after one more grant."""
+        """Return the room after one more grant."""
         return Room(
             self.gpu,
             self.free_bytes - grant.memory_bytes,
@@ -76,7 +76,7 @@ Rooms = Mapping[GpuId, Room]
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why one GPU was not taken."""
+    """Tell why one GPU was not taken."""
 
     gpu: GpuId
     reason: Reason
@@ -84,7 +84,7 @@ class Refusal:
 
 
 def rooms_of(gpus: Iterable[Gpu], leases: Iterable[Lease], stray: Mapping[GpuId, int]) -> dict[GpuId, Room]:
-    """The room on each GPU. ``stray``: bytes held there by processes without a lease."""
+    """Return the room on each GPU. ``stray``: bytes held there by processes without a lease."""
     rooms = {
         gpu.id: Room(
             gpu, gpu.leasable_bytes - stray.get(gpu.id, 0), WHOLE_PERMILLE, stray_bytes=stray.get(gpu.id, 0)
@@ -99,7 +99,7 @@ def rooms_of(gpus: Iterable[Gpu], leases: Iterable[Lease], stray: Mapping[GpuId,
 
 
 def need_on(request: Request, gpu: Gpu) -> Grant:
-    """What the request takes from this GPU if it is chosen: of an elastic one, the least."""
+    """Return the part of this GPU that the request takes if the GPU is chosen; its least if it is elastic."""
     if request.wants_whole_gpus:
         return Grant(gpu.id, request.memory_bytes or 0, WHOLE_PERMILLE)
     memory = request.memory_bytes
@@ -112,7 +112,7 @@ def need_on(request: Request, gpu: Gpu) -> Grant:
 
 
 def refuse(request: Request, room: Room) -> Refusal | None:
-    """The first reason why this GPU cannot take its part of the request, or None when it can."""
+    """Return the first reason why this GPU cannot take its part of the request; None if it can."""
     gpu = room.gpu
     if request.gpus and gpu.id not in request.gpus:
         return Refusal(gpu.id, Reason.OTHER_GPU, "is not the GPU this container is bound to")
@@ -136,9 +136,10 @@ def refuse(request: Request, room: Room) -> Refusal | None:
 
 
 def needs_own_server(request: Request) -> bool:
-    """Whether other leases on its GPUs cannot use its MPS server, nor it theirs.
+    """Return True if the request's leases cannot share an MPS server with other leases on their GPUs.
 
-    A process can be the client of one server only, so a lease of several GPUs needs one over just those.
+    A process can be the client of one server only, so a lease of several GPUs needs a server over just those
+    GPUs.
     """
     return request.isolation is Isolation.SEPARATE or max(len(request.gpus), request.gpu_count) > 1
 
@@ -167,7 +168,7 @@ def _refuse_slice(need: Grant, room: Room) -> Refusal | None:
 
 
 def place(request: Request, rooms: Rooms) -> tuple[Grant, ...] | tuple[Refusal, ...]:
-    """Grants on as many GPUs as asked for, or one refusal for each GPU that cannot take its part.
+    """Return grants on as many GPUs as the request wants, or one refusal for each GPU that cannot take part.
 
     An elastic request is placed by its least; ``elastic.largest`` asks for more.
     """
@@ -200,14 +201,14 @@ def _packing_order(request: Request, room: Room) -> tuple[bool, int, int, int]:
 
 
 def grant_on(request: Request, room: Room) -> Grant:
-    """What the request gets of a GPU that was chosen for it."""
+    """Return the request's part of a GPU that was chosen for it."""
     if request.wants_whole_gpus:
         return Grant(room.gpu.id, room.free_bytes, WHOLE_PERMILLE)
     return need_on(request, room.gpu)
 
 
 def is_grant(answer: tuple[Grant, ...] | tuple[Refusal, ...]) -> bool:
-    """Whether ``place`` found room."""
+    """Return True if ``place`` found room."""
     return bool(answer) and isinstance(answer[0], Grant)
 
 

@@ -1,4 +1,4 @@
-"""What becomes of a running lease when others need its GPUs."""
+"""Foretell a running lease's fate when others need its GPUs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from gpushared.domain.units import format_duration
 
 
 def when_others_need_it(lease: Lease, state: NodeState, now: float) -> str:
-    """What happens to a lease when others need its GPUs, or why it had to leave them; empty where nothing."""
+    """Return what happens to a lease when others need its GPUs, or why it had to leave them.
+
+    The text is empty if nothing is to be said.
+    """
     winner = _made_way_for(lease.id, state)
     if winner is not None and winner.promised is not None:
         return f"{_GIVES_WAY}{winner.id} of {winner.owner_name}, because {winner.promised.why}"
@@ -39,25 +42,25 @@ _HOW = {
 
 
 def _why_not_milder(lease: Lease, state: NodeState) -> str:
-    """Why this lease is not suspended on a node where others are."""
+    """Return why this lease is not suspended on a node where other leases are."""
     if state.means.no_checkpoint or not (why := why_not(lease, state)):
         return ""
     return f", because {why}"
 
 
 def _made_way_for(lease: LeaseId, state: NodeState) -> Lease | None:
-    """Who gets the room that it leaves."""
+    """Return the waiting lease that gets the room that this lease leaves."""
     return next((one for one in state.waiting() if one.promised and lease in one.promised.victims), None)
 
 
 def _why_it_left(lease: Lease) -> str:
-    """As its story has it."""
+    """Return the reason that the lease's story gives."""
     told = (entry.text.partition(_GIVES_WAY) for entry in reversed(lease.story))
     return next((found + to_whom for _, found, to_whom in told if found), "")
 
 
 def _when(one: Holder, state: NodeState, now: float) -> str:
-    """Who may take its GPUs, and from when on."""
+    """Return to whom the lease gives way, and from when on."""
     policy = state.policy
     rules = policy.classes[one.lease.request.lease_class]
     if one.behind:
@@ -85,6 +88,6 @@ def _is_over_quota(one: Holder, state: NodeState, now: float) -> bool:
 
 
 def _protected(one: Holder, policy: Policy, now: float) -> str:
-    """The part of the least run time that is left."""
+    """Return the clause about the part of the least run time that is left."""
     left = one.started_at + policy.classes[one.lease.request.lease_class].min_run_seconds - now
     return f", not in the next {format_duration(max(1, round(left)))}" if left > 0 else ""

@@ -1,4 +1,4 @@
-"""What a pass over the queue says of one request, and why there is no room for it. The rules: ``policy``."""
+"""Describe the result of a pass for one request, and why it has no room. The rules are in ``policy``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NEVER = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """GPUs kept for a request that waits; ``start_at`` is infinite where no time limit tells."""
+    """Name GPUs kept for a request that waits; ``start_at`` is infinite if no time limit tells the start."""
 
     head: LeaseId
     gpus: frozenset[GpuId]
@@ -24,7 +24,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What one pass decided for one request: the grants, or why not."""
+    """Hold the decision of one pass on one request: the grants, or the reason for none."""
 
     lease: LeaseId
     position: int
@@ -33,11 +33,11 @@ class Decision:
     refusals: tuple[Refusal, ...] = ()
     reservation: Reservation | None = None
     text: str = ""
-    """Why not, where that is no matter of room."""
+    """A sentence on the reason, if the reason is not a lack of room."""
 
 
 def granted(lease: Lease, grants: tuple[Grant, ...], now: float) -> Lease:
-    """The lease as it would hold these grants from now on."""
+    """Return the lease as it would hold these grants from now on."""
     limit = lease.request.time_limit_seconds
     expires_at = None if limit is None else now + limit
     return replace(lease, state=Reserved(grants, now, now), expires_at=expires_at)
@@ -63,9 +63,9 @@ _LEASES_LAST = (
 
 
 def why_no_room(request: Request, rooms: Rooms) -> tuple[Reason, tuple[Refusal, ...]]:
-    """What stands closest to a grant, and the refusal of each GPU.
+    """Return the reason that stands closest to a grant, and the refusal of each GPU.
 
-    Where the end of all leases would not help, the reason is what would be left then.
+    If the end of all leases would not help, the reason is the one that would be left then.
     """
     refusals = _refusals(request, rooms)
     if is_grant(place(request, rooms)):
@@ -76,7 +76,7 @@ def why_no_room(request: Request, rooms: Rooms) -> tuple[Reason, tuple[Refusal, 
 
 
 def waits_for_leases(request: Request, rooms: Rooms) -> bool:
-    """Whether the request would fit if all leases ended."""
+    """Return True if the request would fit if all leases ended."""
     return is_grant(place(request, _emptied(rooms)))
 
 

@@ -1,4 +1,4 @@
-"""Projects that administrators set while the node runs; what they set wins over the configuration."""
+"""Set projects while the node runs; an administrator's settings win over the configuration."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def is_project_name(text: str) -> bool:
 
 
 def is_user_name(text: str) -> bool:
-    """Whether it may be one; which users there are is the machine's matter."""
+    """Return True if the text may be a user's name; the machine decides which users exist."""
     return _USER.fullmatch(text) is not None and text.isprintable()
 
 
 def capacity_of(gpus: Mapping[GpuId, Gpu]) -> dict[str, int]:
-    """The GPUs of each model in permille, those out of order too; of one that is split, its instances."""
+    """Return each model's GPUs in permille, those out of order too; a split GPU counts by its instances."""
     found: dict[str, int] = defaultdict(int)
     for gpu in gpus.values():
         if gpu.mig is not None:
@@ -45,7 +45,10 @@ def capacity_of(gpus: Mapping[GpuId, Gpu]) -> dict[str, int]:
 
 
 def set_project(event: ProjectSet, draft: Draft) -> None:
-    """Raises PermissionRefused, RequestError, NotFound, or StateConflict for what could not be kept."""
+    """Set a project as the administrator says.
+
+    Raises PermissionRefused, RequestError, NotFound, or StateConflict for a promise that could not be kept.
+    """
     if not event.caller.trusted:
         raise PermissionRefused(
             "only administrators may set projects", hint="be root, or in the docker group"
@@ -65,7 +68,7 @@ def set_project(event: ProjectSet, draft: Draft) -> None:
 
 
 def _unset(name: str, draft: Draft) -> None:
-    """As the configuration has it again, which is not at all where that does not name it."""
+    """Return a project to the configuration's settings, or remove it if the configuration has none."""
     if name not in draft.view().policy.projects:
         raise NotFound(f"there is no project {shown(name)}", hint="`gpushare project ls` lists them")
     if name not in draft.projects:
@@ -76,7 +79,7 @@ def _unset(name: str, draft: Draft) -> None:
 
 
 def _changed(event: ProjectSet, project: Project, draft: Draft) -> Project:
-    """The project with what was said; the rest stays as it is."""
+    """Return the project with the event's fields; other fields stay as they are."""
     if event.weight is not None:
         _check_weight(event.weight)
         project = replace(project, weight=event.weight)
@@ -122,7 +125,7 @@ def _quota(event: ProjectSet, quota: Quota) -> Quota:
 
 
 def _check_model(model: str, draft: Draft) -> None:
-    """A model that is not there is a slip of the pen."""
+    """Raise NotFound for a model that no GPU of this node has, which is most likely a slip of the pen."""
     known = capacity_of(draft.gpus)
     if model in known:
         return
@@ -133,7 +136,10 @@ def _check_model(model: str, draft: Draft) -> None:
 
 
 def _check(project: Project, known: Project | None, policy: Policy, draft: Draft) -> None:
-    """Raises StateConflict. What promises no more than before may stay impossible: GPUs are lost as well."""
+    """Raise StateConflict for a project that promises more than there is.
+
+    A project that promises no more than before may stay impossible, since GPUs get lost as well.
+    """
     more = _promised(project) > _promised(known) if known is not None else True
     after = replace(policy, projects={**policy.projects, project.name: project})
     found = problems(after, capacity_of(draft.gpus) if more else {})

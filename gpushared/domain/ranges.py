@@ -1,7 +1,7 @@
-"""Sizes that may be ranges: the least that will do and the most that is wanted, as people type them.
+"""Read sizes that may be ranges: the least that will do and the most that is wanted, as people type them.
 
-``0.25..1``, ``2x0.25..0.5`` and ``1..4`` of GPUs, ``8g..24g`` of memory, ``25%..100%`` of compute. A range
-whose ends are equal is a size.
+``0.25..1``, ``2x0.25..0.5`` and ``1..4`` are ranges of GPUs, ``8g..24g`` of memory, ``25%..100%`` of compute.
+A range whose ends are equal is a size.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ TO = ".."
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """From ``low`` to ``high``, both included."""
+    """Span the numbers from ``low`` to ``high``, both included."""
 
     low: int
     high: int
 
     @property
     def most(self) -> int | None:
-        """``high``, or None where there is no choice."""
+        """Return ``high``, or None if there is no choice."""
         return self.high if self.high > self.low else None
 
 
 @dataclass(frozen=True, slots=True)
 class GpuRange:
-    """So many GPUs, and of each so many thousandths; at most one of them is more than one number."""
+    """Hold a number of GPUs and a permille of each; at most one of the two is a true range."""
 
     count: Range
     permille: Range
 
 
 def parse_memory_range(text: str) -> Range:
-    """Bytes, as ``parse_memory`` reads each end."""
+    """Return bytes; ``parse_memory`` reads each end."""
     return _parse(text, parse_memory)
 
 
 def parse_percent_range(text: str) -> Range:
-    """Permille, as ``parse_percent`` reads each end."""
+    """Return permille; ``parse_percent`` reads each end."""
     return _parse(text, parse_percent)
 
 
 def parse_gpu_range(text: str) -> GpuRange:
-    """Each end as ``parse_gpu`` reads it. A range of shares is one of each GPU: ``2x0.25..0.5``."""
+    """Read each end with ``parse_gpu``. A range of shares is one of each GPU: ``2x0.25..0.5``."""
     low_text, to, high_text = text.partition(TO)
     if not to:
         one = parse_gpu(text)
@@ -64,7 +64,10 @@ def parse_gpu_range(text: str) -> GpuRange:
 
 
 def _high_end(low: str, high: str, text: str) -> GpuSize:
-    """Raises RequestError; a number of GPUs before the shares is said once, at the beginning."""
+    """Read the high end; raises RequestError.
+
+    A number of GPUs before the shares is written once, at the beginning.
+    """
     if "x" in high.lower():
         raise RequestError(
             f"{shown(text)} says the number of GPUs at its end",
@@ -81,7 +84,7 @@ def _high_end(low: str, high: str, text: str) -> GpuSize:
 
 
 def _counts(text: str, size: GpuSize) -> bool:
-    """Whether it is a number of whole GPUs, and not a share of so many."""
+    """Return True if the text is a number of whole GPUs, and not a share of so many."""
     return size.permille == WHOLE_PERMILLE and "x" not in text.lower()
 
 

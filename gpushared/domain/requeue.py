@@ -1,11 +1,11 @@
-"""Leases that give way to others: they are taken off their GPUs, or told, stopped, and queued again.
+"""Make leases give way to others: take them off their GPUs, or tell, stop and queue them again.
 
-The ladder, the mildest step first; each lease shows which one applies to it (``step_of``):
+The steps, the mildest first; each lease shows which step applies to it (``step_of``):
 
-1. ``suspend``: where a CUDA checkpoint works, the container is frozen and its GPU memory moved to the host.
+1. ``suspend``: if a CUDA checkpoint works, the container is frozen and its GPU memory moved to the host.
 2. ``requeue``: its program is told (see ``notice``), the container is stopped when the notice is over, and
    it is started again, from its beginning, when there is room.
-3. ``stop``: the same without the second part, for a container that is removed when it ends or whose output
+3. ``stop``: the same without the start, for a container that is removed when it ends or whose output
    somebody is attached to.
 """
 
@@ -42,7 +42,7 @@ from gpushared.domain.suspension import suspend, why_not
 
 
 class Step(StrEnum):
-    """What happens to a lease that has to give way."""
+    """Name the step that makes a lease give way."""
 
     SUSPEND = "suspend"
     REQUEUE = "requeue"
@@ -50,14 +50,14 @@ class Step(StrEnum):
 
 
 def step_of(lease: Lease, state: NodeState) -> Step:
-    """The mildest step that is possible for this lease."""
+    """Return the mildest step that is possible for this lease."""
     if isinstance(lease.state, Active) and not why_not(lease, state):
         return Step.SUSPEND
     return Step.REQUEUE if lease.requeues else Step.STOP
 
 
 def preempt_asked(event: PreemptAsked, draft: Draft) -> None:
-    """An administrator makes room."""
+    """Make a lease give way on an administrator's order."""
     if not event.caller.trusted:
         raise PermissionRefused(
             "only trusted callers may preempt leases", hint="be root, or in the docker group"
@@ -73,7 +73,7 @@ def preempt_asked(event: PreemptAsked, draft: Draft) -> None:
 
 
 def is_leaving(lease: Lease) -> bool:
-    """Whether its GPUs come free without more being done."""
+    """Return True if the lease's GPUs come free without more being done."""
     told = lease.notice is not None and lease.notice.kind is NoticeKind.PREEMPTED
     return told or isinstance(lease.state, Draining | Suspending)
 
@@ -96,7 +96,7 @@ def preempt(lease: Lease, by: str, draft: Draft) -> None:
 
 
 def stop_those_told(draft: Draft) -> None:
-    """The notice is over."""
+    """Stop the leases whose notice is over."""
     for lease in list(draft.leases.values()):
         notice = lease.notice
         if notice is None or notice.kind is not NoticeKind.PREEMPTED or draft.now < notice.until:
@@ -110,7 +110,7 @@ def stop_those_told(draft: Draft) -> None:
 
 
 def start_requeued(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> None:
-    """There is room again: the node itself starts its container."""
+    """Start the container of a queued lease again, by the node itself, since there is room."""
     state = lease.state
     assert isinstance(state, Requeued)
     to = Starting(grants, state.container, draft.now, draft.now, held=True, by_node=True)
@@ -119,15 +119,15 @@ def start_requeued(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> Non
 
 
 def wanted_request(lease: Lease, state: NodeState) -> Request:
-    """What a waiting lease is to be placed by.
+    """Return the request by which a waiting lease is to be placed.
 
-    One that had its GPUs before may be bound to them: a suspended one always, and one whose settings the
-    engine cannot change any more.
+    A lease that had its GPUs before may be bound to them: a suspended lease always, and one whose settings
+    the engine cannot change any more.
     """
     match lease.state:
         case Suspended(held=held, left_seconds=left):
             limit = None if left is None else int(left)
-            # Its memory on the host it never gave back.
+            # A suspended lease never gave back its memory on the host.
             return replace(as_held(lease.request, held), time_limit_seconds=limit, host_memory_bytes=None)
         case Requeued(held=held) if not state.means.binds_late:
             return as_held(lease.request, lease.baked or held)

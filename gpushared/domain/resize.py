@@ -1,8 +1,9 @@
-"""A lease gets another size, on the GPUs that it has and never on others.
+"""Give a lease another size, on the GPUs that it has and never on others.
 
-What is raised must be free there now, and kept neither for the head of the queue, where a raise follows the
-rule of backfill, nor as a project's fixed quota. What is lowered stays over what the lease's processes use.
-What is not named stays as it is, but the compute of a request for memory alone goes on to follow its memory.
+A raised figure must be free there now, and kept neither for the head of the queue, where a raise follows the
+rule of backfill, nor as a project's fixed quota. A lowered figure stays over the use of the lease's
+processes. A figure that is not named stays as it is, but the compute of a request for memory alone goes on to
+follow its memory.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ from gpushared.domain.state import Draft
 from gpushared.domain.units import format_memory, format_percent
 
 SAMPLE_SECONDS = 5.0
-"""What processes use is known from samples, several a second where it matters; older ones say nothing."""
+"""Samples, several a second if it matters, tell the use of processes; older samples say nothing."""
 
 _Resizable = Reserved | Starting | Active | Paused
 
 
 def resize(event: ResizeAsked, draft: Draft) -> None:
-    """Give the lease its new size, or raise why not. The size that it has already changes nothing."""
+    """Give the lease its new size, or raise why not. The size that the lease has already changes nothing."""
     lease = draft.owned(event.lease, event.caller)
     draft.answer = lease.id
     _check_state(lease)
@@ -126,7 +127,7 @@ def _resized(request: Request, size: NewSize) -> Request:
 
 
 def _largest(lease: Lease, request: Request, size: NewSize, draft: Draft) -> Request:
-    """The size that the request comes to: of a range, as much as there is room for on its GPUs now."""
+    """Return the size that the request comes to: of a range, as much as its GPUs have room for now."""
     if not is_elastic(request):
         return request
     chosen = least(request)
@@ -156,7 +157,10 @@ def _asking(lease: Lease, request: Request) -> Lease:
 
 
 def _new_grant(old: Grant, request: Request, size: NewSize, draft: Draft) -> Grant:
-    """What is not named stays to the byte, also where the GPU's leasable memory is another by now."""
+    """Return the grant of the new size.
+
+    A figure that is not named stays to the byte, also if the GPU's leasable memory has changed meanwhile.
+    """
     gpu = _gpu(old.gpu, draft)
     need = need_on(request, gpu)
     names_memory = size.memory_bytes is not None or size.memory_permille is not None
@@ -186,7 +190,10 @@ def _gpu(gpu_id: GpuId, draft: Draft) -> Gpu:
 
 
 def _check_kind(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> None:
-    """A container on GPUs that it has to itself is set up in another way than one that shares them."""
+    """Raise StateConflict for a change between sharing GPUs and having all of them.
+
+    A container that has its GPUs to itself is set up in another way than one that shares them.
+    """
     if _is_alone(lease.grants, draft) != _is_alone(grants, draft):
         raise StateConflict(
             f"lease {lease.id} cannot change between sharing GPUs and having all of them",
@@ -215,7 +222,10 @@ def _check_room(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> None:
 
 
 def _check_free(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> set[GpuId]:
-    """The GPUs on which the lease is to have more, where that is free."""
+    """Return the GPUs on which the lease gets more.
+
+    Raises LimitReached or Unavailable if that is not free.
+    """
     rooms = draft.view().rooms()
     raised = set()
     for old, new in zip(lease.grants, grants, strict=True):
@@ -247,7 +257,7 @@ def _more(old: Grant, new: Grant) -> str:
 
 
 def _check_fixed(lease: Lease, grants: tuple[Grant, ...], plan: Plan, draft: Draft) -> None:
-    """What is fixed for build work of a project goes to nothing else."""
+    """Raise LimitReached if the new size takes room that is fixed for build work of a project."""
     rooms = draft.view().rooms()
     for old, new in zip(lease.grants, grants, strict=True):
         free_bytes, free_permille = rooms[old.gpu].free_bytes, rooms[old.gpu].free_permille
@@ -268,7 +278,10 @@ def _check_fixed(lease: Lease, grants: tuple[Grant, ...], plan: Plan, draft: Dra
 
 
 def _check_head(lease: Lease, raised: set[GpuId], plan: Plan) -> None:
-    """As in backfill: on GPUs kept for the head only what ends before the head can start there."""
+    """Raise LimitReached for a raise on GPUs that are kept for the head of the queue.
+
+    As in backfill, such GPUs go only to leases that end before the head can start there.
+    """
     kept = next((one for one in _kept_for_others(lease, plan) if raised & one.gpus), None)
     if kept is not None:
         raise LimitReached(
@@ -278,7 +291,7 @@ def _check_head(lease: Lease, raised: set[GpuId], plan: Plan) -> None:
 
 
 def _kept_for_others(lease: Lease, plan: Plan) -> Sequence[Reservation]:
-    """What is kept for requests that may start before the lease is over."""
+    """Return the reservations of requests that may start before the lease is over."""
     until = NEVER if lease.expires_at is None else lease.expires_at
     return [kept for kept in plan.reservations if not until <= kept.start_at < NEVER]
 
@@ -301,11 +314,14 @@ def _check_use(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> None:
 
 
 def _used_bytes(lease: Lease, gpu: Gpu, draft: Draft) -> int:
-    """What its processes hold there by the newest sample; Unavailable where nobody knows."""
+    """Return the bytes that the lease's processes hold there by the newest sample.
+
+    Raises Unavailable if nobody knows.
+    """
     use = draft.use
     on_gpus = use.used_bytes.get(lease.id, {})
     fresh = abs(draft.now - use.at) <= SAMPLE_SECONDS and gpu.id in use.readable
-    # A process that is there and has 0 bytes is one whose bytes the driver does not tell.
+    # 0 bytes mean a process whose use the driver does not tell.
     if not fresh or on_gpus.get(gpu.id) == 0 or (lease.id in use.busy and not on_gpus):
         raise Unavailable(
             f"what lease {lease.id} uses on GPU {gpu.index} is not known at the moment",
@@ -328,7 +344,10 @@ def _holding(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> Lease:
 
 
 def _walls(lease: Lease, old: tuple[Grant, ...], draft: Draft) -> Walls | None:
-    """What runs keeps the limits it began with, which do not hold a lease that is smaller by now."""
+    """Return the walls after a resize.
+
+    A running container keeps the limits it began with, which do not hold a lease that is smaller by now.
+    """
     if lease.walls is None:
         return None
     memory_wall, compute_cap = lease.walls.memory_wall, lease.walls.compute_cap
@@ -345,10 +364,10 @@ def _walls(lease: Lease, old: tuple[Grant, ...], draft: Draft) -> Walls | None:
 
 
 def take_settings(event: SettingsTaken, draft: Draft) -> None:
-    """A container that began anew with the settings of its lease's new size stands behind their walls.
+    """Note the walls of a container that began anew with the settings of its lease's new size.
 
-    Its own MPS server, where it has one, may be the one of before and keeps what it was started with: the
-    limits of the new size are then those in the container's environment.
+    The container's own MPS server, if it has one, may be the earlier one and keeps the limits it was started
+    with: the limits of the new size are then those in the container's environment.
     """
     lease = draft.view().leases.get(event.lease)
     if lease is None or not isinstance(lease.state, Active | Paused) or lease.container != event.container:

@@ -1,4 +1,4 @@
-"""The figures of the configuration that the rules need."""
+"""Hold the figures of the configuration that the rules need."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gpushared.domain.request import LeaseClass
 
 
 class MpsMode(StrEnum):
-    """What is wanted of MPS.
+    """Say how far MPS is wanted.
 
-    ``auto``: used where its program is installed; then on a real GPU a daemon that does not work refuses new
-    shared leases, and on a simulated one they go without walls. ``required``: no shared lease without it.
-    ``off``: nothing but the watchdog holds parts of GPUs.
+    ``auto``: MPS is used if its program is installed. Then on a real GPU a daemon that does not work refuses
+    new shared leases, and on a simulated one they go without walls. ``required``: no shared lease starts
+    without MPS. ``off``: nothing but the watchdog holds parts of GPUs.
     """
 
     AUTO = "auto"
@@ -26,7 +26,7 @@ class MpsMode(StrEnum):
 
 
 class Action(StrEnum):
-    """What is done to a container whose lease is over its memory."""
+    """Name the action on a container whose lease is over its memory."""
 
     WARN = "warn"
     STOP = "stop"
@@ -35,7 +35,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WatchdogPolicy:
-    """``tolerance_bytes`` per GPU is no overuse; ``patience_seconds``: how long overuse may last."""
+    """Bound overuse: ``tolerance_bytes`` per GPU are allowed, and overuse may last ``patience_seconds``."""
 
     action: Action = Action.KILL
     tolerance_bytes: int = 256 * MIB
@@ -43,17 +43,17 @@ class WatchdogPolicy:
 
 
 class IdleAction(StrEnum):
-    """What is done to a lease that stays idle."""
+    """Name the action on a lease that stays idle."""
 
     NONE = "none"
     SUSPEND = "suspend"
-    """It is taken off its GPUs where that works, else ended."""
+    """The lease is taken off its GPUs if that works, else ended."""
     STOP = "stop"
 
 
 @dataclass(frozen=True, slots=True)
 class IdlePolicy:
-    """What idle time leads to, each after so many seconds of it; 0 = never."""
+    """Set the consequences of idle time, each after so many seconds of it; 0 = never."""
 
     warn_seconds: float = 1800.0
     lower_seconds: float = 3600.0
@@ -63,48 +63,49 @@ class IdlePolicy:
 
 @dataclass(frozen=True, slots=True)
 class IdleRules:
-    """What idle time leads to, by class; ``quiet``: for the classes for which it differs in quiet times."""
+    """Set the consequences of idle time by class; ``quiet``: for classes with other rules in quiet times."""
 
     usual: Mapping[LeaseClass, IdlePolicy]
     quiet: Mapping[LeaseClass, IdlePolicy] = field(default_factory=dict)
 
 
 class Preemption(StrEnum):
-    """Whether leases give way to others."""
+    """Say if leases give way to others."""
 
     AUTO = "auto"
-    """Where there are projects: a node that nobody has configured must not stop people's work."""
+    """Leases give way if there are projects: a node that nobody has configured must not stop people's
+    work."""
     ON = "on"
     OFF = "off"
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The figures of the configuration that the rules need; times in seconds."""
+    """Hold the figures of the configuration that the rules need; times are in seconds."""
 
     claim_seconds: int = 60
     create_seconds: int = 600
-    """A create may pull an image; so long a claimed lease is kept for it."""
+    """A create may pull an image; a claimed lease is kept for the create so long."""
     start_seconds: int = 60
     stop_grace_seconds: int = 10
     stop_retry_seconds: int = 15
     notice_seconds: int = 300
-    """How long before its end a program is told of it."""
+    """A program is told of its end so long before."""
     fault_patience_seconds: float = 30.0
-    """How long processes may hold on to an MPS server that met a fault."""
+    """Processes may hold on so long to an MPS server that met a fault."""
     policy: Policy = field(default_factory=Policy)
-    """Who goes next, by the configuration alone; what holds is ``policy_with``."""
+    """The policy by the configuration alone; ``policy_with`` returns the policy that holds."""
     preemption: Preemption = Preemption.AUTO
     placement: PolicyName = PolicyName.PACK
-    """Which of the GPUs that fit is taken."""
+    """The rule by which one of the GPUs that fit is taken."""
     together: Together = Together.OFF
-    """Whose leases are put together, of GPUs that are worth about the same."""
+    """Whose leases are put together, among GPUs that are worth about the same."""
     counts_host: bool = True
-    """Whether the host's CPU and memory may run out."""
+    """True if the host's CPU and memory may run out."""
     preempt_notice_seconds: int = 60
-    """How long before it is stopped a program is told that it has to give way."""
+    """A program that has to give way is told so long before it is stopped."""
     suspend_seconds: int = 60
-    """How long moving GPU memory to the host's, or back, may take before it is asked for again."""
+    """A move of GPU memory to the host's, or back, may take so long before it is asked for again."""
     max_queued: int = 1000
     max_queued_per_user: int = 100
     watchdog: Mapping[LeaseClass, WatchdogPolicy] = field(
@@ -114,16 +115,16 @@ class Rules:
         default_factory=lambda: dict.fromkeys(LeaseClass, IdlePolicy())
     )
     quiet_idle: Mapping[LeaseClass, IdlePolicy] = field(default_factory=dict)
-    """What holds instead in quiet times, at night or at weekends."""
+    """These rules hold instead in quiet times, at night or at weekends."""
     project_idle: Mapping[str, IdleRules] = field(default_factory=dict)
-    """What holds instead of both for leases of projects that have their own."""
+    """These rules hold instead of both for leases of projects that have their own."""
 
     def idle_of(self, project: str) -> IdleRules:
-        """What idle time leads to for leases of a project."""
+        """Return the idle rules for leases of a project."""
         return self.project_idle.get(project) or IdleRules(self.idle, self.quiet_idle)
 
     def policy_with(self, projects: Mapping[str, Project]) -> Policy:
-        """Who goes next, where these projects were set at run time, which wins over the configuration."""
+        """Return the policy with the projects that were set at run time, which win over the configuration."""
         policy = self.policy
         if projects:
             policy = replace(policy, projects={**policy.projects, **projects})

@@ -1,4 +1,4 @@
-"""A node's state as the policy sees it: one pass over its queue."""
+"""Show a node's state to the policy: one pass over its queue."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from gpushared.domain.surroundings import size_of_host
 HOST = ""
 """A node is one host."""
 LOWERED = -1000
-"""Below all priorities that users may ask for."""
+"""This is below all priorities that users may ask for."""
 
 _LADDER = {Step.SUSPEND: Ladder.PAUSE, Step.REQUEUE: Ladder.REQUEUE, Step.STOP: Ladder.REQUEUE}
 
 
 def pass_over(state: NodeState, now: float) -> Plan:
-    """What the policy decides now; the state itself is left as it is."""
+    """Return the policy's plan for now; the state itself stays as it is."""
     waiting, policy = state.waiting(), state.policy
     return plan(
         [candidate(lease, state, policy) for lease in waiting],
@@ -40,7 +40,7 @@ def pass_over(state: NodeState, now: float) -> Plan:
 
 
 def places_of(state: NodeState) -> FleetPlaces:
-    """The node as a fleet of one host."""
+    """Return the node as a fleet of one host."""
     gpus, size = tuple(state.judged_gpus()), size_of_host(state)
     host = Host(HOST, gpus, size.cpu_milli, size.memory_bytes, link_groups(gpus))
     rules, leases = state.rules, [_of_project(lease, state) for lease in state.leases.values()]
@@ -49,14 +49,14 @@ def places_of(state: NodeState) -> FleetPlaces:
 
 
 def _of_project(lease: Lease, state: NodeState) -> Lease:
-    """With the project in its request, by which placement knows who belongs together."""
+    """Return the lease with its project in the request, by which placement knows a project's leases."""
     if state.rules.together is Together.OFF:
         return lease
     return replace(lease, request=replace(lease.request, project=lease.payer))
 
 
 def candidate(lease: Lease, state: NodeState, policy: Policy) -> Candidate:
-    """A waiting lease, with the request that it is to be placed by now."""
+    """Return a waiting lease as a candidate, with the request that it is placed by now."""
     request = wanted_request(lease, state)
     return Candidate(
         _of_project(lease if request is lease.request else replace(lease, request=request), state),
@@ -73,7 +73,7 @@ def candidate(lease: Lease, state: NodeState, policy: Policy) -> Candidate:
 
 
 def holder(lease: Lease, state: NodeState, policy: Policy, now: float) -> Holder:
-    """A lease that holds something, and what it would cost to take it back."""
+    """Return a lease that holds something, and the cost of taking it back."""
     step = step_of(lease, state)
     since = lease.holds_since
     return Holder(
@@ -95,7 +95,7 @@ def _priority(lease: Lease, policy: Policy) -> int:
 
 
 def _yields(lease: Lease, state: NodeState, policy: Policy) -> bool:
-    """Whether it would be suspended rather than stopped, on a node where anybody gives way at all."""
+    """Return True if the lease would be suspended, not stopped, on a node where leases give way at all."""
     means, rules = state.means, policy.classes[lease.request.lease_class]
     able = not means.no_checkpoint and (
         means.checkpoint_with_mps or lease.request.isolation is Isolation.EXCLUSIVE

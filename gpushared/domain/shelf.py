@@ -1,7 +1,7 @@
-"""A mapping that is never changed: each change makes a new one that shares nearly everything with the old.
+"""Keep a mapping that never changes: each change makes a new one that shares nearly everything with the old.
 
 Entries lie in chunks by their hash. A change copies one chunk and the list of chunks, so that with a hundred
-thousand entries it costs a few microseconds, where a copied dict would cost a millisecond.
+thousand entries a change costs a few microseconds, while copying a dict would cost a millisecond.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 CHUNKS = 256
-"""A power of two: the place of a key is its hash's last bits."""
+"""The number is a power of two: the place of a key is its hash's last bits."""
 _EMPTY: list[dict[object, object]] = [{}] * CHUNKS
 
 
 class Shelf(Mapping[K, V]):
-    """In no order: whoever decides by it must sort."""
+    """Map keys to values in no order: a caller that decides by the order must sort."""
 
     __slots__ = ("_chunks", "_size")
 
@@ -47,12 +47,12 @@ class Shelf(Mapping[K, V]):
         return f"Shelf({dict(self)!r})"
 
     def put(self, key: K, value: V) -> Shelf[K, V]:
-        """The mapping with this entry."""
+        """Return the mapping with this entry."""
         at = hash(key) & (CHUNKS - 1)
         return self._with(at, {**self._chunks[at], key: value})
 
     def drop(self, key: K) -> Shelf[K, V]:
-        """The mapping without this entry, where there is one."""
+        """Return the mapping without this entry."""
         at = hash(key) & (CHUNKS - 1)
         if key not in self._chunks[at]:
             return self
@@ -61,9 +61,9 @@ class Shelf(Mapping[K, V]):
         return self._with(at, chunk)
 
     def changed_since(self, before: Shelf[K, V]) -> set[K]:
-        """The keys whose values are other objects than before, or that came or went.
+        """Return the keys whose values are other objects than before, or that came or went.
 
-        Costs by what changed where the one mapping came from the other.
+        The cost follows the size of the change if the one mapping was made from the other.
         """
         found: set[K] = set()
         for mine, theirs in zip(self._chunks, before._chunks, strict=True):

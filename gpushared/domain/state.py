@@ -1,4 +1,4 @@
-"""The state of a node, and the draft in which one event changes it."""
+"""Hold the state of a node, and the draft in which one event changes it."""
 
 from __future__ import annotations
 
@@ -40,18 +40,19 @@ from gpushared.domain.rules import Rules
 from gpushared.domain.units import shown
 
 ENDED_KEPT_IN_MEMORY = 256
-"""So that a client that asks again right after the end gets its answer; the journal has them all."""
+"""A client that asks again right after the end gets its answer; the journal has all ended leases."""
 
 FAULT_SEEN_SECONDS = 3.0
-"""A server that was not seen in its fault for so long is well again; the GPUs are looked at more often."""
+"""A server whose fault nobody has seen for so long is well again; the GPUs are looked at more often."""
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _SCRAMBLE = 0x9E3779B1
-"""Odd, so multiplying by it modulo a power of two is one to one: ids never repeat nor look counted."""
+"""The factor is odd, so multiplying by it modulo a power of two is one to one. Ids never repeat nor look
+counted."""
 
 
 def lease_id(sequence: int) -> LeaseId:
-    """``l-`` and four characters for the first million leases, five for the next 32 million, and so on."""
+    """Return ``l-`` and four characters for the first million leases, five for the next 32 million, etc."""
     length = 4
     while sequence >= 32**length:
         length += 1
@@ -65,7 +66,7 @@ def lease_id(sequence: int) -> LeaseId:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What the newest sample showed: when, of which GPUs, and what the leases with processes there hold."""
+    """Record the newest sample: its time, the GPUs, and the memory of the leases with processes there."""
 
     at: float = 0.0
     readable: frozenset[GpuId] = frozenset()
@@ -76,7 +77,10 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """Everything the rules know. ``leases`` are those that are not over, in the order they were asked for."""
+    """Hold everything the rules know.
+
+    ``leases`` are those that are not over, in the order they were asked for.
+    """
 
     rules: Rules = field(default_factory=Rules)
     gpus: Mapping[GpuId, Gpu] = field(default_factory=dict)
@@ -85,71 +89,72 @@ class NodeState:
     stray_bytes: Mapping[GpuId, int] = field(default_factory=dict)
     use: Use = field(default_factory=Use)
     drained: Mapping[GpuId, Drained] = field(default_factory=dict)
-    """GPUs that get no new leases; what is true of a GPU is true of its parts."""
+    """GPUs that get no new leases; a drain of a GPU holds for its parts."""
     faulted: Mapping[GpuId, float] = field(default_factory=dict)
     """When an MPS server on a GPU was last seen in a fault."""
     calm: Mapping[tuple[LeaseId, str], float] = field(default_factory=dict)
-    """Since when what the watchdog has against a lease is not so any more, where that has not lasted yet."""
+    """Since when a lease is free of a trouble that the watchdog saw, until that has lasted long enough."""
     usage: Usage = field(default_factory=lambda: Usage(DAY))
-    """What each project used before now, of leases that hold nothing any more."""
+    """The use of each project before now, by leases that hold nothing any more."""
     turns: Mapping[str, float] = field(default_factory=dict)
     """When each project last had its turn (see ``policy.order``)."""
     projects: Mapping[str, Project] = field(default_factory=dict)
-    """Projects as they were set at run time, which wins over the configuration."""
+    """The projects as they were set at run time, which wins over the configuration."""
     resting: Mapping[LeaseId, float] = field(default_factory=dict)
-    """Since when each lease that runs was seen to do nothing on its GPUs."""
+    """Since when each running lease was seen to do nothing on its GPUs."""
     container_memory: Mapping[LeaseId, ContainerMemory] = field(default_factory=dict)
-    """What their containers may take of the host's memory, and have of it, as the engine last told."""
+    """The containers' limits of the host's memory, and their use of it, as the engine last told."""
     quiet: bool = False
     """It is a quiet time by the configuration's calendar."""
     ahead_seconds: float = 0.0
-    """By how much the time of day, which people set, is ahead of the clock that counts time."""
+    """The time of day, which people set, is so far ahead of the clock that counts time."""
     means: Means = field(default_factory=Means)
     host: HostSize = field(default_factory=HostSize)
     mix: Mix = field(default_factory=Mix)
-    """What was asked for so far, as placement learns from it; a value, never changed in its place."""
+    """The requests so far, from which placement learns; a value, never changed in its place."""
     next_sequence: int = 1
     attempts: Mapping[str, Attempts] = field(default_factory=dict)
     """The book of each coordinator's orders."""
     contacts: Mapping[str, Contact] = field(default_factory=dict)
-    """What is known of each coordinator; ``contacts_written`` is what the journal has, maybe older."""
+    """The contacts with each coordinator; ``contacts_written`` is the journal's copy, maybe older."""
     contacts_written: Mapping[str, Contact] = field(default_factory=dict)
     allowance: Allowance | None = None
-    """What this node's pool lets it give of the pool's limits; None = it did not say."""
+    """The share of the pool's limits that the pool lets this node give; None = the pool did not say."""
     pruned_at: float = 0.0
     """When final records were last looked through for old ones."""
     boot_id: str = ""
-    """What tells this boot of the machine from all others."""
+    """The id tells this boot of the machine from all others."""
     engine_surveyed: bool = True
     """False from a restart until the engine's first survey: a container may exist that nobody noted."""
     goes_down: bool = False
-    """The machine is being shut down; said by nobody before a container failed in it."""
+    """The machine is being shut down; nobody says so before a container failed in the shutdown."""
     earlier_boots_over: bool = True
-    """False from a restart until what must not begin in another boot than its order's is ended."""
+    """False from a restart until the attempts that must not begin in another boot than their order's are
+    ended."""
 
     def day(self, at: float) -> float:
-        """A moment as the time of day shows it, for people."""
+        """Return a moment in the time of day, for people."""
         return at + self.ahead_seconds
 
     def begins_at(self, request: Request) -> float | None:
-        """When a request may begin at the earliest, which people say in the time of day."""
+        """Return the earliest start of a request; people state it in the time of day."""
         return None if request.begin_at is None else request.begin_at - self.ahead_seconds
 
     def waiting(self) -> list[Lease]:
-        """The queue, in the order in which they joined it; one that gave way joins it anew."""
+        """Return the queue in the order in which leases joined it; a lease that gave way joins it anew."""
         waiting = [lease for lease in self.leases.values() if _waits(lease)]
         return sorted(waiting, key=_place)
 
     def holders(self) -> list[Lease]:
-        """The leases that hold a part of a GPU."""
+        """Return the leases that hold a part of a GPU."""
         return [lease for lease in self.leases.values() if lease.grants]
 
     def rooms(self) -> dict[GpuId, Room]:
-        """What is free on each GPU."""
+        """Return the free capacity of each GPU."""
         return rooms_of(self.judged_gpus(), self.leases.values(), self.stray_bytes)
 
     def judged_gpus(self) -> list[Gpu]:
-        """All GPUs; the trouble of a drained one is its drain, that of one in a fault its MPS server."""
+        """Return all GPUs; a drained GPU's trouble is its drain, that of a GPU in a fault its MPS server."""
         return [self._judged(gpu) for gpu in self.gpus.values()]
 
     def _judged(self, gpu: Gpu) -> Gpu:
@@ -160,34 +165,37 @@ class NodeState:
         return gpu
 
     def drain_of(self, gpu_id: GpuId) -> Drained | None:
-        """Why the GPU gets no new leases, where it is drained."""
+        """Return why the GPU gets no new leases, if it is drained."""
         gpu = self.gpus.get(gpu_id)
         return drained_among(self.drained, gpu_id, gpu.parent if gpu else None)
 
     @property
     def policy(self) -> Policy:
-        """Who goes next, by the configuration and by what was set since."""
+        """Return the policy of the configuration with the projects and the allowance that were set since."""
         policy = self.rules.policy_with(self.projects)
         return policy if self.allowance is None else replace(policy, allowance=self.allowance)
 
     def draws_on(self, lease: Lease) -> str:
-        """The pool's project whose share of a limit a lease counts to; the pool counts its jobs itself."""
+        """Return the pool's project whose share of a limit a lease counts to.
+
+        The pool counts its own jobs.
+        """
         if self.allowance is None or self.is_of_pool(lease):
             return ""
         return self.allowance.draws_on(lease.owner_name, lease.payer)
 
     def is_of_pool(self, lease: Lease) -> bool:
-        """Whether a lease is for a job by the order of the pool that tells what this node may give."""
+        """Return True if a lease is for a job of the pool that sets this node's allowance."""
         pool = None if self.allowance is None else self.allowance.pool
         return lease.attempt is not None and lease.coordinator == pool
 
     def with_rules(self, rules: Rules) -> NodeState:
-        """The state under other rules; what was used stays, and decays as they say."""
+        """Return the state under other rules; the recorded use stays, and decays as the new rules say."""
         usage = replace(self.usage, half_life_seconds=rules.policy.half_life_seconds)
         return replace(self, rules=rules, usage=usage)
 
     def find(self, lease: LeaseId) -> Lease:
-        """A lease, over or not; raises NotFound."""
+        """Return a lease, over or not; raises NotFound."""
         found = self.leases.get(lease) or self.ended.get(lease)
         if found is None:
             raise NotFound(
@@ -196,68 +204,68 @@ class NodeState:
         return found
 
     def attempt_of(self, lease: Lease) -> Attempt | None:
-        """The record of the attempt that a lease is for."""
+        """Return the record of the attempt that a lease is for."""
         book = self.attempts.get(lease.coordinator)
         return None if book is None or lease.attempt is None else book.get(lease.attempt)
 
     def attempt_lease(self, attempt: Attempt) -> Lease | None:
-        """The lease of an attempt, while that is not over."""
+        """Return the lease of an attempt, unless the lease is over."""
         return None if attempt.lease is None else self.leases.get(attempt.lease)
 
     def of_container(self, container: ContainerId) -> Lease | None:
-        """The lease that is not over and has this container."""
+        """Return the lease that is not over and has this container."""
         return next((lease for lease in self.leases.values() if lease.container == container), None)
 
     def of_device(self, device_name: str) -> Lease | None:
-        """The lease that is not over and goes by this device name."""
+        """Return the lease that is not over and goes by this device name."""
         return next((lease for lease in self.leases.values() if lease.device_name == device_name), None)
 
 
 def _waits(lease: Lease) -> bool:
-    """Whether it is in the queue; a paused lease is so only when it is to come back."""
+    """Return True if the lease is in the queue; a paused lease is in it only if it is to come back."""
     state = lease.state
     return isinstance(state, Queued | Requeued) or (isinstance(state, Suspended) and state.wanted)
 
 
 def _place(lease: Lease) -> tuple[int, bool]:
-    """By numbers and not by times, because clocks are set back."""
+    """Return a sort key for the queue: numbers and not times, because clocks are set back."""
     state = lease.state
     return (state.place, False) if isinstance(state, Requeued | Suspended) else (lease.sequence, True)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one event led to. Nothing of it is true before the journal has it."""
+    """Hold the result of one event. Nothing of the result is true before the journal has it."""
 
     state: NodeState
     instructions: tuple[Instruction, ...] = ()
     changed: tuple[Lease, ...] = ()
     entries: tuple[tuple[LeaseId, StoryEntry], ...] = ()
     drained: Mapping[GpuId, Drained] | None = None
-    """All drained GPUs, where that changed."""
+    """All drained GPUs, if that changed."""
     standing: StandingChange | None = None
-    """What is new of the projects' standing."""
+    """The changes of the projects' standing."""
     lease: Lease | None = None
     """The lease that the event asked for or about, as it is now."""
     attempts: tuple[Attempt, ...] = ()
-    """Records that changed."""
+    """The records that changed."""
     contacts: Mapping[str, Contact] = field(default_factory=dict)
-    """Those that are to be written."""
+    """The contacts that are to be written."""
     forgotten_before: float | None = None
-    """Final records that are older are not needed any more."""
+    """Older final records are not needed any more."""
     report: Report | StaleEpoch | None = None
     """The answer to an order."""
 
     @property
     def is_to_write(self) -> bool:
-        """Whether there is anything that must be durable."""
+        """Return True if the step has anything that must be durable."""
         changed = self.changed or self.entries or self.attempts or self.contacts
         optional = (self.drained, self.standing, self.forgotten_before)
         return bool(changed) or any(one is not None for one in optional)
 
 
 class Draft:
-    """One event's work on a state; ``finish`` makes the step. The state itself is never touched."""
+    """Collect one event's work on a state; ``finish`` makes the step. The state itself is never touched."""
 
     def __init__(self, state: NodeState, now: float) -> None:
         self.base = state
@@ -299,7 +307,7 @@ class Draft:
         self.answer: LeaseId | None = None
 
     def view(self) -> NodeState:
-        """The state as it would be now."""
+        """Return the state as it would be now."""
         return replace(
             self.base,
             gpus=self.gpus,
@@ -329,17 +337,17 @@ class Draft:
         )
 
     def keep_book(self, book: Attempts, key: AttemptKey | None = None) -> None:
-        """A coordinator's book as it is now; ``key``: of the record that may have changed."""
+        """Keep a coordinator's book as it is now; ``key`` names the record that may have changed."""
         self.attempts[book.coordinator] = book
         if key is not None:
             self._records[book.coordinator, key] = None
 
     def write_contact(self, coordinator: str) -> None:
-        """What is known of this coordinator at the end of the event is to be durable."""
+        """Let the contact with this coordinator, as it is at the end of the event, be written."""
         self._contacts_to_write[coordinator] = None
 
     def changed_leases(self) -> list[Lease]:
-        """The leases that the event changed, as they are now."""
+        """Return the leases that the event changed, as they are now."""
         return list(self._changed.values())
 
     def put(self, lease: Lease) -> Lease:
@@ -355,7 +363,7 @@ class Draft:
         return lease
 
     def _booked(self, lease: Lease) -> Lease:
-        """Enter in the books what it held until now, where that changed."""
+        """Book the use of the grants that the lease held until now, if they changed."""
         before = self.leases.get(lease.id)
         held = before.grants if before is not None else ()
         since = before.holds_since if before is not None else None
@@ -377,11 +385,11 @@ class Draft:
             self.instructions.append(instruction)
 
     def find(self, lease: LeaseId) -> Lease:
-        """A lease as it is now in this draft; raises NotFound."""
+        """Return a lease as it is now in this draft; raises NotFound."""
         return self.leases.get(lease) or self._ended.get(lease) or self.base.find(lease)
 
     def owned(self, lease: LeaseId, caller: Caller) -> Lease:
-        """A lease that this caller may change; raises NotFound or PermissionRefused."""
+        """Return a lease that this caller may change; raises NotFound or PermissionRefused."""
         found = self.find(lease)
         if not caller.trusted and found.owner_uid != caller.uid:
             raise PermissionRefused(
@@ -391,7 +399,7 @@ class Draft:
         return found
 
     def finish(self) -> Step:
-        """The step: the new state, and what is to be written and done."""
+        """Return the step: the new state, and what is to be written and done."""
         ended = _newest({**self.base.ended, **self._ended})
         state = replace(self.view(), ended=ended)
         lease = None if self.answer is None else self.find(self.answer)
@@ -423,7 +431,7 @@ class Draft:
         )
 
     def _to_tell(self, attempts: tuple[Attempt, ...]) -> list[TellCoordinator]:
-        """Of all that changed but what the event's answer tells."""
+        """Return the reports on the changed attempts, except the report that answers the event itself."""
         told = self.report
         answered = (told.key, told.revision) if isinstance(told, Report) else None
         return [

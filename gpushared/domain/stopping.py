@@ -1,8 +1,8 @@
-"""What comes first when a container is to end: its MPS clients' end, or the signal that asks it to end.
+"""Choose what comes first when a container is to end: its MPS clients' end, or its own signal.
 
 The end of a client with work under way is undefined for its server and so for its neighbours. Therefore
-clients are terminated before signals that end processes; except where the program catches the signal, for it
-has said that it wants to end by itself, perhaps with a checkpoint that needs its GPU. Pure.
+clients are terminated before signals that end processes. The exception is a program that catches the signal:
+it has said that it wants to end by itself, perhaps with a checkpoint that needs its GPU. Pure.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ _HARMLESS = frozenset(
     {signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH, signal.SIGSTOP}
     | {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 )
-"""Signals that end no process, whatever it makes of them (signal(7))."""
+"""These signals end no process, however it handles them (signal(7))."""
 DEFAULT_SIGNAL = signal.SIGTERM
 MOST_LEAD_SECONDS = 3.0
 
 
 class Order(StrEnum):
-    """When the clients are terminated: at once, before the kill that ends the grace, or never.
+    """Say when the clients are terminated: at once, before the kill that ends the grace, or never.
 
-    Never is for signals by which nothing ends that does not end by itself.
+    Never is for signals by which only processes end that would end by themselves.
     """
 
     CLIENTS_FIRST = "clients-first"
@@ -34,10 +34,11 @@ class Order(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What a process makes of signals (the masks of /proc/PID/status), and the same of its children.
+    """Record how a process handles signals (the masks of /proc/PID/status), and its children with theirs.
 
-    ``init``: it is one of the small inits, which hand signals on to their child. ``first``: it is the first
-    process of its PID namespace, to which signals that it does not catch do nothing but for SIGKILL.
+    ``init``: the process is one of the small inits, which hand signals on to their child. ``first``: the
+    process is the first of its PID namespace, on which signals that it does not catch have no effect, but for
+    SIGKILL.
     """
 
     caught: int = 0
@@ -50,9 +51,9 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class AskedEnd:
-    """How somebody asked for a container's end; what is left out is the container's own to say.
+    """Describe a request for a container's end; an empty field leaves the choice to the container.
 
-    ``signal`` in Docker's words. ``kill``: SIGKILL follows when the grace is over.
+    ``signal`` is in Docker's words. ``kill``: SIGKILL follows when the grace is over.
     """
 
     signal: str = ""
@@ -65,19 +66,19 @@ KILL = AskedEnd("KILL", kill=False)
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a container is ended: a signal, then SIGKILL after a grace; no kill where that is None."""
+    """Describe the end of a container: a signal, then SIGKILL after a grace; no kill if the grace is None."""
 
     number: int
     grace_seconds: float | None = None
 
 
 def at_once(asked: AskedEnd) -> bool:
-    """Whether nothing is left to the container, whatever it is like."""
+    """Return True if the request leaves nothing to the container, whatever the container is like."""
     return (asked.kill and asked.grace_seconds == 0) or signal_number(asked.signal) == signal.SIGKILL
 
 
 def ending_of(asked: AskedEnd, stop_signal: str, stop_seconds: int) -> Ending:
-    """With the container's own signal and grace where nothing else was asked for."""
+    """Return the ending, with the container's own signal and grace unless the request names others."""
     number = signal_number(asked.signal or stop_signal) or DEFAULT_SIGNAL
     if not asked.kill:
         return Ending(number)
@@ -86,7 +87,7 @@ def ending_of(asked: AskedEnd, stop_signal: str, stop_seconds: int) -> Ending:
 
 
 def order_of(ending: Ending, main: Process | None) -> Order:
-    """What to do with the clients of a container with this main process; None: nothing is known of it."""
+    """Return when to terminate the clients of a container with this main process; None: it is unknown."""
     if ending.number == signal.SIGKILL or ending.grace_seconds == 0:
         return Order.CLIENTS_FIRST
     if ending.number in _HARMLESS and ending.grace_seconds is None:
@@ -99,19 +100,19 @@ def order_of(ending: Ending, main: Process | None) -> Order:
 
 
 def lead_seconds(grace_seconds: float) -> float:
-    """How long before the kill the clients are terminated."""
+    """Return how long before the kill the clients are terminated."""
     return min(MOST_LEAD_SECONDS, grace_seconds / 2)
 
 
 def _catches(process: Process, number: int) -> bool:
-    """Whether it catches the signal, or hands it on to one that does."""
+    """Return True if the process catches the signal, or hands it on to a child that does."""
     if _has(process.caught, number):
         return True
     return _hands_on(process, number) and any(_catches(child, number) for child in process.children)
 
 
 def _ends(process: Process, number: int) -> bool:
-    """Whether the signal itself ends processes there."""
+    """Return True if the signal itself ends processes there."""
     if _hands_on(process, number):
         return any(_ends(child, number) for child in process.children)
     dead_to = process.first or _has(process.ignored | process.blocked | process.caught, number)
@@ -119,10 +120,10 @@ def _ends(process: Process, number: int) -> bool:
 
 
 def _hands_on(process: Process, number: int) -> bool:
-    """As the small inits do: they wait for signals and send them to their child.
+    """Return True if the process hands signals on to its child, as the small inits do.
 
-    While they wait the kernel shows the signals as not blocked, so they are known by their names; others
-    that do the same are recognised when they are not waiting just then.
+    While they wait for signals the kernel shows the signals as not blocked, so inits are known by their
+    names; other programs that do the same are recognised at moments when they are not waiting.
     """
     quiet = process.init or _has(process.blocked, number)
     return quiet and not _has(process.caught, number) and bool(process.children)
@@ -133,7 +134,7 @@ def _has(mask: int, number: int) -> bool:
 
 
 def signal_number(text: str) -> int | None:
-    """The signal that Docker means by ``15``, ``TERM`` or ``SIGTERM``; None for what is none."""
+    """Return the signal that Docker means by ``15``, ``TERM`` or ``SIGTERM``; None for an unknown one."""
     if text.isascii() and text.isdecimal():
         return int(text) if 0 < int(text) < signal.NSIG else None
     name = text.upper()

@@ -1,4 +1,4 @@
-"""A request becomes a lease that waits, or is refused in words."""
+"""Turn a request into a lease that waits, or refuse it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_REQUEST_ID = 128
 
 
 def submit(event: RequestSubmitted, draft: Draft) -> Lease:
-    """The lease of a request, a new one or that of the same request asked before."""
+    """Return the lease of a request, a new one or that of the same request asked before."""
     known = _asked_before(event, draft)
     if known is not None:
         draft.answer = known.id
@@ -66,7 +66,7 @@ def submit(event: RequestSubmitted, draft: Draft) -> Lease:
 
 
 def _with_time_limit(request: Request, policy: Policy) -> tuple[Request, str]:
-    """The request with its class's time limit where it names none, and what the story says of it."""
+    """Return the request with its class's time limit if it names none, and the clause for the story."""
     limit = policy.classes[request.lease_class].time_limit_seconds
     if request.time_limit_seconds is not None or limit is None:
         return request, ""
@@ -94,7 +94,10 @@ def _asked_before(event: RequestSubmitted, draft: Draft) -> Lease | None:
 
 
 def refuse_to_queue(draft: Draft, *, immediate: bool) -> None:
-    """Raises LimitReached where a request would have to wait and may not, NoRoom where it is not to."""
+    """Refuse a request that would have to wait if it may not.
+
+    Raises LimitReached if the queue is full, NoRoom if the owner did not want to wait.
+    """
     lease = draft.find(draft.answer) if draft.answer else None
     if lease is None or not isinstance(lease.state, Queued):
         return

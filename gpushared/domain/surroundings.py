@@ -1,4 +1,4 @@
-"""What a request needs besides room on a GPU: CPU and memory of the host, a model, distance from others."""
+"""Check a request's needs besides GPUs: CPU and memory of the host, a model, distance from other leases."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from gpushared.domain.units import format_cores, format_memory, shown
 
 
 def total_of_host(state: NodeState) -> HostSize:
-    """What the machine has, as far as that is known and counted."""
+    """Return the machine's CPU and memory, as far as they are known and counted."""
     return state.host if state.rules.counts_host else HostSize()
 
 
 def size_of_host(state: NodeState) -> HostSize:
-    """What is there for leases that hold GPUs.
+    """Return the CPU and memory for leases that hold GPUs.
 
-    The memory of a suspended container stays where it is, with that of its GPUs beside it.
+    The memory of a suspended container stays on the host, with its GPU memory beside it.
     """
     host = total_of_host(state)
     if host.memory_bytes is None:
@@ -33,7 +33,7 @@ def size_of_host(state: NodeState) -> HostSize:
 
 
 def free_of_host(state: NodeState) -> HostSize:
-    """What no lease has taken yet; less than nothing where the machine shrank."""
+    """Return the CPU and memory that no lease has taken yet; less than nothing if the machine shrank."""
     size = size_of_host(state)
     held = [lease.request for lease in state.holders()]
     cpu = None if size.cpu_milli is None else size.cpu_milli - sum(one.host_cpu_milli or 0 for one in held)
@@ -44,7 +44,7 @@ def free_of_host(state: NodeState) -> HostSize:
 
 
 def lack_of_host(request: Request, state: NodeState) -> str:
-    """Which of the host's CPU and memory is too little at the moment, in a sentence; empty if none is."""
+    """Return a sentence on the host's CPU or memory if too little is free now, else an empty text."""
     free, size = free_of_host(state), total_of_host(state)
     cpu, memory = request.host_cpu_milli or 0, request.host_memory_bytes or 0
     if free.cpu_milli is not None and cpu > free.cpu_milli:
@@ -60,7 +60,7 @@ def lack_of_host(request: Request, state: NodeState) -> str:
 
 
 def check_host(request: Request, size: HostSize) -> None:
-    """Raises NeverFits for more than the machine has."""
+    """Raise NeverFits for more than the machine has."""
     cpu, memory = request.host_cpu_milli or 0, request.host_memory_bytes or 0
     if size.cpu_milli is not None and cpu > size.cpu_milli:
         has = format_cores(size.cpu_milli)
@@ -79,7 +79,7 @@ def check_host(request: Request, size: HostSize) -> None:
 
 
 def rooms_for(request: Request, rooms: Rooms, state: NodeState) -> Rooms:
-    """The rooms as this request finds them: those where leases are that it keeps away from tell which."""
+    """Return the rooms with the leases that this request keeps away from."""
     if not request.away_from:
         return rooms
     rooms = dict(rooms)
@@ -95,9 +95,9 @@ def rooms_for(request: Request, rooms: Rooms, state: NodeState) -> Rooms:
 
 
 def models_named(words: Collection[str], gpus: Iterable[Gpu]) -> tuple[str, ...]:
-    """The names of the GPUs that people call so: by any part of the name, in small or capital letters.
+    """Return the names of the GPUs that hold one of the words, in small or capital letters.
 
-    A whole name is no other's part. Raises NeverFits for a word that is in no name.
+    A whole name counts as no part of another name. Raises NeverFits for a word that is in no name.
     """
     names = tuple(dict.fromkeys(gpu.name for gpu in gpus))
     for word in words:
@@ -113,7 +113,7 @@ def _means(word: str, name: str, names: Collection[str]) -> bool:
 
 
 def is_called(name: str, word: str) -> bool:
-    """Whether a GPU's name holds the word; spaces and dashes do not matter (``rtx4090``, ``RTX-4090``)."""
+    """Return True if a GPU's name holds the word, spaces and dashes aside (``rtx4090``, ``RTX-4090``)."""
     return _plain(word) in _plain(name)
 
 

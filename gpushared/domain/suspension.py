@@ -1,7 +1,7 @@
-"""Taking a running container off its GPUs without ending it, and bringing it back.
+"""Take a running container off its GPUs without ending it, and bring it back.
 
 Its GPU memory is moved to the host's by a CUDA checkpoint and its processes are frozen, so that the GPUs are
-really free for others. It comes back to the same GPUs, because a container sees no others.
+really free for others. The container comes back to the same GPUs, because a container sees no others.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ KEEP_HINT = "`docker pause` freezes it too, but its GPU memory stays taken"
 
 
 def why_not(lease: Lease, state: NodeState) -> str:
-    """Why this lease cannot be taken off its GPUs without being ended; empty where it can."""
+    """Return why this lease cannot be taken off its GPUs without being ended; empty if it can."""
     means = state.means
     if means.no_checkpoint:
         return means.no_checkpoint
@@ -57,7 +57,7 @@ def why_not(lease: Lease, state: NodeState) -> str:
 
 
 def pause_asked(event: PauseAsked, draft: Draft) -> None:
-    """Off the GPUs until somebody asks to resume it."""
+    """Take a lease off its GPUs until somebody asks to resume it."""
     lease = draft.owned(event.lease, event.caller)
     draft.answer = lease.id
     if isinstance(lease.state, Suspending | Suspended):
@@ -74,7 +74,7 @@ def pause_asked(event: PauseAsked, draft: Draft) -> None:
 
 
 def resume_asked(event: ResumeAsked, draft: Draft) -> None:
-    """Back as soon as there is room; it waits in the queue with the others."""
+    """Bring a lease back as soon as there is room; the lease waits in the queue with the others."""
     lease = draft.owned(event.lease, event.caller)
     draft.answer = lease.id
     if isinstance(lease.state, Suspending | Suspended):
@@ -122,7 +122,7 @@ def suspended(event: ContainerSuspended, draft: Draft) -> None:
 
 
 def suspend_failed(event: SuspendFailed, draft: Draft) -> None:
-    """It runs on, and is not tried again where that would not work either."""
+    """Let the lease run on, and do not try again if that would fail too."""
     lease = draft.find(event.lease)
     state = lease.state
     if isinstance(state, Suspending):
@@ -136,7 +136,7 @@ def suspend_failed(event: SuspendFailed, draft: Draft) -> None:
 
 
 def resume(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> None:
-    """There is room again."""
+    """Begin to bring the lease back, since there is room again."""
     state = lease.state
     assert isinstance(state, Suspended)
     left = state.left_seconds
@@ -156,7 +156,7 @@ def resumed(event: ContainerResumed, draft: Draft) -> None:
 
 
 def resume_failed(event: ResumeFailed, draft: Draft) -> None:
-    """Its memory is still on the host, so nothing is lost; somebody has to look."""
+    """Keep the lease suspended. Its memory is still on the host, so nothing is lost; somebody has to look."""
     lease = draft.find(event.lease)
     state = lease.state
     if isinstance(state, Resuming):
@@ -167,7 +167,7 @@ def resume_failed(event: ResumeFailed, draft: Draft) -> None:
 
 
 def watch_suspensions(draft: Draft) -> None:
-    """Ask again for what should have been done by now; after a restart of the daemon too."""
+    """Ask again for suspensions and resumptions that are late, also after a restart of the daemon."""
     for lease in list(draft.leases.values()):
         match lease.state:
             case Suspending(deadline=deadline) as state if draft.now >= deadline:

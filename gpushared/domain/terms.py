@@ -1,4 +1,4 @@
-"""What is checked and filled in of a request as it comes, and what placement learns of it."""
+"""Check and complete a request as it comes, and teach placement what was asked for."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from gpushared.domain.timing import check_priority
 
 
 def check_terms(request: Request, draft: Draft) -> None:
-    """Raises RequestError, or NotFound for a lease that it names and nobody knows."""
+    """Raise RequestError, or NotFound for a lease that the request names and nobody knows."""
     check_priority(request.priority)
     for name in (*request.after, *request.near, *request.away_from):
         draft.find(LeaseId(name))
 
 
 def still_meant(request: Request, leases: Collection[LeaseId]) -> Request:
-    """The request as it may be asked again much later, without leases that are over: they have no say."""
+    """Return the request without the leases that are over, so that it may be asked again much later."""
     known = {name: tuple(one for one in getattr(request, name) if one in leases) for name in _NAMING}
     return replace(request, after=known["after"], near=known["near"], away_from=known["away_from"])
 
@@ -32,7 +32,7 @@ _NAMING = ("after", "near", "away_from")
 
 
 def with_models(request: Request, gpus: Collection[Gpu]) -> Request:
-    """The request with its models by their full names; raises NeverFits where there is none."""
+    """Return the request with its models by their full names; raises NeverFits for an unknown model."""
     if not request.models or not gpus:
         return request
     models = models_named(request.models, gpus)
@@ -40,7 +40,7 @@ def with_models(request: Request, gpus: Collection[Gpu]) -> Request:
 
 
 def learned(mix: Mix, request: Request, gpus: Iterable[Gpu]) -> Mix:
-    """The mix with one more request."""
+    """Return the mix with one more request."""
     size = size_of(request, gpus)
     if size is None:
         return mix
@@ -50,7 +50,7 @@ def learned(mix: Mix, request: Request, gpus: Iterable[Gpu]) -> Mix:
 
 
 def mix_of(leases: Iterable[Lease]) -> Mix:
-    """What was asked for, the oldest first, as leases tell that are known after a restart."""
+    """Return the mix of earlier requests, the oldest first, as the leases known after a restart tell."""
     mix = Mix()
     for lease in leases:
         size = size_of(_by_share(lease))
@@ -60,7 +60,7 @@ def mix_of(leases: Iterable[Lease]) -> Mix:
 
 
 def _by_share(lease: Lease) -> Request:
-    """What is so many bytes was granted beside a share, which is known without its GPU."""
+    """Return a request for bytes with the share that was granted beside them; this needs no GPU."""
     request = lease.request
     grants = lease.state.grants if isinstance(lease.state, Ended) else lease.grants
     if request.compute_permille is not None or request.memory_permille is not None or not grants:

@@ -1,4 +1,4 @@
-"""What people change about the time of a lease: holds, priorities, more time."""
+"""Change the time of a lease for people: holds, priorities, more time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpushared.domain.units import MAX_DURATION_SECONDS, format_duration
 
 
 def hold(event: HoldAsked, draft: Draft) -> None:
-    """Keep a waiting lease from starting, or let it go again; it keeps its place either way."""
+    """Keep a waiting lease from starting, or release it; the lease keeps its place either way."""
     lease = draft.owned(event.lease, event.caller)
     draft.answer = lease.id
     _check_waits(lease)
@@ -48,7 +48,7 @@ def set_priority(event: PriorityAsked, draft: Draft) -> None:
 
 
 def check_priority(priority: int) -> None:
-    """Raises RequestError for one that does not exist."""
+    """Raise RequestError for a priority that does not exist."""
     if abs(priority) > MAX_PRIORITY:
         raise RequestError(
             f"a priority of {priority} does not exist", hint=f"give -{MAX_PRIORITY} to {MAX_PRIORITY}"
@@ -64,7 +64,10 @@ def _check_waits(lease: Lease) -> None:
 
 
 def extend(event: ExtendAsked, draft: Draft) -> None:
-    """Give a lease more time. Others' reservations count on its end, so only the trusted may break those."""
+    """Give a lease more time.
+
+    Other leases' reservations count on the end of the lease, so only trusted callers may break those.
+    """
     lease = draft.owned(event.lease, event.caller)
     draft.answer = lease.id
     if isinstance(lease.state, Draining | Ended):

@@ -1,4 +1,4 @@
-"""Sizes, shares and times as people type them, and back.
+"""Read sizes, shares and times as people type them, and write them back.
 
 Memory follows docker's habit: ``8g``, ``8gb`` and ``8GiB`` all mean 8 * 1024**3 bytes.
 """
@@ -13,7 +13,7 @@ from gpushared.domain.errors import RequestError
 from gpushared.domain.gpu import MIB, WHOLE_PERMILLE
 
 MAX_TEXT = 32
-"""Longer words are not sizes; they are also not repeated in messages."""
+"""Longer words are not sizes, and messages do not repeat them."""
 MAX_GPUS = 1024
 SMALLEST_PERMILLE = 10
 MAX_MEMORY_BYTES = 1 << 50
@@ -39,20 +39,20 @@ _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 @dataclass(frozen=True, slots=True)
 class GpuSize:
-    """``count`` GPUs, of each ``permille`` thousandths."""
+    """Hold a number of GPUs, ``count``, and the thousandths of each, ``permille``."""
 
     count: int
     permille: int
 
 
 def shown(text: str) -> str:
-    """The text as it may stand in a message: printable and short."""
+    """Return the text as it may stand in a message: printable and short."""
     clean = "".join(c if c.isprintable() else "?" for c in text[:MAX_TEXT])
     return f"'{clean}'" + (f"... ({len(text)} characters)" if len(text) > MAX_TEXT else "")
 
 
 def parse_memory(text: str) -> int:
-    """Bytes, rounded up to whole MiB; at least 1 MiB."""
+    """Return bytes, rounded up to whole MiB; at least 1 MiB."""
     match = _MEMORY.fullmatch(text.strip()) if len(text) <= MAX_TEXT else None
     if match is None:
         raise RequestError(f"{shown(text)} is not a memory size", hint="write it like 8g, 512m or 8GiB")
@@ -64,7 +64,7 @@ def parse_memory(text: str) -> int:
 
 
 def parse_gpu(text: str) -> GpuSize:
-    """``0.25`` or ``1/4`` = a quarter of one GPU, ``2`` = two whole GPUs, ``2x0.5`` = half of each of two."""
+    """Read ``0.25`` or ``1/4`` (a quarter of one GPU), ``2`` (two GPUs), ``2x0.5`` (half of each of two)."""
     text = text.strip()
     if len(text) <= MAX_TEXT:
         if match := _WHOLE.fullmatch(text):
@@ -84,7 +84,7 @@ def parse_gpu(text: str) -> GpuSize:
 
 
 def parse_gpus(text: str) -> int:
-    """An amount of GPUs, whole and parts together, in permille: ``2``, ``1.5``, ``0``."""
+    """Read an amount of GPUs, whole and parts together, in permille: ``2``, ``1.5``, ``0``."""
     text = text.strip()
     permille = Decimal(text) * WHOLE_PERMILLE if _GPUS.fullmatch(text) and len(text) <= MAX_TEXT else None
     if permille is None or permille > MAX_GPUS * WHOLE_PERMILLE:
@@ -102,7 +102,7 @@ def _count(text: str) -> int:
 
 
 def _permille(number: str, text: str) -> int:
-    """A third is 0.333, rounded down, so that three of them are on one GPU."""
+    """Return the permille of a share; a third is 333, rounded down, so that three thirds fit on one GPU."""
     if match := _FRACTION.fullmatch(number):
         part, whole = int(match[1]), int(match[2])
         permille = Decimal(part * WHOLE_PERMILLE // whole if whole else 0)
@@ -117,7 +117,7 @@ def _permille(number: str, text: str) -> int:
 
 
 def parse_percent(text: str) -> int:
-    """``30%`` as permille of one GPU's compute."""
+    """Read ``30%`` as permille of one GPU's compute."""
     match = _PERCENT.fullmatch(text.strip()) if len(text) <= MAX_TEXT else None
     permille = int(Decimal(match[1]) * 10) if match else 0
     if not SMALLEST_PERMILLE <= permille <= WHOLE_PERMILLE:
@@ -126,9 +126,9 @@ def parse_percent(text: str) -> int:
 
 
 def parse_duration(text: str, *, least: int = 1) -> int:
-    """Whole seconds: ``90s``, ``30m``, ``1h30m``, ``2d``, and ``01:30:00`` as Slurm has it.
+    """Return whole seconds: ``90s``, ``30m``, ``1h30m``, ``2d``, and ``01:30:00`` as Slurm writes it.
 
-    A number alone is refused, and so is ``10:00``: of what?
+    A number alone is refused, and so is ``10:00``: the unit would be a guess.
     """
     short = text.strip() if len(text) <= MAX_TEXT else ""
     match = (_CLOCK.fullmatch(short) or _DURATION.fullmatch(short)) if short else None
@@ -141,7 +141,7 @@ def parse_duration(text: str, *, least: int = 1) -> int:
 
 
 def format_memory(size: int) -> str:
-    """``20.0 GiB``; exact where it is short, else one decimal."""
+    """Write ``20.0 GiB``; the text is exact if it is short, else it has one decimal."""
     for unit, power in (("TiB", 4), ("GiB", 3), ("MiB", 2), ("KiB", 1)):
         if size >= 1024**power:
             whole, rest = divmod(size, 1024**power)
@@ -150,22 +150,22 @@ def format_memory(size: int) -> str:
 
 
 def format_share(permille: int) -> str:
-    """``0.25``; 1000 is ``1``."""
+    """Write ``0.25``; 1000 is ``1``."""
     return f"{Decimal(permille) / WHOLE_PERMILLE:f}"
 
 
 def format_percent(permille: int) -> str:
-    """``25`` or ``12.5``, without the sign."""
+    """Write ``25`` or ``12.5``, without the sign."""
     return f"{Decimal(permille) / 10:f}"
 
 
 def format_cores(milli: int) -> str:
-    """``2``, ``1.5``: CPUs as docker's ``--cpus`` counts them."""
+    """Write ``2``, ``1.5``: CPUs as docker's ``--cpus`` counts them."""
     return f"{(Decimal(milli) / 1000).normalize():f}"
 
 
 def format_duration(seconds: float) -> str:
-    """``42s``, ``5m``, ``1h30m``, ``2d4h``: at most two units; nothing is shorter than ``0s``."""
+    """Write ``42s``, ``5m``, ``1h30m``, ``2d4h``: at most two units; nothing is shorter than ``0s``."""
     left = max(0, int(seconds))
     words = []
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):

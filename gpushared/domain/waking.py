@@ -1,4 +1,4 @@
-"""A lease's idle time is over, whatever ended it."""
+"""End a lease's idle time, whatever ended it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpushared.domain.state import Draft
 
 
 def awake(lease: Lease, draft: Draft) -> Lease:
-    """The lease as one that is not idle, with what it was told of that taken back."""
+    """Return the lease as one that is not idle, with its idle notice taken back."""
     draft.resting.pop(lease.id, None)
     lease = withdraw(lease, draft, NoticeKind.IDLE)
     return replace(lease, idle_since=None, lowered=False)

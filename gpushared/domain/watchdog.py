@@ -1,7 +1,7 @@
-"""Leases that use more GPU memory than they hold, or a GPU without the MPS that holds them to their part.
+"""Watch leases that use more GPU memory than they hold, or a GPU without the MPS that limits them.
 
 The watchdog sees memory after it is taken, so it is the last wall and not the first: it stands behind every
-slice, whatever else holds it. A whole GPU needs none, its memory ends by itself.
+slice, whatever else limits the slice. A whole GPU needs no watchdog, since its memory ends by itself.
 """
 
 from __future__ import annotations
@@ -18,17 +18,15 @@ from gpushared.domain.state import Draft
 from gpushared.domain.units import format_memory
 
 UNSEEN = "unseen-memory-"
-"""Begins the names of the troubles that tell of memory which the watchdog does not see, by GPU index."""
+"""The names of troubles begin so, before the GPU index, if the watchdog does not see some of the memory."""
 CALM_SECONDS = 10.0
-"""So long all must be well, and for as long as patience lasts, before it counts as well again.
-
-Else a program that lets go for a moment now and again would never be ended, and fill the journal.
-"""
+"""All must be well for so long, and for as long as patience lasts, before it counts as well again. Else a
+program that frees its memory for a moment now and again would never be ended, and fill the journal."""
 _DONE = {Action.STOP: "stopped", Action.KILL: "killed"}
 
 
 def watch(sample: GpusSampled, draft: Draft) -> None:
-    """Look at what the processes of every slice do; note, stop or kill as the policy of its class says."""
+    """Look at the processes of every slice; note, stop or kill as the policy of its class says."""
     draft.calm = {of: since for of, since in draft.calm.items() if of[0] in draft.leases}
     for lease in draft.view().holders():
         if _is_watched(lease):
@@ -43,7 +41,7 @@ def _is_watched(lease: Lease) -> bool:
 
 
 def _worst(lease: Lease, used: Mapping[GpuId, int], draft: Draft) -> OverLimit | None:
-    """The GPU on which the lease is furthest over its limit."""
+    """Return the GPU on which the lease is furthest over its limit."""
     tolerance = draft.rules.watchdog[lease.request.lease_class].tolerance_bytes
     over = [
         OverLimit(grant.gpu, used[grant.gpu], grant.memory_bytes)
@@ -67,7 +65,7 @@ def _judge(lease: Lease, over: OverLimit | None, draft: Draft) -> None:
 
 
 def _judge_place(lease: Lease, sample: GpusSampled, draft: Draft) -> None:
-    """Who leaves MPS is named after one sample, and may be ended from the next one on."""
+    """Name a process that left MPS after one sample, and end its lease from the next sample on."""
     outside = sample.outside_mps.get(lease.id)
     if outside is None:
         seen = all(grant.gpu in sample.readable for grant in lease.grants)
@@ -85,14 +83,14 @@ def _judge_place(lease: Lease, sample: GpusSampled, draft: Draft) -> None:
 
 
 def _is_calm(lease: Lease, about: str, draft: Draft) -> bool:
-    """Whether all has been well for long enough since it first was."""
+    """Return True if all has been well for long enough since it first was."""
     policy = draft.rules.watchdog[lease.request.lease_class]
     since = draft.calm.setdefault((lease.id, about), draft.now)
     return draft.now - since >= max(CALM_SECONDS, policy.patience_seconds)
 
 
 def _act(lease: Lease, outcome: OverLimit | OutsideMps, why: str, since: float, draft: Draft) -> None:
-    """End the lease where its class's policy says so, and patience is over."""
+    """End the lease if its class's policy says so, and patience is over."""
     policy = draft.rules.watchdog[lease.request.lease_class]
     if policy.action is Action.WARN or draft.now - since < policy.patience_seconds:
         return
@@ -101,7 +99,7 @@ def _act(lease: Lease, outcome: OverLimit | OutsideMps, why: str, since: float, 
 
 
 def describe(over: OverLimit, draft: Draft) -> str:
-    """``uses 30 GiB of its 20 GiB on GPU 0``."""
+    """Write ``uses 30 GiB of its 20 GiB on GPU 0``."""
     where = _where(over.gpu, draft)
     return f"uses {format_memory(over.used_bytes)} of its {format_memory(over.limit_bytes)} on {where}"
 
@@ -112,7 +110,7 @@ def _where(gpu_id: GpuId, draft: Draft) -> str:
 
 
 def overlap(leases: Mapping[LeaseId, Lease], gpu: GpuId, leasable_bytes: int, stray_bytes: int) -> int:
-    """How many leased bytes of a GPU processes without a lease hold; 0 when they keep out of them."""
+    """Return how many leased bytes of a GPU processes without a lease hold; 0 if they keep out of them."""
     grants = [grant for lease in leases.values() for grant in lease.grants if grant.gpu == gpu]
     booked = sum(grant.memory_bytes for grant in grants)
     return max(0, booked + stray_bytes - leasable_bytes) if booked else 0

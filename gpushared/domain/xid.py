@@ -1,9 +1,9 @@
-"""XIDs: the numbers under which NVIDIA's driver reports errors of a GPU, and what they mean for the GPU.
+"""Classify XIDs: the numbers under which NVIDIA's driver reports errors of a GPU.
 
 The numbers and NVIDIA's advice are in its catalogue
-(https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html). NVML tells of those that the driver
-calls critical; what is not known here is therefore taken for a sickness. Whatever NVIDIA advises to restart
-the program for is known here: else one user's program could take a GPU from everybody.
+(https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html). NVML tells of the errors that the
+driver calls critical; an unknown number therefore counts as a sickness. Every number for which NVIDIA advises
+to restart the program is known here: else one user's program could take a GPU from everybody.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import Enum
 
 
 class Kind(Enum):
-    """What an XID says of its GPU."""
+    """Say how an XID bears on its GPU."""
 
     APPLICATION = 0
     """A program met an error; the GPU is fine."""
@@ -24,10 +24,10 @@ class Kind(Enum):
 
 _COPY_ENGINES = (39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136))
 _MEDIA_ENGINES = (60, 68, 82, 83, 84, 86, 88, 89, *range(96, 106), 139)
-"""Those that code and decode video and images, compare frames, and encrypt."""
+"""These engines code and decode video and images, compare frames, and encrypt."""
 _COMMANDS = (11, 25, 32, 69, 80)
 _NOTED = (37, 38, 44, 66, 67, 93, 121, 141, 157, 160, 161)
-"""What NVIDIA advises to ignore."""
+"""NVIDIA advises to ignore these."""
 
 _KNOWN: dict[int, tuple[Kind, str]] = {
     **dict.fromkeys(_COPY_ENGINES, (Kind.APPLICATION, "a copy of a program's failed")),
@@ -59,7 +59,7 @@ _KNOWN: dict[int, tuple[Kind, str]] = {
 }
 
 _THROUGH_MPS = frozenset({13, 31})
-"""Errors of one client that MPS reports to all clients on the GPU."""
+"""MPS reports these errors of one client to all clients on the GPU."""
 
 
 def kind(number: int) -> Kind:
@@ -67,11 +67,11 @@ def kind(number: int) -> Kind:
 
 
 def hits_every_client(number: int) -> bool:
-    """Whether the error of one MPS client ends the work of all on the GPU."""
+    """Return True if the error of one MPS client ends the work of all on the GPU."""
     return number in _THROUGH_MPS
 
 
 def describe(number: int) -> str:
-    """For a sickness what the GPU did (``fell off the bus (XID 79)``), else a clause by itself."""
+    """Return the GPU's failure for a sickness (``fell off the bus (XID 79)``), else a whole clause."""
     words = _KNOWN[number][1] if number in _KNOWN else "reported an error that its driver calls critical"
     return f"{words} (XID {number})"
