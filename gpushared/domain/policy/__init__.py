@@ -1,1 +1,1 @@
-"""Who goes next: projects and their quotas, fair share over time, order, reservations, preemption."""
+"""Decide who goes next: projects and their quotas, fair share over time, order, reservations, preemption."""

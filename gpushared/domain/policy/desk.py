@@ -1,4 +1,4 @@
-"""The desk at which one pass is worked: what is booked so far, and what is tried for one request."""
+"""Hold the state of one pass: the bookings so far, and the tries for one request."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from gpushared.domain.policy.usage import Usage
 from gpushared.domain.request import Request
 
 TRIES = 4
-"""So often others are sought to give way where those found would take fixed GPUs with them."""
+"""Victims are sought so often if those found would take fixed GPUs with them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Grants for a request, and who must go first."""
+    """Hold grants for a request, and the leases that must go first."""
 
     grants: tuple[Grant, ...]
     victims: Found | None = None
     behind: tuple[LeaseId, ...] = ()
-    """For whom the room is kept: the grants are on condition."""
+    """The waiting leases for which the room is kept: the grants are on condition."""
 
 
 class Desk:
-    """Books grants and victims in the places, and remembers why others wait."""
+    """Book grants and victims in the places, and remember why other requests wait."""
 
     def __init__(
         self, roll: Roll, usage: Usage, places: Places, turns: Mapping[str, float], now: float
     ) -> None:
-        """``roll``: who holds something; it stays as it is."""
+        """Begin a pass. ``roll`` has the holders; it stays as it is."""
         policy = roll.policy
         self.policy = policy
         self.places = places
@@ -77,7 +77,10 @@ class Desk:
     # --- what is booked ------------------------------------------------------------------------------------
 
     def keep_fixed(self) -> None:
-        """Keep what the fixed quotas have left; where they find no place, GPUs too, until others leave."""
+        """Keep the unused part of the fixed quotas.
+
+        A quota that finds no place has GPUs reserved too, until the leases there end.
+        """
         if not any(project.has_fixed for project in self.policy.projects.values()):
             return
         made = arranged(self.policy, self.ledger, self.places, self._pending)
@@ -87,7 +90,7 @@ class Desk:
         self._fixed.keep(made.pieces)
 
     def fixed(self) -> Mapping[str, tuple[Grant, ...]]:
-        """What is kept of the fixed quotas, by project."""
+        """Return the grants that are kept for the fixed quotas, by project."""
         return self._fixed.grants()
 
     def depart(self, holder: Holder) -> None:
@@ -102,7 +105,7 @@ class Desk:
         self._count(holder)
 
     def arrive(self, one: Candidate, grants: tuple[Grant, ...], behind: tuple[LeaseId, ...] = ()) -> Holder:
-        """Book grants; who has them is safe from the rest of this pass."""
+        """Book grants; their lease is safe from the rest of this pass."""
         limit = one.lease.request.time_limit_seconds
         expires_at = None if limit is None else self.now + limit
         lease = replace(one.lease, state=Reserved(grants, self.now, self.now), expires_at=expires_at)
@@ -118,7 +121,7 @@ class Desk:
         self.drawn.count(holder, self.ledger.roll.sizes(holder.lease.id))
 
     def settle(self, one: Candidate, room: Room, *, turn: bool) -> None:
-        """The request has its room, or will have it when the victims have left."""
+        """Book the room of a request: now, or for the time when the victims have left."""
         if room.victims is None:
             room = self._grown(one, room)
             self.grants[one.lease.id] = room.grants
@@ -137,7 +140,7 @@ class Desk:
             self.turns[one.project] = self.now
 
     def _grown(self, one: Candidate, room: Room) -> Room:
-        """As much of an elastic request as is free, kept for nobody, and within its project's quota."""
+        """Return as much of an elastic request as is free, kept for nobody, and in the project's quota."""
         if not is_elastic(one.lease.request):
             return room
         grants = largest(one.lease.request, lambda size: self._free_now(one, size))
@@ -150,9 +153,9 @@ class Desk:
         return self.places.place(allowed, closed=self._closed(one, allowed))
 
     def finish(self, winner: Candidate, preemption: Preemption, staying: Sequence[Holder]) -> None:
-        """A preemption of a pass before: grant its winner, or keep its place until the last victim has left.
+        """Grant the winner of an earlier preemption, or keep its place until the last victim has left.
 
-        Where the room was lost meanwhile, the winner is looked at like everybody else.
+        If the room was lost meanwhile, the pass looks at the winner like at every other request.
         """
         new = [holder for holder in staying if holder.lease.id not in self._leaving]
         for holder in new:
@@ -174,7 +177,7 @@ class Desk:
         self.arrive(winner, preemption.grants)
 
     def _has(self, winner: Candidate, grants: tuple[Grant, ...]) -> bool:
-        """Whether there is room for exactly these grants."""
+        """Return True if there is room for exactly these grants."""
         gpus = tuple(grant.gpu for grant in grants)
         try:
             return bool(self.places.place(replace(winner.lease.request, gpus=gpus)))
@@ -182,7 +185,7 @@ class Desk:
             return False
 
     def _let_go(self, one: Candidate, found: Found) -> list[Holder]:
-        """Book out victims that nobody else has; who they were."""
+        """Book out the victims that no other winner has, and return them."""
         new = [holder for holder in found.holders if holder.lease.id not in self._leaving]
         for holder in new:
             self.depart(holder)
@@ -191,24 +194,30 @@ class Desk:
         return new
 
     def _vacate(self, holders: Iterable[Holder]) -> None:
-        """What leases that give way leave beside the winner's part is nobody's before they have left."""
+        """Close the GPUs of leases that give way.
+
+        The part beside the winner's stays closed until the leases have left.
+        """
         for holder in holders:
             self._leaving[holder.lease.id] = holder
             self._vacating |= {grant.gpu for grant in holder.lease.grants}
 
     def is_done(self, lease: LeaseId) -> bool:
-        """Whether the request needs no more looking at."""
+        """Return True if the pass is done with the request."""
         return lease in self.grants or lease in self.verdicts
 
     def wake(self, at: float) -> None:
-        """Time alone may change the answer then."""
+        """Note that time alone may change the answer at this moment."""
         if self.now < at < self.look_again_at:
             self.look_again_at = at
 
     # --- what is tried -------------------------------------------------------------------------------------
 
     def claim(self, one: Candidate, models: tuple[str, ...]) -> Room | None:
-        """Room for a request within its project's guarantee: free, else taken back, else kept for others."""
+        """Return room for a request within its project's guarantee.
+
+        The room is free, else taken back, else kept for others.
+        """
         within = self.drawn.within(one, {name: self.places.models()[name] for name in models})
         if within is None:
             return None
@@ -226,7 +235,7 @@ class Desk:
 
     @contextmanager
     def _own_parts(self, one: Candidate) -> Iterator[Sequence[FixedPart]]:
-        """What is fixed for the project's build work is free for it."""
+        """Free the parts that are fixed for the project's build work, while such work is being placed."""
         if one.lease.request.lease_class is not FIXED_CLASS:
             yield ()
             return
@@ -234,7 +243,7 @@ class Desk:
             yield mine
 
     def ordinary(self, one: Candidate, *, turn: bool) -> Room | Verdict:
-        """Room for a request beyond its project's guarantee, or why there is none."""
+        """Return room for a request beyond its project's guarantee, or why there is none."""
         allowed = self._allowed(one)
         if isinstance(allowed, Verdict):
             return allowed
@@ -260,10 +269,10 @@ class Desk:
         return self._wait(one, allowed, kept, turn=turn)
 
     def _allowed(self, one: Candidate) -> Request | Verdict:
-        """The request on the models where its project may have it."""
+        """Return the request on the models on which its project may have it."""
         request = one.lease.request
         if request.models and self.places.models().keys().isdisjoint(request.models):
-            return request  # its models have gone, which no quota is the reason for
+            return request  # its models are gone, which no quota can explain
         within = self.drawn.within(one, self.places.models())
         if within is None:
             return self._beyond_allowance(one)
@@ -283,17 +292,23 @@ class Desk:
         return self._on(models, request)
 
     def _beyond_allowance(self, one: Candidate) -> Verdict:
-        """More is asked of the pool only for what has room here: what is allowed here nobody else has."""
+        """Return why the request waits beyond the pool's allowance.
+
+        The pool is asked for more only if the node has room: nobody else has what is allowed here.
+        """
         if not self.places.place(one.lease.request):
             return NO_ROOM
         return Verdict(WaitReason.POOL_ALLOWANCE, self.drawn.sentence(one.draws_on))
 
     def _on(self, models: tuple[str, ...], request: Request) -> Request:
-        """The request on these models only."""
+        """Return the request on these models only."""
         return request if len(models) == len(self.places.models()) else replace(request, models=models)
 
     def _beside(self, one: Candidate, request: Request, closed: frozenset[GpuId]) -> Room | None:
-        """Room that is kept for nobody; else, for those that yield, room that is kept, until it is needed."""
+        """Return room that is kept for nobody.
+
+        A request that yields may have kept room until it is needed.
+        """
         room = self._free(request, closed)
         if room is not None or not one.yields:
             return room
@@ -316,7 +331,7 @@ class Desk:
         claim: bool = False,
         turn: bool = False,
     ) -> Room | None:
-        """Room that others give way for."""
+        """Return room that other leases give way for."""
         if not (claim or turn or self._court.may_preempt(one)):
             return None
         if claim or turn:
@@ -337,7 +352,7 @@ class Desk:
         return None
 
     def _fixed_at_stake(self, one: Candidate, found: Found) -> frozenset[GpuId]:
-        """The GPUs of victims that are build work, if the winner would get there what is fixed for it."""
+        """Return the GPUs of victims that are build work, if the winner would get their fixed parts there."""
         builds = [holder for holder in found.holders if self._is_fixed_for(holder, one)]
         if not builds:
             return NOTHING
@@ -354,14 +369,14 @@ class Desk:
         return frozenset(grant.gpu for one in builds for grant in one.lease.grants if more > lacking)
 
     def _is_fixed_for(self, holder: Holder, winner: Candidate) -> bool:
-        """Whether a victim is build work of a project with fixed quotas, and the winner is not."""
+        """Return True if a victim is build work of a project with fixed quotas, and the winner is not."""
         if holder.lease.request.lease_class is not FIXED_CLASS:
             return False
         ours = winner.project == holder.project and winner.lease.request.lease_class is FIXED_CLASS
         return self.policy.project(holder.project).has_fixed and not ours
 
     def _left_beside(self, request: Request, closed: frozenset[GpuId]) -> Found | None:
-        """Room that leases leave which give way to somebody else already."""
+        """Return room beside another winner's part, left by leases that give way already."""
         grants = self.places.place(request, closed=closed - self._vacating) if self._leaving else ()
         gpus = {grant.gpu for grant in grants}
         leaving = tuple(
@@ -377,13 +392,13 @@ class Desk:
     # --- what is kept --------------------------------------------------------------------------------------
 
     def reserve_turn(self, one: Candidate) -> None:
-        """Keep GPUs for a project's next turn, before anybody else is looked at."""
+        """Keep GPUs for a project's next turn, before the pass looks at any other request."""
         allowed = self._allowed(one)
         if isinstance(allowed, Request):
             self._reserve(one.lease.id, one.project, allowed, turn=True)
 
     def release(self, lease: LeaseId) -> None:
-        """Keep nothing more for a request."""
+        """Keep no GPUs for a request any more."""
         self.reservations = [kept for kept in self.reservations if kept.lease != lease]
 
     def _reserve(
@@ -407,7 +422,7 @@ class Desk:
         return True
 
     def _closed(self, one: Candidate, request: Request, *, firm_only: bool = False) -> frozenset[GpuId]:
-        """The GPUs that others leave, or that are kept for others at the time the request would hold them."""
+        """Return the GPUs that leases are leaving, or that are kept for others in the request's time."""
         limit = request.time_limit_seconds
         until = NEVER if limit is None else self.now + limit
         build = request.lease_class is FIXED_CLASS
@@ -422,7 +437,10 @@ class Desk:
         )
 
     def _wait(self, one: Candidate, request: Request, kept: frozenset[GpuId], *, turn: bool) -> Verdict:
-        """Why the request waits; the first that waits for leases, and turns, have GPUs kept for them."""
+        """Return why the request waits.
+
+        The first request that waits for leases, and each turn, have GPUs kept for them.
+        """
         behind = next((other for other in self.reservations if other.gpus & kept), None)
         if turn or not self._head_waits:
             rank = _rank(one)
@@ -444,7 +462,7 @@ NO_ROOM = Verdict(WaitReason.RESOURCES, "waits for room")
 
 
 def preempting(preemption: Preemption) -> Verdict:
-    """What the winner is told while its victims leave."""
+    """Return the winner's verdict while its victims leave."""
     names = ", ".join(one.lease for one in preemption.victims)
     text = f"{names} give way to it, because {preemption.why}"
     if len(preemption.victims) == 1:
@@ -453,12 +471,12 @@ def preempting(preemption: Preemption) -> Verdict:
 
 
 def _rank(one: Candidate) -> tuple[int, str]:
-    """What goes before age in a project."""
+    """Return what goes before age in a project: the priority and the class."""
     return one.priority, one.lease.request.lease_class
 
 
 def _behind(one: Candidate, kept: Reservation) -> Verdict:
-    """Fits, but not on what is kept."""
+    """Return the verdict on a request that fits, but not on the kept GPUs."""
     if not kept.lease:
         text = f"fits, but the room is fixed for build work of {kept.project}"
         return Verdict(WaitReason.FIXED_QUOTA, text)

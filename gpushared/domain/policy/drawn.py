@@ -1,4 +1,4 @@
-"""What a node's own leases hold of its pool's limits while a pass is worked."""
+"""Count how much of the pool's limits a node's own leases hold while a pass runs."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from gpushared.domain.request import Request
 
 
 class Drawn:
-    """Grows and shrinks with the pass; costs nothing where there is no allowance."""
+    """Follow a pass, counting holders in and out; without an allowance nothing is counted."""
 
     def __init__(self, allowance: Allowance | None) -> None:
         self._allowance = allowance
         self._held: dict[tuple[str, str], int] = defaultdict(int)
 
     def count(self, holder: Holder, sizes: Mapping[str, int], sign: int = 1) -> None:
-        """Count a holder in, or out where ``sign`` is negative."""
+        """Count a holder in, or out if ``sign`` is negative."""
         for model, size in sizes.items() if holder.draws_on else ():
             self._held[holder.draws_on, ""] += sign * size
             if model:
                 self._held[holder.draws_on, model] += sign * size
 
     def within(self, one: Candidate, models: Mapping[str, Gpu]) -> Request | None:
-        """The request on the models on which it stays within the shares; None where there is none."""
+        """Return the request on the models that keep it within the shares; None if no model does."""
         request = one.lease.request
         if not one.draws_on or self._allowance is None:
             return request
@@ -48,7 +48,7 @@ class Drawn:
         )
 
     def sentence(self, project: str) -> str:
-        """What of the pool's limit may be held here, what is, and who could allow more."""
+        """Return a sentence on the node's share of the limit, its use, and who could allow more."""
         allowance = self._allowance
         assert allowance is not None, "somebody draws on it"
         shares = [

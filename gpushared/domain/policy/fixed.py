@@ -1,6 +1,6 @@
-"""Fixed quotas during a pass: parts of GPUs that are kept free for a project's build work and never lent.
+"""Keep fixed quotas during a pass: parts of GPUs that stay free for a project's build work, never lent.
 
-They are booked as if somebody held them. Build work of the project goes there first.
+The parts are booked as if somebody held them. Build work of the project goes there first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SHARED = Request()
 
 @dataclass(frozen=True, slots=True)
 class FixedPart:
-    """A part of one GPU that is booked for a project's build work."""
+    """Hold a part of one GPU that is booked for a project's build work."""
 
     id: LeaseId
     project: str
@@ -36,7 +36,7 @@ class FixedPart:
 
 
 class FixedParts:
-    """The parts that are booked, by project."""
+    """Keep the booked parts, by project."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
@@ -44,7 +44,7 @@ class FixedParts:
         self._count = 0
 
     def keep(self, kept: Iterable[Kept]) -> None:
-        """Book more."""
+        """Book more parts."""
         for one in kept:
             project, grant = one.want.project, one.grant
             there = next((part for part in self._parts.get(project, ()) if part.grant.gpu == grant.gpu), None)
@@ -69,7 +69,7 @@ class FixedParts:
 
     @contextmanager
     def lifted(self, project: str | None = None) -> Iterator[Sequence[FixedPart]]:
-        """The parts of a project, or of all, for as long as they are not booked."""
+        """Free the parts of a project, or of all projects, while the context lasts, and yield the parts."""
         names = [project] if project is not None else list(self._parts)
         parts = [part for name in names for part in self._parts.pop(name, ())]
         for part in parts:
@@ -81,15 +81,15 @@ class FixedParts:
                 self._book(part)
 
     def owners(self) -> list[str]:
-        """The projects that something is booked for."""
+        """Return the projects with booked parts."""
         return sorted(project for project, parts in self._parts.items() if parts)
 
     def grants(self) -> Mapping[str, tuple[Grant, ...]]:
-        """What is booked, by project."""
+        """Return the booked grants, by project."""
         return {project: tuple(part.grant for part in parts) for project, parts in self._parts.items()}
 
     def use(self, project: str, grants: Iterable[Grant]) -> None:
-        """Build work of the project gets these grants: what they take of its parts is booked no more."""
+        """Give grants to build work of the project, and shrink the project's bookings by them."""
         taken = {grant.gpu: grant for grant in grants}
         for part in list(self._parts.get(project, ())):
             grant = taken.get(part.grant.gpu)
@@ -101,9 +101,9 @@ class FixedParts:
                 self._book(replace(part, grant=Grant(grant.gpu, left.memory_bytes, left.permille)))
 
     def room_for(self, request: Request, parts: Iterable[FixedPart]) -> tuple[Grant, ...]:
-        """Grants within parts that are lifted, the smallest that will do; empty where there are none.
+        """Return grants within lifted parts, the smallest that will do; empty if none will.
 
-        Nothing else is asked for: this room is free, and kept for nobody else.
+        No other question is asked: this room is free, and kept for nobody else.
         """
         count = len(request.gpus) or request.gpu_count
         by_host: dict[str, list[FixedPart]] = defaultdict(list)
@@ -129,7 +129,7 @@ class FixedParts:
 
 
 def _smallest(hosts: Iterable[list[FixedPart]], count: int) -> Iterable[Sequence[FixedPart]]:
-    """Sets of as many parts as there are GPUs asked for, each on one host, the smallest first."""
+    """Return sets of as many parts as the request has GPUs, each on one host, the smallest first."""
     if count == 1:
         return sorted(([part] for parts in hosts for part in parts), key=_size)
     found = [sorted(parts, key=lambda part: _size((part,)))[:count] for parts in hosts]
@@ -144,7 +144,7 @@ def _size(parts: Iterable[FixedPart]) -> int:
 
 
 class Pending:
-    """What the places have as given away already, though leases that give way still hold it."""
+    """Count capacity that the places show as free or given, while leases that give way still hold it."""
 
     def __init__(self) -> None:
         self._leaving: dict[GpuId, Amount] = defaultdict(lambda: NONE)
@@ -156,24 +156,27 @@ class Pending:
         return deepcopy(self)
 
     def leave(self, holders: Iterable[Holder]) -> None:
-        """These are booked out, and still there."""
+        """Count leases that are booked out, and still there."""
         for one in holders:
             _count(one.lease.grants, self._leaving)
             if one.lease.request.lease_class is FIXED_CLASS:
                 _count_for(one.project, one.lease.grants, self._leaving_builds)
 
     def promise(self, winner: Candidate, grants: Iterable[Grant]) -> None:
-        """These are booked in, for when those have left."""
+        """Count grants that are booked in, for when the leases there have left."""
         _count(grants, self._promised)
         if winner.lease.request.lease_class is FIXED_CLASS:
             _count_for(winner.project, grants, self._promised_builds)
 
     def not_yet_free(self, gpu: GpuId) -> Amount:
-        """What the places have as free on a GPU, and is not."""
+        """Return the capacity of a GPU that the places show as free, and that is not free yet."""
         return self._leaving[gpu].less(self._promised[gpu])
 
     def really_held(self, project: str, held: Mapping[GpuId, Amount]) -> dict[GpuId, Amount]:
-        """What build work of the project holds on each GPU and leaves to nobody else. ``held``: as booked."""
+        """Return the amount that build work of the project keeps to itself on each GPU.
+
+        ``held``: as booked.
+        """
         ours = {gpu for owner, gpu in self._leaving_builds if owner == project}
         return {gpu: self._really(project, gpu, held.get(gpu, NONE)) for gpu in {*held, *ours}}
 
@@ -194,7 +197,7 @@ def _count_for(project: str, grants: Iterable[Grant], amounts: dict[tuple[str, G
 
 
 def arranged(policy: Policy, ledger: Ledger, places: Places, pending: Pending) -> Arrangement:
-    """Where the fixed quotas are kept."""
+    """Return the places of the fixed quotas."""
     slots = [
         slot
         for host, rooms in places.rooms().items()
@@ -208,14 +211,14 @@ def arranged(policy: Policy, ledger: Ledger, places: Places, pending: Pending) -
 
 
 def unit_request(want: Want, permille: int) -> Request:
-    """What a unit is, as a request."""
+    """Return a request for one unit."""
     models = tuple(sorted({slot.gpu.name for slot in want.slots}))
     isolation = Isolation.EXCLUSIVE if permille == WHOLE_PERMILLE else Isolation.SHARED
     return Request(compute_permille=permille, memory_permille=permille, isolation=isolation, models=models)
 
 
 def _slot(room: Room, host: str, pending: Pending) -> Slot | None:
-    """The GPU of a room; None where no ordinary request could be."""
+    """Return the GPU of a room; None if no ordinary request could be there."""
     gpu = room.gpu
     if gpu.trouble is not None or instances.wrong_kind(_SHARED, gpu) is not None:
         return None

@@ -1,13 +1,13 @@
-"""On which GPUs fixed quotas are kept.
+"""Choose the GPUs on which fixed quotas are kept.
 
-A quota is kept in *units*: one for each whole GPU, and one for the rest. A unit lies on one GPU, and where a
-host has room for all whole ones of a quota, they are on one host. What build work of the project holds on a
-GPU counts as part of the unit there, so that a unit is whole again when that work has ended. Nothing is
-remembered from one pass to the next: a unit may lie elsewhere then, which nobody notices, because only what
-is free moves.
+A quota is kept in *units*: one for each whole GPU, and one for the rest. A unit lies on one GPU, and if a
+host has room for all whole units of a quota, they are on one host. Build work of the project on a GPU counts
+as part of the unit there, so that the unit is whole again when that work has ended. Nothing is remembered
+from one pass to the next: a unit may lie elsewhere then, which nobody notices, because only free capacity
+moves.
 
-Where others were on the GPUs before the quota was, or a GPU has gone, a unit finds no place. Then as much as
-it comes to is kept in *pieces*, wherever something is free.
+If others were on the GPUs before the quota was, or a GPU has gone, a unit finds no place. Then as much
+capacity is kept in *pieces*, wherever something is free.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TRIES = 256
 
 
 class Amount(NamedTuple):
-    """Of one GPU."""
+    """Hold an amount of one GPU."""
 
     permille: int
     memory_bytes: int
@@ -35,7 +35,7 @@ class Amount(NamedTuple):
         return Amount(self.permille + other.permille, self.memory_bytes + other.memory_bytes)
 
     def less(self, other: Amount) -> Amount:
-        """What is left of it; not below nothing."""
+        """Return the rest of the amount, which is never below zero."""
         return Amount(max(0, self.permille - other.permille), max(0, self.memory_bytes - other.memory_bytes))
 
     def least(self, other: Amount) -> Amount:
@@ -53,13 +53,16 @@ def amount_of(grant: Grant) -> Amount:
 
 
 def share_of(gpu: Gpu, permille: int) -> Amount:
-    """A share of a GPU's compute and memory."""
+    """Return a share of a GPU's compute and memory."""
     return Amount(permille, gpu.memory_of_share(permille))
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A GPU that units may lie on. ``stray_bytes``: held without a lease, and not in a whole GPU's way."""
+    """Describe a GPU that units may lie on.
+
+    ``stray_bytes``: memory held without a lease that does not keep the GPU from being leased whole.
+    """
 
     gpu: Gpu
     host: str
@@ -69,7 +72,10 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Want:
-    """A fixed quota. ``mine``: what build work of the project holds on each GPU already."""
+    """Describe a fixed quota.
+
+    ``mine``: the amount that build work of the project holds on each GPU already.
+    """
 
     project: str
     pool: str
@@ -80,7 +86,7 @@ class Want:
 
 
 class Kept(NamedTuple):
-    """Kept on one GPU: a unit less what the project holds there, or a piece."""
+    """Hold a part kept on one GPU: a unit less the project's own work there, or a piece."""
 
     want: Want
     grant: Grant
@@ -88,7 +94,10 @@ class Kept(NamedTuple):
 
 @dataclass(slots=True)
 class Arrangement:
-    """Where the units lie; ``lacking``: those that found no place, in permille, with their quotas."""
+    """Hold the places of the units.
+
+    ``lacking``: the units without a place, in permille, with their quotas.
+    """
 
     units: list[Kept] = field(default_factory=list)
     pieces: list[Kept] = field(default_factory=list)
@@ -100,7 +109,7 @@ class Arrangement:
 
 
 def arrange(wants: Sequence[Want]) -> Arrangement:
-    """The first arrangement found in which every unit has a place, else the one that lacks least."""
+    """Return the first arrangement found in which every unit has a place, else the one that lacks least."""
     gpus = max((len(want.slots) for want in wants), default=0)
     best: Arrangement | None = None
     for ways in islice(_ways(wants), max(2, TRIES // max(1, gpus))):
@@ -113,7 +122,7 @@ def arrange(wants: Sequence[Want]) -> Arrangement:
 
 
 def _ways(wants: Iterable[Want]) -> Iterable[Sequence[tuple[Want, bool]]]:
-    """Orders in which to place the quotas' rests, and whether each goes first to where its work is."""
+    """Yield orders for placing the quotas' rests; the flag says if a rest first goes to where its work is."""
     largest_first = sorted(wants, key=lambda want: (-want.rest, want.project, want.pool))
     for order in permutations(largest_first):
         for early in product((True, False), repeat=len(order)):
@@ -121,7 +130,7 @@ def _ways(wants: Iterable[Want]) -> Iterable[Sequence[tuple[Want, bool]]]:
 
 
 class _Board:
-    """One try."""
+    """Place the units of one try."""
 
     def __init__(self, ways: Sequence[tuple[Want, bool]]) -> None:
         self._ways = ways
@@ -142,7 +151,7 @@ class _Board:
         return self._made
 
     def _fits(self, want: Want, slot: Slot, permille: int) -> bool:
-        """Whether a unit may lie there."""
+        """Return True if a unit may lie there."""
         gpu = slot.gpu.id
         if gpu in self._used[id(want)]:
             return False
@@ -164,7 +173,7 @@ class _Board:
             kept.append(Kept(want, Grant(gpu, amount.memory_bytes, amount.permille)))
 
     def _rest_where_work_is(self, want: Want) -> bool:
-        """Whether the rest is kept around the most build work that is no more than the rest."""
+        """Keep the rest around the largest build work that fits in it; return True if there was a place."""
         return bool(want.rest and want.whole) and self._rest(
             want,
             [
@@ -221,6 +230,6 @@ def _most_held(want: Want, slots: Iterable[Slot]) -> list[Slot]:
 
 
 def _worth(want: Want, slots: Sequence[Slot], left: int) -> tuple[int, int, int]:
-    """How many of the units a host takes, how much of them is in use there, and how little it has besides."""
+    """Return a host's worth for the units: how many fit, how much of them is in use, how few GPUs it has."""
     chosen = _most_held(want, slots)[:left]
     return len(chosen), sum(_held(want, slot) for slot in chosen), -len(slots)

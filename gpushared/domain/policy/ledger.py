@@ -1,4 +1,4 @@
-"""What every project holds during a pass, what it is still guaranteed, and which leases are over quota."""
+"""Count each project's holdings during a pass, its open guarantees, and its leases over quota."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from gpushared.domain.request import LeaseClass, Request
 
 
 def size_on(request: Request, gpu: Gpu) -> int:
-    """What a request counts for on GPUs like this one, in permille of a GPU."""
+    """Return the size of a request on GPUs like this one, in permille of a GPU."""
     return permille_on(need_on(request, gpu), gpu) * (len(request.gpus) or request.gpu_count)
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """The priority at which a project's guarantee runs out, and by how much, in permille of a GPU."""
+    """Mark the priority at which a project's guarantee runs out, and by how much, in permille of a GPU."""
 
     priority: int
     excess: int
 
 
 class Ledger:
-    """What is held, by project and pool; grows and shrinks within a pass."""
+    """Count holdings by project and pool; the counts grow and shrink within a pass."""
 
     def __init__(self, roll: Roll, usage: Usage, now: float) -> None:
-        """``roll`` stays as it is: changes are made to a copy of it."""
+        """Copy ``roll``, which stays as it is: the ledger changes its copy."""
         self.policy = roll.policy
         self.roll = roll.copy()
         self._known_edges: dict[str, Mapping[str, Edge]] = {}
@@ -52,30 +52,33 @@ class Ledger:
         self._known_edges.pop(holder.project, None)
 
     def held(self, project: str) -> int:
-        """All that a project holds."""
+        """Return all that a project holds."""
         return self.roll.all(project)
 
     def lowest_priority(self, project: str) -> int:
-        """The lowest priority that a project holds something with; maxsize where that is nothing."""
+        """Return the lowest priority with which a project holds something; maxsize if it holds nothing."""
         return self.roll.lowest_priority(project, sys.maxsize)
 
     def fair(self, project: str) -> float:
-        """What fair share goes by: decayed GPU-seconds by weight, with what is held now looked ahead."""
+        """Return the figure of fair share: decayed GPU-seconds by weight, with a lookahead.
+
+        Present holdings count as if they had been held for the lookahead time too.
+        """
         ahead = self.roll.all(project) / WHOLE_PERMILLE * self.policy.lookahead_seconds
         return (self._decayed.get(project, 0.0) + ahead) / self.policy.project(project).weight
 
     def filled(self, project: str) -> float:
-        """How much of its guarantees a project holds; the lowest claims first."""
+        """Return the part of its guarantees that a project holds; the lowest claims first."""
         promised = sum(quota.guaranteed + quota.fixed for _, quota in self.policy.project(project).quotas())
         return self.roll.all(project) / max(1, promised)
 
     def fixed_left(self, project: str, pool: str) -> int:
-        """What of a fixed quota no build work holds at the moment."""
+        """Return the part of a fixed quota that no build work holds at the moment."""
         fixed = self.policy.project(project).quota_of(pool).fixed
         return max(0, fixed - self.roll.fixed(project, pool))
 
     def entitled(self, project: str, model: str, lease_class: LeaseClass) -> int:
-        """How much more of a model's GPUs the project is guaranteed for such work."""
+        """Return how much more of a model's GPUs the project is guaranteed for such work."""
         known = self.policy.project(project)
         pool = known.pool(model)
         quota = known.quota_of(pool)
@@ -84,9 +87,9 @@ class Ledger:
         return left + (quota.fixed - in_fixed if lease_class is FIXED_CLASS else 0)
 
     def room_to_limit(self, project: str, model: str, lease_class: LeaseClass) -> int | None:
-        """How much more of a model's GPUs the project may hold for such work; None = no limit.
+        """Return how much more of a model's GPUs the project may hold for such work; None = no limit.
 
-        What is fixed for build work stays within the limit whenever that work comes.
+        The part that is fixed for build work stays within the limit whenever that work comes.
         """
         known = self.policy.project(project)
         others = lease_class is not FIXED_CLASS
@@ -107,7 +110,7 @@ class Ledger:
         return sum(self.fixed_left(project, pool) for pool, _ in self.policy.project(project).quotas())
 
     def limit_sentence(self, project: str) -> str:
-        """What is held and what the limit is."""
+        """Return a sentence on the project's holdings and its limit."""
         known = self.policy.project(project)
         said = [
             gpus(quota.limit) + (f" of model {pool}" if pool else "")
@@ -124,9 +127,10 @@ class Ledger:
         return f"{holds}; its limit is {' and '.join(said)}"
 
     def over_quota(self, holder: Holder) -> bool:
-        """Whether its project's guarantees, which cover the highest priorities first, do not cover a lease.
+        """Return True if the project's guarantees do not cover the lease.
 
-        At the priority where a guarantee runs out any lease may go, but not more than ``may_lose`` says.
+        Guarantees cover the highest priorities first. At the priority where a guarantee runs out any lease
+        may go, but not more than ``may_lose`` allows.
         """
         return any(
             edge is not None and holder.priority <= edge.priority
@@ -134,9 +138,9 @@ class Ledger:
         )
 
     def may_lose(self, victims: Sequence[Holder]) -> bool:
-        """Whether a project keeps what it is guaranteed when these, all its own, go together.
+        """Return True if a project keeps its guarantees when these leases, all its own, go together.
 
-        The last of them may reach below the guarantee, where leases are larger than what is over.
+        The last of them may reach below the guarantee, if leases are larger than the excess.
         """
         project = victims[0].project
         for pool, edge in self._edges(project).items():
@@ -160,7 +164,7 @@ class Ledger:
         return self._known_edges[project]
 
     def _edge(self, project: str, pool: str, quota: Quota) -> Edge | None:
-        """Where the guarantees of a pool run out; None where they cover all that is held."""
+        """Return where the guarantees of a pool run out; None if they cover all holdings."""
         levels: dict[int, list[int]] = defaultdict(lambda: [0, 0])
         for holder in self.roll.of(project):
             build = holder.lease.request.lease_class is FIXED_CLASS
@@ -176,7 +180,7 @@ class Ledger:
         return None
 
     def claims(self, candidate: Candidate, places: Places) -> tuple[str, ...]:
-        """The models on which a request is within its project's guarantee."""
+        """Return the models on which a request is within its project's guarantee."""
         request = candidate.lease.request
         return tuple(
             model
@@ -187,7 +191,7 @@ class Ledger:
         )
 
     def within_limit(self, candidate: Candidate, places: Places) -> tuple[str, ...]:
-        """The models on which a request stays within its project's limits."""
+        """Return the models on which a request stays within its project's limits."""
         request = candidate.lease.request
         found = []
         for model, gpu in places.models().items():

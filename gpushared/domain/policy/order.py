@@ -1,13 +1,14 @@
-"""The order of the queue.
+"""Order the queue.
 
 Between projects: a request within its project's guarantee goes before all others, first that of the project
-which holds the least of what it is guaranteed; then the project with the least decayed use by weight.
-Inside a project: the higher priority, then the class, then who asked first. Besides, once every
+which holds the least part of its guarantee; then the project with the least decayed use by weight.
+Inside a project: the higher priority, then the class, then the older request. Besides, once every
 ``patience_seconds`` a project's next turn is its request that has waited longest, whatever its priority, if
-it has waited longer than that: so priority orders a project's queue but never stops anybody in it for good.
+that request has waited longer than that: so priority orders a project's queue but never stops a request in
+it for good.
 
-Requests of one project that ask for the same are a *kind*: what is refused to one is refused to those behind
-it in the same pass, so a pass costs by kind and not by request.
+Requests of one project that ask for the same are a *kind*: a refusal to one holds for those behind it in the
+same pass, so a pass costs by kind and not by request.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Rank = tuple[int, int, int]
 
 @dataclass(slots=True)
 class Kind:
-    """Requests of one project that ask for the same with the same priority, the oldest first."""
+    """Hold requests of one project that ask for the same with the same priority, the oldest first."""
 
     project: str
     candidates: deque[Candidate]
@@ -41,7 +42,7 @@ class Kind:
 
 @dataclass(slots=True)
 class Backlog:
-    """What one project waits for: kinds by rank, and its next turn where one is due."""
+    """Hold the waiting requests of one project: kinds by rank, and its next turn if one is due."""
 
     heap: list[tuple[Rank, int, Kind]] = field(default_factory=list)
     turn: Candidate | None = None
@@ -51,23 +52,23 @@ class Backlog:
         return self.heap[0][2] if self.heap else None
 
     def advance(self) -> None:
-        """The first request is done with; the next of its kind takes its rank."""
+        """Drop the first request, which is done with; the next of its kind takes its rank."""
         _, number, kind = heappop(self.heap)
         kind.candidates.popleft()
         if kind.candidates:
             heappush(self.heap, (kind.rank, number, kind))
 
     def drop(self) -> Kind:
-        """The first kind is refused as a whole."""
+        """Drop the first kind, which is refused as a whole."""
         return heappop(self.heap)[2]
 
 
 LONG_RUN_DROP = 1000
-"""So far does the priority of a long run sink: below all that users may ask for."""
+"""The priority of a long run sinks so far: below all that users may ask for."""
 
 
 def sunk(candidate: Candidate, policy: Policy) -> Candidate:
-    """The candidate with its priority as it counts."""
+    """Return the candidate with the priority that counts."""
     least = policy.classes[candidate.lease.request.lease_class].long_run_gpu_seconds
     if not candidate.served or least is None or candidate.served < least:
         return candidate
@@ -75,7 +76,7 @@ def sunk(candidate: Candidate, policy: Policy) -> Candidate:
 
 
 def sunk_holder(holder: Holder, gpus: float, policy: Policy, now: float) -> tuple[Holder, float]:
-    """The holder of so many GPUs with its priority as it counts, and when that will sink."""
+    """Return the holder of so many GPUs with the priority that counts, and when that will sink."""
     least = policy.classes[holder.lease.request.lease_class].long_run_gpu_seconds
     if least is None or gpus <= 0:
         return holder, NEVER
@@ -86,7 +87,7 @@ def sunk_holder(holder: Holder, gpus: float, policy: Policy, now: float) -> tupl
 
 
 def gate(candidate: Candidate, now: float) -> Verdict | None:
-    """Why a request may not be looked at yet."""
+    """Return why the pass may not look at a request yet."""
     if candidate.held:
         return Verdict(WaitReason.HELD, "is held back until somebody unholds it")
     if candidate.begin_at is not None and now < candidate.begin_at:
@@ -101,7 +102,7 @@ def gate(candidate: Candidate, now: float) -> Verdict | None:
 def backlogs(
     ready: Iterable[Candidate], policy: Policy, turns: Mapping[str, float], now: float
 ) -> dict[str, Backlog]:
-    """The queue by project and kind."""
+    """Return the queue by project and kind."""
     kinds: dict[tuple[str, int, Request, str], Kind] = {}
     for one in ready:
         request = one.lease.request

@@ -1,4 +1,4 @@
-"""What a pass over the queue looks at, and what it decides."""
+"""Define what a pass over the queue looks at, and the form of its decisions."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ NEVER = float("inf")
 
 
 class WaitReason(StrEnum):
-    """Why a request waits: one code for programs, a sentence beside it for people."""
+    """Code why a request waits; a sentence for people goes with the code."""
 
     RESOURCES = "resources"
-    """No room; which kind of room is missing is for the places to say."""
+    """There is no room; the places know which kind of room is missing."""
     QUEUE_ORDER = "queue_order"
     """The room is kept for a request that waits longer."""
     CLASS_ORDER = "class_order"
@@ -26,35 +26,35 @@ class WaitReason(StrEnum):
     FIXED_QUOTA = "fixed_quota"
     """The room is kept for a project's build work."""
     PROJECT_QUOTA = "project_quota"
-    """Its class never gives way and it is more than its project is guaranteed."""
+    """The request's class never gives way, and the request is more than its project is guaranteed."""
     PROJECT_LIMIT = "project_limit"
-    """Its project holds as much as it ever may."""
+    """The project holds as much as it ever may."""
     POOL_ALLOWANCE = "pool_allowance"
-    """This node may give no more by itself of what its project may hold in the pool."""
+    """This node may give the project no more by itself out of the project's limit in the pool."""
     PREEMPTING = "preempting"
-    """Leases are giving way to it."""
+    """Leases are giving way to the request."""
     BEGIN_TIME = "begin_time"
     AFTER_LEASE = "after_lease"
     HELD = "held"
 
 
 class Ladder(StrEnum):
-    """How a lease gives way, gentlest first."""
+    """Name how a lease gives way, the gentlest first."""
 
     PAUSE = "pause"
-    """Its container stays, frozen, and its GPU memory is given back."""
+    """The container stays, frozen, and its GPU memory is given back."""
     NOTIFY = "notify"
-    """It is told, saves itself and ends within the notice; asked again later."""
+    """The program is told, saves itself and ends within the notice; the lease is asked again later."""
     REQUEUE = "requeue"
-    """It is stopped and starts again from its beginning or its last save."""
+    """The container is stopped and starts again from its beginning or its last save."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A waiting lease.
+    """Describe a waiting lease.
 
-    ``since``: when it began to wait, which after a preemption is not when it was asked for.
-    ``after``: leases that are not over yet, whose end it waits for. ``begin_at``: not before that time.
+    ``since``: when it began to wait, which after a preemption is not the time of the request. ``after``:
+    leases that are not over yet, whose end it waits for. ``begin_at``: it does not start before that time.
     """
 
     lease: Lease
@@ -65,19 +65,19 @@ class Candidate:
     begin_at: float | None = None
     after: tuple[LeaseId, ...] = ()
     served: float = 0.0
-    """GPU-seconds that it held before it was preempted."""
+    """The GPU-seconds that the lease held before it was preempted."""
     yields: bool = False
-    """It loses little when it is taken off again: it may use what is kept for others until they start."""
+    """The lease loses little when it is taken off again: it may use GPUs kept for others until they start."""
     draws_on: str = ""
-    """The pool's project whose share of a limit on this node it counts to."""
+    """The pool's project whose share of a limit on this node the lease counts to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A lease that holds parts of GPUs.
+    """Describe a lease that holds parts of GPUs.
 
-    ``started_at``: since when. ``saved_at``: up to when its work would survive a stop; None = not at all.
-    ``leaving``: it is on its way out already, whatever for, and cannot be preempted once more.
+    ``started_at``: since when it holds them. ``saved_at``: up to when its work would survive a stop; None =
+    not at all. ``leaving``: it is on its way out already, for any reason, and cannot be preempted once more.
     """
 
     lease: Lease
@@ -88,41 +88,45 @@ class Holder:
     step: Ladder = Ladder.REQUEUE
     leaving: bool = False
     served: float = 0.0
-    """GPU-seconds that it held before this run."""
+    """The GPU-seconds that the lease held before this run."""
     behind: tuple[LeaseId, ...] = ()
-    """The waiting leases that its GPUs were kept for when it was granted: it goes when one can start."""
+    """The waiting leases that its GPUs were kept for when it was granted: it goes when one of them can
+    start."""
     stays: bool = False
-    """Whoever decides here cannot take it back: it belongs to somebody else's queue."""
+    """The decider here cannot take the lease back: it belongs to another queue."""
     draws_on: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A lease that gives way, and how."""
+    """Describe a lease that gives way, and how."""
 
     lease: LeaseId
     step: Ladder
     lost_seconds: float
-    """GPU-seconds of work that this costs, as far as known."""
+    """The GPU-seconds of work that this costs, as far as known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """Leases give way to a winner, whose grants are found already; kept until it starts or stops waiting."""
+    """Let leases give way to a winner, whose grants are found already.
+
+    The caller keeps the preemption until the winner starts or stops waiting.
+    """
 
     winner: LeaseId
     grants: tuple[Grant, ...]
     victims: tuple[Victim, ...]
     why: str
     turn: bool = False
-    """Whether it is its project's turn."""
+    """True if it is the project's turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """GPUs kept for a request that waits; ``start_at`` is infinite where no time limit tells.
+    """Keep GPUs for a request that waits; ``start_at`` is infinite if no time limit tells the start.
 
-    ``lease`` is empty for what is owed to the fixed quota of ``project``.
+    ``lease`` is empty for GPUs that the fixed quota of ``project`` is owed.
     """
 
     lease: LeaseId
@@ -130,14 +134,14 @@ class Reservation:
     gpus: frozenset[GpuId]
     start_at: float
     turn: bool = False
-    """Whether it is its project's turn."""
+    """True if it is the project's turn."""
     rank: tuple[int, str] | None = None
-    """Priority and class of the request, where it is no turn."""
+    """The priority and class of the request, if it is no turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Why a request waits; ``behind``: the lease that the room is kept for, or that it waits for."""
+    """Tell why a request waits; ``behind``: the lease that the room is kept for, or that it waits for."""
 
     reason: WaitReason
     text: str
@@ -146,17 +150,17 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one pass decided.
+    """Hold the decisions of one pass.
 
     Attributes:
-        grants: By lease, in the order of the decisions.
-        preemptions: New ones; those before are kept by the caller until they are done.
-        verdicts: Why each request waits that was granted nothing.
+        grants: The grants by lease, in the order of the decisions.
+        preemptions: The new ones; the caller keeps earlier ones until they are done.
+        verdicts: The reason for each request that was granted nothing.
         reservations: The GPUs kept, in order.
         turns: When each project last had its turn; to be stored, and given to the next pass.
-        behind: Of those granted room that is kept for others, for whom; to be stored with the lease.
+        behind: The owners of kept room, by the lease that was granted the room; to be stored with the lease.
         fixed: By project, the parts of GPUs that are kept free for its build work.
-        look_again_at: When time alone may change the answer; infinite where only an event can.
+        look_again_at: When time alone may change the answer; infinite if only an event can.
     """
 
     grants: Mapping[LeaseId, tuple[Grant, ...]]

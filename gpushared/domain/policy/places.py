@@ -1,4 +1,4 @@
-"""What the queue asks of the places: one node's rooms today, a pool of hosts tomorrow."""
+"""Define the queue's questions to the places: one node's rooms, or a pool of hosts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOTHING: frozenset[GpuId] = frozenset()
 
 
 class Places(Protocol):
-    """Where requests fit. A request is placed as a whole, on the GPUs of one host."""
+    """Tell where requests fit. A request is placed as a whole, on the GPUs of one host."""
 
     def place(
         self,
@@ -24,9 +24,10 @@ class Places(Protocol):
         closed: Collection[GpuId] = NOTHING,
         host: str | None = None,
     ) -> tuple[Grant, ...]:
-        """The grants for a request, empty where it does not fit; nothing is booked.
+        """Return the grants for a request, empty if it does not fit; nothing is booked.
 
-        Asked as if the leases in ``gone`` had ended, without the GPUs in ``closed``, on ``host`` only.
+        The answer holds as if the leases in ``gone`` had ended, without the GPUs in ``closed``, on ``host``
+        only.
         """
 
     def take(self, lease: LeaseId, request: Request, grants: Sequence[Grant]) -> None:
@@ -36,16 +37,16 @@ class Places(Protocol):
         """Undo ``take``; also for leases that were there before."""
 
     def gpu(self, gpu: GpuId) -> Gpu:
-        """A GPU by its id; KeyError where it is not here."""
+        """Return a GPU by its id; KeyError if the places do not have it."""
 
     def host_of(self, gpu: GpuId) -> str:
-        """The host of a GPU."""
+        """Return the host of a GPU."""
 
     def gpus_of(self, host: str) -> Sequence[GpuId]:
-        """The GPUs of a host, in order."""
+        """Return the GPUs of a host, in order."""
 
     def rooms(self) -> Mapping[str, Sequence[Room]]:
-        """What each GPU has left, by host."""
+        """Return the free capacity of each GPU, by host."""
 
     def models(self) -> Mapping[str, Gpu]:
-        """One GPU of each model; of GPUs of one name, the one that leases the least memory."""
+        """Return one GPU of each model; of GPUs of one name, the one that leases the least memory."""

@@ -1,4 +1,4 @@
-"""One pass over the queue: who is granted what, who gives way, and why the others wait."""
+"""Run one pass over the queue: the grants, the leases that give way, and the reasons of those that wait."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def plan(
     under_way: Sequence[Preemption] = (),
     turns: Mapping[str, float] | None = None,
 ) -> Plan:
-    """One pass. ``places`` are booked as decided: hand in a copy where they are still needed.
+    """Run one pass. ``places`` are booked as decided: callers that still need them hand in a copy.
 
-    ``under_way``: preemptions of passes before whose winners still wait. A winner starts as soon as its
-    victims have left; until then its place is kept, whatever happens around it. ``holders``: all of them, or
+    ``under_way``: preemptions of earlier passes whose winners still wait. A winner starts as soon as its
+    victims have left; until then its place is kept, whatever happens around it. ``holders``: all holders, or
     a roll that the caller keeps for this policy, which is left as it is.
     """
     roll, sinks_at = _as_they_count(holders, policy, places, now)
@@ -60,7 +60,7 @@ def plan(
 def _as_they_count(
     holders: Sequence[Holder] | Roll, policy: Policy, places: Places, now: float
 ) -> tuple[Roll, float]:
-    """The holders with their priorities as they count, and when the next one will sink."""
+    """Return the holders with the priorities that count, and when the next priority will sink."""
     if all(rules.long_run_gpu_seconds is None for rules in policy.classes.values()):
         return holders if isinstance(holders, Roll) else Roll(policy, places, holders), NEVER
     found, first = [], NEVER
@@ -80,10 +80,10 @@ def _finish_preemptions(
     still: Mapping[LeaseId, Holder],
     desk: Desk,
 ) -> None:
-    """Winners whose victims have left are granted; the places of the others are kept for them.
+    """Grant the winners whose victims have left, and keep the places of the other winners.
 
-    ``still``: those that leave. A victim that has left may hold GPUs again, somewhere else: nobody waits for
-    that.
+    ``still``: the leases that leave. A victim that has left may hold GPUs again, somewhere else: nobody waits
+    for that.
     """
     waiting = {one.lease.id: one for one in queue}
     for one in under_way:
@@ -93,7 +93,7 @@ def _finish_preemptions(
 
 
 def _pass_gate(queue: Iterable[Candidate], desk: Desk) -> list[Candidate]:
-    """Those that may be looked at."""
+    """Return the requests that the pass may look at."""
     ready = []
     for one in queue:
         if desk.is_done(one.lease.id):
@@ -118,7 +118,7 @@ def _reserve_turns(queues: Mapping[str, Backlog], desk: Desk) -> None:
 
 
 def _serve_claims(queues: Mapping[str, Backlog], desk: Desk) -> None:
-    """Requests within their project's guarantee, the emptiest guarantee first."""
+    """Serve requests within their project's guarantee, the emptiest guarantee first."""
     promised = [name for name in queues if desk.policy.project(name).is_guaranteed_something]
     heap = [(desk.ledger.filled(name), name) for name in promised]
     heapify(heap)
@@ -129,7 +129,7 @@ def _serve_claims(queues: Mapping[str, Backlog], desk: Desk) -> None:
 
 
 def _serve_a_claim(backlog: Backlog, desk: Desk) -> bool:
-    """Whether one of the project's requests was within its guarantee and had room."""
+    """Serve one request that is within its project's guarantee and has room; return False without one."""
     while (kind := backlog.first()) is not None:
         one = kind.candidates[0]
         models = desk.ledger.claims(one, desk.places)
@@ -146,7 +146,7 @@ def _serve_a_claim(backlog: Backlog, desk: Desk) -> bool:
 def _left_over(
     queues: Mapping[str, Backlog], ready: Iterable[Candidate], desk: Desk
 ) -> Mapping[str, Backlog]:
-    """The queue without those that were served; only projects that may claim something had any."""
+    """Return the queue without the requests that were served; only projects with a claim had any."""
     claimed = {name for name in queues if desk.policy.project(name).is_guaranteed_something}
     again = (one for one in ready if one.project in claimed and not desk.is_done(one.lease.id))
     left = {name: backlog for name, backlog in queues.items() if name not in claimed}
@@ -154,7 +154,7 @@ def _left_over(
 
 
 def _serve_the_rest(queues: Mapping[str, Backlog], desk: Desk) -> None:
-    """Everything else, by fair share."""
+    """Serve all other requests, by fair share."""
     heap = [(desk.ledger.fair(name), name) for name in queues]
     heapify(heap)
     while heap:
@@ -166,7 +166,7 @@ def _serve_the_rest(queues: Mapping[str, Backlog], desk: Desk) -> None:
 
 
 def _serve_one(backlog: Backlog, desk: Desk) -> None:
-    """The project's turn, or else its first request; one that is refused takes all of its kind with it."""
+    """Serve the project's turn, or else its first request; a refusal drops all of the request's kind."""
     turn, backlog.turn = backlog.turn, None
     kind = backlog.first()
     assert kind is not None

@@ -1,4 +1,4 @@
-"""Who gives way to whom, and the cheapest set of victims.
+"""Choose who gives way to whom, and the cheapest set of victims.
 
 A request may take GPUs back by one of these rights:
 
@@ -10,10 +10,10 @@ A request may take GPUs back by one of these rights:
 - *turn*: it is its project's turn. From leases over quota of projects that used more, if they held their
   GPUs for a turn and their class does not go before its own.
 
-Nobody is preempted before the least run time of its class, nor does a turn give way to its own project before
-it has lasted ``turn_seconds``. Unless it is idle, nobody is by its own project at the same or a higher
-priority, nor while what it holds is guaranteed to its project, except by *priority* and *class*; and a class
-that never gives way never does. And nobody is preempted unless the winner then has a place.
+No lease is preempted before the least run time of its class, nor does a turn give way to its own project
+before it has lasted ``turn_seconds``. Unless it is idle, no lease is preempted by its own project at the same
+or a higher priority, nor while its GPUs are guaranteed to its project, except by *priority* and *class*; and
+a class that never gives way never does. And no lease is preempted unless the winner then has a place.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from gpushared.domain.policy.reservation import HOSTS_LOOKED_AT, HostIndex
 from gpushared.domain.request import Request
 
 PAUSE_SECONDS = 60.0
-"""What pausing and resuming costs, in seconds of the lease's GPUs."""
+"""Pausing and resuming cost so many seconds of the lease's GPUs."""
 NOTIFY_SHARE = 0.5
 """A lease that is told may save itself; so much of its work is taken as lost."""
 EACH_VICTIM_SECONDS = 60.0
-"""What each victim costs besides: somebody is disturbed."""
+"""Each victim costs so much besides, because somebody is disturbed."""
 EXACT_UP_TO = 5
 """So many leases on one GPU are tried in all combinations."""
 
 
 class Right(StrEnum):
-    """By what a request may take GPUs back."""
+    """Name the right by which a request may take GPUs back."""
 
     IDLE = "idle"
     CLAIM = "claim"
@@ -65,10 +65,10 @@ WHY = {
 
 
 class Court:
-    """What decides who may preempt whom; follows the ledger through a pass."""
+    """Decide who may preempt whom, following the ledger through a pass."""
 
     def __init__(self, policy: Policy, ledger: Ledger, turns: Mapping[str, float], now: float) -> None:
-        """``turns``: when each project last had its turn."""
+        """Take ``turns``: when each project last had its turn."""
         self.policy = policy
         self.ledger = ledger
         self.turns = turns
@@ -77,7 +77,7 @@ class Court:
         self._over_quota: list[Holder] = []
 
     def over_quota(self) -> list[Holder]:
-        """Those that may have to give way to a claim or a turn; remembered as long as nothing changes."""
+        """Return the leases that may have to give way to a claim or a turn, kept until something changes."""
         roll = self.ledger.roll
         if self._version != roll.version:
             self._version = roll.version
@@ -92,7 +92,7 @@ class Court:
         return self._over_quota
 
     def may_preempt(self, winner: Candidate) -> bool:
-        """Whether anybody could have to give way without a claim or a turn."""
+        """Return True if any lease could have to give way without a claim or a turn."""
         if self.ledger.roll.best_effort or self.ledger.roll.behind(winner.lease.id):
             return True
         return self.ledger.lowest_priority(winner.project) < winner.priority
@@ -100,7 +100,10 @@ class Court:
     def eligible(
         self, winner: Candidate, *, claim: bool, turn: bool
     ) -> tuple[dict[LeaseId, tuple[Holder, Right]], float]:
-        """The leases that the winner may preempt, by id, and when the next one may be (infinite if none)."""
+        """Return the leases that the winner may preempt, by id, and when the next one may be.
+
+        The time is infinite if no other lease may be.
+        """
         found: dict[LeaseId, tuple[Holder, Right]] = {}
         later = NEVER
         others = self.over_quota() if claim or turn else []
@@ -118,7 +121,7 @@ class Court:
         return found, later
 
     def right(self, winner: Candidate, holder: Holder, *, claim: bool, turn: bool) -> Right | None:
-        """By what right the winner may take this lease's GPUs, the least run time aside."""
+        """Return the right by which the winner may take this lease's GPUs, the least run time aside."""
         rules = self.policy.classes[holder.lease.request.lease_class]
         if holder.leaving or holder.stays or (rules.gives_way is GivesWay.NEVER and not holder.lease.lowered):
             return None
@@ -141,7 +144,7 @@ class Court:
     def may_go_together(
         self, victims: Sequence[Holder], rights: Mapping[LeaseId, tuple[Holder, Right]]
     ) -> bool:
-        """Whether every project keeps what it is guaranteed when all these go."""
+        """Return True if every project keeps its guarantees when all these leases go."""
         taken: dict[str, list[Holder]] = defaultdict(list)
         for one in victims:
             if rights[one.lease.id][1] in (Right.CLAIM, Right.TURN):
@@ -149,7 +152,7 @@ class Court:
         return all(self.ledger.may_lose(holders) for holders in taken.values())
 
     def free_from(self, holder: Holder, right: Right) -> float:
-        """From when on the lease may be preempted by that right."""
+        """Return from when on the lease may be preempted by that right."""
         if right is Right.KEPT:
             return holder.started_at
         least = self.policy.classes[holder.lease.request.lease_class].min_run_seconds
@@ -158,7 +161,7 @@ class Court:
         return holder.started_at + least
 
     def _has_the_turn(self, holder: Holder) -> bool:
-        """Whether it is what its project's last turn went to: of those that started then, the oldest."""
+        """Return True if its project's last turn went to the lease: the oldest of those that started then."""
         started_at = self.turns.get(holder.project)
         if holder.started_at != started_at:
             return False
@@ -168,7 +171,7 @@ class Court:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Victims, and the grants that the winner has without them."""
+    """Hold victims, and the grants that the winner has without them."""
 
     holders: tuple[Holder, ...]
     grants: tuple[Grant, ...]
@@ -176,12 +179,12 @@ class Found:
 
     @property
     def why(self) -> str:
-        """The weakest right that was needed."""
+        """Return the weakest right that was needed."""
         return WHY[max(self.rights, key=list(Right).index)]
 
 
 def lost_seconds(holder: Holder, now: float) -> float:
-    """GPU-seconds of work that preempting this lease costs."""
+    """Return the GPU-seconds of work that preempting this lease costs."""
     gpus = sum(grant.compute_permille for grant in holder.lease.grants) / WHOLE_PERMILLE
     if holder.lease.lowered:
         return gpus * PAUSE_SECONDS  # no work is under way
@@ -208,10 +211,10 @@ def cheapest(
     closed: Collection[GpuId],
     court: Court,
 ) -> Found | None:
-    """The cheapest victims after which the request has a place; None where there are none.
+    """Return the cheapest victims after which the request has a place; None if there are none.
 
-    Exact for one GPU with few leases; else each victim is at least needed. Ties go to the leases that
-    started last.
+    The result is exact for one GPU with few leases; else each victim is at least needed. Ties go to the
+    leases that started last.
     """
     now = court.now
     by_host: dict[str, list[Holder]] = defaultdict(list)
@@ -233,7 +236,7 @@ def cheapest(
 
 
 def _by_age(found: tuple[Holder, Right]) -> tuple[int, str]:
-    """An order that does not depend on the order in which they came to be known."""
+    """Return a sort key that does not depend on the order in which the leases came to be known."""
     lease = found[0].lease
     return lease.sequence, lease.id
 
@@ -244,7 +247,7 @@ def _price(victims: Sequence[Holder], now: float) -> tuple[float, float]:
 
 
 def _likely(by_host: dict[str, list[Holder]]) -> list[str]:
-    """All of a few hosts; of many those where the most may go."""
+    """Return all of a few hosts; of many hosts, those where the most may go."""
     if len(by_host) <= HOSTS_LOOKED_AT:
         return sorted(by_host)
     sizes = {
@@ -262,7 +265,7 @@ def _sets_on(
     closed: Collection[GpuId],
     now: float,
 ) -> Iterable[list[Holder]]:
-    """Sets of victims on a host that may do: the cheapest GPUs together, and all but who is not needed."""
+    """Yield sets of victims on a host: those of the cheapest GPUs together, and all that are needed."""
 
     def fits(victims: Iterable[Holder]) -> bool:
         gone = [one.lease for one in victims]
@@ -286,7 +289,7 @@ def _sets_on(
 def _on_gpu(
     gpu: GpuId, host: str, holders: list[Holder], request: Request, places: Places, now: float
 ) -> list[Holder] | None:
-    """The cheapest victims on one GPU; None where all of them would not do."""
+    """Return the cheapest victims on one GPU; None if all of them would not do."""
     here = [one for one in holders if any(grant.gpu == gpu for grant in one.lease.grants)]
     pinned = replace(request, gpus=(gpu,), gpu_count=1)
 
@@ -304,7 +307,7 @@ def _on_gpu(
 
 
 def _needed(holders: list[Holder], fits: Callable[[Iterable[Holder]], bool], now: float) -> list[Holder]:
-    """The holders without those that need not go, the dearest of them spared first."""
+    """Return the holders without those that need not go, the dearest of them spared first."""
     kept = list(holders)
     for one in sorted(holders, key=lambda one: _price((one,), now), reverse=True):
         fewer = [other for other in kept if other is not one]

@@ -1,4 +1,4 @@
-"""Projects, their quotas, the rules of each class, and which project a request counts to.
+"""Define projects, their quotas, the rules of each class, and the project that a request counts to.
 
 GPUs are counted in permille: 1000 are one GPU. A part of a GPU counts as its share of the memory or of the
 compute, whichever is larger, so that nobody gets a GPU's memory for the price of a little compute.
@@ -20,27 +20,28 @@ DAY = 24 * HOUR
 
 
 class GivesWay(StrEnum):
-    """When leases of a class may be taken back."""
+    """Say when leases of a class may be taken back."""
 
     NEVER = "never"
-    """Not at all; so it is granted only what its project is guaranteed."""
+    """A lease is never taken back; so it is granted only within its project's guarantee."""
     OVER_QUOTA = "over_quota"
-    """While they are more than their project is guaranteed; inside a project to a higher priority."""
+    """A lease may be taken back while its project holds more than its guarantee; inside a project, by a
+    higher priority."""
     ALWAYS = "always"
-    """Besides, to every class that goes before theirs: best effort."""
+    """A lease also gives way to every class that goes before its own: best effort."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClassRules:
-    """What holds for all leases of a class.
+    """Hold the rules for all leases of a class.
 
     Attributes:
-        order: The lower goes first where priorities are equal.
-        priority: That of requests that name none; it counts inside a project only.
+        order: The lower goes first if priorities are equal.
+        priority: The priority of requests that name none; it counts inside a project only.
         min_run_seconds: A lease runs at least so long before it may be preempted.
-        time_limit_seconds: That of requests that name none; None = unlimited.
+        time_limit_seconds: The limit of requests that name none; None = unlimited.
         long_run_gpu_seconds: A lease that has held so much sinks below the others of its project, so that
-            those whose work is short need not wait for it; None = never.
+            short work need not wait for it; None = never.
     """
 
     order: int
@@ -60,12 +61,12 @@ DEFAULT_CLASSES: Mapping[LeaseClass, ClassRules] = {
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """Of GPUs, in permille.
+    """Hold amounts of GPUs, in permille.
 
     Attributes:
-        guaranteed: What the project gets whenever it asks; lent to others meanwhile.
-        limit: What it never exceeds; None = no limit.
-        fixed: Besides, kept free for the project's build work and never lent.
+        guaranteed: The project gets so much whenever it asks; lent to others meanwhile.
+        limit: The project never exceeds it; None = no limit.
+        fixed: Besides, so much is kept free for the project's build work and never lent.
     """
 
     guaranteed: int = 0
@@ -78,10 +79,10 @@ NO_QUOTA = Quota()
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """A group of users that shares a quota.
+    """Describe a group of users that shares a quota.
 
     ``quota`` holds for GPUs of all models; ``models`` gives a model a quota of its own, whose guarantee and
-    fixed part take the place of the general ones there. The general limit holds for everything together.
+    fixed part take the place of the general ones there. The general limit holds for all models together.
     """
 
     name: str
@@ -91,7 +92,7 @@ class Project:
     models: Mapping[str, Quota] = field(default_factory=dict, hash=False)
 
     def pool(self, model: str) -> str:
-        """The name of the quota that GPUs of this model count to; empty for the general one."""
+        """Return the name of the quota that GPUs of this model count to; empty for the general one."""
         return model if model in self.models else ""
 
     def quota_of(self, pool: str) -> Quota:
@@ -106,23 +107,23 @@ class Project:
         return any(quota.fixed or quota.guaranteed for _, quota in self.quotas())
 
     def quotas(self) -> Iterable[tuple[str, Quota]]:
-        """Every quota with the name of its pool."""
+        """Return every quota with the name of its pool."""
         return (("", self.quota), *self.models.items())
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The figures of the configuration that decide who goes next; times in seconds.
+    """Hold the figures of the configuration that decide who goes next; times in seconds.
 
     Attributes:
-        half_life_seconds: So long ago, use counts half.
-        lookahead_seconds: What a project holds now counts as if it had held it so much longer.
+        half_life_seconds: Use so long ago counts half.
+        lookahead_seconds: A project's present holdings count as if it had held them so much longer.
         patience_seconds: A request that waits longer may be its project's next turn; so often there is one.
-        turn_seconds: So long a lease has held its GPUs before a turn may take them.
-        notice_seconds: From the notice of a preemption to the signal that ends the container.
-        grace_seconds: From that signal to its end by force.
+        turn_seconds: A lease has held its GPUs so long before a turn may take them.
+        notice_seconds: The time from the notice of a preemption to the signal that ends the container.
+        grace_seconds: The time from that signal to its end by force.
         reservations: So many requests may have GPUs kept for them at a time.
-        allowance: On a node of a pool, what it may give by itself of the pool's limits.
+        allowance: On a node of a pool, how much of the pool's limits the node may give by itself.
     """
 
     projects: Mapping[str, Project] = field(default_factory=dict)
@@ -137,21 +138,21 @@ class Policy:
     allowance: Allowance | None = None
 
     def project(self, name: str) -> Project:
-        """A project by name; one that is not configured is a user's own, with nothing guaranteed."""
+        """Return a project by name; one that is not configured is a user's own, with nothing guaranteed."""
         return self.projects.get(name) or Project(name)
 
 
 def without_preemption(policy: Policy) -> Policy:
-    """The same order, but nobody gives way: a node that nobody has configured must not stop people's work."""
+    """Return the same order without preemption: a node that nobody configured must not stop people's work."""
     never = float("inf")
     classes = {name: replace(rules, min_run_seconds=never) for name, rules in policy.classes.items()}
     return replace(policy, classes=classes, turn_seconds=never)
 
 
 def project_of(user: str, asked: str, policy: Policy) -> str:
-    """The project that a user's request counts to.
+    """Return the project that a user's request counts to.
 
-    The one that was asked for, else the first one that names the user, else the user's own.
+    The project is the one that was asked for, else the first one that names the user, else the user's own.
 
     Raises:
         RequestError: There is no such project.
@@ -169,9 +170,9 @@ def project_of(user: str, asked: str, policy: Policy) -> str:
 
 
 def problems(policy: Policy, capacity_permille: Mapping[str, int]) -> tuple[str, ...]:
-    """What is wrong with a policy, as sentences; none when it can be kept.
+    """Return the faults of a policy, as sentences; empty if the policy can be kept.
 
-    ``capacity_permille``: the GPUs of each model that there are; empty where that is not known yet.
+    ``capacity_permille``: the GPUs of each model that there are; empty if that is not known yet.
     """
     found = [text for project in policy.projects.values() for text in _project_problems(project)]
     found += [f"class {name} has no rules" for name in LeaseClass if name not in policy.classes]
@@ -203,7 +204,7 @@ def _figure_problems(policy: Policy) -> Iterable[str]:
 
 
 def _promised_too_much(policy: Policy, capacity: Mapping[str, int]) -> Iterable[str]:
-    """Guarantees that could not all be kept at the same time."""
+    """Yield a sentence for each set of guarantees that could not all be kept at the same time."""
     promised = dict.fromkeys(capacity, 0)
     everything = 0
     for project in policy.projects.values():
@@ -221,5 +222,5 @@ def _promised_too_much(policy: Policy, capacity: Mapping[str, int]) -> Iterable[
 
 
 def gpus(permille: int) -> str:
-    """``1 GPU``, ``2.5 GPUs``."""
+    """Write ``1 GPU``, ``2.5 GPUs``."""
     return f"{permille / 1000:g} GPU" + ("" if permille == 1000 else "s")  # noqa: PLR2004 - one GPU

@@ -42,31 +42,31 @@ HOSTS_LOOKED_AT = 16
 
 
 class HostIndex:
-    """Who holds GPUs on which host, and until when."""
+    """Tell who holds GPUs on which host, and until when."""
 
     def __init__(self, roll: Roll, leaves_in_seconds: float) -> None:
-        """``roll`` is followed as it changes."""
+        """Follow ``roll`` as it changes."""
         self._roll = roll
         self._leaves_in = leaves_in_seconds
 
     def load(self, host: str) -> int:
-        """Permille of compute that is held there."""
+        """Return the permille of compute that is held there."""
         return self._roll.load(host)
 
     def hosts_of(self, holder: Holder) -> Collection[str]:
-        """The hosts where a lease holds something."""
+        """Return the hosts where a lease holds something."""
         return self._roll.hosts_of(holder.lease.id)
 
     def on(self, host: str) -> Collection[Holder]:
-        """The holders on a host."""
+        """Return the holders on a host."""
         return self._roll.on(host)
 
     def hosts(self) -> list[str]:
-        """The hosts that somebody holds a part of, in order."""
+        """Return the hosts that somebody holds a part of, in order."""
         return self._roll.hosts()
 
     def end(self, holder: Holder, lease: LeaseId, now: float) -> float:
-        """When it leaves at the latest, where ``lease`` asks for it; infinite where nothing tells."""
+        """Return when the holder leaves at the latest, if ``lease`` needs its room; infinite if unknown."""
         if lease in holder.behind:
             return now
         limit = NEVER if holder.lease.expires_at is None else holder.lease.expires_at
@@ -76,7 +76,10 @@ class HostIndex:
 def soonest(
     lease: LeaseId, request: Request, index: HostIndex, places: Places, closed: Collection[GpuId], now: float
 ) -> tuple[frozenset[GpuId], float] | None:
-    """The GPUs where a request fits soonest, and when; None where it does not fit even when all have left."""
+    """Return the GPUs where a request fits soonest, and when.
+
+    None if the request does not fit even when all leases have left.
+    """
     best: tuple[float, int, int] | None = None
     gpus: frozenset[GpuId] = frozenset()
     for at, (host, not_before) in enumerate(_promising(lease, request, index, places, now)):
@@ -100,7 +103,7 @@ def _soonest_on(
     closed: Collection[GpuId],
     now: float,
 ) -> tuple[float, int, frozenset[GpuId]] | None:
-    """When the request fits here, how much (permille) must end before, and where."""
+    """Return when the request fits here, how much (permille) must end before, and where."""
     leaving = _in_order_of_end(index, host, lease, now)
     leases = [one for _, one in leaving]
 
@@ -119,7 +122,7 @@ def _soonest_on(
 
 
 def _in_order_of_end(index: HostIndex, host: str, lease: LeaseId, now: float) -> list[tuple[float, Lease]]:
-    """The leases of a host as they end; of those without an end first those on the emptiest GPUs."""
+    """Return the leases of a host as they end; of those without an end, first those on the emptiest GPUs."""
     holders = index.on(host)
     load: dict[GpuId, int] = defaultdict(int)
     for holder in holders:
@@ -141,9 +144,9 @@ def _in_order_of_end(index: HostIndex, host: str, lease: LeaseId, now: float) ->
 def _promising(
     lease: LeaseId, request: Request, index: HostIndex, places: Places, now: float
 ) -> Sequence[tuple[str, float]]:
-    """The hosts to look at, and before when it cannot fit there.
+    """Return the hosts to look at, and before when the request cannot fit there.
 
-    All of a few; of many those where enough ends first.
+    Of a few hosts the result has all; of many, those where enough ends first.
     """
     hosts = index.hosts()
     if len(hosts) <= HOSTS_LOOKED_AT:
@@ -160,12 +163,12 @@ def _promising(
 
 
 def _compute_on(request: Request, gpu: Gpu) -> int:
-    """The compute (permille) that it takes at least on GPUs like this one."""
+    """Return the compute (permille) that the request takes at least on GPUs like this one."""
     return need_on(request, gpu).compute_permille * (len(request.gpus) or request.gpu_count)
 
 
 def _enough_at(host: str, need: int, lease: LeaseId, index: HostIndex, places: Places, now: float) -> float:
-    """When so much of a host's compute is free; that it fits then is not said."""
+    """Return when so much of a host's compute is free; the request may still not fit then."""
     free = len(places.gpus_of(host)) * WHOLE_PERMILLE - index.load(host)
     if free >= need:
         return now

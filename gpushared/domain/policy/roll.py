@@ -1,7 +1,7 @@
-"""Who holds what, and the sums of it that a pass asks for.
+"""Keep the holders, and the sums over them that a pass asks for.
 
-A change costs the same however many others hold something. So whoever passes often over many keeps a roll
-from pass to pass, and each pass works on a copy of it: a few tables, and of the holders only those of the
+A change costs the same however many others hold something. So a caller with many passes over many holders
+keeps a roll from pass to pass, and each pass works on a copy of it: a few tables, and only the holders of the
 projects and hosts where it changes something.
 """
 
@@ -21,7 +21,7 @@ from gpushared.domain.policy.usage import Running
 from gpushared.domain.request import LeaseClass
 
 FIXED_CLASS = LeaseClass.BUILD
-"""The class that fixed quotas are kept for."""
+"""Fixed quotas are kept for this class."""
 
 Holders = Mapping[LeaseId, Holder]
 NOBODY: Holders = {}
@@ -29,10 +29,10 @@ K = TypeVar("K")
 
 
 class Whereabouts(Gpus, Protocol):
-    """Who also knows where GPUs are."""
+    """Know GPUs by their ids, and their hosts."""
 
     def host_of(self, gpu: GpuId) -> str:
-        """KeyError where it is not here."""
+        """Return the host of a GPU; KeyError if the GPU is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class _Entry:
     holder: Holder
     sizes: Sizes
     hosts: Mapping[str, int]
-    """Where it holds something, and how much (permille) of the compute there."""
+    """The hosts where the lease holds something, and how much (permille) of the compute there."""
 
 
 class _Tables:
-    """Holders by a word. A copy shares each table until it changes it."""
+    """Keep holders by a word. A copy shares each table until it changes it."""
 
     def __init__(self) -> None:
         self._tables: dict[str, dict[LeaseId, Holder]] = {}
@@ -79,17 +79,17 @@ class _Tables:
 
 
 class Roll:
-    """Holders by project and by host. ``policy`` says what is counted of them."""
+    """Keep holders by project and by host. ``policy`` says what is counted of them."""
 
     def __init__(self, policy: Policy, places: Whereabouts, holders: Iterable[Holder] = ()) -> None:
         self.policy = policy
         self.version = 0
-        """Grows with every change, for those who remember what they worked out."""
+        """The number grows with every change, for callers that remember their results."""
         self.best_effort: dict[LeaseId, Holder] = {}
         self.leaving: dict[LeaseId, Holder] = {}
         self.lent: Mapping[tuple[str, str], int] = {}
-        """Of a pool's limits, by project and model (empty for all together): what its nodes may give by
-        themselves and do not hold."""
+        """The part of a pool's limits that its nodes may give by themselves and do not hold. The key is
+        project and model; an empty model stands for all together."""
         self._places = places
         self._yielding = {name for name, one in policy.classes.items() if one.gives_way is GivesWay.ALWAYS}
         self._entries: dict[LeaseId, _Entry] = {}
@@ -105,7 +105,7 @@ class Roll:
             self.add(holder)
 
     def copy(self) -> Roll:
-        """The same, to try things on while this one stays as it is."""
+        """Return a copy, to try changes on while this roll stays as it is."""
         twin = copy(self)
         for name in ("best_effort", "leaving", "_entries", "_projects", "_hosts"):
             setattr(twin, name, getattr(self, name).copy())
@@ -134,7 +134,7 @@ class Roll:
         self._count(entry, 1)
 
     def remove(self, lease: LeaseId) -> None:
-        """Count a holder out; KeyError where it is not in here."""
+        """Count a holder out; KeyError if it is not counted in."""
         entry = self._entries.pop(lease)
         self._projects.drop(entry.holder.project, lease)
         for host in entry.hosts:
@@ -179,71 +179,71 @@ class Roll:
         return len(self._entries)
 
     def holders(self) -> list[Holder]:
-        """All of them."""
+        """Return all holders."""
         return [entry.holder for entry in self._entries.values()]
 
     @property
     def running(self) -> Running:
-        """What they use by running on; a copy does not know that."""
+        """Return the use of the holders that run on; a copy does not know it."""
         assert self._running is not None, "asked of a copy"
         return self._running
 
     def projects(self) -> Collection[str]:
-        """Those that hold something."""
+        """Return the projects that hold something."""
         return self._projects.names()
 
     def of(self, project: str) -> Collection[Holder]:
-        """A project's holders."""
+        """Return a project's holders."""
         return self._projects.get(project).values()
 
     def lowest_priority(self, project: str, otherwise: int) -> int:
-        """The lowest with which a project holds something."""
+        """Return the lowest priority with which a project holds something."""
         return min(self._levels.get(project, ()), default=otherwise)
 
     def all(self, project: str) -> int:
-        """All that a project holds, in permille of a GPU."""
+        """Return all that a project holds, in permille of a GPU."""
         return self._all.get(project, 0)
 
     def held(self, project: str, pool: str) -> int:
-        """What a configured project holds of a pool."""
+        """Return the amount that a configured project holds of a pool."""
         return self._held.get((project, pool), 0)
 
     def fixed(self, project: str, pool: str) -> int:
-        """What of that is work of the class that fixed quotas are kept for."""
+        """Return the amount that a configured project's build work holds of a pool."""
         return self._fixed.get((project, pool), 0)
 
     def sizes(self, lease: LeaseId) -> Sizes:
-        """What a holder's grants count for."""
+        """Return the sizes of a holder's grants."""
         return self._entries[lease].sizes
 
     def behind(self, lease: LeaseId) -> Holders:
-        """Those that use what is kept for a lease that waits."""
+        """Return the holders that use room kept for a waiting lease."""
         return self._behind.get(lease, NOBODY)
 
     def hosts(self) -> list[str]:
-        """The hosts that somebody holds a part of, in order."""
+        """Return the hosts that somebody holds a part of, in order."""
         return sorted(self._hosts.names())
 
     def on(self, host: str) -> Collection[Holder]:
-        """The holders on a host."""
+        """Return the holders on a host."""
         return self._hosts.get(host).values()
 
     def load(self, host: str) -> int:
-        """Permille of compute that is held there."""
+        """Return the permille of compute that is held there."""
         return self._load.get(host, 0)
 
     def hosts_of(self, lease: LeaseId) -> Mapping[str, int]:
-        """The hosts where a lease holds something, and how much of their compute."""
+        """Return the hosts where a lease holds something, and how much of their compute."""
         return self._entries[lease].hosts
 
 
 def _counted(counts: Mapping[int, int], what: int, sign: int) -> Mapping[int, int]:
-    """A new mapping, because copies share the one before."""
+    """Return a new mapping, because copies share the old one."""
     return {key: count for key, count in {**counts, what: counts.get(what, 0) + sign}.items() if count}
 
 
 def _add(sums: dict[K, int], key: K, amount: int) -> None:
-    """Who came and went leaves no trace."""
+    """Add to a sum, and drop a sum of zero, so that holders that came and went leave no trace."""
     after = sums.get(key, 0) + amount
     if after:
         sums[key] = after

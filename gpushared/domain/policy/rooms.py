@@ -1,4 +1,4 @@
-"""Places made of rooms: a node, or a few hosts, looked through GPU by GPU."""
+"""Make places of rooms: a node, or a few hosts, looked through GPU by GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpushared.domain.request import Request
 
 
 class RoomPlaces:
-    """The rooms of each host; of those where whole GPUs stay whole, the fullest on which a request fits."""
+    """Keep the rooms of each host; a request goes where whole GPUs stay whole, then to the fullest host."""
 
     def __init__(self, hosts: Mapping[str, Rooms]) -> None:
         self._hosts = {host: dict(rooms) for host, rooms in hosts.items()}
@@ -44,7 +44,7 @@ class RoomPlaces:
         return min(found, default=(0, 0, 0, ()))[3]
 
     def _worth_looking(self, request: Request, gone: Sequence[Lease], host: str | None) -> Iterable[str]:
-        """The hosts on which the request may fit."""
+        """Return the hosts on which the request may fit."""
         if gone:
             return self._hosts if host is None else (host,)
         names = self._free if host is None else (host,) if host in self._free else ()
@@ -115,14 +115,14 @@ def _smallest_of_each_model(hosts: Mapping[str, Rooms]) -> dict[str, Gpu]:
 
 
 def _may_fit(request: Request, most_free: int, untouched: int) -> bool:
-    """Whether it is worth looking at a host at all."""
+    """Return True if a look at the host is worth its time."""
     if request.wants_whole_gpus:
         return untouched >= (len(request.gpus) or request.gpu_count)
     return most_free >= (request.compute_permille or 1)
 
 
 def _more(room: Room, grant: Grant, request: Request) -> Room:
-    """The room without a grant; whoever was there alone leaves nobody who is."""
+    """Return the room without a grant; after an exclusive grant the GPU is open to others again."""
     return replace(
         room,
         free_bytes=room.free_bytes + grant.memory_bytes,

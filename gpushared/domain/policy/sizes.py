@@ -1,4 +1,4 @@
-"""What a part of a GPU counts for in quotas, limits and fair share."""
+"""Count parts of GPUs for quotas, limits and fair share."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu, GpuId
 from gpushared.domain.lease import Grant
 
 Sizes = Mapping[str, int]
-"""Permille of a GPU by model."""
+"""The value is permille of a GPU, the key the model."""
 
 
 class Gpus(Protocol):
-    """Who knows GPUs by their ids."""
+    """Know GPUs by their ids."""
 
     def gpu(self, gpu: GpuId) -> Gpu:
-        """KeyError where it is not here."""
+        """Return a GPU by its id; KeyError if the GPU is unknown."""
 
 
 def permille_on(grant: Grant, gpu: Gpu) -> int:
-    """Its share of the memory or of the compute, whichever is larger, in permille of a GPU."""
+    """Return the grant's share of the memory or of the compute, whichever is larger, in permille of a GPU."""
     if gpu.mig is not None:
         return max(gpu.mig.memory_permille, gpu.mig.compute_permille)
     memory = -(-grant.memory_bytes * WHOLE_PERMILLE // max(1, gpu.leasable_bytes))
@@ -30,7 +30,7 @@ def permille_on(grant: Grant, gpu: Gpu) -> int:
 
 
 def permille_of(grants: Iterable[Grant], gpus: Mapping[GpuId, Gpu]) -> int:
-    """What grants count for together. A GPU that is not here any more counts by its compute."""
+    """Return the size of the grants together. A GPU that is not here any more counts by its compute."""
     return sum(
         permille_on(grant, gpus[grant.gpu]) if grant.gpu in gpus else grant.compute_permille
         for grant in grants
@@ -38,7 +38,7 @@ def permille_of(grants: Iterable[Grant], gpus: Mapping[GpuId, Gpu]) -> int:
 
 
 def sizes_of(grants: Sequence[Grant], places: Gpus) -> Sizes:
-    """What grants count for. A GPU that is not here any more counts by its compute."""
+    """Return the sizes of the grants. A GPU that is not here any more counts by its compute."""
     sizes: dict[str, int] = {}
     if len(grants) == 1:
         try:
@@ -59,5 +59,5 @@ def sizes_of(grants: Sequence[Grant], places: Gpus) -> Sizes:
 
 @lru_cache(maxsize=4096)
 def _alone(model: str, size: int) -> Sizes:
-    """Most leases have one GPU, and most of those one of few sizes."""
+    """Cache the sizes of one GPU: most leases have one GPU, and most of those one of few sizes."""
     return MappingProxyType({model: size})

@@ -1,4 +1,4 @@
-"""How projects stand: what they used, when they had their turns, and quotas that were set at run time."""
+"""Record the projects' accounts: their use, their turns, and quotas that were set at run time."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from gpushared.domain.policy.projects import Project
 from gpushared.domain.policy.usage import Usage
 
 UsageRow = tuple[str, int, int]
-"""Project, bucket, permille-milliseconds."""
+"""A row is project, bucket, permille-milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """As the journal has it."""
+    """Hold the accounts as the journal has them."""
 
     usage: tuple[UsageRow, ...] = ()
     turns: Mapping[str, float] = field(default_factory=dict)
@@ -23,7 +23,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class StandingChange:
-    """What is new: the buckets that changed, all turns, all projects set at run time; None = as before."""
+    """Hold the changes: the new buckets, all turns, all projects set at run time; None = as before."""
 
     usage: tuple[UsageRow, ...] = ()
     turns: Mapping[str, float] | None = None
@@ -35,7 +35,7 @@ class StandingChange:
 
 
 def changed_rows(before: Usage, after: Usage) -> tuple[UsageRow, ...]:
-    """The buckets that are not as they were."""
+    """Return the buckets that have changed."""
     if before.books is after.books:
         return ()
     return tuple(
@@ -47,7 +47,7 @@ def changed_rows(before: Usage, after: Usage) -> tuple[UsageRow, ...]:
 
 
 def usage_of(rows: Iterable[UsageRow], half_life_seconds: float) -> Usage:
-    """The books that these rows are."""
+    """Return the usage that these rows record."""
     books: dict[str, dict[int, int]] = {}
     for project, bucket, amount in rows:
         books.setdefault(project, {})[bucket] = amount

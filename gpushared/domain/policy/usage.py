@@ -1,10 +1,10 @@
-"""What each project used: whole numbers that add up, and the decayed sum that fair share goes by.
+"""Record each project's use: whole numbers that add up, and the decayed sum that fair share goes by.
 
 Use is recorded in permille-milliseconds of GPU, in buckets of time, as integers: a lease's interval may be
 recorded in one piece or in many, in any order, and gives the same numbers. So the books are exact after a
-crash at any point: what has ended is in the journal with the end of its interval, and what has not ended is
-counted from the lease itself whenever it is asked for. Only the weight of old use is a fraction, and it is
-worked out anew from the integers each time.
+crash at any point: an interval that has ended is in the journal with the lease's end, and one that has not
+ended is counted from the lease itself whenever somebody asks. Only the weight of old use is a fraction, and
+it is worked out anew from the integers each time.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 BUCKET_MS = 3_600_000
-"""The same for every half-life, so that what is stored outlives a change of it."""
+"""The bucket is the same for every half-life, so that the stored books outlive a change of it."""
 KEPT_HALF_LIVES = 10
-"""What is older counts less than a thousandth and is dropped."""
+"""Older use counts less than a thousandth and is dropped."""
 PERMILLE_MS_PER_GPU_SECOND = 1_000_000
 
 
 class Interval(NamedTuple):
-    """A project held so much of the GPUs from then to then (epoch seconds)."""
+    """Record that a project held so much of the GPUs from start to end (epoch seconds)."""
 
     project: str
     permille: int
@@ -34,7 +34,7 @@ Books = Mapping[str, Mapping[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """By project and bucket: permille-milliseconds. ``books`` is what the journal stores."""
+    """Count permille-milliseconds by project and bucket. The journal stores ``books``."""
 
     half_life_seconds: float
     books: Books = field(default_factory=dict)
@@ -44,14 +44,14 @@ class Usage:
         return max(1e-9, self.half_life_seconds * 1000 / BUCKET_MS)
 
     def record(self, intervals: Iterable[Interval]) -> Usage:
-        """The books with these intervals added."""
+        """Return the books with these intervals added."""
         books = {project: dict(buckets) for project, buckets in self.books.items()}
         for one in intervals:
             _add(books.setdefault(one.project, {}), one)
         return replace(self, books=books)
 
     def prune(self, now: float) -> Usage:
-        """The books without what is too old to count."""
+        """Return the books without the use that is too old to count."""
         first = self._first(now)
         kept = {
             project: {at: used for at, used in buckets.items() if at >= first}
@@ -60,7 +60,7 @@ class Usage:
         return replace(self, books={project: buckets for project, buckets in kept.items() if buckets})
 
     def decayed(self, now: float, running: Running | Iterable[Interval] = ()) -> dict[str, float]:
-        """Decayed GPU-seconds of each project at ``now``; ``running``: intervals not yet ended."""
+        """Return the decayed GPU-seconds of each project at ``now``; ``running``: intervals not yet ended."""
         at, first = round(now * 1000) // BUCKET_MS, self._first(now)
         books = (running if isinstance(running, Running) else _running(running)).books(now, first)
         for project, buckets in self.books.items():
@@ -76,24 +76,24 @@ class Usage:
         }
 
     def _first(self, now: float) -> int:
-        """The oldest bucket that counts. A forecast may ask for a day that is a lifetime away."""
+        """Return the oldest bucket that counts. A forecast may ask for a day that is a lifetime away."""
         return round(now * 1000) // BUCKET_MS - round(KEPT_HALF_LIVES * self._half_life_buckets)
 
     def total(self, project: str) -> float:
-        """GPU-seconds in the books of a project, undecayed."""
+        """Return the GPU-seconds in the books of a project, undecayed."""
         return sum(self.books.get(project, {}).values()) / PERMILLE_MS_PER_GPU_SECOND
 
 
 @dataclass(slots=True)
 class _Begun:
-    """What began in one bucket: sums over all of it, and single moments for a clock that was set back."""
+    """Sum the holdings that began in one bucket, and keep the single starts for a clock that was set back."""
 
     permille: int = 0
     permille_ms: int = 0
     """The sum of each size times its start."""
     newest_ms: int = 0
     starts: dict[int, list[int]] = field(default_factory=dict)
-    """By start: how many began then, and their permille."""
+    """By start, how many holdings began then, and their permille."""
 
     def change(self, start_ms: int, permille: int, sign: int) -> None:
         one = self.starts.setdefault(start_ms, [0, 0])
@@ -106,24 +106,24 @@ class _Begun:
         self.newest_ms = max(self.newest_ms, start_ms)
 
     def used(self, until_ms: int) -> int:
-        """In permille-milliseconds, up to then."""
+        """Return the permille-milliseconds up to a moment."""
         if self.newest_ms <= until_ms:
             return self.permille * until_ms - self.permille_ms
         return sum(one[1] * max(0, until_ms - start) for start, one in self.starts.items())
 
 
 class Running:
-    """What each project uses by what has not ended, kept so that it is told without a look at each."""
+    """Sum each project's holdings that have not ended, so that an answer needs no look at each of them."""
 
     def __init__(self) -> None:
         self._begun: dict[str, dict[int, _Begun]] = {}
 
     def begin(self, project: str, permille: int, start: float) -> None:
-        """The project holds so much since then (epoch seconds)."""
+        """Count a project that holds so much since then (epoch seconds)."""
         self._change(project, permille, round(start * 1000), 1)
 
     def end(self, project: str, permille: int, start: float) -> None:
-        """As ``begin``, taken back."""
+        """Take a ``begin`` back."""
         self._change(project, permille, round(start * 1000), -1)
 
     def _change(self, project: str, permille: int, start_ms: int, sign: int) -> None:
@@ -136,9 +136,9 @@ class Running:
                 del self._begun[project]
 
     def books(self, now: float, first: int = 0) -> dict[str, dict[int, int]]:
-        """What recording it all up to now would give, without walking through each one's buckets.
+        """Return the books as if all holdings were recorded up to now, without a walk through their buckets.
 
-        Only from the bucket ``first`` on.
+        The books begin at the bucket ``first``.
         """
         now_ms = round(now * 1000)
         books: dict[str, dict[int, int]] = {}
@@ -166,12 +166,12 @@ def _running(intervals: Iterable[Interval]) -> Running:
 
 
 def _oldest(books: Books, at: int) -> int:
-    """In buckets; a clock that was set back makes nothing younger than now."""
+    """Return the greatest age in buckets; a clock that was set back makes nothing younger than now."""
     return max([0, *(at - min(buckets) for buckets in books.values() if buckets)])
 
 
 def _carry_on(buckets: dict[int, int], joins: dict[int, int], first: int, now_ms: int) -> None:
-    """Add what is held all through each bucket by those that joined at its beginning or before."""
+    """Add to each bucket the holdings that joined at its beginning or before, and last all through it."""
     held = sum(permille for bucket, permille in joins.items() if bucket < first)
     for bucket in range(max(first, min(joins)), now_ms // BUCKET_MS + 1):
         held += joins.get(bucket, 0)
