@@ -1,1 +1,1 @@
-"""Many hosts as places for requests: which fit, which is best, and taking a decision back."""
+"""Place requests on many hosts: which hosts fit, which is best, and how to take a decision back."""

@@ -1,4 +1,4 @@
-"""Which GPUs of one host a request would get, what that costs, or why the host cannot take it."""
+"""Choose the GPUs of one host for a request, with their cost, or tell why the host cannot take it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from gpushared.domain.instances import best_fit, wants_instances
 Score = tuple[float, float, float]
 """Lower is better: untouched GPUs that are broken into, the cost of the parts, the cost for the host."""
 Rank = tuple[float, float, float, int]
-"""Of one GPU of a host: as a score, then the memory that is left, then its position."""
+"""The rank of one GPU of a host is its score, then the memory that is left, then its position."""
 
 
 class HostReason(StrEnum):
-    """Why a host cannot take a request: one reason for each host, also where several hold."""
+    """Name why a host cannot take a request: one reason for each host, also if several hold."""
 
     OTHER_HOST = "other_host"
     """The request is bound to GPUs, or to be near leases, of another host."""
@@ -27,13 +27,13 @@ class HostReason(StrEnum):
     HOST_CPU = "host_cpu"
     HOST_MEMORY = "host_memory"
     GPUS = "gpus"
-    """Too few of its GPUs can take their part."""
+    """Too few of the host's GPUs can take their part."""
 
 
 def rate(
     need: Need, free: Free, policy: Policy, closed: Collection[GpuId] = (), kin: Collection[GpuId] = ()
 ) -> Score | HostReason:
-    """What the best GPUs of this host cost, or why it has none. ``kin``: those that it would rather have."""
+    """Return the cost of the best GPUs of this host, or why it has none. ``kin``: the preferred GPUs."""
     if need.least_permille > free.top_permille:
         return _lack(need, free)
     if need.cpu_milli > free.cpu_milli:
@@ -52,7 +52,7 @@ def rate(
 def choose(
     need: Need, free: Free, policy: Policy, closed: Collection[GpuId] = (), kin: Collection[GpuId] = ()
 ) -> tuple[int, ...]:
-    """The positions of the best GPUs of a host on which ``rate`` found some."""
+    """Return the positions of the best GPUs of a host on which ``rate`` found some."""
     if need.count == 0:
         return ()
     chosen = _together(need, free, _ranks(need, free, policy, closed, kin))
@@ -62,7 +62,7 @@ def choose(
 def _ranks(
     need: Need, free: Free, policy: Policy, closed: Collection[GpuId], kin: Collection[GpuId]
 ) -> list[Rank]:
-    """Of each GPU that can take its part, what that costs."""
+    """Return the rank of each GPU that can take its part."""
     if wants_instances(need.request):
         return _instance_ranks(need, free, closed)
     plain = need.plain and free.uniform
@@ -71,7 +71,7 @@ def _ranks(
 
 
 def _drawn_to(kin: Collection[GpuId], ranks: Sequence[Rank], free: Free, policy: Policy) -> list[Rank]:
-    """The ranks with a lower cost on the GPUs that are preferred; what is broken into counts before that."""
+    """Lower the cost of the preferred GPUs. Breaking into untouched GPUs still counts before the cost."""
     return [
         (rank[0], rank[1] - policy.kin_worth, *rank[2:]) if free.rooms[rank[3]].gpu.id in kin else rank
         for rank in ranks
@@ -94,7 +94,7 @@ def _ordinary_ranks(need: Need, free: Free, policy: Policy, closed: Collection[G
 
 
 def _plain_ranks(need: Need, free: Free, policy: Policy, closed: Collection[GpuId]) -> list[Rank]:
-    """As ``_ordinary_ranks`` for the common case, which is nearly all of the time that decisions take."""
+    """Rank like ``_ordinary_ranks`` in the common case, in which decisions spend nearly all of their time."""
     gpu = free.rooms[0].gpu
     if need.models and gpu.name not in need.models:
         return []
@@ -116,7 +116,10 @@ def _plain_ranks(need: Need, free: Free, policy: Policy, closed: Collection[GpuI
 
 
 def _instance_ranks(need: Need, free: Free, closed: Collection[GpuId]) -> list[Rank]:
-    """MIG instances are leased whole, whatever the policy: the smallest that is enough."""
+    """Rank MIG instances: the smallest that is enough comes first, whatever the policy.
+
+    Instances are leased whole.
+    """
     fitting = [at for at, room in enumerate(free.rooms) if need.fits(room) and room.gpu.id not in closed]
     fitting.sort(key=lambda at: best_fit(free.rooms[at].gpu))
     return [
@@ -125,10 +128,10 @@ def _instance_ranks(need: Need, free: Free, closed: Collection[GpuId]) -> list[R
 
 
 def _together(need: Need, free: Free, ranks: Sequence[Rank]) -> tuple[Rank, ...]:
-    """GPUs of one group of fast links, if any has enough; else of few groups.
+    """Choose GPUs of one group of fast links, if any group has enough; else of few groups.
 
-    Among groups the one wins where the fewest untouched GPUs are broken into, then the smallest: larger
-    ones stay for larger requests.
+    Among groups the one wins that breaks into the fewest untouched GPUs, then the smallest: larger groups
+    stay for larger requests.
     """
     if need.count == 1 or not free.link_groups:
         return tuple(sorted(ranks)[: need.count])
@@ -156,7 +159,7 @@ def _score(need: Need, free: Free, policy: Policy, chosen: Sequence[Rank]) -> Sc
 
 
 def _lack(need: Need, free: Free) -> HostReason:
-    """Why too few GPUs can take their part."""
+    """Return why too few GPUs can take their part."""
     if need.models and not any(room.gpu.name in need.models for room in free.rooms):
         return HostReason.MODEL
     if need.pinned and not {room.gpu.id for room in free.rooms}.issuperset(need.pinned):

@@ -1,7 +1,7 @@
-"""The fleet: hosts with GPUs, where a request fits best, and decisions that can be taken back.
+"""Keep the fleet: hosts with GPUs, the best place for a request, and decisions that can be taken back.
 
 One decision changes one host. Each kind of request keeps the hosts in its order and asks again only those
-that have changed since it was last asked about, so a decision does not look through the fleet.
+that have changed since it last asked, so a decision does not look through the fleet.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from gpushared.domain.placement import Reason, Room, Rooms, grant_on, refuse, ro
 from gpushared.domain.request import Request
 
 MAX_RANKINGS = 1024
-"""So many kinds keep their order of the hosts; beyond, the one that was not asked for longest is dropped."""
+"""So many kinds keep their order of the hosts; beyond, the kind that was not asked for longest is dropped."""
 CHANGES_PER_HOST = 8
-"""When the changes are more than so many per host, those who have not read them start anew."""
+"""If the changes are more than so many per host, rankings that have not read them start anew."""
 NOTHING: frozenset[GpuId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a request goes: a host, and parts of its GPUs (none for a request without GPUs)."""
+    """Name the place of a request: a host, and parts of its GPUs (none for a request without GPUs)."""
 
     host: str
     grants: tuple[Grant, ...]
@@ -40,7 +40,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class NoPlace:
-    """No host can take the request: how many refused for which reason."""
+    """Tell that no host can take the request, and how many hosts refused for which reason."""
 
     refusals: Mapping[HostReason, int]
 
@@ -54,7 +54,7 @@ class _Taken:
 
 @dataclass(slots=True)
 class _Log:
-    """Which hosts changed, in order; ``start``: how many older entries were dropped."""
+    """Record in order which hosts changed; ``start``: how many older entries were dropped."""
 
     start: int = 0
     hosts: list[int] = field(default_factory=list)
@@ -65,7 +65,7 @@ class _Log:
 
 
 class Fleet:
-    """Hosts, what they have left, and who holds what; ``policy`` decides among the hosts that fit."""
+    """Keep hosts, their free capacity, and their leases; ``policy`` decides among the hosts that fit."""
 
     def __init__(
         self,
@@ -76,9 +76,10 @@ class Fleet:
         mix: Mix | None = None,
         together: Together = Together.OFF,
     ) -> None:
-        """``rooms``: what is left of GPUs that are not untouched, where that is known from elsewhere.
+        """Make a fleet of these hosts.
 
-        ``mix``: what was learned elsewhere, and goes on learning here. ``together``: a request goes where
+        ``rooms``: the free capacity of GPUs that are not untouched, if that is known from elsewhere. ``mix``:
+        the lessons learned elsewhere, which the fleet goes on learning. ``together``: a request goes where
         leases with the same ``project`` are, if that costs little.
         """
         self.hosts = tuple(hosts)
@@ -98,7 +99,10 @@ class Fleet:
         self._policies = (self.mix.lessons, self._made_now())
 
     def copy(self) -> Fleet:
-        """The same fleet, to try things on. What it learns and decides does not come back here."""
+        """Return the same fleet, to try decisions on.
+
+        The copy's lessons and decisions do not come back here.
+        """
         twin = shallow_copy(self)
         twin._detach()  # noqa: SLF001 - of the same class
         return twin
@@ -112,7 +116,10 @@ class Fleet:
     # --- asking ------------------------------------------------------------------------------------------
 
     def see(self, request: Request) -> None:
-        """Let the policy learn that such a request came. To be called once for each, not at each try."""
+        """Let the policy learn that such a request came.
+
+        Callers call this once for each request, not at each try.
+        """
         size = size_of(request)
         if size is not None:
             self.mix.see(size)
@@ -120,9 +127,9 @@ class Fleet:
     def place(
         self, request: Request, *, closed: Collection[GpuId] = NOTHING, host: str | None = None
     ) -> Placement | NoPlace:
-        """The best place, or why there is none. Nothing is booked; see ``take``.
+        """Return the best place, or why there is none. Nothing is booked; see ``take``.
 
-        ``closed``: GPUs it must not get. ``host``: the only host that will do.
+        ``closed``: GPUs that the request must not get. ``host``: the only host that will do.
         """
         closed = self._closed_to(request, closed)
         only = self._only_hosts(request, host)
@@ -145,38 +152,38 @@ class Fleet:
         return self._placement(ranking.need, at, ranking.policy, closed, kin)
 
     def refusals(self, request: Request) -> Counter[Reason]:
-        """How many GPUs refuse their part, by reason; looks at each GPU, for answers to people."""
+        """Count the GPUs that refuse their part, by reason; this looks at each GPU, for answers to people."""
         found = (refuse(request, room) for free in self._free for room in free.rooms)
         return Counter(refusal.reason for refusal in found if refusal is not None)
 
     def free(self, host: str) -> Free:
-        """What a host has left."""
+        """Return the free capacity of a host."""
         return self._free[self._at[host]]
 
     def room(self, gpu: GpuId) -> Room:
-        """What a GPU has left; KeyError where it is not here."""
+        """Return the free capacity of a GPU; KeyError if the fleet does not have the GPU."""
         at, place = self._home[gpu]
         return self._free[at].rooms[place]
 
     def host_of(self, gpu: GpuId) -> str:
-        """The host of a GPU; KeyError where it is not here."""
+        """Return the host of a GPU; KeyError if the fleet does not have the GPU."""
         return self.hosts[self._home[gpu][0]].name
 
     def holder(self, lease: LeaseId) -> Placement | None:
-        """Where a lease is, or None."""
+        """Return the place of a lease, or None."""
         taken = self._leases.get(lease)
         return None if taken is None else Placement(self.hosts[taken.host].name, taken.grants)
 
     # --- deciding ----------------------------------------------------------------------------------------
 
     def take(self, lease: LeaseId, request: Request, placement: Placement) -> None:
-        """Book a placement. It is the caller's duty that it fits: what ``place`` said, or what is a fact."""
+        """Book a placement that fits: the caller passes the answer of ``place``, or a fact."""
         assert lease not in self._leases, f"{lease} holds something already"
         at = self._at[placement.host]
         self._book(lease, None, _Taken(at, request, placement.grants))
 
     def find(self, leases: Iterable[tuple[LeaseId, Request, tuple[Grant, ...]]]) -> None:
-        """Book many leases that are there already, each on one host; that is not to be undone."""
+        """Book many leases that exist already, each on one host; this cannot be undone."""
         by_host: dict[int, list[_Taken]] = {}
         for lease, request, grants in leases:
             at = self._home[grants[0].gpu][0]
@@ -189,11 +196,11 @@ class Fleet:
             self._log.hosts.append(at)
 
     def give(self, lease: LeaseId) -> None:
-        """A lease has ended; KeyError when it holds nothing."""
+        """Free the grants of a lease that has ended; KeyError if the lease holds nothing."""
         self._book(lease, self._leases[lease], None)
 
     def give_all(self, leases: Iterable[LeaseId]) -> None:
-        """As ``give``, for those of these leases that hold something, at the price of one."""
+        """Free the grants of these leases, without those that hold nothing, at the price of one ``give``."""
         by_host: dict[int, dict[LeaseId, _Taken]] = {}
         for lease in leases:
             if (taken := self._leases.get(lease)) is not None:
@@ -205,9 +212,9 @@ class Fleet:
                 self._set(at, after, lease, None)
 
     def renew(self, host: Host, rooms: Rooms) -> None:
-        """A host on which nobody holds anything was found anew, with the same GPUs; that is not to be undone.
+        """Replace a host on which nobody holds anything, with the same GPUs; this cannot be undone.
 
-        ``rooms``: of each of its GPUs.
+        ``rooms`` has an entry for each of the host's GPUs.
         """
         at = self._at[host.name]
         self.hosts = (*self.hosts[:at], host, *self.hosts[at + 1 :])
@@ -215,17 +222,17 @@ class Fleet:
         self._log.hosts.append(at)
 
     def mark(self) -> int:
-        """A point to which ``undo`` comes back."""
+        """Return a point to which ``undo`` comes back."""
         return len(self._undo)
 
     def undo(self, mark: int) -> None:
-        """Take back all that was taken and given since."""
+        """Take back all that was taken and given since the mark."""
         while len(self._undo) > mark:
             at, free, lease, taken = self._undo.pop()
             self._set(at, free, lease, taken)
 
     def commit(self) -> None:
-        """Forget how to take back what was decided so far."""
+        """Forget how to take back the decisions so far."""
         self._undo.clear()
 
     def _book(self, lease: LeaseId, before: _Taken | None, after: _Taken | None) -> None:
@@ -264,7 +271,7 @@ class Fleet:
         return {grant.gpu for taken in others if taken is not None for grant in taken.grants}.union(closed)
 
     def _only_hosts(self, request: Request, host: str | None) -> set[int] | None:
-        """The only hosts that will do, or None for all. Leases that are over have no say."""
+        """Return the only hosts that will do, or None for all. Leases that are over do not count."""
         only = None if host is None else {self._at[host]}
         near = {taken.host for lease in request.near if (taken := self._leases.get(LeaseId(lease)))}
         if near:
@@ -296,7 +303,7 @@ class Fleet:
     def _nearest_kin(
         self, ranking: Ranking, best: Entry, closed: Collection[GpuId], kin: Collection[GpuId]
     ) -> int:
-        """The host of the best place when it is worth something to be with one's project."""
+        """Return the host of the best place when nearness to the request's project counts."""
         need, policy = ranking.need, ranking.policy
         hosts = {self._home[gpu][0] for gpu in kin}
         costs = {at: cost for at in hosts if (cost := ranking.cost(at)) is not None}

@@ -1,4 +1,4 @@
-"""A host of the fleet: its GPUs, what else it has to give, and what of that is free."""
+"""Describe a host of the fleet: its GPUs, its CPU and memory, and the free part of each."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from gpushared.domain.lease import Grant
 from gpushared.domain.placement import Room
 
 UNLIMITED = 1 << 62
-"""Free CPU or memory of a host that does not tell how much it has; more than any request takes."""
+"""A host that does not tell its CPU or memory counts as having so much, more than any request takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What a host has. CPU in thousandths of a core and memory in bytes; None where that is not known.
+    """Describe a host: CPU in thousandths of a core, memory in bytes; None if unknown.
 
-    ``link_groups``: for each GPU, by which group of fast links (NVLink, else NUMA node) it can be reached;
-    empty where that is not known.
+    ``link_groups``: for each GPU the group of fast links (NVLink, else NUMA node) by which it can be reached;
+    empty if unknown.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Host:
 
 
 def link_groups(gpus: Sequence[Gpu]) -> tuple[int, ...]:
-    """For each GPU its group; one that does not tell is a group of its own. Empty where none tells."""
+    """Return each GPU's group; a GPU that does not tell is a group of its own. Empty if no GPU tells."""
     if all(gpu.link_group is None for gpu in gpus):
         return ()
     return tuple(-1 - at if gpu.link_group is None else gpu.link_group for at, gpu in enumerate(gpus))
@@ -37,9 +37,10 @@ def link_groups(gpus: Sequence[Gpu]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """What a host has left. Values never change: a decision replaces them, and undoing it brings them back.
+    """Hold the free capacity of a host.
 
-    ``levels``: for each GPU, how much of it can still be leased in shares, in permille.
+    Values never change: a decision replaces them, and undoing it brings them back. ``levels``: how much of
+    each GPU can still be leased in shares, in permille.
     """
 
     rooms: tuple[Room, ...]
@@ -48,16 +49,16 @@ class Free:
     levels: tuple[int, ...]
     total_permille: int
     top_permille: int
-    """The most compute that is free on one of its GPUs."""
+    """The most compute that is free on one of the host's GPUs."""
     link_groups: tuple[int, ...]
     uniform: bool
-    """Whether its GPUs are ordinary and alike, so that what is asked of one is asked of all."""
+    """True if the host's GPUs are ordinary and alike, so that an answer for one GPU is the answer for all."""
     twin: int | None = None
-    """Of a host that nothing has been taken of: a number that all hosts of the same make have in common."""
+    """A number that all untouched hosts of the same make share; None once the host has given something."""
 
 
 def free_of(host: Host, rooms: Sequence[Room], twin: int | None = None) -> Free:
-    """What a host has left with these rooms, when nothing is taken of its CPU and memory."""
+    """Return the free capacity of a host with these rooms, while none of its CPU and memory is taken."""
     levels = tuple(level_of(room) for room in rooms)
     return Free(
         tuple(rooms),
@@ -73,7 +74,7 @@ def free_of(host: Host, rooms: Sequence[Room], twin: int | None = None) -> Free:
 
 
 def make_of(host: Host, rooms: Sequence[Room]) -> tuple[object, ...]:
-    """What hosts of the same make have in common: all that placement reads but the names."""
+    """Return the features that hosts of the same make share: all that placement reads but the names."""
     gpus = tuple(
         (replace(room.gpu, id=GpuId("")), room.free_bytes, room.free_permille, room.leases, room.exclusive)
         for room in rooms
@@ -82,23 +83,26 @@ def make_of(host: Host, rooms: Sequence[Room]) -> tuple[object, ...]:
 
 
 def level_of(room: Room) -> int:
-    """Permille of the GPU that the largest slice could still have; 0 where nothing more may come."""
+    """Return the permille of the GPU that the largest slice could still have; 0 if nothing more may come."""
     if room.exclusive or room.gpu.trouble is not None:
         return 0
     return max(0, min(room.free_permille, memory_level(room.free_bytes, room.gpu)))
 
 
 def memory_level(free_bytes: int, gpu: Gpu) -> int:
-    """Free memory as permille, upwards: slices are whole MiB, so a rest is no smaller than its share."""
+    """Return free memory as permille, rounded up.
+
+    Slices are whole MiB, so a rest is no smaller than its share.
+    """
     return -(-free_bytes * WHOLE_PERMILLE // max(1, gpu.leasable_bytes))
 
 
 def changed(
     free: Free, grants: Sequence[tuple[int, Grant, bool]], cpu_milli: int, memory_bytes: int, sign: int
 ) -> Free:
-    """The host after grants were taken (``sign`` 1) or given back (-1).
+    """Return the host after grants were taken (``sign`` 1) or given back (-1).
 
-    Of each grant its position, and whether nobody else may be on that GPU.
+    Each entry of ``grants`` has the GPU's position, the grant, and True if nobody else may be on that GPU.
     """
     rooms, levels = list(free.rooms), list(free.levels)
     for at, grant, exclusive in grants:
@@ -127,7 +131,7 @@ def _uniform(gpus: Sequence[Gpu]) -> bool:
 
 
 def more(room: Room, grant: Grant, *, exclusive: bool) -> Room:
-    """The room without a grant; whoever was there alone leaves nobody who is."""
+    """Return the room without a grant; after an exclusive grant the GPU is open to others again."""
     return Room(
         room.gpu,
         room.free_bytes + grant.memory_bytes,

@@ -1,7 +1,7 @@
-"""Leases of one project together: a preference among places that are worth about the same.
+"""Keep leases of one project together: a preference among places that are worth about the same.
 
-It never breaks into a GPU that nobody uses where a used one fits, nor does it count against a whole GPU more
-or less that a host keeps free: of these the policy judges alone.
+The preference never breaks into a GPU that nobody uses if a used one fits, nor does it weigh against one more
+whole GPU that a host keeps free: the policy alone judges these.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from gpushared.domain.lease import Grant
 from gpushared.domain.request import Request
 
 HOSTS_RATED = 32
-"""So many hosts with leases of the project are asked again, with them in mind: those that cost least."""
+"""At most so many hosts with leases of the project, the cheapest ones, are rated again with the
+preference."""
 
 
 class Held(Protocol):
-    """What a lease holds."""
+    """Describe the request and the grants of a lease."""
 
     @property
     def request(self) -> Request: ...
@@ -30,7 +31,7 @@ class Held(Protocol):
 
 
 class Kin:
-    """On which GPUs the leases of each project are, and how many; whose one is, its request says."""
+    """Count the leases of each project on each GPU; a lease's request names its project."""
 
     def __init__(self, gpus: Mapping[str, Mapping[GpuId, int]] | None = None) -> None:
         self._gpus = {project: Counter(held) for project, held in (gpus or {}).items()}
@@ -39,7 +40,7 @@ class Kin:
         return Kin(self._gpus)
 
     def change(self, before: Held | None, after: Held | None) -> None:
-        """A lease held the one and holds the other."""
+        """Replace one holding of a lease by another."""
         if before is not None and before.request.project:
             left = self._gpus[before.request.project]
             left.subtract(grant.gpu for grant in before.grants)
@@ -49,11 +50,11 @@ class Kin:
             held.update(grant.gpu for grant in after.grants)
 
     def gpus(self, project: str) -> Collection[GpuId]:
-        """Where its leases are."""
+        """Return the GPUs with leases of the project."""
         return self._gpus[project].keys() if project in self._gpus else ()
 
 
 def worth_rating(costs: Mapping[int, Score], best: Score, worth: float) -> Sequence[int]:
-    """Of the hosts with leases of the project, those that may be the better place for all that they cost."""
+    """Return the hosts with leases of the project that may be the better place despite their cost."""
     near = ((cost, at) for at, cost in costs.items() if cost[0] <= best[0] and cost[1] - worth <= best[1])
     return [at for _, at in nsmallest(HOSTS_RATED, near)]

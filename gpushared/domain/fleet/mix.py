@@ -1,6 +1,6 @@
-"""What the fleet has been asked for so far, and what that says of the worth of what is left over.
+"""Learn from the fleet's requests so far what a leftover part of a GPU is worth.
 
-Learned while deciding: nothing here knows sizes beforehand but for a weak prior of halves.
+The mix is learned while deciding: no size is known beforehand but for a weak prior of halves.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from gpushared.domain.gpu import WHOLE_PERMILLE
 
 PRIOR: Mapping[int, float] = {1000: 1.0, 500: 1.0, 250: 1.0}
 PATIENCE = 50.0
-"""How many more requests a GPU is expected to see before nobody asks for what is left of it."""
+"""A GPU is expected to see so many more requests before nobody asks for what is left of it."""
 FIRST_LESSON = 16
 LESSON_GROWTH = 2.0
 MEMORY = 20_000.0
-"""When so many requests are counted, old ones are counted half: the mix follows what users do."""
+"""When so many requests are counted, old ones count half: the mix follows the users' habits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What the mix counts: GPUs, permille of each, and host CPU and memory for each 1000 permille of them."""
+    """Hold the size of a request: GPUs, permille of each, and host CPU and memory for each 1000 permille."""
 
     count: int
     permille: int
@@ -34,7 +34,7 @@ class Size:
 
 @dataclass(slots=True)
 class Mix:
-    """Counts per size, and ``lessons``: how often the tables made of them have changed."""
+    """Count requests per size; ``lessons`` is how often the tables made of the counts have changed."""
 
     counts: dict[Size, float] = field(default_factory=dict)
     total: float = 0.0
@@ -45,11 +45,14 @@ class Mix:
     memory: Scarcity = field(default_factory=lambda: Scarcity(()))
 
     def copy(self) -> Mix:
-        """Counts of its own; the tables are made anew, never changed, and so can be shared."""
+        """Return a mix with its own counts.
+
+        The tables are shared, since they are made anew and never changed.
+        """
         return replace(self, counts=dict(self.counts))
 
     def see(self, size: Size) -> None:
-        """Count one more request; the tables are made anew as often as the count has doubled."""
+        """Count one more request; the tables are made anew each time the count has doubled."""
         self.counts[size] = self.counts.get(size, 0.0) + 1.0
         self.total += 1.0
         if self.total >= self.next_lesson:
@@ -71,10 +74,10 @@ class Mix:
 
 
 def expected_leftover(sizes: Mapping[int, float]) -> list[float]:
-    """For each free permille of a GPU, how much of it will stay idle when requests of these sizes come.
+    """Return for each free permille of a GPU how much of it will stay idle if requests of these sizes come.
 
-    A rest that fits no size stays. One that fits some is taken, with the chance that one of them comes
-    while somebody waits for it, and what that leaves is a rest again.
+    A rest that fits no size stays idle. A rest that fits some sizes is taken, with the chance that one of
+    them comes while somebody waits for the rest, and the remainder is a rest again.
     """
     total = sum(sizes.values())
     known = sorted((size, count / total) for size, count in sizes.items() if 0 < size <= WHOLE_PERMILLE)
@@ -92,10 +95,10 @@ def expected_leftover(sizes: Mapping[int, float]) -> list[float]:
 
 
 class Scarcity:
-    """How much of a host's free GPUs its CPU (or memory) is too little for, for requests as they come."""
+    """Tell for how much of a host's free GPUs its CPU (or memory) is too little for coming requests."""
 
     def __init__(self, demand: Iterable[tuple[float, float]]) -> None:
-        """``demand``: pairs of what is wanted for 1000 permille of GPU, and how often that is."""
+        """Take ``demand``: pairs of the amount wanted for 1000 permille of GPU, and that amount's weight."""
         ordered = sorted(pair for pair in demand if pair[0] > 0 and pair[1] > 0)
         total = sum(weight for _, weight in ordered) or 1.0
         self._ratios = [ratio for ratio, _ in ordered]
@@ -103,7 +106,7 @@ class Scarcity:
         self._slopes = _sums_from([weight / total / ratio for ratio, weight in ordered])
 
     def stranded(self, amount: int, gpu_permille: int) -> float:
-        """Permille of GPUs that ``amount`` of CPU or memory beside them leaves without any, as expected."""
+        """Return the permille of GPUs that are expected to get no CPU or memory out of ``amount``."""
         if gpu_permille <= 0:
             return 0.0
         ratio = amount * WHOLE_PERMILLE / gpu_permille
@@ -112,5 +115,5 @@ class Scarcity:
 
 
 def _sums_from(values: list[float]) -> list[float]:
-    """For each position, the sum of the values from there on, and 0 at the end."""
+    """Return for each position the sum of the values from there on, and 0 at the end."""
     return [*accumulate(reversed(values), initial=0.0)][::-1]

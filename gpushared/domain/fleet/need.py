@@ -1,4 +1,4 @@
-"""What placement reads of a request: requests that ask for the same are one kind, decided alike."""
+"""Hold the part of a request that placement reads: equal requests are one kind, decided alike."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from gpushared.domain.placement import Room, need_on, refuse
 from gpushared.domain.request import Request
 
 Kind = tuple[object, ...]
-"""Equal for requests that fit on the same hosts and score the same there."""
+"""Kinds are equal for requests that fit on the same hosts and score the same there."""
 
 
 def kind_of(request: Request) -> Kind:
-    """The part of a request that decides where it fits; who asks, how long and near whom are not in it."""
+    """Return the part of a request that decides where it fits.
+
+    The user, the time limit and the leases near the request are left out.
+    """
     return (
         request.gpu_count,
         request.compute_permille,
@@ -31,7 +34,7 @@ def kind_of(request: Request) -> Kind:
 
 @dataclass(slots=True, eq=False)
 class Need:
-    """One kind of request, with what it takes of a GPU of each size."""
+    """Describe one kind of request, with its part of a GPU of each size."""
 
     request: Request
     count: int
@@ -40,7 +43,7 @@ class Need:
     models: frozenset[str]
     whole: bool
     plain: bool
-    """Whether it is a slice of any GPU: of an ordinary one, two numbers tell whether it can take its part."""
+    """True for a slice of any GPU: two numbers tell if an ordinary GPU can take its part."""
     least_permille: int
     """No GPU with less free compute than this can take its part."""
     _sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -60,7 +63,7 @@ class Need:
         )
 
     def on(self, gpu: Gpu) -> tuple[int, int]:
-        """Memory bytes and compute permille that it takes of such a GPU."""
+        """Return the memory bytes and compute permille that the request takes of such a GPU."""
         known = self._sizes.get(gpu.leasable_bytes)
         if known is None:
             grant = need_on(self.request, gpu)
@@ -68,7 +71,10 @@ class Need:
         return known
 
     def fits(self, room: Room) -> bool:
-        """Whether the GPU can take its part; ``placement.refuse`` is the rule, the rest its common case."""
+        """Return True if the GPU can take its part.
+
+        ``placement.refuse`` is the rule; the code below it is the rule's common case.
+        """
         gpu = room.gpu
         if self.models and gpu.name not in self.models:
             return False
@@ -81,7 +87,7 @@ class Need:
 
     @property
     def permille(self) -> int:
-        """Its size on one GPU, as far as it is the same on all: what the mix of requests counts."""
+        """Return the request's size on one GPU, as far as it is the same on all; the mix counts this size."""
         if self.whole:
             return WHOLE_PERMILLE
         share = max(self.request.compute_permille or 0, self.request.memory_permille or 0)
@@ -93,7 +99,7 @@ class Need:
 
 
 def size_of(request: Request, gpus: Iterable[Gpu] = ()) -> Size | None:
-    """What the mix is to learn of such a request; None of one without GPUs.
+    """Return the size of such a request for the mix; None for a request without GPUs.
 
     ``gpus``: a size in bytes is a share of the smallest of these.
     """

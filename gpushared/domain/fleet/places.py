@@ -1,4 +1,4 @@
-"""The fleet as the places that the queue's policy asks: of one node today, of a pool with the same code."""
+"""Show a fleet to the queue's policy as places: one node today, a pool with the same code."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def fleet_with(
     mix: Mix | None = None,
     together: Together = Together.OFF,
 ) -> Fleet:
-    """A fleet as it stands. ``stray_bytes``: held on each GPU by processes without a lease.
+    """Return a fleet as it stands. ``stray_bytes``: bytes held on each GPU by processes without a lease.
 
-    ``mix``: what was learned before; a fleet that is made anew for each pass would know nothing.
-    ``together``: as of the fleet; the leases' requests name their projects then.
+    ``mix``: the lessons learned before; a fleet that is made anew for each pass would know nothing.
+    ``together``: the setting of ``Fleet``; the leases' requests name their projects then.
     """
     hosts = tuple(hosts)
     rooms = rooms_of((gpu for host in hosts for gpu in host.gpus), (), stray_bytes)
@@ -38,7 +38,7 @@ def fleet_with(
 
 
 class FleetPlaces:
-    """A fleet behind the narrow questions of the queue."""
+    """Answer the narrow questions of the queue from a fleet."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet

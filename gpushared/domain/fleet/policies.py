@@ -1,8 +1,8 @@
-"""Placement policies: each says with two numbers what a place costs. The lowest place wins.
+"""Define placement policies: each tells with two numbers the cost of a place, and the cheapest place wins.
 
-``part`` judges one GPU by how much of it is free before and after (permille), ``host`` what the request does
-to the rest of its host. Ties are broken the same way for all: the GPU that is left with less memory, the
-lower index, the host that was listed first.
+``part`` judges one GPU by its free permille before and after, ``host`` the effect of the request on the rest
+of its host. All policies break ties the same way: the GPU that is left with less memory, the lower index, the
+host that was listed first.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from gpushared.domain.gpu import WHOLE_PERMILLE
 FREE_GPU_WEIGHT = 0.02
 """A free GPU on the host counts as much as a fiftieth of a GPU stranded there: enough to break ties."""
 MEMORY_WEIGHT = 0.3
-"""Host memory counts less than CPU: what a process asks for of it, it seldom uses."""
+"""Host memory counts less than CPU: a process seldom uses all of the memory that it asks for."""
 
 KIN_PERMILLE = 300.0
-"""A little more than a quarter of a GPU, a usual size: worth a slice's best fit, never a whole GPU."""
+"""The worth is a little more than a quarter of a GPU, a usual size. It outweighs a slice's best fit, but
+never a whole GPU."""
 
 Stranded = Callable[[int, int], float]
 
 
 class PolicyName(StrEnum):
-    """What the configuration may choose."""
+    """Name the policies that the configuration may choose."""
 
     PACK = "pack"
     SPREAD = "spread"
@@ -36,29 +37,29 @@ class PolicyName(StrEnum):
 
 
 class Together(StrEnum):
-    """Whose leases are put together where that costs little."""
+    """Say whose leases are put together if that costs little."""
 
     OFF = "off"
     PROJECT = "project"
 
 
 class Policy(Protocol):
-    """What a place costs."""
+    """Tell the cost of a place."""
 
     whole_gpus_last: bool
-    """Whether a GPU that nobody uses is left alone while a slice fits elsewhere."""
+    """True if a GPU that nobody uses is left alone while a slice fits elsewhere."""
     kin_worth: float
-    """What it is worth for a slice to be on a GPU with others of its project, in the unit of ``part``."""
+    """The worth for a slice to be on a GPU with others of its project, in the unit of ``part``."""
 
     def part(self, before: int, after: int) -> float:
-        """The cost of leaving ``after`` permille of a GPU that had ``before``."""
+        """Return the cost of leaving ``after`` permille of a GPU that had ``before``."""
 
     def host(self, need: Need, free: Free, taken: int) -> float:
-        """The cost for the host when ``taken`` permille of its GPUs go, and what the need takes beside."""
+        """Return the host's cost if ``taken`` permille of its GPUs go, with the need's CPU and memory."""
 
 
 class Pack:
-    """Best fit: the GPU, then the host, that is left with the least."""
+    """Choose the best fit: the GPU, then the host, that is left with the least."""
 
     whole_gpus_last = True
     kin_worth = KIN_PERMILLE
@@ -71,7 +72,7 @@ class Pack:
 
 
 class Spread:
-    """Worst fit: neighbours as few as possible."""
+    """Choose the worst fit, which gives as few neighbours as possible."""
 
     whole_gpus_last = False
     kin_worth = KIN_PERMILLE
@@ -84,10 +85,10 @@ class Spread:
 
 
 class Fragmentation:
-    """The least growth of what will stay idle.
+    """Choose the least growth of the capacity that will stay idle.
 
-    That is leftover shares that no request is for, and GPUs whose host has no CPU or memory left for those
-    who would come. What comes is learned from what came.
+    Idle capacity is leftover shares that no request is for, and GPUs whose host has no CPU or memory left for
+    coming requests. The policy learns from past requests what comes.
     """
 
     whole_gpus_last = True
@@ -118,7 +119,7 @@ def _growth(stranded: Stranded, amount: int, less: int, permille: int, taken: in
 
 
 def policy_for(name: PolicyName, mix: Mix) -> Policy:
-    """The policy as the mix is now; a later lesson needs a new one."""
+    """Return the policy for the mix as it is now; a later lesson needs a new policy."""
     match name:
         case PolicyName.PACK:
             return Pack()

@@ -1,4 +1,4 @@
-"""The hosts of a fleet in the order of one kind of request, kept up to date instead of made anew."""
+"""Keep the hosts of a fleet in the order of one kind of request, up to date instead of made anew."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ Entry = tuple[Score, int]
 
 
 class Ranking:
-    """For one kind: what each host costs, the best first, and how many cannot take it for which reason."""
+    """Rank the hosts for one kind: each host's cost, the best first, and the counts of refusals by reason."""
 
     def __init__(self, need: Need, policy: Policy, hosts: Sequence[Free]) -> None:
         self.need = need
         self.policy = policy
         self.seen = 0
-        """Up to where the fleet's changes are in here."""
+        """The fleet's changes up to this point are in the ranking."""
         self.refusals: Counter[HostReason] = Counter()
         self._heap: list[Entry] = []
         self._answers: list[Score | HostReason] = []
         self._rate_all(hosts)
 
     def _rate_all(self, hosts: Sequence[Free]) -> None:
-        """Hosts in the same state answer alike: in a fleet that is mostly empty there are few states.
+        """Rate all hosts.
 
-        In one that is mostly full, a look at the free compute settles nearly all.
+        Hosts in the same state answer alike, and a fleet that is mostly empty has few states. In a fleet that
+        is mostly full, a look at the free compute settles nearly all hosts.
         """
         need, policy, answers, heap = self.need, self.policy, self._answers, self._heap
         least = 0 if need.models else need.least_permille
@@ -55,7 +56,7 @@ class Ranking:
         heapify(heap)
 
     def refresh(self, changed: Iterable[int], hosts: Sequence[Free]) -> None:
-        """Ask those hosts again that have changed."""
+        """Rate again the hosts that have changed."""
         for at in changed:
             before = self._answers[at]
             answer = rate(self.need, hosts[at], self.policy)
@@ -73,17 +74,17 @@ class Ranking:
             heapify(self._heap)
 
     def best(self, skipped: Collection[int] = ()) -> Entry | None:
-        """The host that costs least, without those skipped; the first listed among equals."""
+        """Return the host that costs least, without the skipped ones; the first listed among equals."""
         for entry in self._in_order(skipped):
             return entry
         return None
 
     def could_take(self, at: int) -> bool:
-        """Whether this host can take the request, as far as only the host is asked."""
+        """Return True if this host can take the request, as far as only the host is asked."""
         return isinstance(self._answers[at], tuple)
 
     def cost(self, at: int) -> Score | None:
-        """What this host costs, or None where it cannot take the request."""
+        """Return the cost of this host, or None if it cannot take the request."""
         answer = self._answers[at]
         return answer if isinstance(answer, tuple) else None
 
