@@ -1,1 +1,1 @@
-"""Makes leases real on GPUs: NVIDIA MPS where GPUs are shared, and what a container is given."""
+"""Make leases real on GPUs: NVIDIA MPS on shared GPUs, and the settings of containers."""

@@ -1,8 +1,8 @@
-"""A CUDA program that does nothing but begin: what happens to it happens to every new one.
+"""Start CUDA and do nothing else: the fate of this program is the fate of every new CUDA program.
 
 ``python -m gpushared.sharing.canary`` loads the driver's CUDA library and initialises it, which connects to
-the MPS server that CUDA_MPS_PIPE_DIRECTORY leads to, and prints the result (a number of ``CUresult``). It
-takes no GPU memory. A server that is wedged keeps it waiting, and its caller sees that.
+the MPS server that CUDA_MPS_PIPE_DIRECTORY leads to, and prints the result (a number of ``CUresult``). The
+program takes no GPU memory. A wedged server keeps the program waiting, and the caller sees that.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 
 LIBRARY = "libcuda.so.1"
 NO_LIBRARY = 3
-"""The exit status where CUDA's library cannot be loaded."""
+"""The program exits with this status if CUDA's library cannot be loaded."""
 
 
 def main() -> int:

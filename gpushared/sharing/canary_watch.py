@@ -1,6 +1,6 @@
-"""Sends a small CUDA program to an MPS server now and then, to learn whether new ones get through.
+"""Send a small CUDA program to an MPS server now and then, to learn if new clients get through.
 
-The control daemon answers its questions also while its server lets every new client hang.
+The control daemon answers its questions even while its server lets every new client hang.
 """
 
 from __future__ import annotations
@@ -20,21 +20,19 @@ _FAILURES = {
     806: "lose the MPS server (806)",
     807: "are refused by the MPS server (807)",
 }
-"""Results of ``cuInit`` (driver_types of CUDA) that speak against the server.
-
-All others do not: 808 and 809 are those of a server that is full, 100 of a machine without a GPU.
-"""
+"""These results of ``cuInit`` (driver_types of CUDA) tell of a fault of the server. All others do not: 808
+and 809 are those of a server that is full, 100 of a machine without a GPU."""
 _WORD = [sys.executable, "-I", "-m", "gpushared.sharing.canary"]
 _KILL_SECONDS = 2.0
 _NOBODY = 65534
-"""A group that gives its user no right to trace the canary."""
+"""This group gives its user no right to trace the canary."""
 
 
 @dataclass(frozen=True, slots=True)
 class CanaryTiming:
-    """When canaries are sent; ``failures``: so many in a row speak for a wedge.
+    """Say when canaries are sent; ``failures``: so many in a row show that the server is wedged.
 
-    ``interval_seconds``: 0 = never. ``again_seconds``: how soon after a failure.
+    ``interval_seconds``: 0 = never. ``again_seconds``: the pause after a failure.
     """
 
     interval_seconds: float = 0.0
@@ -44,14 +42,14 @@ class CanaryTiming:
 
 
 class CanaryWatch:
-    """Judges one daemon's server by what becomes of canaries."""
+    """Judge one daemon's server by the fate of canaries."""
 
     def __init__(
         self, pipe_dir: Path, env: Mapping[str, str], timing: CanaryTiming, words: Sequence[str] | None = None
     ) -> None:
-        """``env``: where the CUDA library is found, and which GPUs the daemon has."""
+        """Take ``env``, which leads to the CUDA library and names the daemon's GPUs."""
         self.pids: frozenset[int] = frozenset()
-        """Of a canary that is out now: a process of ours on the GPU."""
+        """The process of a canary that is out now; it is ours, though on the GPU."""
         self.timing = timing
         self._env = {**env, "CUDA_MPS_PIPE_DIRECTORY": str(pipe_dir)}
         self._words = list(words or _WORD)
@@ -60,23 +58,24 @@ class CanaryWatch:
 
     @property
     def complaint(self) -> str | None:
-        """What new CUDA programs suffer, once several canaries in a row did; None while all is well."""
+        """Return the fault that new CUDA programs meet, once several canaries in a row met one; else None."""
         return self._complaint if self._failures >= self.timing.failures else None
 
     @property
     def pause_seconds(self) -> float:
-        """How long to wait for the next one."""
+        """Return the seconds until the next canary."""
         again = min(self.timing.again_seconds, self.timing.interval_seconds)
         return again if self._failures else self.timing.interval_seconds
 
     def forget(self) -> None:
-        """Another server is there now."""
+        """Forget the failures, because another server runs now."""
         self._failures = 0
 
     async def send(self, server: int) -> None:
         """Let one canary out.
 
-        It runs as the server's user: with another's the daemon would replace the server as soon as it can.
+        The canary runs as the server's user: for another user's the daemon would replace the server as soon
+        as it can.
         """
         uid = _owner(server)
         if uid is None:
@@ -88,7 +87,7 @@ class CanaryWatch:
             _log.warning("mps.canary failures=%d server=%d new ones %s", self._failures, server, complaint)
 
     async def _fate(self, uid: int) -> str | None:
-        """What happened to it that is the server's fault; None where nothing did, or nobody can tell."""
+        """Return the server's fault that a canary met; None if it met none, or nobody can tell."""
         try:
             canary = await asyncio.create_subprocess_exec(
                 *self._words,
@@ -119,7 +118,7 @@ class CanaryWatch:
 
 
 def _owner(pid: int) -> int | None:
-    """The user of a process; None where it has just ended."""
+    """Return the user of a process; None if the process has just ended."""
     try:
         return Path(f"/proc/{pid}").stat().st_uid
     except OSError:
@@ -127,7 +126,7 @@ def _owner(pid: int) -> int | None:
 
 
 async def _end(canary: asyncio.subprocess.Process) -> None:
-    """One that hangs inside the driver may outlive its kill for a while; nobody waits for that."""
+    """Kill a canary. One that hangs inside the driver may outlive its kill; nobody waits longer for it."""
     if canary.returncode is None:
         with suppress(ProcessLookupError):
             canary.kill()

@@ -1,4 +1,4 @@
-"""One cgroup a lease, as a place to put its container in, in the tree of cgroup v2."""
+"""Keep one cgroup for each lease, as a parent for the lease's container, in the tree of cgroup v2."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ ROOT = Path("/sys/fs/cgroup")
 _HOME = Place(("gpushare",))
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _CONTAINER = re.compile(r"[0-9a-f]{64}|(docker|libpod)-.*")
-"""The engine's names of containers' cgroups."""
+"""The engine gives such names to containers' cgroups."""
 _CONTROLLERS = ("dmem", "misc")
-"""Those that the driver accounts with: the first on kernels that have it, its own in the second elsewhere."""
+"""The driver accounts with these: the first on kernels that have it, its own in the second elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """A lease's cgroup: its full path, and its name as Docker's ``CgroupParent``."""
+    """Name a lease's cgroup: its full path, and its name as Docker's ``CgroupParent``."""
 
     path: str
     docker_name: str
 
 
 class LeaseCgroups:
-    """The cgroups of leases, named after their devices.
+    """Keep the cgroups of leases, named after their devices.
 
-    Docker's cgroup driver decides where they are: by a path, ``/gpushare/<device>``, with ``cgroupfs``; with
-    ``systemd`` by the name of a slice, which is made through systemd, as nobody else may make cgroups there.
-    Errors: ``SharingUnavailable``.
+    Docker's cgroup driver decides their place: the path ``/gpushare/<device>`` with ``cgroupfs``; with
+    ``systemd`` the name of a slice, which systemd makes, as no other program may make cgroups there. Errors:
+    ``SharingUnavailable``.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class LeaseCgroups:
     ) -> None:
         self.root = root
         self.users: Place | None = None
-        """Around the places of users, in which leases may be."""
+        """The parent of the users' places, in which leases may be."""
         self._systemctl = systemctl
         self._systemd_runs = systemd_runs
 
     async def make(self, device_name: str, engine: EngineFacts | None, uid: int | None = None) -> Parent:
-        """Have the lease's cgroup; one that is there stays as it is, and where it is.
+        """Make the lease's cgroup; one that exists stays as it is, and where it is.
 
-        ``uid``: of whom it is, in whose place it is to be where there are ``users``.
+        ``uid``: the owner, in whose place the cgroup goes if there are ``users``.
         """
         if _NAME.fullmatch(device_name) is None:
             raise RequestError(f"{device_name!r} is not a device name")
@@ -81,17 +81,17 @@ class LeaseCgroups:
         return Parent(path, name)
 
     async def names(self) -> list[str]:
-        """The devices that have a cgroup."""
+        """Return the devices that have a cgroup."""
         return await asyncio.to_thread(lambda: sorted({name for name, _ in self._found()}))
 
     async def paths(self, device_name: str) -> list[str]:
-        """The cgroups of this device: two where Docker's cgroup driver was changed meanwhile."""
+        """Return the cgroups of this device: two if Docker's cgroup driver was changed meanwhile."""
         return await asyncio.to_thread(
             lambda: [str(path) for name, path in self._found() if name == device_name]
         )
 
     async def below(self, device_name: str) -> list[str]:
-        """The cgroups of containers in the device's own."""
+        """Return the cgroups of containers in the device's own."""
 
         def look() -> list[str]:
             parents = [path for name, path in self._found() if name == device_name]
@@ -111,14 +111,14 @@ class LeaseCgroups:
                 _log.info("cgroup.stays path=%s why=%s", path, error.strerror)
                 continue
             if _made_for(str(path)) is CgroupDriver.SYSTEMD:
-                # It is empty by now: to stop a slice ends whatever is in it.
+                # The slice is empty by now: stopping it would end any process in it.
                 with contextlib.suppress(SharingUnavailable):
                     await tell_systemd(self._systemctl, "stop", path.name)
 
     # --- helpers ---
 
     def _driver(self, engine: EngineFacts | None) -> CgroupDriver:
-        """As the engine says; before it has answered, what it chooses with cgroup v2 if nobody tells it."""
+        """Return the engine's cgroup driver; before the engine answers, its default with cgroup v2."""
         if engine is not None:
             return engine.cgroup_driver
         return CgroupDriver.SYSTEMD if self._systemd_runs.is_dir() else CgroupDriver.CGROUPFS
@@ -135,7 +135,7 @@ class LeaseCgroups:
     def _found(self) -> Iterator[tuple[str, Path]]:
         homes = [_HOME]
         if self.users is not None:
-            # By the names of the places themselves: below them are containers, too.
+            # The names are those of the places themselves: below them are containers, too.
             homes += [self.users.within(str(uid)) for uid in self._uids(self.users)]
         for home in homes:
             for driver in CgroupDriver:
@@ -158,7 +158,7 @@ def _made_for(path: str) -> CgroupDriver:
 
 
 def _device_of(name: str, home: Place, driver: CgroupDriver) -> str | None:
-    """The last name of a place in ``home``; None for a container's cgroup, and for what is not ours."""
+    """Return the last name of a place in ``home``; None for a container's cgroup, and for foreign names."""
     if driver is CgroupDriver.CGROUPFS:
         return None if _CONTAINER.fullmatch(name) else name
     begin = f"{slice_of(home.names).removesuffix(SLICE)}-"

@@ -1,4 +1,4 @@
-"""The ``Checkpoints`` port over CUDA's own checkpointing, made by a worker program."""
+"""Implement the ``Checkpoints`` port with CUDA's own checkpoints, which a worker program makes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WORDS = (sys.executable, "-I", "-m", "gpushared.sharing.checkpoint_worker")
 
 
 class CudaCheckpoints:
-    """Driver release 580 or later and the package cuda-bindings; as root, for processes of any user.
+    """Make checkpoints with driver release 580 or later and cuda-bindings, as root, of any user's processes.
 
     Clients of MPS are assumed not to work, as nobody documents that they do. Errors: ``SharingUnavailable``,
     ``TimedOut``.
@@ -27,7 +27,7 @@ class CudaCheckpoints:
     needs_host_memory = True
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        """``environ``: added for the worker, such as where the CUDA library is found."""
+        """Take ``environ``: variables for the worker, such as the path of the CUDA library."""
         self._environ = {"PATH": "/usr/bin:/bin", **(environ or {})}
 
     async def trouble(self) -> str:
@@ -40,7 +40,7 @@ class CudaCheckpoints:
         await self._move("restore", pids)
 
     async def close(self) -> None:
-        """Nothing is open between calls."""
+        """Do nothing, since nothing is open between calls."""
 
     async def _move(self, command: str, pids: Collection[int]) -> None:
         if pids and (trouble := await self._run(command, pids, MOVE_SECONDS)):

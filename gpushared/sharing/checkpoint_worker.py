@@ -1,9 +1,9 @@
-"""Makes CUDA checkpoints, as a program of its own: the CUDA driver must not live in the daemon.
+"""Make CUDA checkpoints, as a program of its own: the CUDA driver must not live in the daemon.
 
 ``python -m gpushared.sharing.checkpoint_worker probe | save PID... | restore PID...`` prints one line of
-JSON: ``{"trouble": "..."}``, empty where all went well. The calls are the driver API's for checkpoints:
-lock waits for the work that was submitted, checkpoint moves the memory to the host's and leaves the GPUs,
-restore and unlock are the way back. Saving is for all processes or for none.
+JSON: ``{"trouble": "..."}``, empty if all went well. The calls are the driver API's for checkpoints: lock
+waits for the submitted work, checkpoint moves the memory to the host's and leaves the GPUs, restore and
+unlock are the way back. Saving is for all processes or for none.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ NOT_INSTALLED = "the package cuda-bindings is not installed: `pip install 'gpush
 
 
 class Trouble(Exception):
-    """Why it did not work, as a sentence."""
+    """The call failed; the text is a sentence on the reason."""
 
 
 class Cuda:
-    """The driver's calls, with errors as ``Trouble``."""
+    """Make the driver's calls, with errors as ``Trouble``."""
 
     def __init__(self) -> None:
         try:
@@ -42,7 +42,7 @@ class Cuda:
             raise Trouble("CUDA checkpoints need driver release 580 or later")
 
     def state(self, pid: int) -> Any:
-        """The process's state, None for one that uses no CUDA."""
+        """Return the process's state, None for a process that uses no CUDA."""
         error, state = self.driver.cuCheckpointProcessGetState(pid)
         return state if error == self.driver.CUresult.CUDA_SUCCESS else None
 
@@ -71,7 +71,7 @@ class Cuda:
 
 
 def save(cuda: Cuda, pids: Sequence[int]) -> None:
-    """Lock all, then save all; what was done is undone when one fails."""
+    """Lock all processes, then save all; if one fails, undo the others."""
     running = cuda.driver.CUprocessState.CU_PROCESS_STATE_RUNNING
     mine = [pid for pid in pids if cuda.state(pid) == running]
     try:
@@ -85,7 +85,7 @@ def save(cuda: Cuda, pids: Sequence[int]) -> None:
 
 
 def restore(cuda: Cuda, pids: Sequence[int]) -> None:
-    """All that can be; the first failure is told when the others were tried."""
+    """Restore every process that can be; raise the first failure after the others were tried."""
     failures = []
     states = cuda.driver.CUprocessState
     for pid in pids:
@@ -102,7 +102,7 @@ def restore(cuda: Cuda, pids: Sequence[int]) -> None:
 
 
 def main(words: Sequence[str]) -> None:
-    """One command, one line of answer."""
+    """Run one command, and print one line of answer."""
     command, *pids = words
     trouble = ""
     try:

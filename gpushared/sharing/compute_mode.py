@@ -1,8 +1,8 @@
-"""Keeps programs without MPS off GPUs that are shared, by the compute mode EXCLUSIVE_PROCESS.
+"""Keep programs without MPS off shared GPUs, by the compute mode EXCLUSIVE_PROCESS.
 
-In that mode a GPU takes one process, which then is the MPS server, and a program that left MPS finds it taken
-(NVIDIA's MPS documentation). The mode outlives whoever set it, so what was found is written down before
-anything is set, with the leases it is set for, and put back with the last of them.
+In that mode a GPU takes one process, which then is the MPS server, and a program that left MPS finds the GPU
+taken (NVIDIA's MPS documentation). The mode outlives the process that set it, so the earlier mode is written
+down before anything is set, with the leases that the mode is set for, and put back with the last of them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BY_HAND = "`nvidia-smi -c DEFAULT`"
 
 @dataclass(frozen=True, slots=True)
 class SetMode:
-    """A GPU whose mode was set: what it was before, and the device names of the leases it is set for."""
+    """Record a GPU whose mode was set: the mode before, and the device names of the leases that need it."""
 
     before: int
     leases: frozenset[str] = field(default=frozenset())
@@ -44,7 +44,7 @@ Ledger = dict[GpuId, SetMode]
 
 
 class ExclusiveModes:
-    """Sets the mode for the leases that need it. One at a time; ``ledger`` is a file of the node's state."""
+    """Set the mode for the leases that need it, one at a time; ``ledger`` is a file of the node's state."""
 
     def __init__(self, modes: ComputeModes, ledger: Path) -> None:
         self._modes = modes
@@ -55,13 +55,13 @@ class ExclusiveModes:
 
     @property
     def last_known(self) -> Ledger:
-        """As ``known`` last found it, without asking anybody."""
+        """Return the ledger as ``known`` last found it, without asking the disk."""
         return dict(self._ledger or {})
 
     async def known(self) -> Ledger:
-        """What was set and not put back.
+        """Return the modes that were set and not put back.
 
-        Raises SharingUnavailable where the ledger cannot be read, or another process has it.
+        Raises SharingUnavailable if the ledger cannot be read, or another process has it.
         """
         if self._ledger is None:
             self._ledger = await asyncio.to_thread(self._on_disk, self._take)
@@ -80,7 +80,7 @@ class ExclusiveModes:
         return read_ledger(self._path)
 
     async def hold(self, device_name: str, gpu: Gpu) -> None:
-        """Have the mode on a GPU for a lease; raises SharingUnavailable where that cannot be."""
+        """Set the mode on a GPU for a lease; raises SharingUnavailable if that fails."""
         async with self._lock:
             try:
                 await self._hold(device_name, gpu)
@@ -91,14 +91,17 @@ class ExclusiveModes:
                 ) from error
 
     async def leave(self, device_name: str) -> None:
-        """The lease does not need it any more. What cannot be put back is put back by ``put_right``."""
+        """Note that the lease does not need the mode any more.
+
+        ``put_right`` retries a mode that was not put back.
+        """
         async with self._lock:
             for gpu, entry in (await self.known()).items():
                 if device_name in entry.leases:
                     await self._settle(gpu, replace(entry, leases=entry.leases - {device_name}))
 
     async def free(self, gpu: Gpu) -> None:
-        """Have the GPU as it was found, for a lease of all of it; raises SharingUnavailable."""
+        """Put the GPU's earlier mode back, for a lease of all of the GPU; raises SharingUnavailable."""
         async with self._lock:
             entry = (await self.known()).get(gpu.id)
             if entry is not None and not await self._settle(gpu.id, replace(entry, leases=frozenset())):
@@ -107,7 +110,7 @@ class ExclusiveModes:
                 )
 
     async def put_right(self, live: Collection[str]) -> None:
-        """Put back what no lease needs any more, given the device names of those that may."""
+        """Put back the modes that no lease needs any more, given the device names of the live leases."""
         async with self._lock:
             for gpu, entry in (await self.known()).items():
                 await self._settle(gpu, replace(entry, leases=entry.leases & set(live)))
@@ -121,7 +124,7 @@ class ExclusiveModes:
             )
         entry = (await self.known()).get(gpu.id)
         if entry is None and mode == EXCLUSIVE_PROCESS:
-            return  # set by the admin, and so none of ours to put back
+            return  # the admin set the mode, so nobody here puts it back
         entry = entry or SetMode(mode)
         await self._write(gpu.id, replace(entry, leases=entry.leases | {device_name}))
         if mode != EXCLUSIVE_PROCESS:
@@ -129,12 +132,12 @@ class ExclusiveModes:
             _log.info("gpu.exclusive_process gpu=%s", gpu.id)
 
     async def _settle(self, gpu: GpuId, entry: SetMode) -> bool:
-        """Write down who still needs the mode, or put back what was there; False where that failed."""
+        """Write down the leases that still need the mode, or restore the old mode; False if that fails."""
         if entry.leases:
             await self._write(gpu, entry)
             return True
         try:
-            # Somebody else may have set it meanwhile, or a boot.
+            # Another program, or a boot, may have set the mode meanwhile.
             if await self._modes.compute_mode(gpu) == EXCLUSIVE_PROCESS:
                 await self._modes.set_compute_mode(gpu, entry.before)
         except (GpusUnavailable, TimedOut) as error:
@@ -168,7 +171,7 @@ class ExclusiveModes:
 
 
 def _guarded(path: Path) -> int:
-    """A lock on the ledger, which goes with this process. Raises BlockingIOError where another has it."""
+    """Return a lock on the ledger, which ends with this process. Raises BlockingIOError if another has it."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     guard = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -180,7 +183,7 @@ def _guarded(path: Path) -> int:
 
 
 def read_ledger(path: Path) -> Ledger:
-    """Empty where there is no file. Raises OSError, and ValueError for what was not written here."""
+    """Return the ledger, empty without a file. Raises OSError, and ValueError for a foreign content."""
     try:
         text = path.read_text()
     except FileNotFoundError:
@@ -196,7 +199,7 @@ def read_ledger(path: Path) -> Ledger:
 
 
 def write_ledger(path: Path, ledger: Ledger) -> None:
-    """On the disk when this returns, whole or not at all; no file where there is nothing to keep."""
+    """Write the ledger to disk before returning, whole or not at all; an empty ledger has no file."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if ledger:
         text = json.dumps(

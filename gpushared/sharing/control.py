@@ -1,14 +1,14 @@
-"""The adapter to one NVIDIA MPS control daemon.
+"""Talk to one NVIDIA MPS control daemon.
 
-What the daemon does with commands is documented in nvidia-cuda-mps-control(1) only in part. Found by trial
-with version 550, and the reason for the shape of this module:
+nvidia-cuda-mps-control(1) documents the effect of commands only in part. These facts were found by trial with
+version 550, and are the reason for the shape of this module:
 
-* It serves one session at a time, and drops others (see ``Sessions``).
-* Exit codes say only whether a daemon was reached. Bad values are accepted in silence: ``1.5G`` becomes
+* The daemon serves one session at a time, and drops others (see ``Sessions``).
+* Exit codes tell only if a daemon was reached. Bad values are accepted in silence: ``1.5G`` becomes
   1 MiB, ``0G`` becomes no limit. So only whole ``M`` are sent, and every setting is read back.
 * Memory limits are set by the daemon's own ordinals, which follow its CUDA_VISIBLE_DEVICES. By UUID the
   setting is not checked, reads back as nothing without a GPU, and wipes the one set by ordinal.
-* Whoever can open ``control_privileged`` may do anything, so the pipe directory is closed to others.
+* Any process that can open ``control_privileged`` may do anything, so the pipe directory is closed to others.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LONGEST_PAUSE_SECONDS = 0.25
 
 @dataclass(frozen=True, slots=True)
 class ControlTiming:
-    """How long the daemon is waited for: a session, its start, its end; and how often a session is tried."""
+    """Bound the waits for the daemon: a session, its start, its end; ``attempts``: the tries of a session."""
 
     command_seconds: float = 5.0
     start_seconds: float = 15.0
@@ -54,7 +54,7 @@ class ControlTiming:
 
 @dataclass(frozen=True, slots=True)
 class DaemonLimits:
-    """What no client of a daemon may exceed: memory in MiB for each GPU in the daemon's order, percentage.
+    """Bound each client of a daemon: memory in MiB for each GPU in the daemon's order, and the percentage.
 
     The daemon keeps one decimal of the percentage.
     """
@@ -72,7 +72,7 @@ class DaemonLimits:
 
 
 class MpsControl:
-    """One control daemon in one directory, started by us or found alive from an earlier life of ours.
+    """Run one control daemon in one directory, started by us or found alive from an earlier life of ours.
 
     Errors: ``SharingUnavailable``, ``TimedOut``; ``ConfigError`` from the constructor.
     """
@@ -87,7 +87,7 @@ class MpsControl:
         timing: ControlTiming | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        """``home`` gets ``pipe`` and ``log``. ``environ`` is added to what the binary is run with."""
+        """Take ``home``, which gets ``pipe`` and ``log``, and ``environ``, which is added for the binary."""
         self.gpus = tuple(gpus)
         self.home = home
         self.pipe_dir = home / "pipe"
@@ -113,7 +113,7 @@ class MpsControl:
 
     @property
     def socket(self) -> Path:
-        """What clients connect to; whoever has only this can ask but not set."""
+        """Return the socket for clients; a process that has only this socket can ask but not set."""
         return self.pipe_dir / "control"
 
     @property
@@ -121,7 +121,7 @@ class MpsControl:
         return None if self._process is None or self._process.exited else self._process.pid
 
     async def start(self) -> None:
-        """Come back when a daemon answers: the one that lives here already, or a new one."""
+        """Return when a daemon answers: the one that lives here already, or a new one."""
         try:
             self._prepare_directories()
             self._let_process_go()
@@ -131,11 +131,14 @@ class MpsControl:
             raise SharingUnavailable(f"the MPS control daemon cannot be started: {error}") from error
 
     async def ask(self, *commands: str) -> list[str]:
-        """The daemon's answer to some commands in one session, line by line."""
+        """Return the daemon's answer to some commands in one session, line by line."""
         return (await self._sessions.exchange(commands))[:-1]
 
     async def set_limits(self, limits: DaemonLimits) -> None:
-        """Set what servers spawned from now on allow, and read it back. Lost when the daemon ends."""
+        """Set the limits of servers spawned from now on, and read them back.
+
+        They are lost when the daemon ends.
+        """
         memory = enumerate(limits.memory_mib)
         await self.ask(
             f"set_default_active_thread_percentage {limits.percentage:g}",
@@ -150,19 +153,19 @@ class MpsControl:
             )
 
     async def servers(self) -> tuple[int, ...]:
-        """Host PIDs of the daemon's servers."""
+        """Return the host PIDs of the daemon's servers."""
         lines = await self.ask("get_server_list")
         return tuple(int(line) for line in lines if line.strip().isdecimal())
 
     async def clients(self, server: int) -> tuple[int, ...] | None:
-        """Host PIDs of a server's clients, none where it is gone; None where the answer cannot be trusted.
+        """Return the host PIDs of a server's clients; none if the server is gone, None for an unsure answer.
 
         A control daemon in a PID namespace of its own sees its clients as process 0.
         """
         return client_pids(server, await self.ask(f"get_client_list {server}"))
 
     def server_log(self) -> list[str]:
-        """The newest lines that servers wrote into their log; reads a file."""
+        """Return the newest lines that servers wrote into their log; this reads a file."""
         return _tail(self.log.with_name(_SERVER_LOG))
 
     async def restart_servers(self) -> None:
@@ -172,7 +175,7 @@ class MpsControl:
             await self._end(process)
 
     async def exits_within(self, seconds: float) -> bool:
-        """Whether the daemon is gone, having waited at most so long."""
+        """Wait at most so long for the daemon's end, and return True if it is gone."""
         return self._process is None or await self._process.exits_within(seconds)
 
     async def quit(self) -> None:
@@ -189,7 +192,10 @@ class MpsControl:
         self._let_process_go()
 
     def trim_log(self) -> None:
-        """The daemon logs every command of ours and never rotates; it appends, so cutting is safe."""
+        """Cut the logs: the daemon logs every command of ours and never rotates.
+
+        It appends, so cutting is safe.
+        """
         for log in (self.log, self.log.with_name(_SERVER_LOG)):
             with suppress(OSError):
                 if log.stat().st_size > _LOG_LIMIT_BYTES:
@@ -268,7 +274,7 @@ class MpsControl:
         return lines[-1].strip() if lines else "no message"
 
     async def _end(self, process: DaemonProcess) -> None:
-        # The exit code of quit tells nothing sure; the process being gone does.
+        # The exit code of quit tells nothing for sure; the end of the process does.
         with suppress(GpushareError, Dropped):
             await self._sessions.run(f"quit -t {max(1, int(self._timing.quit_seconds))}\n")
         if not await process.exits_within(self._timing.quit_seconds):
@@ -287,7 +293,7 @@ class MpsControl:
 
 
 def check_pipe_path(pipe_dir: Path) -> None:
-    """Raises ConfigError where the daemon could not make its sockets."""
+    """Raise ConfigError if the daemon could not make its sockets there."""
     length = len(os.fsencode(pipe_dir))
     if length > PIPE_PATH_LIMIT_BYTES:
         raise ConfigError(
@@ -312,7 +318,7 @@ def _same_limits(shown: Sequence[str], wanted_mib: Sequence[int]) -> bool:
 
 
 def _shows(text: str, mib: int) -> bool:
-    """Whether the daemon's words stand for a limit; it rounds down to whole GiB from one GiB on."""
+    """Return True if the daemon's words mean a limit; it rounds down to whole GiB from one GiB on."""
     match = _LIMIT.fullmatch(text)
     if match is None:
         return False

@@ -1,4 +1,4 @@
-"""The control daemons of a node: made when the first lease needs them, ended a while after the last."""
+"""Keep the control daemons of a node: the first lease that needs one starts it; it ends after the last."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from gpushared.sharing.supervisor import Supervisor
 
 _PROBE_NAME = "probe"
 _OWN_PREFIX = "l-"
-"""Begins the names of daemons that serve one lease."""
+"""The names of daemons that serve one lease begin so."""
 _LONGEST_NAME = "u4294967295-0123456789ab"
 
 
 @dataclass(frozen=True, slots=True)
 class MpsTiming:
-    """``linger_seconds``: how long a daemon without leases is kept for the next one.
+    """Time the daemons. ``linger_seconds``: a daemon without leases is kept so long for the next one.
 
     ``part_seconds`` bounds how long a stop waits for servers to let go of clients.
     """
@@ -41,7 +41,7 @@ class MpsTiming:
 
 @dataclass(frozen=True, slots=True)
 class DaemonKey:
-    """A daemon serves exactly these GPUs; one user only where ``uid`` is given, one device where that is."""
+    """Identify a daemon by its GPUs; with ``uid`` it serves one user only, with a name one device."""
 
     gpus: tuple[GpuId, ...]
     uid: int | None = None
@@ -57,7 +57,7 @@ class DaemonKey:
 
 
 class DaemonPool:
-    """Control daemons under ``home``, by name; those of earlier lives are found again."""
+    """Keep control daemons under ``home``, by name; those of earlier lives are found again."""
 
     def __init__(
         self,
@@ -69,7 +69,10 @@ class DaemonPool:
         timing: MpsTiming,
         environ: Mapping[str, str],
     ) -> None:
-        """``canaries``: there is CUDA to send them with. Raises ConfigError where ``home`` is too long."""
+        """Take ``canaries``: True if there is CUDA to send them with.
+
+        Raises ConfigError for too long a ``home``.
+        """
         check_pipe_path(home / _LONGEST_NAME / "pipe")
         self._home = home
         self._directories = directories
@@ -88,11 +91,11 @@ class DaemonPool:
 
     @property
     def probe_trouble(self) -> str | None:
-        """Why it could not be found out what the binary can do."""
+        """Return why the binary's abilities could not be found out."""
         return self._probe.trouble
 
     async def knows_multiuser(self, gpus: tuple[GpuId, ...]) -> bool:
-        """Whether one server can serve several users at once."""
+        """Return True if one server can serve several users at once."""
         return await self._probe.knows_multiuser(gpus)
 
     def all(self) -> list[Supervisor]:
@@ -102,7 +105,10 @@ class DaemonPool:
         return [daemon for daemon in self._daemons.values() if gpu in daemon.control.gpus]
 
     async def get(self, key: DaemonKey, limits: DaemonLimits, *, multiuser: bool) -> Supervisor:
-        """The daemon of this key, not started yet where it is new; one that is ending is waited for."""
+        """Return the daemon of this key, not started yet if it is new.
+
+        A daemon that is ending is waited for.
+        """
         while (stopping := self._stopping.get(key.name)) is not None:
             await asyncio.shield(stopping)
         if timer := self._lingering.pop(key.name, None):
@@ -123,7 +129,7 @@ class DaemonPool:
         )
 
     def _canary(self, control: MpsControl) -> CanaryWatch | None:
-        """None where there is no CUDA to begin with."""
+        """Return a watch for the daemon's server; None if there is no CUDA to begin with."""
         if not self._canaries or self._timing.canary.interval_seconds <= 0:
             return None
         env = {**self._environ, "CUDA_VISIBLE_DEVICES": ",".join(control.gpus)}
@@ -158,7 +164,7 @@ class DaemonPool:
         if daemon.leases or name in self._lingering:
             return
         if name.startswith(_OWN_PREFIX):
-            # The next lease of its device may have other limits, and a server keeps those it began with.
+            # The device's next lease may have other limits, and a server keeps the limits it began with.
             self._stop_unused(name)
             return
         loop = asyncio.get_running_loop()
@@ -173,7 +179,7 @@ class DaemonPool:
         self._stop(name, daemon.stop())
 
     def _stop(self, name: str, ending: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Let it end in the background; a lease that wants a daemon of this name waits for that."""
+        """Let a daemon end in the background; a lease that wants a daemon of this name waits for that."""
         task = asyncio.create_task(ending, name=f"mps stop {name}")
         self._stopping[name] = task
         task.add_done_callback(lambda _: self._stopping.pop(name, None))
@@ -190,7 +196,7 @@ class DaemonPool:
                 await self._stop(home.name, control.quit())
 
     async def close(self, *, keep_running: bool) -> None:
-        """End the daemons; with ``keep_running`` those that have leases go on."""
+        """End the daemons; with ``keep_running``, daemons that have leases go on."""
         for timer in self._lingering.values():
             timer.cancel()
         self._lingering.clear()
@@ -204,12 +210,12 @@ class DaemonPool:
             await daemon.stop()
 
     async def ended(self) -> None:
-        """Wait for those that are ending."""
+        """Wait for the daemons that are ending."""
         await asyncio.gather(*self._stopping.values())
 
 
 def _in_use(home: Path) -> bool:
-    """Whether the daemon's socket lies in some lease's directory too."""
+    """Return True if the daemon's socket lies in some lease's directory too."""
     try:
         return (home / "pipe" / "control").stat().st_nlink > 1
     except OSError:

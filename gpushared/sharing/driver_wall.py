@@ -1,4 +1,4 @@
-"""The driver's wall: a limit on the GPU memory of all that is in a lease's cgroup (r615 and later)."""
+"""Build the driver's wall: a limit on the GPU memory of a lease's whole cgroup (r615 and later)."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ NOT_THERE = "the GPUs are simulated: no driver limits a container's memory"
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A lease's limits are set on a cgroup of its own; what its container needs to be below it."""
+    """Hold the settings that put a container below its lease's own cgroup, which has the limits."""
 
     cgroup_parent: str
     hooks: tuple[Hook, ...]
 
 
 class DriverWall:
-    """Keeps one cgroup a lease, with the lease's limits, in which the engine puts its container.
+    """Keep one cgroup for each lease, with the lease's limits, in which the engine puts its container.
 
     The limit is on this parent before there is a container, so there is no moment without one. The
-    container's own cgroup gets it too, because only then do programs inside see it as the GPU's total: by a
-    hook of the runtime's (see ``limit_hook``), and by ``hold`` once it runs.
+    container's own cgroup gets the limit too, because only then do programs inside see it as the GPU's total:
+    a hook of the runtime's sets it (see ``limit_hook``), and ``hold`` sets it once the container runs.
 
-    Whether the driver has such limits is found out by trial, once; again after it failed, and every
-    ``retry_seconds`` while there are none.
+    A trial finds out, once, if the driver has such limits; again after a failure, and every ``retry_seconds``
+    while there are none.
     """
 
     def __init__(
@@ -49,7 +49,10 @@ class DriverWall:
         environ: Mapping[str, str] | None = None,
         retry_seconds: float = RETRY_SECONDS,
     ) -> None:
-        """``limiter`` is None for GPUs without any; ``environ``: what the hook needs to find the driver."""
+        """Take ``limiter`` (None for GPUs without limits), and ``environ``, which the hook needs.
+
+        The variables lead the hook to the driver.
+        """
         self._limiter = limiter
         self._cgroups = cgroups or LeaseCgroups()
         self._environ = tuple(f"{name}={value}" for name, value in (environ or {}).items())
@@ -62,21 +65,24 @@ class DriverWall:
         self._lost: str | None = None
 
     def put_into(self, users: Place) -> None:
-        """Have leases in their users' places, which are in this one and bear their numbers."""
+        """Put leases into their users' places, which lie in this place and bear the users' numbers."""
         self._cgroups.users = users
 
     @property
     def lost(self) -> str | None:
-        """What went wrong with a driver that had limits before, as long as it has not gone well again."""
+        """Return the failure of a driver that had limits before, until it works again."""
         return self._lost
 
     @property
     def last_trouble(self) -> str | None:
-        """Why there is no such wall, as it was last tried; asks nobody."""
+        """Return why there is no such wall, by the last trial; this asks nobody."""
         return self._trouble
 
     async def trouble(self) -> str | None:
-        """Why there is no such wall now, None where there is. Tries when that is due. Never raises."""
+        """Return why there is no such wall now, None if there is one.
+
+        Tries when that is due. Never raises.
+        """
         if self._limiter is None:
             return self._trouble
         async with self._lock:
@@ -87,10 +93,11 @@ class DriverWall:
             return self._trouble
 
     async def build(self, lease: Lease, grants: Sequence[Grant], engine: EngineFacts | None) -> Hold | None:
-        """Set the lease's limits, also on containers that run; None where the driver has none.
+        """Set the lease's limits, also on containers that run; None if the driver has no limits.
 
-        ``engine`` is None before it has answered. Raises SharingUnavailable where this lease's container is
-        behind this wall already, and the driver does not answer: what it has set holds on, at the old size.
+        ``engine`` is None before it has answered. Raises SharingUnavailable if this lease's container is
+        behind this wall already, and the driver does not answer: the limits that are set hold on, at the old
+        size.
         """
         name = lease.device_name
         if self._limiter is None:
@@ -118,14 +125,14 @@ class DriverWall:
         return Hold(parent.docker_name, (self._hook(limits),) if by_hook else ())
 
     def holds(self, device_name: str) -> bool:
-        """Whether a container of this device has limits to get."""
+        """Return True if a container of this device has limits to get."""
         return device_name in self._limits
 
     async def hold(self, device_name: str, place: str) -> None:
-        """Set the limits on a running container's own cgroup as well; it is in order if there are none.
+        """Set the limits on a running container's own cgroup as well; without limits there is nothing to do.
 
-        ``place`` is its path from the top of the tree. Errors: ``SharingUnavailable``; the limits on the
-        parent are not touched by it.
+        ``place`` is the cgroup's path from the top of the tree. Errors: ``SharingUnavailable``; an error
+        leaves the limits on the parent as they are.
         """
         cgroup = f"{self._cgroups.root}{place}"
         limits = self._limits.get(device_name)
@@ -141,7 +148,7 @@ class DriverWall:
         self._leaves[device_name] = cgroup
 
     async def close(self, device_name: str) -> None:
-        """Take limits and cgroup away; what is in use still stays for a later ``sweep``."""
+        """Take limits and cgroup away; those still in use stay for a later ``sweep``."""
         limits, leaf = self._limits.pop(device_name, {}), self._leaves.pop(device_name, None)
         if leaf is not None and await self._cgroups.is_there(leaf):
             await self._release(leaf, limits)
@@ -175,7 +182,7 @@ class DriverWall:
         )
 
     def _fail(self, error: GpushareError) -> None:
-        """What worked before does not now: it is tried anew before the next lease."""
+        """Note that the limits fail now, so that they are tried anew before the next lease."""
         if self._lost is None:
             self._lost = f"the driver's memory limits fail: {error}"
 
@@ -189,11 +196,11 @@ class DriverWall:
             try:
                 await self._limiter.release_memory(gpu, cgroup)
             except GpushareError as error:
-                # The limit goes with its cgroup; there never is a guarantee that could stay.
+                # The limit goes with its cgroup; no guarantee remains.
                 _log.info("driver_wall.not_released cgroup=%s gpu=%s why=%s", cgroup, gpu, error)
 
     async def _leaves_of(self, device_name: str) -> list[str]:
-        """The cgroups of containers of this device, below the lease's own one and elsewhere."""
+        """Return the cgroups of containers of this device, below the lease's own one and elsewhere."""
         below = await self._cgroups.below(device_name)
         known = self._leaves.get(device_name)
         if known is not None and not await self._cgroups.is_there(known):
@@ -207,7 +214,7 @@ class DriverWall:
         await self._cgroups.remove(device_name)
 
     def _hook(self, limits: Mapping[GpuId, int]) -> Hook:
-        """By a shell that ends well whatever happens: an engine may not see this Python from where it is."""
+        """Return the hook: a shell that ends well in any case, since an engine may not see this Python."""
         words = [f"{gpu}={limit_bytes}" for gpu, limit_bytes in limits.items()]
         program = (sys.executable, "-I", "-S", limit_hook.__file__, str(self._cgroups.root), *words)
         args = ("sh", "-c", '"$@" || :', "sh", *program)
@@ -220,4 +227,4 @@ def _is_behind(lease: Lease) -> bool:
 
 
 HOOK_SECONDS = 2 * int(limit_hook.PATIENCE_SECONDS)
-"""A hook that takes longer keeps the container from starting, so it ends itself long before."""
+"""A hook that takes longer keeps the container from starting, so the hook ends itself long before."""

@@ -1,4 +1,4 @@
-"""What a container is given, worked out from its lease. Pure."""
+"""Work out a container's settings from its lease. Pure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ from gpushared.sharing.control import DaemonLimits
 from gpushared.sharing.driver_wall import Hold
 
 CONTAINER_DIRECTORY = "/run/gpushare"
-"""Where a container finds its lease's directory (see ``LeaseDirectories``)."""
+"""A container finds its lease's directory here (see ``LeaseDirectories``)."""
 CONTAINER_PIPE_DIRECTORY = f"{CONTAINER_DIRECTORY}/mps"
 NO_PIPE_DIRECTORY = "/tmp/gpushare-mps"  # noqa: S108  # only a name: nothing of ours is ever there
-"""Where containers without MPS look for it in vain.
-
-The driver's own default is a place that NVIDIA's container tools mount from the host, where a control daemon
-that is none of ours may serve. A program that starts its own daemon in its container can do so here.
-"""
+"""Containers without MPS look for it here in vain. The driver's own default is a place that NVIDIA's
+container tools mount from the host, where a foreign control daemon may serve. A program that starts its own
+daemon in its container can do so here."""
 CONTAINER_LOG_DIRECTORY = "/tmp/gpushare-mps-log"  # noqa: S108  # only daemons write there, clients do not
 
 _WHOLE = Walls(MemoryWall.WHOLE_GPU, ComputeCap.WHOLE_GPU)
@@ -34,7 +32,7 @@ _NONE = Walls(MemoryWall.NONE, ComputeCap.NONE)
 
 
 def ordered_grants(lease: Lease, gpus: Mapping[GpuId, Gpu]) -> tuple[Grant, ...]:
-    """The lease's grants by GPU index. Raises SharingUnavailable where a GPU is not there (any more)."""
+    """Return the lease's grants by GPU index. Raises SharingUnavailable if a GPU is missing."""
     missing = sorted({grant.gpu for grant in lease.grants} - gpus.keys())
     if missing or not lease.grants:
         what = (
@@ -47,7 +45,7 @@ def ordered_grants(lease: Lease, gpus: Mapping[GpuId, Gpu]) -> tuple[Grant, ...]
 
 
 def holds_whole_gpus(lease: Lease, gpus: Mapping[GpuId, Gpu]) -> bool:
-    """Whether nobody else can be on the lease's GPUs: it asked for that, or there is nothing left of them."""
+    """Return True if no other lease can be on the GPUs: the lease wants that, or has all of them."""
     return lease.request.wants_whole_gpus or all(
         grant.compute_permille >= WHOLE_PERMILLE and grant.memory_bytes >= gpus[grant.gpu].leasable_bytes
         for grant in lease.grants
@@ -65,12 +63,12 @@ def lease_edits(
     watched: bool = False,
     mounts: tuple[Mount, ...] = (),
 ) -> Edits:
-    """The edits of a lease; ``directory`` is the lease's own on the host, ``mounts`` come on top.
+    """Return the edits of a lease; ``directory`` is the lease's own on the host, ``mounts`` come on top.
 
-    ``mps``: a control daemon serves the lease, its socket lies in the directory. The daemon of a separate
-    lease is its own and keeps the lease's limits, so that a client can only lower them. Without MPS a
-    lease of a part has no walls but the watchdog, where that acts (``watched``), and says so. ``hold``: the
-    driver limits the lease's cgroup as well.
+    ``mps``: a control daemon serves the lease, and its socket lies in the directory. A separate lease has its
+    own daemon, which keeps the lease's limits, so that a client can only lower them. Without MPS a lease of a
+    part has no walls but the watchdog, if that acts (``watched``), and the walls say so. ``hold``: the driver
+    limits the lease's cgroup as well.
     """
     grants = ordered_grants(lease, gpus)
     whole = holds_whole_gpus(lease, gpus)
@@ -99,10 +97,10 @@ def lease_edits(
 
 
 def _is_new(lease: Lease) -> bool:
-    """Whether its container is made for it.
+    """Return True if the lease's container is made for the lease.
 
-    A container that is started again under another lease may have been made where the driver had no limits
-    yet, and be outside the lease's cgroup: what holds it then is only known once it runs.
+    A container that is started again under another lease may have been made before the driver had limits, and
+    be outside the lease's cgroup: its walls are only known once it runs.
     """
     return lease.device_name == lease.id
 
@@ -116,10 +114,10 @@ def _device_env(grants: Sequence[Grant]) -> dict[str, str]:
 
 
 def _mps_env(grants: Sequence[Grant]) -> dict[str, str]:
-    """The client's side of MPS.
+    """Return the client's side of MPS.
 
-    Memory limits go by ordinal and not by UUID: ordinals are fixed by our CUDA_VISIBLE_DEVICES, and limits
-    by UUID have been seen to be ignored (NVIDIA/k8s-device-plugin issue 572). An entry for a GPU that the
+    Memory limits go by ordinal and not by UUID: ordinals are fixed by our CUDA_VISIBLE_DEVICES, and limits by
+    UUID have been seen to be ignored (NVIDIA/k8s-device-plugin issue 572). An entry for a GPU that the
     process cannot see makes the driver drop every limit, so each visible GPU has one and no other GPU.
     """
     limits = (f"{ordinal}={_whole_mib(grant)}M" for ordinal, grant in enumerate(grants))
@@ -128,7 +126,7 @@ def _mps_env(grants: Sequence[Grant]) -> dict[str, str]:
         "CUDA_MPS_LOG_DIRECTORY": CONTAINER_LOG_DIRECTORY,
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": _percent(_ceiling_permille(grants)),
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": ",".join(limits),
-        # Images may carry these; the gate only sees what the caller wrote.
+        # Images may set these; the gate sees only the caller's own words.
         "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING": "0",
         "CUDA_MPS_CLIENT_PRIORITY": "0",
     }
@@ -153,7 +151,7 @@ def _facts_env(lease: Lease, grants: Sequence[Grant], walls: Walls, *, simulated
 
 
 def _range_env(lease: Lease, ends: Sequence[tuple[Grant, Grant]]) -> dict[str, str]:
-    """Between what the lease may be at its next start; what it has now is said beside it."""
+    """Return the least and the most that the lease may have at its next start, beside its present size."""
     lows, highs = zip(*ends, strict=True)
     fewest, most = count_bounds(lease.request)
     return {
@@ -167,7 +165,10 @@ def _range_env(lease: Lease, ends: Sequence[tuple[Grant, Grant]]) -> dict[str, s
 
 
 def _framework_env(grants: Sequence[Grant], gpus: Mapping[GpuId, Gpu], walls: Walls) -> dict[str, str]:
-    """Hints for frameworks that look at the GPU's total, which a limit of the driver's changes, not MPS."""
+    """Return hints for frameworks that read the GPU's total.
+
+    A limit of the driver changes it, MPS does not.
+    """
     growth = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
     if walls.memory_wall is MemoryWall.DRIVER:
         return growth
@@ -176,22 +177,22 @@ def _framework_env(grants: Sequence[Grant], gpus: Mapping[GpuId, Gpu], walls: Wa
 
 
 def own_limits(grants: Sequence[Grant]) -> DaemonLimits:
-    """What a daemon that serves one lease only allows its clients; ``grants`` in the daemon's order."""
+    """Return the limits of a daemon that serves only one lease; ``grants`` in the daemon's order."""
     return DaemonLimits(tuple(map(_whole_mib, grants)), _ceiling_permille(grants) / 10)
 
 
 def _whole_mib(grant: Grant) -> int:
-    """At least one, because zero means no limit."""
+    """Return at least one, because zero means no limit."""
     return max(1, grant.memory_bytes // MIB)
 
 
 def _compute_permille(grants: Sequence[Grant]) -> int:
-    """A process has one percentage for all its GPUs."""
+    """Return the least share of all GPUs, since a process has one percentage for all of them."""
     return min(grant.compute_permille for grant in grants)
 
 
 def _ceiling_permille(grants: Sequence[Grant]) -> int:
-    """As much as any of its GPUs may give it, by the same rule."""
+    """Return the least ceiling of all GPUs, by the same rule."""
     return min(grant.ceiling_permille for grant in grants)
 
 

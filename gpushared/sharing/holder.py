@@ -1,7 +1,7 @@
-"""Who holds the line to a control daemon that does not answer.
+"""Find the process that holds the line to a control daemon that does not answer.
 
-The daemon talks to one peer at a time. Whoever connects and says nothing keeps all others waiting, and the
-kernel remembers who that is.
+The daemon talks to one peer at a time. A peer that connects and says nothing keeps all others waiting, and
+the kernel remembers the peer.
 """
 
 from __future__ import annotations
@@ -15,21 +15,19 @@ from pathlib import Path
 
 _UCRED = struct.Struct("3i")
 _PIDFD_GETFD = 438
-"""pidfd_getfd(2), the same number on every architecture; Linux 5.6."""
+"""pidfd_getfd(2) has the same number on every architecture; Linux 5.6."""
 _OWN = "nvidia-cuda-mps"
-"""How the names of MPS's own programs begin: servers keep a line to their daemon.
-
-Anybody can take such a name, but nobody from a container a place in the daemon's cgroup.
-"""
+"""The names of MPS's own programs begin so: servers keep a line to their daemon. Any program can take such a
+name, but none in a container can get a place in the daemon's cgroup."""
 _PROC = Path("/proc")
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def line_holder(daemon: int) -> tuple[int, str] | None:
-    """The PID and name of the one process that has a line to this daemon; None for nobody or several.
+    """Return the PID and name of the one process that has a line to this daemon; None for no or several ones.
 
-    Needs the right to trace the daemon, so root; without it the answer is None.
+    This needs the right to trace the daemon, so root; without it the answer is None.
     """
     peers = {peer for peer in _peers(daemon) if peer > 0 and peer not in (daemon, os.getpid())}
     named = [(peer, name) for peer in sorted(peers) if (name := _name(peer)) and not is_own(peer, daemon)]
@@ -51,7 +49,7 @@ def _peers(daemon: int) -> list[int]:
 
 
 def _peer(pidfd: int, number: int) -> list[int]:
-    """Who is at the other end of this socket of the daemon's, if it is a line and not the listening one."""
+    """Return the peer of this socket of the daemon's, unless the socket is the listening one."""
     descriptor = _LIBC.syscall(_PIDFD_GETFD, pidfd, number, 0)
     if descriptor < 0:
         return []
@@ -63,12 +61,12 @@ def _peer(pidfd: int, number: int) -> list[int]:
 
 
 def is_own(pid: int, daemon: int, proc: Path = _PROC) -> bool:
-    """Whether a process is of MPS itself, and does not just call itself so."""
+    """Return True if a process belongs to MPS itself, and does not just take such a name."""
     return _name(pid, proc).startswith(_OWN) and _read(pid, "cgroup", proc) == _read(daemon, "cgroup", proc)
 
 
 def _name(pid: int, proc: Path = _PROC) -> str:
-    """Whoever has the line chose it, so it is kept to what a sentence can bear."""
+    """Return a process's name, kept to printable letters, since the process itself chose it."""
     return "".join(letter for letter in _read(pid, "comm", proc).strip() if letter.isprintable())
 
 

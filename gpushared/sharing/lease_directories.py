@@ -1,4 +1,4 @@
-"""The directories in which containers find their lease: what it says of itself, and its MPS socket."""
+"""Keep the directories in which containers find their lease: its file, and its MPS socket."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpushared.domain.errors import RequestError, SharingUnavailable
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _PRIVATE = 0o700
-"""Users of the host have no business there; the engine, as root, mounts what lies inside."""
+"""Users of the host have no business there; the engine, as root, mounts the content."""
 _READABLE = 0o755
 _PUBLIC_FILE = 0o644
 
@@ -25,28 +25,28 @@ _STAGED_SOCKET = "control.new"
 
 
 class LeaseDirectories:
-    """One directory a lease, ``<root>/<device_name>``, which its container gets to read.
+    """Keep one directory for each lease, ``<root>/<device_name>``, which its container gets to read.
 
-    ``lease.json`` tells what is leased; ``mps/``, where there is MPS, is the container's pipe directory and
-    holds a hard link of a daemon's ``control``.
+    ``lease.json`` describes the lease; ``mps/``, if there is MPS, is the container's pipe directory and holds
+    a hard link of a daemon's ``control``.
 
-    A hard link and not the daemon's own directory, because privilege follows the socket that is used: through
-    ``control_privileged`` even a confined root could change every limit. A directory and not the socket
-    alone, because a daemon that is started again makes a new socket, which a mounted file would never show.
-    The same holds for ``lease.json``, which is replaced.
+    The link is a hard link and not the daemon's own directory, because privilege follows the socket that is
+    used: through ``control_privileged`` even a confined root could change every limit. The container gets a
+    directory and not the socket alone, because a daemon that is started again makes a new socket, which a
+    mounted file would never show. The same holds for ``lease.json``, which is replaced.
     """
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def path(self, device_name: str) -> Path:
-        """Where a lease's directory is. Raises RequestError for a name that could lead elsewhere."""
+        """Return a lease's directory. Raises RequestError for a name that could lead elsewhere."""
         if _NAME.fullmatch(device_name) is None:
             raise RequestError(f"{device_name!r} is not a device name")
         return self._root / device_name
 
     def write(self, device_name: str, text: str) -> None:
-        """Put what the lease says of itself there, at once as a whole."""
+        """Write the lease's file, at once as a whole."""
         directory = self.path(device_name)
         staged = directory / _STAGED_FILE
         try:
@@ -60,7 +60,7 @@ class LeaseDirectories:
             ) from error
 
     def write_notice(self, device_name: str, text: str | None) -> None:
-        """Put the notice of its end there, or take it away; a lease without a directory is left alone."""
+        """Write the notice of the lease's end, or remove it; a lease without a directory is left alone."""
         directory = self.path(device_name)
         if not directory.is_dir():
             return
@@ -78,7 +78,7 @@ class LeaseDirectories:
             ) from error
 
     def link(self, device_name: str, socket: Path) -> None:
-        """Put this socket in place of what is there; the directory itself stays, it may be mounted."""
+        """Put this socket in place of the old one; the directory itself stays, since it may be mounted."""
         directory = self.path(device_name) / MPS_DIRECTORY
         target, staged = directory / "control", directory.parent / _STAGED_SOCKET
         try:
@@ -96,7 +96,7 @@ class LeaseDirectories:
             ) from error
 
     def unlink(self, device_name: str) -> None:
-        """Take the socket away; the directory stays, a container that runs may have it mounted."""
+        """Remove the socket; the directory stays, since a running container may have it mounted."""
         directory = self.path(device_name)
         for path in (directory / MPS_DIRECTORY / "control", directory / _STAGED_SOCKET):
             path.unlink(missing_ok=True)
@@ -106,7 +106,7 @@ class LeaseDirectories:
         directory = self.path(device_name)
         for name in (LEASE_FILE, _STAGED_FILE, NOTICE_FILE, _STAGED_NOTICE):
             (directory / name).unlink(missing_ok=True)
-        # What else lies there belongs to somebody else.
+        # Other files there belong to somebody else.
         with suppress(OSError):
             (directory / MPS_DIRECTORY).rmdir()
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""The file in which a container can read its lease. Pure.
+"""Write the file in which a container can read its lease. Pure.
 
 ``docs/reference/environment.md`` documents its fields. Within one number of the schema fields are only added.
 """
@@ -18,7 +18,7 @@ SCHEMA = "gpushare.lease/1"
 def lease_file(
     lease: Lease, grants: Sequence[Grant], gpus: Mapping[GpuId, Gpu], walls: Walls, *, simulated: bool
 ) -> str:
-    """The file's text. ``grants`` by the order in which the container sees its GPUs."""
+    """Return the file's text. ``grants`` are in the order in which the container sees its GPUs."""
     fewest, most = count_bounds(lease.request)
     content = {
         "schema": SCHEMA,
@@ -37,7 +37,7 @@ def lease_file(
 
 
 def _gpu(lease: Lease, index: int, grant: Grant, gpu: Gpu, walls: Walls) -> dict[str, str | int | float]:
-    """The total is what programs see as such, which the driver's own limit changes."""
+    """Describe one GPU. The total is the one that programs see, which the driver's own limit changes."""
     behind_driver = walls.memory_wall is MemoryWall.DRIVER
     low, high = bounds(lease.request, grant, gpu)
     return {

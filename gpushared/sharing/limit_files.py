@@ -1,4 +1,4 @@
-"""A cgroup's limits on memory, CPUs and processes, as the kernel's files: for cgroup v1 and v2.
+"""Write a cgroup's limits on memory, CPUs and processes into the kernel's files, for cgroup v1 and v2.
 
 Sources: cgroup-v2.rst, and for v1 memory.rst, pids.rst and sched-bwc.rst, of the kernel's documentation.
 """
@@ -18,7 +18,7 @@ ROOT = Path("/sys/fs/cgroup")
 MOUNTS = Path("/proc/self/mounts")
 PERIOD_US = 100_000
 MAX_FILE_BYTES = 64 * 1024
-"""The kernel gives no longer ones here, and all of one at once."""
+"""The kernel's files here are no longer, and it gives all of one at once."""
 BESIDE = "beside-containers"
 CONTROLLERS = ("memory", "cpu", "pids")
 _NO_LIMIT_FROM = 1 << 62
@@ -27,9 +27,9 @@ _NO_LIMIT_FROM = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """One file. ``optional``: kernels may be without it, and then without what it limits.
+    """Describe one file. ``optional``: some kernels have neither the file nor the limit.
 
-    ``in_pages``: the kernel rounds it down to whole ones.
+    ``in_pages``: the kernel rounds the value down to whole pages.
     """
 
     path: Path
@@ -38,7 +38,7 @@ class Limit:
     in_pages: bool = False
 
     def is_set(self) -> bool:
-        """Whether the kernel has it so; raises OSError for a file that has to be there and is not."""
+        """Return True if the kernel has this value; raises OSError for a required file that is missing."""
         if self.optional and not self.path.exists():
             return True
         return _plain(_text(self.path), self.in_pages) == _plain(self.value, self.in_pages)
@@ -49,14 +49,14 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Trees:
-    """Where the cgroups of this machine are. ``tops``: of each controller with v1, empty with v2."""
+    """Locate the cgroups of this machine. ``tops``: the tree of each controller with v1, empty with v2."""
 
     root: Path
     tops: dict[str, Path]
 
     @classmethod
     def find(cls, version: int, root: Path = ROOT, mounts: Path = MOUNTS) -> Trees:
-        """As they are mounted. Raises OSError."""
+        """Return the trees as they are mounted. Raises OSError."""
         if version > 1:
             if not (root / "cgroup.controllers").exists():
                 raise FileNotFoundError(errno.ENOENT, "cgroup v2 is not mounted there", str(root))
@@ -69,12 +69,12 @@ class Trees:
         return cls(root, tops)
 
     def directories(self, path: str) -> list[Path]:
-        """The cgroup at this path from the top, in each of the trees in which it has a limit."""
+        """Return the cgroup at this path from the top, in each of the trees in which it has a limit."""
         own = path.lstrip("/")
         return sorted({top / own for top in self.tops.values()}) if self.tops else [self.root / own]
 
     def make(self, path: str) -> None:
-        """Have it, and let the kernel count in it. Raises OSError."""
+        """Make the cgroup, and let the kernel count in it. Raises OSError."""
         for directory in self.directories(path):
             directory.mkdir(parents=True, exist_ok=True)
         names = path.strip("/").split("/")
@@ -82,9 +82,10 @@ class Trees:
             self._count_below("/".join(names[:length]))
 
     def joining(self, path: str) -> list[Path]:
-        """The files by which a process comes into the cgroup. Raises OSError.
+        """Return the files by which a process joins the cgroup. Raises OSError.
 
-        With v2 into one below it: no process is in a cgroup that has others below (cgroup-v2.rst).
+        With v2 a process joins a cgroup below, since no process is in a cgroup that has others below
+        (cgroup-v2.rst).
         """
         if not self.tops:
             (self.root / path.lstrip("/") / BESIDE).mkdir(exist_ok=True)
@@ -92,13 +93,16 @@ class Trees:
         return [directory / "cgroup.procs" for directory in self.directories(path)]
 
     def remove(self, path: str) -> None:
-        """Raises OSError where something is in it."""
+        """Remove the cgroup; raises OSError if anything is in it."""
         for directory in self.directories(path):
             if directory.is_dir():
                 directory.rmdir()
 
     def limits(self, path: str, limits: UserBounds) -> list[Limit]:
-        """In the order in which the kernel takes them. Raises OSError, KeyError for a missing tree."""
+        """Return the limits in the order in which the kernel takes them.
+
+        Raises OSError, KeyError for a missing tree.
+        """
         own = path.lstrip("/")
         if not self.tops:
             return list(_limits_v2(self.root / own, limits))
@@ -112,7 +116,7 @@ class Trees:
         ]
 
     def use(self, path: str) -> UserUse:
-        """Raises OSError, KeyError and ValueError where it is not to be read."""
+        """Return the use of the cgroup; raises OSError, KeyError and ValueError if it cannot be read."""
         own = path.lstrip("/")
         memory, pids = (
             (self.tops["memory"] / own, self.tops["pids"] / own)
@@ -133,7 +137,7 @@ class Trees:
             if missing := set(CONTROLLERS) - set(control.read_text().split()):
                 control.write_text(" ".join(f"+{name}" for name in sorted(missing)))
             return
-        # Kernels before 5.11 count what is below only where they are told so.
+        # Kernels before 5.11 count the cgroups below only if this file says so.
         hierarchy = self.tops["memory"] / path / "memory.use_hierarchy"
         if path and hierarchy.exists() and hierarchy.read_text().strip() == "0":
             hierarchy.write_text("1")
@@ -143,14 +147,14 @@ def _limits_v2(own: Path, limits: UserBounds) -> Iterator[Limit]:
     memory, pids = (str(number) if number else "max" for number in (limits.memory_bytes, limits.pids))
     quota = str(round(limits.cpus * PERIOD_US)) if limits.cpus else "max"
     yield Limit(own / "memory.max", memory, in_pages=True)
-    # It counts apart here: none at all is the only way to bound both together.
+    # Swap counts apart here: no swap at all is the only way to bound both together.
     yield Limit(own / "memory.swap.max", "0" if limits.memory_bytes else "max", optional=True)
     yield Limit(own / "cpu.max", f"{quota} {PERIOD_US}")
     yield Limit(own / "pids.max", pids)
 
 
 def _memory_v1(own: Path, memory_bytes: int) -> list[Limit]:
-    """Memory with swap may never be less than memory alone: which is written first goes by what is there."""
+    """Return both limits of memory, in an order that never has memory with swap below memory alone."""
     value = str(memory_bytes) if memory_bytes else "-1"
     both = [
         Limit(own / "memory.limit_in_bytes", value, in_pages=True),
@@ -161,7 +165,7 @@ def _memory_v1(own: Path, memory_bytes: int) -> list[Limit]:
 
 
 def _text(path: Path) -> str:
-    """In as few calls as may be: a thread waits after each until the others let it go on."""
+    """Read a file in as few calls as possible: a thread waits after each until the others let it go on."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(descriptor, MAX_FILE_BYTES).decode()
@@ -170,7 +174,7 @@ def _text(path: Path) -> str:
 
 
 def _plain(text: str, in_pages: bool) -> str:
-    """Without what the kernel rounds, and in one word for no limit."""
+    """Drop the part that the kernel rounds, and write no limit in one word."""
     first, *others = text.split()
     number = int(first) if first.lstrip("-").isdecimal() else -1
     if number < 0 or number >= _NO_LIMIT_FROM:

@@ -1,13 +1,13 @@
-"""A hook of the container runtime: limits the GPU memory of a container's cgroup before its program starts.
+"""Limit the GPU memory of a container's cgroup before its program starts, as a container runtime's hook.
 
-Runs on its own (``python -I -S limit_hook.py ROOT GPU=BYTES...``) and imports nothing but a few parts of the
-standard library, because every start of a container waits for it. OCI's ``createRuntime`` hooks run as root,
-in the namespaces of the runtime, when the container's cgroup exists and holds its first process; the state
-with that process's PID comes on standard input.
+The hook runs on its own (``python -I -S limit_hook.py ROOT GPU=BYTES...``) and imports nothing but a few
+parts of the standard library, because every start of a container waits for it. OCI's ``createRuntime`` hooks
+run as root, in the namespaces of the runtime, when the container's cgroup exists and holds its first process;
+the state with that process's PID comes on standard input.
 
-It always ends with 0, since any other code would keep the container from starting, and a limit that cannot be
-set here is no reason for that: the lease's own cgroup above has had the limit from before. What went wrong
-goes to standard error and to the system's log. A driver that hangs is left to a child, and not waited for.
+The hook always ends with 0, since any other code would keep the container from starting, and a limit that
+cannot be set here is no reason for that: the lease's own cgroup above has had the limit from before. Errors
+go to standard error and to the system's log. A driver that hangs is left to a child, and not waited for.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ MAX_MESSAGE_BYTES = 4096
 
 
 class Refused(Exception):
-    """The limit could not be set, in words."""
+    """The limit could not be set; the text says why."""
 
 
 class MemoryLimits(ctypes.Structure):
-    """``nvmlSetMemoryLimits_v1_t`` of nvml.h: the cgroup's full path, then bytes."""
+    """Mirror ``nvmlSetMemoryLimits_v1_t`` of nvml.h: the cgroup's full path, then bytes."""
 
     _fields_ = (
         ("cgroup", ctypes.c_char_p),
@@ -53,7 +53,7 @@ def main(words: list[str]) -> None:
 
 
 def cgroup_of(pid: int, root: str) -> str:
-    """The full path of a process's cgroup of v2, as the driver needs it. Raises Refused, OSError."""
+    """Return the full path of a process's cgroup of v2, as the driver needs it. Raises Refused, OSError."""
     if not os.access(f"{root}/cgroup.controllers", os.F_OK):
         raise Refused(f"{root} is not cgroup v2, which the driver needs")
     with open(f"/proc/{int(pid)}/cgroup") as file:  # noqa: PTH123 - importing pathlib takes as long as the rest
@@ -90,7 +90,7 @@ def _check(code: int, what: str) -> None:
 
 
 def _in_child(cgroup: str, limits: dict[str, int]) -> str:
-    """What went wrong in the child, empty if nothing did."""
+    """Set the limits in a child, and return the child's error, or an empty text."""
     reader, writer = os.pipe()
     if os.fork() == 0:
         _be_child(writer, cgroup, limits)
@@ -101,7 +101,10 @@ def _in_child(cgroup: str, limits: dict[str, int]) -> str:
 
 
 def _be_child(writer: int, cgroup: str, limits: dict[str, int]) -> None:
-    """Ends the process. The runtime waits until nobody has its pipes open any more."""
+    """Do the child's work and end the process.
+
+    The runtime waits until no process has its pipes open any more.
+    """
     text = "done"
     try:
         nowhere = os.open(os.devnull, os.O_RDWR)
@@ -111,7 +114,7 @@ def _be_child(writer: int, cgroup: str, limits: dict[str, int]) -> None:
     except (Refused, OSError) as error:
         text = str(error)
     finally:
-        # Nothing that the parent had begun may be done a second time here.
+        # The child must not finish any work that the parent had begun.
         os.write(writer, text.encode()[:MAX_MESSAGE_BYTES])
         os._exit(0)
 

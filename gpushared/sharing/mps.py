@@ -1,4 +1,4 @@
-"""The sharing of GPUs by NVIDIA MPS: which control daemon serves which lease."""
+"""Share GPUs by NVIDIA MPS: choose the control daemon that serves each lease."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _log = logging.getLogger(__name__)
 
 
 class MpsSharing:
-    """The ``Sharing`` port over control daemons under ``<runtime_dir>/mps``.
+    """Implement the ``Sharing`` port with control daemons under ``<runtime_dir>/mps``.
 
-    One daemon a GPU where the binary can serve several users at once; an older one admits one user at a
-    time and lets the others wait, so there each user gets a daemon of their own. A process can use one daemon
-    only, so a lease over several GPUs gets one over exactly those. A separate lease has a daemon of its own,
-    which keeps the lease's limits and goes with it. Daemons start with the first lease that
-    needs them, outlive this object where they are wanted, and are found again.
+    There is one daemon for each GPU if the binary can serve several users at once; an older one admits one
+    user at a time and lets the others wait, so there each user gets a daemon of their own. A process can use
+    one daemon only, so a lease over several GPUs gets one over exactly those. A separate lease has a daemon
+    of its own, which keeps the lease's limits and goes with it. Daemons start with the first lease that needs
+    them, outlive this object if they are wanted, and are found again.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class MpsSharing:
         wall: DriverWall | None = None,
         modes: ExclusiveModes | None = None,
     ) -> None:
-        """Raises ConfigError for a runtime directory whose name is too long for sockets.
+        """Raise ConfigError for a runtime directory whose name is too long for sockets.
 
-        ``watched``: the classes whose leases somebody ends when they use too much memory. ``wall``: the
-        driver's own limits, on top of those of MPS.
+        ``watched``: the classes whose leases are ended when they use too much memory. ``wall``: the driver's
+        own limits, on top of those of MPS.
         """
         self._directories = LeaseDirectories(runtime_dir / "leases")
         self._mode = mode
@@ -76,7 +76,7 @@ class MpsSharing:
         )
 
     async def open(self, lease: Lease, gpus: Mapping[GpuId, Gpu], engine: EngineFacts | None = None) -> Edits:
-        """Make ready what the lease's grants need; see the port and ``MpsMode``."""
+        """Prepare all that the lease's grants need; see the port and ``MpsMode``."""
         grants = ordered_grants(lease, gpus)
         self._gpus.update((gpu.id, gpu) for gpu in gpus.values())
         whole = holds_whole_gpus(lease, gpus)
@@ -85,7 +85,7 @@ class MpsSharing:
             for gpu in granted:
                 await self._modes.free(gpu)
         mps = not whole and await self._serve(lease, granted)
-        # One that grew to a whole GPU must not be kept to its old size.
+        # A lease that grew to a whole GPU must not be kept to its old size.
         walled = not whole or self._wall.holds(lease.device_name)
         hold = await self._wall.build(lease, grants, engine) if walled else None
         edits = lease_edits(
@@ -104,7 +104,7 @@ class MpsSharing:
         return edits
 
     async def close_lease(self, lease: LeaseId, device_name: str) -> None:
-        """Take the lease's directory down; the daemon goes a while after its last lease."""
+        """Remove the lease's directory; the daemon goes a while after its last lease."""
         del lease  # directories are named after what the container was given
         self._pool.leave_others(device_name, name="")
         self._directories.remove(device_name)
@@ -115,14 +115,15 @@ class MpsSharing:
         return self._wall.holds(lease.device_name)
 
     async def hold(self, lease: Lease, place: str) -> None:
-        """MPS holds processes, not cgroups; the driver's limit holds the container's own cgroup."""
+        """Limit the container's own cgroup by the driver; MPS holds processes, not cgroups."""
         await self._wall.hold(lease.device_name, place)
 
     async def part_clients(self, lease: Lease, pids: Collection[int]) -> int:
         """Take clients off their servers; see the port.
 
-        Only the lease's own daemon is asked, and what was seen to serve one of them: somebody may keep others
-        from answering. One that does not answer is asked only where it was seen to serve one.
+        Only the lease's own daemon is asked, and any daemon that was seen to serve one of the processes:
+        other programs may keep further daemons from answering. A daemon that does not answer is asked only if
+        it was seen to serve one.
         """
         asked = [
             daemon.control
@@ -142,7 +143,10 @@ class MpsSharing:
         return sum(count for count in done if isinstance(count, int))
 
     async def status(self) -> tuple[SharingStatus, ...]:
-        """Of every GPU that a lease was opened beside, as the last look found it; asks nobody."""
+        """Return the state of every GPU that a lease was opened beside, by the last look.
+
+        This asks nobody.
+        """
         whole = [gpu for gpu in self._gpus.values() if gpu.parent is None and not gpu.split]
         gpus = sorted(whole, key=lambda gpu: (gpu.index, gpu.id))
         return tuple(self._status_of(gpu.id) for gpu in gpus)
@@ -156,10 +160,10 @@ class MpsSharing:
         self._directories.write_notice(lease.device_name, text)
 
     async def sweep(self, live: Collection[str]) -> None:
-        """Remove what earlier lives left behind, given the device names of every lease that is not over.
+        """Remove the leftovers of earlier lives, given the device names of every lease that is not over.
 
-        To be called once those leases are known; a daemon whose socket still lies in a lease's directory is
-        left alone.
+        Call this once those leases are known; a daemon whose socket still lies in a lease's directory is left
+        alone.
         """
         self._directories.remove_others(live)
         await self._put_modes_right(live)
@@ -167,7 +171,7 @@ class MpsSharing:
         await self._pool.sweep()
 
     async def close(self, *, keep_running: bool) -> None:
-        """End the adapter; with ``keep_running`` the daemons that have leases go on."""
+        """End the adapter; with ``keep_running``, daemons that have leases go on."""
         await self._pool.close(keep_running=keep_running)
         if not keep_running:
             self._directories.remove_others(())
@@ -179,7 +183,7 @@ class MpsSharing:
     # --- serving a lease ---
 
     async def _serve(self, lease: Lease, granted: Sequence[Gpu]) -> bool:
-        """Whether MPS serves this lease; it is to go without otherwise."""
+        """Serve the lease with MPS; return False if it is to go without."""
         if self._mode is MpsMode.OFF:
             return False
         try:
@@ -258,14 +262,14 @@ class MpsSharing:
 
 
 def _limits_of(lease: Lease, granted: Sequence[Gpu]) -> DaemonLimits:
-    """What the lease's daemon allows: the lease where it serves no other, else all that can be leased."""
+    """Return the daemon's limits: the lease's own if the daemon serves no other, else all leasable memory."""
     if lease.request.isolation is Isolation.SEPARATE:
         return own_limits(ordered_grants(lease, {gpu.id: gpu for gpu in granted}))
     return DaemonLimits(tuple(max(1, gpu.leasable_bytes // MIB) for gpu in granted))
 
 
 def _looked_at(daemons: Iterable[Supervisor]) -> float | None:
-    """When the oldest of their looks at clients began; None where one of them does not know its clients."""
+    """Return when the oldest look at clients began; None if a daemon does not know its clients."""
     looks = [daemon.clients_at for daemon in daemons]
     known = [at for at in looks if at is not None]
     return min(known) if known and len(known) == len(looks) else None
@@ -273,7 +277,7 @@ def _looked_at(daemons: Iterable[Supervisor]) -> float | None:
 
 @contextmanager
 def _noted(what: str) -> Iterator[None]:
-    """Goes on after trouble that must not keep a lease from ending."""
+    """Log trouble that must not keep a lease from ending, and go on."""
     try:
         yield
     except GpushareError as error:

@@ -1,4 +1,4 @@
-"""The ``Checkpoints`` port where none are made."""
+"""Implement the ``Checkpoints`` port on a node that makes no checkpoints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SWITCHED_OFF = "CUDA checkpoints are switched off (gpus.checkpoints)"
 
 
 class NoCheckpoints:
-    """Says why, and refuses."""
+    """Say why there are no checkpoints, and refuse to make one."""
 
     with_mps = False
     needs_host_memory = True
@@ -26,7 +26,7 @@ class NoCheckpoints:
         raise SharingUnavailable(self._why)
 
     async def restore(self, pids: Collection[int]) -> None:
-        """Nothing was saved, so there is nothing to put back."""
+        """Do nothing, since nothing was saved."""
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, since nothing is open."""

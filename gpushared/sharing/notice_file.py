@@ -1,4 +1,4 @@
-"""The file in which a container can read that its lease will end. Pure.
+"""Write the file in which a container can read that its lease will end. Pure.
 
 ``docs/reference/environment.md`` documents its fields. Within one number of the schema fields are only added.
 """
@@ -13,7 +13,7 @@ SCHEMA = "gpushare.notice/1"
 
 
 def notice_file(notice: Notice) -> str:
-    """The file's text."""
+    """Return the file's text."""
     ends_at = notice.until if notice.ends else None
     content = {"schema": SCHEMA, "kind": notice.kind, "ends_at": ends_at, "text": notice.text}
     return json.dumps(content, indent=1) + "\n"

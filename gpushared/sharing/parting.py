@@ -1,8 +1,8 @@
-"""Takes processes off their MPS servers.
+"""Take processes off their MPS servers.
 
-The end of a client that has work under way is undefined for its server, and with it for everybody else
-there. One that was terminated through the control daemon first may be killed; its own CUDA calls fail from
-then on.
+The end of a client that has work under way is undefined for its server, and so for all other clients there. A
+client that was terminated through the control daemon first may be killed; its own CUDA calls fail from then
+on.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from gpushared.sharing.servers import Asked
 
 _LOOK_AGAIN_SECONDS = 0.05
 _LET_GO_SECONDS = 1.0
-"""How long a client may still be listed; no document says that one that was terminated leaves the list."""
+"""A client may still be listed so long; no document says that a terminated client leaves the list."""
 _GONE = "not found"
 
 
 class Parted(Asked, Protocol):
-    """A control daemon whose servers list their clients."""
+    """Describe a control daemon whose servers list their clients."""
 
     async def clients(self, server: int) -> tuple[int, ...] | None: ...
 
 
 async def part(control: Parted, pids: Collection[int]) -> int:
-    """Terminate those of these processes (host PIDs) that are clients, and see them go.
+    """Terminate the clients among these processes (host PIDs), and see them go.
 
-    Returns how many there were. Raises ``SharingUnavailable`` where the daemon refuses, ``TimedOut`` where it
-    does not answer.
+    Returns how many there were. Raises ``SharingUnavailable`` if the daemon refuses, ``TimedOut`` if it does
+    not answer.
     """
     parted = 0
     for server in await control.servers():
@@ -51,7 +51,7 @@ async def _clients_among(control: Parted, server: int, pids: Collection[int]) ->
 
 
 async def _terminate(control: Parted, server: int, pid: int) -> None:
-    """A process that has ended meanwhile is no client any more, which is what was wanted."""
+    """Terminate one client; a process that has ended meanwhile is no client any more, which is as good."""
     answer = [line.strip() for line in await control.ask(f"terminate_client {server} {pid}")]
     refused = next((line for line in answer if line and not line.isdecimal() and _GONE not in line), None)
     if refused is not None:

@@ -1,4 +1,4 @@
-"""Finds out by trial whether the installed control daemon can serve several users at once."""
+"""Find out by trial if the installed control daemon can serve several users at once."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gpushared.sharing.control import MpsControl
 
 
 class MultiuserProbe:
-    """Starts a daemon with the flag and ends it again, once; without, where that one does not start.
+    """Start a daemon with the flag and end it again, once; without the flag if that one does not start.
 
-    By trial and not by version, because the flag also needs root, and a failure without it as well is the
-    honest answer to "does MPS work here". A failure is remembered for ``retry_seconds``, so that a program
-    that hangs does not hold up every lease.
+    The trial is better than the version, because the flag also needs root, and a failure without it as well
+    is the honest answer to "does MPS work here". A failure is remembered for ``retry_seconds``, so that a
+    program that hangs does not hold up every lease.
     """
 
     def __init__(
@@ -24,7 +24,7 @@ class MultiuserProbe:
         *,
         retry_seconds: float,
     ) -> None:
-        """``control`` makes an adapter for a daemon in a place kept for the probe, multiuser or not."""
+        """Take ``control``, which makes an adapter for a daemon in the probe's place, multiuser or not."""
         self._control = control
         self._retry_seconds = retry_seconds
         self._lock = asyncio.Lock()
@@ -34,11 +34,11 @@ class MultiuserProbe:
 
     @property
     def trouble(self) -> str | None:
-        """Why no daemon starts at all, as last tried."""
+        """Return why no daemon starts at all, by the last trial."""
         return None if self._error is None else self._error.message
 
     async def knows_multiuser(self, gpus: tuple[GpuId, ...]) -> bool:
-        """Whether one daemon serves all users. Errors: ``SharingUnavailable``, ``TimedOut``."""
+        """Return True if one daemon serves all users. Errors: ``SharingUnavailable``, ``TimedOut``."""
         async with self._lock:
             if self._answer is None:
                 self._raise_recent_error()
@@ -64,7 +64,7 @@ class MultiuserProbe:
         return True
 
     async def _start_and_quit(self, control: MpsControl) -> None:
-        # One left behind by a killed probe would be adopted, and answer for the wrong flag.
+        # A daemon left behind by a killed probe would be adopted, and answer for the wrong flag.
         await control.quit()
         try:
             await control.start()

@@ -1,4 +1,4 @@
-"""A daemon process that may outlive us: started detached, or found alive, and held by a pidfd."""
+"""Hold a daemon process that may outlive us: started detached, or found alive, and held by a pidfd."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _PRIVATE_UMASK = 'umask 077; exec "$0" "$@"'
 
 
 class DaemonProcess:
-    """One process, ours or adopted, whose end can be awaited.
+    """Hold one process, ours or adopted, whose end can be awaited.
 
     The pidfd keeps the number from being mistaken for another process's. Letting go of it (``release``)
-    leaves the process running. Belongs to the event loop in which it was made.
+    leaves the process running. The object belongs to the event loop in which it was made.
     """
 
     def __init__(self, pid: int) -> None:
-        """Raises ``ProcessLookupError`` when there is no such process."""
+        """Raise ``ProcessLookupError`` if there is no such process."""
         self.pid = pid
         self.exit_status: int | None = None
         """The status of a child that exited; None for an adopted process."""
@@ -38,14 +38,14 @@ class DaemonProcess:
         return self._gone.is_set()
 
     async def exits_within(self, seconds: float) -> bool:
-        """Whether it is gone, having waited at most so long."""
+        """Wait at most so long for the process's end, and return True if it is gone."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._gone.wait()
         return self.exited
 
     def kill(self) -> None:
-        """SIGKILL to it and to what it started; nothing happens when it is gone."""
+        """Send SIGKILL to the process and to its process group; nothing happens if the process is gone."""
         if self.exited or self._fd < 0:
             return
         with suppress(ProcessLookupError, PermissionError):
@@ -60,7 +60,7 @@ class DaemonProcess:
             self._fd = -1
 
     def _on_exit(self) -> None:
-        # An adopted process is reaped by whoever is its parent now.
+        # The present parent of an adopted process reaps it.
         with suppress(ChildProcessError):
             result = os.waitid(os.P_PIDFD, self._fd, os.WEXITED | os.WNOHANG)
             self.exit_status = result.si_status if result else None
@@ -69,10 +69,10 @@ class DaemonProcess:
 
 
 def spawn_daemon(command: Sequence[str], env: Mapping[str, str], log: Path) -> int:
-    """Start a program in its own session under umask 077, its output appended to ``log``; its PID.
+    """Start a program in its own session under umask 077, its output appended to ``log``; return its PID.
 
-    Not ``subprocess``: both its objects and asyncio's insist on ending or collecting the child with us.
-    The log is a file and not a pipe, because the reader of a pipe would be gone after our restart.
+    This does not use ``subprocess``: both its objects and asyncio's insist on ending or collecting the child
+    with us. The log is a file and not a pipe, because the reader of a pipe would be gone after our restart.
     """
     append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     return os.posix_spawn(
@@ -91,9 +91,9 @@ def spawn_daemon(command: Sequence[str], env: Mapping[str, str], log: Path) -> i
 
 
 def listener_pid(path: Path) -> int | None:
-    """The PID of the process that listens on a SEQPACKET socket, as the kernel knows it; None for nobody.
+    """Return the PID of the process that listens on a SEQPACKET socket, as the kernel knows it, or None.
 
-    Blocks for at most a second. The connection is closed at once and nothing is sent.
+    This blocks for at most a second. The connection is closed at once and nothing is sent.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
         probe.settimeout(_CONNECT_SECONDS)

@@ -1,4 +1,4 @@
-"""The servers of one control daemon: who is on them, which are in a fault, which are to be taken away."""
+"""Watch the servers of one control daemon: their clients, their faults, and their removal."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from gpushared.sharing.servers import Asked, Server, ServerState, culprit_of, re
 _log = logging.getLogger(__name__)
 
 RECYCLE_SECONDS = 10.0
-"""So long a server that is free of clients may take to rebuild itself, and each step to work."""
+"""A server without clients may take so long to rebuild itself, and each step of its removal to work."""
 
 
 class Watched(Asked, Protocol):
-    """A control daemon that is asked, and whose servers' log can be read."""
+    """Describe a control daemon that is asked, and whose servers' log can be read."""
 
     def server_log(self) -> list[str]:
-        """The newest lines."""
+        """Return the newest lines."""
         ...
 
     async def restart_servers(self) -> None:
-        """End the daemon and with it its servers; who keeps the daemon starts it again."""
+        """End the daemon and with it its servers; the daemon's keeper starts it again."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Recycling:
-    """A server that is being taken away: how far that went, and when the last step was taken."""
+    """Record how far the removal of a server has come, and when the last step was taken."""
 
     steps: int
     at: float
 
 
 class ServerWatch:
-    """Looks at the servers of a daemon; ``look`` may be called again before it is back."""
+    """Look at the servers of a daemon; ``look`` may be called again before it is back."""
 
     def __init__(self, control: Watched, *, recycle_seconds: float = RECYCLE_SECONDS) -> None:
         self.servers: tuple[int, ...] = ()
         self.clients: frozenset[int] = frozenset()
         self.clients_at: float | None = None
-        """When the look at the clients began (``time.monotonic``); None where they are not known."""
+        """When the look at the clients began (``time.monotonic``); None if they are not known."""
         self.served: frozenset[int] = frozenset()
-        """Who the clients were when the daemon last told."""
+        """The clients when the daemon last told."""
         self.faults: tuple[ServerFault, ...] = ()
         self._control = control
         self._recycle_seconds = recycle_seconds
@@ -55,7 +55,7 @@ class ServerWatch:
         self._recycling: dict[int, _Recycling] = {}
 
     async def look(self, is_current: Callable[[], bool]) -> None:
-        """Ask the daemon anew; its answer does not count where ``is_current`` says no by then."""
+        """Ask the daemon anew; the answer does not count if ``is_current`` says no by then."""
         began = time.monotonic()
         pids = await self._control.servers()
         servers = [await read_server(self._control, pid) for pid in pids]
@@ -79,7 +79,10 @@ class ServerWatch:
         self._recycling = {pid: known for pid, known in self._recycling.items() if pid in self._seen}
 
     def _fault(self, server: Server, before: Server | None, log: list[str]) -> ServerFault:
-        """Whom it hit: at first all that were there, then those that are still or were at the last look."""
+        """Return a server's fault with its victims: at first all clients, then those that are or were there.
+
+        Later looks keep the victims that are there now or were at the look before.
+        """
         there = {*(server.clients or ()), *((before and before.clients) or ())}
         known = next((fault for fault in self.faults if fault.server == server.pid), None)
         if known is not None:
@@ -89,7 +92,7 @@ class ServerWatch:
         return ServerFault(server.pid, tuple(sorted(there)), culprit)
 
     def forget(self) -> None:
-        """The daemon is gone, and what was known with it."""
+        """Forget the daemon's facts, because the daemon is gone."""
         self.servers, self.faults, self.served = (), (), frozenset()
         self._seen.clear()
         self._recycling.clear()
@@ -99,7 +102,7 @@ class ServerWatch:
         self.clients, self.clients_at = frozenset(), None
 
     async def recycle(self, *, wedged: bool) -> None:
-        """Take away servers in a fault that they do not leave, and wedged ones; never one that has clients.
+        """Remove servers in a fault that they do not leave, and wedged ones; never one that has clients.
 
         Each step gets its time: to rebuild itself, to be shut down, to be shut down by force; then the whole
         daemon is started anew.

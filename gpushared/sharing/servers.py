@@ -1,4 +1,4 @@
-"""What a control daemon says of its servers: nvidia-cuda-mps-control(1), and trial where that is silent."""
+"""Read a control daemon's answers on its servers, by nvidia-cuda-mps-control(1), and else by trial."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from enum import StrEnum
 from typing import Protocol
 
 _NAMED_CLIENT = re.compile(r"\{(?:PID: )?(\d+), (?:Context ID: )?\d+\}")
-"""How servers write a client into their log: ``{PID: 4267, Context ID: 0}``, older ones ``{4267, 0}``."""
+"""Servers write a client into their log as ``{PID: 4267, Context ID: 0}``, older ones as ``{4267, 0}``."""
 
 
 class ServerState(StrEnum):
-    """The answers to ``get_server_status``."""
+    """Name the answers to ``get_server_status``."""
 
     INITIALIZING = "INITIALIZING"
     ACTIVE = "ACTIVE"
@@ -22,7 +22,7 @@ class ServerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One server; ``state`` None where the daemon did not tell, ``clients`` None where not to be trusted."""
+    """Describe a server; ``state`` is None if the daemon is silent on it, ``clients`` None if unsure."""
 
     pid: int
     state: ServerState | None = None
@@ -30,7 +30,7 @@ class Server:
 
 
 class Asked(Protocol):
-    """A control daemon that can be asked. Errors: ``SharingUnavailable``, ``TimedOut``."""
+    """Describe a control daemon that can be asked. Errors: ``SharingUnavailable``, ``TimedOut``."""
 
     async def ask(self, *commands: str) -> list[str]: ...
 
@@ -38,7 +38,7 @@ class Asked(Protocol):
 
 
 async def read_server(control: Asked, pid: int) -> Server:
-    """One server's state and clients; a server that is gone has none."""
+    """Return one server's state and clients; a server that is gone has none."""
     lines = await control.ask(f"get_server_status {pid}", f"get_client_list {pid}")
     words = [line.strip() for line in lines]
     state = ServerState(words[0]) if words and words[0] in set(ServerState) else None
@@ -46,7 +46,7 @@ async def read_server(control: Asked, pid: int) -> Server:
 
 
 def client_pids(server: int, lines: Iterable[str]) -> tuple[int, ...] | None:
-    """The PIDs in a list of clients; None where it cannot be trusted.
+    """Return the PIDs in a list of clients; None if the list cannot be trusted.
 
     A control daemon in a PID namespace of its own sees its clients as process 0.
     """
@@ -58,7 +58,7 @@ def client_pids(server: int, lines: Iterable[str]) -> tuple[int, ...] | None:
 
 
 def culprit_of(log: Sequence[str], clients: Collection[int]) -> int | None:
-    """Which client a server's log names for a fault; None where it names none, or more than one.
+    """Return the client that a server's log names for a fault; None if it names none, or more than one.
 
     For memory faults the log is said to name the client; its words are not documented. So any line about a
     fault counts, and only a client of that server is believed.

@@ -1,4 +1,4 @@
-"""Sessions with a control daemon: commands in, checked lines out, one session at a time."""
+"""Hold sessions with a control daemon: commands in, checked lines out, one session at a time."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Dropped(Exception):
 
 
 class Sessions:
-    """Runs the binary as a client of one daemon.
+    """Run the binary as a client of one daemon.
 
-    The daemon serves one session at a time and drops others, some of them with exit code 0 and no output.
-    So every session ends with a question that always has an answer, runs under a lock, and is repeated.
+    The daemon serves one session at a time and drops others, some of them with exit code 0 and no output. So
+    every session ends with a question that always has an answer, runs under a lock, and is repeated.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Sessions:
         self._lock = asyncio.Lock()
 
     async def exchange(self, commands: Sequence[str]) -> list[str]:
-        """The lines of a whole session, the default thread percentage last."""
+        """Return the lines of a whole session, the default thread percentage last."""
         pause = _FIRST_PAUSE_SECONDS
         for attempt in range(1, self._attempts + 1):
             try:
@@ -54,7 +54,7 @@ class Sessions:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def once(self, commands: Sequence[str]) -> list[str]:
-        """The same without repeating it; raises ``Dropped``."""
+        """Hold one session without repeating it; raises ``Dropped``."""
         output = await self.run("".join(f"{command}\n" for command in (*commands, _SENTINEL)))
         lines = output.splitlines()
         if not lines or _PERCENTAGE.fullmatch(lines[-1].strip()) is None:
@@ -62,7 +62,7 @@ class Sessions:
         return lines
 
     async def run(self, text: str) -> str:
-        """Whatever the binary says to these commands on its standard input."""
+        """Return the binary's output for these commands on its standard input."""
         async with self._lock:
             return await self._run(text)
 

@@ -1,4 +1,4 @@
-"""Where a cgroup is and what Docker calls it, by the engine's cgroup driver; and systemd for its slices."""
+"""Locate cgroups and name them for Docker, by the engine's cgroup driver; tell systemd of slices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpushared.domain.errors import SharingUnavailable
 from gpushared.ports import CgroupDriver
 
 SYSTEMD_RUNS = Path("/run/systemd/system")
-"""There where systemd is the init, see sd_booted(3)."""
+"""The path exists if systemd is the init, see sd_booted(3)."""
 SYSTEMCTL = "systemctl"
 SYSTEMCTL_SECONDS = 10.0
 SLICE = ".slice"
@@ -19,32 +19,32 @@ ESCAPED_DASH = r"\x2d"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A cgroup by the names on the way to it from the top.
+    """Name a cgroup by the names on the way to it from the top.
 
-    With ``cgroupfs`` they are directories. With ``systemd`` they are slices, each named after all before it,
-    with systemd's escape for a dash in a name: a plain one leads into a slice (systemd.slice(5)).
+    With ``cgroupfs`` the names are directories. With ``systemd`` they are slices, each named after all before
+    it, with systemd's escape for a dash in a name: a plain one leads into a slice (systemd.slice(5)).
     """
 
     names: tuple[str, ...]
 
     def within(self, *names: str) -> Place:
-        """A place below this one."""
+        """Return a place below this one."""
         return Place((*self.names, *names))
 
     def path(self, driver: CgroupDriver) -> str:
-        """From the top of a tree, with a slash first, as the kernel writes it."""
+        """Return the path from the top of a tree, with a slash first, as the kernel writes it."""
         if driver is CgroupDriver.CGROUPFS:
             return f"/{'/'.join(self.names)}"
         slices = [slice_of(self.names[: length + 1]) for length in range(len(self.names))]
         return f"/{'/'.join(slices)}"
 
     def docker_name(self, driver: CgroupDriver) -> str:
-        """As Docker's ``CgroupParent``."""
+        """Return the place's name as Docker's ``CgroupParent``."""
         return self.path(driver) if driver is CgroupDriver.CGROUPFS else slice_of(self.names)
 
 
 def slice_of(names: tuple[str, ...]) -> str:
-    """The slice of a place."""
+    """Return the slice of a place."""
     return f"{'-'.join(name.replace('-', ESCAPED_DASH) for name in names)}{SLICE}"
 
 

@@ -1,4 +1,4 @@
-"""Keeps one MPS control daemon alive, with its limits and with its socket in every lease's directory."""
+"""Keep one MPS control daemon alive, with its limits and with its socket in every lease's directory."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _log = logging.getLogger(__name__)
 _FIRST_BACKOFF_SECONDS = 0.1
 _LONGEST_BACKOFF_SECONDS = 60.0
 _QUIET_FAILURES = 3
-"""So many quick restarts are tried before those who wait are told that it does not work."""
+"""So many quick restarts are tried before waiting leases are told that the daemon does not work."""
 
 
 def backoff_seconds(failures: int) -> float:
-    """How long to wait before the next start, after so many failures in a row."""
+    """Return the seconds until the next start, after so many failures in a row."""
     if failures <= 0:
         return 0.0
     doublings = min(failures - 1, 32)
@@ -33,10 +33,10 @@ def backoff_seconds(failures: int) -> float:
 
 
 class Supervisor:
-    """One daemon and the leases that use it.
+    """Supervise one daemon and the leases that use it.
 
-    A daemon that ended is started again, with growing pauses while it keeps ending. One that lives but does
-    not answer is left alone: its clients may still compute, and only new ones are kept waiting. So is a
+    A daemon that ended is started again, with growing pauses while it keeps ending. A daemon that lives but
+    does not answer is left alone: its clients may still compute, and only new ones are kept waiting. So is a
     server in which new clients hang, as long as it has clients; new leases are refused meanwhile.
     """
 
@@ -52,7 +52,7 @@ class Supervisor:
         canary: CanaryWatch | None = None,
         recycle_seconds: float = RECYCLE_SECONDS,
     ) -> None:
-        """A daemon that lived for ``steady_seconds`` counts as healthy again."""
+        """Take ``steady_seconds``: a daemon that lived for so long counts as healthy again."""
         self.control = control
         self.leases: set[str] = set()
         self.starts = 0
@@ -62,7 +62,7 @@ class Supervisor:
         self._holder: tuple[int, str] | None = None
         self._limits = limits
         self._applied: DaemonLimits | None = None
-        """What the living daemon is known to have."""
+        """The limits that the living daemon is known to have."""
         self._directories = directories
         self._poll_seconds = poll_seconds
         self._steady_seconds = steady_seconds
@@ -80,7 +80,7 @@ class Supervisor:
 
     @property
     def servers(self) -> tuple[int, ...]:
-        """Host PIDs of its servers, and of what we ourselves send to them."""
+        """Return the host PIDs of the daemon's servers, and of the canaries sent to them."""
         return (*self._watch_servers.servers, *(self._canary.pids if self._canary else ()))
 
     @property
@@ -89,22 +89,22 @@ class Supervisor:
 
     @property
     def clients_at(self) -> float | None:
-        """When the look at the clients began (``time.monotonic``); None where they are not known."""
+        """Return when the look at the clients began (``time.monotonic``); None if they are not known."""
         return self._watch_servers.clients_at
 
     @property
     def served(self) -> frozenset[int]:
-        """Who they were when the daemon last told."""
+        """Return the clients when the daemon last told."""
         return self._watch_servers.served
 
     @property
     def faults(self) -> tuple[ServerFault, ...]:
-        """Its servers that are in a fault."""
+        """Return the daemon's servers that are in a fault."""
         return self._watch_servers.faults
 
     @property
     def trouble(self) -> str | None:
-        """A sentence for the admin."""
+        """Return the daemon's trouble as a sentence for the admin."""
         if self._error is not None:
             return f"{self._error.message}{self._since()}"
         if self.faults:
@@ -128,7 +128,7 @@ class Supervisor:
         return f", since {self._silent_since}{held}"
 
     async def attach(self, device_name: str) -> None:
-        """Let a lease use the daemon, starting it if need be; raises what keeps it from serving.
+        """Let a lease use the daemon, starting it if need be; raises the error that keeps it from serving.
 
         The lease stays attached then, so that it gets the socket when the daemon recovers.
         """
@@ -137,7 +137,7 @@ class Supervisor:
         self._directories.link(device_name, self.control.socket)
 
     async def relimit(self, limits: DaemonLimits) -> None:
-        """Have other limits from now on; a server that runs keeps those that it was started with."""
+        """Set other limits from now on; a running server keeps those that it was started with."""
         self._limits = limits
         if self._watching:
             await self._apply_limits()
@@ -164,7 +164,7 @@ class Supervisor:
     async def _ensure(self) -> None:
         if self._task is None:
             self._task = asyncio.create_task(self._keep(), name=f"mps {self.control.home.name}")
-            # Whoever waits must learn of a bug of ours too, instead of waiting for ever.
+            # A waiting caller must learn of a bug of ours too, instead of waiting for ever.
             self._task.add_done_callback(lambda _: self._settled.set())
         await self._settled.wait()
         if self._task.done():
@@ -192,7 +192,7 @@ class Supervisor:
             await asyncio.sleep(self._backoff(self._failures))
 
     async def _live_once(self) -> None:
-        """One life of the daemon, from its start to its end."""
+        """Follow one life of the daemon, from its start to its end."""
         now = asyncio.get_running_loop().time
         try:
             await self._bring_up()
@@ -228,7 +228,7 @@ class Supervisor:
         _log.info("mps.serving gpus=%s pid=%s", ",".join(self.control.gpus), self.control.pid)
 
     async def _apply_limits(self) -> None:
-        """Have the daemon take what is wanted now, also where that changes meanwhile."""
+        """Have the daemon take the limits that are wanted now, also if they change meanwhile."""
         while self._applied != self._limits:
             wanted = self._limits
             await self.control.set_limits(wanted)
@@ -241,7 +241,7 @@ class Supervisor:
                 await self._recycle()
 
     async def _look(self) -> None:
-        """Ask the living daemon; note whether it answers, which servers it has and who their clients are."""
+        """Ask the living daemon; note if it answers, which servers it has and their clients."""
         life = self.starts
         try:
             await self._watch_servers.look(lambda: self._watching and life == self.starts)
@@ -269,7 +269,10 @@ class Supervisor:
             _log.warning("mps.recycle failed: %s", error)
 
     async def _send_canaries(self) -> None:
-        """While a server is there for leases; what was found of one is not held against the next."""
+        """Send canaries while a server runs for leases.
+
+        One server's failures do not count against the next.
+        """
         canary, known = self._canary, 0
         while canary is not None:
             await asyncio.sleep(canary.pause_seconds)

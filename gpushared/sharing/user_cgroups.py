@@ -1,4 +1,7 @@
-"""One cgroup a user, with limits for all of the user's containers together, in which the engine puts them."""
+"""Keep one cgroup for each user, with limits for all of the user's containers together.
+
+The engine puts the user's containers into it.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +27,15 @@ TRIAL = "trial"
 TRIAL_LIMITS = UserBounds(memory_bytes=1 << 30, cpus=1.0, pids=1024)
 NONE_HINT = "`gpushare doctor` names what is missing"
 SURE_SECONDS = 10.0
-"""So long after a look it is enough that the cgroup is there: each read in a thread waits for the event loop,
-which a flood of another user's keeps busy, and a start would wait for dozens."""
+"""So long after a look it is enough that the cgroup exists. Each read in a thread waits for the event loop,
+which a flood of another user keeps busy, and a start would wait for dozens of reads."""
 _HAS_MORE = {errno.EBUSY, errno.EINVAL}
-"""What cgroup v1 answers to a limit below what is in use, or below the CPUs that a container has."""
+"""cgroup v1 answers so to a limit below the present use, or below the CPUs that a container has."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What of an engine decides where cgroups are."""
+    """Hold the facts of an engine that decide where cgroups are."""
 
     driver: CgroupDriver
     version: int
@@ -43,11 +46,11 @@ class _Kind:
 
 
 class UserCgroups:
-    """The cgroups of users, ``/gpushare_users/NAME/UID``; with the cgroup driver ``systemd`` slices.
+    """Keep the cgroups of users, ``/gpushare_users/NAME/UID``; with the cgroup driver ``systemd`` slices.
 
     The kernel keeps the limits, with or without this daemon. Cgroups go with a reboot: ``ledger`` is the file
-    that tells which were there, so that they are there again before the engine starts containers.
-    ``name``: tells them from those of other daemons on the machine.
+    that names the earlier ones, so that they are there again before the engine starts containers. ``name``
+    tells them from those of other daemons on the machine.
     """
 
     def __init__(
@@ -60,14 +63,14 @@ class UserCgroups:
         self._known: dict[int, UserBounds | None] = {}
         self._kind: _Kind | None = None
         self._sure: dict[str, tuple[UserBounds, _Kind, float]] = {}
-        """What was last found or set in the place of a user, and until when that is sure."""
+        """The limits that were last found or set in a user's place, and until when that is sure."""
         self._trees: dict[int, Trees] = {}
         self._troubles: dict[str, str] = {}
         self._turn = asyncio.Lock()
 
     @property
     def trouble(self) -> str:
-        """Why there are no such walls, or whose is not as it should be; empty where all is well."""
+        """Return why there are no such walls, or which user's wall fails; empty if all is well."""
         return self._troubles.get(TRIAL) or "; ".join(self._troubles[uid] for uid in sorted(self._troubles))
 
     def place_of(self, uid: int) -> Place:
@@ -95,7 +98,7 @@ class UserCgroups:
             return UserUse()
 
     async def restore(self, limits: UserBounds) -> None:
-        """As they were before a reboot, which may be before the engine has answered. Never raises."""
+        """Restore the cgroups after a reboot, maybe before the engine has answered. Never raises."""
         async with self._turn:
             try:
                 self._kind, uids = await asyncio.to_thread(self._read)
@@ -106,7 +109,10 @@ class UserCgroups:
             await self._hold_known(limits)
 
     async def reached(self, limits: UserBounds, engine: EngineFacts) -> None:
-        """The engine answers: try whether there can be walls, and put up all that are known. Never raises."""
+        """Try if there can be walls, now that the engine answers, and put up all that are known.
+
+        Never raises.
+        """
         async with self._turn:
             kind = self._kind = _Kind.of(engine)
             self._trees.clear()
@@ -119,7 +125,7 @@ class UserCgroups:
             await self._hold_known(limits)
 
     async def apply(self, limits: UserBounds) -> None:
-        """Other limits for everybody from now on. Never raises: ``trouble`` tells."""
+        """Set other limits for all users from now on. Never raises: ``trouble`` tells."""
         async with self._turn:
             await self._hold_known(limits)
 
@@ -157,7 +163,7 @@ class UserCgroups:
         self._sure[user] = (limits, kind, time.monotonic() + SURE_SECONDS)
 
     def _find(self, kind: _Kind) -> Trees:
-        """Raises OSError."""
+        """Return the trees; raises OSError."""
         trees = self._trees.get(kind.version)
         if trees is None:
             trees = self._trees[kind.version] = Trees.find(kind.version, self._root)
@@ -185,12 +191,12 @@ class UserCgroups:
         wanted = [limit for limit in trees.limits(path, limits) if not limit.is_set()]
         if by_systemd and wanted:
             raise SharingUnavailable(f"systemd did not set {wanted[0].path} to {wanted[0].value}")
-        # One that a user has too much for must not keep the others from holding.
+        # A limit that a user exceeds already must not keep the other limits from holding.
         if refused := [error for limit in wanted if (error := _refusal(limit)) is not None]:
             raise refused[0]
 
     async def _have_slice(self, unit: str, limits: UserBounds) -> None:
-        """Systemd alone may write in its tree: what others wrote, it takes back at any reload."""
+        """Have systemd make the slice: on any reload systemd undoes other programs' writes in its tree."""
         words = [
             *(f"{kind}Accounting=yes" for kind in ("CPU", "Memory", "Tasks")),
             f"MemoryMax={limits.memory_bytes or 'infinity'}",
@@ -252,7 +258,7 @@ class UserCgroups:
 
 
 def _refusal(limit: Limit) -> OSError | None:
-    """Write it; why the kernel has not taken it, None where it has."""
+    """Write a limit; return the kernel's error, or None if it has taken the limit."""
     try:
         limit.write()
     except OSError as error:
