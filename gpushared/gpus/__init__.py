@@ -1,1 +1,1 @@
-"""The GPUs of this machine: the NVIDIA driver's, or simulated ones."""
+"""Read the GPUs of this machine: the NVIDIA driver's, or simulated ones."""

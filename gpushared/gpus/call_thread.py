@@ -1,4 +1,4 @@
-"""Blocking calls on one thread of their own, so that a driver that hangs takes nothing with it."""
+"""Make blocking calls on one thread of their own, so that a driver that hangs takes nothing with it."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class _Job:
 
 
 class CallThread:
-    """One daemon thread that makes blocking calls in order, each awaited for a limited time.
+    """Make blocking calls in order on one daemon thread; each is awaited for a limited time.
 
     A call into a driver cannot be interrupted. So when one does not come back in time, its caller gets
-    ``TimedOut``, and whoever calls after that gets ``GpusUnavailable`` at once until the thread is back; then
-    calls are served again. Being a daemon thread it never holds up the exit of the process, as the threads of
+    ``TimedOut``, and later callers get ``GpusUnavailable`` at once until the thread is back; then calls are
+    served again. A daemon thread never holds up the exit of the process, as the threads of
     ``concurrent.futures`` would.
     """
 
     def __init__(self, subject: str, *, timeout_seconds: float, max_waiting: int = 16) -> None:
-        """``subject`` begins the sentences of its errors, such as "The NVIDIA driver"."""
+        """Take ``subject``, which begins the sentences of the errors, such as "The NVIDIA driver"."""
         self._subject = subject
         self._timeout_seconds = timeout_seconds
         self._max_waiting = max_waiting
@@ -43,11 +43,11 @@ class CallThread:
         self._closed = False
         # Written by the thread: the job it is busy with.
         self._running: _Job | None = None
-        # Written by the event loop: the job that ran when somebody's patience ended.
+        # Written by the event loop: the job that ran when a caller's patience ended.
         self._overdue: _Job | None = None
 
     async def call(self, work: Callable[[], T]) -> T:
-        """What ``work`` returns or raises. Errors of its own: ``TimedOut``, ``GpusUnavailable``."""
+        """Return or raise the result of ``work``. Errors of its own: ``TimedOut``, ``GpusUnavailable``."""
         self._refuse_unless_ready()
         result: T = await self._wait(self._enqueue(work))
         return result

@@ -1,4 +1,4 @@
-"""The MIG instances of GPUs as the driver lists them.
+"""Read the MIG instances of GPUs as the driver lists them.
 
 MIG splits a GPU into GPU instances, which have memory of their own, and these into compute instances, which
 NVML calls MIG devices and programs use. Sources: NVIDIA's MIG User Guide and its NVML reference (Multi
@@ -14,7 +14,7 @@ from gpushared.domain.gpu import WHOLE_PERMILLE, GpuId, MigInstance
 from gpushared.gpus.nvml_driver import Handle, NvmlDriver
 
 MEMORY_SLICES = 8
-"""The most equal parts that a profile's memory is counted in, on every GPU with MIG."""
+"""A profile's memory is counted in at most so many equal parts, on every GPU with MIG."""
 
 _SHARED = (
     "The MIG instance shares its memory with others of the same GPU instance, so that nothing holds a lease "
@@ -23,7 +23,7 @@ _SHARED = (
 
 
 def no_instances(gpu_index: int) -> str:
-    """What is wrong with a GPU that was split into nothing."""
+    """Return a sentence on a GPU that was split into no instances."""
     return (
         f"MIG is on, but there are no instances to use (`nvidia-smi mig -i {gpu_index} -lgip` lists the "
         f"profiles, `nvidia-smi mig -i {gpu_index} -cgi PROFILE -C` makes one; "
@@ -33,9 +33,9 @@ def no_instances(gpu_index: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A MIG instance; ``handle`` None and ``trouble`` set where it cannot be asked.
+    """Describe a MIG instance; ``handle`` None and ``trouble`` set if it cannot be asked.
 
-    One with a handle and a trouble can be looked at, but not be leased.
+    An instance with a handle and a trouble can be looked at, but not be leased.
     """
 
     id: GpuId
@@ -47,20 +47,20 @@ class Instance:
 
 
 class MigInstances:
-    """Finds the instances of GPUs anew with every look; raises ``DriverError``."""
+    """Find the instances of GPUs anew with every look; raises ``DriverError``."""
 
     def __init__(self, driver: NvmlDriver) -> None:
         self._driver = driver
         self._seen: dict[GpuId, dict[GpuId, Instance]] = {}
 
     def look(self, gpu: GpuId, handle: Handle, *, split: bool) -> tuple[Instance, ...]:
-        """The instances of a GPU, by their place there."""
+        """Return the instances of a GPU, by their place there."""
         listed = self._list(handle, self._seen.get(gpu, {})) if split else ()
         self._seen[gpu] = {instance.id: instance for instance in listed}
         return listed
 
     def lost(self, gpu: GpuId, trouble: str) -> tuple[Instance, ...]:
-        """The instances that a GPU had which cannot be asked now."""
+        """Return the known instances of a GPU that cannot be asked now."""
         known = self._seen.get(gpu, {}).values()
         return tuple(replace(instance, handle=None, trouble=trouble) for instance in known)
 
@@ -78,7 +78,10 @@ class MigInstances:
     def _identify(
         self, gpu: Handle, handle: Handle, place: int, places: int, known: dict[GpuId, Instance]
     ) -> Instance:
-        """What is fixed for an instance is asked once; only its place and its handle change."""
+        """Identify an instance.
+
+        Its fixed facts are asked once, since only its place and its handle change.
+        """
         uuid = GpuId(self._driver.uuid(handle))
         old = known.get(uuid)
         if old is not None:
@@ -94,7 +97,10 @@ class MigInstances:
         return Instance(uuid, name, mig, self._driver.gpu_instance(handle), handle)
 
     def _memory_permille(self, gpu: Handle, handle: Handle) -> int:
-        """By slices of memory: bytes fall short of them by what the driver holds on each instance."""
+        """Return the share of the GPU's memory, by slices.
+
+        The bytes fall short of the slices by the driver's part on each instance.
+        """
         whole, part = self._driver.memory(gpu), self._driver.memory(handle)
         if whole is None or part is None:
             return 0

@@ -1,4 +1,4 @@
-"""The ``Gpus`` port over the NVIDIA driver."""
+"""Implement the ``Gpus`` port with the NVIDIA driver."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ _NO_MEMORY_FIGURES = (
 
 @dataclass(frozen=True, slots=True)
 class _Device:
-    """A GPU of the session with NVML, or a MIG instance of one (``parent``).
+    """Describe a GPU of the session with NVML, or a MIG instance of one (``parent``).
 
-    ``handle`` None and ``trouble`` set where it cannot be asked; one with both may be looked at all the same.
+    ``handle`` is None and ``trouble`` set if the device cannot be asked; a device with both may still be
+    looked at.
     """
 
     id: GpuId
@@ -47,16 +48,16 @@ class _Device:
     mig: MigInstance | None = None
     split: bool = False
     lost: bool = False
-    """It is off the bus or needs a reset, or the driver does not list it any more."""
+    """The GPU is off the bus or needs a reset, or the driver does not list it any more."""
     link_group: int | None = None
 
 
 class NvmlGpus:
-    """The GPUs that the NVIDIA driver shows, each followed by its MIG instances.
+    """Read the GPUs that the NVIDIA driver shows, each followed by its MIG instances.
 
-    All of NVML happens on one thread (``CallThread``), opened with the first call and again after the driver
-    went away. A GPU once seen stays listed, with its trouble when it is lost. While one is, NVML is opened
-    anew now and then, because what it says of a GPU stays as it is until then.
+    All of NVML happens on one thread (``CallThread``). NVML is opened with the first call and again after the
+    driver went away. A GPU once seen stays listed, with its trouble when it is lost. While a GPU is lost,
+    NVML is opened anew now and then, because its facts about a GPU stay the same until then.
     """
 
     simulated = False
@@ -69,12 +70,12 @@ class NvmlGpus:
         timeout_seconds: float = 10.0,
         retry_seconds: float = 30.0,
     ) -> None:
-        """Nothing is asked before the first call.
+        """Prepare the reading; nothing is asked before the first call.
 
         Args:
             library: the file to load instead of ``libnvidia-ml.so.1`` on the loader's path, which is fixed
                 when the process starts; for drivers in unusual places, and for tests that meet several.
-            mps_reserve_bytes: what to keep back on each GPU for an MPS server.
+            mps_reserve_bytes: the memory to keep back on each GPU for an MPS server.
             timeout_seconds: for each call of the port; opening NVML wakes every GPU, which without
                 persistence mode takes seconds on a machine with many.
             retry_seconds: how soon NVML is opened anew while a GPU is lost.
@@ -100,11 +101,11 @@ class NvmlGpus:
         return self._xids.added_to(await self._thread.call(self._sample))
 
     async def describe(self) -> DriverFacts:
-        """The driver's version and settings. Errors: ``GpusUnavailable``, ``TimedOut``."""
+        """Return the driver's version and settings. Errors: ``GpusUnavailable``, ``TimedOut``."""
         return await self._thread.call(self._describe)
 
     async def on_gpu(self, gpu: GpuId, work: Callable[[NvmlDriver, Handle], T]) -> T:
-        """What else the driver can do with one GPU, on the adapter's thread.
+        """Do other work with the driver on one GPU, on the adapter's thread.
 
         Errors: ``GpusUnavailable`` (also for a ``DriverError`` of the work's), ``TimedOut``.
         """
@@ -117,7 +118,7 @@ class NvmlGpus:
 
     def _sample(self) -> tuple[GpuReading, ...]:
         readings = self._for_each_device(self._reading, _lost_reading)
-        # After the readings: why a GPU is lost is then known as soon as it is.
+        # After the readings: the reason for a lost GPU is then known as soon as the loss.
         self._xids.collect()
         return readings
 
@@ -216,7 +217,7 @@ class NvmlGpus:
     def _reading(self, device: _Device) -> GpuReading:
         driver, handle = self._driver, device.handle
         memory = driver.memory(handle)
-        # Read all the same where there is a trouble: who is on what cannot be leased must be known.
+        # A GPU with a trouble is read too: processes on a GPU that cannot be leased must be known.
         return GpuReading(
             trouble=_NO_MEMORY_FIGURES if memory is None else device.trouble,
             gpu=device.id,
@@ -224,7 +225,7 @@ class NvmlGpus:
             utilization_ratio=driver.utilization_ratio(handle),
             temperature_celsius=driver.temperature_celsius(handle),
             power_watts=driver.power_watts(handle),
-            # A GPU lists those of its instances only to some; each is told of once, where it runs.
+            # Some GPUs also list their instances' processes; each process is told once, where it runs.
             processes=() if device.split else self._processes(device),
         )
 
@@ -235,7 +236,7 @@ class NvmlGpus:
     # --- MIG ---
 
     def _with_instances(self, device: _Device) -> tuple[_Device, ...]:
-        """The GPU as MIG leaves it, then its instances."""
+        """Return the GPU as MIG leaves it, then its instances."""
         if device.handle is None:
             lost = self._mig.lost(device.id, device.trouble or _GONE)
             return (device, *(_instance(one, device) for one in lost))
@@ -256,7 +257,7 @@ class NvmlGpus:
     # --- the session with NVML ---
 
     def _open(self) -> tuple[_Device, ...]:
-        """The devices of the session, opened if there is none or the one there is has a lost GPU for long."""
+        """Return the devices of the session; open it if there is none, or anew if a GPU is lost for long."""
         if self._any_lost and time.monotonic() - self._opened_at >= self._retry_seconds:
             self._shut()
         if self._devices is None:
@@ -269,7 +270,7 @@ class NvmlGpus:
         return self._devices
 
     def _watch_xids(self, devices: tuple[_Device, ...]) -> None:
-        """A GPU that is lost by now is found so by whatever is asked of it next."""
+        """Watch the GPUs' XIDs; the next call to a GPU that is lost by now finds the loss."""
         with contextlib.suppress(DriverError):
             self._xids.open({device.id: device.handle for device in devices if device.handle is not None})
 
@@ -284,7 +285,7 @@ class NvmlGpus:
             self._driver.close()
 
     def _list_devices(self) -> tuple[_Device, ...]:
-        """What NVML lists, then what it listed earlier and does not now."""
+        """Return the devices that NVML lists, then those that it listed earlier and does not list now."""
         listed = self._with_links([self._identify(index) for index in range(self._driver.count())])
         readable = {device.id: device for device in listed if device.handle is not None}
         missing = {gpu_id: old for gpu_id, old in self._seen.items() if gpu_id not in readable}
@@ -307,14 +308,14 @@ class NvmlGpus:
         except DriverError as error:
             if error.code in DRIVER_AWAY:
                 raise
-            # Not even its UUID can be had.
+            # Not even the device's UUID can be had.
             trouble = error.trouble.sentence
             unreadable = _Device(GpuId(f"GPU-unreadable-{index}"), index, "unreadable GPU", trouble=trouble)
             return replace(unreadable, lost=error.code in GPU_AWAY)
 
 
 def _recognise(device: _Device, missing: dict[GpuId, _Device]) -> _Device:
-    """An unreadable device is the one that was seen in its place, which is then missing no more."""
+    """Return the device that was seen in the place of an unreadable one, and is then missing no more."""
     if device.handle is not None:
         return device
     for old in missing.values():

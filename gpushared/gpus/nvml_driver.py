@@ -1,4 +1,4 @@
-"""NVML's functions as gpushared needs them: blocking, with a missing figure as None, errors as DriverError.
+"""Call NVML's functions as gpushared needs them: blocking, a missing figure as None, errors as DriverError.
 
 ``pynvml`` here is the module of the package nvidia-ml-py. It keeps the loaded library in a global, so one
 process has one driver at a time.
@@ -18,17 +18,17 @@ from gpushared.ports import GpuProcess
 
 T = TypeVar("T")
 Handle = Any
-"""A ctypes pointer of pynvml's, valid until the driver is closed."""
+"""A handle is a ctypes pointer of pynvml's, valid until the driver is closed."""
 
 NO_MEMORY_LIMIT = 2**64 - 1
-"""The hard limit that is none (``NVML_DEVICE_MEMORY_LIMIT_MAX``)."""
+"""This hard limit means no limit (``NVML_DEVICE_MEMORY_LIMIT_MAX``)."""
 
 _PROCESS_KINDS = ("Compute", "Graphics", "MPSCompute")
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A GPU's memory. ``used_bytes`` is without ``reserved_bytes`` where the driver tells them apart."""
+    """Hold a GPU's memory. ``used_bytes`` is without ``reserved_bytes`` if the driver tells them apart."""
 
     total_bytes: int
     reserved_bytes: int
@@ -37,7 +37,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class ProcessUse:
-    """What a process did on a GPU in one of the driver's samples, whose time stamp is in microseconds."""
+    """Record a process's use of a GPU in one of the driver's samples; the time stamp is in microseconds."""
 
     pid: int
     at_us: int
@@ -45,14 +45,14 @@ class ProcessUse:
 
 
 class NvmlDriver:
-    """The NVIDIA driver through its library. Every method may block; all raise ``DriverError``."""
+    """Call the NVIDIA driver through its library. Every method may block; all raise ``DriverError``."""
 
     def __init__(self, library: str | None = None) -> None:
-        """``library``: the file to load instead of the one that the system's loader finds."""
+        """Take ``library``: the file to load instead of the one that the system's loader finds."""
         self._library = library
 
     def open(self) -> None:
-        """Load the library and initialise it; after this and until ``close`` the rest may be called."""
+        """Load the library and initialise it; the other calls are allowed between this and ``close``."""
         self._load()
         _ask("nvmlInit")
 
@@ -72,11 +72,11 @@ class NvmlDriver:
             raise DriverError(NvmlCode.LIBRARY_NOT_FOUND, "dlopen") from error
 
     def version(self) -> str:
-        """The driver's own, such as ``580.95.05``."""
+        """Return the driver's own version, such as ``580.95.05``."""
         return str(_ask("nvmlSystemGetDriverVersion"))
 
     def count(self) -> int:
-        """GPUs of this machine, including those that cannot be used; fixed until the next ``open``."""
+        """Return the number of this machine's GPUs, with the unusable ones; fixed until the next ``open``."""
         return int(_ask("nvmlDeviceGetCount"))
 
     def handle(self, index: int) -> Handle:
@@ -89,7 +89,7 @@ class NvmlDriver:
         return str(_ask("nvmlDeviceGetName", handle))
 
     def memory(self, handle: Handle) -> Memory | None:
-        """None where the GPU has no memory of its own, as parts with unified memory.
+        """Return the GPU's memory; None if it has none of its own, as parts with unified memory.
 
         The driver's own part is told since r510; before that it is inside ``used_bytes``.
         """
@@ -105,32 +105,32 @@ class NvmlDriver:
         return Memory(info.total, getattr(info, "reserved", 0), info.used) if info.total else None
 
     def split_by_mig(self, handle: Handle) -> bool:
-        """MIG is on: CUDA programs see its instances instead of the GPU."""
+        """Return True if MIG is on: CUDA programs see the GPU's instances instead of the GPU."""
         modes = _figure(lambda: _ask("nvmlDeviceGetMigMode", handle))
         return modes is not None and modes[0] != 0
 
     def mig(self, handle: Handle) -> bool | None:
-        """As ``split_by_mig``; None where the GPU knows no MIG."""
+        """Return True if MIG is on, as ``split_by_mig`` does; None if the GPU knows no MIG."""
         modes = _figure(lambda: _ask("nvmlDeviceGetMigMode", handle))
         return None if modes is None else modes[0] != 0
 
     def nvlinked(self, handle: Handle, other: Handle) -> bool | None:
-        """Whether NVLink joins two GPUs, through a switch or not; None where the driver does not tell."""
+        """Return True if NVLink joins two GPUs, through a switch or not; None if the driver does not tell."""
         index = pynvml.NVML_P2P_CAPS_INDEX_NVLINK
         status = _figure(lambda: int(_ask("nvmlDeviceGetP2PStatus", handle, other, index)))
         return None if status is None else status == pynvml.NVML_P2P_STATUS_OK
 
     def same_numa_node(self, handle: Handle, other: Handle) -> bool | None:
-        """Whether a path between two GPUs stays within one NUMA node; None where the driver does not tell."""
+        """Return True if a path between two GPUs stays in one NUMA node; None if the driver does not tell."""
         level = _figure(lambda: int(_ask("nvmlDeviceGetTopologyCommonAncestor", handle, other)))
         return None if level is None else level <= pynvml.NVML_TOPOLOGY_NODE
 
     def max_mig_devices(self, handle: Handle) -> int:
-        """How many MIG devices the GPU can have at most: 7, or 4 on smaller ones; 0 where it has no MIG."""
+        """Return the most MIG devices that the GPU can have: 7, or 4 on smaller ones; 0 if it has no MIG."""
         return _figure(lambda: int(_ask("nvmlDeviceGetMaxMigDeviceCount", handle))) or 0
 
     def mig_handle(self, handle: Handle, place: int) -> Handle | None:
-        """The MIG device in that place; None where there is none, and places in between may be empty."""
+        """Return the MIG device in that place; None if there is none, and places in between may be empty."""
         try:
             return _ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, place)
         except DriverError as error:
@@ -139,40 +139,40 @@ class NvmlDriver:
             raise
 
     def gpu_instance(self, mig_handle: Handle) -> int | None:
-        """The GPU instance, whose memory it is, in which a MIG device lies."""
+        """Return the GPU instance in which a MIG device lies, and whose memory the device uses."""
         return _figure(lambda: int(_ask("nvmlDeviceGetGpuInstanceId", mig_handle)))
 
     def compute_slices(self, mig_handle: Handle) -> int | None:
-        """The compute slices of a MIG device."""
+        """Return the compute slices of a MIG device."""
         return _figure(lambda: int(_ask("nvmlDeviceGetAttributes", mig_handle).computeInstanceSliceCount))
 
     def persistence(self, handle: Handle) -> bool | None:
-        """Whether the driver keeps the GPU awake while nobody uses it."""
+        """Return True if the driver keeps the GPU awake while nobody uses it."""
         mode = _figure(lambda: _ask("nvmlDeviceGetPersistenceMode", handle))
         return None if mode is None else mode != 0
 
     def compute_mode(self, handle: Handle) -> int | None:
-        """Who may use the GPU (``nvmlComputeMode_t``): 0 everybody, 2 nobody, 3 one process."""
+        """Return the compute mode (``nvmlComputeMode_t``): 0 all may use the GPU, 2 nobody, 3 one process."""
         return _figure(lambda: int(_ask("nvmlDeviceGetComputeMode", handle)))
 
     def set_compute_mode(self, handle: Handle, mode: int) -> None:
-        """For root only; holds until the driver is unloaded."""
+        """Set the compute mode; for root only. The mode holds until the driver is unloaded."""
         _ask("nvmlDeviceSetComputeMode", handle, mode)
 
     def compute_capability(self, handle: Handle) -> tuple[int, int] | None:
-        """Major and minor, 7.0 for Volta."""
+        """Return major and minor, 7.0 for Volta."""
         pair = _figure(lambda: _ask("nvmlDeviceGetCudaComputeCapability", handle))
         return None if pair is None else (int(pair[0]), int(pair[1]))
 
     def utilization_ratio(self, handle: Handle) -> float | None:
-        """How much of the last sample period some kernel ran, 0-1."""
+        """Return the part of the last sample period in which some kernel ran, 0-1."""
         rates = _figure(lambda: _ask("nvmlDeviceGetUtilizationRates", handle))
         return None if rates is None else rates.gpu / 100
 
     def process_use(self, handle: Handle, since_us: int, attempts: int = 3) -> list[ProcessUse] | None:
-        """What processes did in samples after ``since_us``; those that did nothing are not listed.
+        """Return the use by processes in samples after ``since_us``, without processes that did nothing.
 
-        None where the GPU does not tell, as for MIG instances.
+        None if the GPU does not tell, as for MIG instances.
         """
         try:
             samples = _ask("nvmlDeviceGetProcessUtilization", handle, since_us)
@@ -201,7 +201,7 @@ class NvmlDriver:
         return None if milliwatts is None else milliwatts / 1000
 
     def set_memory_limits(self, handle: Handle, cgroup: str, *, soft_bytes: int, hard_bytes: int) -> None:
-        """Bound what a cgroup (its full path) holds on a GPU: beyond ``hard_bytes`` allocations fail.
+        """Bound a cgroup's (full path) memory on a GPU: beyond ``hard_bytes`` allocations fail.
 
         ``soft_bytes`` is a guarantee. Since r615; root only, cgroup v2 only, never for MIG.
         """
@@ -209,7 +209,7 @@ class NvmlDriver:
         _ask("nvmlDeviceSetMemoryLimits_v1", handle, limits)
 
     def memory_limits(self, handle: Handle, cgroup: str) -> tuple[int, int]:
-        """The soft and the hard limit of a cgroup in bytes; see ``set_memory_limits``."""
+        """Return the soft and the hard limit of a cgroup in bytes; see ``set_memory_limits``."""
         limits = pynvml.c_nvmlGetMemoryLimits_v1_t(cgroup.encode())
         _ask("nvmlDeviceGetMemoryLimits_v1", handle, limits)
         return int(limits.softLimit), int(limits.hardLimit)
@@ -221,7 +221,7 @@ class NvmlDriver:
         _ask("nvmlEventSetFree", events)
 
     def tell_xids(self, handle: Handle, events: Handle) -> bool:
-        """Put the GPU's errors into the event set from now on; False where the driver tells of none."""
+        """Put the GPU's errors into the event set from now on; False if the driver tells of none."""
         xid = pynvml.nvmlEventTypeXidCriticalError
         if not (_figure(lambda: _ask("nvmlDeviceGetSupportedEventTypes", handle)) or 0) & xid:
             return False
@@ -234,7 +234,7 @@ class NvmlDriver:
         return True
 
     def next_xid(self, events: Handle) -> tuple[Handle, int] | None:
-        """The next pending error, as the GPU's handle and its number; None when there is none."""
+        """Return the next pending error, as the GPU's handle and its number; None if there is none."""
         try:
             event = _newest(
                 lambda: _ask("nvmlEventSetWait_v2", events, 0), lambda: _ask("nvmlEventSetWait", events, 0)
@@ -246,11 +246,11 @@ class NvmlDriver:
         return event.device, int(event.eventData)
 
     def processes(self, handle: Handle) -> tuple[GpuProcess, ...]:
-        """Whatever runs on the GPU, by host PID, each once with the largest figure of the driver's lists.
+        """Return the processes on the GPU, by host PID, each once with the largest figure of the lists.
 
         A process can be in several lists: MPS clients also count as compute, a desktop's as graphics too.
         """
-        # Clients are asked for last: one that comes meanwhile is then no process without MPS.
+        # The clients are asked for last: a client that comes meanwhile is then no process without MPS.
         lists = {kind: _process_list(kind, handle) for kind in _PROCESS_KINDS}
         found: dict[int, int | None] = {}
         for process in (one for listed in lists.values() for one in listed or ()):
@@ -264,7 +264,10 @@ class NvmlDriver:
 
 
 def _busiest(sample: Any) -> float:
-    """The largest of its units' percentages as a ratio; drivers were seen to give nonsense above 100."""
+    """Return the largest of the units' percentages as a ratio.
+
+    Drivers were seen to give nonsense above 100.
+    """
     percent = max(int(each) for each in (sample.smUtil, sample.memUtil, sample.encUtil, sample.decUtil))
     return min(100, percent) / 100
 
@@ -274,14 +277,14 @@ def _pids(listed: list[Any] | None) -> frozenset[int] | None:
 
 
 def _is_mps_client(pid: int, compute: frozenset[int] | None, mps: frozenset[int] | None) -> bool | None:
-    """None where the driver lists no clients, and for what only draws."""
+    """Return None if the driver lists no clients, and for a process that only draws."""
     if mps is None:
         return None
     return True if pid in mps else False if pid in (compute or ()) else None
 
 
 def _process_list(kind: str, handle: Handle, attempts: int = 3) -> list[Any] | None:
-    """None where the GPU does not tell."""
+    """Return None if the GPU does not tell."""
     function = f"nvmlDeviceGet{kind}RunningProcesses"
     try:
         processes: list[Any] = _newest(
@@ -306,12 +309,12 @@ def _ask(function: str, *arguments: object) -> Any:
     except pynvml.NVMLError as error:
         raise DriverError(error.value, function) from error
     except pynvml.NVMLLibraryMismatchError as error:
-        # What wrappers of functions without a version raise when the library lacks the newest version.
+        # Wrappers of functions without a version raise this if the library lacks the newest version.
         raise DriverError(NvmlCode.FUNCTION_NOT_FOUND, function) from error
 
 
 def _newest(newer: Callable[[], T], older: Callable[[], T]) -> T:
-    """The newer function's answer, the older one's where driver or binding does not know the newer."""
+    """Return the newer function's answer, or the older one's if driver or binding does not know the newer."""
     try:
         return newer()
     except DriverError as error:
@@ -321,7 +324,7 @@ def _newest(newer: Callable[[], T], older: Callable[[], T]) -> T:
 
 
 def _figure(ask: Callable[[], T]) -> T | None:
-    """A figure that one can do without: None unless driver or GPU are away."""
+    """Return a figure that one can do without: None, unless driver or GPU are away."""
     try:
         return ask()
     except DriverError as error:

@@ -1,4 +1,4 @@
-"""NVML's return codes in words."""
+"""Put NVML's return codes into words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpushared.domain.errors import GpusUnavailable
 
 
 class NvmlCode(IntEnum):
-    """The codes of ``nvmlReturn_t`` (nvml.h) that are treated apart; the numbers are part of NVML's ABI."""
+    """Number the codes of ``nvmlReturn_t`` (nvml.h) that are treated apart; NVML's ABI fixes the numbers."""
 
     SUCCESS = 0
     UNINITIALIZED = 1
@@ -47,7 +47,7 @@ GPU_AWAY = frozenset({NvmlCode.GPU_IS_LOST, NvmlCode.RESET_REQUIRED})
 """One GPU is away; the others may be well."""
 
 OLD_DRIVER = frozenset({NvmlCode.FUNCTION_NOT_FOUND, NvmlCode.ARGUMENT_VERSION_MISMATCH, NvmlCode.DEPRECATED})
-"""The library does not know the function, or not this version of it: an older one may do."""
+"""The library does not know the function, or not this version of it; an older function may do."""
 
 NO_FIGURE = OLD_DRIVER | {
     # pynvml raises an error of value 0 where a call succeeds without any data.
@@ -58,12 +58,12 @@ NO_FIGURE = OLD_DRIVER | {
     NvmlCode.NO_DATA,
     NvmlCode.NOT_READY,
 }
-"""This GPU does not tell this figure; nothing is wrong with it."""
+"""This GPU does not tell this figure; the GPU itself is well."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What is wrong, and what to do about it."""
+    """Tell what is wrong, and what to do about it."""
 
     message: str
     hint: str
@@ -115,7 +115,7 @@ _TROUBLES = {
 
 
 class DriverError(Exception):
-    """A call of NVML failed. Stays inside this package."""
+    """A call of NVML failed. The error stays inside this package."""
 
     def __init__(self, code: int, function: str) -> None:
         super().__init__(f"{function}: {code}")
@@ -132,6 +132,6 @@ class DriverError(Exception):
 
 
 def unavailable(error: DriverError) -> GpusUnavailable:
-    """The error for callers when no GPU can be asked at all."""
+    """Return the error for callers when no GPU can be asked at all."""
     trouble = error.trouble
     return GpusUnavailable(trouble.message, hint=trouble.hint)

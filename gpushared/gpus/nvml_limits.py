@@ -1,4 +1,4 @@
-"""The driver's own limit on the GPU memory of a cgroup, over NVML (drivers of release 615 and later)."""
+"""Set the driver's own limit on the GPU memory of a cgroup, over NVML (drivers of release 615 and later)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpushared.gpus.nvml_driver import NO_MEMORY_LIMIT, Handle, NvmlDriver
 from gpushared.gpus.nvml_errors import OLD_DRIVER, DriverError, NvmlCode
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
-"""Where the driver wants cgroup v2 to be mounted."""
+"""The driver wants cgroup v2 to be mounted here."""
 TRIAL_CGROUP = "gpushare-trial"
 TRIAL_BYTES = 2**30
 
@@ -26,10 +26,10 @@ _NO_LIMITS = {
 
 
 class NvmlMemoryLimits:
-    """The ``MemoryLimiter`` port on the GPUs of an ``NvmlGpus``, whose thread makes the calls.
+    """Implement the ``MemoryLimiter`` port on the GPUs of an ``NvmlGpus``, whose thread makes the calls.
 
-    The soft limit is always 0. It is a guarantee, which its ancestors would go on keeping free if the cgroup
-    went with one; a hard limit alone binds nothing but the cgroup.
+    The soft limit is always 0. A soft limit is a guarantee, which the cgroup's ancestors would go on keeping
+    free if the cgroup went with one; a hard limit alone binds nothing but the cgroup.
     """
 
     def __init__(self, gpus: NvmlGpus, *, cgroup_root: Path = CGROUP_ROOT) -> None:
@@ -37,9 +37,9 @@ class NvmlMemoryLimits:
         self._cgroup_root = cgroup_root
 
     async def memory_limits_trouble(self) -> str | None:
-        """By setting a limit on a cgroup made for that, on the first GPU that is not split by MIG.
+        """Find out by setting a limit on a cgroup made for that, on the first GPU without MIG.
 
-        What is missing is told in the order in which somebody would mend it.
+        The first missing part is told, in the order in which somebody would mend them.
         """
         if not (self._cgroup_root / "cgroup.controllers").is_file():
             return f"{self._cgroup_root} is not cgroup v2, which the driver needs"
@@ -55,14 +55,17 @@ class NvmlMemoryLimits:
         return await self._gpus.on_gpu(whole[0], self._try)
 
     async def limit_memory(self, gpu: GpuId, cgroup: str, limit_bytes: int) -> None:
-        """See the port. ``GpusUnavailable`` also where the driver then says another limit than was set."""
+        """Set a limit; see the port.
+
+        ``GpusUnavailable`` also if the driver then tells another limit than was set.
+        """
         await self._gpus.on_gpu(gpu, lambda driver, handle: _limit(driver, handle, cgroup, limit_bytes))
 
     async def release_memory(self, gpu: GpuId, cgroup: str) -> None:
         await self._gpus.on_gpu(gpu, lambda driver, handle: _set(driver, handle, cgroup, NO_MEMORY_LIMIT))
 
     def _try(self, driver: NvmlDriver, handle: Handle) -> str | None:
-        """Why no limit can be set; None where one held and could be taken off."""
+        """Return why no limit can be set; None if a limit held and could be taken off."""
         try:
             with self._scratch_cgroup() as cgroup:
                 _limit(driver, handle, cgroup, TRIAL_BYTES)

@@ -1,4 +1,4 @@
-"""Who may use a GPU, set over NVML."""
+"""Set over NVML which processes may use a GPU."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from gpushared.gpus.nvml import NvmlGpus
 
 
 class NvmlComputeModes:
-    """The ``ComputeModes`` port on the GPUs of an ``NvmlGpus``, whose thread makes the calls.
+    """Implement the ``ComputeModes`` port on the GPUs of an ``NvmlGpus``, whose thread makes the calls.
 
-    Only root may set a mode. It holds until somebody sets another or the driver is unloaded.
+    Only root may set a mode. The mode holds until somebody sets another or the driver is unloaded.
     """
 
     def __init__(self, gpus: NvmlGpus) -> None:

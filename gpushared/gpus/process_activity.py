@@ -1,4 +1,4 @@
-"""How busy each process keeps a GPU, as far as the driver tells processes apart."""
+"""Measure how busy each process keeps a GPU, as far as the driver tells processes apart."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from gpushared.ports import GpuProcess
 
 
 class ProcessActivity:
-    """Adds what each process did since the last look to the processes of a GPU.
+    """Add each process's use since the last look to the processes of a GPU.
 
     The driver names only processes that did something (``nvmlDeviceGetProcessUtilization``), so silence means
-    0 for the others. Not so for clients of MPS: a driver may count what they do for their MPS server. Their
-    silence is unknown, until the driver has named a client once.
+    0 for the others. Clients of MPS are an exception: a driver may count their work for their MPS server.
+    Their silence is unknown, until the driver has named a client once.
 
-    Blocking, and for one thread, as ``NvmlDriver``.
+    The calls block, and belong to one thread, as those of ``NvmlDriver``.
     """
 
     def __init__(self, driver: NvmlDriver) -> None:
@@ -27,12 +27,12 @@ class ProcessActivity:
         self._names_clients = False
 
     def forget(self) -> None:
-        """The next driver may be another one."""
+        """Forget the driver's habits, because the next driver may be another one."""
         self._seen_us.clear()
         self._names_clients = False
 
     def added_to(self, gpu: GpuId, handle: Handle, processes: Sequence[GpuProcess]) -> tuple[GpuProcess, ...]:
-        """The processes with their ``utilization_ratio``."""
+        """Return the processes with their ``utilization_ratio``."""
         used = self._driver.process_use(handle, self._since(gpu)) if processes else None
         if used is None:
             return tuple(processes)
@@ -42,7 +42,7 @@ class ProcessActivity:
         return tuple(replace(one, utilization_ratio=self._ratio(one, ratios)) for one in processes)
 
     def _since(self, gpu: GpuId) -> int:
-        """The newest time stamp seen; after the clock was set back the driver's start anew."""
+        """Return the newest time stamp seen; after the clock was set back the driver's start anew."""
         if self._seen_us.get(gpu, 0) > time.time_ns() // 1000:
             del self._seen_us[gpu]
         return self._seen_us.get(gpu, 0)

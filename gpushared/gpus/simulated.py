@@ -1,4 +1,4 @@
-"""GPUs that are not there: the ``Gpus`` port for machines without hardware, settable at run time."""
+"""Simulate GPUs: the ``Gpus`` port for machines without hardware, settable at run time."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _IDLE_CELSIUS, _BUSY_CELSIUS = 30, 70
 
 
 STAT_BYTES = 4096
-"""More than the 52 fields of a ``stat`` can take."""
+"""The size is more than the 52 fields of a ``stat`` can take."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Holder:
-    """A process on a simulated GPU. ``started`` tells it from a later one of the same PID."""
+    """Describe a process on a simulated GPU. ``started`` tells it from a later one of the same PID."""
 
     started: int
     memory_bytes: int
@@ -72,17 +72,17 @@ class _SimulatedGpu:
         return sum(holder.memory_bytes for holder in self.living().values())
 
     def living(self) -> dict[int, _Holder]:
-        """A process that ended gives its memory back, as with a real driver."""
+        """Return the living processes: one that ended gives its memory back, as with a real driver."""
         return {
             pid: holder for pid, holder in sorted(self.holders.items()) if _start_time(pid) == holder.started
         }
 
 
 class SimulatedGpus:
-    """Simulated GPUs that behave to callers as the NVIDIA driver's do, hanging calls included.
+    """Simulate GPUs that behave to callers as the NVIDIA driver's do, hanging calls included.
 
     The ``set_...`` methods play the driver; they take effect with the next call of the port and raise
-    ``RequestError`` for what a real GPU could not be like. Call them on the event loop's thread.
+    ``RequestError`` for a state that a real GPU could not have. Call them on the event loop's thread.
     """
 
     simulated = True
@@ -95,7 +95,10 @@ class SimulatedGpus:
         mps_reserve_bytes: int = MPS_RESERVE_BYTES,
         timeout_seconds: float = 10.0,
     ) -> None:
-        """``models``: one for each GPU; the same ones give the same UUIDs every time on a ``machine``."""
+        """Take ``models``: one for each GPU.
+
+        The same ones give the same UUIDs every time on a ``machine``.
+        """
         self._mps_reserve_bytes = mps_reserve_bytes
         self._gpus = _make_gpus(models, machine)
         self._thread = CallThread("The simulated driver", timeout_seconds=timeout_seconds)
@@ -112,7 +115,7 @@ class SimulatedGpus:
         mps_reserve_bytes: int = MPS_RESERVE_BYTES,
         timeout_seconds: float = 10.0,
     ) -> Self:
-        """GPUs as ``parse_models`` reads them, such as ``h100:2,t4``. Errors: ``RequestError``."""
+        """Make GPUs as ``parse_models`` reads them, such as ``h100:2,t4``. Errors: ``RequestError``."""
         return cls(
             parse_models(spec),
             machine=machine,
@@ -125,7 +128,7 @@ class SimulatedGpus:
 
     async def sample(self) -> tuple[GpuReading, ...]:
         readings = await self._thread.call(self._sample)
-        # Only now, so that a call that came back too late does not take them with it.
+        # Taken only now, so that a call that came back too late does not lose the XIDs.
         xids: dict[GpuId, list[int]] = {}
         while self._xids:
             gpu, number = self._xids.popleft()
@@ -138,10 +141,10 @@ class SimulatedGpus:
     def set_processes(
         self, gpu_index: int, memory_by_pid: Mapping[int, int], *, mig_index: int | None = None
     ) -> None:
-        """Let processes, by host PID, hold so many bytes from now on; 0 takes one off the GPU.
+        """Let processes, by host PID, hold so many bytes from now on; 0 takes a process off the GPU.
 
-        Others that hold memory go on holding it. A process that ends leaves the GPU by itself. On a GPU that
-        is split by MIG, ``mig_index`` says on which instance.
+        Other processes with memory go on holding it. A process that ends leaves the GPU by itself. On a GPU
+        that is split by MIG, ``mig_index`` names the instance.
         """
         gpu = self._gpu(gpu_index, mig_index)
         if gpu.split:
@@ -165,7 +168,7 @@ class SimulatedGpus:
         self._change(replace(gpu, holders=holders))
 
     def set_mps_clients(self, gpu_index: int, clients: Mapping[int, bool]) -> None:
-        """Say of processes that hold memory whether the driver lists them as MPS clients."""
+        """Set for processes with memory if the driver lists them as MPS clients."""
         gpu = self._gpu(gpu_index)
         listed = {
             pid: replace(holder, mps_client=clients.get(pid, holder.mps_client))
@@ -176,9 +179,9 @@ class SimulatedGpus:
     def set_process_utilization(
         self, gpu_index: int, ratios: Mapping[int, float], *, mig_index: int | None = None
     ) -> None:
-        """How busy each of these processes keeps the GPU, 0-1; of others the driver does not tell it.
+        """Set how busy each of these processes keeps the GPU, 0-1; the driver is silent on other processes.
 
-        Only for processes that hold memory there. What the GPU shows as a whole is another matter.
+        Only processes that hold memory there can be set. The figure of the GPU as a whole is set apart.
         """
         gpu = self._gpu(gpu_index, mig_index)
         for ratio in ratios.values():
@@ -190,12 +193,12 @@ class SimulatedGpus:
         self._change(replace(gpu, holders=told))
 
     def held_by(self, pid: int) -> dict[int, int]:
-        """The bytes that a process holds, by the index of the GPU; not on MIG instances."""
+        """Return the bytes that a process holds, by the index of the GPU; not on MIG instances."""
         whole = (gpu for gpu in self._gpus if gpu.mig is None)
         return {gpu.index: gpu.living()[pid].memory_bytes for gpu in whole if pid in gpu.living()}
 
     def set_utilization(self, gpu_index: int, ratio: float) -> None:
-        """How busy the GPU is from now on, 0-1; temperature and power go with it."""
+        """Set how busy the GPU is from now on, 0-1; temperature and power go with it."""
         _check_ratio(ratio)
         self._change(replace(self._gpu(gpu_index), utilization_ratio=ratio))
 
@@ -207,7 +210,7 @@ class SimulatedGpus:
                 self._change(replace(one, trouble=trouble or None))
 
     def set_xid(self, gpu_index: int, number: int) -> None:
-        """Let the driver tell of an error, by NVIDIA's number. What the GPU shows is another matter."""
+        """Let the driver tell of an error, by NVIDIA's number. The GPU's own figures stay as they are."""
         if not 1 <= number <= _MAX_XID:
             raise RequestError(f"There is no XID {number}", hint=f"they go from 1 to {_MAX_XID}")
         self._xids.append((self._gpu(gpu_index).id, number))
@@ -233,7 +236,7 @@ class SimulatedGpus:
         return found
 
     def _change(self, gpu: _SimulatedGpu) -> None:
-        """The tuple is replaced as a whole, so the thread always sees a state that was true."""
+        """Replace the tuple as a whole, so that the thread always sees a state that was true."""
         self._gpus = tuple(gpu if one.id == gpu.id else one for one in self._gpus)
 
     # --- on the thread ---
@@ -269,7 +272,7 @@ class SimulatedGpus:
 
 
 def _reading(gpu: _SimulatedGpu, gpus: tuple[_SimulatedGpu, ...]) -> GpuReading:
-    """As the driver tells it: where MIG is on, use by instance, and temperature and power of the GPU."""
+    """Return a reading as the driver tells it: with MIG, use by instance, temperature and power by GPU."""
     if gpu.trouble is not None:
         return GpuReading(gpu.id, trouble=gpu.trouble, lost=True)
     holders, model, busy = gpu.living(), gpu.model, gpu.utilization_ratio
@@ -314,7 +317,10 @@ def _holder(pid: int, memory_bytes: int) -> _Holder:
 
 
 def _start_time(pid: int) -> int | None:
-    """Ticks from boot to the process's start, None when it is gone (fields 3 and 22 of proc_pid_stat(5))."""
+    """Return the ticks from boot to the process's start, None if it is gone.
+
+    The source is fields 3 and 22 of proc_pid_stat(5).
+    """
     try:
         descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -330,9 +336,9 @@ def _start_time(pid: int) -> int | None:
 
 
 def _make_gpus(models: tuple[SimulatedModel, ...], machine: str) -> tuple[_SimulatedGpu, ...]:
-    """UUIDs go by the model and its place among its like, so that they outlive changes of the others.
+    """Make GPUs with UUIDs by model and place among its like, so that they outlive changes of the others.
 
-    And by the machine: those of a pool must not have GPUs of the same name.
+    The UUIDs go by the machine too: nodes of a pool must not have GPUs of the same name.
     """
     made: Counter[str] = Counter()
     gpus: list[_SimulatedGpu] = []

@@ -1,4 +1,4 @@
-"""Checkpoints of simulated GPU memory: what processes hold is noted, taken off the GPU, and put back."""
+"""Make checkpoints of simulated GPU memory: each process's memory is noted, taken off the GPU, put back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpushared.gpus.simulated import SimulatedGpus
 
 
 class SimulatedCheckpoints:
-    """The ``Checkpoints`` port where no CUDA is: it works for every process and tells the truth of memory."""
+    """Implement the ``Checkpoints`` port without CUDA: for every process, with true figures of memory."""
 
     with_mps = True
     needs_host_memory = False
@@ -40,4 +40,4 @@ class SimulatedCheckpoints:
             self._saved.pop(pid, None)
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, since nothing is open."""

@@ -1,4 +1,4 @@
-"""Which GPUs are simulated: the models, their MIG profiles, and the words by which they are asked for. Pure.
+"""Define the GPUs that can be simulated: the models, their MIG profiles, and the words for them. Pure.
 
 Memory is about what ``nvidia-smi -q`` and ``nvidia-smi mig -lgip`` show.
 """
@@ -14,7 +14,7 @@ from gpushared.domain.errors import RequestError
 
 MAX_GPUS = 64
 MIG_SLICES = 7
-"""Compute slices of a GPU with MIG."""
+"""A GPU with MIG has so many compute slices."""
 MEMORY_SLICES = 8
 
 _MAX_SPEC_LENGTH = 1000
@@ -27,7 +27,7 @@ _INSTANCES = re.compile(r"(?:(?P<count>[0-9]{1,2})x)?(?P<profile>[0-9]g\.[0-9]{1
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a MIG instance of a profile is of its GPU."""
+    """Describe the part of its GPU that a MIG instance of a profile is."""
 
     name: str
     compute_slices: int
@@ -37,7 +37,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A GPU model, or that of a MIG instance: total and driver-reserved memory, and power."""
+    """Describe a GPU model, or that of a MIG instance: total and driver-reserved memory, and power."""
 
     name: str
     total_mib: int
@@ -45,14 +45,14 @@ class Model:
     idle_watts: float
     busy_watts: float
     profiles: tuple[Profile, ...] = ()
-    """By what MIG can split it; none where it has no MIG."""
+    """MIG can split the model by these; none if it has no MIG."""
 
     def profile(self, name: str) -> Profile | None:
         return next((profile for profile in self.profiles if profile.name == name), None)
 
 
 def _profiles(one: int, two: int, four: int, all_of_it: int) -> tuple[Profile, ...]:
-    """Those of an 80 GB GPU, given the MiB of one, two, four and all slices of memory."""
+    """Return the profiles of an 80 GB GPU, given the MiB of one, two, four and all slices of memory."""
     return (
         Profile("1g.10gb", 1, 1, one),
         Profile("1g.20gb", 1, 2, two),
@@ -73,16 +73,16 @@ MODELS: Mapping[str, Model] = {
 
 @dataclass(frozen=True, slots=True)
 class SimulatedModel:
-    """A GPU to simulate: a key of ``MODELS``, and the profiles that MIG splits it into, None without MIG."""
+    """Name a GPU to simulate: a key of ``MODELS``, and the profiles that MIG splits it into, or None."""
 
     model: str
     instances: tuple[str, ...] | None = None
     link_group: int | None = None
-    """GPUs of one group are joined by NVLink; None for one that tells of none."""
+    """GPUs of one group are joined by NVLink; None for a GPU that tells no group."""
 
 
 def parse_models(spec: str) -> tuple[SimulatedModel, ...]:
-    """``MODEL[/[Nx]PROFILE+...][:COUNT][@LINKED],...``, such as ``h100:8@4,a100/4x1g.10gb+3g.40gb``.
+    """Read ``MODEL[/[Nx]PROFILE+...][:COUNT][@LINKED],...``, such as ``h100:8@4,a100/4x1g.10gb+3g.40gb``.
 
     ``@4``: each four of these are joined by NVLink.
 
@@ -99,7 +99,7 @@ def parse_models(spec: str) -> tuple[SimulatedModel, ...]:
 
 
 def _parse_part(part: str, first: int) -> tuple[SimulatedModel, ...]:
-    """``first``: the index of its first GPU, by which its groups are called."""
+    """Read one part. ``first``: the index of its first GPU, after which its link groups are numbered."""
     match = _SPEC_PART.fullmatch(part)
     if match is None:
         raise _bad_spec(f"{part[:40]!r} does not name simulated GPUs")

@@ -1,4 +1,4 @@
-"""The errors (XIDs) that the driver tells of by events. What they mean is in ``gpushared.domain.xid``.
+"""Collect the errors (XIDs) that the driver tells by events. Their meaning is in ``gpushared.domain.xid``.
 
 NVML keeps events in an event set until they are waited for; a wait of 0 ms takes one or says ``TIMEOUT``.
 """
@@ -20,12 +20,12 @@ from gpushared.ports import GpuReading
 log = logging.getLogger(__name__)
 
 MAX_AT_ONCE = 256
-"""Taken in one sample; a program that faults in a loop makes events without end."""
+"""One sample takes so many; a program that faults in a loop makes events without end."""
 MAX_KEPT = 1024
 
 
 class XidWatch:
-    """Collects XIDs on the adapter's thread, and keeps them until a sample has been handed out with them.
+    """Collect XIDs on the adapter's thread, and keep them until a sample has been handed out with them.
 
     A call that came back too late for its caller must not take its XIDs with it: the driver tells each once.
     """
@@ -40,7 +40,7 @@ class XidWatch:
     # --- on the thread ---
 
     def open(self, handles: Mapping[GpuId, Handle]) -> None:
-        """Be told of these GPUs from now on; those that tell of no errors are named in the log, once."""
+        """Watch these GPUs from now on; GPUs that tell no errors are named in the log, once."""
         self._gpus = {}
         try:
             self._events = self._driver.event_set()
@@ -56,7 +56,7 @@ class XidWatch:
                 log.warning("the driver tells of no errors (XIDs) of %s: its health is not watched", gpu)
 
     def collect(self) -> None:
-        """Take what is pending."""
+        """Take the pending XIDs."""
         if self._events is None:
             return
         for _ in range(MAX_AT_ONCE):
@@ -82,7 +82,7 @@ class XidWatch:
     # --- on the caller's thread ---
 
     def added_to(self, readings: Iterable[GpuReading]) -> tuple[GpuReading, ...]:
-        """The readings with what was collected, which is then forgotten."""
+        """Return the readings with the collected XIDs, which are then forgotten."""
         found: dict[GpuId, list[int]] = {}
         for _ in range(len(self._kept)):
             gpu, number = self._kept.popleft()
@@ -91,5 +91,5 @@ class XidWatch:
 
 
 def _address(handle: Handle) -> int:
-    """A device's handle is a pointer that is the same in all answers of one session."""
+    """Return the handle's address: a handle is a pointer that is the same in all answers of one session."""
     return ctypes.cast(handle, ctypes.c_void_p).value or 0
