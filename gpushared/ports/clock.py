@@ -1,4 +1,4 @@
-"""The time."""
+"""Declare the port for the time."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Time for the rules: seconds since the epoch, because deadlines outlive the daemon. Nobody sets it."""
+    """Give the rules the time: seconds since the epoch, because deadlines outlive the daemon.
+
+    Nobody sets it.
+    """
 
     def now(self) -> float: ...
 
     def ahead(self) -> float:
-        """By how many seconds the time of day, which people set, is ahead of ``now``.
+        """Return how many seconds the time of day, which people set, is ahead of ``now``.
 
-        Exact while nobody sets it.
+        The figure is exact while nobody sets the time of day.
         """
         ...
 
     def keep(self) -> None:
-        """Have it go on from here in the daemon's next life. Blocks. Raises Unavailable."""
+        """Let the clock go on from here in the daemon's next life. Blocks. Raises Unavailable."""
         ...

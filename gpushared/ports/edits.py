@@ -1,4 +1,4 @@
-"""What a container gets so that it uses its lease."""
+"""Define the settings by which a container uses its lease."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """What a container gets so that it uses its lease and nothing else.
+    """Hold the settings by which a container uses its lease and nothing else.
 
-    ``env`` always wins over the user's; ``env_defaults`` only fills what the user left unset.
+    ``env`` always wins over the user's; ``env_defaults`` only fills variables that the user left unset.
     ``gpus`` are to be made visible by the engine's own means (see ``DeviceMechanism``).
     """
 
@@ -31,15 +31,16 @@ class Edits:
     mounts: tuple[Mount, ...] = ()
     devices: tuple[str, ...] = ()
     cgroup_parent: str = ""
-    """Docker's ``CgroupParent``, empty for the engine's own."""
+    """Docker's ``CgroupParent``; empty for the engine's own choice."""
     hooks: tuple[Hook, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """A program of the host that the runtime runs as root before the container's first process.
+    """Name a program of the host that the runtime runs as root before the container's first process.
 
-    OCI's ``createRuntime``: the container's state comes on its standard input. Only where ``lease_devices``.
+    The hook is OCI's ``createRuntime``: the container's state comes on its standard input. It works only with
+    ``lease_devices``.
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""The engine that runs containers."""
+"""Declare the port for the engine that runs containers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpushared.ports.reality import Reality
 
 
 class DeviceMechanism(StrEnum):
-    """How a GPU comes into a container, best first; probed at start."""
+    """Name how a GPU comes into a container, best first; probed at start."""
 
     CDI = "cdi"
     DEVICE_REQUEST = "device-request"
@@ -23,7 +23,7 @@ class DeviceMechanism(StrEnum):
 
 
 class CgroupDriver(StrEnum):
-    """Who makes the cgroups of containers: a ``CgroupParent`` is a path for one, a slice for the other."""
+    """Name the maker of containers' cgroups: a ``CgroupParent`` is a path for one, a slice for the other."""
 
     CGROUPFS = "cgroupfs"
     SYSTEMD = "systemd"
@@ -31,11 +31,12 @@ class CgroupDriver(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What the engine is and can do. ``lease_devices``: it applies CDI specs that we write, at every start.
+    """Describe the engine and its abilities.
 
-    ``gpu_mechanism`` says how the GPU itself is asked for (PLAIN on simulated GPUs). Where that is CDI,
-    ``cdi_gpus`` are the UUIDs of GPUs and MIG instances that NVIDIA's specs name, as of the last look, and
-    ``other_mechanism`` serves what they do not name.
+    ``lease_devices``: it applies CDI specs that we write, at every start. ``gpu_mechanism`` says how the GPU
+    itself is asked for (PLAIN on simulated GPUs). If that is CDI, ``cdi_gpus`` are the UUIDs of GPUs and MIG
+    instances that NVIDIA's specs name, as of the last look, and ``other_mechanism`` serves the GPUs that they
+    do not name.
     """
 
     version: str
@@ -53,7 +54,7 @@ class EngineFacts:
 
 
 class ContainerStatus(StrEnum):
-    """Docker's words for ``State.Status``."""
+    """Name Docker's words for ``State.Status``."""
 
     CREATED = "created"
     RUNNING = "running"
@@ -65,12 +66,12 @@ class ContainerStatus(StrEnum):
 
 
 DEFAULT_STOP_SECONDS = 10
-"""How long the engine waits between a stop's signal and its kill."""
+"""The engine waits so long between a stop's signal and its kill."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerFacts:
-    """What inspect says of one container. ``owner_uid`` is None where the gate did not create it."""
+    """Hold the inspect's facts of one container. ``owner_uid`` is None if the gate did not create it."""
 
     id: ContainerId
     name: str
@@ -83,82 +84,86 @@ class ContainerFacts:
     restart_policy: str
     labels: Mapping[str, str] = field(default_factory=dict)
     stop_signal: str = ""
-    """What a stop sends it, empty for the engine's default, SIGTERM."""
+    """A stop sends this signal; empty for the engine's default, SIGTERM."""
     stop_seconds: int = DEFAULT_STOP_SECONDS
-    """How long a stop waits that names no time; below zero it waits for ever."""
+    """A stop that names no time waits so long; below zero it waits for ever."""
     memory: ContainerMemory | None = None
-    """Its limit and its use of the host's memory; None where that was not looked at."""
+    """The container's limit and use of the host's memory; None if nobody looked at them."""
     start_error: str = ""
-    """Why its newest start failed, in the engine's words; empty where it began."""
+    """Why the newest start failed, in the engine's words; empty if the container began."""
 
 
 LABEL_DEVICE = "gpushare.device"
-"""The label by which the daemon finds its containers again: the lease's ``device_name``."""
+"""By this label the daemon finds its containers again: the lease's ``device_name``."""
 LABEL_OWNER = "gpushare.owner"
 """The uid for whom the gate created a container."""
 LABEL_JOB = "gpushare.job"
-"""The job whose container it is; set by the gate."""
+"""The job that the container is for; set by the gate."""
 LABEL_ATTEMPT = "gpushare.attempt"
-"""Which attempt to run the job, by its number; set by the gate."""
+"""The number of the attempt to run the job; set by the gate."""
 LABEL_GATE = "gpushare.gate"
-"""Which gate made a container, and how: ``<gate>/confined`` where it was judged, else ``<gate>/trusted``."""
+"""The gate that made a container, and how: ``<gate>/confined`` if it was judged, else ``<gate>/trusted``."""
 LABEL_LEASE = "gpushare.lease"
 """Set by a client on create: claim this lease."""
 
 
 class Engine(Protocol):
-    """The container engine. Errors: ``EngineUnavailable``, ``TimedOut``, ``NotFound``."""
+    """Run containers. Errors: ``EngineUnavailable``, ``TimedOut``, ``NotFound``."""
 
     async def probe(self) -> EngineFacts: ...
 
     async def containers(self) -> tuple[ContainerFacts, ...]:
-        """All containers, running or not, that carry ``LABEL_DEVICE``."""
+        """Return all containers, running or not, that carry ``LABEL_DEVICE``."""
         ...
 
     async def inspect(self, container: ContainerId) -> ContainerFacts | None:
-        """The facts, or None when there is no such container."""
+        """Return the facts, or None if there is no such container."""
         ...
 
     async def reality(self, container: ContainerId, barred: Sequence[str]) -> Reality | None:
-        """What its first process really has; None where there is none (any more, or yet).
+        """Return the real state of the first process; None if there is none (any more, or yet).
 
-        ``barred``: paths of the machine of which it is to be told whether the container sees them.
+        ``barred``: paths of the machine of which the answer tells if the container sees them.
         """
         ...
 
     async def running(self) -> tuple[ContainerId, ...]:
-        """All that run and carry ``LABEL_GATE``."""
+        """Return all containers that run and carry ``LABEL_GATE``."""
         ...
 
     async def stop(self, container: ContainerId, grace_seconds: int) -> None:
-        """Stop signal, grace, kill. Comes back when it is stopped; a container that is gone is no error."""
+        """Stop a container: signal, grace, kill.
+
+        Returns when the container is stopped; a container that is gone is no error.
+        """
         ...
 
     async def freeze(self, container: ContainerId) -> None:
-        """Freeze its processes; one that is frozen already is no error. Errors besides: ``StateConflict``."""
+        """Freeze a container's processes; a frozen one is no error. Errors besides: ``StateConflict``."""
         ...
 
     async def thaw(self, container: ContainerId) -> None:
-        """Let them go on; one that is not frozen is no error."""
+        """Let a container's processes go on; one that is not frozen is no error."""
         ...
 
     async def signal(self, container: ContainerId, name: str) -> None:
-        """Send its main process a signal such as ``SIGUSR1``; one that does not run is no error."""
+        """Send a main process a signal such as ``SIGUSR1``; a container that does not run is no error."""
         ...
 
     async def start_again(self, container: ContainerId) -> None:
-        """Start a container that has ended; one that runs is no error, one that is gone is ``NotFound``."""
+        """Start a container that has ended; a running one is no error, one that is gone is ``NotFound``."""
         ...
 
     def events(self) -> AsyncIterator[ContainerFacts | ContainerId]:
-        """What changed, each confirmed by an inspect: the facts now, or the id of a container that is gone.
+        """Yield the changes, each confirmed by an inspect.
 
-        Ends with ``EngineUnavailable`` when the engine goes away; the caller surveys and listens again.
+        A change is the facts now, or the id of a container that is gone. The stream ends with
+        ``EngineUnavailable`` when the engine goes away; the caller surveys and listens again.
         """
         ...
 
     async def write_device(self, device_name: str, edits: Edits) -> None:
-        """Make the lease's device known to the engine (only where ``lease_devices``)."""
+        """Make the lease's device known to the engine (only with ``lease_devices``)."""
         ...
 
     async def remove_device(self, device_name: str) -> None: ...

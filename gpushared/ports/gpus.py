@@ -1,4 +1,4 @@
-"""What is read off GPUs and set on them."""
+"""Declare the ports that read GPUs and set them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from gpushared.domain.gpu import Gpu, GpuId
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process on a GPU; ``pid`` is a host PID, ``memory_bytes`` None where the driver does not tell.
+    """Describe a process on a GPU; ``pid`` is a host PID, ``memory_bytes`` None if the driver does not tell.
 
-    ``mps_client``: whether the driver lists it as a client of an MPS server; None where it does not tell.
-    ``utilization_ratio``: how busy it kept the GPU since the last look, 0-1; None where nobody knows.
+    ``mps_client``: the driver lists it as a client of an MPS server; None if the driver does not tell.
+    ``utilization_ratio``: how busy it kept the GPU since the last look, 0-1; None if nobody knows.
     """
 
     pid: int
@@ -24,7 +24,7 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One look at one GPU; every figure is None where the GPU does not tell. Utilisation is a ratio 0-1.
+    """Hold one look at one GPU; a figure is None if the GPU does not tell. Utilisation is a ratio 0-1.
 
     ``xids``: the errors (NVIDIA's XID numbers) that the driver told of since the last reading. ``lost``: the
     GPU is off the bus or needs a reset, so that nothing on it can go on; ``trouble`` says which.
@@ -42,16 +42,19 @@ class GpuReading:
 
 
 class Gpus(Protocol):
-    """The GPUs of this machine. Errors: ``GpusUnavailable``, ``TimedOut``."""
+    """Read the GPUs of this machine. Errors: ``GpusUnavailable``, ``TimedOut``."""
 
     simulated: bool
 
     async def survey(self) -> tuple[Gpu, ...]:
-        """All GPUs, by index, each before its MIG instances. A lost one is listed with its ``trouble``."""
+        """Return all GPUs, by index, each before its MIG instances.
+
+        A lost one is listed with its ``trouble``.
+        """
         ...
 
     async def sample(self) -> tuple[GpuReading, ...]:
-        """A reading of each GPU; a GPU that fails gives a reading with ``trouble`` and no figures."""
+        """Return a reading of each GPU; a GPU that fails gives a reading with ``trouble`` and no figures."""
         ...
 
     async def close(self) -> None: ...
@@ -59,7 +62,7 @@ class Gpus(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GpuSettings:
-    """How the driver is set for one GPU; None where GPU or driver do not tell.
+    """Hold the driver's settings for one GPU; None if GPU or driver do not tell.
 
     ``compute_mode`` is NVML's number: 0 default, 2 prohibited, 3 exclusive process.
     """
@@ -77,33 +80,36 @@ class GpuSettings:
 
 @dataclass(frozen=True, slots=True)
 class DriverFacts:
-    """The driver itself, and how it is set for each of its GPUs."""
+    """Describe the driver itself, and its settings for each of its GPUs."""
 
     version: str
     gpus: tuple[GpuSettings, ...] = ()
 
 
 class Driver(Protocol):
-    """A driver that tells of itself. Errors: ``GpusUnavailable``, ``TimedOut``."""
+    """Describe a driver that tells of itself. Errors: ``GpusUnavailable``, ``TimedOut``."""
 
     async def describe(self) -> DriverFacts: ...
 
 
 class ComputeModes(Protocol):
-    """Who may use a GPU, by the numbers of ``GpuSettings``. Errors: ``GpusUnavailable``, ``TimedOut``."""
+    """Read and set GPUs' modes, as ``GpuSettings`` numbers them.
+
+    Errors: ``GpusUnavailable``, ``TimedOut``.
+    """
 
     async def compute_mode(self, gpu: GpuId) -> int | None:
-        """None where the GPU does not tell."""
+        """Return the mode; None if the GPU does not tell."""
         ...
 
     async def set_compute_mode(self, gpu: GpuId, mode: int) -> None: ...
 
 
 class MemoryLimiter(Protocol):
-    """The driver's own limit on the GPU memory of a cgroup. Errors: ``GpusUnavailable``, ``TimedOut``."""
+    """Set the driver's own limit on a cgroup's GPU memory. Errors: ``GpusUnavailable``, ``TimedOut``."""
 
     async def memory_limits_trouble(self) -> str | None:
-        """Why this machine has no such limits, found by trial; None where it has them."""
+        """Return why this machine has no such limits, found by trial; None if it has them."""
         ...
 
     async def limit_memory(self, gpu: GpuId, cgroup: str, limit_bytes: int) -> None:
@@ -111,5 +117,8 @@ class MemoryLimiter(Protocol):
         ...
 
     async def release_memory(self, gpu: GpuId, cgroup: str) -> None:
-        """Take limit and guarantee off, which is due before the cgroup goes; without them it is harmless."""
+        """Take limit and guarantee off, which is due before the cgroup goes.
+
+        Without them this is harmless.
+        """
         ...

@@ -1,4 +1,4 @@
-"""The node's durable memory."""
+"""Declare the port for the node's durable memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpushared.domain.policy.standing import Standing, StandingChange
 
 @dataclass(frozen=True, slots=True)
 class JournalSnapshot:
-    """What a restarted daemon knows: leases that are not over, the next one's number, the drained GPUs."""
+    """Hold the memory of a restarted daemon: open leases, the next lease's number, the drained GPUs."""
 
     leases: tuple[Lease, ...]
     next_sequence: int
@@ -24,12 +24,12 @@ class JournalSnapshot:
     attempts: tuple[Attempt, ...] = ()
     """All records that are not forgotten."""
     contacts: Mapping[str, Contact] = field(default_factory=dict)
-    """What is known of each coordinator."""
+    """The contacts with each coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
 class JournalWrite:
-    """One transaction: leases as they now are, and what was added to their stories."""
+    """Hold one transaction: leases as they now are, and the new entries of their stories."""
 
     leases: tuple[Lease, ...]
     entries: tuple[tuple[LeaseId, StoryEntry], ...]
@@ -37,21 +37,21 @@ class JournalWrite:
     drained: Mapping[GpuId, Drained] | None = None
     """All GPUs that are drained from now on; None = as before."""
     standing: StandingChange | None = None
-    """What is new of the projects; None = nothing."""
+    """The changes of the projects' standing; None = nothing."""
     attempts: tuple[Attempt, ...] = ()
     """Records of attempts as they now are."""
     contacts: Mapping[str, Contact] = field(default_factory=dict)
-    """What is new of coordinators."""
+    """The new contacts with coordinators."""
     forgotten_before: float | None = None
-    """Final records of attempts that are older are to go; None = none."""
+    """Older final records of attempts are to go; None = none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """Which leases that are over are meant; what is left out is no condition.
+    """Select leases that are over; a field that is left out is no condition.
 
-    ``outcomes``: by the kinds of their records. ``before``: the end and the sequence of a lease; those are
-    meant that come after it, newest first.
+    ``outcomes``: the kinds of their records. ``before``: the end and the sequence of a lease; the selection
+    has the leases that come after it, newest first.
     """
 
     since: float = 0.0
@@ -61,26 +61,26 @@ class Past:
 
 
 class Journal(Protocol):
-    """The durable memory. Errors: ``JournalUnavailable`` (nothing of the write happened then)."""
+    """Keep the durable memory. Errors: ``JournalUnavailable`` (nothing of the write happened then)."""
 
     async def load(self) -> JournalSnapshot: ...
 
     async def commit(self, writes: Sequence[JournalWrite]) -> None:
-        """All of them durably, or none."""
+        """Write all of these durably, or none."""
         ...
 
     async def story(self, lease: LeaseId) -> tuple[StoryEntry, ...]: ...
 
     async def lease(self, lease: LeaseId) -> Lease | None:
-        """A lease, also one that is over."""
+        """Return a lease, also one that is over."""
         ...
 
     async def ended(self, limit: int) -> tuple[Lease, ...]:
-        """Leases that are over, newest first."""
+        """Return leases that are over, newest first."""
         ...
 
     async def past(self, which: Past, limit: int) -> tuple[tuple[Lease, ...], int]:
-        """Leases that are over, newest first, and how many more of them there are beyond the limit."""
+        """Return leases that are over, newest first, and how many more there are beyond the limit."""
         ...
 
     async def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""What a running container really is: by the engine's word, and by the kernel's."""
+"""Describe the real state of a running container: by the engine's word, and by the kernel's."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from gpushared.domain.lease import ContainerId
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What the engine says that it made the container with."""
+    """Hold the engine's word on how it made the container."""
 
     labels: Mapping[str, str]
     mark: str = ""
-    """``ContainerIDFile``, a field that engines keep and do not use."""
+    """The value of ``ContainerIDFile``, a field that engines keep and do not use."""
     env: tuple[str, ...] = ()
-    """The caller's and the image's together."""
+    """The caller's variables and the image's together."""
     privileged: bool = False
     runtime: str = ""
     devices: tuple[str, ...] = ()
@@ -26,18 +26,18 @@ class Word:
     device_requests: tuple[str, ...] = ()
     """Names of CDI devices, and ``driver:id`` for each id of other drivers."""
     host_namespaces: frozenset[str] = frozenset()
-    """Of which it was to have the machine's, by the names in ``/proc/PID/ns``."""
+    """The namespaces that the container was to share with the machine, by the names in ``/proc/PID/ns``."""
     groups: frozenset[int] = frozenset()
-    """Those given by their numbers."""
+    """The groups that are given by their numbers."""
     seccomp: bool = True
     """Nobody asked for other system calls than the engine's own choice."""
     binds: tuple[str, ...] = ()
-    """Sources of bind mounts that somebody asked for; those of devices are not among them."""
+    """Sources of bind mounts that somebody asked for, without those of devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceNode:
-    """A character device below ``/dev`` of a container."""
+    """Describe a character device below ``/dev`` of a container."""
 
     path: str
     major: int
@@ -46,7 +46,7 @@ class DeviceNode:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRule:
-    """Which devices a cgroup may use; None: all numbers. ``kind``: a, b or c; ``access``: of rwm."""
+    """Allow a cgroup some devices; None: all numbers. ``kind``: a, b or c; ``access``: of rwm."""
 
     kind: str
     major: int | None
@@ -56,7 +56,7 @@ class DeviceRule:
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """A path of the machine that a container finds at ``target`` though it may be none of its own."""
+    """Name a path of the machine that a container finds at ``target`` though it may not belong to it."""
 
     target: str
     path: str
@@ -64,9 +64,9 @@ class Exposure:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine's GPU devices. ``majors``: the kernel's names of drivers by their number.
+    """Describe the machine's GPU devices. ``majors``: the kernel's names of drivers by their number.
 
-    ``minors``: of GPUs, where their driver tells; empty where there is none.
+    ``minors``: the numbers of GPUs, if their driver tells; empty without a driver.
     """
 
     majors: Mapping[int, str]
@@ -75,10 +75,10 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Reality:
-    """One container whose first process was the same one all through the look.
+    """Describe one container whose first process was the same one all through the look.
 
-    ``capabilities``: all that it has or could get, as the kernel's bits. ``rules``: None where they cannot be
-    read. Numbers of users are the machine's.
+    ``capabilities``: all that the process has or could get, as the kernel's bits. ``rules``: None if they
+    cannot be read. Numbers of users are the machine's.
     """
 
     id: ContainerId
@@ -89,12 +89,12 @@ class Reality:
     machine: Machine
     uids: frozenset[int]
     gids: frozenset[int]
-    """Its supplementary groups too."""
+    """The supplementary groups are here too."""
     capabilities: int
     no_new_privileges: bool
     seccomp: bool
     maps_users: bool
-    """Its numbers of users are others than the machine's."""
+    """The container's numbers of users are others than the machine's."""
     host_namespaces: frozenset[str]
     nodes: tuple[DeviceNode, ...]
     rules: tuple[DeviceRule, ...] | None

@@ -1,4 +1,4 @@
-"""What all containers of one user may take of the machine together."""
+"""Declare the port that bounds all containers of one user together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from gpushared.ports.engine import EngineFacts
 
 @dataclass(frozen=True, slots=True)
 class UserBounds:
-    """0 is no limit. Memory is with swap and with what lies in ``/dev/shm`` and other memory file systems."""
+    """Bound a user; 0 is no limit.
+
+    Memory is with swap and with files in ``/dev/shm`` and other memory file systems.
+    """
 
     memory_bytes: int = 0
     cpus: float = 0.0
@@ -24,34 +27,34 @@ class UserBounds:
 
 @dataclass(frozen=True, slots=True)
 class UserUse:
-    """What they hold. What the kernel can take back at once, such as files that were read, is not in it."""
+    """Hold a user's use. Memory that the kernel can take back at once, such as read files, is left out."""
 
     memory_bytes: int = 0
     pids: int = 0
 
 
 class UserWalls(Protocol):
-    """One cgroup a user, in which the engine puts the user's containers."""
+    """Keep one cgroup for each user, in which the engine puts the user's containers."""
 
     def parent_of(self, uid: int, engine: EngineFacts) -> str:
-        """Docker's ``CgroupParent`` for the user; asks nobody."""
+        """Return Docker's ``CgroupParent`` for the user; this asks nobody."""
         ...
 
     async def hold(self, uid: int, limits: UserBounds, engine: EngineFacts) -> None:
-        """See that the user's cgroup is there, with these limits.
+        """Make sure that the user's cgroup exists, with these limits.
 
-        Errors: ``LimitReached`` where the user's containers have more already and the kernel keeps the old
-        limit, ``SharingUnavailable`` where there is no such wall.
+        Errors: ``LimitReached`` if the user's containers have more already and the kernel keeps the old
+        limit, ``SharingUnavailable`` if there is no such wall.
         """
         ...
 
     async def joining(self, uid: int, engine: EngineFacts) -> Sequence[Path]:
-        """The files by which a process of ours joins what the user's containers have together.
+        """Return the files by which a process of ours joins the user's cgroup.
 
-        None where there is no such cgroup. Never raises.
+        There are none without such a cgroup. Never raises.
         """
         ...
 
     async def use(self, uid: int, engine: EngineFacts) -> UserUse:
-        """What the user's containers hold; nothing where there is no such cgroup. Never raises."""
+        """Return the use of the user's containers; nothing if there is no such cgroup. Never raises."""
         ...
