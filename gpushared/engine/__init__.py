@@ -1,1 +1,1 @@
-"""The container engine: Docker through its SDK, lease devices through CDI, processes through ``/proc``."""
+"""Talk to the container engine: Docker by its SDK, lease devices by CDI, processes by ``/proc``."""

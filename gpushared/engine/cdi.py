@@ -1,9 +1,9 @@
-"""Lease devices: one CDI spec per lease, which the engine applies whenever the lease's container starts.
+"""Keep lease devices: one CDI spec per lease, which the engine applies at each start of its container.
 
 Format: the Container Device Interface's SPEC.md, https://github.com/cncf-tags/container-device-interface.
-Engines follow the directory by inotify and act on a file that is renamed *within* it; a file that is
-renamed into it from elsewhere, or created in place, is not seen before something else happens there. Hence a
-temporary file beside the spec, under a name that is none of a spec, and a rename.
+Engines follow the directory by inotify and act on a file that is renamed *within* it; a file that is renamed
+into it from elsewhere, or created in place, is not seen before something else happens there. Hence a
+temporary file beside the spec, under a name that no spec has, and a rename.
 
 These functions touch the disk: off the event loop.
 """
@@ -23,10 +23,10 @@ from gpushared.ports import Edits, Hook, Mount
 
 KIND = "gpushare.io/lease"
 DEFAULT_SPEC_DIR = Path("/var/run/cdi")
-"""Where every engine with CDI looks for specs that need not outlive a boot, unless configured otherwise."""
+"""Every engine with CDI looks here for specs that need not outlive a boot, unless configured otherwise."""
 
 VERSION = "0.5.0"
-"""The oldest that knows all that is used here: names that start with a digit came with it."""
+"""This is the oldest version that knows all that is used here: names with a digit first came with it."""
 
 _PREFIX = "gpushare.io-lease-"
 _SUFFIX = ".json"
@@ -36,14 +36,14 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def qualified_name(device_name: str) -> str:
-    """What a container asks for: ``gpushare.io/lease=<device_name>``."""
+    """Return the name that a container asks for: ``gpushare.io/lease=<device_name>``."""
     return f"{KIND}={device_name}"
 
 
 class LeaseSpecs:
-    """The specs of ours in one directory.
+    """Keep our specs in one directory.
 
-    Errors: ``RequestError`` for names and values that no spec can hold, ``EngineUnavailable`` when the
+    Errors: ``RequestError`` for names and values that no spec can hold, ``EngineUnavailable`` if the
     directory cannot be used.
     """
 
@@ -51,11 +51,11 @@ class LeaseSpecs:
         self.directory = directory
 
     def write(self, device_name: str, edits: Edits) -> None:
-        """Make the device known, or give it other edits; containers that run keep what they have."""
+        """Make the device known, or give it other edits; running containers keep theirs."""
         self._put(self._path(device_name), json.dumps(_spec(device_name, edits), indent=1))
 
     def remove(self, device_name: str) -> None:
-        """Forget the device; one that is unknown is no error."""
+        """Forget the device; an unknown device is no error."""
         path = self._path(device_name)
         try:
             path.unlink(missing_ok=True)
@@ -63,7 +63,7 @@ class LeaseSpecs:
             raise _unusable(self.directory, error) from error
 
     def names(self) -> tuple[str, ...]:
-        """The device names that have a spec, sorted."""
+        """Return the device names that have a spec, sorted."""
         try:
             found = [path.name for path in self.directory.glob(f"{_PREFIX}*{_SUFFIX}")]
         except OSError as error:
@@ -71,7 +71,10 @@ class LeaseSpecs:
         return tuple(sorted(name.removeprefix(_PREFIX).removesuffix(_SUFFIX) for name in found))
 
     def sweep(self, keep: Collection[str]) -> tuple[str, ...]:
-        """Remove the specs of all other devices, and what a crash left half written; returns the names."""
+        """Remove the specs of all other devices, and files that a crash left half written.
+
+        Return the names.
+        """
         gone = tuple(name for name in self.names() if name not in keep)
         try:
             for name in gone:
@@ -83,7 +86,7 @@ class LeaseSpecs:
         return gone
 
     def in_directory(self, directory: Path) -> LeaseSpecs:
-        """The same specs in another directory; itself when it is there already."""
+        """Return the same specs in another directory; itself if they are there already."""
         if directory == self.directory:
             return self
         moved = LeaseSpecs(directory)

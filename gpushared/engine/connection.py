@@ -1,4 +1,4 @@
-"""The one place that opens clients of the Docker SDK and translates what they raise.
+"""Open clients of the Docker SDK and translate their errors, in one place.
 
 The SDK mixes three families of exceptions (its own, those of requests, and bare ``OSError`` wrapped in
 either); ``translated`` turns each into ``EngineUnavailable`` or ``TimedOut``, with the socket's path in it.
@@ -24,10 +24,10 @@ HANG_HINT = "look into the engine's log, for example with `journalctl -u docker`
 
 
 class Connector:
-    """Opens clients for one engine.
+    """Open clients for one engine.
 
-    ``generation`` grows whenever the engine was lost: clients of an older one must not be used any more,
-    because the engine that comes back may be another version that speaks another API version.
+    ``generation`` grows whenever the engine was lost: clients of an older generation must not be used any
+    more, because the engine that comes back may be another version that speaks another API version.
     """
 
     def __init__(self, url: str, timeout_seconds: float) -> None:
@@ -37,20 +37,23 @@ class Connector:
 
     @property
     def place(self) -> str:
-        """Where the engine is, as people write it: a path, or the URL of anything but a unix socket."""
+        """Return the engine's place as people write it: a path, or the URL of anything but a unix socket."""
         return self.url.removeprefix(UNIX_SCHEME)
 
     def dial(self) -> None:
-        """Raises ``OSError`` where nobody listens; the SDK would leave a socket open behind its own error."""
+        """Raise ``OSError`` if nobody listens; the SDK would leave a socket open behind its own error."""
         if self.url.startswith(UNIX_SCHEME):
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
                 probe.settimeout(self.timeout_seconds)
                 probe.connect(self.place)
 
     def open(self) -> APIClient:
-        """A client that speaks the API version of the engine; asks it, so it may raise as every call may."""
+        """Return a client that speaks the engine's API version.
+
+        This asks the engine, so it may raise as every call may.
+        """
         self.dial()
-        # The SDK can find out by itself, but when that fails nobody can close the half-made client.
+        # The SDK can find the version by itself, but when that fails nobody can close the half-made client.
         with self._client(OLDEST_API_VERSION) as scout:
             answer = scout.version(api_version=False)
         version = answer.get("ApiVersion") if isinstance(answer, dict) else None
@@ -66,7 +69,7 @@ class Connector:
 
     @contextmanager
     def translated(self, what: str) -> Iterator[None]:
-        """Raises errors of ours only, and starts a new generation of clients when the engine was lost."""
+        """Raise errors of ours only, and start a new generation of clients when the engine was lost."""
         try:
             yield
         except (OSError, DockerException) as error:  # requests derives its own from OSError
@@ -94,7 +97,7 @@ class Connector:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and what it wraps: as its cause, as its context, or (urllib3's way) among its arguments."""
+    """Yield the error and the errors inside: its cause, its context, or (urllib3's way) its arguments."""
     pending, seen = [error], set[int]()
     while pending:
         current = pending.pop(0)

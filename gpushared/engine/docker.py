@@ -1,8 +1,8 @@
-"""The ``Engine`` port over the Docker SDK.
+"""Implement the ``Engine`` port with the Docker SDK.
 
 Every call runs in a worker thread with a client of its own and under two time-outs: the socket's, which frees
-the thread, and the caller's, which holds even where the engine sends a byte now and then. A call that finds
-the engine gone says so at once; the next one connects again.
+the thread, and the caller's, which holds even if the engine sends a byte now and then. A call that finds the
+engine gone says so at once; the next call connects again.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ DEFAULT_URL = "unix:///var/run/docker.sock"
 CALLS_AT_ONCE = 4
 STOPS_AT_ONCE = 64
 START_SECONDS = 30.0
-"""Runtime hooks run inside of it."""
+"""Runtime hooks run inside of this time."""
 
 _WRONG_STATE = {HTTPStatus.CONFLICT, HTTPStatus.INTERNAL_SERVER_ERROR}
-"""What engines of different ages say when a container is not in the state that a call needs."""
+"""Engines of different ages answer so when a container is not in the state that a call needs."""
 
 
 class DockerEngine:
-    """One Docker engine.
+    """Talk to one Docker engine.
 
-    ``url``: a path or ``unix://`` URL. ``spec_dir``: where lease devices are kept; by default
-    ``/var/run/cdi`` until ``probe`` learns what the engine reads, so that they can be written before the
-    engine is up (after a boot its restart policies act at once). ``timeout_seconds`` bounds each call.
+    ``url``: a path or ``unix://`` URL. ``spec_dir``: the place of lease devices; by default ``/var/run/cdi``
+    until ``probe`` learns the engine's directories, so that devices can be written before the engine is up
+    (after a boot its restart policies act at once). ``timeout_seconds`` bounds each call.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class DockerEngine:
         self._timeout_seconds = timeout_seconds
 
     async def probe(self) -> EngineFacts:
-        """What the engine can do; lease devices written before go where this engine reads them."""
+        """Return the engine's facts; lease devices written before move to where this engine reads them."""
 
         def work(client: APIClient) -> tuple[EngineFacts, Path | None]:
             info = client.info()
@@ -125,7 +125,7 @@ class DockerEngine:
         return await self._calls.call("list what runs", work, self._timeout_seconds)
 
     async def stop(self, container: ContainerId, grace_seconds: int) -> None:
-        """Errors: ``TimedOut`` when it is not gone one call's time-out after the grace."""
+        """Stop a container. Errors: ``TimedOut`` if it is not gone one call's time-out after the grace."""
 
         def work(client: APIClient) -> None:
             try:
@@ -179,7 +179,7 @@ class DockerEngine:
         await self._calls.call(f"signal container {container[:12]}", work, self._timeout_seconds)
 
     async def start_again(self, container: ContainerId) -> None:
-        """Errors: also ``EngineUnavailable`` where the engine cannot start it, with its words."""
+        """Start a container. Errors: also ``EngineUnavailable`` if the engine fails to, with its words."""
 
         def work(client: APIClient) -> None:
             try:
@@ -190,17 +190,17 @@ class DockerEngine:
         await self._stops.call(f"start container {container[:12]}", work, START_SECONDS)
 
     def events(self) -> AsyncGenerator[ContainerFacts | ContainerId, None]:
-        """What changed since the last ``containers()`` began, or from this call on if there was none yet.
+        """Yield the changes since the last ``containers()`` began, or from this call on if there was none.
 
-        So nothing is missed between a survey and listening; what the survey saw already may be told again.
-        The engine keeps its last 256 events for this, none of them over its own restart, after which the
-        survey sees the outcome. A container that is gone before it could be inspected after its death is told
-        twice: as exited with its exit code, then as gone.
+        So nothing is missed between a survey and listening; a change that the survey saw already may be told
+        again. The engine keeps its last 256 events for this, none of them over its own restart, after which
+        the survey sees the outcome. A container that is gone before it could be inspected after its death is
+        told twice: as exited with its exit code, then as gone.
         """
         return self._follow(since=time.time() if self._surveyed_at is None else self._surveyed_at)
 
     async def write_device(self, device_name: str, edits: Edits) -> None:
-        """Make the device known; needs no engine to be up.
+        """Make the device known; the engine need not be up.
 
         ``edits.env_defaults`` are not part of it: a device's environment always wins over the user's, so
         defaults belong into the container's own environment when it is created.
@@ -213,7 +213,7 @@ class DockerEngine:
             await asyncio.to_thread(self._specs.remove, device_name)
 
     async def sweep_devices(self, keep: Collection[str]) -> tuple[str, ...]:
-        """Remove all lease devices but those named; returns the names removed."""
+        """Remove all lease devices but those named; return the names removed."""
         async with self._specs_lock:
             return await asyncio.to_thread(self._specs.sweep, frozenset(keep))
 
@@ -232,7 +232,7 @@ class DockerEngine:
                 facts = await self.inspect(change.container) or change.last_words
                 if facts is not None:
                     yield facts
-                # One that is gone though its end was not reported yet: the reports are on their way.
+                # A container that is gone though its end was not reported yet: the reports are on their way.
                 if change.destroyed:
                     yield change.container
         except TimedOut as error:

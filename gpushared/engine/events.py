@@ -1,9 +1,9 @@
-"""Following the engine's events in a thread of its own.
+"""Follow the engine's events in a thread of its own.
 
-The thread only notes which containers changed. A container that changes again before somebody looked is
-noted once: the reader inspects it anyway and sees the newest state. So what waits is bounded by the number
-of containers with our label, and beyond ``PENDING_LIMIT`` of them the feed ends with ``EngineUnavailable``,
-which makes the reader survey everything anew.
+The thread only notes which containers changed. A container that changes again before the reader looked is
+noted once: the reader inspects it anyway and sees the newest state. So the waiting notes are bounded by the
+number of containers with our label, and beyond ``PENDING_LIMIT`` of them the feed ends with
+``EngineUnavailable``, which makes the reader survey everything anew.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PENDING_LIMIT = 4096
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A container that changed. ``last_words`` if it died meanwhile; ``destroyed`` if it was removed."""
+    """Note a container that changed; ``last_words`` if it died, ``destroyed`` if it was removed."""
 
     container: ContainerId
     last_words: ContainerFacts | None
@@ -40,7 +40,7 @@ class Change:
 
 
 class EventFeed:
-    """Which containers changed since ``since`` (epoch seconds). To be closed by its opener."""
+    """Tell which containers changed since ``since`` (epoch seconds). The opener must close the feed."""
 
     def __init__(self, connector: Connector, since: float) -> None:
         self._connector = connector
@@ -56,7 +56,7 @@ class EventFeed:
         self._thread.start()
 
     async def next(self) -> Change:
-        """The next container that changed; ``EngineUnavailable`` at the end."""
+        """Return the next container that changed; ``EngineUnavailable`` at the end."""
         while True:
             with self._lock:
                 if self._pending:
@@ -67,7 +67,7 @@ class EventFeed:
             await self._news.wait()
 
     def close(self) -> None:
-        """Ends the stream and with it the thread; may be called again."""
+        """End the stream and with it the thread; may be called again."""
         with self._lock:
             self._closed = True
             if self._socket is not None:
@@ -98,7 +98,7 @@ class EventFeed:
                     self._note(_parsed(line))
 
     def _listen(self, client: requests.Session) -> requests.Response:
-        """The open stream. The SDK's own ``events`` waits without limit for an engine that hangs."""
+        """Return the open stream. The SDK's own ``events`` waits without limit for an engine that hangs."""
         wanted = {"type": ["container"], "label": [LABEL_DEVICE], "event": ACTIONS}
         response = client.get(
             f"{client.base_url}/v{client.api_version}/events",  # type: ignore[attr-defined]
@@ -110,7 +110,7 @@ class EventFeed:
         return response
 
     def _adopt(self, response: requests.Response) -> bool:
-        """Keeps the stream's socket so that ``close`` can end it; False when closed already."""
+        """Keep the stream's socket so that ``close`` can end it; False if the feed is closed already."""
         connection = response.raw.connection
         if connection is None or connection.sock is None:
             raise EngineUnavailable(

@@ -1,4 +1,4 @@
-"""What the engine's JSON says, in the words of the port. Pure."""
+"""Put the engine's JSON into the words of the port. Pure."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ START_ERROR_CHARACTERS = 1000
 
 
 def ids_of_list(answer: Sequence[Mapping[str, Any]]) -> tuple[ContainerId, ...]:
-    """Ids from ``GET /containers/json`` of those that have a lease device.
+    """Return the ids of containers with a lease device, from ``GET /containers/json``.
 
-    The label alone does not say so: on containers of confined users without a lease it is empty.
+    The label alone does not tell: it is empty on containers of confined users without a lease.
     """
     try:
         return tuple(ContainerId(each["Id"]) for each in answer if each["Labels"].get(LABEL_DEVICE))
@@ -33,7 +33,7 @@ def ids_of_list(answer: Sequence[Mapping[str, Any]]) -> tuple[ContainerId, ...]:
 
 
 def facts_of_inspect(answer: Mapping[str, Any]) -> ContainerFacts:
-    """Facts from ``GET /containers/<id>/json``."""
+    """Return the facts of ``GET /containers/<id>/json``."""
     try:
         state, config = answer["State"], answer["Config"]
         labels: dict[str, str] = config.get("Labels") or {}
@@ -60,11 +60,11 @@ def facts_of_inspect(answer: Mapping[str, Any]) -> ContainerFacts:
 
 
 def facts_of_death(event: Mapping[str, Any]) -> ContainerFacts | None:
-    """Facts from a ``die`` event, for a container that was removed before it could be inspected.
+    """Return the facts of a ``die`` event, for a container that was removed before it could be inspected.
 
-    Containers run with ``--rm`` usually are: their exit code is in this event or nowhere. The engine puts
-    the labels and its own words ``name``, ``image``, ``exitCode`` into one map. None when the event is no
-    ``die``.
+    Containers run with ``--rm`` usually are: their exit code is in this event or nowhere. The engine puts the
+    labels and its own words ``name``, ``image``, ``exitCode`` into one map. The result is None if the event
+    is no ``die``.
     """
     if event.get("Action") != DIE:
         return None
@@ -91,7 +91,7 @@ def _status(state: Mapping[str, Any]) -> ContainerStatus:
     try:
         return ContainerStatus(state["Status"])
     except ValueError:
-        # Engines that only speak Docker's API have more words; all of them say whether it runs.
+        # Engines that only speak Docker's API have more words; all of them say if the container runs.
         return ContainerStatus.RUNNING if state["Running"] else ContainerStatus.EXITED
 
 

@@ -1,4 +1,4 @@
-"""What a container has of the host's memory, from its cgroup.
+"""Read a container's use of the host's memory from its cgroup.
 
 Cgroup v2: "Memory Interface Files" of the kernel's cgroup-v2.rst; v1: memory.rst of cgroup-v1.
 """
@@ -12,13 +12,14 @@ from gpushared.domain.lease import ContainerId
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
 _USE = ("memory.current", "memory.usage_in_bytes")
-"""Of v2, and of v1."""
+"""The first file is that of v2, the second that of v1."""
 _FILES = frozenset({"active_file", "inactive_file"}), frozenset({"total_active_file", "total_inactive_file"})
-"""Pages of files, which the kernel takes back before it ends anybody; those of tmpfs are not among them."""
+"""These are pages of files, which the kernel takes back before it ends any process; tmpfs has none of
+them."""
 
 
 def memory_used(pid: int, container: ContainerId, *, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
-    """Bytes that the kernel cannot take back; 0 where that cannot be read. Reads files.
+    """Return the bytes that the kernel cannot take back; 0 if they cannot be read. This reads files.
 
     ``pid``: any process of the container.
     """
@@ -32,7 +33,7 @@ def memory_used(pid: int, container: ContainerId, *, proc: Path = _PROC, cgroups
 
 
 def _place(pid: int, container: ContainerId, proc: Path, cgroups: Path) -> tuple[Path, int]:
-    """The container's directory, and 0 for v2 or 1 for v1. Raises OSError, or ValueError where it has none.
+    """Return the container's directory, and 0 for v2 or 1 for v1. Raises OSError, or ValueError without one.
 
     A process may be in a cgroup below, which a program in the container has made; the container's counts.
     """
@@ -47,5 +48,5 @@ def _place(pid: int, container: ContainerId, proc: Path, cgroups: Path) -> tuple
             found[1] = cgroups.joinpath("memory", *parts[: at + 1])
     if not found:
         raise ValueError(f"process {pid} is in no cgroup of {container}")
-    version = max(found)  # where v1 has the memory, v2 has it not
+    version = max(found)  # if v1 has the memory, v2 does not have it
     return found[version], version

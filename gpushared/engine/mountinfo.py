@@ -1,8 +1,8 @@
-"""Which of the machine's files a container sees, from two tables of mounts (proc(5), mountinfo). Pure.
+"""Find the machine's files that a container sees, from two tables of mounts (proc(5), mountinfo). Pure.
 
-The path that a mount was made from is written nowhere. But a mount has the number of its file system and
-the place in that file system where it begins, and so has a path of the machine: one file system at one place
-is one directory, by whatever links and mounts it was reached.
+The path that a mount was made from is written nowhere. But a mount has the number of its file system and the
+place in that file system where it begins, and so has a path of the machine: one file system at one place is
+one directory, by whatever links and mounts it was reached.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DEVICES = "devtmpfs"
 
 
 def parse(text: str) -> list[Mount]:
-    """The lines of a ``mountinfo``; those in an unknown form are left out."""
+    """Return the lines of a ``mountinfo``; lines in an unknown form are left out."""
     found = []
     for line in text.splitlines():
         with contextlib.suppress(ValueError):
@@ -27,7 +27,7 @@ def parse(text: str) -> list[Mount]:
 
 
 def exposures(container: str, machine: str, barred: Sequence[str]) -> tuple[Exposure, ...]:
-    """The ``barred`` paths, or what lies below them, that the container's mounts show.
+    """Return the ``barred`` paths, or paths below them, that the container's mounts show.
 
     A path is given as the machine writes it. All devices of the machine are barred in any case.
     """
@@ -47,7 +47,7 @@ def exposures(container: str, machine: str, barred: Sequence[str]) -> tuple[Expo
 
 
 def _place(path: str, machine: Sequence[Mount]) -> tuple[str, str] | None:
-    """The file system of a path, and where in it; of mounts on one place the last one counts."""
+    """Return the file system of a path, and the place in it; of mounts on one place the last one counts."""
     around = [each for each in machine if is_under(path, each.point)]
     if not around:
         return None

@@ -1,4 +1,4 @@
-"""What the engine can do, from what it and the machine say. Reads files: off the event loop."""
+"""Find out the engine's abilities, from its answers and the machine. This reads files: off the event loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpushared.ports import CgroupDriver, DeviceMechanism, EngineFacts
 
 NVIDIA_RUNTIME = "nvidia"
 DEVICE_REQUEST_HOOK = "nvidia-container-runtime-hook"
-"""The Docker engine offers ``--gpus`` when it finds this program on its path at start."""
+"""The Docker engine offers ``--gpus`` if it finds this program on its path at start."""
 
 # Specs are YAML or JSON; these two lines of them do not need a parser for both.
 _NVIDIA_KIND = re.compile(
@@ -27,10 +27,10 @@ _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def engine_facts(version: Mapping[str, Any], info: Mapping[str, Any], *, simulated_gpus: bool) -> EngineFacts:
-    """Facts from ``GET /version`` and ``GET /info``.
+    """Return the facts of ``GET /version`` and ``GET /info``.
 
-    Engines list CDI directories only where CDI is switched on: it is by default since 28.2, and since 25.0
-    on request.
+    Engines list CDI directories only if CDI is switched on: it is by default since 28.2, and since 25.0 on
+    request.
     """
     try:
         uuids = frozenset() if simulated_gpus else _nvidia_uuids(info)
@@ -53,24 +53,27 @@ def engine_facts(version: Mapping[str, Any], info: Mapping[str, Any], *, simulat
 
 
 def _cgroup_driver(info: Mapping[str, Any]) -> CgroupDriver:
-    """An engine without root may have none, and puts its containers wherever it is itself."""
+    """Return the cgroup driver.
+
+    An engine without root may have none, and puts containers where it is itself.
+    """
     says_systemd = info.get("CgroupDriver") == CgroupDriver.SYSTEMD
     return CgroupDriver.SYSTEMD if says_systemd else CgroupDriver.CGROUPFS
 
 
 def spec_dirs(info: Mapping[str, Any]) -> tuple[Path, ...]:
-    """The directories where the engine looks for CDI specs, the one that wins last; none without CDI."""
+    """Return the directories of the engine's CDI specs, the one that wins last; none without CDI."""
     return tuple(Path(path) for path in info.get("CDISpecDirs") or ())
 
 
 def runtime_spec_dir(dirs: Sequence[Path]) -> Path:
-    """Where specs belong that need not outlive a boot: on a tmpfs if there is one, else the last."""
+    """Return the place of specs that need not outlive a boot: on a tmpfs if there is one, else the last."""
     mounts = _mounts()
     return next((path for path in reversed(dirs) if _file_system(path, mounts) == "tmpfs"), dirs[-1])
 
 
 def _other_mechanism(info: Mapping[str, Any]) -> DeviceMechanism:
-    """How GPUs come into containers where no CDI spec of NVIDIA's names them."""
+    """Return how GPUs come into containers if no CDI spec of NVIDIA's names them."""
     if shutil.which(DEVICE_REQUEST_HOOK, path=f"{os.environ.get('PATH', '')}:{_SYSTEM_PATH}"):
         return DeviceMechanism.DEVICE_REQUEST
     if NVIDIA_RUNTIME in (info.get("Runtimes") or {}):
@@ -79,14 +82,17 @@ def _other_mechanism(info: Mapping[str, Any]) -> DeviceMechanism:
 
 
 def _nvidia_by_default(info: Mapping[str, Any]) -> bool:
-    """By the runtime's name, or its program's: the name is whatever the administrator likes."""
+    """Return True if the default runtime is NVIDIA's, by its name or its program's.
+
+    Administrators choose the name freely.
+    """
     name = info.get("DefaultRuntime") or ""
     runtime = (info.get("Runtimes") or {}).get(name) or {}
     return any("nvidia" in str(word) for word in (name, runtime.get("path") or ""))
 
 
 def _nvidia_uuids(info: Mapping[str, Any]) -> frozenset[str]:
-    """The UUIDs for which ``nvidia.com/gpu=<uuid>`` can be asked for: specs may name GPUs by index only."""
+    """Return the UUIDs for which ``nvidia.com/gpu=<uuid>`` works: specs may name GPUs by index only."""
     discovered = (
         _UUID_DISCOVERED.fullmatch(one.get("ID", "")) for one in info.get("DiscoveredDevices") or ()
     )
@@ -95,7 +101,7 @@ def _nvidia_uuids(info: Mapping[str, Any]) -> frozenset[str]:
 
 
 def nvidia_specs(dirs: Sequence[Path]) -> dict[Path, str]:
-    """The CDI specs of NVIDIA's GPUs in these directories, as text; what cannot be read is left out."""
+    """Return the CDI specs of NVIDIA's GPUs in these directories, as text, without unreadable files."""
     files = (path for directory in dirs for path in sorted(directory.glob("*")))
     texts = {path: _read(path) for path in files if path.suffix in {".json", ".yaml", ".yml"}}
     return {path: text for path, text in texts.items() if _NVIDIA_KIND.search(text)}
@@ -109,7 +115,7 @@ def _read(path: Path) -> str:
 
 
 def _mounts() -> dict[Path, str]:
-    """Mount points and their types, from the machine's own table (proc(5))."""
+    """Return mount points and their types, from the machine's own table (proc(5))."""
     rows = (line.split(" ") for line in Path("/proc/self/mounts").read_text().splitlines())
     return {Path(row[1]): row[2] for row in rows}
 

@@ -1,4 +1,4 @@
-"""Handles of processes, by which one call tells who has ended."""
+"""Keep handles of processes, by which one call tells which processes have ended."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import select
 from collections.abc import Collection
 
 MAX_HANDLES = 256
-"""A service may have 1024 open files without being given more, and needs others for its work."""
+"""A service may have 1024 open files by default, and needs other files for its work."""
 
 
 class ProcessHandles:
-    """A handle is of a process and not of its PID, which another one may have by now (pidfd_open(2))."""
+    """Keep handles. A handle is of a process, not of a PID, which may have changed hands (pidfd_open(2))."""
 
     def __init__(self) -> None:
         self._poll = select.poll()
         self._pids: dict[int, int] = {}
-        """By handle."""
+        """The key is the handle."""
         self._handles: dict[int, int] = {}
 
     def __contains__(self, pid: int) -> bool:
         return pid in self._handles
 
     def take(self, pid: int) -> None:
-        """Have a handle, where there may be one more and the process lives."""
+        """Open a handle, if there may be one more and the process lives."""
         if pid in self._handles or len(self._handles) >= MAX_HANDLES:
             return
         try:
@@ -34,7 +34,7 @@ class ProcessHandles:
         self._pids[handle], self._handles[pid] = pid, handle
 
     def drop_ended(self) -> frozenset[int]:
-        """The PIDs whose processes have ended since; their handles are closed."""
+        """Return the PIDs whose processes have ended since; their handles are closed."""
         ended = frozenset(self._pids[handle] for handle, _ in self._poll.poll(0))
         for pid in ended:
             self._drop(pid)

@@ -1,9 +1,9 @@
-"""Which container a process belongs to, from ``/proc/PID/cgroup`` (proc(5), cgroups(7)).
+"""Find the container that a process belongs to, from ``/proc/PID/cgroup`` (proc(5), cgroups(7)).
 
 The engine's cgroup names hold the container's full id, 64 hexadecimal digits, in several forms:
 ``4:memory:/docker/<id>`` (v1, cgroupfs), ``1:name=systemd:/system.slice/docker-<id>.scope`` (v1, systemd),
 ``0::/docker/<id>`` and ``0::/system.slice/docker-<id>.scope`` (v2), each perhaps with more behind it, and
-with one container's id before another's where an engine runs inside a container.
+with one container's id before another's if an engine runs inside a container.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from gpushared.engine.process_handles import ProcessHandles
 
 _ID = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 STAT_BYTES = 4096
-"""More than the 52 fields of a ``stat`` can take."""
+"""The size is more than the 52 fields of a ``stat`` can take."""
 _START_TIME = 22 - 3
 """The start time is field 22 of /proc/PID/stat, and field 3 is the first behind the command."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process that lives.
+    """Describe a process that lives.
 
     ``start_ticks`` (clock ticks since boot) tells it from a later one of the same PID. ``container_ids``: the
     containers around it, outermost first; empty for a process of the host.
@@ -38,20 +38,20 @@ class Process:
 
     @property
     def container(self) -> ContainerId | None:
-        """The innermost container around it."""
+        """Return the innermost container around the process."""
         return self.container_ids[-1] if self.container_ids else None
 
     def container_among(self, known: Collection[ContainerId]) -> ContainerId | None:
-        """The one of these containers that it belongs to.
+        """Return the one of these containers that the process belongs to.
 
-        The outermost counts: what a container makes up below its own cgroup, such as the id of somebody
-        else's container, then does not matter.
+        The outermost counts: a container may invent names below its own cgroup, such as the id of another
+        user's container, and they then do not matter.
         """
         return next((container for container in self.container_ids if container in known), None)
 
 
 def containers_of_cgroup(text: str) -> tuple[ContainerId, ...]:
-    """The container ids in the text of a ``/proc/PID/cgroup``, outermost first.
+    """Return the container ids in the text of a ``/proc/PID/cgroup``, outermost first.
 
     In v1 each controller may have its own place; the deepest nesting tells most.
     """
@@ -61,9 +61,10 @@ def containers_of_cgroup(text: str) -> tuple[ContainerId, ...]:
 
 
 def place_of(pid: int, container: ContainerId, proc: Path = Path("/proc")) -> str | None:
-    """The cgroup of a container's process, as a path from the top of the tree of cgroup v2.
+    """Return the cgroup of a container's process, as a path from the top of the tree of cgroup v2.
 
-    None where the process is gone, or belongs to somebody else by now. Reads files: off the event loop.
+    None if the process is gone, or its PID belongs to another one by now. This reads files: off the event
+    loop.
     """
     try:
         text = (proc / str(pid) / "cgroup").read_text()
@@ -74,12 +75,12 @@ def place_of(pid: int, container: ContainerId, proc: Path = Path("/proc")) -> st
 
 
 def start_ticks_of_stat(text: str) -> int:
-    """The start time in the text of a ``/proc/PID/stat``; the command in it may hold blanks and brackets."""
+    """Return the start time in a ``/proc/PID/stat``; the command there may hold blanks and brackets."""
     return int(text.rpartition(")")[2].split()[_START_TIME])
 
 
 def began_with(pid: int, env: Mapping[str, str], proc: Path = Path("/proc")) -> bool:
-    """Whether the environment that the process was begun with has all of these; not where nobody can tell."""
+    """Return True if the process began with all of these variables; False if nobody can tell."""
     try:
         entries = (proc / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
@@ -88,10 +89,10 @@ def began_with(pid: int, env: Mapping[str, str], proc: Path = Path("/proc")) -> 
 
 
 class ProcessTable:
-    """Looks processes up; remembers those of the last pass, so that one that stays costs little.
+    """Look processes up; remember those of the last pass, so that a process that stays costs little.
 
     Reads of ``/proc`` do not wait for anything: 64 processes take about half a millisecond. With ``handles``
-    those that stay cost one call together, for whoever looks again and again.
+    the processes that stay cost one call together, for callers that look again and again.
     """
 
     def __init__(self, proc: Path = Path("/proc"), *, handles: ProcessHandles | None = None) -> None:
@@ -100,7 +101,7 @@ class ProcessTable:
         self._handles = handles
 
     def look_up(self, pids: Iterable[int]) -> dict[int, Process]:
-        """The processes that live among these; forgets all others."""
+        """Return the living processes among these, and forget all others."""
         if self._handles is not None:
             for pid in self._handles.drop_ended():
                 self._known.pop(pid, None)
@@ -116,7 +117,7 @@ class ProcessTable:
             return self._process(pid)
         if pid in handles and pid in self._known:
             return self._known[pid]
-        # Before it is read: if the PID changes hands in between, the next pass finds the handle's end.
+        # The handle comes first: if the PID changes hands in between, the next pass finds the handle's end.
         handles.take(pid)
         return self._process(pid)
 

@@ -1,8 +1,9 @@
-"""What a container's first process really has, from ``/proc`` (proc(5), namespaces(7), capabilities(7)).
+"""Read the real state of a container's first process from ``/proc``.
 
-The process is found by the engine's inspect, and looked at again at the end: a PID that changed hands, or a
-process that is no longer in the container's cgroup, makes the whole look void. Reads files and nothing that
-waits, least of all file systems that users mounted into it: off the event loop, about 2 ms.
+Sources: proc(5), namespaces(7), capabilities(7). The process is found by the engine's inspect, and looked at
+again at the end: a PID that changed hands, or a process that is no longer in the container's cgroup, makes
+the whole look void. This reads files and nothing that waits, least of all file systems that users mounted
+into the container: off the event loop, about 2 ms.
 """
 
 from __future__ import annotations
@@ -36,30 +37,31 @@ NAMED_BY_ENGINE = {
     "CgroupnsMode": "cgroup",
 }
 NVIDIA_MAJOR = 195
-"""Assigned for good (Linux's Documentation/admin-guide/devices.txt); its other drivers get theirs at load."""
+"""The number is assigned for good (Linux's Documentation/admin-guide/devices.txt); NVIDIA's other drivers get
+theirs at load."""
 GPU_DRIVERS = re.compile(r"nvidia.*|kfd|drm")
 DRIVER_OF_DISPLAYS = "drm"
 MOST_NODES = 4096
 DEEPEST = 16
-"""Folders below each other, of which users can make any number in a volume."""
+"""Folders may lie so deep below each other; users can make any number of them in a volume."""
 DEV = "/dev"
 USERS_OWN = frozenset(f"{DEV}/{name}" for name in ("shm", "mqueue", "pts"))
-"""Mounts in which no device can be made, and which programs may fill."""
+"""No device can be made in these mounts, which programs may fill."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _RULE = re.compile(r"([abc]) (\d+|\*):(\d+|\*) ([rwm]+)")
 _CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 
 
 def pid_of(inspected: Mapping[str, Any]) -> int:
-    """0 where it does not run."""
+    """Return the PID of the container's first process, 0 if the container does not run."""
     return int(inspected["State"]["Pid"])
 
 
 def read(inspected: Mapping[str, Any], barred: Sequence[str], proc: Path = PROC) -> Reality | None:
-    """The container that the engine's inspect describes, None where it has ended or has yet to begin.
+    """Return the container that the engine's inspect describes; None if it has ended or has yet to begin.
 
     ``barred``: paths of the machine of which containers are to see nothing. Raises ``EngineUnavailable`` for
-    an inspect in unknown words, and where the kernel lets nobody look.
+    an inspect in unknown words, and if the kernel lets nobody look.
     """
     try:
         return _read(inspected, barred, proc)
@@ -107,7 +109,7 @@ def _read(inspected: Mapping[str, Any], barred: Sequence[str], proc: Path) -> Re
 
 
 def word_of(inspected: Mapping[str, Any]) -> Word:
-    """From ``GET /containers/<id>/json``."""
+    """Return the engine's word from ``GET /containers/<id>/json``."""
     config, host = inspected["Config"], inspected["HostConfig"]
     asked = [each.split(":")[0] for each in host.get("Binds") or ()]
     asked += [each["Source"] for each in host.get("Mounts") or () if each["Type"] == "bind"]
@@ -145,7 +147,7 @@ def _requested(request: Mapping[str, Any]) -> list[str]:
 
 
 def machine(proc: Path = PROC) -> Machine:
-    """The GPU devices of this machine, by ``/proc/devices`` and ``/proc/driver/nvidia``."""
+    """Return the GPU devices of this machine, by ``/proc/devices`` and ``/proc/driver/nvidia``."""
     characters = (proc / "devices").read_text().partition("Block devices:")[0]
     pairs = (line.split(None, 1) for line in characters.splitlines()[1:] if line.strip())
     majors = {int(number): name for number, name in pairs if GPU_DRIVERS.fullmatch(name.strip())}
@@ -159,7 +161,7 @@ def machine(proc: Path = PROC) -> Machine:
 
 
 def rules_of_list(text: str) -> tuple[DeviceRule, ...]:
-    """The text of a ``devices.list`` of cgroup v1."""
+    """Read the text of a ``devices.list`` of cgroup v1."""
     return tuple(
         DeviceRule(found[1], _number(found[2]), _number(found[3]), found[4])
         for found in map(_RULE.fullmatch, text.splitlines())
@@ -168,7 +170,7 @@ def rules_of_list(text: str) -> tuple[DeviceRule, ...]:
 
 
 def _rules(cgroups: str, container: ContainerId) -> tuple[DeviceRule, ...] | None:
-    """None with cgroup v2, which has a program in their place that nobody can read back as rules.
+    """Return the device rules; None with cgroup v2, whose program nobody can read back as rules.
 
     An engine may use v2 on a machine that has v1 too; the rules there are then not the container's.
     """
@@ -181,7 +183,10 @@ def _rules(cgroups: str, container: ContainerId) -> tuple[DeviceRule, ...] | Non
 
 
 def without_devices(mounts: Sequence[Mount]) -> frozenset[str]:
-    """Where in a container no device node works, or is users' to make: what they mount can wait for ever."""
+    """Return the places in a container without working device nodes, and those that users may fill.
+
+    A mount of a user's can wait for ever.
+    """
     return USERS_OWN | {each.point for each in mounts if "nodev" in each.flags}
 
 
@@ -205,10 +210,10 @@ def _nodes(own: Path, mounts: Sequence[Mount]) -> Iterator[DeviceNode]:
 def _files(
     descriptor: int, place: str, barren: frozenset[str], mounted: frozenset[str]
 ) -> Iterator[tuple[str, os.stat_result | None]]:
-    """What lies in a folder and below it, None of folders and of what went away meanwhile.
+    """Yield the entries of a folder and below it, with None for folders and for files that went away.
 
-    Follows no links, and so stays below the container's root. Folders that are mounted there hold no devices
-    of the runtime's, and perhaps more than can be looked through.
+    This follows no links, and so stays below the container's root. Folders that are mounted there hold no
+    devices of the runtime's, and perhaps more entries than can be looked through.
     """
     with os.scandir(descriptor) as entries:
         listed = [entry for entry in islice(entries, MOST_NODES) if f"{place}/{entry.name}" not in barren]
@@ -224,7 +229,7 @@ def _files(
         try:
             inner = os.open(name, _FOLDER, dir_fd=descriptor)
         except OSError:
-            continue  # it went away, or is none any more
+            continue  # the folder went away, or is none any more
         try:
             yield from _files(inner, f"{place}/{name}", barren, mounted)
         finally:

@@ -1,4 +1,4 @@
-"""What the processes of a container make of signals, from ``/proc/PID/status`` (proc(5))."""
+"""Read how the processes of a container handle signals, from ``/proc/PID/status`` (proc(5))."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ from gpushared.domain.stopping import Process
 from gpushared.engine.processes import ProcessTable
 
 INITS = frozenset({"docker-init", "tini", "tini-static", "dumb-init", "catatonit"})
-"""Programs that containers run first to hand signals on, by the names that ``comm`` has of them."""
+"""Containers run these programs first to hand signals on; the names are those in ``comm``."""
 _PROC = Path("/proc")
 _DEPTH = 2
-"""An init, and the child that it hands signals on to, which may be another init."""
+"""The depth covers an init, and the child that it hands signals on to, which may be another init."""
 
 
 def members(container: ContainerId, proc: Path = _PROC) -> frozenset[int]:
-    """Host PIDs of all processes of a container. Reads all of ``/proc``: some ms, so not on the loop."""
+    """Return the host PIDs of a container's processes.
+
+    This reads all of ``/proc``: some ms, so not on the loop.
+    """
     pids = [int(entry.name) for entry in proc.iterdir() if entry.name.isdecimal()]
     table = ProcessTable(proc).look_up(pids)
     return frozenset(pid for pid, process in table.items() if process.container_among({container}))
 
 
 def read_process(pid: int, proc: Path = _PROC, depth: int = _DEPTH) -> Process | None:
-    """What a process and its children make of signals; None where it has ended."""
+    """Return how a process and its children handle signals; None if the process has ended."""
     try:
         text = (proc / str(pid) / "status").read_text()
         fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)

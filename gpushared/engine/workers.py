@@ -1,8 +1,8 @@
-"""A few daemon threads that make the SDK's blocking calls, each with a client of its own.
+"""Make the SDK's blocking calls on a few daemon threads, each with a client of its own.
 
 ``concurrent.futures`` would do, but joins its threads when the interpreter ends: a ``stop`` with ten minutes
-of grace, or an engine that hangs, would then keep the daemon from ending. These threads just go with it.
-Threads are started when needed and end, with their client, when there was nothing to do for a while.
+of grace, or an engine that hangs, would then keep the daemon from ending. These threads just go with the
+daemon. Threads are started when needed and end, with their client, when there was nothing to do for a while.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CLOSED = "the connection to the Docker engine is closed"
 
 
 class Workers:
-    """At most ``limit`` threads; at most ``WAITING_LIMIT`` calls wait for one of them."""
+    """Run at most ``limit`` threads; at most ``WAITING_LIMIT`` calls wait for one of them."""
 
     def __init__(self, connector: Connector, name: str, limit: int) -> None:
         self._connector = connector
@@ -41,7 +41,10 @@ class Workers:
         self._closed = False
 
     async def call(self, what: str, work: Work[T], timeout_seconds: float) -> T:
-        """The work's result, or an error of ours; ``TimedOut`` also when no thread was free in time."""
+        """Return the work's result, or raise an error of ours.
+
+        The error is ``TimedOut`` also if no thread was free in time.
+        """
         job = _Job(what, work)
         self._submit(job)
         try:
@@ -51,7 +54,7 @@ class Workers:
             raise self._connector.timed_out(what, timeout_seconds) from None
 
     def close(self) -> None:
-        """Idle threads end now, busy ones after their call; calls that still wait for a thread fail."""
+        """End idle threads now, busy ones after their call; calls that still wait for a thread fail."""
         with self._changed:
             self._closed = True
             waiting, self._jobs = self._jobs, deque()
@@ -90,7 +93,7 @@ class Workers:
 
 
 class _Job(Generic[T]):
-    """A call and where its result goes. A caller that gave up before it began has cancelled it."""
+    """Hold a call and its result. A caller that gave up before the call began has cancelled it."""
 
     def __init__(self, what: str, work: Work[T]) -> None:
         self._what = what
@@ -112,7 +115,7 @@ class _Job(Generic[T]):
 
 
 class _Client:
-    """A thread's client: opened at first use, and anew after the engine was lost."""
+    """Hold a thread's client: opened at first use, and anew after the engine was lost."""
 
     def __init__(self, connector: Connector) -> None:
         self._connector = connector
