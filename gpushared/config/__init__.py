@@ -1,4 +1,4 @@
-"""The daemon's configuration: the settings, where they come from, and how they are shown."""
+"""Define the daemon's configuration: the settings, where they come from, and how they are shown."""
 
 from gpushared.config.load import DEFAULT_PATH, Loaded, load
 from gpushared.config.model import Config, Preset

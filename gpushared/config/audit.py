@@ -1,4 +1,4 @@
-"""How long the audit is kept."""
+"""Define the settings of the audit, such as how long its lines stay."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpushared.config.kinds import Whole
 
 @dataclass(frozen=True, slots=True)
 class AuditConfig:
-    """Who changed what, and who was refused what: `gpushare audit`."""
+    """The audit records who changed what, and who was refused what: `gpushare audit`."""
 
     keep_days: int = setting(90, Whole(1, 3650), "Lines that are older are forgotten.")
     max_rows: int = setting(

@@ -1,4 +1,4 @@
-"""Times of the week, as the configuration writes them. Pure: what time it is now, others know."""
+"""Read times of the week, as the configuration writes them. Pure: callers know the present time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HOURS = re.compile(r"([0-9]{2}):([0-5][0-9])-([0-9]{2}):([0-5][0-9])")
 
 @dataclass(frozen=True, slots=True)
 class Calendar:
-    """Hours of every day, from a minute of the day until before another, and whole days (Monday is 0).
+    """Hold hours of every day, from a minute of the day until before another, and whole days (Monday is 0).
 
     Hours that end before they begin go on over midnight.
     """
@@ -22,7 +22,7 @@ class Calendar:
     days: frozenset[int] = frozenset()
 
     def covers(self, weekday: int, minute: int) -> bool:
-        """Whether it does at this minute of this day, by the clock on the wall."""
+        """Return True if the calendar covers this minute of this day, by the clock on the wall."""
         if weekday in self.days:
             return True
         if self.hours is None:
@@ -32,7 +32,7 @@ class Calendar:
 
 
 def read_hours(text: str) -> tuple[int, int] | None:
-    """``20:00-07:00`` as minutes of the day; None for an empty text. Raises ValueError."""
+    """Read ``20:00-07:00`` as minutes of the day; None for an empty text. Raises ValueError."""
     if not text:
         return None
     match = _HOURS.fullmatch(text)
@@ -46,7 +46,7 @@ def read_hours(text: str) -> tuple[int, int] | None:
 
 
 def read_days(text: str) -> frozenset[int]:
-    """``sat,sun`` as numbers of days. Raises ValueError."""
+    """Read ``sat,sun`` as numbers of days. Raises ValueError."""
     words = [word.strip() for word in text.split(",")] if text.strip() else []
     return frozenset(DAYS.index(word) for word in words)
 

@@ -1,4 +1,4 @@
-"""How a setting is declared: a dataclass field that knows its kind, its meaning and its key."""
+"""Declare settings: a setting is a dataclass field that knows its kind, its meaning and its key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HOUR_SECONDS = 3600
 
 
 def setting(default: T, kind: Kind, doc: str, *, key: str = "") -> T:
-    """A dataclass field that is a setting. Annotated as its value, as ``dataclasses.field`` is."""
+    """Return a dataclass field that is a setting, annotated as its value, as ``dataclasses.field`` is."""
     made: Any = field(default=default, metadata={"kind": kind, "doc": doc, "key": key})
     value: T = made
     return value
@@ -22,7 +22,7 @@ def setting(default: T, kind: Kind, doc: str, *, key: str = "") -> T:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One setting of a section: ``name`` in the file, ``attribute`` in the program."""
+    """Describe one setting of a section: ``name`` in the file, ``attribute`` in the program."""
 
     name: str
     attribute: str
@@ -32,7 +32,7 @@ class Key:
 
 
 def keys_of(section: type) -> dict[str, Key]:
-    """The settings of a section (or of ``Preset``) by name, in the order in which they are documented."""
+    """Return the settings of a section (or of ``Preset``) by name, in the order of the reference."""
     return {key.name: key for key in _keys(section)}
 
 

@@ -1,6 +1,6 @@
-"""Settings of the gate: who is trusted, and what everybody else may ask of the engine.
+"""Define the settings of the gate: the trusted groups, and the rights of all other callers.
 
-What is not set is the preset's: ``gpushared.gate.policy.presets`` has the values.
+An unset field follows the preset: ``gpushared.gate.policy.presets`` has the values.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from gpushared.domain.quotas import is_user_name
 
 ALL_GPUS = "all"
 DEV_PRESET = "dev"
-"""The preset that dev containers have in ``lab`` and ``strict``."""
+"""Dev containers have this preset in ``lab`` and ``strict``."""
 DEV_SHARE = "1/4"
-"""What they have there where the site has no such preset."""
+"""Dev containers have this share in ``lab`` and ``strict`` if the site has no such preset."""
 PRESET = "preset"
-"""The value that says: as the preset has it."""
+"""This value leaves the choice to the preset."""
 ADDABLE = (
     "AUDIT_WRITE",
     "CHOWN",
@@ -53,11 +53,11 @@ ADDABLE = (
     "SYS_NICE",
     "SYS_PTRACE",
 )
-"""Capabilities that a site may allow. With any other a container could become root of the machine."""
+"""A site may allow these capabilities. With any other a container could become root of the machine."""
 COMMON_DRIVER_CAPABILITIES = ("compute", "utility")
-"""What every lease has of NVIDIA's driver: CUDA, and NVML with ``nvidia-smi``."""
+"""Every lease has these parts of NVIDIA's driver: CUDA, and NVML with ``nvidia-smi``."""
 DRIVER_CAPABILITIES = ("compat32", "display", "graphics", "ngx", "video")
-"""The other words of NVIDIA's container toolkit."""
+"""These are the other words of NVIDIA's container toolkit."""
 _GPU_WORDS = r"nvidia|nvhost|nvmap|nvgpu|nvsciipc|dri(/|$)|kfd|dxg|gpushare|vfio|mali|galcore|xdma"
 _MEMORY_WORDS = (
     r"k?mem$|port$|kmsg|nvram|cpu(/|_)|hpet|mcelog|snapshot|mei|crash|oldmem|uio|iommu|udmabuf|dma_heap"
@@ -75,9 +75,10 @@ _NEVER = re.compile(rf"/dev/({_GPU_WORDS}|{_MEMORY_WORDS}|{_DISK_WORDS}|{_SYSTEM
 
 
 def may_be_passed(path: str) -> bool:
-    """Whether a device node (or a pattern of them) may ever be a site's to allow.
+    """Return True if a site may ever allow a device node (or a pattern of them).
 
-    Never GPUs, memory, disks, terminals, what reaches into the kernel, or folders that users may write to.
+    A site may never allow GPUs, memory, disks, terminals, devices that reach into the kernel, or folders that
+    users may write to.
     """
     return (
         path.startswith("/dev/")
@@ -88,7 +89,7 @@ def may_be_passed(path: str) -> bool:
 
 
 class PolicyPreset(StrEnum):
-    """How much callers who are not trusted may ask."""
+    """Name how much callers who are not trusted may do."""
 
     OPEN = "open"
     LAB = "lab"
@@ -96,24 +97,24 @@ class PolicyPreset(StrEnum):
 
 
 class HostNetwork(StrEnum):
-    """Which containers of callers who are not trusted may have the machine's own network."""
+    """Say which containers of callers who are not trusted may have the machine's own network."""
 
     NEVER = "never"
     GANGS = "gangs"
 
 
 class Network(StrEnum):
-    """Networks of a container."""
+    """Name the networks of a container."""
 
     OWN = "own"
-    """Those that the caller created."""
+    """The networks that the caller created."""
     BRIDGE = "bridge"
     NONE = "none"
     HOST = "host"
 
 
 class Publish(StrEnum):
-    """Where ports may be published."""
+    """Say where ports may be published."""
 
     ANY = "any"
     LOOPBACK = "loopback"
@@ -121,7 +122,7 @@ class Publish(StrEnum):
 
 
 class Restart(StrEnum):
-    """Docker's restart policies."""
+    """Name Docker's restart policies."""
 
     NO = "no"
     ON_FAILURE = "on-failure"
@@ -131,7 +132,7 @@ class Restart(StrEnum):
 
 @dataclass(frozen=True)
 class OrPreset(Kind):
-    """A value of another kind, or ``"preset"``, which is None."""
+    """Read a value of another kind, or ``"preset"``, which is None."""
 
     kind: Kind
 
@@ -179,7 +180,7 @@ _IMAGE = Text(
 
 @dataclass(frozen=True, slots=True)
 class GateConfig:
-    """What the Docker endpoint allows to callers who are not trusted."""
+    """The gate bounds what callers who are not trusted may do at the Docker endpoint."""
 
     trusted_groups: tuple[str, ...] = setting(
         ("docker",),

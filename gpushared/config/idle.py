@@ -1,6 +1,7 @@
-"""The settings of idle leases: for everybody, for quiet times, and how projects say otherwise.
+"""Define the settings of idle leases: for everybody, for quiet times, and for single projects.
 
-A project's tables take the place of the general ones setting by setting: what they do not say is as there.
+A project's tables take the place of the general ones setting by setting: a setting that the project does not
+name is the general one.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class IdleConfig:
 
 @dataclass(frozen=True, slots=True)
 class QuietTimesConfig:
-    """What holds for idle leases in quiet times."""
+    """These settings hold for idle leases in quiet times."""
 
     classes: tuple[str, ...] = setting(
         (LeaseClass.BUILD.value,),
@@ -85,13 +86,16 @@ class IdleQuietConfig(QuietTimesConfig):
 
 
 def idle_with(general: IdleConfig, said: Mapping[str, Any]) -> IdleConfig:
-    """A project's own settings over the general ones; its action holds for all classes it does not name."""
+    """Put a project's own settings over the general ones.
+
+    The project's action holds for all classes that the project does not name.
+    """
     if "action" in said:
         general = replace(general, build="", train="", infer="")
     return replace(general, **said)
 
 
 def quiet_with(general: QuietTimesConfig, said: Mapping[str, Any]) -> QuietTimesConfig:
-    """As ``idle_with``; when it is quiet is the same for everybody."""
+    """Put a project's own settings over those of quiet times; the quiet hours are the same for everybody."""
     held = {one.name: getattr(general, one.name) for one in fields(QuietTimesConfig)}
     return QuietTimesConfig(**{**held, **said})

@@ -1,4 +1,4 @@
-"""The settings of jobs, and of the pool that a node is in."""
+"""Define the settings of jobs, and of the pool that a node is in."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,62}[A-Za-z0-9])?")
 
 
 def is_realm(text: str) -> bool:
-    """Whether a realm, and with it a node, may be called so: as hosts are."""
+    """Return True if a realm, and with it a node, may have this name; the names are like those of hosts."""
     return _NAME.fullmatch(text) is not None
 
 

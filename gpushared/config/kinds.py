@@ -1,4 +1,4 @@
-"""The kinds of values that settings have: how each is read, from TOML or from one word, and written."""
+"""Define the kinds of settings' values: how each is read, from TOML or from one word, and written."""
 
 from __future__ import annotations
 
@@ -18,33 +18,36 @@ NONE = "none"
 
 
 class Wrong(Exception):
-    """A value is not one of its kind; the text completes the sentence "<setting> ..."."""
+    """The value is not one of its kind; the text completes the sentence "<setting> ..."."""
 
 
 class Kind(ABC):
-    """``read`` takes what TOML gives, ``read_word`` what an environment variable or a flag holds."""
+    """Read and write one kind of value.
+
+    ``read`` takes the value that TOML gives, ``read_word`` the word of an environment variable or a flag.
+    """
 
     @property
     @abstractmethod
     def words(self) -> str:
-        """The kind as the reference names it."""
+        """Return the kind as the reference names it."""
 
     @abstractmethod
     def read(self, value: object) -> object:
-        """The value as the program uses it. Raises Wrong."""
+        """Return the value as the program uses it. Raises Wrong."""
 
     def read_word(self, word: str) -> object:
-        """Raises Wrong."""
+        """Return the value of a word. Raises Wrong."""
         return self.read(word)
 
     def write(self, value: object) -> str:
-        """The value as TOML."""
+        """Return the value as TOML."""
         return toml_string(str(value))
 
 
 @dataclass(frozen=True)
 class Text(Kind):
-    """Any text, or text that ``fits``; ``words`` tells which."""
+    """Read any text, or text that ``fits``; ``words`` tells which."""
 
     words: str = "text"
     fits: Callable[[str], bool] = lambda _: True
@@ -58,7 +61,7 @@ class Text(Kind):
 
 @dataclass(frozen=True)
 class Choice(Kind):
-    """One word of a closed set."""
+    """Read one word of a closed set."""
 
     choices: type[StrEnum]
 
@@ -76,7 +79,7 @@ class Choice(Kind):
 
 @dataclass(frozen=True)
 class Flag(Kind):
-    """Yes or no."""
+    """Read yes or no."""
 
     words: str = "`true` or `false`"
 
@@ -96,7 +99,7 @@ class Flag(Kind):
 
 @dataclass(frozen=True)
 class Whole(Kind):
-    """A whole number between bounds that belong to it."""
+    """Read a whole number between bounds that belong to it."""
 
     lowest: int
     highest: int
@@ -126,7 +129,7 @@ class Whole(Kind):
 
 @dataclass(frozen=True)
 class Seconds(Whole):
-    """Whole seconds, as a number or as a duration such as ``90s`` or ``5m``."""
+    """Read whole seconds, as a number or as a duration such as ``90s`` or ``5m``."""
 
     @property
     def words(self) -> str:
@@ -143,7 +146,7 @@ class Seconds(Whole):
 
 @dataclass(frozen=True)
 class Number(Kind):
-    """A number with a fraction, between bounds that belong to it."""
+    """Read a number with a fraction, between bounds that belong to it."""
 
     lowest: float
     highest: float
@@ -174,7 +177,7 @@ class Number(Kind):
 
 @dataclass(frozen=True)
 class Size(Kind):
-    """Bytes, written like ``300MiB``."""
+    """Read bytes, written like ``300MiB``."""
 
     highest: int
     words: str = "size like `300MiB`"
@@ -193,7 +196,7 @@ class Size(Kind):
 
 @dataclass(frozen=True)
 class Percent:
-    """A part of what the machine has."""
+    """Hold a part of the machine's own amount."""
 
     percent: int
 
@@ -203,7 +206,7 @@ class Percent:
 
 @dataclass(frozen=True)
 class OrPercent(Kind):
-    """A value of another kind, a ``Percent`` of what the machine has, or ``"none"``, which is 0."""
+    """Read a value of another kind, a ``Percent`` of the machine's amount, or ``"none"``, which is 0."""
 
     kind: Kind
 
@@ -233,7 +236,7 @@ class OrPercent(Kind):
 
 @dataclass(frozen=True)
 class FileMode(Kind):
-    """Permissions of a file, written like ``"0660"``."""
+    """Read permissions of a file, written like ``"0660"``."""
 
     words: str = 'permissions like `"0660"`'
 
@@ -249,7 +252,7 @@ class FileMode(Kind):
 
 @dataclass(frozen=True)
 class Words(Kind):
-    """A list of texts; in one word they are separated by commas."""
+    """Read a list of texts; in one word they are separated by commas."""
 
     item: Text
 
@@ -272,9 +275,9 @@ class Words(Kind):
 
 @dataclass(frozen=True)
 class Table(Kind):
-    """Values by name, kept as pairs; in one word ``name=value``, separated by commas.
+    """Read values by name, kept as pairs; in one word ``name=value``, separated by commas.
 
-    A later file's replaces an earlier one's whole.
+    A later file's table replaces the whole table of an earlier file.
     """
 
     name: Text
@@ -301,7 +304,7 @@ class Table(Kind):
 
 @dataclass(frozen=True)
 class GpuNames(Kind):
-    """GPUs by index or UUID, or all of them; kept as texts."""
+    """Read GPUs by index or UUID, or all of them; kept as texts."""
 
     words: str = 'list of GPU indexes and UUIDs, or `"all"`'
 
@@ -331,9 +334,9 @@ NO_LIMIT = "none"
 
 @dataclass(frozen=True)
 class GpuAmount(Kind):
-    """GPUs and parts of them, such as ``2`` or ``1.5``; kept in permille, 1000 are one GPU.
+    """Read GPUs and parts of them, such as ``2`` or ``1.5``; kept in permille, 1000 are one GPU.
 
-    ``optional``: ``none`` may be said too.
+    ``optional``: the word ``none`` is allowed too.
     """
 
     optional: bool = False
@@ -365,7 +368,7 @@ _TOML_ESCAPES = {ord('"'): '\\"', ord("\\"): "\\\\"} | {
 
 
 def toml_string(text: str) -> str:
-    """A basic string (https://toml.io/en/v1.0.0#string)."""
+    """Return a basic string (https://toml.io/en/v1.0.0#string)."""
     return f'"{text.translate(_TOML_ESCAPES)}"'
 
 
@@ -391,7 +394,7 @@ def _parsed(parse: Callable[[str], int], text: str) -> int:
 
 
 def _described(value: object) -> str:
-    """What TOML calls it, with the value where it is short."""
+    """Return TOML's name for a value, with the value itself if that is short."""
     if isinstance(value, dict):
         return "a section"
     if isinstance(value, list):

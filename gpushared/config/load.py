@@ -1,7 +1,7 @@
-"""From files, environment and flags to one checked configuration that knows where each value came from.
+"""Load one checked configuration from files, environment and flags, with the origin of each value.
 
-Later wins: defaults, ``config.toml``, ``config.d/*.toml`` by name, ``GPUSHARED_SECTION__KEY``, flags. All
-that is wrong is told at once.
+Later sources win: defaults, ``config.toml``, ``config.d/*.toml`` by name, ``GPUSHARED_SECTION__KEY``, flags.
+All errors are told at once.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _DEPTH_OF_NAMED_KEY = 3
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A configuration and, by ``section.key``, where each value that is no default came from."""
+    """Hold a configuration and, by ``section.key``, the origin of each value that is no default."""
 
     config: Config
     origins: Mapping[str, str]
@@ -58,7 +58,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """One value as it was found. ``is_word``: it came as text whatever its kind."""
+    """Hold one value as it was found. ``is_word``: it came as text whatever its kind."""
 
     raw: object
     origin: str
@@ -67,7 +67,7 @@ class _Value:
 
 @dataclass(slots=True)
 class Draft:
-    """What was found so far, and what was wrong with it."""
+    """Collect the values and the errors that were found so far."""
 
     schema: Schema
     values: dict[tuple[str, ...], _Value] = field(default_factory=dict)
@@ -84,7 +84,7 @@ def load(
     flags: Mapping[str, str | None] | None = None,
     must_exist: bool = False,
 ) -> Loaded:
-    """The configuration. Blocks for some file reads; raises ConfigError that names every problem.
+    """Return the configuration. Blocks for some file reads; raises ConfigError that names every problem.
 
     Args:
         path: the main file; the folder beside it with ``.d`` instead of ``.toml`` holds the others.
@@ -106,7 +106,7 @@ def gather(
     flags: Mapping[str, str | None] | None,
     must_exist: bool,
 ) -> Draft:
-    """What all sources say, not yet read."""
+    """Gather the values of all sources, before any is read as its kind."""
     draft = Draft(schema)
     _read_files(path, draft, must_exist=must_exist)
     _read_environment(environ or {}, draft)
@@ -123,7 +123,7 @@ def _read_files(path: Path, draft: Draft, *, must_exist: bool) -> None:
     folder = path.with_suffix(".d")
     try:
         exists = path.exists()
-        # Not glob(), which takes a folder that may not be read for an empty one.
+        # Not glob(), which takes an unreadable folder for an empty one.
         others = (
             sorted(file for file in folder.iterdir() if file.suffix == ".toml") if folder.exists() else []
         )
@@ -155,7 +155,7 @@ def _read_file(file: Path, draft: Draft) -> dict[tuple[str, ...], _Value]:
 def _leaves(
     tree: Mapping[str, Any], schema: Schema, above: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], object]]:
-    """The values with their paths. A table where no section can be is a value, and a wrong one."""
+    """Yield the values with their paths. A table where no section can be is a value, and a wrong one."""
     for name, value in tree.items():
         at = (*above, name)
         if isinstance(value, dict) and value and (len(at) < _depth(at, schema) or schema.is_section(at)):
@@ -165,14 +165,14 @@ def _leaves(
 
 
 def _depth(at: tuple[str, ...], schema: Schema) -> int:
-    """How many names lead to a value there."""
+    """Return how many names lead to a value there."""
     if at[0] == PROJECTS:
         return _DEPTH_OF_NAMED_KEY + _part_of_project(at)[1]
     return _DEPTH_OF_NAMED_KEY if at[0] in schema.tables else _DEPTH_OF_KEY
 
 
 def _part_of_project(at: tuple[str, ...]) -> tuple[type, int]:
-    """To which table of a project a path leads, and by how many names that is below the project's own."""
+    """Return the table of a project that a path leads to, and its depth below the project's own table."""
     match at[2:4]:
         case (word, _) | (word,) if word == MODELS:
             return QuotaConfig, 2
@@ -209,7 +209,7 @@ def _build(draft: Draft) -> Config:
 
 
 def read_all(draft: Draft) -> Found:
-    """Every value as its setting reads it; what cannot be is complained of."""
+    """Return every value as its setting reads it, and complain of values that cannot be read."""
     found: dict[tuple[str, ...], dict[str, Any]] = {}
     for at, value in draft.values.items():
         key = _find(at, value, draft)
@@ -224,7 +224,7 @@ def read_all(draft: Draft) -> Found:
 
 
 def sections_of(schema: Schema, found: Found) -> dict[str, Any]:
-    """All sections by the attribute that holds them."""
+    """Return all sections by the attribute that holds them."""
     return {
         attribute_of(section): cls(**found.get(tuple(section.split(".")), {}))
         for section, cls in schema.sections.items()
@@ -240,7 +240,7 @@ def named(table: str, found: Found) -> dict[str, Mapping[str, Any]]:
 
 
 def projects_of(found: Found, idle: IdleConfig, quiet: IdleQuietConfig) -> dict[str, ProjectConfig]:
-    """In the order in which they stand there: who is in several counts to the first."""
+    """Return the projects in the order of the file: a user of several projects counts to the first."""
     projects = {at[1]: ProjectConfig() for at in found if at[0] == PROJECTS}
     for at, parts in found.items():
         if at[0] == PROJECTS:
@@ -255,7 +255,7 @@ def _with_part(
     idle: IdleConfig,
     quiet: IdleQuietConfig,
 ) -> ProjectConfig:
-    """The project with what one of its tables says."""
+    """Return the project with the settings of one of its tables."""
     table, _ = _part_of_project(at)
     if table is QuotaConfig:
         return replace(project, models={**project.models, at[3]: QuotaConfig(**parts)})
@@ -267,7 +267,7 @@ def _with_part(
 
 
 def _find(at: tuple[str, ...], value: _Value, draft: Draft) -> Key | None:
-    """The setting that stands at a path, or None after a complaint."""
+    """Return the setting at a path, or None after a complaint."""
     sections = draft.schema.sections
     if at[0] == PROJECTS:
         return _find_in_project(at, value, draft)
@@ -333,12 +333,12 @@ def _read(kind: Kind, value: _Value) -> object:
 
 
 def presets_of(found: Found) -> dict[str, Preset]:
-    """What is named in ``[presets]``, by name."""
+    """Return the presets of ``[presets]`` by name."""
     return {name: Preset(**parts) for name, parts in sorted(named(PRESETS, found).items())}
 
 
 def check_presets(presets: Mapping[str, Preset], draft: Draft) -> None:
-    """What nobody could ask for."""
+    """Complain of presets that nobody could ask for."""
     for name, preset in presets.items():
         try:
             read_request(preset.ask, {})
@@ -348,7 +348,7 @@ def check_presets(presets: Mapping[str, Preset], draft: Draft) -> None:
 
 
 def _check_dev_containers(gate: GateConfig, presets: Mapping[str, Preset], draft: Draft) -> None:
-    """A name that is no size must be that of a preset."""
+    """Complain of a name that is neither a size nor a preset."""
     said = gate.dev_containers
     if said is None or said == ALL_GPUS or said in presets:
         return
@@ -364,7 +364,7 @@ def _check_dev_containers(gate: GateConfig, presets: Mapping[str, Preset], draft
 
 
 def check_projects(projects: Mapping[str, ProjectConfig], draft: Draft) -> None:
-    """What no node could keep; how many GPUs there are is not known here."""
+    """Complain of projects that no node could keep; the number of GPUs is not known here."""
     for name, project in projects.items():
         origins = [value.origin for at, value in draft.values.items() if at[:2] == (PROJECTS, name)]
         for problem in problems(Policy(projects={name: project.project(name)}), {}):
@@ -375,7 +375,7 @@ def check_projects(projects: Mapping[str, ProjectConfig], draft: Draft) -> None:
 
 
 def _nearest(at: tuple[str, ...], schema: Schema) -> str:
-    """A hint with the setting that was meant, by its whole path or by its last name alone."""
+    """Return a hint with the setting that was meant, by its whole path or by its last name alone."""
     if at[0] in schema.tables and len(at) == _depth(at, schema):
         section = _part_of_project(at)[0] if at[0] == PROJECTS else schema.tables[at[0]]
         known = {name: f"{_dotted(at[:-1])}.{name}" for name in keys_of(section)}

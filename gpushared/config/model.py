@@ -1,4 +1,4 @@
-"""Every setting: its name, default, bounds and meaning. The reference page is made from here.
+"""Define every setting: its name, default, bounds and meaning. The reference page is made from here.
 
 A field's key is its name, unless the field carries a unit that the written value tells by itself
 (``mps_reserve_bytes`` is written ``mps_reserve = "300MiB"``).
@@ -43,14 +43,14 @@ _PATH_OR_EMPTY = Text("an absolute path, or empty", lambda text: not text or is_
 
 
 class CheckpointMode(StrEnum):
-    """Whether CUDA checkpoints are made."""
+    """Say if CUDA checkpoints are made."""
 
     AUTO = "auto"
     OFF = "off"
 
 
 class LogLevel(StrEnum):
-    """From which weight on a line is logged."""
+    """Name the least weight of a line that is logged."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -59,7 +59,7 @@ class LogLevel(StrEnum):
 
 
 class LogFormat(StrEnum):
-    """How a log line is written."""
+    """Name the form of a log line."""
 
     TEXT = "text"
     JSON = "json"
@@ -133,7 +133,7 @@ class GpusConfig:
 
 @dataclass(frozen=True, slots=True)
 class SharingConfig:
-    """How one GPU serves several leases."""
+    """These settings say how one GPU serves several leases."""
 
     mps: MpsMode = setting(  # noqa: RUF009 - makes a field
         MpsMode.AUTO,
@@ -165,7 +165,7 @@ _ACTION_OR_EMPTY = Text(
 
 @dataclass(frozen=True, slots=True)
 class WatchdogConfig:
-    """What is done to a container whose processes use more GPU memory than its lease holds."""
+    """The watchdog acts on a container whose processes use more GPU memory than its lease holds."""
 
     action: Action = setting(  # noqa: RUF009 - a field, as `dataclasses.field` makes it
         Action.KILL,
@@ -243,7 +243,7 @@ class QueueConfig:
 
 
 class HostMode(StrEnum):
-    """Whether the CPU and memory of the machine are counted."""
+    """Say if the CPU and memory of the machine are counted."""
 
     AUTO = "auto"
     OFF = "off"
@@ -251,7 +251,7 @@ class HostMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PlacementConfig:
-    """Which GPU a lease gets among those that have room."""
+    """The policy chooses a lease's GPU among those that have room."""
 
     policy: PolicyName = setting(  # noqa: RUF009 - makes a field
         PolicyName.PACK,
@@ -287,7 +287,7 @@ class LogConfig:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A named request: `gpushare run --preset NAME`. What a user types besides wins over it."""
+    """A named request: `gpushare run --preset NAME`. A word that the user types wins over the preset's."""
 
     gpu: str = setting("", Text(), "As `--gpu`: `0.25`, `2`, `2x0.5` or `0.25..1`.")
     gpu_memory: str = setting("", Text(), "As `--gpu-memory`: `8g` or `8g..24g`.")
@@ -303,7 +303,7 @@ class Preset:
 
     @property
     def ask(self) -> Ask:
-        """The preset as the domain reads it."""
+        """Return the preset as the domain reads it."""
         return Ask(
             gpu=self.gpu,
             gpu_memory=self.gpu_memory,
@@ -320,7 +320,7 @@ class Preset:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """All settings of a daemon, each with its default."""
+    """Hold all settings of a daemon, each with its default."""
 
     node: NodeConfig = field(default_factory=NodeConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -345,7 +345,7 @@ class Config:
 
 PRESETS = "presets"
 TABLES: Mapping[str, type] = {PROJECTS: ProjectConfig, PRESETS: Preset}
-"""Sections of which there are as many as somebody names: ``[presets.small]``."""
+"""There are as many of these sections as somebody names: ``[presets.small]``."""
 SECTIONS: Mapping[str, type] = {
     "node": NodeConfig,
     "engine": EngineConfig,
@@ -368,5 +368,5 @@ SECTIONS: Mapping[str, type] = {
 
 
 def attribute_of(section: str) -> str:
-    """The field of ``Config`` that holds a section."""
+    """Return the field of ``Config`` that holds a section."""
     return section.replace(".", "_")

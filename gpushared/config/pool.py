@@ -1,4 +1,4 @@
-"""Every setting of a pool's coordinator, ``gpushared-pool``, and where they come from."""
+"""Define every setting of a pool's coordinator, ``gpushared-pool``, and load them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _POOL_NAME = re.compile(r"(?:[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?)?")
 
 
 def is_listen_address(text: str) -> bool:
-    """Whether it is ``HOST:PORT``; IPv6 addresses in brackets."""
+    """Return True if the text is ``HOST:PORT``, with IPv6 addresses in brackets."""
     host, colon, port = text.rpartition(":")
     well = bool(host and colon) and not set(host) & set(" /@") and (":" not in host or host.startswith("["))
     return well and port.isdecimal() and 0 <= int(port) < 2**16
@@ -97,7 +97,7 @@ class CoordinatorSection:
 
 @dataclass(frozen=True, slots=True)
 class NodesConfig:
-    """What holds for the nodes of the pool."""
+    """These settings hold for the nodes of the pool."""
 
     beat_seconds: float = setting(
         5.0, Number(0.5, 60.0), "How often a node says that it lives and what is free on it."
@@ -173,7 +173,7 @@ class PoolQueueConfig:
 
 @dataclass(frozen=True, slots=True)
 class PoolQuotasConfig:
-    """What nodes may give by themselves of projects that have a limit."""
+    """These settings bound what nodes may give by themselves of projects that have a limit."""
 
     when_cut_off: WhenCutOff = setting(  # noqa: RUF009 - makes a field
         WhenCutOff.SERVE,
@@ -191,7 +191,7 @@ class PoolQuotasConfig:
 
 @dataclass(frozen=True, slots=True)
 class PoolPlacementConfig:
-    """Which node and which GPUs a job gets among those that have room."""
+    """The policy chooses a job's node and GPUs among those that have room."""
 
     policy: PolicyName = setting(  # noqa: RUF009 - makes a field
         PolicyName.FRAGMENTATION,
@@ -208,7 +208,7 @@ class PoolPlacementConfig:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorConfig:
-    """All settings of a coordinator, each with its default."""
+    """Hold all settings of a coordinator, each with its default."""
 
     coordinator: CoordinatorSection = field(default_factory=CoordinatorSection)
     nodes: NodesConfig = field(default_factory=NodesConfig)
@@ -262,7 +262,7 @@ def load_pool(
     flags: Mapping[str, str | None] | None = None,
     must_exist: bool = False,
 ) -> CoordinatorConfig:
-    """The configuration, from the same kinds of sources as a node's. Raises ConfigError."""
+    """Return the configuration, from the same kinds of sources as a node's. Raises ConfigError."""
     draft = gather(POOL, path, environ=environ, flags=flags, must_exist=must_exist)
     found = read_all(draft)
     sections = sections_of(POOL, found)

@@ -1,4 +1,4 @@
-"""Who goes next, from the configuration of a node or of a coordinator."""
+"""Make the queue's policy from the configuration of a node or of a coordinator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpushared.domain.request import LeaseClass
 
 
 def queue_policy_of(config: Config | CoordinatorConfig, *, stop_grace_seconds: int) -> Policy:
-    """The configuration's projects, classes and figures, as the policy reads them."""
+    """Return the configuration's projects, classes and figures, as the policy reads them."""
     queue = config.queue
     return Policy(
         projects={name: one.project(name) for name, one in config.projects.items()},

@@ -1,4 +1,4 @@
-"""The settings of who goes next: projects with their quotas, and what holds for each class."""
+"""Define the settings of the queue's order: projects with their quotas, and the rules of each class."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class ProjectConfig:
     )
     models: Mapping[str, QuotaConfig] = field(default_factory=dict)
     idle: IdleConfig | None = None
-    """What holds for its idle leases, with what it does not say as ``[idle]`` has it; None: as that."""
+    """The settings of the project's idle leases, completed from ``[idle]``; None: those of ``[idle]``."""
     quiet: QuietTimesConfig | None = None
     """The same in quiet times."""
 
     def project(self, name: str) -> Project:
-        """As the policy reads it."""
+        """Return the project as the policy reads it."""
         models = {model: one.quota for model, one in self.models.items()}
         quota = Quota(self.guaranteed, self.limit, self.fixed)
         return Project(name, self.weight, frozenset(self.users), quota, models)
@@ -76,7 +76,7 @@ _PRIORITY_TEXT = "`--priority` is added to it; it counts inside a project only."
 
 @dataclass(frozen=True, slots=True)
 class ClassConfig:
-    """What holds for all leases of a class."""
+    """These settings hold for all leases of a class."""
 
     order: int = setting(0, _ORDER, _ORDER_TEXT)
     priority: int = setting(100, _PRIORITY, _PRIORITY_TEXT)
@@ -100,7 +100,7 @@ class ClassConfig:
 
     @property
     def rules(self) -> ClassRules:
-        """As the policy reads it."""
+        """Return the rules as the policy reads them."""
         return ClassRules(
             order=self.order,
             priority=self.priority,
@@ -126,7 +126,7 @@ class InferConfig(ClassConfig):
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig(ClassConfig):
-    """Batch work; what requests are that name no class."""
+    """Batch work, and requests that name no class."""
 
     order: int = setting(2, _ORDER, _ORDER_TEXT)
     priority: int = setting(50, _PRIORITY, _PRIORITY_TEXT)

@@ -1,4 +1,4 @@
-"""Which settings a configuration has: what tells the daemon's own from the coordinator's."""
+"""List the settings of a configuration, apart for the daemon and the coordinator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpushared.config.model import PRESETS, SECTIONS, TABLES
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What is named in a table of sections: ``[presets.small]``."""
+    """Describe the entries in a table of sections: ``[presets.small]``."""
 
     what: str
     fits: Callable[[str], bool]
@@ -22,7 +22,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """``tables``: sections of which there are as many as somebody names, by the rules in ``named``.
+    """List a configuration's sections. ``tables`` hold sections that users name, by the rules in ``named``.
 
     ``prefix`` is that of environment variables, without those that begin with one of ``foreign``.
     """
@@ -34,11 +34,11 @@ class Schema:
     prefix: str
     page: str
     show: str
-    """What to do to see what holds now."""
+    """A sentence on how to see the settings that hold now."""
     foreign: tuple[str, ...] = ()
 
     def is_section(self, at: tuple[str, ...]) -> bool:
-        """Whether a path leads to a section, or to all of a table's."""
+        """Return True if a path leads to a section, or to all of a table's."""
         return ".".join(at) in self.sections or (len(at) == 1 and at[0] in self.tables)
 
 
@@ -58,6 +58,6 @@ NODE = Schema(
     prefix="GPUSHARED_",
     page="docs/reference/configuration.md",
     show="see `gpushare config show` for what holds now",
-    # Not those of the node's own section [pool]: GPUSHARED_POOL__REALM.
+    # Without the variables of the node's own section [pool]: GPUSHARED_POOL__REALM.
     foreign=tuple(f"{POOL_PREFIX}{letter}" for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"),
 )

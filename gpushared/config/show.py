@@ -1,4 +1,4 @@
-"""A configuration as text: what holds now, and the reference of all settings."""
+"""Show a configuration as text: the settings that hold now, and the reference of all settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpushared.config.schema import NODE, Schema
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting as it holds now; ``value`` is TOML, ``table`` the section in its parts."""
+    """Hold one setting as it is now; ``value`` is TOML, ``table`` the section in its parts."""
 
     table: tuple[str, ...]
     name: str
@@ -34,12 +34,15 @@ class Setting:
 
 
 def settings(loaded: Loaded) -> tuple[Setting, ...]:
-    """Every setting, in the order of the reference; of projects and presets only what they set."""
+    """Return every setting, in the order of the reference; for projects and presets only those they set."""
     return tuple(_settings(loaded))
 
 
 def to_toml(loaded: Loaded, *, origins: bool = False) -> str:
-    """The whole configuration as a file that would give it again; with ``origins`` as comments if asked."""
+    """Return the whole configuration as a file that would give it again; ``origins`` adds comments.
+
+    The comments tell each value's origin.
+    """
     parts: list[str] = []
     table: tuple[str, ...] = ()
     for one in settings(loaded):
@@ -52,7 +55,7 @@ def to_toml(loaded: Loaded, *, origins: bool = False) -> str:
 
 
 def reference(schema: Schema = NODE) -> str:
-    """The tables of the reference page, in Markdown."""
+    """Return the tables of the reference page, in Markdown."""
     parts = []
     for title, cls in (*schema.sections.items(), *_tables(schema)):
         parts.append(f"## `[{title}]`\n\n{_first_line(cls)}\n")
@@ -98,7 +101,7 @@ def _settings(loaded: Loaded) -> Iterator[Setting]:
 
 
 def _set(loaded: Loaded, table: tuple[str, ...], values: object) -> Iterator[Setting]:
-    """Of a section that somebody named, what was said."""
+    """Yield the settings that somebody set in a named section."""
     for key in keys_of(type(values)).values():
         if ".".join((*table, key.name)) in loaded.origins:
             yield _setting(loaded, table, key, getattr(values, key.attribute))
@@ -110,7 +113,7 @@ def _setting(loaded: Loaded, table: tuple[str, ...], key: Key, value: object) ->
 
 
 def _header(table: tuple[str, ...]) -> str:
-    """Names that hold dots or spaces are quoted, so that they are not read as sections within sections."""
+    """Quote names that hold dots or spaces, so that they are not read as sections within sections."""
     return ".".join(part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else toml_string(part) for part in table)
 
 

@@ -1,4 +1,4 @@
-"""The people of a pool, in its coordinator's configuration: ``[users.ada]``."""
+"""Define the people of a pool, in its coordinator's configuration: ``[users.ada]``."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from gpushared.domain.quotas import is_user_name
 
 USERS = "users"
 EVERYBODY = "*"
-"""``[users."*"]``: in these realms everybody is the person of the same name."""
+"""With ``[users."*"]`` each user of these realms is the person of the same name."""
 
 
 def is_principal(text: str) -> bool:
-    """Whether it is ``USER@REALM``, or ``*@REALM``."""
+    """Return True if the text is ``USER@REALM``, or ``*@REALM``."""
     user, at, realm = text.partition("@")
     return bool(at) and (user == EVERYBODY or is_user_name(user)) and is_realm(realm)
 
 
 @dataclass(frozen=True, slots=True)
 class UserConfig:
-    """One person. Who is not named is a person of their own, called as their principal: ``ada@ws3``."""
+    """One person. A principal that no person lists is a person of their own of that name: ``ada@ws3``."""
 
     principals: tuple[str, ...] = setting(
         (),
