@@ -1,4 +1,4 @@
-"""All checks that the daemon makes, in the order in which they are shown, with what they depend on."""
+"""List all checks that the daemon makes, in the order in which they are shown, with their dependencies."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ T = TypeVar("T")
 def _of(
     part: Callable[[Facts], T | Unread], judge: Callable[[T], Finding], *, told_by: str = ""
 ) -> Callable[[Facts], Finding]:
-    """A check of one part; a part that could not be read is a warning, because nothing was found wrong.
+    """Return a check of one part. A part that could not be read is a warning: nothing was found wrong.
 
-    ``told_by`` is the check that says so where several are of the same part.
+    ``told_by`` names the check that tells so, if several checks look at the same part.
     """
 
     def look(facts: Facts) -> Finding:

@@ -1,4 +1,4 @@
-"""Checks of the Docker engine and of NVIDIA's container toolkit. Pure.
+"""Check the Docker engine and NVIDIA's container toolkit. Pure.
 
 Sources: the security advisories of Moby (GHSA-v23v-6jw2-98fq, GHSA-x744-4wpc-v9h2) and of NVIDIA's container
 toolkit (CVE-2024-0132, CVE-2025-23266), Docker's reference of ``dockerd``, and NVIDIA's notice on containers
@@ -13,17 +13,17 @@ from gpushared.domain.checkup import Finding, failed, ok, warning
 from gpushared.ports import DeviceMechanism, DriverFacts, GpuSettings
 
 OLDEST_API: Version = (1, 41)
-"""Docker 20.10."""
+"""This is Docker 20.10."""
 CDI_BY_DEFAULT: Version = (28, 2)
 CDI_ON_REQUEST: Version = (25,)
 AUTHZ_FIXES: tuple[Version, ...] = ((23, 0, 15), (25, 0, 6), (26, 1, 5), (27, 1, 1))
-"""CVE-2024-41110 was mended in these releases of each line; what lies between was never mended."""
+"""CVE-2024-41110 was mended in these releases of each line; releases in between were never mended."""
 AUTHZ_NEWEST_FIX: Version = (29, 3, 1)
-"""CVE-2026-34040, what that mending had left."""
+"""CVE-2026-34040 is the hole that the earlier mending had left."""
 TOOLKIT_FLOOR: Version = (1, 17, 8)
-"""CVE-2025-23266: an image gets root on the host by a hook."""
+"""With CVE-2025-23266 an image gets root on the host by a hook."""
 TOOLKIT_OLD_FLOOR: Version = (1, 16, 2)
-"""CVE-2024-0132: an image gets the host's file system."""
+"""With CVE-2024-0132 an image gets the host's file system."""
 NVIDIA_RUNTIME = "nvidia"
 OTHERS_WRITE = 0o002
 REMOTE_WITHOUT_TLS = "without encryption"
@@ -75,7 +75,7 @@ def docker_exposure(facts: Facts) -> Finding:
 
 
 def docker_authorization(facts: Facts) -> Finding:
-    """Only engines with authorization plugins are concerned by the two."""
+    """Check for CVE-2024-41110 and CVE-2026-34040, which concern only engines with authorization plugins."""
     engine = _engine(facts)
     if not engine.authorization_plugins:
         return ok("no authorization plugin, so that CVE-2024-41110 and CVE-2026-34040 do not matter")
@@ -152,7 +152,7 @@ def gpu_mechanism(facts: Facts) -> Finding:
 
 
 def cdi_spec(facts: Facts) -> Finding:
-    """A spec names the driver's files and the GPUs as they were when it was made."""
+    """Check that the CDI spec fits: it names the driver's files and the GPUs of the day it was made."""
     specs, driver = _engine(facts).nvidia_specs, _driver(facts)
     if not specs.files:
         return ok("no CDI spec of NVIDIA's is in use")
@@ -171,7 +171,7 @@ def cdi_spec(facts: Facts) -> Finding:
 
 
 def _to_be_named(gpu: GpuSettings) -> tuple[str, ...]:
-    """Specs name the instances of a GPU that is split by MIG, and not the GPU."""
+    """Return the names for a spec: the instances of a GPU that is split by MIG, else the GPU."""
     return gpu.mig_instances if gpu.mig else (gpu.gpu,)
 
 
@@ -215,7 +215,10 @@ def toolkit_env_switch(facts: Facts) -> Finding:
 
 
 def daemon_reload(facts: Facts) -> Finding:
-    """Systemd knows allowed devices by links in ``/dev/char``, which NVIDIA's driver does not make."""
+    """Check for links in ``/dev/char``, by which systemd knows allowed devices.
+
+    NVIDIA's driver does not make these links.
+    """
     assert isinstance(facts.host, Host), "made after `host` only"
     missing = facts.host.missing_char_links
     if _engine(facts).cgroup_driver == "systemd" and missing:
@@ -228,7 +231,7 @@ def daemon_reload(facts: Facts) -> Finding:
 
 
 def _lacks_authorization_fix(version: Version) -> bool:
-    """Whether no release of its line, or of an earlier one that it contains, has the mending."""
+    """Return True if the version's line, and every earlier line that it contains, lacks the fix."""
     if version >= AUTHZ_FIXES[-1]:
         return False
     return not any(fix[:2] == version[:2] and version >= fix for fix in AUTHZ_FIXES)

@@ -1,4 +1,4 @@
-"""What the checks judge: one look at the machine and at the daemon, as plain data.
+"""Define the facts that the checks judge: one look at the machine and at the daemon, as plain data.
 
 A part that could not be read is ``Unread``, with the reason. Nothing here reads anything.
 """
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Why a part could not be read, and what may help."""
+    """Tell why a part could not be read, and what may help."""
 
     why: str
     hint: str = ""
@@ -27,7 +27,7 @@ class Unread:
 
 @dataclass(frozen=True, slots=True)
 class KnownGpu:
-    """A GPU as the daemon last saw it; ``processes`` counts those that are on it."""
+    """Describe a GPU as the daemon last saw it; ``processes`` counts those that are on it."""
 
     index: int
     name: str
@@ -35,17 +35,18 @@ class KnownGpu:
     sharing_trouble: str = ""
     processes: int = 0
     drained: str = ""
-    """What its drain says of it: "is drained by root: new fan"; ``sick``: the daemon drained it."""
+    """The words of its drain: "is drained by root: new fan"; ``sick``: the daemon drained the GPU."""
     sick: bool = False
     exclusive_process: bool = False
-    """The configuration wants this compute mode while it is shared."""
+    """The configuration wants this compute mode while the GPU is shared."""
     mode_set_for: int | None = None
-    """For how many leases the daemon set that mode, and did not put it back; None where it did not set it."""
+    """So many leases need the mode that the daemon set and did not put back; None if it did not set the
+    mode."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnmanagedProcess:
-    """A process on a GPU that no lease explains."""
+    """Describe a process on a GPU that no lease explains."""
 
     pid: int
     gpu_index: int
@@ -56,7 +57,7 @@ class UnmanagedProcess:
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """How the node stands with its pool. Times are epoch seconds by this machine's clock, ``now`` too.
+    """Describe the node's link to its pool. Times are epoch seconds by this machine's clock, ``now`` too.
 
     ``away``: since when and why there is no link, empty while there is one. ``clock_ahead_seconds``: by how
     much the coordinator's clock is ahead, None before the first link. ``may_assert``: the node may speak for
@@ -77,11 +78,11 @@ class PoolView:
 
 @dataclass(frozen=True, slots=True)
 class DaemonView:
-    """What the daemon knows without looking anew; ``troubles`` by the part that has it.
+    """Hold the daemon's knowledge without a new look; ``troubles`` are by the part that has them.
 
-    ``wall_trouble``: why the driver limits no container's memory, as it was last tried. ``pool`` is None
-    where the node is in none. ``pins_trouble``: why the engine does not see what is held for users, as it
-    was last tried.
+    ``wall_trouble``: why the driver limits no container's memory, by the last trial. ``pool`` is None if the
+    node is in none. ``pins_trouble``: why the engine does not see the mounts that are held for users, by the
+    last trial.
     """
 
     gpus: tuple[KnownGpu, ...] = ()
@@ -90,7 +91,7 @@ class DaemonView:
     wall_trouble: str = ""
     pins_trouble: str = ""
     users_trouble: str = ""
-    """Why the kernel does not bound what users' containers have together."""
+    """Why the kernel does not bound the sum of a user's containers."""
     pool: PoolView | None = None
 
 
@@ -99,7 +100,7 @@ class DaemonView:
 
 @dataclass(frozen=True, slots=True)
 class NvidiaSpecs:
-    """What the CDI specs of kind ``nvidia.com/gpu`` say: files, driver versions and GPU UUIDs they name."""
+    """Hold the content of the CDI specs of kind ``nvidia.com/gpu``: files, driver versions and GPU UUIDs."""
 
     files: tuple[str, ...] = ()
     driver_versions: frozenset[str] = frozenset()
@@ -108,7 +109,7 @@ class NvidiaSpecs:
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """The Docker engine: its own words, and the files it goes by."""
+    """Describe the Docker engine: its own words, and the files it goes by."""
 
     version: str
     api_version: str
@@ -124,7 +125,7 @@ class EngineReport:
 
 @dataclass(frozen=True, slots=True)
 class Toolkit:
-    """NVIDIA's container toolkit; ``version`` is empty where its program does not tell.
+    """Describe NVIDIA's container toolkit; ``version`` is empty if its program does not tell.
 
     ``env_switch``: containers without privileges get GPUs by ``NVIDIA_VISIBLE_DEVICES`` (the default).
     """
@@ -138,7 +139,7 @@ class Toolkit:
 
 @dataclass(frozen=True, slots=True)
 class MpsProgram:
-    """The installed control daemon; ``version`` is empty where its file does not tell."""
+    """Describe the installed control daemon; ``version`` is empty if its file does not tell."""
 
     path: str
     version: str = ""
@@ -147,7 +148,7 @@ class MpsProgram:
 
 @dataclass(frozen=True, slots=True)
 class MpsReport:
-    """MPS on this machine.
+    """Describe MPS on this machine.
 
     ``default_pipe``: something lies in ``/tmp/nvidia-mps``, where MPS is by default. ``foreign_pids`` are
     control daemons that are not ours.
@@ -165,7 +166,7 @@ class MpsReport:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The kernel's and the system's side.
+    """Describe the kernel's and the system's side.
 
     ``memory_limit_bytes`` bounds the daemon's own cgroup, None without a limit.
     """
@@ -182,14 +183,14 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Members of the groups that are root in effect, by group."""
+    """List the members of the groups that are root in effect, by group."""
 
     members: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """The systemd unit that the daemon runs in: of its settings those that containers depend on."""
+    """Hold the settings of the daemon's systemd unit that containers depend on."""
 
     name: str
     kill_mode: str
@@ -198,30 +199,30 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class SocketFile:
-    """The daemon's socket: whether a socket is at its path, and whether others can get there."""
+    """Describe the daemon's socket: if a socket is at its path, and if other users can get there."""
 
     path: str
     is_socket: bool = True
     mode: int = 0o666
     closed_directory: str = ""
-    """The first directory above it that other users may not enter."""
+    """The first directory above the socket that other users may not enter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """A directory and the file system below it."""
+    """Describe a directory and the file system below it."""
 
     path: str
     file_system: str
     free_bytes: int
     free_inodes: int | None
-    """None where the file system makes them as needed."""
+    """None if the file system makes inodes as needed."""
     writable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigState:
-    """The configuration on disk: what is wrong with it, and whether it waits for a reload or restart."""
+    """Describe the configuration on disk: its errors, and if it waits for a reload or restart."""
 
     problem: str = ""
     differs: bool = False
@@ -230,7 +231,7 @@ class ConfigState:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All of it."""
+    """Hold all facts of one look."""
 
     simulated: bool
     daemon: DaemonView

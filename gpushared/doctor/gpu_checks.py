@@ -1,7 +1,7 @@
-"""Checks of the driver, its GPUs and MPS. Pure.
+"""Check the driver, its GPUs and MPS. Pure.
 
-Sources: NVIDIA's NVML reference (persistence, compute and MIG modes), its MPS documentation (what clients of
-which architectures and versions get), and the NVIDIA persistence daemon's page.
+Sources: NVIDIA's NVML reference (persistence, compute and MIG modes), its MPS documentation (the limits on
+clients by architecture and version), and the NVIDIA persistence daemon's page.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ PROHIBITED = 2
 EXCLUSIVE_PROCESS = 3
 VOLTA = (7, 0)
 MEMORY_LIMITS_DRIVER = 615
-"""The first release with ``nvmlDeviceSetMemoryLimits_v1``: a wall around a whole container."""
+"""This is the first release with ``nvmlDeviceSetMemoryLimits_v1``: a wall around a whole container."""
 PINNED_LIMITS_DRIVER = 495
-"""The first release (CUDA 11.5) whose MPS limits a client's memory."""
+"""This is the first release (CUDA 11.5) whose MPS limits a client's memory."""
 MOST_CLIENTS = 48
-"""CUDA contexts that one GPU has for MPS clients, from Volta on."""
+"""One GPU has so many CUDA contexts for MPS clients, from Volta on."""
 NEARLY_ALL = 0.9
 SERVER_HOST_BYTES = 512 * 1024 * 1024
-"""Less than this for the daemon with its MPS servers (about 50 MiB a GPU) is asking for trouble."""
+"""The daemon with its MPS servers (about 50 MiB a GPU) should have no less."""
 SHOWN = 3
 
 

@@ -1,4 +1,4 @@
-"""Checks of the machine and of the daemon's own files. Pure."""
+"""Check the machine and the daemon's own files. Pure."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def journal_disk(found: Directory) -> Finding:
 
 
 def daemon_parts(facts: Facts) -> Finding:
-    """Troubles of the daemon that no other check names."""
+    """Tell the daemon's troubles that no other check names."""
     told = {"journal", *TOLD_HERE}
     told |= {"gpus"} if isinstance(facts.driver, Unread) and not facts.simulated else set()
     told |= {"engine"} if isinstance(facts.engine, Unread) else set()

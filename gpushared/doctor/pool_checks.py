@@ -1,4 +1,4 @@
-"""Checks of this node's place in its pool. Pure."""
+"""Check this node's place in its pool. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LATE = 0.1
 TOLERATED_CLOCK_SECONDS = 120.0
 NOTED_CLOCK_SECONDS = 30.0
 TOLD_HERE = frozenset({"pool", "pool-clock", "membership"})
-"""Parts of the daemon whose troubles these checks tell."""
+"""These checks tell the troubles of these parts of the daemon."""
 
 _NONE = ok("this node is in no pool")
 

@@ -1,4 +1,4 @@
-"""One look at everything: the facts that the checks judge, read beside each other."""
+"""Look at everything once: read the facts that the checks judge, beside each other."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ from gpushared.domain.rules import MpsMode
 from gpushared.ports import Driver, DriverFacts
 
 FRESH_SECONDS = 1.0
-"""For so long a look serves further callers, so that they cannot keep the machine busy with looks."""
+"""A look serves further callers for so long, so that they cannot keep the machine busy with looks."""
 
 
 class Probe(Protocol):
-    """Whatever the facts come from."""
+    """Describe the source of the facts."""
 
     async def look(self) -> Facts: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """What the daemon uses.
+    """Hold the daemon's own settings and paths.
 
-    ``config`` is what it read last, ``started`` what it read at its start and uses where a reload changes
-    nothing; ``reread`` gives what a start would find now.
+    ``config`` is the configuration that the daemon read last; ``started`` is the one read at its start, which
+    holds for settings that a reload does not change; ``reread`` returns the configuration that a start would
+    find now.
     """
 
     config: Config
@@ -45,7 +46,7 @@ class Places:
 
 
 class MachineProbe:
-    """Reads this machine. ``driver`` is None where GPUs are simulated."""
+    """Read this machine. ``driver`` is None if GPUs are simulated."""
 
     def __init__(
         self,
@@ -60,7 +61,7 @@ class MachineProbe:
         self._readers = readers or Readers()
 
     async def look(self) -> Facts:
-        """Comes back within the readers' and the driver's time-outs."""
+        """Return the facts within the readers' and the driver's time-outs."""
         places, read = self._places(), self._readers.read
         config = places.started
         trusted = sorted({"docker", *places.config.gate.trusted_groups})
@@ -110,7 +111,7 @@ def _read_mps(config: Config) -> MpsReport:
 
 
 def read_config(places: Places) -> ConfigState:
-    """What the files say now, compared with what the daemon read."""
+    """Compare the files with the configuration that the daemon read."""
     try:
         stored = places.reread()
         restart = _fixed(stored, places.config) != _fixed(places.started, places.config)
@@ -120,7 +121,7 @@ def read_config(places: Places) -> ConfigState:
 
 
 def _fixed(config: Config, other: Config) -> Config:
-    """The settings that only a restart changes: all others are the other's."""
+    """Return the settings that only a restart changes; all other settings come from ``other``."""
     engine = replace(config.engine, stop_grace_seconds=other.engine.stop_grace_seconds)
     return replace(
         config,
@@ -133,7 +134,7 @@ def _fixed(config: Config, other: Config) -> Config:
 
 
 class Doctor:
-    """Looks and judges; who asks while a look is under way, or just after it, gets that one's results."""
+    """Look and judge; a caller during a look, or just after it, gets the results of that look."""
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe

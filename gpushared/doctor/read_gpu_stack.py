@@ -1,4 +1,4 @@
-"""Reads MPS, NVIDIA's toolkit and the Docker engine. Blocks: for ``Readers``."""
+"""Read MPS, NVIDIA's toolkit and the Docker engine. This blocks: for ``Readers``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SERVES_MANY = b"multiuser-server"
 
 
 def read_mps(binary: str, home: Path, *, wanted: bool) -> MpsReport:
-    """``binary``: the configured program, or an empty text; ``home``: where the daemons of ours live."""
+    """Read MPS. ``binary``: the configured program, or an empty text; ``home``: our own daemons' place."""
     found = binary or find_program(MPS_PROGRAM)
     pipe = Path(DEFAULT_PIPE)
     return MpsReport(
@@ -46,7 +46,7 @@ def read_mps(binary: str, home: Path, *, wanted: bool) -> MpsReport:
 
 
 def read_program(path: Path) -> MpsProgram:
-    """What the control daemon's file tells: running it to ask would reach for a daemon instead."""
+    """Read the control daemon's file; running it to ask would reach for a daemon instead."""
     with path.open("rb") as file:
         content = file.read(MOST_PROGRAM_BYTES)
     version = _VERSION.search(content)
@@ -54,7 +54,7 @@ def read_program(path: Path) -> MpsProgram:
 
 
 def read_toolkit(config: Path = TOOLKIT_CONFIG) -> Toolkit | None:
-    """None where neither its program nor its configuration is there."""
+    """Read the toolkit; None if neither its program nor its configuration is there."""
     program = find_program(TOOLKIT_PROGRAM)
     if not program and not config.exists():
         return None
@@ -63,7 +63,7 @@ def read_toolkit(config: Path = TOOLKIT_CONFIG) -> Toolkit | None:
 
 
 def read_engine(socket: str) -> EngineReport:
-    """Raises ``EngineUnavailable`` and ``TimedOut``."""
+    """Read the engine. Raises ``EngineUnavailable`` and ``TimedOut``."""
     connector = Connector(socket, ENGINE_SECONDS)
     with connector.translated("describe itself"), connector.open() as client:
         version, info = client.version(), client.info()
@@ -93,12 +93,12 @@ def read_specs(dirs: tuple[Path, ...]) -> NvidiaSpecs:
 
 
 def find_program(name: str) -> str:
-    """Its path, as root's shell and the Docker engine would find it; empty without."""
+    """Return a program's path, as root's shell and the Docker engine would find it; empty without one."""
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}") or ""
 
 
 def _env_switch(config: Path) -> bool:
-    """Accepting the variable is the toolkit's default."""
+    """Return the toolkit's switch; accepting the variable is the toolkit's default."""
     try:
         tree = tomllib.loads(config.read_text())
     except FileNotFoundError:
@@ -109,13 +109,13 @@ def _env_switch(config: Path) -> bool:
 
 
 def _is_listened_on(path: Path) -> bool:
-    """By the kernel's table, because connecting to a control daemon keeps it from others."""
+    """Look in the kernel's table, because connecting to a control daemon keeps it from others."""
     rows = Path("/proc/net/unix").read_text(errors="replace").splitlines()
     return any(row.endswith(f" {path}") for row in rows)
 
 
 def _foreign_pids(home: Path) -> list[int]:
-    """Control daemons whose pipe directory is not below ``home``."""
+    """Return the control daemons whose pipe directory is not below ``home``."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -124,11 +124,11 @@ def _foreign_pids(home: Path) -> list[int]:
                 if not Path(pipe).is_relative_to(home):
                     found.append(process.pid)
         except psutil.Error:
-            continue  # it ended, or is in a place that we may not see
+            continue  # the process ended, or is in a place that we may not see
     return sorted(found)
 
 
 def _is_control(process: psutil.Process) -> bool:
-    """Not a server, nor a command that somebody is typing."""
+    """Return True for a control daemon, but not for a server, nor for a command that somebody is typing."""
     words = process.cmdline()
     return bool(words) and Path(words[0]).name == MPS_PROGRAM and any(w.startswith("-") for w in words[1:])

@@ -1,4 +1,4 @@
-"""Reads the machine's side: kernel, file systems, groups, the daemon's unit. Blocks: for ``Readers``."""
+"""Read the machine's side: kernel, file systems, groups, the daemon's unit. This blocks: for ``Readers``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import psutil
 from gpushared.doctor.facts import Directory, Groups, Host, SocketFile, Unit
 
 INIT_PID_NAMESPACE = "pid:[4026531836]"
-"""``PROC_PID_INIT_INO``, fixed in the kernel's include/linux/proc_ns.h."""
+"""The number is ``PROC_PID_INIT_INO``, fixed in the kernel's include/linux/proc_ns.h."""
 NEEDED_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
 NO_LIMIT_BYTES = 2**60
 """cgroup v1 writes no limit as the largest number of whole pages."""
@@ -23,7 +23,7 @@ OTHERS_ENTER = 0o001
 
 
 def read_host(root: Path = Path("/")) -> Host:
-    """``root`` is where the file systems of the machine begin; another one than ``/`` is for tests."""
+    """Read the machine. ``root`` is the top of its file systems; another one than ``/`` is for tests."""
     return Host(
         kernel=os.uname().release,
         cgroup_version=2 if (root / "sys/fs/cgroup/cgroup.controllers").exists() else 1,
@@ -37,12 +37,15 @@ def read_host(root: Path = Path("/")) -> Host:
 
 
 def read_groups(names: Collection[str], passwd: Path = Path("/etc/passwd")) -> Groups:
-    """Members by the name services, and users in ``passwd`` whose first group it is; without root."""
+    """Return the members by the name services, and the users whose first group it is in ``passwd``.
+
+    The user root is left out.
+    """
     return Groups({name: _members(name, passwd) for name in names})
 
 
 def read_unit(environ: Mapping[str, str], root: Path = Path("/")) -> Unit | None:
-    """The unit whose main process this is, or None outside systemd. Asks ``systemctl``."""
+    """Return the unit whose main process this is, or None outside systemd. This asks ``systemctl``."""
     if "INVOCATION_ID" not in environ:
         return None
     names = {Path(path).name for _, path in _own_cgroups(root)}
@@ -64,7 +67,7 @@ def read_socket(path: Path) -> SocketFile:
 
 
 def read_directory(path: Path) -> Directory:
-    """Free is what is left for whoever is not root."""
+    """Describe a directory; its free space is the part that is left for users other than root."""
     figures = os.statvfs(path)
     return Directory(
         path=str(path),
@@ -76,14 +79,14 @@ def read_directory(path: Path) -> Directory:
 
 
 def file_system(path: Path) -> str:
-    """The type of the file system that a path is on, such as ``tmpfs``; empty where it is not told."""
+    """Return the type of a path's file system, such as ``tmpfs``; empty if nothing tells the type."""
     types = {Path(part.mountpoint): part.fstype for part in psutil.disk_partitions(all=True)}
     resolved = path.resolve()
     return next((types[parent] for parent in (resolved, *resolved.parents) if parent in types), "")
 
 
 def program_output(*words: str) -> str:
-    """What a program prints. Raises ``OSError`` where it is missing or takes too long."""
+    """Return a program's output. Raises ``OSError`` if the program is missing or takes too long."""
     try:
         done = subprocess.run(
             words,
@@ -116,7 +119,7 @@ def _properties(unit: str) -> dict[str, str]:
 
 
 def _missing_char_links(root: Path) -> Iterator[str]:
-    """Links as systemd looks devices up: ``/dev/char/<major>:<minor>``."""
+    """Return the nodes without a link by which systemd looks devices up: ``/dev/char/<major>:<minor>``."""
     for node in sorted((root / "dev").glob("nvidia*")):
         about = node.stat()
         if stat.S_ISCHR(about.st_mode):
@@ -126,7 +129,7 @@ def _missing_char_links(root: Path) -> Iterator[str]:
 
 
 def _memory_limit(root: Path) -> int | None:
-    """The tightest limit of this process's cgroup and those above it."""
+    """Return the tightest limit of this process's cgroup and those above it."""
     limits = [limit for file in _limit_files(root) if (limit := _number(file)) is not None]
     return min(limits, default=None)
 
@@ -144,7 +147,7 @@ def _limit_files(root: Path) -> Iterator[Path]:
 
 
 def _own_cgroups(root: Path) -> Iterator[tuple[str, str]]:
-    """Controllers (none for cgroup v2) and path of each line, see cgroups(7)."""
+    """Yield controllers (none for cgroup v2) and path of each line, see cgroups(7)."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         yield controllers, path
@@ -156,7 +159,7 @@ def _number(file: Path) -> int | None:
 
 
 def _text(file: Path) -> str:
-    """Empty where there is no such file."""
+    """Return a file's text; empty if there is no such file."""
     try:
         return file.read_text().strip()
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""Reading the machine without waiting for it: a file system may be away, a program may hang."""
+"""Read the machine without waiting for it: a file system may be away, a program may hang."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ READ_SECONDS = 8.0
 
 
 class Readers:
-    """A daemon thread for each part that is read, so that what hangs holds up neither others nor the exit.
+    """Read each part on a daemon thread, so that a hanging part holds up neither others nor the exit.
 
     A part whose earlier reading still hangs is not read again until that is back, so that there is never more
-    than one thread a part.
+    than one thread for a part.
     """
 
     def __init__(self, *, timeout_seconds: float = READ_SECONDS) -> None:
@@ -27,7 +27,7 @@ class Readers:
         self._threads: dict[str, threading.Thread] = {}
 
     async def read(self, part: str, work: Callable[[], T]) -> T | Unread:
-        """What ``work`` returns; what its world does wrong becomes ``Unread``."""
+        """Return the result of ``work``; errors of the machine become ``Unread``."""
         earlier = self._threads.get(part)
         if earlier is not None and earlier.is_alive():
             return Unread("an earlier look has not come back yet", "`dmesg` may tell what hangs")

@@ -1,4 +1,4 @@
-"""Versions as people write them, compared as numbers. Pure."""
+"""Compare versions as people write them, as numbers. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ Version = tuple[int, ...]
 
 
 def numbers(text: str) -> Version:
-    """``20.10.24+dfsg1`` is (20, 10, 24): the first numbers in the text, () where there are none."""
+    """Return the first numbers in a text, () without any: ``20.10.24+dfsg1`` is (20, 10, 24)."""
     found = _NUMBERS.search(text)
     return tuple(int(part) for part in found[0].split(".")) if found else ()
 
 
 def is_rebuilt(text: str) -> bool:
-    """Whether a distribution built it: then fixes may be in it that its number does not tell."""
+    """Return True if a distribution built it: then it may have fixes that its number does not tell."""
     return any(mark in text for mark in ("+", "-", "~"))
