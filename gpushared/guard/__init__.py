@@ -1,1 +1,1 @@
-"""The guard of fenced containers: a process that ends them at their deadlines, with or without the daemon."""
+"""Run the guard of fenced containers: a process that ends them at their deadlines, without the daemon too."""

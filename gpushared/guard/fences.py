@@ -1,4 +1,4 @@
-"""The daemon's end of the guard: writes deadlines, sees that a guard reads them, and reads what it ended.
+"""Hold the daemon's end of the guard: write deadlines, see that a guard reads them, read what it ended.
 
 Everything here may wait for a disk or for systemd, so it belongs into a thread.
 """
@@ -26,10 +26,10 @@ UNIT_PROPERTIES = (
     "Restart=on-failure",
     "RestartSec=1",
     "StartLimitIntervalSec=0",
-    # It ignores SIGTERM, and a shutdown is not to wait for it.
+    # The guard ignores SIGTERM, and a shutdown is not to wait for it.
     "KillSignal=SIGKILL",
     "OOMScoreAdjust=-500",
-    # At a shutdown it goes after the engine, and so after all containers.
+    # At a shutdown the guard goes after the engine, and so after all containers.
     "Before=docker.service",
 )
 SYSTEMD_SECONDS = 10.0
@@ -41,10 +41,10 @@ HINT = "a job with --stop-after runs only where something ends it without the da
 
 
 class FenceGuard:
-    """One directory of deadlines, and the guard that reads it.
+    """Keep one directory of deadlines, and the guard that reads it.
 
     ``as_unit``: the daemon is a service of systemd, and the guard is to be another one: in the daemon's own
-    it would be frozen or killed together with it.
+    service it would be frozen or killed together with the daemon.
     """
 
     def __init__(self, directory: Path, engine: str, *, as_unit: bool) -> None:
@@ -55,7 +55,7 @@ class FenceGuard:
         self._children: set[int] = set()
 
     def write(self, fences: Mapping[ContainerId, float]) -> None:
-        """From now on these containers are to end at these moments (CLOCK_BOOTTIME). Raises Unavailable."""
+        """Let these containers end at these moments (CLOCK_BOOTTIME) from now on. Raises Unavailable."""
         generation = str(time.clock_gettime_ns(time.CLOCK_BOOTTIME))
         lines = [f"{generation} {self._engine}", *(f"{at} {name}" for name, at in sorted(fences.items()))]
         path = self._directory / program.FENCES
@@ -69,13 +69,13 @@ class FenceGuard:
         self._generation = generation
 
     def has_any(self) -> bool:
-        """Whether deadlines are written there, by an earlier life of the daemon too."""
+        """Return True if the directory has deadlines, also those of an earlier life of the daemon."""
         with contextlib.suppress(OSError, ValueError):
             return bool(program.read_fences(str(self._directory))[2])
         return False
 
     def watches(self) -> bool:
-        """Whether a guard is alive that has read what was written last."""
+        """Return True if a guard is alive that has read the last write."""
         self._reap()
         try:
             at, _, generation = (self._directory / program.BEAT).read_text(encoding="utf-8").partition(" ")
@@ -85,7 +85,7 @@ class FenceGuard:
         return fresh and generation.strip() == self._generation and self._is_locked()
 
     def ensure(self) -> None:
-        """Have a guard that has read what was written last. Raises Unavailable."""
+        """Make sure that a guard has read the last write. Raises Unavailable."""
         starts: list[Callable[[], None]] = [self._start_unit, self._start_child]
         if not self._as_unit:
             del starts[0]
@@ -97,12 +97,12 @@ class FenceGuard:
                 return
 
     def ended(self) -> frozenset[ContainerId]:
-        """The containers that ran when a guard began to end them."""
+        """Return the containers that ran when a guard began to end them."""
         found = self._directory.glob(f"{program.ENDED}*")
         return frozenset(ContainerId(path.name.removeprefix(program.ENDED)) for path in found)
 
     def forget(self, containers: Iterable[ContainerId]) -> None:
-        """It is known by now that these were ended."""
+        """Forget these ended containers, because the daemon knows of their end by now."""
         for container in containers:
             (self._directory / f"{program.ENDED}{container}").unlink(missing_ok=True)
 
@@ -115,7 +115,7 @@ class FenceGuard:
         return found
 
     def _is_locked(self) -> bool:
-        """Whether a guard lives, however long it has not looked."""
+        """Return True if a guard lives, however long ago it looked."""
         try:
             descriptor = os.open(self._directory / program.LOCK, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -132,7 +132,7 @@ class FenceGuard:
         return [sys.executable, "-I", "-S", str(Path(program.__file__).resolve()), str(self._directory)]
 
     def _start_unit(self) -> None:
-        """Where systemd does not do it, the guard is looked for in vain, and is begun as a child."""
+        """Start the guard as a systemd unit; if systemd fails, no guard is found, and a child is begun."""
         settings = [f"--property={one}" for one in UNIT_PROPERTIES]
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(
@@ -145,7 +145,7 @@ class FenceGuard:
             )
 
     def _start_child(self) -> None:
-        """A process of a session of its own, which goes on when the daemon ends."""
+        """Start the guard in a session of its own, so that it goes on when the daemon ends."""
         null = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
         try:
             child = os.posix_spawn(

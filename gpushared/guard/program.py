@@ -1,11 +1,11 @@
-"""A program of its own that ends containers whose deadline is over, also while the daemon is away or hangs.
+"""End containers at their deadlines, also while the daemon is away or hangs, as a program of its own.
 
 The daemon writes deadlines into a file of a directory (``FENCES``), and this program looks at the file twice
-a second. It asks the engine to stop a container that runs past its deadline, and kills its processes where
-they outlive that. It needs neither the daemon nor an engine that answers. Standard library only, and this
-file only: it is loaded whole at the start, so that an upgrade of the package does not reach it.
+a second. It asks the engine to stop a container that runs past its deadline, and kills its processes if they
+outlive that. It needs neither the daemon nor an engine that answers. It uses the standard library only, and
+this file only: the file is loaded whole at the start, so that an upgrade of the package does not reach it.
 
-Run as ``python -I -S program.py DIRECTORY``. It ends by itself when there was nothing to guard at so many
+Run it as ``python -I -S program.py DIRECTORY``. It ends by itself when there was nothing to guard at so many
 looks in a row as ``IDLE_LOOKS`` says. Deadlines are of CLOCK_BOOTTIME, so none of an earlier boot may be in
 the directory.
 """
@@ -19,25 +19,26 @@ import sys
 import time
 
 FENCES = "fences"
-"""``GENERATION ENGINE_SOCKET`` in the first line; ``DEADLINE CONTAINER_ID`` in each of the others."""
+"""The file has ``GENERATION ENGINE_SOCKET`` in the first line, ``DEADLINE CONTAINER_ID`` in each of the
+others."""
 BEAT = "beat"
-"""``BOOTTIME GENERATION``: when this program looked last, and at which ``FENCES``."""
+"""The file has ``BOOTTIME GENERATION``: when this program looked last, and at which ``FENCES``."""
 LOCK = "lock"
-"""Held by the one program that guards the directory."""
+"""The one program that guards the directory holds this lock."""
 ENDED = "ended-"
-"""``ended-CONTAINER_ID``: this program began to end that container, which ran at that moment."""
+"""A file ``ended-CONTAINER_ID`` tells that this program began to end that container, which ran then."""
 
 LOOK_SECONDS = 0.5
 OVER_LOOK_SECONDS = 2.0
-"""Between two looks for processes of containers that ended already, and may not begin again."""
+"""The time between two looks for processes of containers that ended already, and may not begin again."""
 GRACE_SECONDS = 10
-"""A container's time between the stop signal and the kill, when the engine stops it."""
+"""A container has this time between the stop signal and the kill, when the engine stops it."""
 ENGINE_SECONDS = 3.0
 """An engine that has not stopped a container by so long after the grace is not waited for any more."""
 IDLE_LOOKS = 60
 ID_LENGTH = 64
 LOCK_TRIES = 20
-"""The daemon holds the lock for an instant when it looks whether a guard does."""
+"""The daemon holds the lock for an instant when it looks if a guard has it."""
 
 
 def boottime() -> float:
@@ -45,7 +46,7 @@ def boottime() -> float:
 
 
 def read_fences(directory: str) -> tuple[str, str, dict[str, float]]:
-    """The generation, the engine's socket and the deadline of each container; empty where no file is."""
+    """Return the generation, the engine's socket and each container's deadline; empty without a file."""
     try:
         with open(f"{directory}/{FENCES}", encoding="utf-8") as file:
             first, *lines = file.read().splitlines()
@@ -57,7 +58,7 @@ def read_fences(directory: str) -> tuple[str, str, dict[str, float]]:
 
 
 def processes_of(containers: set[str]) -> dict[str, list[int]]:
-    """The processes of each of these containers, by the names of their cgroups, which hold the id."""
+    """Return the processes of each of these containers, by the names of their cgroups, which hold the id."""
     found: dict[str, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdecimal():
@@ -67,7 +68,7 @@ def processes_of(containers: set[str]) -> dict[str, list[int]]:
 
 
 def _ids_of(pid: int) -> list[str]:
-    """All names as long as a container's id in the paths of a process's cgroups; none where it is gone."""
+    """Return all names as long as a container's id in a process's cgroups; none if the process is gone."""
     try:
         with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
             text = file.read()
@@ -97,9 +98,9 @@ def kill(pid: int, container: str) -> None:
 
 
 def ask_to_stop(engine: str, container: str) -> socket.socket | None:
-    """Ask the engine to stop a container, without waiting for the answer; None where it cannot be asked.
+    """Ask the engine to stop a container, without waiting for the answer; None if the engine is away.
 
-    An engine remembers that it was asked, so that no restart policy starts the container again.
+    An engine remembers the request, so that no restart policy starts the container again.
     """
     request = f"POST /containers/{container}/stop?t={GRACE_SECONDS} HTTP/1.1\r\nHost: guard\r\n"
     request += "Content-Length: 0\r\nConnection: close\r\n\r\n"
@@ -116,13 +117,13 @@ def ask_to_stop(engine: str, container: str) -> socket.socket | None:
 
 
 def say(text: str) -> None:
-    """Write a line for the journal of the unit, where there is one."""
+    """Write a line for the journal of the unit, if there is one."""
     with contextlib.suppress(OSError):
         os.write(sys.stderr.fileno(), f"{text}\n".encode())
 
 
 class Guard:
-    """Looks, and ends. ``fences`` is empty while there is nothing to guard."""
+    """Look at deadlines, and end containers. ``fences`` is empty while there is nothing to guard."""
 
     def __init__(self, directory: str) -> None:
         self.fences: dict[str, float] = {}
@@ -130,12 +131,12 @@ class Guard:
         self._generation = ""
         self._engine = ""
         self._kill_at: dict[str, float] = {}
-        """Of containers whose end has begun: from when on they are killed."""
+        """By container whose end has begun: the moment from which on it is killed."""
         self._calls: dict[str, socket.socket] = {}
         self._next_look = 0.0
 
     def look(self) -> None:
-        # What cannot be read at the moment stays as it was.
+        # A file that cannot be read at the moment leaves the deadlines as they were.
         with contextlib.suppress(OSError, ValueError):
             self._generation, self._engine, self.fences = read_fences(self._directory)
         self._forget_unnamed()
@@ -150,7 +151,7 @@ class Guard:
     def _end(self, due: set[str], now: float) -> None:
         alive = processes_of(due)
         # An engine may carry out a start that it was asked for before the deadline at any time after it, so
-        # all due ones are looked for as long as the daemon names them.
+        # all due containers are looked for as long as the daemon names them.
         self._next_look = now if alive else now + OVER_LOOK_SECONDS
         for container, pids in alive.items():
             if container not in self._kill_at:
@@ -172,7 +173,7 @@ class Guard:
             self._calls[container] = channel
 
     def _forget_unnamed(self) -> None:
-        """What the daemon does not name any more is over."""
+        """Forget containers that the daemon does not name any more: they are over."""
         for container in self._kill_at.keys() - self.fences.keys():
             del self._kill_at[container]
             if (channel := self._calls.pop(container, None)) is not None:
@@ -190,7 +191,7 @@ def _write(path: str, text: str) -> None:
 
 
 def take_lock(directory: str) -> bool:
-    """Whether this program is the one that guards; the lock is held until the process ends."""
+    """Take the lock, and hold it until the process ends; return False if another program guards."""
     descriptor = os.open(f"{directory}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     for _ in range(LOCK_TRIES):
         try:
@@ -205,7 +206,7 @@ def take_lock(directory: str) -> bool:
 def main() -> None:
     directory = sys.argv[1]
     os.chdir("/")
-    # Whoever stops the daemon does not mean the guard; SIGKILL ends it.
+    # A signal that stops the daemon is not meant for the guard; SIGKILL ends the guard.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if not take_lock(directory):
