@@ -1,1 +1,1 @@
-"""The audit: who changed what, and who was refused what, in a file of its own and in journald."""
+"""Keep the audit: who changed what, and who was refused what, in a file of its own and in journald."""

@@ -1,6 +1,6 @@
-"""A flood becomes few lines: what one user sends too fast is counted, and told together after a while.
+"""Fold a flood into few lines: lines that one user sends too fast are counted, and told together later.
 
-Nobody's flood folds what others do, as long as all together stay below what the audit can hold.
+A user's flood does not fold other users' lines, as long as all together stay below the audit's own bound.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from gpushared.audit.line import AuditLine
 
 WINDOW_SECONDS = 60.0
 MAX_FOLDS = 1000
-"""Kinds of lines that are counted at once; a user of many uids (user namespaces) may have many."""
+"""So many kinds of lines are counted at once; a user of many uids (user namespaces) may have many."""
 MAX_BUCKETS = 4096
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "CALL", "ORDER"})
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """So many at once, and so many a second after that."""
+    """Allow so many lines at once, and so many a second after that."""
 
     burst: float
     per_second: float
@@ -60,7 +60,7 @@ class _Fold:
 
 
 class Folding:
-    """Times are of a clock that nobody sets, in seconds."""
+    """Fold lines. Times are of a clock that nobody sets, in seconds."""
 
     def __init__(self, now: float) -> None:
         self._all = _Bucket(ALL, ALL.burst, now)
@@ -70,7 +70,7 @@ class Folding:
         """Lines of which not even the number was told."""
 
     def passes(self, line: AuditLine, now: float) -> bool:
-        """Whether the line stands for itself; where not, it was counted."""
+        """Return True if the line is written by itself; else count it."""
         if self._bucket(line, now).take(now) and self._all.take(now):
             return True
         method = line.method if line.method in METHODS else ""
@@ -85,7 +85,10 @@ class Folding:
         return False
 
     def due(self, now: float, *, all_of_them: bool = False) -> Iterator[AuditLine]:
-        """A line for each kind that was counted for long enough: the newest, with the number of the rest."""
+        """Yield a line for each kind that was counted for long enough.
+
+        The line is the newest of its kind, with the number of the rest.
+        """
         for key, fold in list(self._folds.items()):
             if all_of_them or now - fold.since >= WINDOW_SECONDS:
                 del self._folds[key]

@@ -1,4 +1,4 @@
-"""One line of the audit, and who the other end of a connection is."""
+"""Describe one line of the audit, and the process at the other end of a connection."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ MAX_ENDPOINT = 256
 MAX_NAME = 128
 MAX_TEXT = 400
 DIGESTED_BYTES = 4 * 1024 * 1024
-"""Of a body; one that is longer is a stream, which nobody judges, and has no digest."""
+"""So many bytes of a body are digested; a longer body is a stream, which nobody judges, without a digest."""
 CUT = "..."
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The process that opened a connection; 0 and empty where it cannot be known any more."""
+    """Identify the process that opened a connection; 0 and empty if it cannot be known any more."""
 
     pid: int = 0
     executable: str = ""
     """``/proc/PID/exe`` when the connection was opened."""
     started_ticks: int = field(default=0, compare=False)
-    """When the process began, in clock ticks since the boot; 0 where it is not certain that it is the one."""
+    """The start of the process, in clock ticks since the boot; 0 if it is not certain to be the one."""
 
 
 UNKNOWN = Origin()
 NOBODY_HERE = -1
-"""The uid of somebody who has none on this machine: a person of a pool, a node, an address."""
+"""The uid stands for a caller without one on this machine: a person of a pool, a node, an address."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditLine:
-    """What somebody asked for that changes something, or that was refused.
+    """Record a request that changes something, or that was refused.
 
     Texts are printable and bounded, whatever they are made from. No field holds a body, a header or a query.
     """
@@ -39,43 +39,44 @@ class AuditLine:
     at: float
     """Epoch seconds."""
     uid: int
-    """-1 for whoever has none here."""
+    """The caller's uid; -1 for a caller without one on this machine."""
     user: str
-    """A name here; of a pool ``ada@ws1``, ``node ws1``, or the address of whoever is not known."""
+    """A name here; of a pool ``ada@ws1``, ``node ws1``, or the address of an unknown caller."""
     origin: Origin
     method: str
     endpoint: str
     """The judged path without its version and query, or the name of a call of the daemon's own API."""
     container: str = ""
-    """Its full id."""
+    """The container's full id."""
     name: str = ""
-    """What the request named: a container, image, network, volume, lease, GPU, job, node, person or token."""
+    """The object that the request named: a container, image, network, volume, lease, GPU, job, node, person
+    or token."""
     digest: str = ""
-    """SHA-256 of the body as it went on, or as it was read where it was refused; empty without one."""
+    """SHA-256 of the body as it went on, or as it was read if it was refused; empty without a body."""
     status: int = 0
-    """Of the answer; 0 where there was none."""
+    """The status of the answer; 0 if there was none."""
     code: str = ""
-    """The error's, where the daemon itself refused; empty where the answer is the engine's, or a success."""
+    """The error's code, if the daemon itself refused; empty if the engine answered, or for a success."""
     text: str = ""
-    """The error's sentence, or what else there is to say."""
+    """The error's sentence, or another remark."""
     more: int = 0
-    """How many that are like it this line stands for besides."""
+    """The line stands for so many more that are like it."""
 
     @property
     def refused(self) -> bool:
-        """Whether the daemon said no."""
+        """Return True if the daemon refused the request."""
         return bool(self.code)
 
 
 Sink = Callable[[AuditLine], None]
-"""Takes a line over at once; never raises, never waits."""
+"""A sink takes a line over at once; it never raises, never waits."""
 
 
 def ignore(_: AuditLine) -> None:
-    """The sink of those that keep no audit."""
+    """Drop the line; callers that keep no audit use this sink."""
 
 
 def bounded(text: str, length: int) -> str:
-    """The text as a line may hold it."""
+    """Return the text as a line may hold it."""
     clean = "".join(c if c.isprintable() else "?" for c in text[: length + 1])
     return clean if len(clean) <= length else clean[: length - len(CUT)] + CUT

@@ -1,11 +1,11 @@
-"""The audit's table. A file of each released version is checked in beside the tests."""
+"""Define the audit's table. A file of each released version is checked in beside the tests."""
 
 from __future__ import annotations
 
 from gpushared.sqlite.migrations import Schema
 
 APPLICATION_ID = 0x67706175
-"""``gpau`` in ASCII."""
+"""The number is ``gpau`` in ASCII."""
 
 _MIGRATIONS: tuple[tuple[str, ...], ...] = (
     # 1: lines

@@ -1,4 +1,4 @@
-"""The audit's file without ever blocking the event loop."""
+"""Reach the audit's file without ever blocking the event loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpushared.sqlite.calls import Calls
 
 
 class SqliteAudit(Calls):
-    """The audit in the file ``path``, opened by the first call.
+    """Keep the audit in the file ``path``, opened by the first call.
 
     Errors of every call: ``AuditUnavailable`` (nothing of it happened), ``TimedOut`` (nobody knows; writing
     the same numbers again is right in both cases), ``ConfigError`` (the file is not for this version).
@@ -22,11 +22,11 @@ class SqliteAudit(Calls):
         self._store = Store(path, busy_seconds=busy_seconds)
 
     async def newest(self) -> int:
-        """The number of the newest line, 0 without any."""
+        """Return the number of the newest line, 0 without any."""
         return await self._call(self._store.newest)
 
     async def write(self, lines: Sequence[Numbered], keep: Keep, now: float) -> None:
-        """Durable when it comes back. Lines whose numbers are there already stay as they are."""
+        """Write lines, which are durable on return. Lines whose numbers exist already stay as they are."""
         batch = tuple(lines)
         await self._call(lambda: self._store.write(batch, keep, now))
 
@@ -37,5 +37,5 @@ class SqliteAudit(Calls):
         return await self._read(lambda: self._store.search(wanted))
 
     async def close(self) -> None:
-        """Finish what was asked, then let go of the file. Calls after it are refused."""
+        """Finish the earlier calls, then let go of the file. Later calls are refused."""
         await self._close(self._store.close)

@@ -1,4 +1,4 @@
-"""The audit's file: blocking, for one thread only."""
+"""Keep the audit's file: blocking, for one thread only."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ _COLUMNS = (
     "number, at, uid, user, pid, executable, method, endpoint, container, name, digest, status, code, text, "
     "more"
 )
-# A line that a call wrote whose answer came too late is written again by the next.
+# A line whose write answered too late is written again by the next call.
 _PUT = f"INSERT OR IGNORE INTO line ({_COLUMNS}) VALUES ({', '.join('?' * 15)})"  # noqa: S608 - constants
 _FULLEST = "SELECT uid FROM line GROUP BY uid ORDER BY count(*) DESC, uid LIMIT 1"
 _PRUNE_UID = (
     "DELETE FROM line WHERE number IN (SELECT number FROM line WHERE uid = ? ORDER BY number LIMIT ?)"
 )
-# Who has no uid here is told apart by name; the table has no index for it, and hardly ever has many of them.
+# Callers without a uid here are told apart by name; the table has no index for it, and hardly ever has many
+# of them.
 _FULLEST_USER = "SELECT user FROM line WHERE uid = ? GROUP BY user ORDER BY count(*) DESC, user LIMIT 1"
 _PRUNE_USER = """DELETE FROM line WHERE number IN
     (SELECT number FROM line WHERE uid = ? AND user = ? ORDER BY number LIMIT ?)"""
@@ -41,7 +42,7 @@ Numbered = tuple[int, AuditLine]
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """How much stays."""
+    """Bound the lines that stay, by age and number."""
 
     days: int
     rows: int
@@ -49,7 +50,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Which lines; empty and None for all. The newest ``limit`` of them, or with ``after`` the oldest."""
+    """Select lines; empty and None select all. The newest ``limit`` count, or with ``after`` the oldest."""
 
     uid: int | None = None
     user: str = ""
@@ -57,30 +58,33 @@ class Search:
     since: float | None = None
     refused: bool = False
     container: str = ""
-    """A container's name or (beginning of an) id, or what else a line names."""
+    """A container's name or (beginning of an) id, or another name in a line."""
     after: int | None = None
     before: int | None = None
     limit: int = 100
     told: bool = False
-    """Without the looks at what is somebody else's: of what is not there they would make no line, so that who
-    looks through their own would find out what is."""
+    """Leave out looks at others' objects. A look at a missing object makes no line, so a user who searches
+    their own lines would otherwise find out which objects exist."""
 
 
 class Store(SqliteFile):
-    """Raises AuditUnavailable (nothing happened), or ConfigError where the file is not for this version."""
+    """Keep lines in the file.
+
+    Raises AuditUnavailable (nothing happened), or ConfigError for another version.
+    """
 
     def __init__(self, path: Path, *, busy_seconds: float) -> None:
         super().__init__(path, SCHEMA, WORDS, busy_seconds=busy_seconds)
         self._since_prune = 0
 
     def newest(self) -> int:
-        """The number of the newest line, 0 without any."""
+        """Return the number of the newest line, 0 without any."""
         with self._reading() as db:
             (number,) = db.execute("SELECT coalesce(max(number), 0) FROM line").fetchone()
             return int(number)
 
     def write(self, lines: Sequence[Numbered], keep: Keep, now: float) -> None:
-        """All of them in one transaction."""
+        """Write all lines in one transaction."""
         with self._writing() as db:
             db.executemany(_PUT, [_row(*line) for line in lines])
             self._since_prune += len(lines)
@@ -90,12 +94,12 @@ class Store(SqliteFile):
             self._since_prune = 0
 
     def prune(self, keep: Keep, now: float) -> None:
-        """Forget what is too old or too much, some of it at a time."""
+        """Forget lines that are too old or too many, some of them at a time."""
         with self._writing() as db:
             _prune(db, keep, now)
 
     def search(self, wanted: Search) -> tuple[Numbered, ...]:
-        """Oldest first."""
+        """Return the lines, oldest first."""
         where, values = _conditions(wanted)
         order = "DESC" if wanted.after is None else "ASC"
         text = f"SELECT {_COLUMNS} FROM line WHERE {where} ORDER BY number {order} LIMIT ?"  # noqa: S608 - only conditions of ours; the values are bound
@@ -105,7 +109,10 @@ class Store(SqliteFile):
 
 
 def _prune(db: sqlite3.Connection, keep: Keep, now: float) -> None:
-    """By age first; then of whoever has the most, so that nobody can push out what others did."""
+    """Forget old lines first, then lines of the user with the most.
+
+    So no user can push out other users' lines.
+    """
     db.execute(_PRUNE_OLD, (now - keep.days * DAY_SECONDS, PRUNE_STEP))
     (count,) = db.execute("SELECT count(*) FROM line").fetchone()
     if count > keep.rows:
@@ -141,7 +148,7 @@ def _conditions(wanted: Search) -> tuple[str, list[object]]:
 
 
 def _about(name: str) -> tuple[str, Sequence[object]]:
-    """Lines that name it, lines about the container of this id, and those about one that had this name."""
+    """Select lines with this name, or about the container of this id, or about one that had this name."""
     return (
         """(name = ? OR (container >= ? AND container < ?) OR container IN
             (SELECT container FROM line WHERE name = ? AND container != ''))""",

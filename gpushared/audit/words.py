@@ -1,4 +1,4 @@
-"""How the audit's file is spoken of."""
+"""Name the audit's file in messages."""
 
 from gpushared.domain.errors import AuditUnavailable
 from gpushared.sqlite.trouble import Words
