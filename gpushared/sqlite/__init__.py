@@ -1,1 +1,1 @@
-"""What every SQLite file has in common: opening, transactions, migrations, words of trouble, its thread."""
+"""Share the work of every SQLite file: opening, transactions, migrations, messages, its thread."""

@@ -1,4 +1,4 @@
-"""Calls of a file that lives in a thread of its own, without ever blocking the event loop."""
+"""Call a file that lives in a thread of its own, without ever blocking the event loop."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ T = TypeVar("T")
 
 MAX_WAITING_CALLS = 256
 MAX_READS = 64
-"""Reads that wait in the thread's queue; more wait before it, so that a flood leaves room for commits."""
+"""So many reads wait in the thread's queue; more wait before it, so that a flood leaves room for commits."""
 
 
 class Calls:
-    """The base of what offers a file's methods as coroutines.
+    """Offer a file's methods as coroutines.
 
-    ``open_seconds``: how long the first call may take, where that is more than ``timeout_seconds``.
+    ``open_seconds``: how long the first call may take, if that is more than ``timeout_seconds``.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Calls:
         self._closed = False
 
     async def _close(self, close: Callable[[], None]) -> None:
-        """Finish what was asked, then let go of the file. Calls after it are refused."""
+        """Finish the earlier calls, then let go of the file. Later calls are refused."""
         if self._closed:
             return
         self._closed = True

@@ -1,4 +1,4 @@
-"""A database in one file: blocking, for one thread only."""
+"""Keep a database in one file: blocking, for one thread only."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ WAL_KEPT_BYTES = 16 * 1024 * 1024
 
 
 class SqliteFile:
-    """One connection, opened when first needed and again after trouble that is tied to it.
+    """Hold one connection, opened when first needed and again after trouble that is tied to it.
 
-    What is read and written inside ``_reading`` and ``_writing`` raises the error of its words (nothing
-    happened) or, where the file is not for this version, ConfigError.
-    ``before_wal``, ``after_wal``: pragmas of the connection, besides those that every file has.
+    Reads and writes inside ``_reading`` and ``_writing`` raise the error of the file's words (nothing
+    happened) or, if the file is not for this version, ConfigError. ``before_wal``, ``after_wal``: pragmas of
+    the connection, besides those that every file has.
 
-    Where a file cannot be opened because its disk is full, a copy of it in memory is read; each write tries
-    to open the file again.
+    If a file cannot be opened because its disk is full, a copy of it in memory is read; each write tries to
+    open the file again.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class SqliteFile:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """All of it sees the same moment."""
+        """Open a read transaction, in which all reads see the same moment."""
         with self._guarded():
             db = self._readable()
             db.execute("BEGIN")
@@ -75,10 +75,10 @@ class SqliteFile:
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Errors of SQLite and of the file system as ours; a connection that cannot recover is closed.
+        """Translate errors of SQLite and of the file system, and close a connection that cannot recover.
 
-        After a full disk or a failed write the connection is kept: what was not committed is then
-        overwritten in the log, where reopening could find it whole and bring it back to life.
+        After a full disk or a failed write the connection is kept: the uncommitted part is then overwritten
+        in the log, while reopening could find that part whole and bring it back to life.
         """
         try:
             with translated(self._path, self._words):
@@ -114,7 +114,7 @@ class SqliteFile:
         return self._copy
 
     def _copied(self) -> sqlite3.Connection | None:
-        """What the file holds, as of this schema; None where it holds nothing yet.
+        """Return a copy of the file, migrated to this schema; None if the file holds nothing yet.
 
         Alone with the file SQLite needs no shared memory, which would need room on the disk.
         """
@@ -177,7 +177,7 @@ class SqliteFile:
                 connection.close()
 
     def _check_same_file(self) -> None:
-        """Writing on into a file that was moved or deleted would be writing into nothing."""
+        """Raise if the file was moved or deleted: writing on would be writing into nothing."""
         try:
             same = _identity(self._path) == self._file
         except FileNotFoundError:
@@ -191,7 +191,7 @@ class SqliteFile:
 
 
 def _create_file(path: Path) -> None:
-    """An empty file that survives a power cut, readable by its owner only."""
+    """Make an empty file that survives a power cut, readable by its owner only."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""How an older file becomes a newer one.
+"""Bring an older file to a newer schema.
 
 ``PRAGMA user_version`` is the number of migrations a file has seen. A released migration is never changed;
 the next one is appended.
@@ -16,12 +16,12 @@ from gpushared.sqlite.trouble import Words
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The tables of one kind of file."""
+    """Define the tables of one kind of file."""
 
     application_id: int
-    """What tells our files from other SQLite files: four letters in ASCII."""
+    """The number tells our files from other SQLite files: four letters in ASCII."""
     migrations: tuple[tuple[str, ...], ...]
-    """The statements of each, oldest first."""
+    """The statements of each migration, oldest first."""
 
     @property
     def version(self) -> int:
@@ -45,7 +45,7 @@ def migrate(connection: sqlite3.Connection, path: Path, schema: Schema, words: W
 
 
 def checked_version(connection: sqlite3.Connection, path: Path, schema: Schema, words: Words) -> int:
-    """How many migrations the file has seen. Raises ConfigError as ``migrate``."""
+    """Return how many migrations the file has seen. Raises ConfigError as ``migrate``."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()

@@ -1,4 +1,4 @@
-"""SQLite's result codes (https://www.sqlite.org/rescode.html) in our words."""
+"""Put SQLite's result codes (https://www.sqlite.org/rescode.html) into our words."""
 
 from __future__ import annotations
 
@@ -26,21 +26,24 @@ _BEYOND_THE_CONNECTION = frozenset(
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _MAYBE_NO_ROOM = frozenset({sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN})
 PROBE_BYTES = 64 * 1024
-"""More than SQLite's file of shared memory has at first."""
+"""The size is more than SQLite's file of shared memory has at first."""
 _DAMAGED = "is damaged"
 _UNKNOWN = ("is not usable", "see the log")
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """How one kind of file is spoken of: ``the journal /var/... is damaged``, and what to do then."""
+    """Name one kind of file in messages: ``the journal /var/...
+
+    is damaged``, with a hint for each trouble.
+    """
 
     noun: str
-    """With its article: ``the journal``."""
+    """The noun with its article: ``the journal``."""
     program: str
-    """Who holds the file: ``the daemon``."""
+    """The program that holds the file: ``the daemon``."""
     error: type[Unavailable]
-    """What is raised when the file cannot be used now."""
+    """The error that is raised when the file cannot be used now."""
     if_busy: str
     if_damaged: str
     if_newer: str
@@ -49,13 +52,13 @@ class Words:
         return self.error(f"{self.noun} {path} {what}", hint=hint)
 
     def damaged(self, path: Path, detail: str) -> Unavailable:
-        """For damage that SQLite found but did not raise."""
+        """Return the error for damage that SQLite found but did not raise."""
         return self.trouble(path, f"{_DAMAGED}: {detail}", self.if_damaged)
 
 
 @contextmanager
 def translated(path: Path, words: Words) -> Iterator[None]:
-    """Raise what SQLite and the file system raise as ``words.error``."""
+    """Raise errors of SQLite and of the file system as ``words.error``."""
     try:
         yield
     except sqlite3.Error as error:
@@ -71,7 +74,7 @@ def translated(path: Path, words: Words) -> Iterator[None]:
 
 
 def is_for_want_of_room(error: BaseException | None, path: Path) -> bool:
-    """Whether a full disk is behind an error of a file. SQLite calls it an I/O error at most places."""
+    """Return True if a full disk is behind a file's error. SQLite mostly calls that an I/O error."""
     if isinstance(error, OSError):
         return error.errno in _NO_ROOM
     if not isinstance(error, sqlite3.Error):
@@ -91,12 +94,12 @@ def _has_room(folder: Path) -> bool:
 
 
 def is_beyond_this_connection(error: BaseException | None) -> bool:
-    """Whether only opening the file again can help."""
+    """Return True if only opening the file again can help."""
     return isinstance(error, sqlite3.Error) and _primary_code(error) in _BEYOND_THE_CONNECTION
 
 
 def _told(words: Words) -> dict[int, tuple[str, str]]:
-    """What is the matter with the file, and the hint, by primary result code."""
+    """Return the trouble of the file, and the hint, by primary result code."""
     program = words.program
     damaged = (_DAMAGED, words.if_damaged)
     not_writable = ("cannot be written", f"{program} needs write access to the file and its folder")

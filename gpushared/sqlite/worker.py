@@ -1,4 +1,4 @@
-"""One thread that does one thing after another, and never more than it was asked to hold."""
+"""Run one job after another on one thread, with a bound on the waiting jobs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 class Worker:
-    """A daemon thread behind a bounded queue.
+    """Run a daemon thread behind a bounded queue.
 
-    The standard executor is not used because its queue has no bound and because it waits for a hung call
-    when the interpreter ends.
+    The standard executor is not used because its queue has no bound and because it waits for a hung call when
+    the interpreter ends.
     """
 
     def __init__(self, name: str, *, limit: int) -> None:
@@ -25,13 +25,13 @@ class Worker:
         self._thread.start()
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Raises ``queue.Full`` at once when ``limit`` jobs wait already."""
+        """Queue a job. Raises ``queue.Full`` at once if ``limit`` jobs wait already."""
         future: Future[T] = Future()
         self._jobs.put_nowait((future, work))
         return future
 
     def finish(self) -> None:
-        """Let the thread end after what is queued; does not wait. Raises ``queue.Full``."""
+        """Let the thread end after the queued jobs; does not wait. Raises ``queue.Full``."""
         self._jobs.put_nowait(None)
 
     def _work(self) -> None:
