@@ -1,4 +1,4 @@
-"""The durable memory of a node: leases and their stories in SQLite."""
+"""Keep the durable memory of a node: leases and their stories in SQLite."""
 
 from gpushared.journal.sqlite import SqliteJournal
 

@@ -1,4 +1,4 @@
-"""Records of attempts, and what is known of coordinators, as rows."""
+"""Store records of attempts, and contacts with coordinators, as rows."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _PUT_CONTACT = "INSERT OR REPLACE INTO contact (coordinator, body) VALUES (?, ?)
 
 
 def load_attempts(db: sqlite3.Connection) -> tuple[Attempt, ...]:
-    """All that are not forgotten."""
+    """Return all records that are not forgotten."""
     rows = db.execute("SELECT body FROM attempt ORDER BY coordinator, job, number").fetchall()
     return tuple(from_json(Attempt, body) for (body,) in rows)
 
 
 def load_contacts(db: sqlite3.Connection) -> dict[str, Contact]:
-    """What is known of each coordinator."""
+    """Return the contact with each coordinator."""
     rows = db.execute("SELECT coordinator, body FROM contact ORDER BY coordinator").fetchall()
     return {coordinator: from_json(Contact, body) for coordinator, body in rows}
 
 
 def save(db: sqlite3.Connection, writes: Sequence[JournalWrite]) -> None:
-    """What is new, in order."""
-    # One that changes twice in one transaction is written once, as it is at the end.
+    """Write the changes, in order."""
+    # A record that changes twice in one transaction is written once, as it is at the end.
     attempts = {(one.coordinator, one.key): one for write in writes for one in write.attempts}
     db.executemany(_PUT_ATTEMPT, map(_row, attempts.values()))
     db.executemany(_PUT_CONTACT, _contact_rows(writes))

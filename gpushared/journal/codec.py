@@ -1,4 +1,4 @@
-"""Leases as JSON and back."""
+"""Write leases as JSON, and read them back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gpushared.records import from_json, to_json
 
 
 def lease_to_json(lease: Lease) -> str:
-    """The lease without its story, as ASCII. Raises RecordError for a time that is no number.
+    """Return the lease without its story, as ASCII. Raises RecordError for a time that is no number.
 
     The story has a table of its own: a lease that changes state must not rewrite all of it.
     """
@@ -15,5 +15,5 @@ def lease_to_json(lease: Lease) -> str:
 
 
 def lease_from_json(text: str) -> Lease:
-    """The lease with an empty story. Raises RecordError."""
+    """Return the lease with an empty story. Raises RecordError."""
     return from_json(Lease, text)

@@ -1,11 +1,11 @@
-"""The journal's tables. A journal of each released version is checked in beside the tests."""
+"""Define the journal's tables. A journal of each released version is checked in beside the tests."""
 
 from __future__ import annotations
 
 from gpushared.sqlite.migrations import Schema
 
 APPLICATION_ID = 0x67707573
-"""``gpus`` in ASCII."""
+"""The number is ``gpus`` in ASCII."""
 
 _MIGRATIONS: tuple[tuple[str, ...], ...] = (
     # 1: leases, their stories, the counter

@@ -1,4 +1,4 @@
-"""The ``Journal`` port over SQLite, without ever blocking the event loop."""
+"""Implement the ``Journal`` port with SQLite, without ever blocking the event loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpushared.sqlite.calls import Calls
 
 
 class SqliteJournal(Calls):
-    """The journal in the file ``path``, opened by the first call.
+    """Keep the journal in the file ``path``, opened by the first call.
 
     Errors of every call:
     ``JournalUnavailable``: nothing of it happened, and nothing of it will.
@@ -37,11 +37,11 @@ class SqliteJournal(Calls):
         self._store = Store(path, keep_ended=keep_ended, busy_seconds=busy_seconds)
 
     async def load(self) -> JournalSnapshot:
-        """Leases that are not over, by sequence, each with the newest part of its story."""
+        """Return leases that are not over, by sequence, each with the newest part of its story."""
         return await self._call(self._store.load)
 
     async def commit(self, writes: Sequence[JournalWrite]) -> None:
-        """All of ``writes`` in one transaction; durable when it comes back."""
+        """Write all of ``writes`` in one transaction, which is durable on return."""
         batch = tuple(writes)
         await self._call(lambda: self._store.commit(batch))
 
@@ -55,7 +55,7 @@ class SqliteJournal(Calls):
         return await self._read(lambda: self._store.ended(limit))
 
     async def past(self, which: Past, limit: int) -> tuple[tuple[Lease, ...], int]:
-        """A few thousand rows at a time, so that no commit waits for a long look."""
+        """Return past leases, read a few thousand rows at a time, so that no commit waits for a long look."""
         leases: list[Lease] = []
         more, before = 0, which.before
         while True:
@@ -67,5 +67,5 @@ class SqliteJournal(Calls):
                 return tuple(leases), more
 
     async def close(self) -> None:
-        """Finish what was asked, then let go of the file. Calls after it are refused."""
+        """Finish the earlier calls, then let go of the file. Later calls are refused."""
         await self._close(self._store.close)

@@ -1,4 +1,4 @@
-"""Projects, what they used and their turns, as rows."""
+"""Store projects, their use and their turns, as rows."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _PUT_USAGE = """
 _PUT_TURN = "INSERT OR REPLACE INTO turn (project, at) VALUES (?, ?)"
 _PUT_PROJECT = "INSERT INTO project (name, body) VALUES (?, ?)"
 _KEPT_BUCKETS = 24 * 400
-"""Hours; what is older than a year counts for no half-life that anybody chose."""
+"""The unit is hours; older use than a year counts for no half-life that anybody chose."""
 
 
 def load(db: sqlite3.Connection) -> Standing:
-    """All of it."""
+    """Return the whole standing."""
     usage = db.execute("SELECT project, bucket, amount FROM usage ORDER BY project, bucket").fetchall()
     turns = db.execute("SELECT project, at FROM turn ORDER BY project").fetchall()
     projects = db.execute("SELECT name, body FROM project ORDER BY name").fetchall()
@@ -30,7 +30,7 @@ def load(db: sqlite3.Connection) -> Standing:
 
 
 def save(db: sqlite3.Connection, changes: Iterable[StandingChange]) -> None:
-    """What is new, in order."""
+    """Write the changes, in order."""
     for change in changes:
         db.executemany(_PUT_USAGE, change.usage)
         if change.usage:
@@ -44,7 +44,7 @@ def save(db: sqlite3.Connection, changes: Iterable[StandingChange]) -> None:
 
 
 def project_to_json(project: Project) -> str:
-    """A project without its name."""
+    """Return a project without its name."""
     body = {
         "weight": project.weight,
         "users": sorted(project.users),
@@ -55,7 +55,7 @@ def project_to_json(project: Project) -> str:
 
 
 def project_from_json(name: str, text: str) -> Project:
-    """As it was; raises ValueError or KeyError for what is none."""
+    """Return the project; raises ValueError or KeyError for a text that is none."""
     body: Mapping[str, Any] = json.loads(text)
     models = {model: Quota(**quota) for model, quota in body["models"].items()}
     return Project(name, body["weight"], frozenset(body["users"]), Quota(**body["quota"]), models)

@@ -1,4 +1,4 @@
-"""The journal's file: blocking, for one thread only."""
+"""Keep the journal's file: blocking, for one thread only."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from gpushared.records import RecordError
 from gpushared.sqlite.file import SqliteFile
 
 KEEP_ENDED = 100_000
-"""Leases that are over and still listed: about 150 MB with stories of ten lines."""
+"""So many leases that are over are still listed: about 150 MB with stories of ten lines."""
 PRUNE_EVERY = 10
 PRUNE_STEP = 20
 """More than ``PRUNE_EVERY``, so that a lowered limit is reached in time, few enough for some milliseconds."""
 
 PAST_STEP = 2000
-"""Rows of leases that are over which are looked through before a commit may come in between."""
+"""So many rows of leases that are over are looked through before a commit may come in between."""
 
 _PUT_LEASE = """
     INSERT INTO lease (sequence, id, owner_uid, state, ended_at, body) VALUES (?, ?, ?, ?, ?, ?)
@@ -56,7 +56,10 @@ _PRUNE = """
 
 
 class Store(SqliteFile):
-    """Raises JournalUnavailable (nothing happened), or ConfigError where the file is not for this version."""
+    """Keep leases in the file.
+
+    Raises JournalUnavailable (nothing happened), or ConfigError for another version.
+    """
 
     def __init__(self, path: Path, *, keep_ended: int, busy_seconds: float) -> None:
         super().__init__(
@@ -123,7 +126,7 @@ class Store(SqliteFile):
             return tuple(lease_from_json(body) for (body,) in rows)
 
     def past_step(self, which: Past, limit: int) -> tuple[list[Lease], int, tuple[float, int] | None]:
-        """The next rows of leases that are over: those that match, how many more do, and where to go on."""
+        """Return the next rows of past leases: those that match, how many more do, and where to go on."""
         at, sequence = which.before or (sys.float_info.max, sys.maxsize)
         outcomes = json.dumps(sorted(which.outcomes))
         wanted = (_storable(which.owner), outcomes, outcomes)
@@ -192,5 +195,8 @@ def _entry_row(lease: LeaseId, entry: StoryEntry) -> tuple[str, float, str, str]
 
 
 def _storable(text: str) -> str:
-    r"""The text as UTF-8 can hold it: half a surrogate pair, which JSON lets through, becomes ``\ud83d``."""
+    r"""Return the text as UTF-8 can hold it.
+
+    Half a surrogate pair, which JSON lets through, becomes ``\ud83d``.
+    """
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,4 +1,4 @@
-"""How the journal's file is spoken of."""
+"""Name the journal's file in messages."""
 
 from gpushared.domain.errors import JournalUnavailable
 from gpushared.sqlite.trouble import Words
