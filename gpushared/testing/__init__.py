@@ -1,4 +1,4 @@
-"""Public fakes for the ports, for tests of programs that build on gpushared and for its own.
+"""Offer public fakes for the ports, for tests of programs that build on gpushared and for its own.
 
 None of them touches a GPU, an engine or a disk. They pass the same contract tests as the real adapters.
 """

@@ -1,4 +1,4 @@
-"""Checkpoints that only take notes."""
+"""Fake checkpoints by taking notes only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpushared.testing.failing import Failing
 
 
 class FakeCheckpoints(Failing):
-    """A fake ``Checkpoints``: it remembers which processes are off their GPUs."""
+    """Remember which processes are off their GPUs: a fake ``Checkpoints``."""
 
     with_mps = True
     needs_host_memory = False
@@ -30,4 +30,4 @@ class FakeCheckpoints(Failing):
         self.saved -= set(pids)
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, since nothing is open."""

@@ -1,10 +1,10 @@
-"""Time that passes when a test says so."""
+"""Fake the time, which passes when a test says so."""
 
 from __future__ import annotations
 
 
 class ManualClock:
-    """A fake ``Clock``: it stands still until it is moved. Seconds since the epoch."""
+    """Stand still until a test moves the time: a fake ``Clock``, in seconds since the epoch."""
 
     def __init__(self, now: float = 1_800_000_000.0) -> None:
         self._now = now
@@ -17,13 +17,13 @@ class ManualClock:
         return self._ahead
 
     def keep(self) -> None:
-        """Nothing of it lasts."""
+        """Do nothing, since the fake's time does not last."""
 
     def set_day(self, ahead_seconds: float) -> None:
-        """Somebody set the time of day: it is so far ahead from now on."""
+        """Set the time of day so far ahead from now on, as people do."""
         self._ahead = ahead_seconds
 
     def advance(self, seconds: float) -> float:
-        """Let time pass; negative is what no clock of a daemon does. Returns the new time."""
+        """Let time pass, and return the new time; a negative time is one that no daemon's clock shows."""
         self._now += seconds
         return self._now

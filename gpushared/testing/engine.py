@@ -1,4 +1,4 @@
-"""A container engine that exists in memory only."""
+"""Fake a container engine in memory."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class _Gone:
 
 
 class FakeEngine(Failing):
-    """A fake ``Engine``: its containers live, die and vanish when a test says so.
+    """Run containers that live, die and vanish when a test says so: a fake ``Engine``.
 
-    The methods without ``async`` are the test's hands and must be called on the loop's thread; the others
-    are the port. As with a real engine that knows CDI, a container with a lease's device does not start
-    before its device was written; ``applied`` holds the edits each container got at its last start.
+    The methods without ``async`` are the test's hands and must be called on the loop's thread; the others are
+    the port. As with a real engine that knows CDI, a container with a lease's device does not start before
+    its device was written; ``applied`` holds the edits each container got at its last start.
     """
 
     def __init__(self, facts: EngineFacts = FAKE_FACTS) -> None:
@@ -78,7 +78,10 @@ class FakeEngine(Failing):
         restart_policy: str = "no",
         labels: Mapping[str, str] | None = None,
     ) -> ContainerId:
-        """A new container that is not running. Without ``device_name`` it is none of the daemon's."""
+        """Make a new container that does not run.
+
+        Without ``device_name`` the daemon ignores the container.
+        """
         number = next(self._numbers)
         container = ContainerId(f"{number:064x}")
         all_labels = dict(labels or {})
@@ -102,13 +105,13 @@ class FakeEngine(Failing):
         return container
 
     def start(self, container: ContainerId) -> None:
-        """The container runs (again). Raises NotFound where its lease's device was not written."""
+        """Let the container run (again). Raises NotFound if its lease's device was not written."""
         facts = self._known(container)
         self._apply_device(facts)
         self._set(container, status=ContainerStatus.RUNNING, exit_code=0, pid=10_000 + next(self._numbers))
 
     def exit(self, container: ContainerId, code: int = 0) -> None:
-        """The main process ends; where the restart policy says so the container waits to be restarted."""
+        """End the main process; if the restart policy says so, the container waits to be restarted."""
         facts = self._alive(container)
         again = facts.restart_policy in {"always", "unless-stopped"} or (
             facts.restart_policy.startswith("on-failure") and code != 0
@@ -125,7 +128,7 @@ class FakeEngine(Failing):
         self._set(container, status=ContainerStatus.RUNNING)
 
     def remove(self, container: ContainerId) -> None:
-        """The container is gone, as after ``docker rm -f``."""
+        """Remove the container, as ``docker rm -f`` does."""
         self._known(container)
         was_ours = self._is_ours(container)
         del self._containers[container]
@@ -134,14 +137,14 @@ class FakeEngine(Failing):
             self._tell_id(container)
 
     def make_unstoppable(self, container: ContainerId) -> None:
-        """From now on ``stop`` times out: a process that hangs in the driver cannot even be killed."""
+        """Let ``stop`` time out from now on: a process that hangs in the driver cannot even be killed."""
         self._unstoppable.add(self._known(container).id)
 
     def make_stoppable(self, container: ContainerId) -> None:
         self._unstoppable.discard(container)
 
     def go_away(self, reason: str = "the Docker engine does not answer") -> None:
-        """Every call of the port fails and every event stream ends; containers live on."""
+        """Fail every call of the port and end every event stream; containers live on."""
         self._away = reason
         for stream in list(self._streams):
             stream.push(_Gone(reason))
@@ -183,7 +186,7 @@ class FakeEngine(Failing):
         return self._containers.get(container)
 
     async def reality(self, container: ContainerId, barred: Sequence[str]) -> Reality | None:  # noqa: ARG002 - the port's
-        """Its containers have no processes, so there is nothing to look at."""
+        """Return None: the fake's containers have no processes, so there is nothing to look at."""
         self._ready()
         return None
 
@@ -236,7 +239,7 @@ class FakeEngine(Failing):
         return stream
 
     async def write_device(self, device_name: str, edits: Edits) -> None:
-        # A file on disk: it works while the engine is away, and must, because of reboots.
+        # A device is a file on disk: writing works while the engine is away, and must, because of reboots.
         self._may_fail()
         self.devices[device_name] = edits
 
@@ -250,7 +253,7 @@ class FakeEngine(Failing):
     # --- inside ----------------------------------------------------------------------------------------
 
     def facts_of(self, container: ContainerId) -> ContainerFacts | None:
-        """What inspect would say, also while the engine is away."""
+        """Return the facts that an inspect would give, also while the engine is away."""
         return self._containers.get(container)
 
     def _ready(self) -> None:
@@ -307,7 +310,7 @@ class FakeEngine(Failing):
 
 
 class _EventStream:
-    """Listens from the moment ``events()`` was called; each event is what inspect says when it is read."""
+    """Listen from the call of ``events()`` on; each event is what an inspect says when it is read."""
 
     def __init__(self, engine: FakeEngine) -> None:
         self._engine = engine

@@ -1,4 +1,4 @@
-"""The one way in which all fakes fail: on request, for the next calls."""
+"""Let all fakes fail in one way: on request, for the next calls."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from gpushared.domain.errors import GpushareError
 
 
 class Failing:
-    """Base of the fakes: the next calls fail with the error that a test chose."""
+    """Fail the next calls with the error that a test chose; the fakes build on this class."""
 
     def __init__(self) -> None:
         self._failures: list[GpushareError] = []
 
     def fail_next(self, error: GpushareError, *, times: int = 1) -> None:
-        """Let the next ``times`` calls of the port fail with ``error``; nothing of them happens then."""
+        """Let the next ``times`` calls of the port fail with ``error``; such a call changes nothing."""
         self._failures.extend([error] * times)
 
     def _may_fail(self) -> None:

@@ -1,4 +1,4 @@
-"""GPUs that exist in memory only."""
+"""Fake GPUs in memory."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gpushared.testing.failing import Failing
 
 GIB = 1024 * MIB
 RESERVE_BYTES = 300 * MIB
-"""What a fake GPU's driver holds: leasable is the total less this."""
+"""A fake GPU's driver holds so much: the leasable memory is the total less this."""
 
 
 def fake_gpu(index: int = 0, *, memory_bytes: int = 80 * GIB, name: str = "Fake GPU") -> Gpu:
-    """A healthy GPU; its id tells its index."""
+    """Return a healthy GPU; its id tells its index."""
     return Gpu(
         id=GpuId(f"GPU-fake-{index:04d}"),
         index=index,
@@ -26,7 +26,7 @@ def fake_gpu(index: int = 0, *, memory_bytes: int = 80 * GIB, name: str = "Fake 
 
 
 class FakeGpus(Failing):
-    """A fake ``Gpus``: processes appear, memory stays behind and GPUs are lost when a test says so."""
+    """Show GPUs that gain processes, keep memory or get lost when a test says so: a fake ``Gpus``."""
 
     simulated = True
 
@@ -51,26 +51,26 @@ class FakeGpus(Failing):
         mps_client: bool | None = None,
         utilization_ratio: float | None = None,
     ) -> None:
-        """A process uses the GPU; None is a driver that does not tell, neither memory nor the rest."""
+        """Let a process use the GPU; None stands for a driver that tells neither memory nor the rest."""
         self.end_process(gpu, pid)
         self._processes[gpu].append(GpuProcess(pid, memory_bytes, mps_client, utilization_ratio))
 
     def rest(self, gpu: GpuId, *, rests: bool = True) -> None:
-        """The GPU as a whole shows no work, though processes hold memory there."""
+        """Let the GPU as a whole show no work, though processes hold memory there."""
         (self._resting.add if rests else self._resting.discard)(gpu)
 
     def end_process(self, gpu: GpuId, pid: int) -> None:
         self._processes[gpu] = [process for process in self._processes[gpu] if process.pid != pid]
 
     def leave_behind(self, gpu: GpuId, memory_bytes: int) -> None:
-        """So much memory shows as used though no process holds it; 0 gives it back."""
+        """Let so much memory show as used though no process holds it; 0 gives it back."""
         self._left_behind[gpu] = memory_bytes
 
     def lose(self, gpu: GpuId, trouble: str = "the GPU is lost") -> None:
         self._gpus[gpu] = replace(self._gpus[gpu], trouble=trouble)
 
     def err(self, gpu: GpuId, xid: int) -> None:
-        """The driver tells of an error, by NVIDIA's number."""
+        """Let the driver tell of an error, by NVIDIA's number."""
         self._xids.setdefault(gpu, []).append(xid)
 
     def heal(self, gpu: GpuId) -> None:

@@ -1,4 +1,4 @@
-"""A journal that forgets everything with the process."""
+"""Fake a journal that forgets everything with the process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpushared.testing.failing import Failing
 
 
 class MemoryJournal(Failing):
-    """A fake ``Journal``, as durable as its process.
+    """Keep leases as durably as the process lives: a fake ``Journal``.
 
     ``commits`` records every commit that happened. ``snapshot_after(n)`` is the journal that a daemon would
     find if it had been killed right after the n-th of them, so a test can crash it at every write.
@@ -41,7 +41,7 @@ class MemoryJournal(Failing):
         self._contacts: dict[str, Contact] = {}
 
     def snapshot_after(self, commits: int) -> Self:
-        """A new journal that holds the first ``commits`` commits; 0 is an empty one."""
+        """Return a new journal that holds the first ``commits`` commits; 0 is an empty one."""
         twin = type(self)()
         for writes in self.commits[:commits]:
             twin._apply(writes)  # noqa: SLF001 - its own class
@@ -93,7 +93,7 @@ class MemoryJournal(Failing):
         return replace(lease, story=tuple(self._stories.get(lease.id, ())[-STORY_KEPT_IN_MEMORY:]))
 
     def _check(self, writes: Sequence[JournalWrite]) -> None:
-        """Refuse what the database's keys refuse: a number given twice, a line of nobody's story."""
+        """Refuse all that the database's keys refuse: a number given twice, a line of an unknown lease."""
         owners = {lease.sequence: lease.id for lease in self._leases.values()}
         for lease in (lease for write in writes for lease in write.leases):
             if owners.setdefault(lease.sequence, lease.id) != lease.id:

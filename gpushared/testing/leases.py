@@ -1,4 +1,4 @@
-"""Leases without the words that a test does not care for."""
+"""Make leases without the fields that a test does not care for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def fake_lease(
     owner_uid: int = 1000,
     story: tuple[str, ...] = (),
 ) -> Lease:
-    """A lease, queued unless said otherwise; its id ``l-<sequence>`` is also its device's name."""
+    """Return a lease, queued unless said otherwise; its id ``l-<sequence>`` is also its device's name."""
     state = state or Queued(since=SOME_TIME)
     return Lease(
         id=LeaseId(f"l-{sequence}"),

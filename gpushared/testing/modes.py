@@ -1,4 +1,4 @@
-"""Compute modes that exist in memory only."""
+"""Fake compute modes in memory."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from gpushared.testing.failing import Failing
 
 
 class FakeComputeModes(Failing):
-    """A fake ``ComputeModes``.
+    """Keep the modes of GPUs: a fake ``ComputeModes``.
 
-    ``modes``: each GPU's now, None where it tells none. ``history``: what was set, in order.
+    ``modes``: each GPU's now, None if it tells none. ``history``: the calls that set a mode, in order.
     """
 
     def __init__(self, modes: Mapping[GpuId, int | None]) -> None:

@@ -1,4 +1,4 @@
-"""Sharing that only takes notes."""
+"""Fake the sharing of GPUs by taking notes only."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ LIMITED = Walls(MemoryWall.MPS_CLIENT, ComputeCap.MPS_PERCENTAGE)
 
 
 class FakeSharing(Failing):
-    """A fake ``Sharing``: it hands out plausible edits and remembers for which leases.
+    """Hand out plausible edits and remember the leases that got them: a fake ``Sharing``.
 
-    ``opened`` holds the edits of leases that are open now; ``history`` every call in order, as
-    ``("open", id, device name)`` and ``("close", id, device name)``. GPUs named in
-    ``troubles`` show that trouble in ``status``.
+    ``opened`` holds the edits of leases that are open now; ``history`` every call in order, as ``("open", id,
+    device name)`` and ``("close", id, device name)``. GPUs named in ``troubles`` show that trouble in
+    ``status``.
     """
 
     def __init__(self) -> None:
@@ -28,23 +28,23 @@ class FakeSharing(Failing):
         self.history: list[tuple[str, LeaseId, str]] = []
         self.troubles: dict[GpuId, str] = {}
         self.engine: EngineFacts | None = None
-        """What was known of the engine when a lease was opened last."""
+        """The engine's facts when a lease was opened last."""
         self.holding = False
-        """Whether running containers have something to be given."""
+        """True if running containers have settings to get."""
         self.held: dict[LeaseId, str] = {}
         """The cgroups of leases whose containers run."""
         self.clients: dict[GpuId, tuple[int, ...]] = {}
-        """Who is a client of MPS on a GPU, known as of now; GPUs that are not here do not tell."""
+        """The MPS clients on a GPU, known as of now; GPUs that are not here do not tell."""
         self.looks: list[GpuId] = []
         """The GPUs that were to be looked at soon, call by call."""
         self.told: dict[LeaseId, Notice | None] = {}
-        """What their containers can read of their end."""
+        """The notices of the end that the leases' containers can read."""
         self.parted: list[frozenset[int]] = []
         """The processes taken off their servers, call by call."""
         self.swept: frozenset[str] | None = None
         """None until swept, then the device names that were live."""
         self.closed_keeping: bool | None = None
-        """None until closed, then what ``keep_running`` was."""
+        """None until closed, then the value of ``keep_running``."""
         self._shared: dict[LeaseId, frozenset[GpuId]] = {}
         self._seen: set[GpuId] = set()
 

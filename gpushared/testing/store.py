@@ -1,4 +1,4 @@
-"""A pool's store that forgets everything with the process."""
+"""Fake a pool's store that forgets everything with the process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpushared.testing.failing import Failing
 
 
 class StoreWorld:
-    """What several stores share, as several coordinators would share one database."""
+    """Hold the records that several stores share, as several coordinators share one database."""
 
     def __init__(self) -> None:
         self.records: dict[str, Record] = {}
@@ -20,7 +20,7 @@ class StoreWorld:
         self.transactions: list[Transaction] = []
 
     def after(self, transactions: int) -> StoreWorld:
-        """A new one as it would be found if everybody had been killed right after so many transactions."""
+        """Return a new world as it would be if everybody had been killed right after so many transactions."""
         twin = StoreWorld()
         for transaction in self.transactions[:transactions]:
             twin.apply(transaction)
@@ -28,7 +28,7 @@ class StoreWorld:
         return twin
 
     def apply(self, transaction: Transaction) -> tuple[Change, ...]:
-        """What it changes, whatever leads or is compared."""
+        """Apply a transaction, whoever leads and whatever it compares, and return its changes."""
         deleted = [key for key in transaction.deletes if key in self.records]
         self.transactions.append(transaction)
         if not transaction.puts and not deleted:
@@ -42,7 +42,10 @@ class StoreWorld:
 
 
 class MemoryStore(Failing):
-    """A fake ``Store``. ``depose()`` lets somebody else lead, as a lost lock or lease does."""
+    """Keep records in a world in memory: a fake ``Store``.
+
+    ``depose()`` lets another store lead, as a lost lock or lease does.
+    """
 
     def __init__(self, world: StoreWorld | None = None) -> None:
         super().__init__()
