@@ -1,4 +1,4 @@
-"""The Python client of a node's daemon: synchronous, standard library only, a few milliseconds to import.
+"""Reach a node's daemon from Python: synchronous, standard library only, a few milliseconds to import.
 
     from gpushared.client import Client
 

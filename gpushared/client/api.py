@@ -1,4 +1,4 @@
-"""The calls a client may make, one method each."""
+"""Make the calls of a client, one method each."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ if TYPE_CHECKING:
 DEFAULT_HOST = "unix:///run/gpushared/gpushared.sock"
 HOST_VARIABLE = "GPUSHARE_HOST"
 MAX_SOCKET_PATH_BYTES = 107
-"""``sun_path`` of unix(7), less its closing zero."""
+"""The bound is ``sun_path`` of unix(7), less its closing zero."""
 OK, NOT_NOW = 200, 503
 ANSWER_SECONDS = 30.0
-"""How long a call that does not wait for anything may take."""
+"""A call that does not wait for anything may take so long."""
 STOP_GRACE_SECONDS = 10
 JOIN_SECONDS = 90.0
-"""A coordinator that does not answer is waited for by the daemon."""
+"""The daemon waits so long for a coordinator that does not answer."""
 
 
 def socket_path(host: str | None = None) -> str:
-    """The path in ``host``, else in GPUSHARE_HOST, else the system's; raises ConfigError."""
+    """Return the path in ``host``, else in GPUSHARE_HOST, else the system's; raises ConfigError."""
     host = host or os.environ.get(HOST_VARIABLE) or DEFAULT_HOST
     path = host.removeprefix("unix://")
     if path == host or not path.startswith("/"):
@@ -68,12 +68,12 @@ def socket_path(host: str | None = None) -> str:
 
 
 class Client:
-    """A node's daemon. Each call is a connection of its own, so one Client may serve many threads.
+    """Call a node's daemon. Each call is a connection of its own, so one Client may serve many threads.
 
-    Every method raises the errors of ``gpushared.domain.errors``: DaemonUnavailable when nobody listens,
-    ConnectionLost (a DaemonUnavailable) when the answer did not come, TimedOut, or what the daemon says.
+    Every method raises the errors of ``gpushared.domain.errors``: DaemonUnavailable if nobody listens,
+    ConnectionLost (a DaemonUnavailable) if the answer did not come, TimedOut, or the daemon's own error.
 
-    With ``retries`` calls are tried again while the daemon, or what it answers from, is away. Programs that
+    With ``retries`` calls are tried again while the daemon, or a part that it needs, is away. Programs that
     wait by themselves need none.
     """
 
@@ -90,7 +90,7 @@ class Client:
     def request(
         self, *, request_id: str, answer_seconds: float = ANSWER_SECONDS, **wish: Unpack[LeaseWish]
     ) -> Lease:
-        """A lease, queued or reserved; asking twice with one ``request_id`` gives the same lease."""
+        """Return a lease, queued or reserved; asking twice with one ``request_id`` gives the same lease."""
         asked = {"request_id": request_id, **fields_of(wish)}
         try:
             return Lease(self.call("Leases/Request", asked, answer_seconds))
@@ -98,16 +98,16 @@ class Client:
             raise NeverFits(error.message, hint=error.hint) from error
 
     def wait(self, lease_id: str, token: str, *, timeout_seconds: float = 30.0) -> Lease:
-        """The lease when it no longer looks as in ``token``, or after the time (at most 60 s)."""
+        """Return the lease when it no longer looks as in ``token``, or after the time (at most 60 s)."""
         asked = {"lease_id": lease_id, "token": token, "timeout_seconds": timeout_seconds}
         return Lease(self.call("Leases/Wait", asked, timeout_seconds + ANSWER_SECONDS))
 
     def release(self, lease_id: str, *, answer_seconds: float = ANSWER_SECONDS) -> Lease:
-        """Leaves the queue, or returns a reservation that has no container."""
+        """Leave the queue, or return a reservation that has no container."""
         return Lease(self.call("Leases/Release", {"lease_id": lease_id}, answer_seconds))
 
     def stop(self, lease_id: str, *, grace_seconds: int | None = None) -> Lease:
-        """Ends a lease whatever its state; its container gets ``grace_seconds`` (10) to end by itself."""
+        """End a lease in any state; its container gets ``grace_seconds`` (10) to end by itself."""
         asked: dict[str, object] = {"lease_id": lease_id}
         if grace_seconds is not None:
             asked["grace_seconds"] = grace_seconds
@@ -117,39 +117,40 @@ class Client:
     def resize(
         self, lease_id: str, *, gpu: str = "", gpu_memory: str = "", gpu_compute: str = ""
     ) -> ResizeAnswer:
-        """Another size on the GPUs that the lease has; what is empty stays as it is."""
+        """Set another size on the GPUs that the lease has; an empty figure stays as it is."""
         asked = {"lease_id": lease_id, "gpu": gpu, "gpu_memory": gpu_memory, "gpu_compute": gpu_compute}
         return ResizeAnswer(self.call("Leases/Resize", asked))
 
     def hold(self, lease_id: str, *, held: bool = True) -> Lease:
-        """Keeps a waiting lease from starting, or lets it go."""
+        """Keep a waiting lease from starting, or release it."""
         return Lease(self.call("Leases/Hold", {"lease_id": lease_id, "held": held}))
 
     def extend(self, lease_id: str, time: str) -> Lease:
-        """Gives a lease so much more time: ``30m``, ``2h``."""
+        """Give a lease so much more time: ``30m``, ``2h``."""
         return Lease(self.call("Leases/Extend", {"lease_id": lease_id, "time": time}))
 
     def set_priority(self, lease_id: str, priority: int) -> Lease:
-        """Moves a waiting lease among those of its project."""
+        """Move a waiting lease among those of its project."""
         return Lease(self.call("Leases/SetPriority", {"lease_id": lease_id, "priority": priority}))
 
     def pause(self, lease_id: str) -> Lease:
-        """Takes a running lease off its GPUs until it is resumed; ``suspending`` until it has happened."""
+        """Take a running lease off its GPUs until it is resumed; ``suspending`` until that is done."""
         return Lease(self.call("Leases/Pause", {"lease_id": lease_id}))
 
     def resume(self, lease_id: str) -> Lease:
-        """Brings a paused lease back when there is room.
+        """Bring a paused lease back when there is room.
 
-        ``resuming`` until it has happened; ``suspended`` while it waits for room, with ``waiting``.
+        The lease is ``resuming`` until it is back, and ``suspended`` while it waits for room, with
+        ``waiting``.
         """
         return Lease(self.call("Leases/Resume", {"lease_id": lease_id}))
 
     def preempt(self, lease_id: str) -> Lease:
-        """Lets a lease give way."""
+        """Make a lease give way."""
         return Lease(self.call("Leases/Preempt", {"lease_id": lease_id}))
 
     def get(self, lease_id: str) -> Lease:
-        """A lease by its id, its container's name or the beginning of its container's id."""
+        """Return a lease by its id, its container's name or the beginning of its container's id."""
         return Lease(self.call("Leases/Get", {"lease_id": lease_id}))
 
     def leases(
@@ -162,21 +163,21 @@ class Client:
         states: Sequence[str] = (),
         page_token: str = "",
     ) -> LeaseList:
-        """All leases and the GPU processes without one; ``ended`` adds the newest that are over.
+        """Return all leases and the GPU processes without one; ``ended`` adds the newest that are over.
 
-        Of those at most ``limit`` (50; 1000 is the most) that ended ``since`` (epoch seconds); ``more`` says
-        how many there are besides, and ``next_page_token`` leads to them.
+        Of the ended leases the answer has at most ``limit`` (50; 1000 is the most) that ended ``since``
+        (epoch seconds); ``more`` says how many there are besides, and ``next_page_token`` leads to them.
         """
         asked: dict[str, object] = {"ended": ended, "limit": limit, "since": since, "user": user}
         asked |= {"states": list(states), "page_token": page_token}
         return LeaseList(self.call("Leases/List", asked))
 
     def explain(self, lease_id: str) -> Explanation:
-        """Why a lease waits, and its story."""
+        """Explain why a lease waits, with its story."""
         return Explanation(self.call("Leases/Explain", {"lease_id": lease_id}))
 
     def offer(self, **asked: object) -> OfferAnswer:
-        """What would become of a request, without asking for it; the words are those of ``request``."""
+        """Return the answer that a request would get, without making it, in the words of ``request``."""
         if "lease_class" in asked:
             asked["class"] = asked.pop("lease_class")
         try:
@@ -187,7 +188,7 @@ class Client:
     # --- projects
 
     def projects(self) -> ProjectList:
-        """The projects, and the users who are in none and hold, wait or used something."""
+        """Return the projects, and the users without one who hold, wait or used something."""
         return ProjectList(self.call("Projects/List", {}))
 
     def set_project(
@@ -202,7 +203,7 @@ class Client:
         fixed: str = "",
         unset: bool = False,
     ) -> Project:
-        """Changes or makes a project; what is not said stays. GPUs are written ``2`` or ``1.5``."""
+        """Change or make a project; a field that is left out stays. GPUs are written ``2`` or ``1.5``."""
         asked: dict[str, object] = {
             "name": name,
             "model": model,
@@ -220,27 +221,30 @@ class Client:
     # --- the node
 
     def gpus(self) -> GpuList:
-        """The GPUs, and what is wrong with the node."""
+        """Return the GPUs, and the node's troubles."""
         return GpuList(self.call("Gpus/List", {}))
 
     def drain(self, gpu: str, reason: str) -> tuple[Gpu, ...]:
-        """No new leases on a GPU (index, UUID or ``all``); the GPUs that this named, as they are now."""
+        """Drain a GPU (index, UUID or ``all``), and return the named GPUs as they are now.
+
+        A drained GPU gets no new leases.
+        """
         return DrainAnswer(self.call("Gpus/Drain", {"gpu": gpu, "reason": reason})).gpus
 
     def undrain(self, gpu: str) -> tuple[Gpu, ...]:
-        """Leases there again; raises StateConflict for a GPU that is still lost."""
+        """Allow leases on a GPU again; raises StateConflict for a GPU that is still lost."""
         return DrainAnswer(self.call("Gpus/Undrain", {"gpu": gpu})).gpus
 
     def status(self) -> NodeStatus:
-        """The daemon and the engine behind it."""
+        """Return the status of the daemon and the engine behind it."""
         return NodeStatus(self.call("Node/Status", {}))
 
     def doctor(self) -> DoctorReport:
-        """What is wrong with the node, as the daemon sees it; takes seconds where something hangs."""
+        """Examine the node as the daemon sees it; this takes seconds if something hangs."""
         return DoctorReport(self.call("Node/Doctor", {}))
 
     def presets(self) -> tuple[Preset, ...]:
-        """The requests that the admin gave names."""
+        """Return the requests that the admin gave names."""
         return PresetList(self.call("Node/Presets", {})).presets
 
     def audit(
@@ -254,7 +258,10 @@ class Client:
         after: int | None = None,
         before: int | None = None,
     ) -> AuditPage:
-        """Lines of the audit, oldest first: the newest, or the oldest ``after`` a number; at most 1000."""
+        """Return lines of the audit, oldest first, at most 1000.
+
+        They are the newest lines, or the oldest ``after`` a number.
+        """
         from gpushared.client.audit_messages import AuditPage
 
         asked: dict[str, object] = {"user": user, "since": since, "refused": refused, "container": container}
@@ -263,7 +270,7 @@ class Client:
         return AuditPage(self.call("Audit/List", asked))
 
     def explain_policy(self, create_body: bytes, api_version: str, *, user: str = "") -> PolicyExplanation:
-        """What would become of a container's create body; nothing is created. ``user``: as that one's."""
+        """Judge a container's create body without creating it; ``user``: as if that user sent it."""
         from base64 import b64encode
 
         from gpushared.client.policy_messages import PolicyExplanation
@@ -273,22 +280,22 @@ class Client:
         return PolicyExplanation(self.call("Policy/Explain", asked))
 
     def policy(self) -> PolicyRules:
-        """The rules for callers who are not trusted."""
+        """Return the rules for callers who are not trusted."""
         from gpushared.client.policy_messages import PolicyRules
 
         return PolicyRules(self.call("Policy/Show", {}))
 
     def join_pool(self, address: str, token: str, name: str = "") -> PoolMembership:
-        """Makes the node a member of the pool whose coordinator is at ``HOST`` or ``HOST:PORT``."""
+        """Make the node a member of the pool whose coordinator is at ``HOST`` or ``HOST:PORT``."""
         asked = {"address": address, "token": token, "name": name}
         return PoolMembership(self.call("Node/Join", asked, JOIN_SECONDS))
 
     def leave_pool(self) -> LeftPool:
-        """The node forgets its pool; the answer's ``pool`` is empty where it was in none."""
+        """Let the node forget its pool; the answer's ``pool`` is empty if it was in none."""
         return LeftPool(self.call("Node/Leave", {}))
 
     def simulate(self, change: Mapping[str, object]) -> None:
-        """Plays the driver of simulated GPUs; ``change`` as SimulationChange of node.proto."""
+        """Play the driver of simulated GPUs; ``change`` as SimulationChange of node.proto."""
         self.call("Simulation/Change", change)
 
     # --- the Docker API on the same socket
@@ -296,9 +303,9 @@ class Client:
     def docker(
         self, method: str, target: str, *, answer_seconds: float = ANSWER_SECONDS, may_repeat: bool = False
     ) -> http.Answer:
-        """One request without a body to the Docker API behind the gate, its answer as it came.
+        """Send one request without a body to the Docker API behind the gate, and return its raw answer.
 
-        ``may_repeat``: it does no harm where an earlier try was carried out, as that of every GET.
+        ``may_repeat``: a repetition does no harm if an earlier try was carried out, as for every GET.
         """
 
         def once() -> http.Answer:
@@ -315,7 +322,7 @@ class Client:
     def call(
         self, call: str, asked: Mapping[str, object], answer_seconds: float = ANSWER_SECONDS
     ) -> dict[str, Any]:
-        """Any unary call by its name, such as ``Leases/Get``; the answer's fields as JSON has them."""
+        """Make any unary call by its name, such as ``Leases/Get``; return the answer's fields as in JSON."""
         harmless = may_repeat(call, asked)
         try:
             return self._asked(lambda: self._call_once(call, asked, answer_seconds), may_repeat=harmless)

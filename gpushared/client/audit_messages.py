@@ -1,4 +1,4 @@
-"""The audit as the daemon tells it."""
+"""Define the audit's messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from gpushared.client.messages import Message
 
 
 class AuditLine(Message):
-    """One request; ``code`` is empty where the daemon did not refuse it."""
+    """Hold one request; ``code`` is empty if the daemon did not refuse it."""
 
     number: int = 0
     at: float = 0.0

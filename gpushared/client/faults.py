@@ -1,4 +1,4 @@
-"""Errors on their way from the daemon to the caller: from JSON in Connect's form back into our tree."""
+"""Turn the daemon's errors back into our tree, from JSON in Connect's form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpushared.domain.errors import DaemonUnavailable, GpushareError, kind_of_co
 
 
 class NotOurDaemon(errors.Unavailable):
-    """Something else than gpushared serves the socket; asking again does not help."""
+    """Another program than gpushared serves the socket; asking again does not help."""
 
 
 class ConnectionLost(DaemonUnavailable):
@@ -17,10 +17,10 @@ class ConnectionLost(DaemonUnavailable):
 
 
 def from_answer(status: int, body: bytes, path: str) -> GpushareError:
-    """The error that an answer other than 200 stands for.
+    """Return the error that an answer other than 200 stands for.
 
     Form: ``{"code", "message", "details": [{"hint"}]}``
-    (https://connectrpc.com/docs/protocol#error-end-stream). Something without a code is not our daemon.
+    (https://connectrpc.com/docs/protocol#error-end-stream). An answer without a code is not our daemon's.
     """
     data = _json_object(body)
     code, message = data.get("code"), data.get("message")
@@ -30,12 +30,12 @@ def from_answer(status: int, body: bytes, path: str) -> GpushareError:
 
 
 def not_our_daemon(path: str, what: str) -> GpushareError:
-    """What answers on the socket does not speak as gpushared does."""
+    """Return the error for a program on the socket that does not speak as gpushared does."""
     return NotOurDaemon(f"what answers on {path} is not gpushared ({what})", hint="check GPUSHARE_HOST")
 
 
 def unreachable(path: str, error: OSError) -> GpushareError:
-    """Why no connection could be made."""
+    """Return the error that tells why no connection could be made."""
     if isinstance(error, PermissionError):
         return errors.PermissionRefused(
             f"you may not use the socket {path}", hint="ask the admin of this machine, or check GPUSHARE_HOST"
@@ -48,7 +48,7 @@ def unreachable(path: str, error: OSError) -> GpushareError:
 
 
 def docker_message(status: int, body: bytes) -> str:
-    """What an answer of the Docker API says is wrong."""
+    """Return the error message in an answer of the Docker API."""
     return str(_json_object(body).get("message", f"status {status}"))
 
 

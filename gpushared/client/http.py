@@ -1,8 +1,8 @@
-"""One HTTP/1.1 request over a unix socket, and its answer.
+"""Make one HTTP/1.1 request over a unix socket, and read its answer.
 
-Written by hand because ``http.client`` (which brings ``email``) takes longer to import than a listing takes
-to be asked for and shown. Only what the daemon's socket needs: a connection per request, answers with a
-length, in chunks or until the end of the connection.
+This is written by hand because ``http.client`` (which brings ``email``) takes longer to import than a listing
+takes to be asked for and shown. It does only what the daemon's socket needs: a connection per request,
+answers with a length, in chunks or until the end of the connection.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CONNECT_SECONDS = 5.0
 
 
 class Answer(NamedTuple):
-    """Status and body of an answer."""
+    """Hold status and body of an answer."""
 
     status: int
     body: bytes
@@ -29,10 +29,10 @@ class Answer(NamedTuple):
 def exchange(
     path: str, method: str, target: str, body: bytes = b"", *, timeout_seconds: float = 30.0
 ) -> Answer:
-    """Asks once and reads the whole answer within the time.
+    """Ask once and read the whole answer within the time.
 
     Raises DaemonUnavailable (nobody there), ConnectionLost (gone before the answer was complete), TimedOut,
-    PermissionRefused, or Unavailable when what answers is not HTTP.
+    PermissionRefused, or Unavailable if the peer does not speak HTTP.
     """
     deadline = monotonic() + timeout_seconds
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -73,7 +73,7 @@ def _no_answer(path: str) -> TimedOut:
 
 
 class _Reader:
-    """Reads one answer; every wait counts against one deadline, so a trickle cannot hold a caller."""
+    """Read one answer; every wait counts against one deadline, so a trickle cannot hold a caller."""
 
     def __init__(self, connection: socket.socket, path: str, deadline: float) -> None:
         self._connection = connection

@@ -1,4 +1,4 @@
-"""The answers about jobs as typed objects; as ``messages``, by ``proto/gpushare/v1/jobs.proto``."""
+"""Define the answers about jobs as typed objects, like ``messages``, by ``proto/gpushare/v1/jobs.proto``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OVER = frozenset({"succeeded", "failed", "cancelled"})
 
 
 class JobPart(Message):
-    """One node's part of the attempt that is under way, or of the last one."""
+    """Describe one node's part of the attempt that is under way, or of the last one."""
 
     node: str = ""
     state: str = ""
@@ -26,7 +26,7 @@ class JobPart(Message):
 
 
 class JobTry(Message):
-    """An earlier attempt that ran; their numbers may have gaps."""
+    """Describe an earlier attempt that ran; the numbers may have gaps."""
 
     attempt: int = 0
     started_at: Time = None
@@ -35,7 +35,7 @@ class JobTry(Message):
 
 
 class Job(Message):
-    """A container that is to run somewhere, sometime."""
+    """Describe a container that is to run somewhere, sometime."""
 
     WIRE_NAMES: ClassVar[Mapping[str, str]] = {"job_class": "class"}
 
@@ -70,14 +70,14 @@ class Job(Message):
 
 
 class JobStoryEntry(Message):
-    """One line of a job's story."""
+    """Hold one line of a job's story."""
 
     at: float = 0.0
     text: str = ""
 
 
 class JobExplanation(Message):
-    """Why a job waits or what became of it, with its story."""
+    """Explain why a job waits or how it ended, with its story."""
 
     job: Job = Job({})
     reason_code: str = ""
@@ -88,7 +88,7 @@ class JobExplanation(Message):
 
 
 class SubmitAnswer(Message):
-    """The jobs that were taken: one, or an array's in the order of their numbers."""
+    """Name the jobs that were taken: one, or an array's in the order of their numbers."""
 
     job_ids: tuple[str, ...] = ()
     array_id: str = ""
@@ -96,7 +96,7 @@ class SubmitAnswer(Message):
 
 
 class DoorAnswer(Message):
-    """Where docker reaches a job: ``host`` is for DOCKER_HOST."""
+    """Name the Docker endpoint that reaches a job: ``host`` is for DOCKER_HOST."""
 
     host: str = ""
     lease_id: str = ""
@@ -105,7 +105,7 @@ class DoorAnswer(Message):
 
 
 class ReserveAnswer(Message):
-    """A job that somebody waits for; ``door`` is None while it has no lease."""
+    """Describe a job that a client waits for; ``door`` is None while it has no lease."""
 
     job: Job = Job({})
     notes: tuple[str, ...] = ()
@@ -113,9 +113,9 @@ class ReserveAnswer(Message):
 
 
 class JobList(Message):
-    """A page of jobs; ``notices`` say what whoever reads it should know.
+    """Hold a page of jobs; ``notices`` are for the reader.
 
-    ``simulated``: some of the GPUs that these jobs may run on are.
+    ``simulated``: some of the GPUs that these jobs may run on are simulated.
     """
 
     jobs: tuple[Job, ...] = ()
@@ -125,7 +125,7 @@ class JobList(Message):
 
 
 class PoolGpu(Message):
-    """A GPU of the pool, as its node told last."""
+    """Describe a GPU of the pool, as its node told last."""
 
     id: str = ""
     index: int = 0
@@ -138,7 +138,7 @@ class PoolGpu(Message):
 
 
 class PoolNode(Message):
-    """A node of the pool: what is known of it, and since when."""
+    """Describe a node of the pool, and since when the facts hold."""
 
     name: str = ""
     presence: str = ""
@@ -156,7 +156,7 @@ class PoolNode(Message):
 
 
 class NodeList(Message):
-    """The nodes of the pool; ``pool`` is empty where this node is in none."""
+    """Hold the nodes of the pool; ``pool`` is empty if this node is in none."""
 
     nodes: tuple[PoolNode, ...] = ()
     pool: str = ""

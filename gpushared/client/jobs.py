@@ -1,4 +1,4 @@
-"""The calls about jobs, one method each. Errors are those of ``Client``."""
+"""Make the calls about jobs, one method each. Errors are those of ``Client``."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from gpushared.client.job_messages import (
 SUBMIT_SECONDS = 120.0
 """An array of thousands is written job by job."""
 PAGE = 1000
-"""As many as a page may have."""
+"""A page may have so many."""
 
 
 class Jobs:
-    """The jobs of a node, and of the pool that it is in."""
+    """Call about the jobs of a node, and of the pool that it is in."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -37,10 +37,10 @@ class Jobs:
         requeue: bool | None = None,
         **asked: object,
     ) -> SubmitAnswer:
-        """Comes back when all is durably kept; asking twice with one ``request_id`` gives the same jobs.
+        """Submit jobs, which are durably kept on return; one ``request_id`` gives the same jobs twice.
 
         ``lease`` has the fields of a LeaseRequest, ``asked`` the others of a SubmitRequest by their names on
-        the wire. ``after``: ids, each with whether that job must have succeeded.
+        the wire. ``after``: ids, each with a flag: True if that job must have succeeded.
         """
         from base64 import b64encode
 
@@ -58,17 +58,17 @@ class Jobs:
     def reserve(
         self, *, request_id: str, lease: Mapping[str, object], timeout_seconds: float, **asked: object
     ) -> ReserveAnswer:
-        """One job, which was given its lease meanwhile, or was not after the time (at most 60 s).
+        """Submit one job and wait for its lease, at most for the time (60 s are the most).
 
         The arguments are those of ``submit``; asking twice with one ``request_id`` waits for the same job.
-        Raises Unimplemented where the daemon is older than this call.
+        Raises Unimplemented if the daemon is older than this call.
         """
         job = {"request_id": request_id, "lease": dict(lease), **asked}
         message = {"job": job, "timeout_seconds": timeout_seconds}
         return ReserveAnswer(self._client.call("Jobs/Reserve", message, timeout_seconds + ANSWER_SECONDS))
 
     def get(self, job_id: str) -> Job:
-        """By an id, an unmistakable beginning of one, or the name of its container."""
+        """Return a job by an id, an unambiguous beginning of one, or the name of its container."""
         return Job(self._client.call("Jobs/Get", {"job_id": job_id}))
 
     def page(
@@ -80,7 +80,7 @@ class Jobs:
         limit: int = 0,
         page_token: str = "",
     ) -> JobList:
-        """One page; live jobs in their order, then those that are over, newest first."""
+        """Return one page; live jobs in their order, then those that are over, newest first."""
         asked = {
             "ended": ended,
             "all": everybody,
@@ -91,7 +91,7 @@ class Jobs:
         return JobList(self._client.call("Jobs/List", asked))
 
     def pages(self, *, ended: bool = False, everybody: bool = False, array_id: str = "") -> Iterator[JobList]:
-        """All pages, one after the other."""
+        """Yield all pages, one after the other."""
         token = ""
         while True:
             page = self.page(
@@ -103,33 +103,33 @@ class Jobs:
                 return
 
     def wait(self, job_id: str, token: str, *, timeout_seconds: float = 30.0) -> Job:
-        """The job when it no longer looks as in ``token``, or after the time (at most 60 s)."""
+        """Return the job when it no longer looks as in ``token``, or after the time (at most 60 s)."""
         asked = {"job_id": job_id, "token": token, "timeout_seconds": timeout_seconds}
         return Job(self._client.call("Jobs/Wait", asked, timeout_seconds + ANSWER_SECONDS))
 
     def cancel(self, job_id: str, *, grace_seconds: int | None = None) -> Job:
-        """Ends a job whatever its state; its container gets ``grace_seconds`` (10) to end by itself."""
+        """End a job in any state; its container gets ``grace_seconds`` (10) to end by itself."""
         asked: dict[str, object] = {"job_id": job_id}
         if grace_seconds is not None:
             asked["grace_seconds"] = grace_seconds
         return Job(self._client.call("Jobs/Cancel", asked))
 
     def hold(self, job_id: str, *, held: bool = True) -> Job:
-        """Keeps a waiting job from starting, or lets it go."""
+        """Keep a waiting job from starting, or release it."""
         return Job(self._client.call("Jobs/Hold", {"job_id": job_id, "held": held}))
 
     def set_priority(self, job_id: str, priority: int) -> Job:
-        """Moves a waiting job among those of its project."""
+        """Move a waiting job among those of its project."""
         return Job(self._client.call("Jobs/SetPriority", {"job_id": job_id, "priority": priority}))
 
     def explain(self, job_id: str) -> JobExplanation:
-        """Why a job waits or what became of it, and its story."""
+        """Explain why a job waits or how it ended, with its story."""
         return JobExplanation(self._client.call("Jobs/Explain", {"job_id": job_id}))
 
     def door(self, job_id: str, rank: int = 0, attempt: int = 0) -> DoorAnswer:
-        """A Docker endpoint of this machine that leads to the gate of the job's node.
+        """Return a Docker endpoint of this machine that leads to the gate of the job's node.
 
-        ``attempt``: of the node where an earlier one ran.
+        ``attempt``: the endpoint leads to the node where that earlier attempt ran.
         """
         asked: dict[str, object] = {"job_id": job_id, "rank": rank}
         if attempt:
@@ -137,5 +137,5 @@ class Jobs:
         return DoorAnswer(self._client.call("Jobs/Door", asked))
 
     def nodes(self) -> NodeList:
-        """What the pool has, and what of it is free."""
+        """Return the nodes of the pool, with their free capacity."""
         return NodeList(self._client.call("Jobs/Nodes", {}))

@@ -1,7 +1,8 @@
-"""The answers of the daemon as typed objects.
+"""Define the answers of the daemon as typed objects.
 
-Fields and their defaults are those of ``proto/gpushare/v1``; the class body is the whole declaration. Plain
-classes instead of dataclasses, because importing ``dataclasses`` costs a listing a fifth of its time.
+Fields and their defaults are those of ``proto/gpushare/v1``; the class body is the whole declaration. They
+are plain classes instead of dataclasses, because importing ``dataclasses`` costs a listing a fifth of its
+time.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any, ClassVar
 
 Time = float | None
-"""Seconds since the epoch, None where the wire says 0 (not set)."""
+"""Seconds since the epoch, None if the wire says 0 (not set)."""
 
 _SCALARS: dict[str, Callable[[Any], Any]] = {
     "str": str,
@@ -27,7 +28,7 @@ _SCALARS: dict[str, Callable[[Any], Any]] = {
 
 
 class Message:
-    """A message read from JSON: absent fields have their defaults, unknown ones are ignored."""
+    """Read a message from JSON: absent fields have their defaults, unknown ones are ignored."""
 
     WIRE_NAMES: ClassVar[Mapping[str, str]] = {}
     """Attributes that cannot have the name they have on the wire."""
@@ -54,7 +55,7 @@ class Message:
             ) from error
 
     def to_json(self) -> dict[str, Any]:
-        """All fields by their names on the wire; an empty text is None, as everything unknown."""
+        """Return all fields by their names on the wire; an empty text is None, as every unknown value."""
         return {wire: _plain(getattr(self, name)) for name, (wire, _) in self._readers.items()}
 
     def __eq__(self, other: object) -> bool:
@@ -84,7 +85,7 @@ def _plain(value: object) -> object:
 
 
 class Grant(Message):
-    """A part of one GPU."""
+    """Describe a part of one GPU."""
 
     gpu_uuid: str = ""
     gpu_index: int = 0
@@ -96,7 +97,7 @@ class Grant(Message):
 
 
 class Waiting(Message):
-    """Where a queued lease stands, and why."""
+    """Tell a queued lease's place, and why it waits."""
 
     position: int = 0
     queue_length: int = 0
@@ -107,7 +108,7 @@ class Waiting(Message):
 
 
 class Outcome(Message):
-    """How a lease ended: ``finished``, ``stopped``, ``expired``, ``never_claimed`` or ``failed``."""
+    """Tell how a lease ended: ``finished``, ``stopped``, ``expired``, ``never_claimed`` or ``failed``."""
 
     kind: str = ""
     exit_code: int | None = None
@@ -115,7 +116,7 @@ class Outcome(Message):
 
 
 class Notice(Message):
-    """What the program in a container was told of its end; ``kind``: ``expires``, ``preempted``, ``idle``."""
+    """Hold the notice of a program's end; ``kind``: ``expires``, ``preempted``, ``idle``."""
 
     kind: str = ""
     ends_at: Time = None
@@ -123,7 +124,7 @@ class Notice(Message):
 
 
 class Lease(Message):
-    """The right to use parts of this node's GPUs until a time."""
+    """Describe a lease: the right to use parts of this node's GPUs until a time."""
 
     WIRE_NAMES: ClassVar[Mapping[str, str]] = {"lease_class": "class"}
 
@@ -175,14 +176,14 @@ class Lease(Message):
 
 
 class ResizeAnswer(Message):
-    """The answer of ``Leases.Resize``."""
+    """Hold the answer of ``Leases.Resize``."""
 
     lease: Lease = Lease({})
     effects: tuple[str, ...] = ()
 
 
 class UnmanagedProcess(Message):
-    """A GPU process without a lease."""
+    """Describe a GPU process without a lease."""
 
     pid: int = 0
     gpu_uuid: str = ""
@@ -193,7 +194,7 @@ class UnmanagedProcess(Message):
 
 
 class LeaseList(Message):
-    """The answer of ``Leases.List``."""
+    """Hold the answer of ``Leases.List``."""
 
     leases: tuple[Lease, ...] = ()
     unmanaged: tuple[UnmanagedProcess, ...] = ()
@@ -203,7 +204,7 @@ class LeaseList(Message):
 
 
 class StoryEntry(Message):
-    """One line of a lease's story."""
+    """Hold one line of a lease's story."""
 
     at: float = 0.0
     state: str = ""
@@ -211,7 +212,7 @@ class StoryEntry(Message):
 
 
 class Refusal(Message):
-    """How many GPUs one reason refused in the newest decision."""
+    """Count the GPUs that one reason refused in the newest decision."""
 
     reason: str = ""
     gpus: int = 0
@@ -219,7 +220,7 @@ class Refusal(Message):
 
 
 class Kept(Message):
-    """GPUs that are kept for a waiting lease, and when it starts at the latest."""
+    """Name the GPUs that are kept for a waiting lease, and its latest start."""
 
     lease_id: str = ""
     gpu_labels: tuple[str, ...] = ()
@@ -227,7 +228,7 @@ class Kept(Message):
 
 
 class Explanation(Message):
-    """The answer of ``Leases.Explain``."""
+    """Hold the answer of ``Leases.Explain``."""
 
     lease: Lease = Lease({})
     story: tuple[StoryEntry, ...] = ()
@@ -238,7 +239,7 @@ class Explanation(Message):
 
 
 class GivesWay(Message):
-    """A lease that would give way; ``step``: ``suspend``, ``requeue`` or ``stop``."""
+    """Name a lease that would give way; ``step``: ``suspend``, ``requeue`` or ``stop``."""
 
     lease_id: str = ""
     owner: str = ""
@@ -248,7 +249,7 @@ class GivesWay(Message):
 
 
 class OfferAnswer(Message):
-    """What would become of a request: the answer of ``Leases.Offer``."""
+    """Hold the answer of ``Leases.Offer``: the fate that a request would have."""
 
     WIRE_NAMES: ClassVar[Mapping[str, str]] = {"lease_class": "class"}
 
@@ -266,7 +267,7 @@ class OfferAnswer(Message):
 
 
 class Drained(Message):
-    """Why a GPU gets no new leases; ``sick``: the daemon found it so, and leases there end."""
+    """Tell why a GPU gets no new leases; ``sick``: the daemon found the fault, and leases there end."""
 
     reason: str = ""
     since: float = 0.0
@@ -275,7 +276,7 @@ class Drained(Message):
 
 
 class Gpu(Message):
-    """One GPU: what is used, and what is free."""
+    """Describe one GPU, with its used and its free capacity."""
 
     uuid: str = ""
     index: int = 0
@@ -302,7 +303,7 @@ class Gpu(Message):
 
 
 class Quota(Message):
-    """Of GPUs, in permille; ``model`` is empty for the quota of all that have none of their own."""
+    """Hold amounts of GPUs, in permille; ``model`` is empty for the quota of all models without their own."""
 
     model: str = ""
     guaranteed_permille: int = 0
@@ -312,7 +313,7 @@ class Quota(Message):
 
 
 class IdlePolicy(Message):
-    """What becomes of idle leases of a class, each after so many seconds; 0 = never."""
+    """Hold the consequences of idle time for a class, each after so many seconds; 0 = never."""
 
     WIRE_NAMES: ClassVar[Mapping[str, str]] = {"lease_class": "class"}
 
@@ -324,7 +325,7 @@ class IdlePolicy(Message):
 
 
 class Project(Message):
-    """Who shares a quota, what they hold and what they used. ``origin``: ``config``, ``set`` or ``user``."""
+    """Describe a project: its users, holdings and use. ``origin``: ``config``, ``set`` or ``user``."""
 
     name: str = ""
     users: tuple[str, ...] = ()
@@ -341,7 +342,7 @@ class Project(Message):
 
 
 class PoolShare(Message):
-    """What this node's pool lets it give by itself; ``trouble`` is empty, "away" or "ended"."""
+    """Tell what this node's pool lets it give by itself; ``trouble`` is empty, "away" or "ended"."""
 
     pool: str = ""
     project: str = ""
@@ -353,7 +354,7 @@ class PoolShare(Message):
 
 
 class ProjectList(Message):
-    """The answer of ``Projects.List``."""
+    """Hold the answer of ``Projects.List``."""
 
     projects: tuple[Project, ...] = ()
     simulated: bool = False
@@ -361,13 +362,13 @@ class ProjectList(Message):
 
 
 class DrainAnswer(Message):
-    """The answer of ``Gpus.Drain`` and ``Gpus.Undrain``."""
+    """Hold the answer of ``Gpus.Drain`` and ``Gpus.Undrain``."""
 
     gpus: tuple[Gpu, ...] = ()
 
 
 class GpuList(Message):
-    """The answer of ``Gpus.List``."""
+    """Hold the answer of ``Gpus.List``."""
 
     gpus: tuple[Gpu, ...] = ()
     simulated: bool = False
@@ -376,7 +377,7 @@ class GpuList(Message):
 
 
 class EngineStatus(Message):
-    """The Docker engine behind the daemon."""
+    """Describe the Docker engine behind the daemon."""
 
     version: str = ""
     api_version: str = ""
@@ -387,7 +388,7 @@ class EngineStatus(Message):
 
 
 class NodeStatus(Message):
-    """The answer of ``Node.Status``."""
+    """Hold the answer of ``Node.Status``."""
 
     version: str = ""
     node: str = ""
@@ -400,7 +401,7 @@ class NodeStatus(Message):
 
 
 class CheckResult(Message):
-    """What one check found; ``status`` is ``ok``, ``warning``, ``failed`` or ``skipped``."""
+    """Hold the finding of one check; ``status`` is ``ok``, ``warning``, ``failed`` or ``skipped``."""
 
     name: str = ""
     status: str = ""
@@ -410,7 +411,7 @@ class CheckResult(Message):
 
 
 class Setting(Message):
-    """One setting that the daemon runs with; ``value`` is TOML."""
+    """Describe one setting that the daemon runs with; ``value`` is TOML."""
 
     section: str = ""
     name: str = ""
@@ -418,7 +419,7 @@ class Setting(Message):
 
 
 class DoctorReport(Message):
-    """The answer of ``Node.Doctor``."""
+    """Hold the answer of ``Node.Doctor``."""
 
     checks: tuple[CheckResult, ...] = ()
     simulated: bool = False
@@ -427,7 +428,7 @@ class DoctorReport(Message):
 
 
 class PoolMembership(Message):
-    """The answer of ``Node.Join``: which node of which pool this is."""
+    """Hold the answer of ``Node.Join``: the node's name, and its pool."""
 
     pool: str = ""
     node: str = ""
@@ -438,14 +439,14 @@ class PoolMembership(Message):
 
 
 class LeftPool(Message):
-    """The answer of ``Node.Leave``; empty where the node was in no pool."""
+    """Hold the answer of ``Node.Leave``; empty if the node was in no pool."""
 
     pool: str = ""
     node: str = ""
 
 
 class Preset(Message):
-    """A request that the admin gave a name."""
+    """Describe a request that the admin gave a name."""
 
     WIRE_NAMES: ClassVar[Mapping[str, str]] = {"lease_class": "class"}
 
@@ -462,6 +463,6 @@ class Preset(Message):
 
 
 class PresetList(Message):
-    """The answer of ``Node.Presets``."""
+    """Hold the answer of ``Node.Presets``."""
 
     presets: tuple[Preset, ...] = ()

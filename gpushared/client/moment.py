@@ -1,4 +1,4 @@
-"""Points in time as people type them: ``22:00``, ``+2h``, ``2026-11-22 08:00``."""
+"""Read points in time as people type them: ``22:00``, ``+2h``, ``2026-11-22 08:00``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from gpushared.domain.units import LATEST_SECONDS, parse_duration, shown
 
 
 def read_moment(text: str, now: datetime) -> float:
-    """Seconds since the epoch. A time of day is the next one; ``now`` is local. Raises RequestError."""
+    """Return seconds since the epoch.
+
+    A time of day is the next one; ``now`` is local. Raises RequestError.
+    """
     if text.startswith("+"):
         return now.timestamp() + parse_duration(text[1:])
     try:
@@ -22,9 +25,9 @@ def read_moment(text: str, now: datetime) -> float:
 
 
 def read_past(text: str, now: datetime) -> float:
-    """The same of what is over: ``2h`` is so long ago, and a time of day is the last one."""
+    """Read a past moment: ``2h`` is so long ago, and a time of day is the last one."""
     try:
-        # With colons it is a time of day.
+        # A text with colons is a time of day.
         ago = None if ":" in text else parse_duration(text)
     except RequestError:
         ago = None

@@ -1,4 +1,4 @@
-"""How long a daemon or a pool that does not answer is waited for, and how often it is asked meanwhile."""
+"""Decide how long a client waits for a daemon or a pool that does not answer, and how often it asks."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import random
 from gpushared.domain.errors import GpushareError, TimedOut, Unavailable
 
 FIRST_SECONDS = 10.0
-"""Who has never answered is perhaps not there at all: an address may be wrong."""
+"""A peer that has never answered is perhaps not there at all: an address may be wrong."""
 SHORTEST_SECONDS = 0.2
 LONGEST_SECONDS = 5.0
 
 
 class Patience:
-    """Of one call or stream. ``seconds`` begin anew whenever there is an answer."""
+    """Time the tries of one call or stream. ``seconds`` begin anew after each answer."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class Patience:
         longest_pause_seconds: float = LONGEST_SECONDS,
         chance: random.Random | None = None,
     ) -> None:
-        """``known``: whether the other side has ever answered."""
+        """Take ``known``: True if the other side has ever answered."""
         self._seconds = seconds if known else min(seconds, FIRST_SECONDS)
         self._all = seconds
         self._longest_pause_seconds = longest_pause_seconds
@@ -32,11 +32,14 @@ class Patience:
         self._tries = 0
 
     def answered(self) -> None:
-        """There was an answer, so that the next failure is the first."""
+        """Reset the failure count after a successful call."""
         self._seconds, self._since, self._tries = self._all, None, 0
 
     def pause_seconds(self, error: GpushareError, now: float) -> float:
-        """How long to wait before the next try. Raises ``error`` where there is none. ``now``: monotonic."""
+        """Return the wait before the next try.
+
+        Raises ``error`` if there is no next try. ``now``: monotonic.
+        """
         if not isinstance(error, Unavailable | TimedOut):
             raise error
         self._since = now if self._since is None else self._since

@@ -1,4 +1,4 @@
-"""What the daemon says of its policy."""
+"""Define the daemon's messages about its policy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from gpushared.client.messages import Message
 
 
 class PolicyFinding(Message):
-    """One field of a create body; ``asked`` and ``given`` are JSON, empty where nothing was."""
+    """Judge one field of a create body; ``asked`` and ``given`` are JSON, empty for none."""
 
     field: str = ""
     option: str = ""
@@ -19,7 +19,7 @@ class PolicyFinding(Message):
 
 
 class PolicyExplanation(Message):
-    """The answer of ``Policy.Explain``."""
+    """Hold the answer of ``Policy.Explain``."""
 
     passes: bool = False
     findings: tuple[PolicyFinding, ...] = ()
@@ -28,7 +28,7 @@ class PolicyExplanation(Message):
 
 
 class PolicyRule(Message):
-    """One key below ``[gate]``; ``value`` is TOML."""
+    """Describe one key below ``[gate]``; ``value`` is TOML."""
 
     name: str = ""
     value: str = ""
@@ -37,7 +37,7 @@ class PolicyRule(Message):
 
 
 class PolicyRules(Message):
-    """The answer of ``Policy.Show``."""
+    """Hold the answer of ``Policy.Show``."""
 
     preset: str = ""
     rules: tuple[PolicyRule, ...] = ()

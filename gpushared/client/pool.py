@@ -1,4 +1,4 @@
-"""The coordinator of a pool, for administrators: JSON on its unix socket, or through a node of the pool."""
+"""Call a pool's coordinator as an administrator: JSON on its unix socket, or through a node of the pool."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEFAULT_POOL_SOCKET = "/run/gpushared-pool/gpushared-pool.sock"
 
 
 def pool_socket(path: str | None = None) -> str:
-    """The path given, else in GPUSHARE_POOL_SOCKET, else the system's. Raises ConfigError."""
+    """Return the path given, else in GPUSHARE_POOL_SOCKET, else the system's. Raises ConfigError."""
     path = path or os.environ.get(POOL_SOCKET_VARIABLE) or DEFAULT_POOL_SOCKET
     path = path.removeprefix("unix://")
     if not path.startswith("/") or len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
@@ -38,14 +38,14 @@ def pool_socket(path: str | None = None) -> str:
 
 
 ON_NODES = frozenset({"Status", "DrainNode", "ForgetNode"})
-"""What the nodes of a pool hand on."""
+"""The nodes of a pool hand these calls on."""
 
 
 class PoolClient:
-    """The coordinator on this machine. Raises the errors of ``gpushared.domain.errors``, as ``Client``.
+    """Call the coordinator on this machine. Raises the errors of ``gpushared.domain.errors``, as ``Client``.
 
-    Where there is none, or it knows the caller for no administrator, the node on this machine is asked for
-    what nodes hand on: the coordinator then judges by its table of users.
+    If there is none, or it takes the caller for no administrator, the client asks the node on this machine
+    for the calls that nodes hand on: the coordinator then judges by its table of users.
     """
 
     def __init__(self, path: str | None = None, node: str | None = None) -> None:
@@ -58,7 +58,7 @@ class PoolClient:
     def create_join_token(
         self, *, node: str = "", realms: Sequence[str] = (), valid_seconds: int = 0
     ) -> JoinToken:
-        """``node``: the only name that will do; 0 seconds: an hour."""
+        """Make a token. ``node``: the only name that will do; 0 seconds: an hour."""
         asked = {"node": node, "realms": list(realms), "valid_seconds": valid_seconds}
         return JoinToken(self._call("CreateJoinToken", asked))
 
@@ -68,7 +68,7 @@ class PoolClient:
     def create_api_token(
         self, *, person: str, scopes: Sequence[str] = (), valid_seconds: int = 0, description: str = ""
     ) -> ApiToken:
-        """No scopes: all but ``admin``; 0 seconds: 12 hours."""
+        """Make a token. No scopes: all but ``admin``; 0 seconds: 12 hours."""
         asked = {
             "person": person,
             "scopes": list(scopes),
@@ -81,30 +81,30 @@ class PoolClient:
         return ListApiTokensResponse(self._call("ListApiTokens", {})).tokens
 
     def revoke_token(self, token_id: str) -> str:
-        """What was done, in a sentence."""
+        """Revoke a token, and return a sentence on what was done."""
         return str(self._call("RevokeToken", {"id": token_id}).get("sentence", ""))
 
     def revoke_node(self, node: str) -> str:
-        """Its certificates, so that it is cut off; what was done, in a sentence."""
+        """Revoke a node's certificates, so that it is cut off; return a sentence on what was done."""
         return str(self._call("RevokeToken", {"node": node}).get("sentence", ""))
 
     def rotate_ca(self, *, finish: bool = False) -> tuple[str, ...]:
         return RotateCaAnswer(self._call("RotateCa", {"finish": finish})).sentences
 
     def drain_node(self, node: str, reason: str) -> tuple[str, ...]:
-        """No new work for a node. What was done, in sentences."""
+        """Give a node no new work. Return sentences on what was done."""
         return NodeAnswer(self._call("DrainNode", {"node": node, "reason": reason})).sentences
 
     def undrain_node(self, node: str) -> tuple[str, ...]:
         return NodeAnswer(self._call("DrainNode", {"node": node, "undrain": True})).sentences
 
     def forget_node(self, node: str, *, is_off: bool = False, only_waive: bool = False) -> tuple[str, ...]:
-        """``is_off``: the caller's word that nothing runs there any more."""
+        """Forget a node. ``is_off``: the caller's word that nothing runs there any more."""
         asked = {"node": node, "is_off": is_off, "only_waive": only_waive}
         return NodeAnswer(self._call("ForgetNode", asked)).sentences
 
     def anchors(self) -> bytes:
-        """Certificates in PEM, which programs are to trust that call the users' port."""
+        """Return certificates in PEM, which programs that call the users' port are to trust."""
         return b64decode(Trust(self._call("Anchors", {})).anchors)
 
     def _call(self, call: str, asked: Mapping[str, object]) -> dict[str, Any]:
@@ -126,7 +126,10 @@ class PoolClient:
             ) from error
 
     def _through_node(self, call: str, asked: Mapping[str, object]) -> dict[str, Any]:
-        """Raises what the node or, through it, the coordinator says; the error before where there is none."""
+        """Ask the node. Raises the error of the node or, through it, the coordinator.
+
+        Without a node the error before is raised.
+        """
         try:
             return Client(self._node).call(f"PoolAdmin/{call}", asked)
         except ConnectionLost:

@@ -1,4 +1,4 @@
-"""The answers of a pool's coordinator as typed objects; as ``messages``, by ``pool.proto``."""
+"""Define the answers of a pool's coordinator as typed objects, like ``messages``, by ``pool.proto``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from gpushared.client.messages import Message, Time
 
 
 class JoinToken(Message):
-    """Lets one machine become a node. ``token`` is told once, when it is made."""
+    """Let one machine become a node. ``token`` is told once, when it is made."""
 
     token: str = ""
     id: str = ""
@@ -21,7 +21,7 @@ class JoinToken(Message):
 
 
 class ApiToken(Message):
-    """Speaks for a person. ``token`` is told once, when it is made."""
+    """Speak for a person. ``token`` is told once, when it is made."""
 
     token: str = ""
     id: str = ""
@@ -36,19 +36,19 @@ class ApiToken(Message):
 
 
 class ListJoinTokensResponse(Message):
-    """The answer of ``PoolAdmin.ListJoinTokens``."""
+    """Hold the answer of ``PoolAdmin.ListJoinTokens``."""
 
     tokens: tuple[JoinToken, ...] = ()
 
 
 class ListApiTokensResponse(Message):
-    """The answer of ``PoolAdmin.ListApiTokens``."""
+    """Hold the answer of ``PoolAdmin.ListApiTokens``."""
 
     tokens: tuple[ApiToken, ...] = ()
 
 
 class Trust(Message):
-    """The answer of ``PoolAdmin.Anchors``; ``anchors`` is base64 of certificates in PEM."""
+    """Hold the answer of ``PoolAdmin.Anchors``; ``anchors`` is base64 of certificates in PEM."""
 
     pool: str = ""
     anchors: str = ""
@@ -57,19 +57,19 @@ class Trust(Message):
 
 
 class RotateCaAnswer(Message):
-    """What was done, and what is next."""
+    """Tell what was done, and what is next."""
 
     sentences: tuple[str, ...] = ()
 
 
 class NodeAnswer(Message):
-    """What was done about a node, for people."""
+    """Tell people what was done about a node."""
 
     sentences: tuple[str, ...] = ()
 
 
 class PoolStatus(Message):
-    """The coordinator. ``phase``: ``normal``, ``settling`` or ``recovering``."""
+    """Describe the coordinator. ``phase``: ``normal``, ``settling`` or ``recovering``."""
 
     pool: str = ""
     version: str = ""

@@ -1,7 +1,7 @@
-"""Calls that are tried again while the daemon restarts: which ones, for how long, and what is said of it.
+"""Try calls again while the daemon restarts: which ones, for how long, and what the user is told.
 
-A daemon is expected where its socket is, or the directory that it serves from. Where neither is there, no
-daemon was ever started, and the first error is the answer.
+A daemon is expected if its socket exists, or the directory that it serves from. If neither exists, no daemon
+was ever started, and the first error is the answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     _Answer = TypeVar("_Answer")
 
 RETRY_SECONDS = 30.0
-"""As long as the daemon keeps a place in the queue that nobody waits for."""
+"""The daemon keeps a place in the queue that nobody waits for as long."""
 SECONDS_VARIABLE = "GPUSHARE_RETRY_SECONDS"
 MAX_RETRY_SECONDS = 86_400
 LONGEST_PAUSE_SECONDS = 1.0
@@ -45,13 +45,13 @@ SAME_WHEN_REPEATED = frozenset(
         *("Jobs/Cancel", "Jobs/Hold", "Jobs/SetPriority", "PoolAdmin/DrainNode"),
     }
 )
-"""Changes that say how something is to be: asked twice, it is so all the same."""
+"""These changes say how something is to be: a second call changes nothing more."""
 WITH_REQUEST_ID = frozenset({"Leases/Request", "Jobs/Submit", "Jobs/Reserve"})
 """The daemon tells by the id that it was asked before, over restarts too."""
 
 
 class Retries:
-    """How one client asks again. ``tell`` gets a sentence, once for each time that the daemon is away."""
+    """Ask again for one client. ``tell`` gets a sentence, once for each time that the daemon is away."""
 
     def __init__(self, tell: Callable[[str], None], seconds: float = RETRY_SECONDS) -> None:
         self.tell = tell
@@ -59,10 +59,10 @@ class Retries:
         self._patience: Patience | None = None
 
     def ask(self, once: Callable[[], _Answer], path: str, *, may_repeat: bool) -> _Answer:
-        """What ``once`` gives, tried again where that may help.
+        """Return the result of ``once``, tried again if that may help.
 
-        ``path``: of the socket. ``may_repeat``: whether the daemon may have carried out an earlier try.
-        Raises what the last try raised; or, where an earlier one may have been carried out, its error.
+        ``path``: the socket's. ``may_repeat``: True if the daemon may have carried out an earlier try. Raises
+        the error of the last try; or, if an earlier try may have been carried out, the error of that one.
         """
         lost: ConnectionLost | None = None
         while True:
@@ -91,7 +91,7 @@ class Retries:
 
 
 def configured_retries(tell: Callable[[str], None]) -> Retries | None:
-    """For GPUSHARE_RETRY_SECONDS, or 30 s; None for 0 seconds. Raises ConfigError."""
+    """Return the retries for GPUSHARE_RETRY_SECONDS, or 30 s; None for 0 seconds. Raises ConfigError."""
     text = os.environ.get(SECONDS_VARIABLE) or str(RETRY_SECONDS)
     try:
         seconds = float(text)
@@ -106,7 +106,7 @@ def configured_retries(tell: Callable[[str], None]) -> Retries | None:
 
 
 def may_repeat(call: str, asked: Mapping[str, Any]) -> bool:
-    """Whether a call does no harm where an earlier try of it was carried out."""
+    """Return True if a call does no harm even though an earlier try of it was carried out."""
     if call in WITH_REQUEST_ID:
         return bool(asked.get("request_id") or asked.get("job", {}).get("request_id"))
     return call in READING or call in SAME_WHEN_REPEATED

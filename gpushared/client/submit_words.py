@@ -1,4 +1,4 @@
-"""The words by which a job is asked for, in one place for ``gpushare submit`` and for programs.
+"""List the words by which a job is asked for, in one place for ``gpushare submit`` and for programs.
 
 Each word has a name on the command line, one in a program's ``JobRequest``, and one in the API's messages.
 """
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 class SubmitWord(NamedTuple):
-    """``option``: of ``gpushare submit``, without dashes. ``argument``: of ``JobRequest``.
+    """Name one word. ``option``: of ``gpushare submit``, without dashes. ``argument``: of ``JobRequest``.
 
-    ``field``: of the API's LeaseRequest or SubmitRequest, whichever the table is of.
+    ``field``: of the API's LeaseRequest or SubmitRequest, by the table that the word is in.
     """
 
     option: str
@@ -42,7 +42,7 @@ LEASE_WORDS: Final = (
     SubmitWord("notice-signal", "notice_signal", "notice_signal"),
     SubmitWord("immediate", "immediate", "immediate", is_switch=True),
 )
-"""What is asked of GPUs, and when."""
+"""These words ask for GPUs, and say when."""
 
 JOB_WORDS: Final = (
     SubmitWord("pool", "pool", "pool", is_switch=True),
@@ -57,6 +57,7 @@ JOB_WORDS: Final = (
     SubmitWord("nodes", "nodes", "nodes"),
     SubmitWord("span", "span", "span", is_switch=True),
 )
-"""Where the job runs, after what, and how often. ``array`` is an argument of ``submit_array``."""
+"""These words say where the job runs, after what, and how often. ``array`` is an argument of
+``submit_array``."""
 
 SUBMIT_WORDS: Final = (*LEASE_WORDS, *JOB_WORDS)

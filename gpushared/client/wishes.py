@@ -1,4 +1,4 @@
-"""What may be asked of a lease, as keywords."""
+"""Define the fields of a request for a lease, as keywords."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from gpushared.light import TypedDict
 
 _ON_THE_WIRE = {"lease_class": "class"}
-"""Words of the API that Python keeps for itself."""
+"""Python keeps these words of the API for itself."""
 
 
 class LeaseWish(TypedDict, total=False):
-    """The fields of a LeaseRequest; what is left out is as the node has it. Times are in seconds."""
+    """Declare the fields of a LeaseRequest; a field left out has the node's default. Times are in seconds."""
 
     gpu: str
     gpu_memory: str
@@ -40,7 +40,7 @@ class LeaseWish(TypedDict, total=False):
 
 
 def fields_of(wish: Mapping[str, object]) -> dict[str, object]:
-    """As the wire has it. Raises TypeError for what is no such wish."""
+    """Return the fields as the wire has them. Raises TypeError for an unknown field."""
     if unknown := wish.keys() - LeaseWish.__annotations__:
         raise TypeError(f"a lease has no {', '.join(sorted(unknown))}")
     return {_ON_THE_WIRE.get(name, name): value for name, value in wish.items() if value is not None}

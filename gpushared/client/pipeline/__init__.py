@@ -1,4 +1,6 @@
-"""A pool of nodes for programs: submit jobs, follow them, read their output. Synchronous and asyncio twins.
+"""Use a pool of nodes from programs: submit jobs, follow them, read their output.
+
+There are synchronous and asyncio twins.
 
     from gpushared.client.pipeline import JobRequest, Pool
 
@@ -6,7 +8,7 @@
         job = pool.submit(JobRequest("busybox", ["echo", "hello"], gpu="0.25"))
         print(pool.wait(job).state)
 
-Importing it imports gRPC. Errors are those of ``gpushared.domain.errors``.
+Importing this module imports gRPC. Errors are those of ``gpushared.domain.errors``.
 """
 
 from gpushared.client.faults import ConnectionLost

@@ -1,4 +1,4 @@
-"""The client for asyncio programs: as ``pool``, whose docstrings hold here too."""
+"""Serve asyncio programs with a client like ``pool``, whose docstrings hold here too."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from gpushared.domain.errors import GpushareError, PermissionRefused
 
 
 class AsyncPool:
-    """The pool for one event loop; grpc wants all of a process's to be the same one."""
+    """Call a pool from one event loop; grpc wants all of a process's calls on the same loop."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class AsyncPool:
         token_file: str | Path | None = None,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
-        """To be made on the loop. Raises ConfigError."""
+        """Make the client on its loop. Raises ConfigError."""
         self._door = find_door(address, ca_file=ca_file, token_file=token_file)
         credentials, options = self._door.credentials, self._door.options
         self._channel = (
@@ -64,7 +64,7 @@ class AsyncPool:
         self._may_read = True
 
     async def close(self) -> None:
-        """Streams that are open end."""
+        """End the open streams."""
         await self._channel.close()
 
     async def __aenter__(self) -> Self:
@@ -90,7 +90,10 @@ class AsyncPool:
         return answer
 
     async def _advice(self, job_id: str) -> JobExplanation | None:
-        """What is told of a new job. None where nobody answers, or tells: the job is kept all the same."""
+        """Return the explanation of a new job.
+
+        None if nobody answers, or may tell: the job is kept all the same.
+        """
         if not self._may_read:
             return None
         asked = jobs_pb2.JobRef(job_id=job_id)
@@ -180,7 +183,7 @@ class AsyncPool:
     ) -> AsyncIterator[bytes]:
         job = await (self._started(job_id) if follow else self.get(job_id))
         position, patience = Position(job, tail), self._patience()
-        follow = follow and attempt in {0, job.attempt}  # of an earlier one nothing is still to come
+        follow = follow and attempt in {0, job.attempt}  # an earlier attempt writes nothing more
         asked = jobs_pb2.LogsRequest(job_id=job.id, follow=follow, tail=tail, rank=rank, attempt=attempt)
         while True:
             asked.attempt = job.attempt if follow else attempt
@@ -209,7 +212,7 @@ class AsyncPool:
         raise AssertionError("a watch ends with a job that is over, and so was started")
 
     async def _check_may_run(self, job: Job) -> None:
-        """Raises NeverFits for a job that waits for a node which the pool does not have."""
+        """Raise NeverFits for a job that waits for a node that the pool does not have."""
         hopeless = never_fits(await self.explain(job.id)) if job.state == WAITS else None
         if hopeless is not None:
             raise hopeless
@@ -220,7 +223,7 @@ class AsyncPool:
         return Patience(self._patience_seconds, known=self._known)
 
     async def _call(self, name: str, message: Any, seconds: float = CALL_SECONDS) -> Any:
-        """Any: each call has a message of its own."""
+        """Call until there is an answer. Any: each call has a message of its own."""
         patience = self._patience()
         while True:
             try:
@@ -230,7 +233,7 @@ class AsyncPool:
             await asyncio.sleep(pause)
 
     async def _try(self, name: str, message: Any, seconds: float) -> Any:
-        """Calls once. An error of the tree is raised outside of gRPC's, so that this is not chained to it."""
+        """Call once. An error of the tree is raised outside of gRPC's, so that the two are not chained."""
         call = getattr(self._stub, name)
         try:
             answer = await call(message, timeout=seconds, metadata=self._door.metadata())

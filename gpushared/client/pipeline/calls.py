@@ -1,4 +1,4 @@
-"""What both clients ask alike, how long they wait for it, and what they make of the answers."""
+"""Share the messages, waits and judgements of both clients."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ from gpushared.client.pipeline.request import JobRequest
 from gpushared.domain.errors import NeverFits, RequestError, TimedOut
 
 CALL_SECONDS = 30.0
-"""How long a call may take that waits for nothing."""
+"""A call that waits for nothing may take so long."""
 SUBMIT_SECONDS = 120.0
 """An array of thousands is written job by job."""
 WAIT_SECONDS = 60.0
-"""The longest that a daemon keeps a call waiting for a change."""
+"""A daemon keeps a call waiting for a change no longer."""
 PATIENCE_SECONDS = 300.0
 """A machine that is booted anew is back by then."""
 ADVICE_SECONDS = 5.0
-"""After a job was taken it is asked whether the job could ever run; nobody waits for that for long."""
+"""After a job was taken the client asks if the job could ever run; nobody waits for that for long."""
 PAGE = 1000
 NEVER_FITS = "never_fits"
 WAITS = "queued"
 _CALLER = 4
-"""Frames between the warning and the program that submits: ``warn_of``, the client's own two, the caller."""
+"""The frames between the warning and the submitting program are ``warn_of``, the client's own two, the
+caller."""
 
 
 class JobWarning(UserWarning):
-    """A job was taken, and something about it may not be what was meant."""
+    """A job was taken, and the program may have meant something else."""
 
 
 def submit_message(
     request: JobRequest, door: Door, request_id: str, array: str = ""
 ) -> jobs_pb2.SubmitRequest:
-    """The request with an id by which asking twice gives the same jobs. Raises RequestError."""
+    """Return the request with an id by which asking twice gives the same jobs. Raises RequestError."""
     if request.pool is False and door.anchors is not None:
         raise RequestError(
             "a coordinator runs no jobs itself, so the job cannot stay with it",
@@ -45,7 +46,7 @@ def submit_message(
 
 
 def never_fits(told: JobExplanation) -> NeverFits | None:
-    """The error for a job that no node could take, not even an empty one; None for every other job."""
+    """Return the error for a job that no node could take, not even an empty one; None for every other job."""
     if told.reason_code != NEVER_FITS or told.job.is_over:
         return None
     text = f"{told.job.id} waits until a node joins that could take it: {told.sentence}"
@@ -53,7 +54,7 @@ def never_fits(told: JobExplanation) -> NeverFits | None:
 
 
 def warn_of(answer: SubmitAnswer, told: JobExplanation | None) -> None:
-    """Warn the program of what the command line would say on stderr. ``told``: of the first job, if known."""
+    """Warn the program as the command line would on stderr. ``told`` is about the first job, if known."""
     hopeless = never_fits(told) if told is not None else None
     for text in (*answer.notes, *([str(hopeless)] if hopeless else [])):
         warnings.warn(text, JobWarning, stacklevel=_CALLER)
@@ -75,7 +76,7 @@ def next_page(asked: jobs_pb2.ListJobsRequest, token: str) -> jobs_pb2.ListJobsR
 
 
 def not_over(job: Job, seconds: float | None) -> TimedOut:
-    """Nothing is wrong with the job, as far as anybody knows."""
+    """Return the error for a job that is not over in time; the job itself is well as far as anybody knows."""
     return TimedOut(
         f"job {job.id} is {job.state}, not over after {seconds:.0f} s",
         hint="it goes on; wait again, or cancel it",

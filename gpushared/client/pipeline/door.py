@@ -1,4 +1,4 @@
-"""Where the pool is reached, and by what a program proves who it is."""
+"""Find the pool's address, and the credentials of a program."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ USERS_PORT = 7440
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_TOKEN_BYTES = 1024
 _ORGANIZATION = re.compile(r"'organizationName', 'gpushare pool ([a-z0-9-]{1,32})'")
-"""What the authorities of pools are called."""
+"""The authorities of pools have such names."""
 _CALL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # A pool that is cut off without a word is noticed after both.
+    # A pool that is cut off without a word is noticed after both times.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.initial_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 5_000),
-    # What is tried again, how long and when is decided by ``patience``.
+    # ``patience`` decides which calls are tried again, how long and when.
     ("grpc.enable_retries", 0),
     # A site's web proxy must not get between a program and its pool.
     ("grpc.enable_http_proxy", 0),
@@ -38,7 +38,7 @@ _CALL_OPTIONS: tuple[tuple[str, int | str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """``anchors`` are certificates in PEM; None: a node's unix socket, where the kernel says who asks."""
+    """Locate a pool. ``anchors``: PEM certificates; None: a node's unix socket, where the kernel names us."""
 
     target: str
     anchors: bytes | None = None
@@ -55,7 +55,10 @@ class Door:
         return None if self.anchors is None else grpc.ssl_channel_credentials(self.anchors)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Read anew for each call, as a token may be replaced while a program runs. Raises ConfigError."""
+        """Return a call's metadata, read anew each time: a token may be replaced while a program runs.
+
+        Raises ConfigError.
+        """
         if self.token_file is None:
             return ()
         return (("authorization", f"Bearer {read_token(self.token_file)}"),)
@@ -67,10 +70,10 @@ def find_door(
     ca_file: str | Path | None = None,
     token_file: str | Path | None = None,
 ) -> Door:
-    """``HOST[:PORT]`` of a coordinator or ``unix:///PATH`` of a node, else GPUSHARE_POOL, else this node.
+    """Return ``HOST[:PORT]`` of a coordinator or ``unix:///PATH`` of a node, else GPUSHARE_POOL's, else ours.
 
-    ``ca_file`` and ``token_file`` are GPUSHARE_POOL_CA and GPUSHARE_POOL_TOKEN_FILE where not given. Raises
-    ConfigError, RequestError.
+    The last choice is the node on this machine. ``ca_file`` and ``token_file`` default to GPUSHARE_POOL_CA
+    and GPUSHARE_POOL_TOKEN_FILE. Raises ConfigError, RequestError.
     """
     address = address or os.environ.get(POOL_VARIABLE) or ""
     if not address or address.startswith("unix:"):
@@ -78,7 +81,7 @@ def find_door(
     ca = _named(ca_file, CA_VARIABLE, "the pool's authority", "gpushare pool anchors > FILE")
     token = _named(token_file, TOKEN_FILE_VARIABLE, "an API token", "gpushare pool api-token --person NAME")
     anchors = _read(ca)
-    read_token(token)  # what is wrong with it is said now, not in the middle of a run
+    read_token(token)  # a faulty token is told now, not in the middle of a run
     return Door(_with_port(address), anchors, f"coordinator.{pool_of(anchors)}.gpushare.internal", token)
 
 
@@ -93,7 +96,7 @@ def _named(given: str | Path | None, variable: str, what: str, how: str) -> Path
 
 
 def _with_port(address: str) -> str:
-    """As gRPC has it. Raises RequestError."""
+    """Return the address as gRPC writes it. Raises RequestError."""
     host, colon, port = address.rpartition(":")
     if not colon or address.endswith("]"):
         host, port = address, str(USERS_PORT)
@@ -103,7 +106,7 @@ def _with_port(address: str) -> str:
 
 
 def pool_of(anchors: bytes) -> str:
-    """The name of the pool whose authority this is. Raises ConfigError."""
+    """Return the name of the pool whose authority this is. Raises ConfigError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         context.load_verify_locations(cadata=anchors.decode())
@@ -120,7 +123,7 @@ def pool_of(anchors: bytes) -> str:
 
 
 def read_token(path: Path) -> str:
-    """The token in a file. Raises ConfigError."""
+    """Return the token in a file. Raises ConfigError."""
     token = _read(path)[:MAX_TOKEN_BYTES].decode(errors="replace").strip()
     if not token.isascii() or not token.isprintable() or not token:
         raise ConfigError(

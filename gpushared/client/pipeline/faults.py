@@ -1,4 +1,4 @@
-"""Errors on their way from gRPC into the tree."""
+"""Turn gRPC's errors into those of the tree."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gpushared.domain import errors
 from gpushared.domain.errors import GpushareError, kind_of_code
 
 HINT_METADATA = "gpushare-hint-bin"
-"""Trailing metadata in which the daemons send an error's hint."""
+"""The daemons send an error's hint in this trailing metadata."""
 MAX_DETAILS = 300
 _AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED})
 _TLS_FAILED = ("CERTIFICATE_VERIFY_FAILED", "Ssl handshake failed", "Hostname Verification Check failed")
 
 
 class _Status(Protocol):
-    """What both of grpc's kinds of errors have, of which only one declares it."""
+    """Declare the methods that both of grpc's kinds of errors have, of which only one declares them."""
 
     def code(self) -> grpc.StatusCode: ...
     def details(self) -> str | None: ...
@@ -26,7 +26,7 @@ class _Status(Protocol):
 
 
 def error_of(error: grpc.RpcError, target: str) -> GpushareError:
-    """What the daemon said; ConnectionLost where it said nothing, which may pass."""
+    """Return the daemon's error, or ConnectionLost if the daemon said nothing, which may pass."""
     status = cast("_Status", error)
     code, hint = status.code(), _hint(status)
     details = _one_line(status.details() or code.name)
@@ -43,7 +43,7 @@ def error_of(error: grpc.RpcError, target: str) -> GpushareError:
 
 
 def ended_early(target: str) -> ConnectionLost:
-    """A stream came to its end before what it tells of did."""
+    """Return the error for a stream that ended before its job did."""
     return ConnectionLost(
         f"the pool at {target} ended its answer", hint="it may be on its way down; try again"
     )
@@ -57,6 +57,6 @@ def _hint(status: _Status) -> str:
 
 
 def _one_line(details: str) -> str:
-    """The end of what gRPC says, where the cause is."""
+    """Return the end of gRPC's text, where the cause is."""
     cause = details.rpartition("last error: ")[2]
     return "".join(c if c.isprintable() else " " for c in cause)[-MAX_DETAILS:]

@@ -1,4 +1,4 @@
-"""The synchronous client. ``async_pool`` is its twin; what they share is pure and beside them."""
+"""Serve synchronous programs. ``async_pool`` is the twin; their common parts are pure and beside them."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ from gpushared.domain.errors import GpushareError, PermissionRefused
 
 
 class Pool:
-    """A pool of nodes, by its coordinator (TLS and an API token) or by any of its nodes (unix socket).
+    """Call a pool of nodes, by its coordinator (TLS and an API token) or by any node (unix socket).
 
-    A pool that answered before is waited for when it goes away, for ``patience_seconds`` each time; calls
-    are made so that asking twice does nothing twice. May be used by many threads.
+    A pool that answered before is waited for when it goes away, for ``patience_seconds`` each time; calls are
+    made so that asking twice does nothing twice. Many threads may use one object.
     """
 
     def __init__(
@@ -53,7 +53,10 @@ class Pool:
         token_file: str | Path | None = None,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
-        """Connects with the first call. See ``find_door`` for what is not given. Raises ConfigError."""
+        """Prepare the client, which connects with the first call. Raises ConfigError.
+
+        ``find_door`` gives the values that are left out.
+        """
         self._door = find_door(address, ca_file=ca_file, token_file=token_file)
         credentials, options = self._door.credentials, self._door.options
         self._channel = (
@@ -67,7 +70,7 @@ class Pool:
         self._may_read = True
 
     def close(self) -> None:
-        """Streams that are open end."""
+        """End the open streams."""
         self._channel.close()
 
     def __enter__(self) -> Self:
@@ -81,17 +84,18 @@ class Pool:
     # --- submitting ------------------------------------------------------------------------------------
 
     def submit(self, request: JobRequest, *, request_id: str = "") -> str:
-        """The job's id, when it is durably kept.
+        """Return the job's id, when the job is durably kept.
 
-        With a ``request_id`` of the caller's own a program that is run again gets the job that it had. What
-        could never run is refused, or where a node may yet join that could take it, warned of (JobWarning).
+        With a ``request_id`` of the caller's own a program that is run again gets the job that it had. A job
+        that could never run is refused; if a node may yet join that could take it, the program is warned
+        (JobWarning).
         """
         return self._submitted(submit_message(request, self._door, request_id)).job_ids[0]
 
     def submit_array(self, request: JobRequest, numbers: str, *, request_id: str = "") -> SubmitAnswer:
-        """One job for each of ``0-99`` or ``1,3,5-9``, all or none; GPUSHARE_ARRAY_INDEX tells each which.
+        """Submit one job for each of ``0-99`` or ``1,3,5-9``, all or none.
 
-        Of ``0-99%4`` at most 4 run at once.
+        GPUSHARE_ARRAY_INDEX tells each job its number. Of ``0-99%4`` at most 4 run at once.
         """
         return self._submitted(submit_message(request, self._door, request_id, numbers))
 
@@ -102,7 +106,10 @@ class Pool:
         return answer
 
     def _advice(self, job_id: str) -> JobExplanation | None:
-        """What is told of a new job. None where nobody answers, or tells: the job is kept all the same."""
+        """Return the explanation of a new job.
+
+        None if nobody answers, or may tell: the job is kept all the same.
+        """
         if not self._may_read:
             return None
         asked = jobs_pb2.JobRef(job_id=job_id)
@@ -117,21 +124,21 @@ class Pool:
         return told
 
     def cancel(self, job_id: str, *, grace_seconds: int | None = None) -> Job:
-        """Ends a job whatever its state; its container gets ``grace_seconds`` (10) to end by itself."""
+        """End a job in any state; its container gets ``grace_seconds`` (10) to end by itself."""
         return job_of(self._call("Cancel", cancel_request(job_id, grace_seconds)))
 
     def hold(self, job_id: str, *, held: bool = True) -> Job:
-        """Keeps a waiting job from starting, or lets it go."""
+        """Keep a waiting job from starting, or release it."""
         return job_of(self._call("Hold", hold_request(job_id, held=held)))
 
     # --- reading ---------------------------------------------------------------------------------------
 
     def get(self, job_id: str) -> Job:
-        """By an id, an unmistakable beginning of one, or the name of its container."""
+        """Return a job by an id, an unambiguous beginning of one, or the name of its container."""
         return job_of(self._call("Get", jobs_pb2.JobRef(job_id=job_id)))
 
     def jobs(self, *, ended: bool = False, everybody: bool = False, array_id: str = "") -> Iterator[Job]:
-        """Live ones in their order; with ``ended`` then those that are over, newest first."""
+        """Yield live jobs in their order; with ``ended``, then those that are over, newest first."""
         asked = jobs_pb2.ListJobsRequest(ended=ended, all=everybody, array_id=array_id, limit=PAGE)
         while True:
             page = self._call("List", asked)
@@ -141,13 +148,13 @@ class Pool:
             asked = next_page(asked, page.next_page_token)
 
     def explain(self, job_id: str) -> JobExplanation:
-        """Why a job waits or what became of it, and its story."""
+        """Explain why a job waits or how it ended, with its story."""
         found = progress.read(JobExplanation, self._call("Explain", jobs_pb2.JobRef(job_id=job_id)))
         assert isinstance(found, JobExplanation)
         return found
 
     def nodes(self) -> NodeList:
-        """What the pool has, and what of it is free."""
+        """Return the nodes of the pool, with their free capacity."""
         found = progress.read(NodeList, self._call("Nodes", jobs_pb2.NodesRequest()))
         assert isinstance(found, NodeList)
         return found
@@ -155,9 +162,9 @@ class Pool:
     # --- following -------------------------------------------------------------------------------------
 
     def wait(self, job_id: str, *, timeout_seconds: float | None = None) -> Job:
-        """The job when it is over. Raises TimedOut, and NeverFits where no node could take it.
+        """Return the job when it is over. Raises TimedOut, and NeverFits if no node could take it.
 
-        The job goes on to run, or to wait, after both.
+        After either error the job goes on to run, or to wait.
         """
         until = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         job = self.get(job_id)
@@ -171,7 +178,7 @@ class Pool:
         return job
 
     def wait_all(self, job_ids: Sequence[str], *, timeout_seconds: float | None = None) -> list[Job]:
-        """All of them when the last is over, in the order named. Raises TimedOut."""
+        """Return all jobs when the last is over, in the order named. Raises TimedOut."""
         until = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         return [
             self.wait(job, timeout_seconds=None if until is None else max(until - time.monotonic(), 0.0))
@@ -179,7 +186,7 @@ class Pool:
         ]
 
     def watch(self, job_id: str) -> Iterator[Job]:
-        """The job now, and then each change until it is over, through restarts of the pool's daemons."""
+        """Yield the job now, and then each change until it is over, through restarts of the daemons."""
         watched, patience = Watched(), self._patience()
         while True:
             try:
@@ -197,14 +204,15 @@ class Pool:
     def logs(
         self, job_id: str, *, follow: bool = False, tail: int = 0, rank: int = 0, attempt: int = 0
     ) -> Iterator[bytes]:
-        """What its container has written, both streams as they came, in pieces of any length.
+        """Yield the container's output, both streams as they came, in pieces of any length.
 
-        With ``follow`` from its start until it ends, through restarts of the pool's daemons. ``tail``: only
-        the last so many lines. ``attempt``: of which one; else of the newest that has run.
+        With ``follow`` the output comes from its start until its end, through restarts of the pool's daemons.
+        ``tail``: only the last so many lines. ``attempt``: the number of the attempt; by default the newest
+        that has run.
         """
         job = self._started(job_id) if follow else self.get(job_id)
         position, patience = Position(job, tail), self._patience()
-        follow = follow and attempt in {0, job.attempt}  # of an earlier one nothing is still to come
+        follow = follow and attempt in {0, job.attempt}  # an earlier attempt writes nothing more
         asked = jobs_pb2.LogsRequest(job_id=job.id, follow=follow, tail=tail, rank=rank, attempt=attempt)
         while True:
             asked.attempt = job.attempt if follow else attempt
@@ -233,7 +241,7 @@ class Pool:
         raise AssertionError("a watch ends with a job that is over, and so was started")
 
     def _check_may_run(self, job: Job) -> None:
-        """Raises NeverFits for a job that waits for a node which the pool does not have."""
+        """Raise NeverFits for a job that waits for a node that the pool does not have."""
         hopeless = never_fits(self.explain(job.id)) if job.state == WAITS else None
         if hopeless is not None:
             raise hopeless
@@ -244,7 +252,7 @@ class Pool:
         return Patience(self._patience_seconds, known=self._known)
 
     def _call(self, name: str, message: Any, seconds: float = CALL_SECONDS) -> Any:
-        """Calls until there is an answer, which may carry the call out twice.
+        """Call until there is an answer, which may carry the call out twice.
 
         Any: each call has a message of its own.
         """
@@ -257,7 +265,7 @@ class Pool:
             time.sleep(pause)
 
     def _try(self, name: str, message: Any, seconds: float) -> Any:
-        """Calls once. An error of the tree is raised outside of gRPC's, so that this is not chained to it."""
+        """Call once. An error of the tree is raised outside of gRPC's, so that the two are not chained."""
         call = getattr(self._stub, name)
         try:
             answer = call(message, timeout=seconds, metadata=self._door.metadata())
@@ -269,7 +277,7 @@ class Pool:
         raise failed
 
     def _stream(self, name: str, message: Any) -> Iterator[Any]:
-        """The messages of a call that ends with the iterator. Errors as those of ``_try``."""
+        """Yield the messages of a call that ends with the iterator. Errors are those of ``_try``."""
         failed = None
         call = getattr(self._stub, name)(message, metadata=self._door.metadata())
         try:

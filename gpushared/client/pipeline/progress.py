@@ -1,4 +1,4 @@
-"""How far a watcher and a reader of output have come, so that a new connection goes on there. Pure."""
+"""Track a watcher's and a reader's progress, so that a new connection goes on from there. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gpushared.client.messages import Message
 from gpushared.domain.errors import GpushareError, StateConflict
 
 STARTED = frozenset({"running", "paused", "unknown", "cancelling", "succeeded", "failed", "cancelled"})
-"""States in which a job has, or had, or will never have a container to read from."""
+"""In these states a job has, or had, or will never have a container to read from."""
 RUNNING = frozenset({"running", "paused", "unknown", "cancelling"})
 
 
 def read(kind: type[Message], wire: Wire) -> Message:
-    """An answer as one of the client's typed objects."""
+    """Return an answer as one of the client's typed objects."""
     return kind(
         json_format.MessageToDict(
             wire, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
@@ -31,13 +31,13 @@ def job_of(wire: jobs_pb2.Job) -> Job:
 
 
 class Watched:
-    """One job's changes, each once, over however many connections."""
+    """Tell one job's changes, each once, over however many connections."""
 
     def __init__(self) -> None:
         self._token = ""
 
     def news(self, job: Job) -> bool:
-        """Whether it looks otherwise than the last time."""
+        """Return True if the job looks otherwise than the last time."""
         if job.token and job.token == self._token:
             return False
         self._token = job.token
@@ -45,7 +45,7 @@ class Watched:
 
 
 class Position:
-    """How much of the output of one of a job's attempts was handed on."""
+    """Count the output of one of a job's attempts that was handed on."""
 
     def __init__(self, job: Job, tail: int) -> None:
         self._attempt = job.attempt
@@ -54,9 +54,10 @@ class Position:
         self._skip = 0
 
     def resume(self, job: Job) -> None:
-        """A new connection gives all from the beginning. Raises StateConflict where nobody knows how much.
+        """Prepare for a new connection, which gives all output from the beginning.
 
-        A job that was run again meanwhile has another container, whose output is read from its beginning.
+        Raises StateConflict if nobody knows how much was read. A job that was run again meanwhile has another
+        container, whose output is read from its beginning.
         """
         if job.attempt != self._attempt:
             self._attempt, self._bytes = job.attempt, 0
@@ -68,19 +69,19 @@ class Position:
         self._skip = self._bytes
 
     def news(self, data: bytes) -> bytes:
-        """What of it was not handed on yet."""
+        """Return the part of the data that was not handed on yet."""
         skipped = min(self._skip, len(data))
         self._skip -= skipped
         self._bytes += len(data) - skipped
         return data[skipped:]
 
     def is_complete(self, job: Job) -> bool:
-        """Whether output that ended in order is all of it; ``job`` as it is after that end.
+        """Return True if output that ended in order is all of it; ``job`` is its state after that end.
 
         A daemon on its way down ends an answer, too. A container's end is known a moment after its output's.
         """
         return job.attempt != self._attempt or job.state not in RUNNING
 
     def all_was_read(self, job: Job, error: GpushareError) -> bool:
-        """Whether there is no more because the container was removed after its end."""
+        """Return True if there is no more output because the container was removed after its end."""
         return bool(self._bytes) and isinstance(error, StateConflict) and job.is_over

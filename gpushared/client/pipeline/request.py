@@ -1,4 +1,4 @@
-"""What a program asks for: a part of the pool's GPUs, and the container that is to use it."""
+"""Describe a program's request: a part of the pool's GPUs, and the container that is to use it."""
 
 from __future__ import annotations
 
@@ -19,20 +19,23 @@ from gpushared.domain.errors import RequestError
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A directory or file of the node that runs the job; it must be there, and its policy must allow it."""
+    """Name a directory or file of the job's node.
+
+    It must exist there, and the node's policy must allow it.
+    """
 
     source: str
     target: str
     read_only: bool = False
 
     def to_docker(self) -> dict[str, Any]:
-        """A mount object: for these the engine makes no missing directories."""
+        """Return a mount object: for these the engine makes no missing directories."""
         return {"Type": "bind", "Source": self.source, "Target": self.target, "ReadOnly": self.read_only}
 
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """One job, or each job of an array. Words are those of ``gpushare submit``: gpu="0.25", time="2h".
+    """Describe one job, or each job of an array, in the words of ``gpushare submit``: gpu="0.25", time="2h".
 
     ``command`` is the words of the program, or a text that is divided as a shell would. ``body`` is the whole
     JSON of Docker's ``POST /containers/create`` instead of ``command``, ``env``, ``mounts`` and ``workdir``.
@@ -45,7 +48,7 @@ class JobRequest:
     mounts: Sequence[Mount] = ()
     workdir: str = ""
     name: str = ""
-    """Of the container; empty = made from the job's id."""
+    """The name of the container; empty = made from the job's id."""
     body: Mapping[str, Any] | None = None
 
     gpu_memory: str = ""
@@ -54,45 +57,46 @@ class JobRequest:
     models: Sequence[str] = ()
     """GPU models that will do, by any part of their names; empty = all."""
     isolation: str = ""
-    """shared, separate, exclusive or mig; empty = what fits the size."""
+    """shared, separate, exclusive or mig; empty = the one that fits the size."""
     lease_class: str = ""
     time: str = ""
     begin: str | datetime = ""
     """Start no earlier: "22:00", "+2h", "2026-11-22T08:00", or a moment; without a zone it is local time."""
     near: Sequence[str] = ()
-    """Leases; only on the machine where these are."""
+    """Run only on the machine of these leases."""
     away_from: Sequence[str] = ()
-    """Leases; not on the GPUs where these are."""
+    """Do not run on the GPUs of these leases."""
     project: str = ""
     priority: int = 0
     held: bool = False
-    """Wait until ``hold(job, held=False)`` lets it go."""
+    """Wait until ``hold(job, held=False)`` releases the job."""
     immediate: bool = False
     """Fail instead of waiting when there is no room."""
     notice_signal: str = ""
     """Send this to the container before its time is up: USR1, TERM."""
     restart_on_fault: int = 0
-    """So often its container is started again when somebody else's fault on the GPU ended it."""
+    """Start the container again so often when another lease's fault on the GPU ended it."""
 
     pool: bool | None = None
-    """True: anywhere in the pool. False: on the node that is asked. None: in the pool, or where the node that
-    is asked is in none, on the node."""
+    """True: anywhere in the pool. False: on the node that is asked. None: in the pool, or on the node that is
+    asked if it is in none."""
     node: str = ""
-    """Only on this one."""
+    """Run only on this node."""
     nodes: int = 1
-    """On so many at once, each with what ``gpu`` says."""
+    """Run on so many nodes at once, each with what ``gpu`` says."""
     span: bool = False
-    """Its GPUs may be on several nodes, as few as possible."""
+    """The job's GPUs may be on several nodes, as few as possible."""
     after: Sequence[str] = ()
-    """Jobs that must be over first, however they end."""
+    """These jobs must be over first, however they end."""
     after_ok: Sequence[str] = ()
-    """Jobs that must have succeeded first; where one does not, this one fails."""
+    """These jobs must have succeeded first; if one does not, this job fails."""
     retries: int = 0
-    """So often it is run again when it ends with another code than 0."""
+    """Run the job again so often when it ends with another code than 0."""
     requeue: bool = True
-    """Run it again after its node was lost, or after it had to give way."""
+    """Run the job again after its node was lost, or after it had to give way."""
     stop_after_seconds: int = 0
-    """Its node stops it when it has not heard from the pool for so long, and it runs elsewhere; 0 = never."""
+    """The node stops the job when it has not heard from the pool for so long, and the job runs elsewhere; 0 =
+    never."""
     pull: str = ""
     """missing (as if empty), always, never."""
     platform: str = ""
@@ -100,7 +104,7 @@ class JobRequest:
     """Remove the container, and its output with it, once its end is known."""
 
     def create_body(self) -> dict[str, Any]:
-        """What Docker's ``POST /containers/create`` is asked. Raises RequestError."""
+        """Return the body of Docker's ``POST /containers/create``. Raises RequestError."""
         if self.body is not None:
             return self._given_body(self.body)
         if not self.image:
@@ -124,7 +128,7 @@ class JobRequest:
         return {**body, "Image": body.get("Image") or self.image}
 
     def message(self, request_id: str, array: str = "") -> jobs_pb2.SubmitRequest:
-        """The request as it is sent. Raises RequestError."""
+        """Return the request as it is sent. Raises RequestError."""
         body = self.create_body()
         return jobs_pb2.SubmitRequest(
             request_id=request_id,
@@ -161,7 +165,7 @@ class JobRequest:
 
 
 def _seconds(begin: str | datetime) -> float:
-    """Since the epoch; 0 where nothing was said."""
+    """Return seconds since the epoch; 0 if nothing was said."""
     if isinstance(begin, datetime):
         return begin.timestamp()
     return read_moment(begin, datetime.now().astimezone()) if begin else 0.0
