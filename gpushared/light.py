@@ -1,7 +1,7 @@
-"""Parts of ``typing`` for modules that a command must not wait for.
+"""Replace parts of ``typing`` for modules that a command must not wait for.
 
 Importing ``typing`` takes the command line longer than asking the daemon. A type checker sees the parts of
-``typing`` itself; what else only annotations need is imported under ``TYPE_CHECKING``.
+``typing`` itself; other names that only annotations need are imported under ``TYPE_CHECKING``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ else:
     from collections import namedtuple
 
     class _Record(type):
-        """Makes a named tuple of a class with annotated fields, with the methods of the class."""
+        """Make a named tuple of a class with annotated fields, with the methods of the class."""
 
         def __new__(cls, name, bases, body):
             if not bases:
@@ -28,10 +28,10 @@ else:
             return made
 
     class NamedTuple(metaclass=_Record):
-        """As ``typing.NamedTuple``."""
+        """Stand for ``typing.NamedTuple``."""
 
     class TypedDict:
-        """As ``typing.TypedDict``, for annotations; nobody makes one at run time."""
+        """Stand for ``typing.TypedDict`` in annotations; nobody makes one at run time."""
 
         def __init_subclass__(cls, *, total=True):
-            """``total`` is the type checker's."""
+            """Ignore ``total``, which is for the type checker."""

@@ -1,4 +1,4 @@
-"""A process's mounts as the kernel tells them (proc_pid_mountinfo(5)).
+"""Read a process's mounts as the kernel tells them (proc_pid_mountinfo(5)).
 
 Standard library only: a helper that is started for each container with mounts reads them too.
 """
@@ -10,7 +10,7 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
 class Mount(NamedTuple):
-    """One line: the directory ``root`` of the file system ``device`` (``8:1``) at ``point``."""
+    """Hold one line: the directory ``root`` of the file system ``device`` (``8:1``) at ``point``."""
 
     identity: int
     device: str
@@ -18,13 +18,13 @@ class Mount(NamedTuple):
     point: str
     kind: str
     options: frozenset[str]
-    """Those of the file system itself."""
+    """The options of the file system itself."""
     flags: frozenset[str] = frozenset()
-    """Those of this mount of it."""
+    """The options of this mount of the file system."""
 
 
 def parse_line(line: str) -> Mount:
-    """Raises ``ValueError`` for a line in an unknown form."""
+    """Read one line; raises ``ValueError`` for a line in an unknown form."""
     first, _, last = line.rstrip("\n").partition(" - ")
     identity, _, device, root, point, flags = first.split(" ")[:6]
     kind, _, options = last.split(" ")[:3]
@@ -36,10 +36,10 @@ def parse_line(line: str) -> Mount:
 
 
 def is_under(path: str, directory: str) -> bool:
-    """Whether the path is the directory, or lies in it; both normal."""
+    """Return True if the path is the directory, or lies in it; both paths are normal."""
     return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
 def _plain(word: str) -> str:
-    """Blanks, line ends and backslashes stand there as octal numbers."""
+    """Decode blanks, line ends and backslashes, which the kernel writes as octal numbers."""
     return _OCTAL.sub(lambda found: chr(int(found[1], 8)), word)

@@ -1,12 +1,12 @@
-"""Frozen dataclasses as JSON and back, read off the classes themselves: for journals, stores and wires.
+"""Write frozen dataclasses as JSON and read them back, by the classes themselves: for journals and wires.
 
-An object is its fields by name. A member of a union of dataclasses also carries ``"kind"``: its class name
-in snake_case. Fields that a newer version added are ignored, fields that an older one did not have take
-their default, so a field may come or go without a migration; a class may not be renamed without one.
-A field with ``metadata={"recorded": False}`` is left out: it is kept elsewhere.
+An object is its fields by name. A member of a union of dataclasses also carries ``"kind"``: its class name in
+snake_case. Fields that a newer version added are ignored, fields that an older one did not have take their
+default, so a field may come or go without a migration; a class may not be renamed without one. A field with
+``metadata={"recorded": False}`` is left out: it is kept elsewhere.
 
-Types of fields: str, int, float, bool, StrEnum, NewTypes of these, dataclasses, unions of dataclasses, one
-of all these or None, tuples of one type, tuples of several types, and mappings from words to any of these.
+Types of fields: str, int, float, bool, StrEnum, NewTypes of these, dataclasses, unions of dataclasses, one of
+all these or None, tuples of one type, tuples of several types, and mappings from words to any of these.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _dump = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class RecordError(ValueError):
-    """The text is no such record as this version knows it, or the value cannot be one."""
+    """The text is no record that this version knows, or the value cannot be one."""
 
 
 def to_json(kind: object, value: object) -> str:
-    """The value as ASCII. ``kind``: its dataclass, or a union of such. Raises RecordError for NaN."""
+    """Return the value as ASCII. ``kind``: its dataclass, or a union of such. Raises RecordError for NaN."""
     try:
         return _dump(_encoder(kind)(value))
     except ValueError as error:
@@ -48,7 +48,7 @@ def from_json(kind: type[T], text: str | bytes) -> T: ...
 @overload
 def from_json(kind: object, text: str | bytes) -> Any: ...
 def from_json(kind: object, text: str | bytes) -> Any:
-    """What ``to_json`` made the text of, with the same ``kind``. Raises RecordError."""
+    """Return the value of a text that ``to_json`` made with the same ``kind``. Raises RecordError."""
     try:
         return _decoder(kind)(json.loads(text, parse_constant=_no_number))
     except RecordError:
@@ -58,7 +58,7 @@ def from_json(kind: object, text: str | bytes) -> Any:
 
 
 def kind_of(cls: type) -> str:
-    """The word that stands for a class in a record: ``NeverClaimed`` is ``never_claimed``."""
+    """Return the word that stands for a class in a record: ``NeverClaimed`` is ``never_claimed``."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
 
@@ -234,7 +234,7 @@ def _fields(cls: Any) -> list[tuple[str, Any, Field[Any]]]:
 
 
 def _union_members(kind: Any) -> tuple[Any, ...]:
-    """The members less None; empty for what is no union."""
+    """Return the members less None; empty for a kind that is no union."""
     if get_origin(kind) not in (UnionType, Union):
         return ()
     return tuple(member for member in get_args(kind) if member is not NoneType)

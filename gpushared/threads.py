@@ -1,4 +1,4 @@
-"""What a thread of our own comes to, told to whoever waits for it in an event loop."""
+"""Hand the result of a thread of our own to a future in an event loop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def answer_with(work: Callable[[], Any], answer: asyncio.Future[Any]) -> None:
-    """Do the work here, and have its result or its error set where the future belongs, if still wanted."""
+    """Do the work here, and set its result or its error on the future's own loop, if still wanted."""
     result, error = None, None
     try:
         result = work()
