@@ -21,6 +21,7 @@ from gpushared.gate.http import Exchange, Routes, WebReply, WebRequest
 from gpushared.pool.admin import phase_of
 from gpushared.pool.admin_room import admin_services
 from gpushared.pool.audit_room import audit_services
+from gpushared.pool.connections import Connections, bounds_here
 from gpushared.pool.garbage import keep_aside, no_collection
 from gpushared.pool.high_water import HighWater, read_high_water, write_high_water
 from gpushared.pool.identities import AdminIdentities
@@ -151,8 +152,8 @@ class PoolDaemon:
             stack.push_async_callback(self._mark, loop)
             await stack.enter_async_context(loop.running())
             await stack.enter_async_context(trust.running())
-            await self._serve(self._coordinator(loop, trust), front, stack)
-            await self._live(loop)
+            connections = await self._serve(self._coordinator(loop, trust), front, stack)
+            await self._live(loop, connections)
 
     # --- parts -----------------------------------------------------------------------------------------
 
@@ -250,19 +251,23 @@ class PoolDaemon:
 
     # --- serving ---------------------------------------------------------------------------------------
 
-    async def _serve(self, coordinator: Coordinator, front: Front, stack: AsyncExitStack) -> None:
+    async def _serve(self, coordinator: Coordinator, front: Front, stack: AsyncExitStack) -> Connections:
         services = [service for room in self._rooms for service in room(coordinator)]
         section, identity = self._config.coordinator, coordinator.trust.identity
         listener = stack.enter_context(listen(self._runtime_dir / SOCKET_NAME, section.socket_mode))
         callers = coordinator.trust.callers
+        bounds = bounds_here()
         intake = Intake(callers.admitted, callers.refuse_unread)
-        users = Server(Door.USERS, section.listen, identity.for_users(), intake)
-        nodes = Server(Door.NODES, section.listen_nodes, identity.for_nodes(), intake)
+        users = Server(Door.USERS, section.listen, identity.for_users(), intake, bounds.of_port)
+        nodes = Server(Door.NODES, section.listen_nodes, identity.for_nodes(), intake, bounds.of_port)
         self.users_port, self.nodes_port = users.port, nodes.port
+        connections = Connections({users.port, nodes.port}, bounds)
+        callers.met = connections.met
         await self._serve_locally(services, front, listener, stack)
         for server in (users, nodes):
             await stack.enter_async_context(server.serving(services))
         stack.push_async_callback(coordinator.link.close)
+        return connections
 
     async def _serve_locally(
         self, services: Sequence[Service], front: Front, listener: socket.socket, stack: AsyncExitStack
@@ -277,7 +282,7 @@ class PoolDaemon:
         await stack.enter_async_context(front.serving(listener))
         await check_identity(listener.getsockname())
 
-    async def _live(self, loop: PoolLoop) -> None:
+    async def _live(self, loop: PoolLoop, connections: Connections) -> None:
         """Until the stop, or until this coordinator must not go on: Deposed."""
         self._notifier.ready(self._status(loop))
         log.info(
@@ -291,6 +296,7 @@ class PoolDaemon:
             self._tick(loop),
             self._keep_mark(loop),
             self._prune(loop),
+            connections.run(),
             keep_always(self._parts.clock, self._troubles),
             keep_aside(),
             self._audit.run(),

@@ -21,12 +21,15 @@ MAX_CALLS_OF_A_NODE = 8192
 """All users of a node, with their tunnels and whatever they wait for, come over one connection; the node
 holds each of them to less."""
 _MOST = "grpc.max_concurrent_streams"
+_MOST_CONNECTIONS = "grpc.max_allowed_incoming_connections"
 _HANDSHAKE = ("grpc.server_handshake_timeout_ms", 10_000)
 """Who connects and says nothing is in nobody's way for longer (120 s without this)."""
+_IDLE = ("grpc.max_connection_idle_ms", 30_000)
+"""So long a connection stays on which nothing is called. Clients connect again when they call."""
 _FIXED_WINDOW = ("grpc.http2.bdp_probe", 0)
 """Else the window of each stream grows with what one of them passes, and a call that waits for its turn may
 have sent megabytes. Nodes, which pass much and are known, keep windows that grow."""
-_OPTIONS_FOR_USERS = [*OPTIONS, _HANDSHAKE, _FIXED_WINDOW]
+_OPTIONS_FOR_USERS = [*OPTIONS, _HANDSHAKE, _IDLE, _FIXED_WINDOW]
 _OPTIONS_FOR_NODES = [*(one for one in OPTIONS if one[0] != _MOST), _HANDSHAKE, (_MOST, MAX_CALLS_OF_A_NODE)]
 
 
@@ -51,11 +54,17 @@ class Server:
         address: str,
         credentials: grpc.ServerCredentials | None,
         intake: Intake | None = None,
+        max_connections: int = 0,
     ) -> None:
-        """Binds. ``intake``: before all services. Raises ConfigError where the address is not to be had."""
+        """Binds. ``intake``: before all services. Raises ConfigError where the address is not to be had.
+
+        ``max_connections``: more are closed as soon as they are accepted; 0 = no bound.
+        """
         self._door = door
+        options = _OPTIONS_FOR_NODES if door is Door.NODES else _OPTIONS_FOR_USERS
+        bound = [(_MOST_CONNECTIONS, max_connections)] if max_connections else []
         self._server = grpc.aio.server(
-            options=_OPTIONS_FOR_NODES if door is Door.NODES else _OPTIONS_FOR_USERS,
+            options=[*options, *bound],
             interceptors=[intake] if intake else [],
         )
         try:

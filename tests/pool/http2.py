@@ -145,13 +145,13 @@ def _word(text: str) -> bytes:
 
 
 @asynccontextmanager
-async def http2(port: int) -> AsyncIterator[Http2]:
-    """A connection by TLS to a port of this machine; whose it is is not checked."""
+async def http2(port: int, address: str = "127.0.0.1") -> AsyncIterator[Http2]:
+    """A connection by TLS from an address to a port of this machine; whose it is is not checked."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, local_addr=(address, 0))
     made = Http2(reader, writer)
     await made.begin()
     listening = asyncio.create_task(made.listen())

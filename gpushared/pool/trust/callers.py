@@ -105,6 +105,8 @@ class Callers:
         self._now = now
         self._doors = doors
         self._assertions = AssertionCheck(pool)
+        self.met: Callable[[str, str], None] = lambda _, __: None
+        """Told of each call of a token or a node: its connection's other end, and the name counted."""
 
     async def caller_of(self, context: Context[Any, Any], message: Message) -> PoolCaller:
         """Who asks for this: by a node's word, a token, or the kernel's word. Raises PermissionRefused.
@@ -136,8 +138,11 @@ class Callers:
             return Admitted(host_of(context.peer()))
         auth = context.auth_context()
         if _first(auth, "x509_pem_cert"):
-            return Admitted(f"node {self.node_of(context).node}", share=SHARE_OF_A_NODE)
-        return Admitted(f"API token {self._recognised(_metadata(context, AUTHORIZATION)).id}")
+            caller = Admitted(f"node {self.node_of(context).node}", share=SHARE_OF_A_NODE)
+        else:
+            caller = Admitted(f"API token {self._recognised(_metadata(context, AUTHORIZATION)).id}")
+        self.met(context.peer(), caller.who)
+        return caller
 
     def node_of(self, context: Context[Any, Any]) -> NodeCertificate:
         """The node whose certificate the connection has, and which is in good standing now.
