@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,11 +30,13 @@ class IntakeBounds:
     """``at_once``: messages of all callers that are read, or are large and not answered yet.
 
     ``of_caller``: those of one of them. A message of at most ``small_bytes`` gives its turn back once it is
-    read. ``turn_seconds`` is how long a call waits for its turn, ``message_seconds`` for its message.
+    read. ``turn_seconds`` is how long a call waits for its turn, ``message_seconds`` for its message. A
+    caller has at most ``calls`` under way, whether they wait for a turn, are worked on, or wait for a job.
     """
 
     at_once: int = 64
     of_caller: int = 8
+    calls: int = 2048
     small_bytes: int = 64 * 1024
     turn_seconds: float = 30.0
     message_seconds: float = 30.0
@@ -42,7 +44,7 @@ class IntakeBounds:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """``who``: the name under which a caller's turns are counted. ``share``: so many times as many turns."""
+    """``who``: the name under which a caller's calls are counted. ``share``: so many times as many."""
 
     who: str
     share: int = 1
@@ -54,12 +56,38 @@ Refuse = Callable[[str, Context[Any, Any], GpushareError], Awaitable[Any]]
 """Ends a call with an error."""
 
 
-class MessageTurns:
-    """Who reads how many messages now."""
+class CallsUnderWay:
+    """Counts the calls of each caller that are not answered yet, streams too."""
 
-    def __init__(self, bounds: IntakeBounds) -> None:
-        self._bounds = bounds
-        self._all = asyncio.Semaphore(bounds.at_once)
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._calls: Counter[str] = Counter()
+
+    @contextmanager
+    def of(self, who: str, share: int = 1) -> Iterator[None]:
+        """Around one call. Raises LimitReached."""
+        if self._calls[who] >= self._most * share:
+            raise LimitReached(
+                f"{who} has {self._calls[who]} calls under way already",
+                hint="wait for some of them, or stop some clients",
+            )
+        self._calls[who] += 1
+        try:
+            yield
+        finally:
+            self._calls[who] -= 1
+            if not self._calls[who]:
+                del self._calls[who]
+
+
+class Turns:
+    """Turns at work of which only so much is done at a time: ``at_once`` in all, ``of_caller`` for each."""
+
+    def __init__(self, at_once: int, of_caller: int, seconds: float) -> None:
+        """``seconds``: how long anybody waits for a turn."""
+        self._of_caller = of_caller
+        self._seconds = seconds
+        self._all = asyncio.Semaphore(at_once)
         self._of: dict[str, asyncio.Semaphore] = {}
         self._users: Counter[str] = Counter()
 
@@ -67,7 +95,7 @@ class MessageTurns:
     async def of(self, caller: Admitted) -> AsyncIterator[AsyncExitStack]:
         """A turn, for as long as the block runs, or until the stack is closed. Raises LimitReached."""
         who = caller.who
-        own = self._of.setdefault(who, asyncio.Semaphore(self._bounds.of_caller * caller.share))
+        own = self._of.setdefault(who, asyncio.Semaphore(self._of_caller * caller.share))
         self._users[who] += 1
         try:
             async with AsyncExitStack() as turn:
@@ -80,12 +108,12 @@ class MessageTurns:
 
     async def _take(self, turn: AsyncExitStack, own: asyncio.Semaphore, who: str) -> None:
         try:
-            async with asyncio.timeout(self._bounds.turn_seconds):
+            async with asyncio.timeout(self._seconds):
                 await turn.enter_async_context(own)
                 await turn.enter_async_context(self._all)
         except TimeoutError:
             raise LimitReached(
-                f"{who} sends more at a time than is read", hint="send fewer calls at once, and try again"
+                f"{who} asks for more at a time than is done", hint="send fewer calls at once, and try again"
             ) from None
 
 
@@ -96,7 +124,8 @@ class Intake(grpc.aio.ServerInterceptor):
         self._admit = admit
         self._refuse = refuse
         self._bounds = bounds or IntakeBounds()
-        self._turns = MessageTurns(self._bounds)
+        self._calls = CallsUnderWay(self._bounds.calls)
+        self._turns = Turns(self._bounds.at_once, self._bounds.of_caller, self._bounds.turn_seconds)
 
     async def intercept_service(
         self,
@@ -124,10 +153,11 @@ class Intake(grpc.aio.ServerInterceptor):
 
         async def serve(messages: AsyncIterator[Any], context: Context[Any, Any]) -> Any:
             try:
-                self._admit(name, context)
+                caller = self._admit(name, context)
+                with self._calls.of(caller.who, caller.share):
+                    return await _answered(behaviour(messages, context), context)
             except GpushareError as error:
                 await self._refuse(name, context, error)
-            return await _answered(behaviour(messages, context), context)
 
         return grpc.stream_stream_rpc_method_handler(
             serve, handler.request_deserializer, handler.response_serializer
@@ -137,15 +167,21 @@ class Intake(grpc.aio.ServerInterceptor):
         async def serve(messages: AsyncIterator[Any], context: Context[Any, Any]) -> Any:
             try:
                 caller = self._admit(name, context)
-                async with self._turns.of(caller) as turn:
-                    message = await self._read(messages)
-                    if _size(message) <= self._bounds.small_bytes:
-                        await turn.aclose()
-                    return await _answered(behaviour(message, context), context)
+                with self._calls.of(caller.who, caller.share):
+                    return await self._answer(caller, behaviour, messages, context)
             except GpushareError as error:
                 await self._refuse(name, context, error)
 
         return serve
+
+    async def _answer(
+        self, caller: Admitted, behaviour: Behaviour, messages: AsyncIterator[Any], context: Context[Any, Any]
+    ) -> Any:
+        async with self._turns.of(caller) as turn:
+            message = await self._read(messages)
+            if _size(message) <= self._bounds.small_bytes:
+                await turn.aclose()
+            return await _answered(behaviour(message, context), context)
 
     async def _read(self, messages: AsyncIterator[Any]) -> Any:
         try:

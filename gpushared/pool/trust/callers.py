@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, TypeVar
 
@@ -32,7 +31,7 @@ from gpushared.pool.trust.standing import Judge, Standing
 from gpushared.pool.trust.token_records import ApiRecord, Scope
 from gpushared.serving.call_audit import Asker, CallAudit
 from gpushared.serving.doors import Context, Doors, abort
-from gpushared.serving.intake import Admitted
+from gpushared.serving.intake import Admitted, CallsUnderWay
 
 AUTHORIZATION = "authorization"
 BEARER = "Bearer "
@@ -40,6 +39,8 @@ ALL_SCOPES = frozenset(Scope)
 OPEN_TO_STRANGERS = ("/gpushare.v1.Join/", "/grpc.health.v1.Health/")
 SHARE_OF_A_NODE = 4
 """A node asks for all of its users."""
+CALLS_OF_A_PRINCIPAL = 1024
+"""Under way at once, whichever nodes and tokens they come by; of its own users a node takes as many each."""
 
 _Asked = TypeVar("_Asked", bound=Message)
 _Answered = TypeVar("_Answered")
@@ -105,6 +106,7 @@ class Callers:
         self._now = now
         self._doors = doors
         self._assertions = AssertionCheck(pool)
+        self._calls = CallsUnderWay(CALLS_OF_A_PRINCIPAL)
         self.met: Callable[[str, str], None] = lambda _, __: None
         """Told of each call of a token or a node: its connection's other end, and the name counted."""
 
@@ -288,9 +290,14 @@ class Callers:
         except GpushareError as error:
             await self.refuse(name, message, caller, context, error)
 
-    def watching(self, caller: PoolCaller) -> AbstractContextManager[asyncio.Future[GpushareError]]:
-        """While a stream of theirs is open: the future has the reason as soon as it must be closed."""
-        return self._standing.watching(caller.judge)
+    @contextlib.contextmanager
+    def watching(self, caller: PoolCaller) -> Iterator[asyncio.Future[GpushareError]]:
+        """While a call of theirs is open: the future has the reason as soon as it must be closed.
+
+        Raises LimitReached where they have too many.
+        """
+        with self._calls.of(caller.owner.principal), self._standing.watching(caller.judge) as gone:
+            yield gone
 
 
 async def unless(gone: asyncio.Future[GpushareError], work: Awaitable[_Answered]) -> _Answered:
