@@ -1,4 +1,4 @@
-"""How long others wait while somebody looks for jobs that do not exist, beside many that are over.
+"""How long others wait while somebody looks for jobs that do not exist, or lists, beside many that are over.
 
 The calls themselves on the store's real file, without network: only what they cost the event loop.
 """
@@ -10,8 +10,10 @@ import asyncio
 import gc
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from quiet import machine
 
@@ -55,39 +57,61 @@ class Neighbour:
 
 async def measure(ended: int, calls: int) -> float:
     """The longest that a neighbour waited, for missing ids; seconds."""
+    array = new_id("", "")
+    half = ended // 2
+    over = [job(1 + at, new_id("", ""), NEIGHBOUR, over=True) for at in range(half)]
+    over += [job(1 + at, id_in_array(array, at), NEIGHBOUR, over=True) for at in range(half, ended)]
+    async with service(over) as (jobs, mine):
+        beside = f"{ended} over, {calls} calls for"
+        await waited(jobs, mine, f"{ended} over, no calls", [])
+        missing = [look_for(jobs, new_id("", "")) for _ in range(calls)]
+        longest = await waited(jobs, mine, f"{beside} missing ids", missing)
+        strangers = [look_for(jobs, array[:4]) for _ in range(calls)]
+        await waited(jobs, mine, f"{beside} the beginning of somebody else's array", strangers)
+    return longest
+
+
+async def measure_lists(queued: int, calls: int) -> None:
+    """The same while somebody lists their own jobs, half of which are over."""
+    own = [job(1 + at, new_id("", ""), ASKER, over=at % 2 == 0) for at in range(queued * 2)]
+    async with service(own) as (jobs, mine):
+        for limit, ended in ((100, False), (1000, False), (1000, True)):
+            asked = jobs_pb2.ListJobsRequest(limit=limit, ended=ended, page_token="o" if ended else "")
+            what = f"{queued} queued, {calls} lists of {limit}" + (" that are over" if ended else "")
+            await waited(jobs, mine, what, [jobs.list_jobs(asked, ASKER) for _ in range(calls)])
+
+
+@asynccontextmanager
+async def service(others: Sequence[Job]) -> AsyncIterator[tuple[JobsService, JobId]]:
+    """One beside which these jobs are, and a job of the neighbour's that waits."""
     with tempfile.TemporaryDirectory(prefix="gpushared-bench-") as folder:
         store = SqliteStore(Path(folder) / "pool.db")
         epoch = await store.lead()
         waits = job(0, new_id("", ""), NEIGHBOUR, over=False)
-        array = new_id("", "")
-        half = ended // 2
-        over = [job(1 + at, new_id("", ""), NEIGHBOUR, over=True) for at in range(half)]
-        over += [job(1 + at, id_in_array(array, at), NEIGHBOUR, over=True) for at in range(half, ended)]
-        await write(store, epoch, [waits, *over])
+        await write(store, epoch, [waits, *others])
         state = await restored(store, PoolRules(), epoch=epoch, now=1e9)
         gc.collect()
         gc.freeze()  # as the coordinator sets aside what lives long
         loop = PoolLoop(state, store, ManualClock(1e9), Troubles())
-        jobs = JobsService(loop, Archive(store), JobViews(lambda: state, loop.now))
-        strangers = [array[:4] for _ in range(calls)]
-        for what, words in (
-            ("none", []),
-            ("missing ids", [new_id("", "") for _ in range(calls)]),
-            ("the beginning of somebody else's array", strangers),
-        ):
-            neighbour = Neighbour(jobs, waits.id)
-            began, task = time.perf_counter(), asyncio.create_task(neighbour.look())
-            await asyncio.sleep(0.2)
-            await asyncio.gather(*(look_for(jobs, word) for word in words))
-            took = time.perf_counter() - began - 0.2
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            print(f"{ended} over, {len(words)} calls for {what}: {took:.2f} s in all, ", end="")
-            print(f"others waited up to {neighbour.longest * 1000:.0f} ms")
-            if what == "missing ids":
-                longest = neighbour.longest
+        yield JobsService(loop, Archive(store), JobViews(lambda: state, loop.now)), waits.id
         await store.close()
-    return longest
+
+
+async def waited(
+    jobs: JobsService, mine: JobId, what: str, calls: Sequence[Coroutine[Any, Any, object]]
+) -> float:
+    """Print and return the longest that a neighbour waited while all these calls went on; seconds."""
+    neighbour = Neighbour(jobs, mine)
+    task = asyncio.create_task(neighbour.look())
+    await asyncio.sleep(0.2)
+    began = time.perf_counter()
+    await asyncio.gather(*calls)
+    took = time.perf_counter() - began
+    await asyncio.sleep(0.1)  # until the neighbour has what they waited for
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    print(f"{what}: {took:.2f} s in all, others waited up to {neighbour.longest * 1000:.0f} ms")
+    return neighbour.longest
 
 
 async def look_for(jobs: JobsService, word: str) -> None:
@@ -120,6 +144,7 @@ def main() -> None:
     print(machine())
     few, many = (asyncio.run(measure(ended, words.calls)) for ended in words.ended)
     print(f"for missing ids others waited {many / few:.1f} times as long beside {words.ended[1]}")
+    asyncio.run(measure_lists(words.ended[1], words.calls))
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from heapq import nsmallest
-from itertools import islice
+from itertools import chain, islice
 from typing import Protocol
 
 from gpushared.domain.errors import NotFound, PermissionRefused, RequestError
@@ -22,6 +23,8 @@ MAX_LISTED = 1000
 LISTED = 100
 MAX_SCANNED = 20
 """So many pages of those that are over are looked through for one page of somebody's own."""
+WALKED = 1000
+"""So many jobs are walked through at a time, about a millisecond."""
 MAX_LIKE = 64
 """So many of those that are over, and not remembered any more, are looked through for a beginning."""
 SHORTEST_BEGINNING = 3
@@ -167,15 +170,25 @@ async def page(live: PoolState, past: Past, asked: Asked, owner: Owner) -> Found
     kind, place = asked.token[:1], asked.token[1:]
     if kind == OVER_MARK:
         return await _over(past, asked, owner, place, asked.limit)
-    jobs = _own(live.jobs.values(), asked, owner)
-    after = _number(place)
-    first = nsmallest(asked.limit + 1, (job for job in jobs if job.sequence > after), key=_sequence)
+    first = await _first(live, asked, owner, _number(place))
     if len(first) > asked.limit:
         return Found(tuple(first[:-1]), f"{LIVE}{first[-2].sequence}")
     if not asked.ended:
         return Found(tuple(first))
     over = await _over(past, asked, owner, "", asked.limit - len(first))
     return Found((*first, *over.jobs), over.next_token)
+
+
+async def _first(live: PoolState, asked: Asked, owner: Owner, after: int) -> list[Job]:
+    """A page of those that are not over and came after a number, and one more, in steps."""
+    asker = replace(owner, admin=False)
+    jobs = iter(live.jobs.values() if asked.everybody else live.beginning("", asker, over=False))
+    first: list[Job] = []
+    while some := list(islice(jobs, WALKED)):
+        later = (job for job in some if job.sequence > after)
+        first = nsmallest(asked.limit + 1, chain(first, later), key=_sequence)
+        await asyncio.sleep(0)
+    return first
 
 
 async def _over(past: Past, asked: Asked, owner: Owner, token: str, limit: int) -> Found:

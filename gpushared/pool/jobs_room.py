@@ -83,13 +83,14 @@ class _Room:
             "Nodes": _for(Scope.READ, self._nodes),
         }
 
-    async def _nodes(self, _: jobs_pb2.NodesRequest, __: Owner) -> jobs_pb2.NodesResponse:
+    async def _nodes(self, _: jobs_pb2.NodesRequest, owner: Owner) -> jobs_pb2.NodesResponse:
         loop = self._coordinator.loop
-        return jobs_pb2.NodesResponse(
-            nodes=nodes_of(loop.state, loop.now()),
-            pool=self._coordinator.trust.pool,
-            notices=[*self._notices(), *notices_of(loop.state, loop.now())],
-        )
+        async with self._service.turn(owner):
+            return jobs_pb2.NodesResponse(
+                nodes=nodes_of(loop.state, loop.now()),
+                pool=self._coordinator.trust.pool,
+                notices=[*self._notices(), *notices_of(loop.state, loop.now())],
+            )
 
     def _notices(self) -> list[str]:
         """What makes the picture less than certain."""

@@ -9,6 +9,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from gpushared.api.v1 import jobs_pb2
@@ -30,6 +31,7 @@ from gpushared.pool.job_ids import is_array_id
 from gpushared.pool.job_search import Asked, Past
 from gpushared.pool.job_views import OVER, JobViews
 from gpushared.pool.job_words import Wanted, read_submit
+from gpushared.serving.intake import Admitted, Turns
 
 MAX_BATCH = 64
 MAX_AFTER = 1000
@@ -37,6 +39,11 @@ MAX_WAIT_SECONDS = 60.0
 MAX_GRACE_SECONDS = 3600
 AT_ONCE = 256
 """So many jobs of an array are given to the loop at a time, so that others come in between."""
+LONG_CALLS, LONG_CALLS_OF_A_PERSON = 8, 1
+"""So many calls that look at much are worked on at a time; others wait for a step of each of these."""
+LONG_SECONDS = 30.0
+"""So long such a call waits for its turn."""
+SHOWN_AT_ONCE = 16
 
 
 class Machine(Protocol):
@@ -146,6 +153,11 @@ class JobsService:
         self._lacks = lacks
         self._simulated = simulated
         self._stop_grace_seconds = stop_grace_seconds
+        self._turns = Turns(LONG_CALLS, LONG_CALLS_OF_A_PERSON, LONG_SECONDS)
+
+    def turn(self, owner: Owner) -> AbstractAsyncContextManager[object]:
+        """Around the work on a call that looks at much. Raises LimitReached."""
+        return self._turns.of(Admitted(owner.person))
 
     # --- taking ----------------------------------------------------------------------------------------
 
@@ -223,15 +235,24 @@ class JobsService:
             limit=min(max(message.limit, 0) or search.LISTED, search.MAX_LISTED),
             token=message.page_token,
         )
-        found = await search.page(self._machine.state, self._past, asked, owner)
-        if message.array_id:
-            await self._check_whole(message.array_id, found, owner)
-        return jobs_pb2.ListJobsResponse(
-            jobs=[self.views.job(job) for job in found.jobs],
-            next_page_token=found.next_token,
-            notices=self._notices(),
-            simulated=self._simulated(),
-        )
+        async with self.turn(owner):
+            found = await search.page(self._machine.state, self._past, asked, owner)
+            if message.array_id:
+                await self._check_whole(message.array_id, found, owner)
+            return jobs_pb2.ListJobsResponse(
+                jobs=await self._shown(found.jobs),
+                next_page_token=found.next_token,
+                notices=self._notices(),
+                simulated=self._simulated(),
+            )
+
+    async def _shown(self, jobs: Sequence[Job]) -> list[jobs_pb2.Job]:
+        """The jobs as users see them. Others have their turns between some and some."""
+        views = []
+        for first in range(0, len(jobs), SHOWN_AT_ONCE):
+            views += [self.views.job(job) for job in jobs[first : first + SHOWN_AT_ONCE]]
+            await asyncio.sleep(0)
+        return views
 
     async def wait(self, message: jobs_pb2.WaitJobRequest, owner: Owner) -> jobs_pb2.Job:
         """Come back when the job no longer looks as in the token."""
@@ -258,15 +279,16 @@ class JobsService:
 
     async def explain(self, message: jobs_pb2.JobRef, owner: Owner) -> jobs_pb2.JobExplanation:
         job = await self._find(message.job_id, owner)
-        why = self.views.why_in_full(job)
-        return jobs_pb2.JobExplanation(
-            job=self.views.job(job),
-            reason_code=why.code if why else "",
-            sentence=why.sentence if why else "",
-            hint=why.hint if why else "",
-            story=self.views.story(job),
-            simulated=self._simulated(),
-        )
+        async with self.turn(owner):
+            why = self.views.why_in_full(job)
+            return jobs_pb2.JobExplanation(
+                job=self.views.job(job),
+                reason_code=why.code if why else "",
+                sentence=why.sentence if why else "",
+                hint=why.hint if why else "",
+                story=self.views.story(job),
+                simulated=self._simulated(),
+            )
 
     # --- changing --------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -25,8 +25,9 @@ from gpushared.domain.jobs.protocol import Report
 from gpushared.domain.jobs.rules import PoolRules
 from gpushared.domain.lease import LeaseId
 from gpushared.pool.archive import Archive
+from gpushared.pool.job_search import WALKED
 from gpushared.pool.job_views import JobViews
-from gpushared.pool.jobs_service import JobsService
+from gpushared.pool.jobs_service import SHOWN_AT_ONCE, JobsService
 from tests.pool.pools import NODE, SECONDS, Pool, coordinator, spec
 
 ADA, BOB = Owner("ada@lab", "ada"), Owner("bob@lab", "bob")
@@ -406,3 +407,50 @@ async def test_a_grace_that_cannot_be_is_refused(jobs: Jobs, grace: int) -> None
     (name,) = await jobs.ask()
     with pytest.raises(RequestError):
         await jobs.cancel(jobs_pb2.CancelJobRequest(job_id=name, grace_seconds=grace), ADA)
+
+
+# --- how long others wait
+
+
+async def passes(work: Coroutine[Any, Any, Any]) -> int:
+    """How often others had a turn of the event loop during the work."""
+    task, count = asyncio.create_task(work), 0
+    while not task.done():
+        await asyncio.sleep(0)
+        count += 1
+    await task
+    return count
+
+
+async def test_a_list_goes_on_in_steps_between_which_others_have_turns(jobs: Jobs) -> None:
+    await jobs.ask(array="0-2999")
+    assert await passes(jobs.list_jobs(jobs_pb2.ListJobsRequest(limit=10), ADA)) > 3000 // WALKED
+    long = await passes(jobs.list_jobs(jobs_pb2.ListJobsRequest(limit=1000), ADA))
+    assert long > 1000 // SHOWN_AT_ONCE
+
+
+async def test_a_list_costs_by_its_owner_s_jobs(jobs: Jobs) -> None:
+    await jobs.ask(array="0-2999")
+    assert await jobs.ids(BOB) == []
+    few = await passes(jobs.list_jobs(jobs_pb2.ListJobsRequest(), BOB))
+    assert few < 3000 // WALKED
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(lambda jobs, _: jobs.list_jobs(jobs_pb2.ListJobsRequest(), ADA), id="list"),
+        pytest.param(lambda jobs, job: jobs.explain(jobs_pb2.JobRef(job_id=job), ADA), id="explain"),
+    ],
+)
+async def test_of_one_person_calls_that_look_at_much_take_turns(
+    jobs: Jobs, call: Callable[[Jobs, str], Coroutine[Any, Any, Any]]
+) -> None:
+    (job,) = await jobs.ask()
+    (other,) = await jobs.ask(BOB)
+    async with jobs.turn(ADA):
+        waiting = asyncio.create_task(call(jobs, job))
+        await jobs.explain(jobs_pb2.JobRef(job_id=other), BOB)
+        assert await jobs.ids(BOB) == [other]
+        assert not waiting.done()
+    await waiting
