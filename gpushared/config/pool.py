@@ -124,14 +124,33 @@ class NodesConfig:
 class PoolQueueConfig:
     """Waiting for room in the pool."""
 
-    max_queued: int = setting(200_000, Whole(0, 1_000_000), "How many jobs may wait.")
+    max_queued: int = setting(200_000, Whole(0, 1_000_000), "How many jobs may wait or run.")
+    max_queued_bytes: int = setting(
+        2048 * MIB,
+        Size(64 * 1024 * MIB),
+        "How much the jobs that wait or run may take of the store and the memory.",
+        key="max_queued_size",
+    )
+    max_queued_per_realm: int = setting(
+        150_000,
+        Whole(0, 1_000_000),
+        "How many jobs of the users of one realm may wait or run. A two-hundredth of what the pool may have "
+        "each realm may have always, as full as the pool may be.",
+    )
+    max_queued_bytes_per_realm: int = setting(
+        1024 * MIB,
+        Size(64 * 1024 * MIB),
+        "How much these jobs may take of the store and the memory.",
+        key="max_queued_size_per_realm",
+    )
     max_queued_per_person: int = setting(
         120_000, Whole(0, 1_000_000), "How many jobs of one person may wait."
     )
     max_queued_bytes_per_person: int = setting(
         512 * MIB,
         Size(64 * 1024 * MIB),
-        "How much the create bodies of one person's waiting jobs may take of the store and the memory.",
+        "How much one person's waiting jobs may take of the store and the memory; nearly all of that are "
+        "their create bodies.",
         key="max_queued_size_per_person",
     )
     preempt_notice_seconds: int = setting(

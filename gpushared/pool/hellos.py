@@ -11,12 +11,13 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpushared.api.v1 import link_pb2
 from gpushared.domain.errors import LimitReached, RequestError, TimedOut
-from gpushared.domain.jobs.model import NodeName
+from gpushared.domain.jobs.model import NodeName, names_bytes
 from gpushared.domain.jobs.protocol import Report
+from gpushared.domain.jobs.rules import TOLD_BYTES, TOLD_JOBS
 from gpushared.pool import bounds, wire
 from gpushared.pool.stream import Context
 from gpushared.pool.trust.rates import Rates
@@ -28,7 +29,8 @@ class HelloBounds:
 
     ``most_bytes``: of its reports. Of those that have more than ``long_bytes``, ``long_at_once`` are read at
     a time. ``at_once``: hellos of one node; an older one may be half-open and not know it yet. ``burst`` of
-    them come in a row, and then ``per_second``.
+    them come in a row, and then ``per_second``. Of all that a hello tells of its jobs ``specs`` are kept,
+    with ``spec_bytes``.
     """
 
     message: float = 30.0
@@ -39,6 +41,8 @@ class HelloBounds:
     at_once: int = 3
     burst: int = 60
     per_second: float = 1.0
+    specs: int = TOLD_JOBS
+    spec_bytes: int = TOLD_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,25 @@ class HelloRead:
 
     message: link_pb2.Hello
     reports: tuple[Report, ...]
+
+
+class _Share:
+    """How much of a hello is kept while the rest is read; what is more cannot be under way on one node."""
+
+    def __init__(self, bounds: HelloBounds) -> None:
+        self._bounds = bounds
+        self._specs, self._bytes = 0, 0
+
+    def kept(self, report: Report) -> Report:
+        """The report, without what it says of its job where there is too much of that."""
+        if report.spec is None and report.request is None:
+            return report
+        self._specs += 1
+        self._bytes += report.spec.size_bytes if report.spec is not None else 0
+        self._bytes += names_bytes(report.request) if report.request is not None else 0
+        if self._specs <= self._bounds.specs and self._bytes <= self._bounds.spec_bytes:
+            return report
+        return replace(report, spec=None, request=None)
 
 
 class Hellos:
@@ -112,7 +135,8 @@ class Hellos:
         self, node: NodeName, hello: link_pb2.Hello, context: Context, stack: AsyncExitStack
     ) -> tuple[Report, ...]:
         """All reports of a hello; those that follow it too."""
-        reports = [wire.read_report(data) for data in hello.reports]
+        share = _Share(self._bounds)
+        reports = [share.kept(wire.read_report(data)) for data in hello.reports]
         size, is_long = 0, False
         for _ in range(hello.more_reports):
             message = await self._next(context)
@@ -122,7 +146,7 @@ class Hellos:
             if size > self._bounds.long_bytes and not is_long:
                 await self._wait_for_room(node, stack)
                 is_long = True
-            reports.append(wire.read_report(message.report))
+            reports.append(share.kept(wire.read_report(message.report)))
         return tuple(reports)
 
     async def _wait_for_room(self, node: NodeName, stack: AsyncExitStack) -> None:

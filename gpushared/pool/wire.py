@@ -7,6 +7,7 @@ default; what is new altogether has a capability, and is only sent to those who 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -144,7 +145,8 @@ def read_report(data: bytes) -> Report:
     """Raises Unreadable, RequestError for what cannot be so."""
     report: Report = _read(Report, data, "a report")
     soundness.check_report(report)
-    return report
+    ending = report.ending
+    return report if ending is None else replace(report, ending=ending.cut_short())
 
 
 def stale_bytes(stale: StaleEpoch) -> bytes:

@@ -724,7 +724,7 @@ async def test_a_job_that_is_too_large_to_keep_is_refused_and_others_are_taken(p
     with pytest.raises(RequestError, match="takes some"):
         await pool.submit(1, body='"' * 100_000)
     with pytest.raises(RequestError, match="a record is larger"):
-        await pool.submit(2, name="x" * 300_000)
+        await pool.submit(2, array="x" * 300_000)
     assert (await pool.submit(3)).id in pool.loop.state.jobs
 
 

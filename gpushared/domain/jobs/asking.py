@@ -39,7 +39,7 @@ from gpushared.domain.jobs.model import (
 )
 from gpushared.domain.jobs.orders import name_of, send
 from gpushared.domain.jobs.protocol import CLIENT_END, GiveBack
-from gpushared.domain.jobs.state import PersonsQueue, PoolDraft, Wake, is_gang, is_over, request_key
+from gpushared.domain.jobs.state import NOTHING, PoolDraft, Wake, is_gang, is_over, request_key
 from gpushared.domain.policy.projects import project_of
 from gpushared.domain.request import MAX_PRIORITY
 from gpushared.domain.units import shown
@@ -50,12 +50,12 @@ NEXT_SECONDS = 0.001
 """Until the next part of them: others come in between."""
 MAX_JOB_BYTES = 128 * 1024
 """Of what is said of a job at the start. What is told of it later takes no more, and stores take both."""
-AFTER_BYTES = 100
-"""Of each job that it waits for, in its spec and in what is left of it."""
 PART_BYTES = 1200
 """Of its part on each node."""
 MAX_NODES = MAX_JOB_BYTES // PART_BYTES
 """All parts of a job are in its one record. What else is said of the job takes some of the room."""
+OWN_ROOM = 200
+"""Each realm may have one part in so many of what the pool holds, as full as the pool may be."""
 
 
 _HAS_CONTAINER = {AttemptState.RUNNING, AttemptState.PAUSED}
@@ -181,8 +181,9 @@ def check(spec: JobSpec, priority: int, draft: PoolDraft) -> None:
             "a job on several nodes has a fixed number of GPUs", hint="say one number with --gpu, such as 2"
         )
     _check_size(spec)
-    if len(state.jobs) >= rules.max_queued:
-        raise LimitReached(f"{rules.max_queued} jobs wait or run already", hint="try again later")
+    _check_pool(spec, draft)
+    if not rules.here:
+        _check_realm(spec, draft)
     _check_person(spec, draft)
 
 
@@ -209,18 +210,55 @@ def name_taken(name: str, job: JobId | None) -> StateConflict:
     )
 
 
+def _check_pool(spec: JobSpec, draft: PoolDraft) -> None:
+    """Raises LimitReached where the pool is full, but of a realm that has little."""
+    state, rules = draft.state, draft.rules
+    mine = state.realms.get(spec.owner.realm, NOTHING).changed(spec, 1)
+    own = (rules.max_queued // OWN_ROOM, rules.max_queued_bytes // OWN_ROOM)
+    if not rules.here and mine.jobs <= own[0] and mine.spec_bytes <= own[1]:
+        return
+    if len(state.jobs) >= rules.max_queued:
+        raise LimitReached(f"{rules.max_queued} jobs wait or run already", hint="try again later")
+    if state.spec_bytes + spec.size_bytes > rules.max_queued_bytes:
+        raise LimitReached(
+            f"the jobs that wait or run take {_part(state.spec_bytes, rules.max_queued_bytes)} already",
+            hint="try again later",
+        )
+
+
+def _check_realm(spec: JobSpec, draft: PoolDraft) -> None:
+    """Raises LimitReached where a realm has its share: the nodes that speak for it can invent users."""
+    rules, realm = draft.rules, spec.owner.realm
+    mine = draft.state.realms.get(realm, NOTHING)
+    if mine.jobs >= rules.max_queued_per_realm:
+        raise LimitReached(
+            f"{rules.max_queued_per_realm} jobs of users of {realm} wait or run already",
+            hint="wait for some of them, or cancel some",
+        )
+    most = rules.max_queued_bytes_per_realm
+    if mine.spec_bytes + spec.size_bytes > most:
+        raise LimitReached(
+            f"the jobs of users of {realm} take {_part(mine.spec_bytes, most)} already",
+            hint="wait for some of them, or cancel some",
+        )
+
+
+def _part(held_bytes: int, most_bytes: int) -> str:
+    return f"{held_bytes >> 20} of {most_bytes >> 20} MiB"
+
+
 def _check_person(spec: JobSpec, draft: PoolDraft) -> None:
     rules, person = draft.rules, spec.owner.person
-    queue = draft.state.queued.get(person, PersonsQueue())
+    queue = draft.state.queued.get(person, NOTHING)
     if queue.jobs >= rules.max_queued_per_person:
         raise LimitReached(
             f"{rules.max_queued_per_person} jobs of {person} wait already",
             hint="wait for some of them, or cancel some",
         )
     most = rules.max_queued_bytes_per_person
-    if queue.body_bytes + len(spec.body) > most:
+    if queue.spec_bytes + spec.size_bytes > most:
         raise LimitReached(
-            f"the jobs of {person} that wait take {queue.body_bytes >> 20} of {most >> 20} MiB already",
+            f"the jobs of {person} that wait take {_part(queue.spec_bytes, most)} already",
             hint="are there large values among their variables? Else wait for some of them",
         )
 
@@ -228,7 +266,7 @@ def _check_person(spec: JobSpec, draft: PoolDraft) -> None:
 def _check_size(spec: JobSpec) -> None:
     parts = spec.request.gpu_count if spec.span else spec.nodes
     quoted = spec.body.count('"') + spec.body.count("\\")
-    said = len(spec.body) + quoted + AFTER_BYTES * len(spec.after)
+    said = spec.size_bytes + quoted
     size = said + (PART_BYTES * parts if parts > 1 else 0)
     if size <= MAX_JOB_BYTES:
         return

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import singledispatch
+from itertools import accumulate, islice
 
 from gpushared.domain.jobs import allowances, asking, planning, recovery, silence
 from gpushared.domain.jobs import messages as m
@@ -20,11 +21,12 @@ from gpushared.domain.jobs.model import HERE, Ended, Job, JobId, NodeName, Queue
 from gpushared.domain.jobs.orders import resend
 from gpushared.domain.jobs.rules import PoolRules
 from gpushared.domain.jobs.state import (
-    PersonsQueue,
     PoolDraft,
     PoolState,
     PoolStep,
     Wake,
+    count,
+    count_waiting,
     id_key,
     name_key,
     nodes_of,
@@ -110,9 +112,10 @@ def _remember(state: PoolState, jobs: list[Job]) -> None:
     state.jobs = Shelf((job.id, job) for job in live)
     order = sorted((job.state.at, job.sequence, job.id) for job in over if isinstance(job.state, Ended))
     awaited = {after.job for job in live for after in job.awaits}
-    first = len(order) - state.rules.ended_kept
-    kept = [one for number, one in enumerate(order) if number >= first or one[2] in awaited]
     ended = {job.id: job for job in over}
+    newest = _newest([ended[name] for _, _, name in order], state.rules)
+    kept = [one for one in order if one[2] in newest or one[2] in awaited]
+    state.ended_bytes = sum(ended[name].spec.size_bytes for _, _, name in kept)
     state.ended = Shelf((name, ended[name]) for _, _, name in kept)
     state.ended_order = Line(kept)
     remembered = [*live, *state.ended.values()]
@@ -122,19 +125,25 @@ def _remember(state: PoolState, jobs: list[Job]) -> None:
     _index(state, live)
 
 
+def _newest(over: list[Job], rules: PoolRules) -> set[JobId]:
+    """The newest of the jobs that are over, as many as are remembered."""
+    sizes = accumulate(job.spec.size_bytes for job in reversed(over))
+    sized = zip(reversed(over), sizes, strict=True)
+    return {job.id for job, size in islice(sized, rules.ended_kept) if size <= rules.ended_bytes_kept}
+
+
 def _index(state: PoolState, live: list[Job]) -> None:
     by_node: dict[NodeName, dict[JobId, None]] = {}
     dependents: dict[JobId, tuple[JobId, ...]] = {}
-    queued: dict[str, PersonsQueue] = {}
     for job in live:
         for node in nodes_of(job):
             by_node.setdefault(node, {})[job.id] = None
         for after in job.awaits:
             dependents[after.job] = (*dependents.get(after.job, ()), job.id)
+        count(state, job, 1)
         if isinstance(job.state, Queued):
-            person = job.spec.owner.person
-            queued[person] = queued.get(person, PersonsQueue()).changed(job, 1)
-    state.by_node, state.dependents, state.queued = Shelf(by_node), Shelf(dependents), Shelf(queued)
+            count_waiting(state, job, 1)
+    state.by_node, state.dependents = Shelf(by_node), Shelf(dependents)
 
 
 def _look_after(draft: PoolDraft) -> None:

@@ -99,7 +99,7 @@ def apply(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
         part,
         state=report.state,
         lease=report.lease or part.lease,
-        ending=report.ending and _short(report.ending),
+        ending=report.ending and report.ending.cut_short(),
         revision=report.revision,
         guarded=report.guarded,
     )
@@ -111,10 +111,6 @@ def apply(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
     if new.guarded and not part.guarded:
         watch_silence(job, draft)
     replace_part(job, new, draft)
-
-
-def _short(ending: Ending) -> Ending:
-    return replace(ending, reason=cut_short(ending.reason), hint=cut_short(ending.hint))
 
 
 def replace_part(job: Job, new: Part, draft: PoolDraft) -> None:

@@ -17,6 +17,10 @@ HERE = NodeName("")
 
 STORY_KEPT = 50
 """So many newest entries are kept of a job's story."""
+AFTER_BYTES = 100
+"""Of each job that a job waits for, in its spec and in what is left of that."""
+NAME_BYTES = 64
+"""Of each name in a list, in memory, besides its characters."""
 MAX_TEXT = 400
 """Characters of what is told of a job. Docker's own messages quote whole command lines."""
 
@@ -61,6 +65,11 @@ class Owner:
     @property
     def name(self) -> str:
         return self.principal.partition("@")[0]
+
+    @property
+    def realm(self) -> str:
+        """The realm that vouches for the principal."""
+        return self.principal.partition("@")[2]
 
     def may_see_jobs_of(self, other: Owner) -> bool:
         """Return True if they may see and change each job of the other; else there is none for them."""
@@ -107,6 +116,18 @@ class JobSpec:
     request_id: str = ""
     remove: bool = False
     """Its container is removed once its end is known, and not kept for its output."""
+
+    @property
+    def size_bytes(self) -> int:
+        """About how much the texts take that were said of the job."""
+        texts = (self.body, self.image, self.platform, self.name, self.request_id)
+        return sum(map(len, texts)) + names_bytes(self.request) + AFTER_BYTES * len(self.after)
+
+
+def names_bytes(request: Request) -> int:
+    """About how much the names in a request take."""
+    lists = (request.models, request.gpus, request.near, request.away_from, request.after)
+    return sum(NAME_BYTES + len(name) for several in lists for name in several)
 
 
 # --- how it ended --------------------------------------------------------------------------------------
@@ -190,6 +211,12 @@ class Ending:
     hint: str = ""
     passing: bool = False
     """It could not begin for something that may be over soon, such as a registry that does not answer."""
+
+    def cut_short(self) -> Ending:
+        """The ending with texts that can always be written down."""
+        if len(self.reason) <= MAX_TEXT and len(self.hint) <= MAX_TEXT:
+            return self
+        return replace(self, reason=cut_short(self.reason), hint=cut_short(self.hint))
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,9 +43,10 @@ from gpushared.domain.jobs.model import (
 )
 from gpushared.domain.jobs.orders import name_of, order_for
 from gpushared.domain.jobs.protocol import CancelPart, Place, Query, Report, StaleEpoch
-from gpushared.domain.jobs.state import PoolDraft, Wake, is_gang, is_incomplete, is_over, kind_of
+from gpushared.domain.jobs.state import NOTHING, PoolDraft, Wake, is_gang, is_incomplete, is_over, kind_of
 from gpushared.domain.jobs.waiting import Kind, Waiting
 from gpushared.domain.policy.projects import project_of
+from gpushared.domain.request import Request
 from gpushared.domain.shelf import Shelf
 
 MAX_AHEAD = 1000
@@ -155,7 +156,7 @@ def reported(event: Reported, draft: PoolDraft) -> None:
     elif job.presumed is not None and _is_of_presumed(job, job.presumed, node, report):
         _told_of_presumed(job, job.presumed, report, draft)
     else:
-        _keep_clear(job, report, draft)
+        _keep_clear(job, node, report, draft)
         if not report.state.is_final:
             _end_stray(node, report, draft)
 
@@ -202,21 +203,33 @@ def _take_late_end(job: Job, part: Part, report: Report, draft: PoolDraft) -> No
 
 
 def _may_have_it(job: Job, node: NodeName, draft: PoolDraft) -> bool:
-    """Whether an attempt there that we do not know can be one of ours.
+    """Return True if an attempt there that we do not know can be one of ours.
 
     We began none while another one was under way; nor, once all have reported, any that is not known. Else a
-    node could take over what is for others. One whose users it may speak for it could have submitted itself.
+    node could take over what is for others.
     """
     if draft.is_old(job.id):
         # That it is for one node alone may be no more than that node's own word.
         return job.spec.target in {HERE, node} or job.told_by != HERE
     if job.spec.target not in {HERE, node} or not isinstance(job.state, Queued):
         return False
-    return draft.state.members[node].excused or _speaks_for(node, job.spec, draft)
+    return _is_believed(node, draft)
 
 
-def _keep_clear(job: Job, report: Report, draft: PoolDraft) -> None:
+def _is_believed(node: NodeName, draft: PoolDraft) -> bool:
+    """Return True if a node may have attempts that we do not know.
+
+    So it is while nodes are asked what they have, and of a node without which a recovery went on. At all
+    other times each attempt is in the store before its node hears of it.
+    """
+    state = draft.state
+    return draft.rules.here or not state.settled or state.members[node].excused
+
+
+def _keep_clear(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
     """The number of an attempt that we do not know is used: of ours its node would say how that one ended."""
+    if not _is_believed(node, draft):
+        return
     if job.attempts < report.key.number <= job.attempts + MAX_AHEAD:
         draft.put(replace(job, attempts=report.key.number))
 
@@ -245,28 +258,49 @@ def _unknown(node: NodeName, report: Report, draft: PoolDraft) -> None:
         if not report.state.is_final:
             _end_stray(node, report, draft)
         return
-    if report.spec is None and not report.state.is_final:
+    if not _is_believed(node, draft):
+        if not report.state.is_final:
+            _end_stray(node, report, draft)
+    elif report.spec is not None:
+        _learn(node, report, report.spec, draft)
+    elif report.state.is_final:
+        _note_number(node, report.key, draft)
+
+
+def _note_number(node: NodeName, key: AttemptKey, draft: PoolDraft) -> None:
+    """Remember the number of an attempt of a job that may come yet, of each node so many."""
+    state = draft.state
+    known = state.numbers.get(key.job)
+    if known is None:
+        told = state.told_numbers.get(node, 0) + 1
+        if told > draft.rules.max_numbers_per_node:
+            return
+        state.told_numbers = state.told_numbers.put(node, told)
+    state.numbers = state.numbers.put(key.job, max(key.number, known or 0))
+
+
+def _learn(node: NodeName, report: Report, spec: JobSpec, draft: PoolDraft) -> None:
+    """Make a job our own again, unless a node tells of more than can be there."""
+    state, rules = draft.state, draft.rules
+    told = state.told.get(node, NOTHING).changed(spec, 1)
+    most = rules.max_queued if rules.here else min(rules.max_told_per_node, rules.max_queued)
+    if told.jobs > most or (told.spec_bytes > rules.max_told_bytes_per_node and not rules.here):
         return
-    if report.spec is None:
-        number = max(report.key.number, state.numbers.get(report.key.job, 0))
-        state.numbers = state.numbers.put(report.key.job, number)
-        return
-    if len(state.jobs) >= draft.rules.max_queued:
-        return  # more than we can ever have had
+    state.told = state.told.put(node, told)
     try:
-        project = project_of(report.spec.owner.person, report.spec.request.project, state.policy)
+        project = project_of(spec.owner.person, spec.request.project, state.policy)
     except GpushareError:
-        project = report.spec.owner.person
-    vouched = _speaks_for(node, report.spec, draft)
+        project = spec.owner.person
+    vouched = _speaks_for(node, spec, draft)
     job = Job(
         id=report.key.job,
         sequence=state.next_sequence,
-        spec=report.spec if vouched else replace(report.spec, target=node),
+        spec=spec if vouched else replace(spec, target=node),
         submitted_at=draft.now,
         state=Queued(draft.now),
         project=project,
         attempts=report.key.number - 1,
-        priority=report.spec.request.priority,
+        priority=spec.request.priority,
         awaits=(),
         told_by=HERE if vouched else node,
     )
@@ -279,14 +313,12 @@ def _unknown(node: NodeName, report: Report, draft: PoolDraft) -> None:
 
 def _speaks_for(node: NodeName, spec: JobSpec, draft: PoolDraft) -> bool:
     """Whether a node's word is enough to run something in its owner's name, on other nodes too."""
-    realm = spec.owner.principal.partition("@")[2]
-    return draft.rules.here or realm in {node, *draft.state.members[node].realms}
+    return draft.rules.here or spec.owner.realm in {node, *draft.state.members[node].realms}
 
 
 def _adopt(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
     """An attempt that is newer than all that we remember: that one it is."""
-    request = report.request or job.spec.request
-    part = Part(node, request, address=draft.address_of(node))
+    part = Part(node, _request_of(job, report), address=draft.address_of(node))
     state = job.state
     _end_others(job, node, draft)
     if job.told_by not in {HERE, node}:
@@ -305,6 +337,14 @@ def _adopt(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
     _cancel_again(job.id, node, draft)
 
 
+def _request_of(job: Job, report: Report) -> Request:
+    """A node's part of what its job asks, and nothing that the job does not ask."""
+    asked, told = job.spec.request, report.request
+    if told is None:
+        return asked
+    return replace(asked, gpu_count=min(told.gpu_count, asked.gpu_count), models=told.models)
+
+
 def _end_others(job: Job, node: NodeName, draft: PoolDraft) -> None:
     """Those who said that they run an attempt before the one that goes on."""
     if isinstance(job.state, Placing | Running | Cancelling):
@@ -318,7 +358,7 @@ def _end_others(job: Job, node: NodeName, draft: PoolDraft) -> None:
 def _add_part(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
     assert isinstance(job.state, Placing | Running | Cancelling)
     rank = len(job.parts)
-    part = Part(node, report.request or job.spec.request, rank, address=draft.address_of(node))
+    part = Part(node, _request_of(job, report), rank, address=draft.address_of(node))
     state = replace(job.state, parts=(*job.state.parts, part))
     if isinstance(state, Placing) and report.committed:
         state = replace(state, committed=True)
@@ -356,8 +396,9 @@ def enroll(event: NodeEnrolled, draft: PoolDraft) -> None:
     known = draft.state.members.get(event.node)
     realms = event.realms or (event.node,)
     if known is None:
-        # It may have been one before we lost our memory, and remember that.
-        draft.put_member(Member(event.node, draft.now, realms, excused=True))
+        # In a recovery it may have been one before we lost our memory, and remember that.
+        excused = draft.state.recovering_since is not None
+        draft.put_member(Member(event.node, draft.now, realms, excused=excused))
         draft.state.waived |= {event.node}
     else:
         draft.put_member(replace(known, realms=realms, forgotten_at=None))

@@ -7,8 +7,15 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from gpushared.domain.fleet.policies import PolicyName
+from gpushared.domain.gpu import MIB
 from gpushared.domain.policy.projects import Policy, Project, without_preemption
 from gpushared.domain.rules import Preemption
+
+TOLD_JOBS = 4096
+"""So many jobs that a coordinator does not remember it learns from one node: more than run on a node, with
+those that are over and of which a node tells."""
+TOLD_BYTES = 64 * MIB
+"""So much of what was said of them."""
 
 
 class WhenCutOff(StrEnum):
@@ -36,11 +43,22 @@ class PoolRules:
     placement: PolicyName = PolicyName.FRAGMENTATION
     counts_host: bool = True
     max_queued: int = 200_000
+    """Of jobs that are not over, as all bounds of the pool and of a realm."""
+    max_queued_bytes: int = 2048 * MIB
+    """Of what was said of these jobs at their submission."""
+    max_queued_per_realm: int = 150_000
+    max_queued_bytes_per_realm: int = 1024 * MIB
     max_queued_per_person: int = 120_000
-    max_queued_bytes_per_person: int = 512 * 1024 * 1024
-    """Of the create bodies of the jobs that wait."""
+    """Of jobs that wait."""
+    max_queued_bytes_per_person: int = 512 * MIB
+    max_told_per_node: int = TOLD_JOBS
+    max_told_bytes_per_node: int = TOLD_BYTES
+    max_numbers_per_node: int = 100_000
+    """Of so many attempts that are over, of jobs that are not remembered, one node says only the number."""
     ended_kept: int = 20_000
     """So many jobs that are over are remembered; the store has more."""
+    ended_bytes_kept: int = 256 * MIB
+    """So much of what was said of them at their submission."""
     settle_seconds: float = 60.0
     """So long after a start nothing old is placed, where not all members have reported before."""
     recover_seconds: float = 120.0

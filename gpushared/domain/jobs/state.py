@@ -79,15 +79,18 @@ _Key = TypeVar("_Key", bound=tuple[Any, ...])
 
 
 @dataclass(frozen=True, slots=True)
-class PersonsQueue:
-    """What one person has waiting."""
+class Total:
+    """How many jobs there are of a sort, and how much was said of them at their submission."""
 
     jobs: int = 0
-    body_bytes: int = 0
+    spec_bytes: int = 0
 
-    def changed(self, job: Job, by: int) -> PersonsQueue:
-        """With this job (1), or without it (-1)."""
-        return PersonsQueue(self.jobs + by, self.body_bytes + by * len(job.spec.body))
+    def changed(self, spec: JobSpec, by: int) -> Total:
+        """The total with this job (1), or without it (-1)."""
+        return Total(self.jobs + by, self.spec_bytes + by * spec.size_bytes)
+
+
+NOTHING = Total()
 
 
 @dataclass(slots=True)
@@ -107,6 +110,8 @@ class PoolState:
     jobs: Shelf[JobId, Job] = field(default_factory=Shelf)
     ended: Shelf[JobId, Job] = field(default_factory=Shelf)
     """Of those that are over the newest."""
+    ended_bytes: int = 0
+    """How much was said of these."""
     members: Shelf[NodeName, Member] = field(default_factory=Shelf)
     usage: Usage = field(default_factory=lambda: Usage(DAY))
     turns: Mapping[str, float] = field(default_factory=dict)
@@ -131,14 +136,22 @@ class PoolState:
     ended_order: Line[tuple[float, int, JobId]] = field(default_factory=Line)
     numbers: Shelf[JobId, int] = field(default_factory=Shelf)
     """The highest attempt that was told of, of jobs that are not known (yet)."""
+    told: Shelf[NodeName, Total] = field(default_factory=Shelf)
+    """The jobs that this coordinator learned from each node, in its whole life."""
+    told_numbers: Shelf[NodeName, int] = field(default_factory=Shelf)
+    """How many of ``numbers`` each node told first."""
     old: Shelf[JobId, None] = field(default_factory=Shelf)
     """Jobs that may run somewhere without our knowing; empty once it is settled."""
     waiting: Waiting = field(default_factory=Waiting)
     gangs: Waiting = field(default_factory=Waiting)
     throttles: Shelf[JobId, Throttle] = field(default_factory=Shelf)
     """Arrays of which only so many jobs run at once."""
-    queued: Shelf[str, PersonsQueue] = field(default_factory=Shelf)
+    queued: Shelf[str, Total] = field(default_factory=Shelf)
     """What each person has waiting."""
+    realms: Shelf[str, Total] = field(default_factory=Shelf)
+    """The jobs of each realm's users that are not over."""
+    spec_bytes: int = 0
+    """How much was said of all jobs that are not over."""
     booked: Shelf[JobId, Booked] = field(default_factory=Shelf)
     """What was planned for an attempt; it counts until its node says what it has."""
     alarms: Line[Alarm] = field(default_factory=Line)
@@ -395,11 +408,19 @@ class PoolDraft:
             state.by_node = state.by_node.put(node, {**jobs, job.id: None})
         if not now:
             state.booked = state.booked.drop(job.id)
-        change = isinstance(job.state, Queued) - (before is not None and isinstance(before.state, Queued))
-        if change:
-            person = job.spec.owner.person
-            queue = state.queued.get(person, PersonsQueue()).changed(job, change)
-            state.queued = state.queued.put(person, queue) if queue.jobs else state.queued.drop(person)
+        self._recount(before, job)
+
+    def _recount(self, before: Job | None, job: Job) -> None:
+        """Count a job while it is not over, and with its person while it waits."""
+        same = before is not None and before.spec is job.spec
+        for counts, change in ((_is_going, count), (_waits, count_waiting)):
+            was, now = before is not None and counts(before), counts(job)
+            if same and was is now:
+                continue
+            if before is not None and was:
+                change(self.state, before, -1)
+            if now:
+                change(self.state, job, 1)
 
     def _call(self, before: Job | None, now: Job | None) -> None:
         """Let a job be found by what it is called now (None: it is forgotten), and by nothing else."""
@@ -411,6 +432,8 @@ class PoolDraft:
         """Count what an attempt held against its project, when it holds it no more."""
         if before is None or not isinstance(before.state, Running) or self.rules.here:
             return
+        if before.told_by != HERE:
+            return  # its owner said nothing of it
         same = isinstance(job.state, Running) and job.state.attempt == before.state.attempt
         if not same:
             used = Interval(before.project, self._permille(before), before.state.since, self.now)
@@ -434,12 +457,19 @@ class PoolDraft:
         """Remember a job that is over, forget the oldest, and see who waited for it."""
         state = self.state
         assert isinstance(job.state, Ended)
+        if (known := state.ended.get(job.id)) is not None:
+            state.ended_bytes -= known.spec.size_bytes
         state.ended = state.ended.put(job.id, job)
         state.ended_order = state.ended_order.put((job.state.at, job.sequence, job.id))
-        if len(state.ended) > self.rules.ended_kept and (oldest := state.ended_order.first()) is not None:
+        state.ended_bytes += job.spec.size_bytes
+        rules = self.rules
+        while len(state.ended) > rules.ended_kept or state.ended_bytes > rules.ended_bytes_kept:
+            oldest = state.ended_order.first()
+            assert oldest is not None, "it orders all of them"
             gone = state.ended[oldest[2]]
             state.ended_order = state.ended_order.drop(oldest)
             state.ended = state.ended.drop(gone.id)
+            state.ended_bytes -= gone.spec.size_bytes
             self._call(gone, None)
             state.by_request = state.by_request.drop(request_key(gone.spec))
         if job.id in state.dependents:
@@ -553,6 +583,30 @@ def kind_of(job: Job, policy: Policy) -> Kind:
 
 def request_key(spec: JobSpec) -> RequestKey:
     return spec.owner.person, spec.request_id, -1 if spec.index is None else spec.index
+
+
+def count(state: PoolState, job: Job, by: int) -> None:
+    """Count a job that is not over in (1) or out (-1), in a state that is being made."""
+    state.realms = _changed(state.realms, job.spec.owner.realm, job.spec, by)
+    state.spec_bytes += by * job.spec.size_bytes
+
+
+def count_waiting(state: PoolState, job: Job, by: int) -> None:
+    """The same, of a job that waits, for its person."""
+    state.queued = _changed(state.queued, job.spec.owner.person, job.spec, by)
+
+
+def _is_going(job: Job) -> bool:
+    return not isinstance(job.state, Ended)
+
+
+def _waits(job: Job) -> bool:
+    return isinstance(job.state, Queued)
+
+
+def _changed(totals: Shelf[str, Total], key: str, spec: JobSpec, by: int) -> Shelf[str, Total]:
+    total = totals.get(key, NOTHING).changed(spec, by)
+    return totals.put(key, total) if total.jobs else totals.drop(key)
 
 
 def id_key(job: Job) -> IdKey:

@@ -11,13 +11,22 @@ import pytest
 from gpushared.api.v1 import link_pb2
 from gpushared.domain.jobs.claims import refused
 from gpushared.domain.jobs.messages import NodeHello
-from gpushared.domain.jobs.model import AttemptKey, AttemptState, JobId, NodeName
+from gpushared.domain.jobs.model import (
+    MAX_TEXT,
+    AttemptKey,
+    AttemptState,
+    Ending,
+    EndKind,
+    JobId,
+    NodeName,
+)
 from gpushared.domain.jobs.protocol import Report
 from gpushared.pool import wire
 from gpushared.pool.hellos import HelloBounds, Hellos
 from gpushared.pool.link import LinkService
 from gpushared.serving.troubles import Troubles
 from tests.pool.link.coordinator import Coordinator
+from tests.pool.link.member import spec
 from tests.pool.link.raw import answer, first_answer, stream
 
 N1, N2 = "n1", "n2"
@@ -150,3 +159,30 @@ async def test_who_says_too_often_that_it_has_seen_more_is_shown_as_a_trouble_un
         new_coordinator.machine.answer = lambda _: None
         assert (await first_answer(new_coordinator, mine, hello(N1).hello)).HasField("welcome")
         assert troubles.all() == ()
+
+
+async def test_of_what_a_hello_tells_of_its_jobs_no_more_is_kept_than_can_be_there(
+    new_coordinator: Coordinator,
+) -> None:
+    """The rest is read, and what it says of attempts counts."""
+    bounded(new_coordinator, replace(BOUNDS, specs=3, spec_bytes=250))
+    async with new_coordinator.serving(), stream(new_coordinator, new_coordinator.enrol(N1)) as call:
+        large = replace(spec(), body="x" * 100)
+        told = [
+            Report(AttemptKey(JobId(f"{number:010}"), 1), AttemptState.RUNNING, number, spec=large)
+            for number in range(9)
+        ]
+        for message in wire.hello_messages(hello(N1).hello, told):
+            await call.write(message)
+        assert (await answer(call)).HasField("welcome")
+    (event,) = (one for one in new_coordinator.machine.events if isinstance(one, NodeHello))
+    assert [report.spec is not None for report in event.reports] == [True] * 2 + [False] * 7
+
+
+def test_a_report_s_texts_are_cut_where_it_is_read() -> None:
+    """They are kept until all of a hello is there."""
+    ending = Ending(EndKind.FAILED, "x" * 100_000, hint="y" * 100_000)
+    report = Report(AttemptKey(JobId("0123456789"), 1), AttemptState.ENDED, 1, ending=ending)
+    read = wire.read_report(wire.report_bytes(report)).ending
+    assert read is not None
+    assert len(read.reason) == len(read.hint) == MAX_TEXT

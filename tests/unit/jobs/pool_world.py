@@ -91,6 +91,12 @@ class Pool:
             from_copy=from_copy,
         )
 
+    def ask_all(self) -> None:
+        """Begin anew with what may be an old copy of the store: the nodes are asked what they have."""
+        self.begin_anew(from_copy=True, epoch=self.state.epoch + 1)
+        for node in sorted(self.state.members):
+            self.hello(node)
+
     # --- nodes -----------------------------------------------------------------------------------------
 
     def hello(

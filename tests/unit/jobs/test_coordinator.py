@@ -266,14 +266,64 @@ def test_two_names_of_one_person_share_what_one_may_have_in_the_queue() -> None:
 
 
 def test_what_one_persons_waiting_jobs_take_is_bounded_and_counted_off_when_they_go() -> None:
-    pool = Pool("a", rules=replace(RULES, max_queued_bytes_per_person=1000))
+    pool = Pool("a", rules=replace(RULES, max_queued_bytes_per_person=1002))
     pool.submit("1", held=True, body="x" * 600)
     with pytest.raises(LimitReached, match="jobs of ada that wait take"):
         pool.submit("2", held=True, body="x" * 401)
+    with pytest.raises(LimitReached, match="jobs of ada that wait take"):
+        pool.submit("2", held=True, request=replace(HALF, models=("H100" * 50,) * 3))
     pool.submit("2", held=True, body="x" * 400)
     pool.submit("3", held=True, owner=BOB, body="x" * 1000)
     pool.do(m.CancelAsked(JobId("1"), ADA))
     pool.submit("4", held=True, body="x" * 600)
+
+
+def test_what_the_users_of_a_realm_have_is_bounded_however_many_they_are_and_with_what_runs() -> None:
+    """Who speaks for a realm can invent them."""
+    pool = Pool("a", rules=replace(RULES, max_queued_per_realm=2, max_queued_bytes_per_realm=1000))
+    pool.submit("1", owner=Owner("x1@eve", "x1@eve"))
+    pool.says("a", AttemptState.RUNNING, JobId("1"))
+    pool.submit("2", held=True, owner=Owner("x2@eve", "x2@eve"), body="x" * 700)
+    with pytest.raises(LimitReached, match="2 jobs of users of eve wait or run already"):
+        pool.submit("3", owner=Owner("x3@eve", "x3@eve"))
+    pool.submit("3", owner=ADA)
+    pool.says("a", AttemptState.ENDED, JobId("1"), ending=exited(0))
+    with pytest.raises(LimitReached, match="the jobs of users of eve take"):
+        pool.submit("4", owner=Owner("x3@eve", "x3@eve"), body="x" * 300)
+    pool.begin_anew()
+    with pytest.raises(LimitReached, match="the jobs of users of eve take"):
+        pool.submit("4", owner=Owner("x3@eve", "x3@eve"), body="x" * 300)
+    assert pool.state.spec_bytes == sum(job.spec.size_bytes for job in pool.state.jobs.values())
+
+
+def test_of_the_jobs_that_are_over_so_much_is_remembered_and_no_more() -> None:
+    """Who submits and cancels without end fills no memory."""
+    pool = Pool(rules=replace(RULES, ended_bytes_kept=1000))
+    for number in range(9):
+        pool.submit(f"{number}", body="x" * 300)
+        pool.do(m.CancelAsked(JobId(f"{number}"), ADA))
+    assert sorted(pool.state.ended) == ["6", "7", "8"]
+    pool.begin_anew()
+    assert sorted(pool.state.ended) == ["6", "7", "8"]
+    pool.submit("9", body="x" * 300)
+    pool.do(m.CancelAsked(JobId("9"), ADA))
+    assert sorted(pool.state.ended) == ["7", "8", "9"]
+
+
+@pytest.mark.parametrize("full", ["count", "bytes"])
+def test_as_full_as_a_pool_may_be_a_realm_that_has_little_in_it_is_let_in(full: str) -> None:
+    rules = replace(RULES, max_queued=400) if full == "count" else replace(RULES, max_queued_bytes=2000)
+    pool = Pool(rules=rules)
+    body = "x" * 6 if full == "bytes" else ""
+    for number in range(400 if full == "count" else 285):
+        pool.submit(f"e{number}", owner=Owner("x@eve", "x@eve"), body=body)
+    with pytest.raises(LimitReached, match="wait or run"):
+        pool.submit("no", owner=Owner("x@eve", "x@eve"), body=body)
+    pool.submit("1", body=body)
+    if full == "count":
+        pool.submit("2")
+    with pytest.raises(LimitReached, match="wait or run"):
+        pool.submit("3", body=body)
 
 
 def test_a_node_that_will_not_have_a_job_is_not_asked_again_for_it() -> None:

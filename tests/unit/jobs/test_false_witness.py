@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -37,9 +38,16 @@ def _tell(
     pool.do(m.Reported(node, report))
 
 
+def _asking(*nodes: str) -> Pool:
+    """A pool that may have lost some of its memory."""
+    pool = Pool(*nodes)
+    pool.ask_all()
+    return pool
+
+
 def _settle(pool: Pool) -> None:
     """Until what was told of may be placed, with all nodes there to take it."""
-    pool.wait(RULES.settle_seconds)
+    pool.wait(RULES.recover_seconds)
     pool.beat("a")
     pool.beat("b")
 
@@ -49,6 +57,7 @@ def test_a_job_that_a_node_invents_for_a_user_of_others_runs_on_no_other_node() 
     pool = Pool("a")
     pool.do(m.NodeEnrolled(B))
     pool.hello("b")
+    pool.ask_all()
     _tell(pool, B, AttemptState.RUNNING, 1)
     pool.is_now(Running, FORGED)
     pool.do(m.NodeDrainAsked(B, ADA, "repair"))
@@ -64,6 +73,7 @@ def test_a_job_that_a_node_tells_of_for_its_own_users_goes_on_where_there_is_roo
     pool = Pool("a")
     pool.do(m.NodeEnrolled(B, realms=("b", "lab")))
     pool.hello("b")
+    pool.ask_all()
     _tell(pool, B, AttemptState.RUNNING, 1)
     pool.do(m.NodeDrainAsked(B, ADA, "repair"))
     _tell(pool, B, AttemptState.ENDED, 2, LOST)
@@ -73,7 +83,7 @@ def test_a_job_that_a_node_tells_of_for_its_own_users_goes_on_where_there_is_roo
 
 def test_with_its_owners_own_word_a_job_that_was_only_told_of_may_run_anywhere() -> None:
     """As after a loss of memory: the node through which it came in still has it."""
-    pool = Pool("a", "b")
+    pool = _asking("a", "b")
     _tell(pool, B, AttemptState.RUNNING, 1)
     pool.do(m.NodeDrainAsked(B, ADA, "repair"))
     pool.do(m.JobSubmitted(FORGED, SPEC, old=True))
@@ -85,7 +95,7 @@ def test_with_its_owners_own_word_a_job_that_was_only_told_of_may_run_anywhere()
 @pytest.mark.parametrize("when", ["settled", "recovering"])
 def test_a_job_of_a_stranger_is_over_when_the_only_node_that_told_of_it_is_forgotten(when: str) -> None:
     """It would wait for that node for ever, and nobody's word is there to run it elsewhere."""
-    pool = Pool("a", "b")
+    pool = _asking("a", "b")
     _tell(pool, B, AttemptState.RUNNING, 1)
     if when == "recovering":
         pool.begin_anew(from_copy=True, epoch=9)
@@ -102,7 +112,7 @@ def test_a_job_of_a_stranger_is_over_when_the_only_node_that_told_of_it_is_forgo
 
 
 def test_a_job_with_its_owners_word_waits_for_another_node_when_its_own_is_forgotten() -> None:
-    pool = Pool("a", "b")
+    pool = _asking("a", "b")
     _tell(pool, B, AttemptState.RUNNING, 1)
     pool.do(m.JobSubmitted(FORGED, SPEC, old=True))
     _settle(pool)
@@ -111,7 +121,7 @@ def test_a_job_with_its_owners_word_waits_for_another_node_when_its_own_is_forgo
 
 
 def test_a_job_that_was_told_of_otherwise_than_its_owner_means_it_is_not_taken_for_it() -> None:
-    pool = Pool("a", "b")
+    pool = _asking("a", "b")
     _tell(pool, B, AttemptState.RUNNING, 1)
     with pytest.raises(StateConflict, match="node b tells of another job"):
         pool.do(m.JobSubmitted(FORGED, replace(SPEC, image="y"), old=True))
@@ -120,7 +130,7 @@ def test_a_job_that_was_told_of_otherwise_than_its_owner_means_it_is_not_taken_f
 def test_a_gang_that_only_a_stranger_told_of_ends_instead_of_waiting_for_ever() -> None:
     """Its parts would have to run on nodes that have only another node's word for it."""
     spec = replace(SPEC, nodes=2)
-    pool = Pool("a", "b")
+    pool = _asking("a", "b")
     report = Report(AttemptKey(FORGED, 1), AttemptState.REFUSED, 1, None, LOST, spec, HALF)
     pool.do(m.Reported(B, report))
     _settle(pool)
@@ -130,9 +140,10 @@ def test_a_gang_that_only_a_stranger_told_of_ends_instead_of_waiting_for_ever() 
 
 def test_a_new_job_is_not_silently_answered_with_the_end_that_only_a_stranger_told_of() -> None:
     """Who guesses a request id could make the job of it disappear."""
-    pool = Pool("a", "b")
+    pool = _asking("a", "b")
     spec = replace(SPEC, request_id="nightly")
     pool.hello("b", pool.report("b", AttemptState.ENDED, FORGED, revision=1, ending=exited(0), spec=spec))
+    pool.wait(RULES.recover_seconds)
     with pytest.raises(StateConflict, match="only node b tells that this job, forged, is over"):
         pool.submit(request_id="nightly")
 
@@ -140,11 +151,79 @@ def test_a_new_job_is_not_silently_answered_with_the_end_that_only_a_stranger_to
 def test_no_node_makes_more_jobs_known_than_a_pool_may_have() -> None:
     """Each of them takes memory, and a place in the store."""
     pool = Pool("a", "b", rules=replace(RULES, max_queued=3))
-    reports = [
-        pool.report("b", AttemptState.RUNNING, JobId(f"f{n}"), revision=n, spec=SPEC) for n in range(9)
-    ]
-    pool.hello("b", *reports)
+    pool.ask_all()
+    pool.hello("b", *_invented(9))
     assert len(pool.state.jobs) == 3
+
+
+def _invented(count: int, **more: Any) -> list[Report]:
+    spec = replace(SPEC, **more)
+    return [
+        Report(AttemptKey(JobId(f"f{n}"), 1), AttemptState.RUNNING, n, LeaseId("l"), None, spec, spec.request)
+        for n in range(1, count + 1)
+    ]
+
+
+def test_a_settled_pool_learns_no_jobs_from_a_node_and_has_them_ended_there() -> None:
+    """Whose users' they ever are: each attempt is in the store before its node hears of it."""
+    pool = Pool("a")
+    pool.do(m.NodeEnrolled(B, realms=("b", "lab")))
+    pool.hello("b")
+    pool.hello("b", *_invented(3))
+    assert not pool.state.jobs
+    assert sorted(str(order.key) for _, order in pool.orders(CancelPart)) == ["f1/1", "f2/1", "f3/1"]
+
+
+def test_a_node_that_has_just_joined_is_believed_no_more_than_others() -> None:
+    """Before a recovery it cannot have been given anything."""
+    pool = Pool("a")
+    pool.do(m.NodeEnrolled(B))
+    pool.hello("b", *_invented(1))
+    assert not pool.state.jobs
+
+
+@pytest.mark.parametrize("more", [{}, {"body": "x" * 1000}], ids=["count", "bytes"])
+def test_what_a_pool_learns_from_one_node_is_bounded_not_for_the_others(more: dict[str, str]) -> None:
+    """Also where what the node told is over meanwhile."""
+    rules = replace(RULES, max_told_per_node=3, max_told_bytes_per_node=3500)
+    pool = Pool("a", "b", rules=rules)
+    pool.ask_all()
+    pool.hello("b", *_invented(9, **more))
+    assert len(pool.state.jobs) == 3
+    _tell(pool, A, AttemptState.RUNNING, 1)
+    assert FORGED in pool.state.jobs
+    for name in list(pool.state.jobs):
+        pool.do(m.Reported(B, Report(AttemptKey(name, 1), AttemptState.ENDED, 99, ending=exited(0))))
+    pool.hello("b", *[replace(one, key=AttemptKey(JobId(f"g{n}"), 1)) for n, one in enumerate(_invented(3))])
+    assert not any(name.startswith("g") for name in pool.state.jobs)
+
+
+def test_the_numbers_that_a_node_tells_of_jobs_that_are_not_known_are_bounded() -> None:
+    """They take memory, too, and none is needed once all have reported."""
+    pool = Pool("a", "b", rules=replace(RULES, max_numbers_per_node=3))
+    over = [replace(one, spec=None, state=AttemptState.ENDED, ending=exited(0)) for one in _invented(9)]
+    pool.hello("b", *over)
+    assert not pool.state.numbers
+    pool.ask_all()
+    pool.hello("b", *over)
+    pool.hello("b", *over)
+    assert len(pool.state.numbers) == 3
+
+
+def test_a_node_that_comes_back_after_a_loss_of_memory_is_believed_whole() -> None:
+    """With all that runs on it, for whomever."""
+    pool = _asking("a", "b")
+    pool.hello("b", *_invented(500, body="{" + 4000 * " " + "}"))
+    assert len(pool.state.jobs) == 500
+    _settle(pool)
+    assert all(isinstance(job.state, Running) for job in pool.state.jobs.values())
+
+
+def test_a_settled_pool_lets_no_node_use_up_the_numbers_of_others_attempts() -> None:
+    pool = Pool("a", "b")
+    pool.submit(held=True)
+    pool.says("b", AttemptState.RUNNING, attempt=900, revision=50)
+    assert pool.job().attempts == 0
 
 
 @pytest.mark.parametrize("ending", [None, exited(0)], ids=["runs", "ended"])

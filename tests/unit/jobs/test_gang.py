@@ -297,12 +297,13 @@ def test_who_spreads_more_gpus_than_a_record_holds_parts_hears_how_many_fit() ->
 def test_a_gang_whose_ranks_were_forgotten_is_begun_anew(told: bool) -> None:
     """The parts that were told could wait at one meeting place, and the others at another."""
     pool = Pool("a", "b")
+    pool.ask_all()
     spec = JobSpec(WHOLE, ADA, nodes=2)
     for node, committed in (("b", told), ("a", False)):
         report = pool.report(node, S.RESERVED, J, revision=1, spec=spec)
         pool.do(m.Reported(NodeName(node), replace(report, committed=committed)))
         assert pool.orders(Commit) == []
-    pool.wait(RULES.settle_seconds)
+    pool.wait(RULES.recover_seconds)
     if told:
         pool.says("b", S.RUNNING)
         pool.hello("a")

@@ -189,11 +189,13 @@ def test_attempts_that_we_do_not_know_are_taken_over_with_their_jobs() -> None:
     """From what their node tells; its next attempt will have another number."""
     spec = JobSpec(HALF, ADA, image="x", request_id="r")
     pool = Pool("a")
+    pool.ask_all()
     pool.hello("a", pool.report("a", S.RUNNING, attempt=4, revision=9, spec=spec))
     pool.is_now(Running)
     assert (pool.job().attempts, pool.where(), pool.job().project) == (4, ["a"], "ada")
     assert pool.submit("j2", request_id="r").job == pool.job()
     pool.says("a", S.ENDED, ending=exited(0))
+    pool.wait(RULES.recover_seconds)
     assert pool.ended() == Succeeded()
 
 
@@ -201,7 +203,9 @@ def test_a_job_that_is_over_is_learned_too_and_not_run_again() -> None:
     """When it comes once more out of an outbox."""
     spec = JobSpec(HALF, ADA, image="x")
     pool = Pool("a")
+    pool.ask_all()
     pool.hello("a", pool.report("a", S.ENDED, revision=9, ending=exited(0), spec=spec))
+    pool.wait(RULES.recover_seconds)
     assert pool.ended() == Succeeded()
     assert pool.submit(old=True).job == pool.job()
 
