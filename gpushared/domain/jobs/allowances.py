@@ -17,6 +17,7 @@ from gpushared.domain.jobs.holding import part_id
 from gpushared.domain.jobs.member import Member, Said, Told
 from gpushared.domain.jobs.messages import TellAllowance
 from gpushared.domain.jobs.model import JobId, NodeName
+from gpushared.domain.jobs.payers import NOBODYS, payer_of
 from gpushared.domain.jobs.rules import PoolRules, WhenCutOff
 from gpushared.domain.jobs.shares import LimitBook, NodeBook, shared_out
 from gpushared.domain.jobs.silence import beat_seconds
@@ -187,6 +188,8 @@ def _enter_unseen(roll: Roll, books: Books, state: PoolState) -> None:
     seen = {holder.lease.id for holder in roll.holders()} if books else set()
     for node, names in state.by_node.items() if books else ():
         for job in (state.jobs[name] for name in names):
+            if payer_of(job) == NOBODYS:
+                continue
             part = next(part for part in job.parts if part.node == node)
             if job.project in limited and part_id(job, part) not in seen:
                 for key, book in books.items():

@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 
 from gpushared.domain.fleet.fleet import Fleet, Placement
 from gpushared.domain.fleet.hosts import Host, link_groups
-from gpushared.domain.fleet.policies import PolicyName
 from gpushared.domain.gpu import Gpu, GpuId
 from gpushared.domain.jobs.holding import Held, held_on
 from gpushared.domain.jobs.member import Free, Inventory, Member
 from gpushared.domain.jobs.model import Job, JobId, NodeName
+from gpushared.domain.jobs.payers import Payers
+from gpushared.domain.jobs.rules import PoolRules
 from gpushared.domain.jobs.silence import takes_work_until
 from gpushared.domain.jobs.state import NEVER, PoolState, is_tried_last
 from gpushared.domain.lease import Grant, Lease, LeaseId
@@ -43,17 +44,22 @@ Wanted = dict[LeaseId, tuple[Held, Taken]]
 class _Facts:
     """What a node's part of the picture was drawn of."""
 
+    member: Member
     inventory: Inventory
-    free: Free
     jobs: object
     away: str
     """Why nothing may go there; empty where it may."""
+
+    @property
+    def free(self) -> Free:
+        return self.member.free
 
     def same(self, other: _Facts | None) -> bool:
         return (
             other is not None
             and self.inventory is other.inventory
             and self.free is other.free
+            and self.member.realms == other.member.realms
             and self.jobs is other.jobs
             and self.away == other.away
         )
@@ -76,8 +82,9 @@ class Ground:
         self.candidates: dict[JobId, tuple[Job, Candidate]] = {}
         """Those of the last pass, for the next; they depend on what models and what policy there are."""
         self._fleet = Fleet(())
-        self._placement: PolicyName | None = None
         self._policy: Policy | None = None
+        self._rules: PoolRules | None = None
+        self._payers = Payers(Policy(), PoolRules())
         self._members: Shelf[NodeName, Member] = Shelf()
         self._jobs: Shelf[NodeName, Mapping[JobId, None]] = Shelf()
         self._rests_on: object = None
@@ -114,7 +121,7 @@ class Ground:
 
     def _is_ruled_otherwise(self, state: PoolState, policy: Policy) -> bool:
         another = self._policy is not policy and self._policy != policy
-        return self._roll is None or another or self._placement is not state.rules.placement
+        return self._roll is None or another or self._rules != state.rules
 
     @property
     def roll(self) -> Roll:
@@ -140,7 +147,7 @@ class Ground:
         if now <= until:
             self._silent_at = min(self._silent_at, until)
         away = "" if now <= until else _why_not(member)
-        return _Facts(member.inventory, member.free, state.by_node.get(name), away)
+        return _Facts(member, member.inventory, state.by_node.get(name), away)
 
     def _is_another_pool(self, news: Mapping[NodeName, _Facts | None]) -> bool:
         """Whether nodes came or went, or have other GPUs."""
@@ -154,10 +161,11 @@ class Ground:
         return False
 
     def _begin_anew(self, facts: Mapping[NodeName, _Facts], state: PoolState, policy: Policy) -> None:
-        hosts = [_host(name, facts[name], state) for name in sorted(facts)]
-        self._placement, self._policy = state.rules.placement, policy
-        self._fleet = Fleet(hosts, self._placement, mix=self._fleet.mix)
-        self._by_node = {host.name: tuple(gpu.id for gpu in host.gpus) for host in hosts}
+        self._by_node = _owned(facts)
+        hosts = [_host(name, facts[name], state, self._by_node[name]) for name in sorted(facts)]
+        self._rules, self._policy = state.rules, policy
+        self._payers = Payers(policy, state.rules)
+        self._fleet = Fleet(hosts, state.rules.placement, mix=self._fleet.mix)
         self._facts = {}
         self._taken, self._held = {name: {} for name in facts}, {name: {} for name in facts}
         self._roll, self.candidates = Roll(policy, self), {}
@@ -180,7 +188,7 @@ class Ground:
         for name, those in wanted.items():
             self._let_go(name, those, everybody=name in ground)
         for name in ground:
-            host = _host(name, facts[name], state)
+            host = _host(name, facts[name], state, self._by_node[name])
             self._fleet.renew(host, rooms_of(host.gpus, (), dict(facts[name].free.stray_bytes)))
         for name, those in wanted.items():
             self._take_in(name, those)
@@ -189,20 +197,13 @@ class Ground:
 
     def _wanted(self, name: NodeName, fact: _Facts, state: PoolState, policy: Policy) -> Wanted:
         found: Wanted = {}
-        known = self._held[name]
-        for one in held_on(name, fact.free, known, state, policy):
+        known, gpus = self._held[name], frozenset(self._by_node[name])
+        for one in held_on(fact.member, gpus, known, state, policy, self._payers):
             lease = one.holder.lease
             before = known.get(lease.id)
-            if before is not None and before[0] is one:
-                found[lease.id] = before
-                continue
-            grants = tuple(grant for grant in lease.grants if self._on(grant, name))
-            if grants:
-                found[lease.id] = one, (lease.request, grants)
+            same = before is not None and before[0] is one
+            found[lease.id] = before if same and before else (one, (lease.request, lease.grants))
         return found
-
-    def _on(self, grant: Grant, name: NodeName) -> bool:
-        return grant.gpu in self._gpus and self._fleet.host_of(grant.gpu) == name
 
     def _let_go(self, name: NodeName, wanted: Wanted, *, everybody: bool) -> None:
         taken, held = self._taken[name], self._held[name]
@@ -397,13 +398,28 @@ def _ground_rules(state: PoolState) -> object:
     )
 
 
-def _host(name: NodeName, fact: _Facts, state: PoolState) -> Host:
+def _owned(facts: Mapping[NodeName, _Facts]) -> dict[str, tuple[GpuId, ...]]:
+    """The GPUs of each node. One that several nodes name is that of the first that joined.
+
+    Else what is meant for one node could be placed on another one.
+    """
+    owned: dict[str, tuple[GpuId, ...]] = {}
+    taken: set[GpuId] = set()
+    for name, fact in sorted(facts.items(), key=lambda one: (one[1].member.enrolled_at, one[0])):
+        owned[name] = tuple(gpu.id for gpu in fact.inventory.gpus if gpu.id not in taken)
+        taken.update(owned[name])
+    return owned
+
+
+def _host(name: NodeName, fact: _Facts, state: PoolState, owned: Collection[GpuId]) -> Host:
     inventory, troubles = fact.inventory, dict(fact.free.troubles)
+    mine = frozenset(owned)
     gpus = tuple(
         replace(gpu, trouble=fact.away or troubles.get(gpu.id) or gpu.trouble)
         if fact.away or gpu.id in troubles
         else gpu
         for gpu in inventory.gpus
+        if gpu.id in mine
     )
     counts = state.rules.counts_host
     return Host(

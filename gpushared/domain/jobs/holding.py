@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from gpushared.domain.jobs.member import Free, Holding
-from gpushared.domain.jobs.model import AttemptKey, Cancelling, Job, NodeName, Part, Placing, Running
+from gpushared.domain.gpu import GpuId
+from gpushared.domain.jobs.member import Holding, Member
+from gpushared.domain.jobs.model import HERE, AttemptKey, Cancelling, Job, NodeName, Part, Placing, Running
+from gpushared.domain.jobs.payers import Payers, payer_of
 from gpushared.domain.jobs.state import PoolState, is_over
 from gpushared.domain.lease import Active, ContainerId, Grant, Lease, LeaseId, Reserved
 from gpushared.domain.policy.passes import Holder
@@ -25,16 +27,25 @@ class Held:
     def lease(self) -> LeaseId:
         return self.holder.lease.id
 
-    def is_still(self, source: Job | Holding, grants: tuple[Grant, ...]) -> bool:
+    def is_still(self, source: Job | Holding, grants: tuple[Grant, ...], project: str) -> bool:
         """Whether the same would be made of this; a node tells of the same with other objects each time."""
         same = source is self.source or (isinstance(source, Holding) and source == self.source)
-        return same and grants == self.holder.lease.grants
+        return same and grants == self.holder.lease.grants and project == self.holder.project
 
 
 def held_on(
-    name: NodeName, free: Free, known: Mapping[LeaseId, tuple[Held, object]], state: PoolState, policy: Policy
+    member: Member,
+    gpus: frozenset[GpuId],
+    known: Mapping[LeaseId, tuple[Held, object]],
+    state: PoolState,
+    policy: Policy,
+    payers: Payers,
 ) -> Iterator[Held]:
-    """All that is held there. ``known``: as it was before, of which is taken over what is the same."""
+    """All that is held of a node's ``gpus``, whatever else its node tells.
+
+    ``known``: as it was before, of which is taken over what is the same.
+    """
+    name, free = member.name, member.free
     told = {one.attempt: one for one in free.holdings if one.attempt is not None}
     for job_id in sorted(state.by_node.get(name) or ()):
         job = state.jobs[job_id]
@@ -42,16 +53,37 @@ def held_on(
             continue
         part = next(part for part in job.parts if part.node == name)
         holding = told.get(AttemptKey(job.id, job.state.attempt)) if told else None
-        grants = holding.grants if holding else state.booked.get(job.id, {}).get(name, ())
-        if grants:
+        if holding:
+            grants = _asked_for(holding.grants, part.request)
+        else:
+            grants = state.booked.get(job.id, {}).get(name, ())
+        if grants := _on(gpus, grants):
             before = known.get(part_id(job, part))
-            same = before is not None and before[0].is_still(job, grants)
+            same = before is not None and before[0].is_still(job, grants, payer_of(job))
             yield before[0] if same and before else Held(_of_job(job, part, grants, policy), job)
     for one in free.holdings:
-        if not _is_known(one, name, state):
-            before = known.get(_id_of_other(one, name))
-            same = before is not None and before[0].is_still(one, one.grants)
-            yield before[0] if same and before else Held(_of_other(one, name, state.started_at), one)
+        if not _is_known(one, name, state) and (grants := _on(gpus, one.grants)):
+            before, project = known.get(_id_of_other(one, name)), payers.project_of(one, member)
+            if before is not None and before[0].is_still(one, grants, project):
+                yield before[0]
+            else:
+                yield Held(_of_other(replace(one, grants=grants), name, project, state.started_at), one)
+
+
+def _on(gpus: frozenset[GpuId], grants: tuple[Grant, ...]) -> tuple[Grant, ...]:
+    """The grants on these GPUs; nobody holds anything of a node's but what is there."""
+    if all(grant.gpu in gpus for grant in grants):
+        return grants
+    return tuple(grant for grant in grants if grant.gpu in gpus)
+
+
+def _asked_for(grants: tuple[Grant, ...], request: Request) -> tuple[Grant, ...]:
+    """Of what a node tells of a part each GPU once, and no more of them than were asked for."""
+    most = len(request.gpus) or max(request.gpu_count, request.max_gpu_count or 0)
+    once = {grant.gpu: grant for grant in reversed(grants)}
+    if len(once) == len(grants) <= most:
+        return grants
+    return tuple(sorted(once.values(), key=lambda grant: grant.gpu)[:most])
 
 
 def part_id(job: Job, part: Part) -> LeaseId:
@@ -88,16 +120,18 @@ def _of_job(job: Job, part: Part, grants: tuple[Grant, ...], policy: Policy) -> 
         state=Active(grants, ContainerId(""), since) if running else Reserved(grants, since, since),
         device_name="",
         expires_at=since + limit if running and limit is not None else None,
-        project=job.project,
+        project=payer_of(job),
     )
     priority = policy.classes[request.lease_class].priority + job.priority
     leaving = isinstance(job.state, Cancelling) or is_over(part)
     # A turn is known by the time at which it was granted, not by that at which the container was up.
     granted_at = job.state.granted_at if isinstance(job.state, Running) else 0.0
-    return Holder(lease, job.project, priority, granted_at or since, leaving=leaving)
+    # What counts for nobody's quota is not weighed against what others are guaranteed.
+    stays = job.told_by != HERE
+    return Holder(lease, lease.project, priority, granted_at or since, leaving=leaving, stays=stays)
 
 
-def _of_other(holding: Holding, name: NodeName, since: float) -> Holder:
+def _of_other(holding: Holding, name: NodeName, project: str, since: float) -> Holder:
     """Since when it holds that is not told: it counts from our start."""
     isolation = Isolation.EXCLUSIVE if holding.exclusive else Isolation.SHARED
     request = Request(gpu_count=len(holding.grants), isolation=isolation)
@@ -110,9 +144,9 @@ def _of_other(holding: Holding, name: NodeName, since: float) -> Holder:
         created_at=since,
         state=Active(holding.grants, ContainerId(""), since),
         device_name="",
-        project=holding.project,
+        project=project,
     )
-    return Holder(lease, holding.project, 0, since, stays=True)
+    return Holder(lease, project, 0, since, stays=True)
 
 
 def _id_of_other(holding: Holding, name: NodeName) -> LeaseId:

@@ -9,13 +9,15 @@ import pytest
 
 from gpushared.domain.jobs import messages as m
 from gpushared.domain.jobs.ground import Ground
-from gpushared.domain.jobs.member import Free
+from gpushared.domain.jobs.member import Free, Holding, Inventory
 from gpushared.domain.jobs.model import (
     AttemptState,
     Ending,
     EndKind,
     JobId,
+    JobSpec,
     NodeName,
+    Owner,
     Placing,
     Queued,
     Running,
@@ -23,7 +25,7 @@ from gpushared.domain.jobs.model import (
 from gpushared.domain.jobs.protocol import CancelPart, Place
 from gpushared.domain.policy.passes import WaitReason
 from gpushared.domain.policy.projects import Policy, Project, Quota
-from tests.unit.jobs.pool_world import ADA, BOB, HALF, RULES, WHOLE, J, Pool, exited, held
+from tests.unit.jobs.pool_world import ADA, BOB, HALF, RULES, WHOLE, J, Pool, exited, gpus_of, held
 
 S = AttemptState
 
@@ -259,3 +261,88 @@ def test_a_job_that_runs_is_held_against_its_project_from_when_it_was_granted() 
     (holder,) = ground.roll.holders()
     assert holder.started_at == granted_at
     assert pool.is_now(Running).since == pool.now
+
+
+# --- what nodes tell of their own users, and whose quota it counts to ------------------------------------
+
+TABLE = replace(
+    RULES,
+    policy=Policy(projects={"vision": _project("vision", "ada", limit=1000)}),
+    principals={"ada": ("ada@a", "ada@lab")},
+)
+
+
+def _of_vision(node: str, owner: str = "ada") -> tuple[Holding, ...]:
+    return (replace(held(node, 0, owner=owner), project="vision"),)
+
+
+def test_what_somebody_holds_counts_to_a_project_that_they_may_use() -> None:
+    pool = Pool("a", "b", rules=TABLE)
+    pool.beat("a", holdings=_of_vision("a"))
+    pool.submit()
+    assert pool.where() == []
+
+
+@pytest.mark.parametrize(("node", "owner"), [("b", "ada"), ("a", "eve")], ids=["another realm", "not in it"])
+def test_what_a_node_tells_of_others_takes_its_gpus_and_nobodys_quota(node: str, owner: str) -> None:
+    pool = Pool("a", "b", rules=TABLE)
+    pool.beat(node, holdings=_of_vision(node, owner))
+    pool.submit(request=WHOLE)
+    assert pool.where() == ["a" if node == "b" else "b"]
+
+
+def test_when_a_node_may_speak_for_another_realm_what_it_tells_counts_anew() -> None:
+    """Without another word of it; so where the table of users changes."""
+    pool = Pool("a", "b", rules=TABLE)
+    pool.beat("b", holdings=_of_vision("b"))
+    pool.do(m.NodeEnrolled(NodeName("b"), realms=("b", "lab")))
+    pool.submit()
+    assert pool.where() == []
+    pool.state.rules = replace(TABLE, principals={"ada": ("ada@a",)})
+    pool.state.stale = True
+    pool.wait()
+    assert pool.where() == ["a"]
+
+
+def test_a_node_holds_no_gpus_but_its_own_and_a_job_none_but_what_it_asked_for() -> None:
+    pool = Pool("a", "b", rules=TABLE)
+    pool.hello("a", gpus=4)
+    pool.beat("b", holdings=(replace(held("b", 0), grants=held("b", 0).grants + held("a", 0).grants),))
+    assert pool.running(request=WHOLE) == "a"
+    key = pool.report("a", S.RUNNING).key
+    grants = tuple(held("a", at % 4).grants[0] for at in range(100))
+    pool.beat("a", holdings=(replace(held("a", 0), grants=grants, attempt=key),))
+    pool.wait()
+    assert pool.state.ground.roll.all("vision") == 1000
+
+
+def test_a_gpu_that_two_nodes_name_is_that_of_the_first_that_joined() -> None:
+    """What is for one node could go to another one."""
+    pool = Pool("b")
+    pool.now += 1
+    pool.do(m.NodeEnrolled(NodeName("z")))
+    pool.do(m.NodeHello(NodeName("z"), Inventory(gpus_of("b", 1)), Free()))
+    pool.submit(target=NodeName("b"))
+    assert pool.where() == ["b"]
+    pool.submit("j2", target=NodeName("z"))
+    assert pool.where("j2") == []
+
+
+def test_jobs_that_a_stranger_tells_of_count_to_nobodys_quota_before_their_owner_asks_for_them() -> None:
+    """Nor to what was used."""
+    pool = Pool("a", "b", rules=TABLE)
+    pool.ask_all()
+    spec = JobSpec(WHOLE, Owner("ada@a", "ada"), image="x")
+    told = [pool.report("b", S.RUNNING, JobId(f"t{n}"), revision=5, spec=spec) for n in range(3)]
+    pool.hello("b", *told)
+    assert pool.job("t0").project == "vision"
+    pool.submit("j1", WHOLE)
+    assert pool.where("j1") == ["a"]
+    pool.says("a", S.ENDED, JobId("j1"), ending=exited(0))
+    pool.do(m.JobSubmitted(JobId("t0"), spec, old=True))
+    pool.submit("j2", WHOLE)
+    assert pool.where("j2") == []
+    pool.now += 3600
+    pool.says("b", S.ENDED, JobId("t1"), ending=exited(0))
+    pool.wait(RULES.recover_seconds)
+    assert pool.state.usage.total("vision") == 0
