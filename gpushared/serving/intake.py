@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from gpushared.domain.errors import GpushareError, LimitReached, RequestError, TimedOut
 from gpushared.serving.doors import Context
@@ -145,7 +145,7 @@ class Intake(grpc.aio.ServerInterceptor):
             else grpc.stream_unary_rpc_method_handler
         )
         served = self._served(name, handler.unary_stream or handler.unary_unary)
-        return make(served, handler.request_deserializer, handler.response_serializer)
+        return make(served, _reader(handler.request_deserializer), handler.response_serializer)
 
     def _judged(self, name: str, handler: Any) -> Any:
         """A stream of messages: each is read when its handler asks for it."""
@@ -160,7 +160,7 @@ class Intake(grpc.aio.ServerInterceptor):
                 await self._refuse(name, context, error)
 
         return grpc.stream_stream_rpc_method_handler(
-            serve, handler.request_deserializer, handler.response_serializer
+            serve, _reader(handler.request_deserializer), handler.response_serializer
         )
 
     def _served(self, name: str, behaviour: Behaviour) -> Behaviour:
@@ -193,6 +193,21 @@ class Intake(grpc.aio.ServerInterceptor):
             ) from None
         except StopAsyncIteration:
             raise RequestError("the call has no message") from None
+
+
+def _reader(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """The deserializer, with an error of the tree: grpcio writes a traceback to the log for any other."""
+
+    def read(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError:
+            raise RequestError(
+                f"{len(data)} bytes came that are no message of this call",
+                hint="do both sides have the same version, or one that follows the other?",
+            ) from None
+
+    return read
 
 
 async def _answered(answering: Any, context: Context[Any, Any]) -> Any:

@@ -148,6 +148,16 @@ async def test_without_a_token_nothing_else_is_answered_there(house: House) -> N
         assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
+@pytest.mark.parametrize("call", ["Join/GetTrust", "Join/Sign"])
+async def test_bytes_that_are_no_message_are_refused_without_a_traceback(
+    house: House, call: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with house.by_tls(house.daemon.users_port) as users:
+        bytes_as_they_are: Any = users.unary_unary(f"/gpushare.v1.{call}")
+        assert await code_of(bytes_as_they_are(b"\0")) == grpc.StatusCode.INVALID_ARGUMENT
+    assert "Traceback" not in caplog.text
+
+
 async def test_at_the_nodes_door_nobody_comes_in_without_a_certificate(house: House) -> None:
     async with house.by_tls(house.daemon.nodes_port) as nodes:
         trust = pool_pb2_grpc.JoinStub(nodes).GetTrust(pool_pb2.GetTrustRequest())
