@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from heapq import nsmallest
@@ -28,6 +29,8 @@ WALKED = 1000
 MAX_LIKE = 64
 """So many of those that are over, and not remembered any more, are looked through for a beginning."""
 SHORTEST_BEGINNING = 3
+_NUMBER = re.compile(r"[0-9]{0,19}")
+"""Python refuses to read a number of thousands of digits; those of jobs have 64 bits."""
 LIVE, OVER_MARK, ARRAY = "l", "o", "a"
 """What a page token begins with: where the listing is."""
 
@@ -245,6 +248,6 @@ def _place(job: Job) -> str:
 
 
 def _number(text: str) -> int:
-    if text and not (text.isascii() and text.isdigit()):
+    if _NUMBER.fullmatch(text) is None:
         raise RequestError("this page token is none of ours", hint="leave it out to begin anew")
     return int(text or 0)

@@ -6,6 +6,7 @@ default; what is new altogether has a capability, and is only sent to those who 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from hashlib import sha256
@@ -31,6 +32,8 @@ GENERATION = 1
 """Of what is said over the link. Raised only where fields that are added do not do; then both are spoken."""
 SPOKEN = (1,)
 _GENERATION = "link-"
+_LISTED = re.compile(rf"{_GENERATION}([0-9]{{1,9}})")
+"""Python refuses to read a number of thousands of digits."""
 
 TUNNEL = "tunnel"
 TRUST = "trust"
@@ -57,8 +60,7 @@ def check_generation(who: str, theirs: Iterable[str], version: str) -> None:
 
     Who lists none at all speaks the first.
     """
-    listed = [one.removeprefix(_GENERATION) for one in theirs if one.startswith(_GENERATION)]
-    generations = {int(one) for one in listed if one.isdecimal() and one.isascii()} or {1}
+    generations = {int(listed[1]) for one in theirs if (listed := _LISTED.fullmatch(one))} or {1}
     if generations.isdisjoint(SPOKEN):
         older = who if max(generations) < min(SPOKEN) else "this side"
         raise StateConflict(

@@ -279,6 +279,12 @@ async def test_everybody_lists_their_own_and_administrators_all(jobs: Jobs) -> N
         await jobs.ids(all=True)
 
 
+@pytest.mark.parametrize("token", ["x9x", "l-1", "l" + "9" * 5000, "l٣"], ids=lambda token: token[:4])
+async def test_a_page_token_that_is_none_is_refused(jobs: Jobs, token: str) -> None:
+    with pytest.raises(RequestError, match="none of ours"):
+        await jobs.list_jobs(jobs_pb2.ListJobsRequest(page_token=token), ADA)
+
+
 @pytest.mark.parametrize("limit", [1, 2, 3, 100])
 async def test_pages_give_each_job_once_live_ones_first_then_the_newest_that_are_over(
     jobs: Jobs, limit: int

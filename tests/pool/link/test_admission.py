@@ -141,6 +141,11 @@ async def test_a_node_with_nothing_in_common_is_told_what_to_update(coordinator:
     assert "update this side" in refuse.hint
 
 
+async def test_a_generation_of_many_digits_is_none(coordinator: Coordinator) -> None:
+    hello = link_pb2.Hello(node=N1, capabilities=["link-" + "9" * 5000], inventory=b'{"gpus":[]}', free=b"{}")
+    assert (await first_answer(coordinator, coordinator.enrol(N1), hello)).HasField("welcome")
+
+
 GPU = '{"id":"GPU-1","index":0,"name":"H100","memory_total_bytes":%d,"leasable_bytes":%d}'
 HELD = '{"holdings":[{"lease":"l-1","grants":[{"gpu":"GPU-1","memory_bytes":-5,"compute_permille":0}],%s}]}'
 
