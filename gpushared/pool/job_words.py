@@ -163,10 +163,10 @@ def _object(data: bytes, what: str) -> dict[str, Any]:
 
 def _refuse_restarts(host: dict[str, Any]) -> None:
     policy = host.get("RestartPolicy") or {}
-    name = policy.get("Name") if isinstance(policy, dict) else str(policy)
-    if name not in {None, "", "no"}:
+    name = str((policy.get("Name") if isinstance(policy, dict) else policy) or "")
+    if name not in {"", "no"}:
         raise RequestError(
-            f"a job's container is not restarted by docker (--restart {shown(str(name))})",
+            f"a job's container is not restarted by docker (--restart {shown(name)})",
             hint="use --retries N: the job is run again when it fails; services belong to `gpushare run -d`",
         )
 

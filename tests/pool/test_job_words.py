@@ -56,6 +56,7 @@ def test_docker_s_own_removal_becomes_ours_because_docker_s_would_take_the_exit_
         (b'{"Image": "other"}', {}, "is of the image 'other'"),
         ({"HostConfig": []}, {}, "HostConfig is not an object"),
         ({"HostConfig": {"RestartPolicy": {"Name": "always"}}}, {}, "is not restarted by docker"),
+        ({"HostConfig": {"RestartPolicy": {"Name": ["always"]}}}, {}, "is not restarted by docker"),
         ({"Env": ["A=" + "x" * MAX_BODY_BYTES]}, {}, "has"),
         ({}, {"image": ""}, "no image was named"),
         ({}, {"name": "no spaces"}, "cannot be a container's name"),
