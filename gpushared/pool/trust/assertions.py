@@ -139,7 +139,7 @@ def _read(text: bytes, node: NodeCertificate) -> Assertion:
             expires_at=float(data["expires_at"]),
             nonce=str(data["nonce"]),
         )
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise _refused(node, f"it cannot be read: {type(error).__name__}") from error
 
 
