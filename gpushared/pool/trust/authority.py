@@ -188,6 +188,13 @@ class Authority:
         return _dated(builder, now, seconds).sign(anchor.key, hashes.SHA256())
 
 
+_CSR_ERRORS = (
+    *(ValueError, UnsupportedAlgorithm, InvalidSignature, x509.InvalidVersion),
+    *(x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType),
+)
+"""What the library raises for requests that are not as they must be; these have no common class."""
+
+
 def read_csr(pem: bytes) -> x509.CertificateSigningRequest:
     """A request with a key of the kind we use, and the proof that its sender has it. Raises RequestError."""
     if len(pem) > MAX_CSR_BYTES:
@@ -197,7 +204,7 @@ def read_csr(pem: bytes) -> x509.CertificateSigningRequest:
         extension = request.extensions.get_extension_for_oid(ASSERTION_KEY_OID).value
         key = request.public_key()
         valid = request.is_signature_valid
-    except (ValueError, UnsupportedAlgorithm, InvalidSignature, x509.ExtensionNotFound) as error:
+    except _CSR_ERRORS as error:
         raise RequestError(f"the certificate request cannot be read: {error}", hint=_NO_CSR) from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise RequestError("the key of the certificate request is not of the curve P-256", hint=_NO_CSR)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -243,11 +244,27 @@ def _csr(key: ec.EllipticCurvePrivateKey) -> bytes:
     return make_csr(key, Ed25519PrivateKey.generate())
 
 
+def _altered_csr(before: bytes, after: bytes) -> bytes:
+    """A request with two more extensions, in which some bytes of its DER are replaced."""
+    builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+    for oid in (ASSERTION_KEY_OID, x509.ObjectIdentifier("1.2.3.4"), x509.ObjectIdentifier("1.2.3.5")):
+        builder = builder.add_extension(x509.UnrecognizedExtension(oid, b"k" * 32), critical=False)
+    der = builder.sign(new_key(), hashes.SHA256()).public_bytes(Encoding.DER)
+    assert before in der
+    text = base64.encodebytes(der.replace(before, after, 1))
+    return b"-----BEGIN CERTIFICATE REQUEST-----\n" + text + b"-----END CERTIFICATE REQUEST-----\n"
+
+
 @pytest.mark.parametrize(
     ("csr", "words"),
     [
         (b"", "cannot be read"),
         (b"x" * 20_000, "too long"),
+        (_altered_csr(b"\x02\x01\x00", b"\x02\x01\x07"), "cannot be read"),  # a version that is none
+        (
+            _altered_csr(b"\x06\x03\x2a\x03\x05", b"\x06\x03\x2a\x03\x04"),
+            "cannot be read",
+        ),  # an extension twice
         (_csr(ec.generate_private_key(ec.SECP384R1())), "not of the curve P-256"),
         (_csr(new_key()).replace(b"A", b"B", 1), "cannot be read|does not hold together|not of the curve"),
     ],
