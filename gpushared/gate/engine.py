@@ -42,7 +42,7 @@ class Answer:
         """The body, decoded; raises ``EngineUnavailable`` when it is no JSON."""
         try:
             return json.loads(self.body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise EngineUnavailable("the Docker engine answered with something that is not JSON") from error
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
 from urllib.parse import quote
 
 import h11
@@ -34,10 +36,13 @@ async def job_logs(
     target = f"/containers/{container}/logs?stdout=1&stderr=1&follow={int(follow)}&tail={lines}"
     connection = await gate.connect()
     try:
-        await connection.send(
-            h11.Request(method="GET", target=target, headers=[("Host", "docker"), ("Connection", "close")]),
-            h11.EndOfMessage(),
-        )
+        with suppress(ConnectionError):  # whether the node hung up is seen where its answer is read
+            await connection.send(
+                h11.Request(
+                    method="GET", target=target, headers=[("Host", "docker"), ("Connection", "close")]
+                ),
+                h11.EndOfMessage(),
+            )
         head = await connection.response()
         if head.status_code != OK:
             raise EngineUnavailable(f"docker does not give the job's output: status {head.status_code}")
@@ -59,9 +64,19 @@ async def _container(gate: EngineSocket, key: AttemptKey) -> tuple[str, bool]:
             "the job has no container here",
             hint="it has not begun yet, or its container was removed and its output with it",
         )
-    container = str(found[0]["Id"])
+    container = quote(str(_value(found, 0, "Id")), safe="", errors="replace")
     facts = (await gate.call("GET", f"/containers/{container}/json".encode())).json()
-    return container, bool(facts["Config"]["Tty"])
+    return container, bool(_value(facts, "Config", "Tty"))
+
+
+def _value(answer: Any, *places: int | str) -> Any:
+    """A value in the answer of a node, which may have no such place. Raises EngineUnavailable."""
+    try:
+        for place in places:
+            answer = answer[place]
+    except (LookupError, TypeError) as error:
+        raise EngineUnavailable("the node of the job does not answer as Docker does") from error
+    return answer
 
 
 async def _plain(connection: EngineConnection) -> AsyncIterator[jobs_pb2.LogChunk]:

@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 import grpc
 
 from gpushared.api.v1 import jobs_pb2, link_pb2
-from gpushared.domain.errors import Unavailable
+from gpushared.domain.errors import GpushareError, Unavailable
 from gpushared.gate.engine import EngineConnection, EngineSocket
 from gpushared.pool.tunnel_bytes import pump
 from gpushared.pool.tunnel_frames import Chunk, Frame, frame
@@ -89,7 +89,8 @@ async def _run(stack: AsyncExitStack, sock: socket.socket, pipe: Pipe) -> None:
         await pipe.write(link_pb2.TunnelData(end=True) if end else frame(data))
 
     async with stack:
-        with sock:
+        # Whoever reads the socket finds that it has ended; nobody asks this task why.
+        with sock, contextlib.suppress(GpushareError):
             await pump(sock, receive, send)
 
 

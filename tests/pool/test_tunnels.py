@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import socket
 import struct
@@ -16,7 +17,14 @@ import grpc
 import pytest
 
 from gpushared.api.v1 import jobs_pb2, link_pb2, link_pb2_grpc
-from gpushared.domain.errors import GpushareError, LimitReached, RequestError, TimedOut, Unavailable
+from gpushared.domain.errors import (
+    EngineUnavailable,
+    GpushareError,
+    LimitReached,
+    RequestError,
+    TimedOut,
+    Unavailable,
+)
 from gpushared.domain.jobs.attempt import Attempt
 from gpushared.domain.jobs.model import AttemptKey, AttemptState, JobId, JobSpec, NodeName, Owner
 from gpushared.domain.request import Caller, Request
@@ -373,6 +381,56 @@ async def test_output_is_passed_on_as_it_comes_whatever_size_a_node_announces(tm
                 chunk = await anext(output)
             await output.aclose()  # type: ignore[attr-defined]  # it is a generator
         assert (chunk.data, chunk.stderr) == (b"oh", True)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"7", b"[7]", b"[{}]", b'{"Id":"c"}', b'[{"Id":"a b\\r\\n"}]', b'[{"Id":"\\ud800"}]', b"[" * 100_000],
+    ids=lambda body: body[:12].decode(),
+)
+async def test_a_node_that_does_not_answer_as_docker_does_is_no_internal_error(
+    tmp_path: Path, body: bytes
+) -> None:
+    async def docker(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+
+    async with tunnel_world(tmp_path, docker) as world:
+        opener = world.coordinator
+
+        def open_pipe() -> object:
+            return opener.tunnels.open(B, opener.wanted(JOB))
+
+        async with gate_through(open_pipe, "node b") as gate:  # type: ignore[arg-type]  # a context manager
+            with pytest.raises(EngineUnavailable):
+                await anext(job_logs(gate, KEY, follow=True, tail=0))
+
+
+async def test_a_node_that_breaks_a_tunnel_off_leaves_no_error_unread(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with tunnel_world(tmp_path, echo) as world:
+        stub = link_pb2_grpc.NodeLinkStub(await world.doors._channel())
+        calls: set[asyncio.Task[object]] = set()
+
+        async def break_off(tunnel_id: str) -> object:
+            call = stub.Serve()
+            await call.write(link_pb2.TunnelData(tunnel_id=tunnel_id))
+            await call.write(link_pb2.TunnelData(error_code="internal", error_message="enough"))
+            return await call.read()
+
+        opener = world.coordinator
+        opener.tell = lambda wanted: calls.add(asyncio.create_task(break_off(wanted.tunnel_id)))
+
+        def open_pipe() -> object:
+            return opener.tunnels.open(B, opener.wanted(JOB))
+
+        async with gate_through(open_pipe, "node b") as gate:  # type: ignore[arg-type]  # a context manager
+            with pytest.raises(EngineUnavailable):
+                await gate.call("GET", b"/_ping")
+        await asyncio.gather(*calls)
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 async def test_whoever_does_not_read_holds_up_only_themselves(tmp_path: Path) -> None:
