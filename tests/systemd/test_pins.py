@@ -1,8 +1,8 @@
-"""What the service's sandbox leaves to the helper that holds users' mounts."""
+"""What the service's sandbox leaves to the helpers that hold users' mounts and mount containers' layers."""
 
 from __future__ import annotations
 
-from tests.systemd.node import COMMANDS, CONFIG, Node
+from tests.systemd.node import COMMANDS, CONFIG, DROP_IN, Node
 
 RELAY = """
 import socket, sys, threading
@@ -20,6 +20,27 @@ while True:
     for pair in ((client, engine), (engine, client)):
         threading.Thread(target=copy, args=pair, daemon=True).start()
 """
+LAYERS = """
+import os
+from gpushared.gate.pins import helper, kernel
+helper.enter_machine()
+for name in ("lower", "upper", "work"):
+    os.makedirs(f"/run/layers/{name}")
+os.chdir("/run/layers")
+top = kernel.mount_overlay(["lower"], "upper", "work")
+os.fchdir(top)
+os.chroot(".")
+os.close(os.open("file", os.O_WRONLY | os.O_CREAT))
+"""
+
+
+def test_the_service_may_mount_layers_and_leaves_no_mount(machine: Node) -> None:
+    machine.write("/run/layers.py", LAYERS)
+    machine.write(DROP_IN, f"[Service]\nExecStartPre={COMMANDS}/python /run/layers.py\n")
+    machine.check("systemctl", "daemon-reload")
+    machine.check("systemctl", "start", "gpushared")
+    assert machine.check("ls", "/run/layers/upper").split() == ["file"]
+    assert machine.machine.run("grep", "layers", "/proc/1/mountinfo").returncode == 1
 
 
 def test_the_service_may_mount_where_the_machines_first_process_sees_it(machine: Node) -> None:
