@@ -48,6 +48,16 @@ class NotYours(NotFound):
 
 
 @dataclass(frozen=True, slots=True)
+class Layers:
+    """The directories of overlay2 that make up a container's files, by the engine's paths."""
+
+    lower: tuple[str, ...]
+    """The image's, the topmost one first."""
+    upper: str
+    """The container's own."""
+
+
+@dataclass(frozen=True, slots=True)
 class Container:
     """One container as the gate needs it."""
 
@@ -72,6 +82,10 @@ class Container:
     """Be it only those that its image asks for."""
     mounts: tuple[str, ...] = ()
     """Where something is mounted in it."""
+    tmpfs: tuple[str, ...] = ()
+    """Where a file system in memory is mounted besides ``mounts``."""
+    layers: Layers | None = None
+    """None where the engine keeps the container's files in another way."""
     volumes: frozenset[str] = frozenset()
     """The names by which it will look for volumes that somebody made."""
     ports: int = 0
@@ -158,6 +172,8 @@ async def _find_container(engine: EngineSocket, name: str, caller: Caller) -> Co
         groups=_groups(found),
         has_volumes=any(mount.get("Type") == "volume" for mount in objects(found, "Mounts")),
         mounts=tuple(str(mount.get("Destination") or "") for mount in objects(found, "Mounts")),
+        tmpfs=tuple(section(section(found, "HostConfig"), "Tmpfs")),
+        layers=_layers(found),
         volumes=_volumes(found),
         ports=ports_of(section(found, "HostConfig"), section(section(found, "Config"), "ExposedPorts")),
         auto_remove=bool(section(found, "HostConfig").get("AutoRemove")),
@@ -169,6 +185,16 @@ async def _find_container(engine: EngineSocket, name: str, caller: Caller) -> Co
 def _groups(found: Body) -> tuple[int, ...]:
     """Trusted callers may give names, of which only the image knows."""
     return tuple(int(each) for each in strings(section(found, "HostConfig"), "GroupAdd") if each.isdecimal())
+
+
+def _layers(found: Body) -> Layers | None:
+    """Return None also where the engine gives the files a label of SELinux by mounting them."""
+    driver = section(found, "GraphDriver")
+    data = section(driver, "Data")
+    lower, upper = str(data.get("LowerDir") or ""), str(data.get("UpperDir") or "")
+    if driver.get("Name") != "overlay2" or found.get("MountLabel") or not (lower and upper):
+        return None
+    return Layers(tuple(lower.split(":")), upper)
 
 
 def _cpus(found: Body) -> float:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from gpushared.gate.gate import Gate
+from gpushared.gate.policy.site import Policy
 from gpushared.ports import EngineFacts
 from tests.bed.fixtures import CdiEngine
+from tests.gate.copying import Copier, copier
 from tests.gate.desks import FakeDesk, facts
 from tests.gate.docker import Docker
+from tests.gate.people import people
 from tests.gate.serving import ROOT, Served, serving_gate
 
 
@@ -55,3 +59,18 @@ async def sleeper(docker: Docker, name: str) -> AsyncIterator[str]:
     assert done.code == 0, done.err
     yield name
     await docker("rm", "-f", name)
+
+
+@pytest.fixture(params=["oldest", pytest.param("newest", marks=pytest.mark.cdi)])
+async def alice(
+    request: pytest.FixtureRequest, desk: FakeDesk, busybox_image: str, tmp_path: Path
+) -> AsyncIterator[Copier]:
+    """Somebody without rights, before each of the engines."""
+    if request.param == "newest":
+        engine: CdiEngine = request.getfixturevalue("cdi_engine")
+        socket = engine.socket
+    else:
+        socket = request.getfixturevalue("docker_engine")
+    policy = Policy(bind_prefixes=(str(tmp_path),))
+    async with people(Gate(socket, desk, policy), busybox_image) as both, copier(both, socket) as found:
+        yield found

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpushared.gate.copies.order import Deed, Order
 from tests.bed import parts
 from tests.gate.docker import Done
 from tests.gate.people import People, Person
@@ -28,6 +29,8 @@ class Copier:
 
     both: People
     home: Path
+    engine: str
+    """Its socket, as root has it."""
 
     @property
     def alice(self) -> Person:
@@ -76,6 +79,19 @@ class Copier:
             while (await self.inside(container, "test", "-e", "/tmp/.ready")).code:  # noqa: ASYNC110 - see above
                 await asyncio.sleep(0.1)
 
+    async def end(self, container: str) -> None:
+        assert (await self.alice.ask("POST", f"/containers/{container}/kill")).status == 204
+        await self.alice.ask("POST", f"/containers/{container}/wait")
+
+    async def past_the_gate(self, *words: str) -> Done:
+        """The docker CLI as root, before the engine itself."""
+        pipe = asyncio.subprocess.PIPE
+        command = (str(parts.DOCKER.resolve()), "-H", f"unix://{self.engine}", *words)
+        process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
+        async with asyncio.timeout(LONGEST_SECONDS):
+            out, err = await process.communicate()
+        return Done(process.returncode or 0, out, err)
+
     async def inside(self, container: str, *words: str) -> Done:
         return await self.docker("exec", container, *words)
 
@@ -90,16 +106,42 @@ class Copier:
 
 
 @asynccontextmanager
-async def copier(both: People) -> AsyncIterator[Copier]:
+async def copier(both: People, engine: str = "") -> AsyncIterator[Copier]:
     home = Path(tempfile.mkdtemp(prefix="copies-"))
     uid = both.alice.caller.uid
     os.chown(home, uid, uid)
     both.alice.served.path.parent.chmod(0o711)
     both.alice.served.path.chmod(0o777)
     try:
-        yield Copier(both, home)
+        yield Copier(both, home, engine)
     finally:
         await asyncio.to_thread(shutil.rmtree, home)
+
+
+async def helper_of(uid: int) -> int:
+    """The PID of the process that copies for a user, once it is that user."""
+    while True:
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                words, owner = (path / "cmdline").read_bytes(), (path / "status").read_text()
+            except OSError:
+                continue
+            if b"copies.helper" in words and f"Uid:\t{uid}\t" in owner and "NoNewPrivs:\t1" in owner:
+                return int(path.name)
+        await asyncio.sleep(0.02)
+
+
+def fields_of(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def order_to_write(alice: Copier, container: dict[str, Any]) -> Order:
+    return {
+        "deed": Deed.WRITE, "pid": container["State"]["Pid"], "container": container["Id"], "cgroups": [],
+        "uid": alice.uid, "gid": alice.uid, "groups": [], "path": "/tmp", "only_look": False,
+        "keeps_kinds": False, "keeps_owners": False, "layers": None, "mounts": [],
+    }  # fmt: skip
 
 
 def tar_of(*entries: tuple[str, dict[str, object], bytes]) -> bytes:

@@ -10,25 +10,22 @@ import os
 import resource
 import subprocess
 import tarfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gpushared.domain.errors import StateConflict, TimedOut, Unavailable
 from gpushared.gate.copies import helper as program
 from gpushared.gate.copies.copying import AT_ONCE, COMMAND, Copies
-from gpushared.gate.copies.order import Deed, Order
 from gpushared.gate.gate import Gate
 from gpushared.gate.policy.site import Policy
 from gpushared.ports import CgroupDriver
 from gpushared.sharing.user_cgroups import UserCgroups
 from tests.bed.cgroups import remove_users
-from tests.bed.fixtures import CdiEngine
-from tests.gate.copying import Copier, copier, listed, tar_of
+from tests.gate.copying import Copier, copier, fields_of, helper_of, listed, order_to_write, tar_of
 from tests.gate.desks import FakeDesk
 from tests.gate.people import people
 from tests.gate.serving import ask, raw_client, request
@@ -49,21 +46,6 @@ dd if=/dev/zero of=/tmp/tree/long bs=1k count=700 2>/dev/null"""
 MIB = 1 << 20
 SPARSE_BYTES = 600 * MIB
 STAT = "x-docker-container-path-stat"
-
-
-@pytest.fixture(params=["oldest", pytest.param("newest", marks=pytest.mark.cdi)])
-async def alice(
-    request: pytest.FixtureRequest, desk: FakeDesk, busybox_image: str, tmp_path: Path
-) -> AsyncIterator[Copier]:
-    """Before each of the engines."""
-    if request.param == "newest":
-        engine: CdiEngine = request.getfixturevalue("cdi_engine")
-        socket = engine.socket
-    else:
-        socket = request.getfixturevalue("docker_engine")
-    policy = Policy(bind_prefixes=(str(tmp_path),))
-    async with people(Gate(socket, desk, policy), busybox_image) as both, copier(both) as found:
-        yield found
 
 
 # --- as the engine does --------------------------------------------------------------------------------
@@ -319,24 +301,6 @@ async def test_a_directory_and_something_else_do_not_replace_each_other_where_th
 # --- who copies ----------------------------------------------------------------------------------------
 
 
-async def helper_of(uid: int) -> int:
-    """The PID of the process that copies for a user, once it is that user."""
-    while True:
-        for path in Path("/proc").glob("[0-9]*"):
-            try:
-                words, owner = (path / "cmdline").read_bytes(), (path / "status").read_text()
-            except OSError:
-                continue
-            if b"copies.helper" in words and f"Uid:\t{uid}\t" in owner and "NoNewPrivs:\t1" in owner:
-                return int(path.name)
-        await asyncio.sleep(0.02)
-
-
-def fields_of(pid: int) -> dict[str, str]:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
-
-
 async def test_who_copies_is_the_containers_user_and_has_no_right_of_roots(alice: Copier) -> None:
     """Looked at in the middle of an archive that does not come to its end."""
     container = await alice.runs()
@@ -454,8 +418,10 @@ async def test_where_the_engine_maps_numbers_nothing_is_copied_while_the_contain
         refused = await alice.docker("cp", *words)
         assert (refused.code, b"the engine maps the numbers of users" in refused.err) == (1, True), refused
     assert (await alice.inside(container, "test", "-e", "/tmp/file")).code == 1
-    await end(alice, container)
+    await alice.end(container)
     assert (await alice.get(container, "/tmp/.ready")).status == 200
+    into = await alice.put(container, "/tmp", tar_of(("file", {}, b"")))
+    assert (into.status, "nothing is copied safely into" in into.message) == (403, True)
 
 
 async def test_anothers_container_is_not_copied_from(alice: Copier) -> None:
@@ -465,14 +431,6 @@ async def test_anothers_container_is_not_copied_from(alice: Copier) -> None:
 
 
 # --- how much and how long -----------------------------------------------------------------------------
-
-
-def order_to_write(alice: Copier, container: dict[str, Any]) -> Order:
-    return {
-        "deed": Deed.WRITE, "pid": container["State"]["Pid"], "container": container["Id"], "cgroups": [],
-        "uid": alice.uid, "gid": alice.uid, "groups": [], "path": "/tmp", "only_look": False,
-        "keeps_kinds": False, "keeps_owners": False,
-    }  # fmt: skip
 
 
 async def test_a_copy_in_which_nothing_moves_is_ended_and_counts_no_more(
@@ -582,16 +540,11 @@ async def test_what_a_copy_takes_is_the_users(desk: FakeDesk, docker_engine: str
 # --- while it does not run -----------------------------------------------------------------------------
 
 
-async def end(alice: Copier, container: str) -> None:
-    assert (await alice.alice.ask("POST", f"/containers/{container}/kill")).status == 204
-    await alice.alice.ask("POST", f"/containers/{container}/wait")
-
-
 async def test_what_is_copied_out_after_the_end_is_what_the_engine_gives(alice: Copier) -> None:
     """Links that lead forwards and backwards in the order of names among them."""
     links = "cd /tmp/own; ln -s /tmp/tree a-link; ln -s ../own/link z-link; ln -s /tmp/own/a-link/file z-file"
     container = await alice.runs(f"{TREE}; {links}")
-    await end(alice, container)
+    await alice.end(container)
     paths = [
         *SPELLINGS,
         "/tmp/own/a-link/",
@@ -619,11 +572,9 @@ async def test_what_is_copied_out_after_the_end_is_what_the_engine_gives(alice: 
         )
 
 
-async def test_after_the_end_nothing_is_copied_in_and_no_volume_out(alice: Copier) -> None:
+async def test_after_the_end_no_volume_is_copied_out(alice: Copier) -> None:
     container = await alice.runs(Mounts=[{"Type": "volume", "Target": "/tmp/volume"}])
-    await end(alice, container)
-    into = await alice.put(container, "/tmp", tar_of(("file", {}, b"")))
-    assert (into.status, "start it first" in into.message) == (403, True)
+    await alice.end(container)
     for path in ("/tmp/volume", "/tmp", "/"):
         reply = await alice.get(container, path)
         assert (reply.status, "/tmp/volume cannot be read while it does not run" in reply.message) == (

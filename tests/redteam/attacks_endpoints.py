@@ -7,7 +7,7 @@ import io
 import json
 import tarfile
 
-from tests.redteam.attack import Attack, Threat, Told, asks, encoded, plain_body
+from tests.redteam.attack import BOTH, Attack, Threat, Told, asks, encoded, plain_body
 from tests.redteam.scene import Scene
 
 TRUSTED = "by trusted users only"
@@ -73,6 +73,38 @@ def copied_once_it_has_run(scene: Scene) -> Told:
     return scene.ask("PUT", f"/containers/{_ended(scene)}/archive?path=/tmp", one_file())
 
 
+SWAPPING = """
+import os, threading
+top, stop = os.open(at, os.O_RDONLY | os.O_DIRECTORY), threading.Event()
+os.mkdir("d", dir_fd=top)
+def swap():
+    while not stop.is_set():
+        for target in (to, "d"):
+            os.symlink(target, "new", dir_fd=top)
+            os.rename("new", "x", src_dir_fd=top, dst_dir_fd=top)
+swapper = threading.Thread(target=swap)
+swapper.start()
+"""
+SWAPPED = "answer = swapper.is_alive(); stop.set(); swapper.join(); os.close(top)"
+
+
+def copied_by_links_swapped_after_the_end(scene: Scene) -> Told:
+    """The attacker's process outside has /tmp open since the container ran."""
+    own = scene.made(BUSY)
+    scene.ask("POST", f"/containers/{own}/start")
+    pid = scene.as_engine("GET", f"/containers/{own}/json")["State"]["Pid"]
+    scene.attacker.python(SWAPPING, at=f"/proc/{pid}/root/tmp", to=str(scene.roots_file.parent))
+    for step in ("kill", "wait"):
+        scene.ask("POST", f"/containers/{own}/{step}")
+    for _ in range(10):
+        scene.ask("PUT", f"/containers/{own}/archive?path=/tmp/x", one_file())
+        scene.ask("HEAD", f"/containers/{own}/archive?path=/tmp/x/file")
+    assert scene.attacker.python(SWAPPED) == "True"
+    if not scene.roots_file.stat().st_size:
+        return Told(0, "root's file was replaced")
+    return scene.ask("PUT", f"/containers/{own}/archive?path=/tmp", one_file())
+
+
 def read_once_it_has_run(scene: Scene) -> Told:
     return scene.ask("GET", f"/containers/{_ended(scene)}/archive?path=/tmp")
 
@@ -125,11 +157,29 @@ ATTACKS = [
         copied_by_swapped_links,
         harmless="they lead where its user may go in it",
     ),
-    Attack("copy-once-it-has-run", Threat.ROOT, copied_once_it_has_run, refused="copied safely"),
+    Attack(
+        "copy-once-it-has-run",
+        Threat.ROOT,
+        copied_once_it_has_run,
+        harmless="its user copies, and not the engine",
+        on=BOTH,
+    ),
+    Attack(
+        "copy-by-links-swapped-after-the-end",
+        Threat.ROOT,
+        copied_by_links_swapped_after_the_end,
+        harmless="they lead where its user may go in it",
+        on=BOTH,
+    ),
     Attack(
         "copy-out-once-it-has-run", Threat.ROOT, read_once_it_has_run, harmless="an export follows no link"
     ),
-    Attack("copy-with-a-volume", Threat.ROOT, copied_with_a_volume, refused="copied safely"),
+    Attack(
+        "copy-with-a-volume",
+        Threat.ROOT,
+        copied_with_a_volume,
+        harmless="its user copies, and nothing is mounted",
+    ),
     Attack(
         "anothers-output-by-a-websocket",
         Threat.CONTAINERS,

@@ -347,7 +347,7 @@ ATTACKS = [
         "copy-set-uid-through-a-mount",
         Threat.ROOT,
         set_uid_through_a_mount,
-        refused="copied safely",
+        refused="cannot be written",
         on=BOTH,
     ),
     Attack(

@@ -1,4 +1,4 @@
-"""The way of the helper into a running container, as root, and out of all its rights. Standard library only.
+"""The way of the helper into a container's files, as root, and out of all its rights. Standard library only.
 
 Nothing is imported or opened by a name between the two: there is whatever the container's owner put there.
 """
@@ -9,15 +9,21 @@ import select
 import signal
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from gpushared.gate.copies.order import Kind, Order, RefusedError
+from gpushared.gate.copies.order import START, Kind, Order, RefusedError
+from gpushared.gate.pins import helper as pins
 from gpushared.gate.pins import kernel, table
 from gpushared.mountinfo import parse_line
 
 MEMORY_BYTES = 512 << 20
 """A head of an archive may be of any length, and is held whole."""
 DEVICES = "/dev"
+WORK = "gpushare-work"
+"""A directory beside the container's own layer, in which the kernel prepares files of that layer.
+
+The engine has one of its own. A mount empties it, while a container that root starts just now may need it.
+"""
 
 
 def bound() -> None:
@@ -79,6 +85,46 @@ def enter(pid: int, container: str) -> View:
         os.close(descriptor)
     barren = {each.point for each in mounts if each.kind in table.KERNELS_OWN}
     return View(frozenset({*barren, DEVICES}), own_files)
+
+
+def mount(layers: dict[str, Any], *, writes: bool) -> View:
+    """See the files of a container that does not run from here on, and no others.
+
+    The container's layers are mounted as the engine mounts them, for this process alone. As root it looks up
+    the engine's own paths to the layers, which only root can change, and nothing that lies in a layer.
+    """
+    own_files = os.open("/proc/self/fd", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        opened = _opened(layers, writes=writes)
+        # By numbers of descriptors from here on: the names of many layers are too long for an option.
+        os.fchdir(own_files)
+        names = [str(each) for each in opened]
+        top = kernel.mount_overlay(names[:-2], *names[-2:]) if writes else kernel.mount_overlay(names)
+    except (pins.RefusedError, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise RefusedError(
+            Kind.FAILED, f"the container's layers cannot be mounted: {reason}", START
+        ) from None
+    os.fchdir(top)
+    os.chroot(".")
+    for descriptor in (top, *opened):
+        os.close(descriptor)
+    return View(frozenset(), own_files)
+
+
+def _opened(layers: dict[str, Any], *, writes: bool) -> list[int]:
+    """Open the layers as the engine sees them; for writing, the upper one and a work directory come last."""
+    namespace = pins.engine_namespace(layers["engine"])
+    pins.enter_machine()
+    if namespace is not None:
+        kernel.enter(namespace)
+        os.close(namespace)
+    paths = [layers["upper"], *layers["lower"]]
+    if writes:
+        work = Path(layers["upper"]).with_name(WORK)
+        work.mkdir(mode=0o700, exist_ok=True)
+        paths = [*layers["lower"], layers["upper"], str(work)]
+    return [kernel.open_as_named(each) for each in paths]
 
 
 def become(order: Order) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from gpushared.gate.copies import entering
 from gpushared.gate.copies.order import AGAIN, BLOCK_BYTES, STAT, Deed, Order, RefusedError
 from gpushared.gate.copies.paths import (
+    check_uncovered,
     cleaned,
     first_of,
     means_directory,
@@ -63,7 +64,7 @@ def _main(channel: Channel) -> None:
             entering.become(order)
             _pick(order, channel)
         else:
-            view = entering.enter(order["pid"], order["container"])
+            view = _entered(order)
             entering.become(order)
             _do(order, view, channel)
     except RefusedError as error:
@@ -73,12 +74,20 @@ def _main(channel: Channel) -> None:
     channel.output.flush()
 
 
+def _entered(order: Order) -> entering.View:
+    if order["layers"]:
+        return entering.mount(order["layers"], writes=order["deed"] == Deed.WRITE)
+    return entering.enter(order["pid"], order["container"])
+
+
 def _do(order: Order, view: entering.View, channel: Channel) -> None:
     deed = Deed(order["deed"])
+    # The engine follows links to the places of mounts as well.
+    mounts = [os.path.realpath(each) for each in order["mounts"]]
     if deed is Deed.WRITE:
-        _unpack(order, channel)
+        _unpack(order, mounts, channel)
         return
-    path, found = _looked_up(order["path"])
+    path, found = _looked_up(order["path"], mounts)
     target = os.path.realpath(path) if stat.S_ISLNK(found.st_mode) else ""
     tree = Tree(path, name_of(order["path"]), view.barren, view.own_files)
     if deed is Deed.READ:
@@ -91,9 +100,10 @@ def _do(order: Order, view: entering.View, channel: Channel) -> None:
         tree.write(channel.output)
 
 
-def _looked_up(asked: str) -> tuple[str, os.stat_result]:
+def _looked_up(asked: str, mounts: list[str]) -> tuple[str, os.stat_result]:
     """Where the path leads, and what is there."""
     path = resolved(asked)
+    check_uncovered(path, mounts, "read")
     try:
         found = os.lstat(path)
     except OSError as error:
@@ -115,8 +125,9 @@ def _pick(order: Order, channel: Channel) -> None:
         picking.write(entry, channel.output)
 
 
-def _unpack(order: Order, channel: Channel) -> None:
+def _unpack(order: Order, mounts: list[str], channel: Channel) -> None:
     path = os.path.realpath(cleaned(order["path"]))
+    check_uncovered(path, mounts, "written")
     try:
         found = os.lstat(path)
     except OSError as error:
@@ -124,9 +135,9 @@ def _unpack(order: Order, channel: Channel) -> None:
     if not stat.S_ISDIR(found.st_mode):
         raise refusal_of(NotADirectoryError(0, "not a directory"), "written", order["path"])
     groups = frozenset([order["gid"], *order["groups"]])
-    Unpacking(path, groups, keeps_kinds=order["keeps_kinds"], keeps_owners=order["keeps_owners"]).take(
-        channel.input
-    )
+    keeps_kinds, keeps_owners = order["keeps_kinds"], order["keeps_owners"]
+    unpacking = Unpacking(path, groups, mounts, keeps_kinds=keeps_kinds, keeps_owners=keeps_owners)
+    unpacking.take(channel.input)
     # What follows the end of an archive is nobody's, but whoever sends it wants to be rid of it.
     with contextlib.suppress(OSError):
         while channel.input.read(BLOCK_BYTES):

@@ -11,6 +11,7 @@ Order = dict[str, Any]
 STAT, AGAIN = "stat", "again"
 """What an answer has: the file that was found, or the path that is to be looked for from the beginning."""
 BLOCK_BYTES = 256 * 1024
+START = "start it first, or write to a volume or directory that it mounts"
 
 
 class Deed(StrEnum):

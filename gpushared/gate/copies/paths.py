@@ -8,10 +8,11 @@ import os
 import posixpath
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from gpushared.gate.copies.order import Kind, RefusedError
+from gpushared.mountinfo import is_under
 
 GO_BITS = (
     (stat.S_ISDIR, 1 << 31),
@@ -25,6 +26,7 @@ GO_FLAGS = ((stat.S_ISUID, 1 << 23), (stat.S_ISGID, 1 << 22), (stat.S_ISVTX, 1 <
 """How Go's ``FileMode`` says what a file is, which is how the engine's clients read it."""
 NANOSECONDS = 1_000_000_000
 RIGHTS = "a copy has the rights of the container's user"
+ELSEWHERE = "start the container and copy then, or mount it in another one"
 
 
 def cleaned(path: str) -> str:
@@ -85,6 +87,20 @@ def refusal_of(error: OSError, doing: str, path: str) -> RefusedError:
     if isinstance(error, PermissionError):
         return RefusedError(Kind.FORBIDDEN, said, RIGHTS)
     return RefusedError(Kind.FAILED, said)
+
+
+def check_uncovered(path: str, mounts: Iterable[str], doing: str) -> None:
+    """Raise ``RefusedError`` for a path that something is mounted over when the container runs."""
+    for mount in mounts:
+        if is_under(path, mount):
+            raise covered(mount, doing)
+
+
+def covered(mount: str, doing: str) -> RefusedError:
+    """Explain that the files at a path are not those of the container's own layers."""
+    return RefusedError(
+        Kind.FORBIDDEN, f"what is mounted at {mount} cannot be {doing} while it does not run", ELSEWHERE
+    )
 
 
 def missing(path: str) -> RefusedError:

@@ -15,6 +15,7 @@ from gpushared.gate.copies.order import BLOCK_BYTES, Kind, Order, RefusedError
 from gpushared.gate.copies.paths import (
     NANOSECONDS,
     cleaned,
+    covered,
     go_mode,
     go_time,
     means_directory,
@@ -34,7 +35,6 @@ KINDS = {
     tarfile.BLKTYPE: 0o060000,
 }
 REGULAR = 0o100000
-ELSEWHERE = "start the container and copy then, or mount it in another one"
 
 
 class PastError(Exception):
@@ -139,11 +139,7 @@ class Picking:
         for mount in self._mounts:
             above = is_whole and (not self._target or is_under(mount, self._target))
             if above or is_under(self._target, mount):
-                raise RefusedError(
-                    Kind.FORBIDDEN,
-                    f"what is mounted at /{mount} cannot be read while it does not run",
-                    ELSEWHERE,
-                )
+                raise covered(f"/{mount}", "read")
 
     def _stat(self, entry: tarfile.TarInfo) -> dict[str, Any]:
         target = ""

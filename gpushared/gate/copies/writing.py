@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from gpushared.gate.copies.order import BLOCK_BYTES, Kind, RefusedError
-from gpushared.gate.copies.paths import first_of, refusal_of
+from gpushared.gate.copies.paths import check_uncovered, first_of, refusal_of
 
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 IMPLIED_MASK = 0o022
@@ -49,12 +49,16 @@ class Unpacking:
     """Of one archive into the directory ``root``.
 
     ``keeps_kinds``: no directory is replaced by something else, or the other way round. ``keeps_owners``: the
-    entries' owners are to be those of the files, and not the caller.
+    entries' owners are to be those of the files, and not the caller. ``mounts``: where the container mounts
+    something when it runs, which is not mounted now. Nothing is written there.
     """
 
-    def __init__(self, root: str, groups: frozenset[int], *, keeps_kinds: bool, keeps_owners: bool) -> None:
+    def __init__(
+        self, root: str, groups: frozenset[int], mounts: list[str], *, keeps_kinds: bool, keeps_owners: bool
+    ) -> None:
         self._root = Path(root)
         self._groups = groups
+        self._mounts = mounts
         self._keeps_kinds = keeps_kinds
         self._keeps_owners = keeps_owners
         self._directories: list[_Directory] = []
@@ -88,6 +92,9 @@ class Unpacking:
             return
         self._check(entry)
         path = self._root / name
+        if self._mounts:
+            place = posixpath.join(os.path.realpath(path.parent), path.name)
+            check_uncovered(place, self._mounts, "written")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             is_there = self._make_way(path, entry)

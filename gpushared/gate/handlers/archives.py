@@ -1,7 +1,8 @@
 """``docker cp``: files out of and into a confined caller's container.
 
 While a container runs, a process with the rights of its user copies. While it does not, the engine does where
-it cannot be led astray, and else its export is read.
+it cannot be led astray. Elsewhere the engine's export is read, and the same process writes to the container's
+layers.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from gpushared.domain.errors import (
 from gpushared.gate.call import Call
 from gpushared.gate.containers import Container, find_container
 from gpushared.gate.copies.copying import Copies, Helper
-from gpushared.gate.copies.order import AGAIN, STAT, Deed, Order
+from gpushared.gate.copies.order import AGAIN, START, STAT, Deed, Order
 from gpushared.gate.copies.picking import MOST_LINKS
 from gpushared.gate.handlers.ground import Ground, Handler
 from gpushared.gate.proxy import check_stream
@@ -65,9 +66,9 @@ class Archives:
                 if not container.pid and self._is_the_engines(container):
                     await self._ground.send(call, call.renamed(container.id))
                     return
-        call.renamed(container.id)
-        if container.pid:
-            self._check_numbers()
+                if not container.pid and _is_write(call):
+                    await self._by_helper(call, container)
+                    return
         await self._by_helper(call, container)
 
     def _check_numbers(self) -> None:
@@ -94,42 +95,81 @@ class Archives:
         return container.is_new and not container.has_volumes
 
     async def _by_helper(self, call: Call, container: Container) -> None:
+        call.renamed(container.id)
+        if container.pid:
+            self._check_numbers()
         if not (path := call.target.get("path")):
             raise RequestError("bad parameter: 'path' cannot be empty")
         try:
             if not container.pid:
-                await self._out_of_export(call, container)
+                await self._while_down(call, container)
             elif _is_write(call):
-                await self._in(call, container)
+                await self._in(call, _order(call, container, Deed.WRITE))
             else:
-                await self._out(call, container)
+                await self._out(call, _order(call, container, Deed.LOOK if _is_look(call) else Deed.READ))
         except NotFound:
             raise NotFound(f"Could not find the file {path} in container {container.id}") from None
 
-    # --- while it runs ---
+    # --- by the helper alone ---
 
-    async def _out(self, call: Call, container: Container) -> None:
-        only_look = call.exchange.method == "HEAD"
-        order = _order(call, container, Deed.LOOK if only_look else Deed.READ)
+    async def _out(self, call: Call, order: Order) -> None:
         async with self._helper(call, order) as helper:
             await _give(call, helper, await helper.answer())
 
-    async def _in(self, call: Call, container: Container) -> None:
+    async def _in(self, call: Call, order: Order) -> None:
         check_stream(call.exchange)
-        async with self._helper(call, _order(call, container, Deed.WRITE)) as helper:
+        async with self._helper(call, order) as helper:
             async with helper.answer_to(call.exchange.pieces()):
                 pass
             await call.exchange.respond(OK)
 
     # --- while it does not ---
 
-    async def _out_of_export(self, call: Call, container: Container) -> None:
-        """Pick it out of the engine's export; raises ``PermissionRefused`` for the other direction."""
+    async def _while_down(self, call: Call, container: Container) -> None:
         if _is_write(call):
+            await self._into_layers(call, container)
+        elif not (_is_look(call) and await self._has_looked(call, container)):
+            await self._out_of_export(call, container)
+
+    async def _into_layers(self, call: Call, container: Container) -> None:
+        """Raise ``PermissionRefused`` where no layers can be mounted; the container's turn is held."""
+        layers = await self._layers(container)
+        if layers is None:
             raise PermissionRefused(
                 "nothing is copied safely into a container that has run or mounts something while it is down",
-                hint="start it first, or write to a volume or directory that it mounts",
+                hint=START,
             )
+        if not container.is_still:
+            raise StateConflict(
+                "nothing is copied into a container that is about to start again, or to go",
+                hint="try again when it runs, or stop it first",
+            )
+        await self._in(call, _order(call, container, Deed.WRITE) | layers)
+
+    async def _has_looked(self, call: Call, container: Container) -> bool:
+        """Look at one file without an export of all; return False where the user's rights do not suffice."""
+        layers = await self._layers(container)
+        if layers is None:
+            return False
+        try:
+            await self._out(call, _order(call, container, Deed.LOOK) | layers)
+        except (PermissionRefused, StateConflict):
+            return False
+        return True
+
+    async def _layers(self, container: Container) -> Order | None:
+        """Return what a helper needs to mount the container's files, None where it cannot."""
+        layers = container.layers
+        if layers is None or self._ground.desk.engine_facts().maps_users:
+            return None
+        engine = await self._ground.engine.peer_pid()
+        return {
+            "layers": {"engine": engine, "lower": layers.lower, "upper": layers.upper},
+            "mounts": [*container.mounts, *container.tmpfs],
+        }
+
+    async def _out_of_export(self, call: Call, container: Container) -> None:
+        """Pick it out of the engine's export."""
         now = ""
         for _ in range(MOST_LINKS):
             order = _order(call, container, Deed.PICK) | {"now": now, "mounts": container.mounts}
@@ -172,6 +212,10 @@ def _is_write(call: Call) -> bool:
     return call.match.route.payload is Payload.STREAM
 
 
+def _is_look(call: Call) -> bool:
+    return call.exchange.method == "HEAD"
+
+
 def _order(call: Call, container: Container, deed: Deed) -> Order:
     """What a helper is to do, with the rights of the container's user."""
     uid, _, gid = container.user.partition(":")
@@ -180,11 +224,13 @@ def _order(call: Call, container: Container, deed: Deed) -> Order:
         "deed": deed,
         "pid": container.pid,
         "container": container.id,
+        "layers": None,
+        "mounts": [],
         "uid": int(uid),
         "gid": int(gid),
         "groups": container.groups,
         "path": target.get("path"),
-        "only_look": call.exchange.method == "HEAD",
+        "only_look": _is_look(call),
         "keeps_kinds": target.flag("noOverwriteDirNonDir"),
         "keeps_owners": target.flag("copyUIDGID"),
     }
@@ -194,7 +240,7 @@ async def _give(call: Call, helper: Helper, answer: dict[str, Any]) -> None:
     """What the helper found, and the archive that it makes of that."""
     told = base64.b64encode(json.dumps(answer[STAT]).encode())
     headers = [(b"X-Docker-Container-Path-Stat", told)]
-    if call.exchange.method == "HEAD":
+    if _is_look(call):
         await call.exchange.respond(OK, headers=headers)
         return
     await call.exchange.start(OK, [*headers, (b"Content-Type", b"application/x-tar")])
