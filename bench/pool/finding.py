@@ -23,7 +23,7 @@ from gpushared.domain.jobs.model import Ended, Job, JobId, JobSpec, Owner, Queue
 from gpushared.domain.jobs.rules import PoolRules
 from gpushared.domain.request import Request
 from gpushared.pool.archive import Archive
-from gpushared.pool.job_ids import id_in_array, new_id
+from gpushared.pool.job_ids import id_in_array, id_of, new_request_id
 from gpushared.pool.job_views import JobViews
 from gpushared.pool.jobs_service import JobsService
 from gpushared.pool.loop import PoolLoop
@@ -57,14 +57,14 @@ class Neighbour:
 
 async def measure(ended: int, calls: int) -> float:
     """The longest that a neighbour waited, for missing ids; seconds."""
-    array = new_id("", "")
+    array = id_of("", new_request_id())
     half = ended // 2
-    over = [job(1 + at, new_id("", ""), NEIGHBOUR, over=True) for at in range(half)]
+    over = [job(1 + at, id_of("", new_request_id()), NEIGHBOUR, over=True) for at in range(half)]
     over += [job(1 + at, id_in_array(array, at), NEIGHBOUR, over=True) for at in range(half, ended)]
     async with service(over) as (jobs, mine):
         beside = f"{ended} over, {calls} calls for"
         await waited(jobs, mine, f"{ended} over, no calls", [])
-        missing = [look_for(jobs, new_id("", "")) for _ in range(calls)]
+        missing = [look_for(jobs, id_of("", new_request_id())) for _ in range(calls)]
         longest = await waited(jobs, mine, f"{beside} missing ids", missing)
         strangers = [look_for(jobs, array[:4]) for _ in range(calls)]
         await waited(jobs, mine, f"{beside} the beginning of somebody else's array", strangers)
@@ -73,7 +73,7 @@ async def measure(ended: int, calls: int) -> float:
 
 async def measure_lists(queued: int, calls: int) -> None:
     """The same while somebody lists their own jobs, half of which are over."""
-    own = [job(1 + at, new_id("", ""), ASKER, over=at % 2 == 0) for at in range(queued * 2)]
+    own = [job(1 + at, id_of("", new_request_id()), ASKER, over=at % 2 == 0) for at in range(queued * 2)]
     async with service(own) as (jobs, mine):
         for limit, ended in ((100, False), (1000, False), (1000, True)):
             asked = jobs_pb2.ListJobsRequest(limit=limit, ended=ended, page_token="o" if ended else "")
@@ -87,7 +87,7 @@ async def service(others: Sequence[Job]) -> AsyncIterator[tuple[JobsService, Job
     with tempfile.TemporaryDirectory(prefix="gpushared-bench-") as folder:
         store = SqliteStore(Path(folder) / "pool.db")
         epoch = await store.lead()
-        waits = job(0, new_id("", ""), NEIGHBOUR, over=False)
+        waits = job(0, id_of("", new_request_id()), NEIGHBOUR, over=False)
         await write(store, epoch, [waits, *others])
         state = await restored(store, PoolRules(), epoch=epoch, now=1e9)
         gc.collect()

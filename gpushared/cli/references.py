@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LEASE = "l-"
 _SHOWN = 80
 _Found = TypeVar("_Found")
-_JOB = re.compile(r"[0-9a-hjkmnp-tv-z]{10}(?:_\d{1,6})?")
+_JOB = re.compile(r"(?:[0-9a-hjkmnp-tv-z]{13}|[0-9a-hjkmnp-tv-z]{10})(?:_\d{1,6})?")
 """Crockford's base 32, as the daemon makes ids; tests hold the two together."""
 
 

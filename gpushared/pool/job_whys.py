@@ -25,7 +25,7 @@ from gpushared.domain.jobs.model import (
     Then,
 )
 from gpushared.domain.jobs.silence import has_client, presence, silent_since
-from gpushared.domain.jobs.state import PoolState, kind_of
+from gpushared.domain.jobs.state import PoolState, array_key, kind_of
 from gpushared.domain.lease import LeaseId
 from gpushared.domain.placement import Reason
 from gpushared.domain.policy.passes import WaitReason
@@ -137,7 +137,8 @@ def _why_queued(job: Job, state: PoolState, now: float) -> Why | None:
 
 
 def _waits_for_its_array(job: Job, state: PoolState) -> bool:
-    throttle = state.throttles.get(job.spec.array) if job.spec.array is not None else None
+    array = array_key(job.spec)
+    throttle = None if array is None else state.throttles.get(array)
     return throttle is not None and (job.sequence, job.id) in throttle.waiting
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from gpushared.domain.jobs.submit_limits import (
 )
 from gpushared.domain.request import Request
 from gpushared.domain.units import shown
-from gpushared.pool.job_ids import id_in_array, new_id
+from gpushared.pool.job_ids import id_for, id_in_array, new_request_id
 from gpushared.serving.lease_words import check_request_id, read_lease_request
 
 MAX_BODY_BYTES = 96 * 1024
@@ -52,17 +52,22 @@ def read_submit(
     presets: Mapping[str, Ask],
     *,
     origin: NodeName = HERE,
+    is_known: Callable[[JobId], bool] = lambda _: False,
 ) -> Wanted:
-    """``after``: what ``message.after`` names. Raises RequestError, NotFound."""
+    """``after``: what ``message.after`` names. ``is_known`` tells whether the owner has a job of that id.
+
+    Raises RequestError, NotFound.
+    """
     request = read_lease_request(message.lease, presets)
     numbers, limit = read_array(message.array)
     if numbers and message.interactive:
         raise RequestError("an interactive job cannot be an array", hint="leave --array out")
     spec = _spec(message, request, owner, after, origin)
-    base = new_id(owner.principal, spec.request_id)
     if not numbers:
-        return Wanted(((base, spec),), None, message.lease.held, request.priority)
+        job = id_for(owner.principal, spec.request_id, is_known)
+        return Wanted(((job, spec),), None, message.lease.held, request.priority)
     _check_array_bytes(len(numbers), len(spec.body))
+    base = id_for(owner.principal, spec.request_id, lambda array: is_known(id_in_array(array, numbers[0])))
     spec = replace(spec, array=base, array_limit=limit)
     jobs = tuple(
         (
@@ -96,6 +101,7 @@ def _spec(
 ) -> JobSpec:
     request_id = message.request_id or message.lease.request_id
     check_request_id(request_id)
+    request_id = request_id or new_request_id()
     image = _image(message)
     body, remove = ("", message.remove) if message.interactive else _body(message)
     return JobSpec(

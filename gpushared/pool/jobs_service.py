@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Protocol
 
 from gpushared.api.v1 import jobs_pb2
@@ -176,7 +177,12 @@ class JobsService:
     async def read(self, message: jobs_pb2.SubmitRequest, owner: Owner, *, origin: NodeName = HERE) -> Wanted:
         """What a request asks for, checked on its own; nothing is kept."""
         after = await self._after(message, owner)
-        return read_submit(message, owner, after, self._presets(), origin=origin)
+
+        def is_known(job: JobId) -> bool:
+            known = self._machine.state.jobs.get(job) or self._machine.state.ended.get(job)
+            return known is not None and known.spec.owner.principal == owner.principal
+
+        return read_submit(message, owner, after, self._presets(), origin=origin, is_known=is_known)
 
     async def submit_batch(
         self, message: jobs_pb2.SubmitBatchRequest, owner: Owner
@@ -195,12 +201,21 @@ class JobsService:
         return tuple(found.values())
 
     async def _meant(self, reference: str, owner: Owner) -> list[JobId]:
-        if is_array_id(reference) or search.array_called(self._machine.state, reference, owner):
-            asked = Asked(ended=True, array=reference, limit=MAX_ARRAY)
-            of_array = await search.page(self._machine.state, self._past, asked, owner)
-            if of_array.jobs:
-                return [job.id for job in of_array.jobs]
+        is_array = is_array_id(reference) or search.array_called(self._machine.state, reference, owner)
+        if is_array and (jobs := await self._of_array(reference, owner)):
+            return jobs
         return [(await self._find(reference, owner)).id]
+
+    async def _of_array(self, array: str, owner: Owner) -> list[JobId]:
+        """All, or more than a job can wait for. Pages may be short where others' jobs fill what was read."""
+        found: list[JobId] = []
+        asked = Asked(ended=True, array=array, limit=MAX_ARRAY)
+        while True:
+            page = await search.page(self._machine.state, self._past, asked, owner)
+            found += (job.id for job in page.jobs)
+            asked = replace(asked, token=page.next_token)
+            if not asked.token or len(found) > MAX_AFTER:
+                return found
 
     async def _keep(self, wanted: Wanted, owner: Owner) -> list[Job]:
         """Durably. Where one of an array is refused, those before it are taken back."""

@@ -40,6 +40,7 @@ from gpushared.domain.jobs.protocol import GiveBack, Order, Report
 from gpushared.domain.units import shown
 from gpushared.pool import soundness, wire
 from gpushared.pool.hellos import HelloRead, Hellos
+from gpushared.pool.job_ids import is_own_id
 from gpushared.pool.stream import Context, Guard, Machine, NodeStream, Origins, refuse, usual_beat
 from gpushared.pool.trust.rates import host_of
 from gpushared.pool.tunnel_frames import Data
@@ -269,7 +270,10 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
             )  # fmt: skip
 
     def _in_its_name(self, report: Report) -> Report:
-        """A report whose job's owner is whom the pool knows by that name, whatever the node says of them."""
+        """A report whose job's owner is whom the pool knows by that name, whatever the node says of them.
+
+        Of a job that has another's id no more is believed than that there is an attempt.
+        """
         if report.spec is None:
             return report
         try:
@@ -277,7 +281,11 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         except RequestError as error:
             log.warning("attempt=%s nobody can own it: %s", report.key, error)
             return replace(report, spec=None)
-        return replace(report, spec=replace(report.spec, owner=owner))
+        spec = replace(report.spec, owner=owner)
+        if not is_own_id(report.key.job, spec):
+            log.warning("attempt=%s it cannot be of a job of %s", report.key, owner.principal)
+            return replace(report, spec=None)
+        return replace(report, spec=spec)
 
     def _stream(self, node: NodeName, hello: link_pb2.Hello) -> NodeStream:
         return NodeStream(

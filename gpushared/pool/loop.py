@@ -24,9 +24,10 @@ from gpushared.domain.errors import (
     Unavailable,
 )
 from gpushared.domain.jobs import messages as m
+from gpushared.domain.jobs.asking import check_whose
 from gpushared.domain.jobs.coordinator import handle
 from gpushared.domain.jobs.member import Member
-from gpushared.domain.jobs.model import Job, JobId
+from gpushared.domain.jobs.model import Job, JobId, Owner
 from gpushared.domain.jobs.protocol import CancelPart
 from gpushared.domain.jobs.rules import PoolRules
 from gpushared.domain.jobs.state import NEVER, PoolState, PoolStep
@@ -89,8 +90,8 @@ class PoolLoop:
     async def send(self, event: m.PoolEvent) -> Job | None:
         """Have the event handled and written; its job as it then is. Errors are those of the tree."""
         match event:
-            case m.JobSubmitted(job=job, old=True) if job in await self._forgotten([job]):
-                return await self._over(job)
+            case m.JobSubmitted(job=job, spec=spec) if await self._is_over(event):
+                return await self._over(job, spec.owner)
             case m.JobSubmitted(spec=spec) if spec.after:
                 event = await self._with_past(event)
             case m.NodeHello():
@@ -222,6 +223,14 @@ class PoolLoop:
         unknown = {job for job in jobs if job not in self.state.jobs and job not in self.state.ended}
         return await self.archive.over(unknown)
 
+    async def _is_over(self, submitted: m.JobSubmitted) -> bool:
+        """Whether a job that a node tells of is over, and the state no longer knows it.
+
+        Without a request id the id is one of a node's choice, maybe that of somebody else's job.
+        """
+        is_doubtful = submitted.old or not submitted.spec.request_id
+        return is_doubtful and submitted.job in await self._forgotten([submitted.job])
+
     async def _with_past(self, submitted: m.JobSubmitted) -> m.JobSubmitted:
         """With what became of those that it waits for, where the state has forgotten that."""
         found = [
@@ -231,10 +240,11 @@ class PoolLoop:
         ]
         return replace(submitted, past=tuple(job for job in found if job is not None))
 
-    async def _over(self, job: JobId) -> Job:
+    async def _over(self, job: JobId, owner: Owner) -> Job:
         found = await self.archive.get(job)
         if found is None:
             raise StateConflict(f"job {job} was over so long ago that nothing else is known of it")
+        check_whose(found, owner)
         return found
 
     async def _without_forgotten(self, hello: m.NodeHello) -> m.NodeHello:

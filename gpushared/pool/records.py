@@ -44,6 +44,12 @@ def job_changes(job: Job) -> Changes:
     return {JOB + job.id: None, ENDED + job.id: body, over_key(job.state.at, job.id): b""}
 
 
+def without(over: Job) -> Changes:
+    """What is to change so that nothing is known of a job that is over."""
+    assert isinstance(over.state, Ended), "others are not kept as such"
+    return {ENDED + over.id: None, over_key(over.state.at, over.id): None}
+
+
 def over_key(at: float, job: JobId) -> str:
     """In the order of time."""
     return f"{OVER}{int(at * MICROSECONDS):017d}-{job}"

@@ -14,6 +14,7 @@ from gpushared.pool.records import (
     job_changes,
     member_bytes,
     standing_changes,
+    without,
 )
 
 
@@ -46,8 +47,8 @@ class StepWriter:
             self._torn |= {job.id for job in torn.jobs}
 
     def _step(self, step: PoolStep) -> Iterator[Changes]:
-        for job in step.jobs:
-            yield job_changes(job)
+        yield from map(without, step.gone)
+        yield from map(job_changes, step.jobs)
         for member in step.members:
             body = member_bytes(member)
             if self._members.get(member.name) != body:

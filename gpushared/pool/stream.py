@@ -34,6 +34,7 @@ from gpushared.domain.jobs.rules import PoolRules
 from gpushared.domain.jobs.silence import beat_seconds
 from gpushared.domain.units import shown
 from gpushared.pool import bounds, soundness, wire
+from gpushared.pool.job_ids import is_own_id
 from gpushared.pool.mailbox import Mailbox
 from gpushared.serving.call_audit import Asker, CallAudit
 
@@ -326,6 +327,11 @@ class NodeStream:
         spec = wire.read_spec(asked.spec)
         owner = self._guard.owner_of(self.node, asked.assertion, wire.job_digest(job, asked.spec))
         ours = replace(spec, owner=owner, origin=self.node)
+        if not is_own_id(job, ours):
+            raise RequestError(
+                f"{shown(job)} is not the id of a job of {owner.principal}",
+                hint="gpushared of the node gives jobs their ids; is it of this version (`gpushare nodes`)?",
+            )
         return JobSubmitted(job, ours, held=asked.held, priority=asked.priority, old=asked.old)
 
     async def _cancel(self, asked: link_pb2.OutboxCancel) -> None:

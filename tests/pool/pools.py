@@ -39,7 +39,7 @@ REQUEST = Request(
 
 
 def spec(**more: object) -> JobSpec:
-    return replace(JobSpec(REQUEST, ADA, image="busybox", body="{}"), **more)  # type: ignore[arg-type]
+    return replace(JobSpec(REQUEST, ADA, image="busybox", body="{}", request_id="r"), **more)  # type: ignore[arg-type]
 
 
 def job_id(number: int) -> JobId:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,20 +12,25 @@ import pytest
 from gpushared.api.v1 import jobs_pb2, leases_pb2
 from gpushared.cli import references
 from gpushared.domain.errors import RequestError
-from gpushared.domain.jobs.model import JobSpec, Owner, Pull
+from gpushared.domain.jobs.model import JobId, JobSpec, Owner, Pull
 from gpushared.domain.jobs.submit_limits import MAX_ARRAY, read_array
-from gpushared.pool.job_ids import ALPHABET, is_job_id, new_id
+from gpushared.pool.job_ids import ALPHABET, id_in_array, id_of, is_job_id, is_own_id, older_id_of
 from gpushared.pool.job_words import MAX_BODY_BYTES, Wanted, read_submit
 
 ADA = Owner("ada@lab", "ada")
+BOB = Owner("bob@lab", "bob")
 
 
-def wanted(body: dict[str, Any] | bytes | None = None, **fields: Any) -> Wanted:
+def wanted(
+    body: dict[str, Any] | bytes | None = None,
+    is_known: Callable[[JobId], bool] = lambda _: False,
+    **fields: Any,
+) -> Wanted:
     content = {"Image": fields.get("image", "busybox"), **body} if isinstance(body, dict) else body
     written = content if isinstance(content, bytes) else json.dumps(content or {"Image": "busybox"}).encode()
     lease = leases_pb2.LeaseRequest(gpu="0.5", **fields.pop("lease", {}))
     message = jobs_pb2.SubmitRequest(**{"lease": lease, "image": "busybox", "create_body": written, **fields})
-    return read_submit(message, ADA, (), {})
+    return read_submit(message, ADA, (), {}, is_known=is_known)
 
 
 def spec(*args: Any, **fields: Any) -> JobSpec:
@@ -148,16 +155,44 @@ def test_each_job_of_an_array_has_its_number_in_its_id_and_its_name() -> None:
 
 def test_a_request_that_is_repeated_names_the_same_jobs_and_nobody_else_s() -> None:
     assert wanted(request_id="r", array="0-1").jobs == wanted(request_id="r", array="0-1").jobs
-    assert new_id("ada@lab", "r") != new_id("bob@lab", "r")
-    assert new_id("ada@lab", "") != new_id("ada@lab", "")
+    assert id_of("ada@lab", "r") != id_of("bob@lab", "r")
+    assert wanted().jobs != wanted().jobs
+
+
+@pytest.mark.parametrize("array", ["", "3-4"])
+def test_a_request_of_before_the_update_keeps_the_ids_that_it_had(array: str) -> None:
+    older = older_id_of(ADA.principal, "r")
+    first = id_in_array(older, 3) if array else older
+    again = wanted(request_id="r", array=array, is_known=lambda job: job == first)
+    assert again.jobs[0][0] == first
+    assert wanted(request_id="r", array=array).jobs[0][0] != first
+
+
+@pytest.mark.parametrize("older", [False, True])
+@pytest.mark.parametrize("array", ["", "0-1"])
+@pytest.mark.parametrize("request_id", ["", "r"])
+def test_every_job_has_an_id_that_its_own_request_gives(request_id: str, array: str, *, older: bool) -> None:
+    for job, made in wanted(request_id=request_id, array=array, is_known=lambda _: older).jobs:
+        assert is_own_id(job, made)
+        assert not is_own_id(job, replace(made, owner=BOB))
+        assert not is_own_id(job, replace(made, request_id="another"))
+        assert not is_own_id(id_in_array(job, 7), made)
+
+
+def test_an_id_by_chance_is_of_a_form_that_no_request_is_given_any_more() -> None:
+    free = replace(spec(), request_id="")
+    assert is_own_id(JobId("0123456789"), free)
+    assert is_own_id(JobId("0123456789_3"), replace(free, array=JobId("0123456789"), index=3))
+    for job in (id_of("bob@lab", "r"), "012345678", "0123456789ab", "0123456789_3", "o123456789"):
+        assert not is_own_id(JobId(job), free)
 
 
 def test_the_command_line_knows_a_job_s_id_when_it_sees_one() -> None:
     for number in range(200):
-        made = new_id("ada@lab", str(number))
-        assert len(made) == 10
+        made, older = id_of("ada@lab", str(number)), older_id_of("ada@lab", str(number))
+        assert (len(made), len(older)) == (13, 10)
         assert set(made) <= set(ALPHABET)
-        for text in (made, f"{made}_7"):
+        for text in (made, f"{made}_7", older, f"{older}_7"):
             assert is_job_id(text)
             assert references.is_job_id(text)
     for text in (

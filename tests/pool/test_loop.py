@@ -53,10 +53,10 @@ from gpushared.pool import loop as loop_module
 from gpushared.pool.archive import GONE_KEPT_SECONDS
 from gpushared.pool.high_water import HighWater
 from gpushared.pool.loop import MAX_PENDING
-from gpushared.pool.records import JOB, MEMBER, RECOVERING
+from gpushared.pool.records import ENDED, JOB, MEMBER, OVER, RECOVERING
 from gpushared.pool.store import MAX_OPERATIONS, Conflict, Deposed, StoreUnavailable, Transaction
 from gpushared.testing import StoreWorld
-from tests.pool.pools import ADA, INVENTORY, NODE, SECONDS, Pool, coordinator, job_id, spec
+from tests.pool.pools import ADA, INVENTORY, NODE, REQUEST, SECONDS, Pool, coordinator, job_id, spec
 
 
 @pytest.fixture
@@ -87,6 +87,25 @@ async def test_an_attempt_is_in_the_store_before_its_node_is_told(pool: Pool) ->
     await pool.submit(1)
     await pool.until_placed(1)
     assert b'"kind":"placing"' in seen[0]
+
+
+async def test_what_a_stranger_told_of_a_job_is_in_the_store_no_more_once_its_owner_means_another() -> None:
+    told = Report(
+        AttemptKey(job_id(1), 1),
+        AttemptState.ENDED,
+        1,
+        LeaseId("l-1"),
+        Ending(EndKind.EXITED, exit_code=0),
+        spec(image="told"),
+        REQUEST,
+    )
+    async with coordinator(enrolled=(Member(NODE, 0.0),)) as pool:
+        await pool.loop.send(NodeHello(NODE, INVENTORY, Free(), reports=(told,)))
+        pool.clock.advance(PoolRules().recover_seconds)
+        await pool.loop.send(PoolTick())
+        assert pool.kept(ENDED) == [ENDED + job_id(1)]
+        await pool.submit(1)
+        assert (pool.kept(JOB), pool.kept(ENDED), pool.kept(OVER)) == ([JOB + job_id(1)], [], [])
 
 
 async def test_what_cannot_be_written_did_not_happen(pool: Pool) -> None:

@@ -205,7 +205,7 @@ def test_a_terminal_here_is_that_of_a_container_elsewhere(machines: Machines) ->
     )
     assert "is on node b" in said
     assert "31 97" in said
-    assert re.search(r"^on [0-9a-z]{10}\r$", said, re.MULTILINE)
+    assert re.search(r"^on [0-9a-z]{13}\r$", said, re.MULTILINE)
     assert code == 5
 
 
@@ -296,7 +296,7 @@ async def test_the_asynchronous_client_reads_the_same(machines: Machines) -> Non
 def test_a_pipeline_that_is_run_again_goes_on_with_its_jobs(machines: Machines) -> None:
     command = f"{machines.told('.venv/bin/python examples/pipeline.py')} tonight"
     first, second = machines.printed(command), machines.printed(command)
-    arrays = re.compile(r"^array (\w{10}):", re.MULTILINE)
+    arrays = re.compile(r"^array (\w{13}):", re.MULTILINE)
     assert arrays.findall(first) == arrays.findall(second)
 
 

@@ -38,8 +38,8 @@ from gpushared.domain.jobs.model import (
     Then,
 )
 from gpushared.domain.jobs.orders import name_of, send
-from gpushared.domain.jobs.protocol import CLIENT_END, GiveBack
-from gpushared.domain.jobs.state import NOTHING, PoolDraft, Wake, is_gang, is_over, request_key
+from gpushared.domain.jobs.protocol import CLIENT_END, CancelPart, GiveBack
+from gpushared.domain.jobs.state import NOTHING, PoolDraft, Wake, is_gang, is_over
 from gpushared.domain.policy.projects import project_of
 from gpushared.domain.request import MAX_PRIORITY
 from gpushared.domain.units import shown
@@ -63,12 +63,11 @@ _HAS_CONTAINER = {AttemptState.RUNNING, AttemptState.PAUSED}
 
 def submit(event: JobSubmitted, draft: PoolDraft) -> None:
     """Take a job, or find that it is here already."""
-    known = asked_before(event, draft)
-    if known is not None:
+    known, spec = asked_before(event, draft), event.spec
+    if known is not None and (known.told_by == HERE or is_same_request(known.spec, spec)):
         _vouch(known, event, draft)
-        draft.answer = known
+        draft.answer = known.id
         return
-    spec = event.spec
     check(spec, event.priority, draft)
     if not event.old:
         _check_name(spec, draft)
@@ -78,14 +77,16 @@ def submit(event: JobSubmitted, draft: PoolDraft) -> None:
         for after in spec.after:
             if after.job not in past:
                 _check_known(after.job, spec.owner, draft)
+    if known is not None:
+        _displace(known, draft)
     job = Job(
         id=event.job,
-        sequence=draft.state.next_sequence,
+        sequence=draft.state.next_sequence if known is None else known.sequence,
         spec=spec,
         submitted_at=draft.now,
         state=Queued(draft.now),
         project=project_of(spec.owner.person, spec.request.project, draft.state.policy),
-        attempts=draft.state.numbers.get(event.job, 0),
+        attempts=draft.state.numbers.get(event.job, 0) if known is None else known.attempts,
         held_by=spec.owner.principal if event.held else "",
         priority=event.priority,
         awaits=spec.after,
@@ -114,8 +115,6 @@ def enter(job: Job, draft: PoolDraft, *, old: bool) -> None:
     """What is noted of a job once, before it is first put."""
     state = draft.state
     state.next_sequence = max(state.next_sequence, job.sequence + 1)
-    if job.spec.request_id:
-        state.by_request = state.by_request.put(request_key(job.spec), job.id)
     if old:
         state.old = state.old.put(job.id, None)
     state.numbers = state.numbers.drop(job.id)
@@ -126,34 +125,49 @@ def enter(job: Job, draft: PoolDraft, *, old: bool) -> None:
         state.dependents = state.dependents.put(after.job, (*waiting, job.id))
 
 
-def asked_before(event: JobSubmitted, draft: PoolDraft) -> JobId | None:
+def asked_before(event: JobSubmitted, draft: PoolDraft) -> Job | None:
     """The job that it is. Raises StateConflict where its id is that of somebody else's."""
-    state = draft.state
-    job = state.jobs.get(event.job) or state.ended.get(event.job)
-    if job is not None:
-        known, owner = job.spec.owner, event.spec.owner
-        if known.person != owner.person and known.principal != owner.principal:
-            raise StateConflict(
-                f"the id {job.id} is that of somebody else's job", hint="submit it with another request id"
-            )
-        return event.job
-    return state.by_request.get(request_key(event.spec)) if event.spec.request_id else None
+    known = draft.state.jobs.get(event.job) or draft.state.ended.get(event.job)
+    if known is not None:
+        check_whose(known, event.spec.owner)
+    return known
 
 
-def _vouch(known: JobId, event: JobSubmitted, draft: PoolDraft) -> None:
+def check_whose(known: Job, owner: Owner) -> None:
+    """Raises StateConflict where a job that is to have the id of a known one is of somebody else."""
+    theirs = known.spec.owner
+    if theirs.person != owner.person and theirs.principal != owner.principal:
+        raise StateConflict(
+            f"the id {known.id} is that of somebody else's job", hint="submit it with another request id"
+        )
+
+
+def is_same_request(one: JobSpec, other: JobSpec) -> bool:
+    """Return True if both ask for the same, wherever it came in and whoever tells of it."""
+    return replace(one, owner=other.owner, target=other.target, origin=other.origin) == other
+
+
+def _displace(told: Job, draft: PoolDraft) -> None:
+    """End what a stranger told of by the id of a job by which its owner means another."""
+    draft.state.old = draft.state.old.drop(told.id)
+    if isinstance(told.state, Ended):
+        draft.forget(told)
+    elif not isinstance(told.state, Queued):
+        key = AttemptKey(told.id, told.state.attempt)
+        order = CancelPart(key, draft.state.epoch, draft.rules.stop_grace_seconds, "the coordinator")
+        for part in told.parts:
+            if not is_over(part):
+                draft.do(Send(part.node, order))
+
+
+def _vouch(job: Job, event: JobSubmitted, draft: PoolDraft) -> None:
     """Of a job that only a stranger told of, there is its owner's word now. Raises StateConflict."""
-    job = draft.state.find(known)
     if job.told_by == HERE:
         return
-    if replace(job.spec, owner=event.spec.owner, target=event.spec.target) != event.spec:
-        raise StateConflict(
-            f"node {job.told_by} tells of another job by the name {known}",
-            hint=f"cancel that one, and ask an admin whether {job.told_by} is to be trusted",
-        )
     if isinstance(job.state, Ended):
         if not event.old:
             raise StateConflict(
-                f"only node {job.told_by} tells that this job, {known}, is over",
+                f"only node {job.told_by} tells that this job, {job.id}, is over",
                 hint="to have it run (again), submit it with another request id",
             )
         return

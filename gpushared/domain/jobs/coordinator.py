@@ -30,7 +30,6 @@ from gpushared.domain.jobs.state import (
     id_key,
     name_key,
     nodes_of,
-    request_key,
 )
 from gpushared.domain.line import Line
 from gpushared.domain.policy.standing import Standing, usage_of
@@ -121,7 +120,6 @@ def _remember(state: PoolState, jobs: list[Job]) -> None:
     remembered = [*live, *state.ended.values()]
     state.ids = Line(map(id_key, remembered))
     state.names = Line(filter(None, map(name_key, remembered)))
-    state.by_request = Shelf((request_key(job.spec), job.id) for job in remembered if job.spec.request_id)
     _index(state, live)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NewType
 
 JobId = NewType("JobId", str)
-"""Ten characters, or those of an array and ``_7`` for its seventh job."""
+"""Thirteen characters, ten in older releases, or those of an array and ``_7`` for its job of that number."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

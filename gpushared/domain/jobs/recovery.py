@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from gpushared.domain.errors import GpushareError
 from gpushared.domain.jobs import claims
-from gpushared.domain.jobs.asking import enter, look_at_dependencies
+from gpushared.domain.jobs.asking import enter, is_same_request, look_at_dependencies
 from gpushared.domain.jobs.following import advance, apply, cancel, end, lost, replace_part, watch_silence
 from gpushared.domain.jobs.member import Member
 from gpushared.domain.jobs.messages import (
@@ -149,7 +149,7 @@ def reported(event: Reported, draft: PoolDraft) -> None:
     job = draft.state.jobs.get(report.key.job)
     if job is None:
         _unknown(node, report, draft)
-    elif report.key.number > job.attempts and _may_have_it(job, node, draft):
+    elif report.key.number > job.attempts and _may_have_it(job, node, report, draft):
         _adopt(job, node, report, draft)
     elif not isinstance(job.state, Queued) and report.key.number == _attempt(job):
         _known(_as_it_was(job, node, report, draft), node, report, draft)
@@ -202,12 +202,16 @@ def _take_late_end(job: Job, part: Part, report: Report, draft: PoolDraft) -> No
     apply(job, part.node, report, draft)
 
 
-def _may_have_it(job: Job, node: NodeName, draft: PoolDraft) -> bool:
+def _may_have_it(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> bool:
     """Return True if an attempt there that we do not know can be one of ours.
 
     We began none while another one was under way; nor, once all have reported, any that is not known. Else a
-    node could take over what is for others.
+    node could take over what is for others. Who guesses the id of a job does not know what the job asks for;
+    of an attempt that is over some honest nodes do not know it either.
     """
+    is_it = report.state.is_final if report.spec is None else is_same_request(report.spec, job.spec)
+    if not is_it:
+        return False
     if draft.is_old(job.id):
         # That it is for one node alone may be no more than that node's own word.
         return job.spec.target in {HERE, node} or job.told_by != HERE

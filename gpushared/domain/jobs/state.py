@@ -69,8 +69,8 @@ IdKey = tuple[str, bool, JobId]
 """Whose job it is, whether it is over, and its id."""
 NameKey = tuple[str, str, bool, int, JobId]
 """Whose job it is, its name, whether it is over, its sequence (the newest first), and its id."""
-RequestKey = tuple[str, str, int]
-"""Person, request id, index in its array."""
+ArrayKey = tuple[str, JobId]
+"""Whose array it is, a principal, and its id."""
 FEW_NAMED = 5
 """Of one person's jobs of a name so many are looked at."""
 MANY_NAMED = 1000
@@ -127,7 +127,6 @@ class PoolState:
     """Those that said that they have seen more of the pool, which counts once."""
     by_node: Shelf[NodeName, Mapping[JobId, None]] = field(default_factory=Shelf)
     """The jobs with a part on a node that is not over."""
-    by_request: Shelf[RequestKey, JobId] = field(default_factory=Shelf)
     ids: Line[IdKey] = field(default_factory=Line)
     """All jobs, over or not, so that those of a person whose ids begin alike are found together."""
     names: Line[NameKey] = field(default_factory=Line)
@@ -144,7 +143,7 @@ class PoolState:
     """Jobs that may run somewhere without our knowing; empty once it is settled."""
     waiting: Waiting = field(default_factory=Waiting)
     gangs: Waiting = field(default_factory=Waiting)
-    throttles: Shelf[JobId, Throttle] = field(default_factory=Shelf)
+    throttles: Shelf[ArrayKey, Throttle] = field(default_factory=Shelf)
     """Arrays of which only so many jobs run at once."""
     queued: Shelf[str, Total] = field(default_factory=Shelf)
     """What each person has waiting."""
@@ -290,6 +289,7 @@ class PoolStep:
     Attributes:
         jobs: Those to be written.
         shown: Those that changed only in what their nodes say again anyhow: shown, not written.
+        gone: Those that were over and are none any more.
         members: Those of which more changed than when they were last heard of.
         epoch: The epoch from now on, where nodes have seen higher ones than ours: to be written, and the
             streams of all nodes to be ended, so that each hears of it.
@@ -300,6 +300,7 @@ class PoolStep:
     instructions: tuple[PoolInstruction, ...] = ()
     jobs: tuple[Job, ...] = ()
     shown: tuple[Job, ...] = ()
+    gone: tuple[Job, ...] = ()
     members: tuple[Member, ...] = ()
     standing: StandingChange | None = None
     epoch: int | None = None
@@ -322,6 +323,7 @@ class PoolDraft:
         self._instructions: dict[Hashable, PoolInstruction] = {}
         self._changed: dict[JobId, bool] = {}
         self._members: dict[NodeName, None] = {}
+        self._gone: list[Job] = []
 
     # --- jobs ------------------------------------------------------------------------------------------
 
@@ -350,17 +352,19 @@ class PoolDraft:
             state.jobs = state.jobs.put(job.id, job)
         self.line_up(job)
         self._changed[job.id] = durable or self._changed.get(job.id, False)
-        if durable and job.spec.origin != HERE:
+        # The node whose job it is must not take a stranger's word for its end.
+        if durable and job.spec.origin != HERE and job.told_by == HERE:
             self.do(TellOrigin(job.id))
         return job
 
     def line_up(self, job: Job) -> None:
         """Put a job among those that may be placed, or take it out, as it and the time are now."""
         ready = self._is_ready(job)
-        if job.spec.array is None or job.spec.array_limit is None:
+        array = array_key(job.spec)
+        if array is None or job.spec.array_limit is None:
             self._line_up(job, ready=ready)
             return
-        state, array = self.state, job.spec.array
+        state = self.state
         throttle, let_in = (state.throttles.get(array) or Throttle()).changed(job, ready=ready)
         state.throttles = state.throttles.put(array, throttle) if throttle else state.throttles.drop(array)
         self._line_up(job, ready=ready and job.id in throttle.admitted)
@@ -466,14 +470,21 @@ class PoolDraft:
         while len(state.ended) > rules.ended_kept or state.ended_bytes > rules.ended_bytes_kept:
             oldest = state.ended_order.first()
             assert oldest is not None, "it orders all of them"
-            gone = state.ended[oldest[2]]
-            state.ended_order = state.ended_order.drop(oldest)
-            state.ended = state.ended.drop(gone.id)
-            state.ended_bytes -= gone.spec.size_bytes
-            self._call(gone, None)
-            state.by_request = state.by_request.drop(request_key(gone.spec))
+            self._drop_ended(state.ended[oldest[2]])
         if job.id in state.dependents:
             self.wake(self.now, Wake.AFTER, job.id)
+
+    def forget(self, job: Job) -> None:
+        """Have a job that is over be none any more, in the store too: its id is that of another one."""
+        self._drop_ended(job)
+        self._gone.append(job)
+
+    def _drop_ended(self, job: Job) -> None:
+        assert isinstance(job.state, Ended)
+        self.state.ended_order = self.state.ended_order.drop((job.state.at, job.sequence, job.id))
+        self.state.ended = self.state.ended.drop(job.id)
+        self.state.ended_bytes -= job.spec.size_bytes
+        self._call(job, None)
 
     # --- members ---------------------------------------------------------------------------------------
 
@@ -513,6 +524,7 @@ class PoolDraft:
             instructions=tuple(self._instructions.values()),
             jobs=tuple(job for name, job in changed.items() if job is not None and self._changed[name]),
             shown=tuple(job for name, job in changed.items() if job is not None and not self._changed[name]),
+            gone=tuple(self._gone),
             members=tuple(state.members[name] for name in self._members),
             standing=self._standing(),
             epoch=None if state.epoch == self.base.epoch else state.epoch,
@@ -581,8 +593,8 @@ def kind_of(job: Job, policy: Policy) -> Kind:
     )
 
 
-def request_key(spec: JobSpec) -> RequestKey:
-    return spec.owner.person, spec.request_id, -1 if spec.index is None else spec.index
+def array_key(spec: JobSpec) -> ArrayKey | None:
+    return None if spec.array is None else (spec.owner.principal, spec.array)
 
 
 def count(state: PoolState, job: Job, by: int) -> None:

