@@ -90,8 +90,13 @@ class PoolJobs:
         self, message: jobs_pb2.SubmitRequest, owner: Owner, caller: Caller
     ) -> jobs_pb2.SubmitAnswer:
         """Comes back when it is kept here, and where the pool answers, when it is kept there too."""
-        after = await self._after(message, caller)
-        wanted = read_submit(message, owner, after, self._presets(), origin=self.node)
+        after = await self._after(message, owner, caller)
+
+        def is_known(job: JobId) -> bool:
+            record = self._outbox.record(job)
+            return record is not None and record.principal == owner.principal
+
+        wanted = read_submit(message, owner, after, self._presets(), origin=self.node, is_known=is_known)
         await self._outbox.put(
             wanted.jobs,
             principal=owner.principal,
@@ -127,32 +132,44 @@ class PoolJobs:
             else:
                 await self._outbox.withdraw(job, 0, principal=spec.owner.principal)
 
-    async def _after(self, message: jobs_pb2.SubmitRequest, caller: Caller) -> tuple[After, ...]:
+    async def _after(
+        self, message: jobs_pb2.SubmitRequest, owner: Owner, caller: Caller
+    ) -> tuple[After, ...]:
         """Jobs of the pool; those that are written out are the pool's to judge."""
         found: dict[JobId, After] = {}
         for one in message.after:
             kind = AfterKind.OK if one.ok else AfterKind.ANY
-            for job in await self._meant(one.job_id, caller):
+            for job in await self._meant(one.job_id, owner, caller):
                 found[job] = After(job, kind)
         if len(found) > MAX_AFTER:
             raise RequestError(f"a job can wait for {MAX_AFTER} others at most, not {len(found)}")
         return tuple(found.values())
 
-    async def _meant(self, reference: str, caller: Caller) -> list[JobId]:
-        here = [one.job for one in self._outbox.records() if one.spec.array == reference]
-        if here or self._outbox.record(JobId(reference)) is not None:
-            return here or [JobId(reference)]
+    async def _meant(self, reference: str, owner: Owner, caller: Caller) -> list[JobId]:
+        if here := self._of_array(reference, owner):
+            return [one.job for one in here]
+        if self._kept(reference, owner) is not None:
+            return [JobId(reference)]
         is_one = is_job_id(reference) and not is_array_id(reference)
         if not is_one and self._link.connected:
-            asked = jobs_pb2.ListJobsRequest(array_id=reference, ended=True, limit=MAX_AFTER)
             with suppress(Unavailable, TimedOut):  # it has just died: as where that is known already
-                page = await self._ask(_LIST, asked, caller)
-                if page.jobs:
-                    return [JobId(job.id) for job in page.jobs]
+                if jobs := await self._array_there(reference, caller):
+                    return jobs
         if is_job_id(reference):
             return [JobId(reference)]
         job = await self._ask(_GET, jobs_pb2.JobRef(job_id=reference), caller)
         return [JobId(job.id)]
+
+    async def _array_there(self, array: str, caller: Caller) -> list[JobId]:
+        """The jobs of an array, as the pool knows them: all of them, or more than a job can wait for."""
+        asked = jobs_pb2.ListJobsRequest(array_id=array, ended=True, limit=MAX_AFTER)
+        found: list[JobId] = []
+        while True:
+            page = await self._ask(_LIST, asked, caller)
+            found += [JobId(job.id) for job in page.jobs]
+            asked.page_token = page.next_page_token
+            if not asked.page_token or len(found) > MAX_AFTER:
+                return found
 
     # --- one job ---------------------------------------------------------------------------------------
 
@@ -248,8 +265,8 @@ class PoolJobs:
         An array is listed as a whole: whoever waits for it would take what is missing for jobs that are over.
         Raises Unavailable where only the pool can tell of it, and does not.
         """
-        array = [one for one in self._outbox.records() if one.spec.array == message.array_id]
-        is_known = not message.array_id or array or self._outbox.record(JobId(message.array_id)) is not None
+        array = self._of_array(message.array_id, owner)
+        is_known = not message.array_id or array or self._kept(message.array_id, owner) is not None
         if self._link.connected and all(one.taken or one.over for one in array):
             try:
                 answer: jobs_pb2.ListJobsResponse = await self._ask(_LIST, message, caller)
@@ -296,9 +313,9 @@ class PoolJobs:
 
     def _known(self, reference: str, owner: Owner) -> OutboxRecord | None:
         """A job that came in here, as ``job_search.find`` finds those of a book."""
-        record = self._outbox.record(JobId(reference))
+        record = self._kept(reference, owner)
         if record is not None:
-            return record if self._may_see(record, owner) else None
+            return record
         mine = [one for one in self._outbox.records() if self._may_see(one, owner)]
         named = [one for one in mine if reference == (one.spec.name or default_name(one.job))]
         if named:
@@ -306,6 +323,16 @@ class PoolJobs:
         begins = [one for one in mine if one.job.startswith(reference)]
         long_enough = len(reference) >= SHORTEST_BEGINNING and reference.isalnum()
         return begins[0] if long_enough and len(begins) == 1 else None
+
+    def _kept(self, job: str, owner: Owner) -> OutboxRecord | None:
+        """The job of that id that came in here; None where it is somebody else's."""
+        record = self._outbox.record(JobId(job))
+        return record if record is not None and self._may_see(record, owner) else None
+
+    def _of_array(self, array: str, owner: Owner) -> list[OutboxRecord]:
+        return [
+            one for one in self._outbox.records() if one.spec.array == array and self._may_see(one, owner)
+        ]
 
     def _may_see(self, record: OutboxRecord, owner: Owner) -> bool:
         return owner.admin or record.principal == owner.principal

@@ -73,17 +73,21 @@ async def find(live: PoolState, past: Past, reference: str, owner: Owner) -> Job
     """
     if not reference:
         raise RequestError("no job is named", hint="`gpushare jobs` lists them")
-    found = await _by_id(live, past, JobId(reference))
+    found = await _by_id(live, past, JobId(reference), owner)
     found = found or await _by_array(live, past, reference, owner) or _by_name(live, reference, owner)
     if found is None and len(reference) >= SHORTEST_BEGINNING and reference.isalnum():
         found = await _by_beginning(live, past, reference, owner)
-    if found is None or not may_see(found, owner):
+    if found is None:
         raise NotFound(f"there is no job {shown(reference)}", hint="`gpushare jobs` lists them")
     return found
 
 
-async def _by_id(live: PoolState, past: Past, job: JobId) -> Job | None:
-    return live.jobs.get(job) or live.ended.get(job) or await past.get(job)
+async def _by_id(live: PoolState, past: Past, job: JobId, owner: Owner) -> Job | None:
+    """None also where it is somebody else's, whose id must not hide what the owner calls so."""
+    known = live.jobs.get(job) or live.ended.get(job)
+    if known is None or not may_see(known, owner):
+        known = await past.get(job)  # also for somebody else's, so that the answer takes as long
+    return known if known is not None and may_see(known, owner) else None
 
 
 def _by_name(live: PoolState, name: str, owner: Owner) -> Job | None:
@@ -109,7 +113,7 @@ async def _by_array(live: PoolState, past: Past, reference: str, owner: Owner) -
     if not array:
         return None
     asked = Asked(ended=True, array=array, limit=MAX_NAMED + 1)
-    jobs = (await _of_array(live, past, asked, owner)).jobs
+    jobs = (await _of_array(live, past, asked, await _whose(live, past, array, owner))).jobs
     if len(jobs) > 1:
         many, more = (f"more than {MAX_NAMED}", ", ...") if len(jobs) > MAX_NAMED else (len(jobs), "")
         names = ", ".join(job.id for job in jobs[:MAX_NAMED])
@@ -169,7 +173,8 @@ async def page(live: PoolState, past: Past, asked: Asked, owner: Owner) -> Found
         )
     if asked.array:
         array = array_called(live, asked.array, owner) or asked.array
-        return await _of_array(live, past, replace(asked, array=array), owner)
+        whose = await _whose(live, past, array, owner)
+        return await _of_array(live, past, replace(asked, array=array), whose)
     kind, place = asked.token[:1], asked.token[1:]
     if kind == OVER_MARK:
         return await _over(past, asked, owner, place, asked.limit)
@@ -209,6 +214,17 @@ async def _over(past: Past, asked: Asked, owner: Owner, token: str, limit: int) 
         if not token:
             return Found(tuple(found))
     return Found(tuple(found), OVER_MARK + token)
+
+
+async def _whose(live: PoolState, past: Past, array: str, owner: Owner) -> Owner:
+    """Who the array is listed for: an administrator who has one sees no jobs of others in it.
+
+    Others could give their jobs the ids that older releases gave by chance.
+    """
+    alone = replace(owner, admin=False)
+    if owner.admin and (await _of_array(live, past, Asked(ended=True, array=array, limit=1), alone)).jobs:
+        return alone
+    return owner
 
 
 async def _of_array(live: PoolState, past: Past, asked: Asked, owner: Owner) -> Found:

@@ -16,13 +16,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.message import Message
 
 from gpushared.api.v1 import jobs_pb2, leases_pb2, link_pb2
-from gpushared.domain.errors import GpushareError, NotFound, Unavailable
+from gpushared.domain.errors import GpushareError, NotFound, RequestError, Unavailable
 from gpushared.domain.jobs.messages import CancelAsked, JobSubmitted
 from gpushared.domain.jobs.model import Ended, JobId, NodeName, Owner
 from gpushared.domain.request import Caller
 from gpushared.node.pool_jobs import PoolJobs
 from gpushared.pool.archive import Archive
+from gpushared.pool.job_ids import id_of, older_id_of
 from gpushared.pool.job_views import JobViews
+from gpushared.pool.job_words import read_submit
 from gpushared.pool.jobs_service import JobsService
 from gpushared.pool.member.outbox import Outbox
 from gpushared.pool.trust.assertions import Asserter
@@ -33,12 +35,19 @@ CALLER = Caller(1000, 1000, "ada")
 CALLS = {"List": "list_jobs"}
 
 
+def submit_message(**fields: Any) -> jobs_pb2.SubmitRequest:
+    lease = leases_pb2.LeaseRequest(gpu="0.1", held=True)
+    body = json.dumps({"Image": "busybox"}).encode()
+    return jobs_pb2.SubmitRequest(lease=lease, image="busybox", create_body=body, **fields)
+
+
 class World:
     """A node's view of a pool, and the pool; ``connected`` is whether they reach each other."""
 
     def __init__(self, pool: Pool, node: Pool) -> None:
         self.pool = pool
         self.connected = True
+        self.asker = ADA
         self.told: list[str] = []
         self.came = asyncio.Event()
         key = Ed25519PrivateKey.generate()
@@ -61,7 +70,7 @@ class World:
     async def call(self, name: str, message: Message, caller: Caller, timeout_seconds: float) -> Any:
         if not self.connected:
             raise Unavailable("nobody answers")
-        return await getattr(self.service, CALLS.get(name, name.lower()))(message, ADA)
+        return await getattr(self.service, CALLS.get(name, name.lower()))(message, self.asker)
 
     async def stream(self, name: str, message: Message, caller: Caller) -> AsyncGenerator[Any, None]:
         if not self.connected:
@@ -89,10 +98,7 @@ class World:
             await self.outbox.updated(link_pb2.JobUpdate(job=view, over=over))
 
     async def ask(self, owner: Owner = ADA, **fields: Any) -> jobs_pb2.SubmitAnswer:
-        lease = leases_pb2.LeaseRequest(gpu="0.1", held=True)
-        body = json.dumps({"Image": "busybox"}).encode()
-        message = jobs_pb2.SubmitRequest(lease=lease, image="busybox", create_body=body, pool=True, **fields)
-        return await self.jobs.submit(message, owner, CALLER)
+        return await self.jobs.submit(submit_message(pool=True, **fields), owner, CALLER)
 
     async def of(self, name: str, message: Any, owner: Owner = ADA) -> Any:
         return await self.jobs.of_job(name, message, owner, CALLER)
@@ -233,6 +239,40 @@ async def test_nobody_hears_of_no_array_while_the_pool_is_away(world: World) -> 
     assert list((await world.listed(array_id=name)).jobs) == []
     with pytest.raises(Unavailable, match="the cable is out"):
         await world.listed(array_id="k3m9x0p2qa")
+
+
+async def test_another_user_s_array_is_as_none_at_all(world: World) -> None:
+    """Neither a list nor a dependency tells that it came in here, whether the pool answers or not."""
+    array = (await world.ask(array="0-2")).array_id
+    said = []
+    for one in (array, "zzzzzzzzzzzzz"):
+        with pytest.raises(Unavailable) as refused:
+            await world.listed(BOB, array_id=one)
+        said.append(str(refused.value))
+        (waits,) = (await world.ask(BOB, after=[jobs_pb2.JobAfter(job_id=one)])).job_ids
+        kept = world.outbox.job(JobId(waits))
+        assert kept is not None
+        assert [after.job for after in kept.spec.after] == [one]
+    assert said[0] == said[1]
+    await world.carry()
+    world.connected, world.asker = True, BOB
+    assert list((await world.listed(BOB, array_id=array)).jobs) == []
+
+
+async def test_a_job_waits_for_all_of_an_array_or_is_refused(world: World) -> None:
+    """The pool lists a part of it at a time."""
+    array = (await world.service.submit(submit_message(array="0-1000"), ADA)).array_id
+    world.connected = True
+    with pytest.raises(RequestError, match="at most"):
+        await world.ask(after=[jobs_pb2.JobAfter(job_id=array)])
+
+
+async def test_a_request_of_before_the_update_is_found_in_the_outbox(world: World) -> None:
+    spec = read_submit(submit_message(request_id="r"), ADA, (), {}).jobs[0][1]
+    older = older_id_of(ADA.principal, "r")
+    await world.outbox.put([(older, spec)], principal=ADA.principal)
+    assert list((await world.ask(request_id="r")).job_ids) == [older]
+    assert list((await world.ask(BOB, request_id="r")).job_ids) == [id_of(BOB.principal, "r")]
 
 
 async def test_the_nodes_are_the_pool_s_to_tell(world: World) -> None:
