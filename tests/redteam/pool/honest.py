@@ -16,14 +16,14 @@ from gpushared.domain.jobs.model import AttemptState, JobId
 from gpushared.domain.jobs.protocol import Place, StaleEpoch
 from gpushared.domain.lease import Grant, LeaseId
 from gpushared.pool import wire
-from gpushared.pool.job_ids import new_id
+from gpushared.pool.job_ids import id_of
 from gpushared.pool.member.enrolment import Enrolment
 from gpushared.pool.member.session import Call
 from tests.pool.link.member import GIB, Desk
 
 NODE, PERSON = "honest", "ada"
 RUNNING_REQUEST = "the one that runs"
-RUNNING_JOB = new_id(f"{PERSON}@lab", RUNNING_REQUEST)
+RUNNING_JOB = id_of(f"{PERSON}@lab", RUNNING_REQUEST)
 GPU = Gpu(GpuId("GPU-1"), 0, "H100", 80 * GIB, 79 * GIB)
 INVENTORY = Inventory((GPU,), cpu_milli=8000, memory_bytes=64 * GIB, version="0.1.0")
 SENT_KEPT = 64

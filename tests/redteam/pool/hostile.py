@@ -15,7 +15,7 @@ from gpushared.domain.jobs.model import AttemptKey, AttemptState, JobId, JobSpec
 from gpushared.domain.jobs.protocol import Report, StaleEpoch
 from gpushared.domain.request import Request
 from gpushared.pool import wire
-from gpushared.pool.job_ids import new_id
+from gpushared.pool.job_ids import id_of
 from gpushared.pool.member.enrolment import make_csr
 from gpushared.pool.trust.authority import new_key
 from tests.pool.processes import POOL
@@ -37,14 +37,14 @@ NOT_BY_ADMINS = frozenset(f"/gpushare.v1.PoolAdmin/{name}" for name in _TAKING)
 """By each of these an administrator may take from the honest ones what they have."""
 
 REQUESTS = [f"own {number}" for number in range(6)]
-OWN_JOBS = [new_id(f"{ATTACKER}@{realm}", request) for request in REQUESTS for realm in (POOL, f"{ME}0")]
+OWN_JOBS = [id_of(f"{ATTACKER}@{realm}", request) for request in REQUESTS for realm in (POOL, f"{ME}0")]
 OWN_JOB = OWN_JOBS[0]
 SPEC = JobSpec(Request(), Owner(f"{ATTACKER}@{ME}", ATTACKER), image="busybox", body='{"Image":"busybox"}')
-KEYS = (AttemptKey(RUNNING_JOB, 1), AttemptKey(JobId("madeup0000"), 1), AttemptKey(OWN_JOB, 1))
+KEYS = (AttemptKey(RUNNING_JOB, 1), AttemptKey(JobId("madeap0000"), 1), AttemptKey(OWN_JOB, 1))
 REPORTS = [
     wire.report_bytes(Report(key, AttemptState.RUNNING, 1, spec=SPEC, request=Request())) for key in KEYS
 ]
-OUTBOX = [f"outbox000{number}" for number in range(3)]
+OUTBOX = [f"000000000{number}" for number in range(3)]
 HELLO = link_pb2.Hello(
     node=ME,
     version="0.1.0",
