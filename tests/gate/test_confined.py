@@ -369,20 +369,19 @@ async def test_what_was_resolved_is_in_a_label_and_the_engine_is_given_what_is_h
     assert found["HostConfig"]["Mounts"][0]["Source"] == f"/run/gpushare-pins/{labels['gpushare.pins']}/0"
 
 
-async def test_files_are_copied_into_what_mounts_nothing_of_the_host_or_runs(
+async def test_files_are_copied_beside_what_a_container_mounts(
     house: House, desk: FakeDesk, home: Path, alices: str
 ) -> None:
     desk.edits = edits(Mount("/tmp", "/run/lease"))
     mounted, leased = f"{alices}-mounted", f"{alices}-leased"
     await house.alice("create", "--name", mounted, "-v", f"{home}/own:/x", house.image)
     await house.alice("create", "--name", leased, "--gpus", "1", house.image)
-    tried = {
-        name: await house.alice("cp", str(home / "own" / "file"), f"{name}:/tmp/file2")
-        for name in (mounted, leased, alices)
-    }
+    places = (f"{mounted}:/tmp/file2", f"{leased}:/tmp/file2", f"{alices}:/tmp/file2", f"{mounted}:/x/file2")
+    tried = [await house.alice("cp", str(home / "own" / "file"), place) for place in places]
     await house.alice("rm", mounted, leased)
-    assert b"write to a volume or directory that it mounts" in tried[mounted].err
-    assert [tried[name].code for name in (mounted, leased, alices)] == [1, 0, 0], tried
+    assert [done.code for done in tried] == [0, 0, 0, 1], tried
+    assert b"what is mounted at /x cannot be" in tried[-1].err
+    assert not (home / "own" / "file2").exists()
 
 
 # --- networks and volumes ------------------------------------------------------------------------------
