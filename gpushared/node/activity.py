@@ -1,4 +1,4 @@
-"""Which leases do something on their GPUs, as far as a look at the GPUs tells."""
+"""Find the leases that use their GPUs, as far as a look at the GPUs shows."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from gpushared.ports import GpuProcess, GpuReading
 
 
 class Sign(Enum):
-    """What one GPU shows of one lease."""
+    """Classify one lease's activity on one GPU."""
 
     WORKS = auto()
-    """Or may: it cannot be told apart from others there."""
+    """The lease works, or may work: it cannot be told apart from other leases on the GPU."""
     RESTS = auto()
     UNKNOWN = auto()
 
@@ -21,10 +21,10 @@ class Sign(Enum):
 def activity(
     readings: Iterable[GpuReading], lease_of: Mapping[int, LeaseId], leases: Iterable[Lease]
 ) -> tuple[frozenset[LeaseId], frozenset[LeaseId]]:
-    """The running leases that work and those that rest; of others the look says nothing.
+    """Return the running leases that work and the ones that rest; the look shows nothing about other leases.
 
     ``lease_of``: the lease of each process, by host PID. A lease on several GPUs works when one of them shows
-    it, and rests when all do.
+    that, and rests when all of them do.
     """
     by_gpu = {reading.gpu: reading for reading in readings}
     working, resting = set(), set()
@@ -45,14 +45,14 @@ def _sign(reading: GpuReading | None, lease: LeaseId, lease_of: Mapping[int, Lea
     if any(process.utilization_ratio for process in own):
         return Sign.WORKS
     whole = reading.utilization_ratio
-    # Where nobody does anything, no process needs to be told from the others.
+    # An idle GPU needs no attribution of its use to processes.
     if whole == 0 or _is_known_to_rest(own, reading, lease_of):
         return Sign.RESTS
     return Sign.UNKNOWN if whole is None else Sign.WORKS
 
 
 def _is_known_to_rest(own: list[GpuProcess], reading: GpuReading, lease_of: Mapping[int, LeaseId]) -> bool:
-    """Each of its processes is; or it has none, though all that could be listed are."""
+    """Return True if each of the lease's processes rests, or if it has none and all processes are listed."""
     if own:
         return all(process.utilization_ratio == 0 for process in own)
     lists_clients = any(process.mps_client is not None for process in reading.processes)

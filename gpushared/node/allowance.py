@@ -1,7 +1,7 @@
-"""What the node's pool lets it give by itself: kept in a file, because the node goes by it without its pool.
+"""Keep the pool's allowance, which the node may give by itself, in a file that works without the pool.
 
-The file is written before the node goes by what it says, and before the coordinator hears that it knows it:
-so a node that starts again, with or without its coordinator, never goes by an older one.
+The file is written before the node follows a new allowance, and before the coordinator hears that the node
+knows it. So a node that starts again, with or without its coordinator, never follows an older allowance.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ log = logging.getLogger(__name__)
 
 ALLOWANCE_FILE = "allowance.json"
 PART = "allowance"
-"""Under which troubles name it."""
+"""Troubles name the allowance by this word."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What was told, as it is in the file. ``users``: by principal the pool's projects that they are in."""
+    """Hold the coordinator's message as the file has it. ``users``: the pool's projects of each principal."""
 
     pool: str
     revision: int
@@ -44,14 +44,15 @@ class Kept:
     told_at: float = 0.0
 
     def allowance(self, realm: str, *, away: bool, ended: bool) -> Allowance:
-        """With the names that users have here."""
+        """Return the allowance under the names that users of ``realm`` have on this node."""
         names = {name.partition("@")[0]: ones for name, ones in self.users.items() if _is_of(name, realm)}
         return Allowance(self.pool, self.revision, self.shares, names, self.told_at, away, ended)
 
     def has_ended(self, contact: Contact, boot: str, now: float) -> bool:
-        """Whether there was no contact for too long. Of another boot nothing is known of when there was.
+        """Return True if there was no contact for ``valid_seconds``.
 
-        ``now``: CLOCK_BOOTTIME in seconds.
+        After a reboot the time since the last contact is unknown, and counts as too long. With a
+        ``valid_seconds`` of 0 the allowance never ends. ``now``: CLOCK_BOOTTIME in seconds.
         """
         if not self.valid_seconds:
             return False
@@ -63,7 +64,10 @@ def _is_of(principal: str, realm: str) -> bool:
 
 
 def load_kept(folder: Path, troubles: Troubles) -> Kept | None:
-    """None where nothing was told. What is damaged is told of; the coordinator tells it anew."""
+    """Read the file; return None if there is no allowance or the file is damaged.
+
+    A damaged file raises a trouble. The coordinator sends the allowance anew.
+    """
     path = folder / ALLOWANCE_FILE
     try:
         return from_json(Kept, read_private(path)) if path.exists() else None
@@ -73,7 +77,7 @@ def load_kept(folder: Path, troubles: Troubles) -> Kept | None:
 
 
 class NodeAllowance:
-    """Takes what the coordinator says, and tells the node's rules how that stands."""
+    """Take the coordinator's allowance, and tell the node's rules what holds of it."""
 
     def __init__(
         self,
@@ -84,9 +88,9 @@ class NodeAllowance:
         connected: Callable[[], bool],
         troubles: Troubles,
     ) -> None:
-        """``folder``: that of the membership. ``connected``: whether the coordinator answers."""
+        """``folder``: the folder of the membership. ``connected`` returns True if the coordinator answers."""
         self.pool = "" if kept is None else kept.pool
-        """The pool that the node is in; what comes of another one is not taken."""
+        """The node is in this pool. The allowance of another pool is not taken."""
         self._path = folder / ALLOWANCE_FILE
         self._kept = kept
         self._loop = loop
@@ -95,7 +99,7 @@ class NodeAllowance:
         self._troubles = troubles
 
     async def told(self, message: link_pb2.Allowance) -> None:
-        """Come back when the node goes by it. Raises ConfigError, Unavailable where it cannot be kept."""
+        """Return when the node follows the allowance. Raises ConfigError, Unavailable if a write fails."""
         if self._kept is not None and message.revision <= self._kept.revision:
             return
         kept = Kept(
@@ -113,7 +117,7 @@ class NodeAllowance:
         await self._loop.send(AllowanceKnown(self._now(kept)))
 
     def due(self) -> AllowanceKnown | None:
-        """What time or the link's state changed of it since the node's rules heard of it."""
+        """Return an event if time or the link's state changed the allowance since the rules heard of it."""
         known, kept = self._loop.state.allowance, self._kept
         if kept is None or (known is not None and known.revision > kept.revision):
             return None
@@ -121,7 +125,7 @@ class NodeAllowance:
         return None if now == known else AllowanceKnown(now)
 
     async def be_in(self, pool: str) -> None:
-        """The node is in this pool now, empty for none: what another one allowed counts no more."""
+        """Note the pool that the node is in now, empty for none; another pool's allowance ends."""
         self.pool = pool
         if self._kept is None or self._kept.pool == pool:
             return

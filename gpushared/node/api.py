@@ -1,4 +1,4 @@
-"""The calls of the API, each once: gRPC and unary JSON are only two ways to reach them."""
+"""Serve each call of the API in one place: gRPC and unary JSON are only two ways to reach it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SHORTEST_CONTAINER_ID = 4
 
 
 class Api:
-    """Everything the daemon answers, apart from the Docker endpoint."""
+    """Answer all calls of the daemon, apart from the Docker endpoint."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Api:
         self.memberships = memberships
 
     def calls(self) -> dict[str, Unary]:
-        """All unary calls by their full name."""
+        """Return all unary calls by their full names."""
         return {
             "gpushare.v1.Leases/Request": Unary(leases_pb2.LeaseRequest, self.request),
             "gpushare.v1.Leases/Wait": Unary(leases_pb2.WaitRequest, self.wait),
@@ -104,7 +104,7 @@ class Api:
     # --- leases ----------------------------------------------------------------------------------------
 
     async def request(self, message: leases_pb2.LeaseRequest, caller: Caller) -> leases_pb2.Lease:
-        """Queue or grant; comes back at once."""
+        """Queue or grant a request; return at once."""
         request = self._read(message)
         name, image = read_container(message)
         event = m.RequestSubmitted(
@@ -128,12 +128,12 @@ class Api:
         return read_lease_request(message, self.presets)
 
     async def offer(self, message: leases_pb2.LeaseRequest, caller: Caller) -> leases_pb2.OfferAnswer:
-        """What would become of a request; nothing is booked."""
+        """Tell the outcome that a request would have now; nothing is booked."""
         request = self._read(message)
         return self.views.offer(request, offer(self._loop.state, request, caller, self._loop.now()))
 
     async def wait(self, message: leases_pb2.WaitRequest, caller: Caller) -> leases_pb2.Lease:
-        """Come back when the lease no longer looks as in the token."""
+        """Return when the lease differs from its state in the token."""
         if math.isnan(message.timeout_seconds):
             raise RequestError(
                 "the time-out is not a number", hint=f"give 0 to {MAX_WAIT_SECONDS:.0f} seconds"
@@ -161,7 +161,7 @@ class Api:
         return self._view(await self._loop.send(m.StopAsked(lease.id, caller, grace)) or lease, caller)
 
     async def resize(self, message: leases_pb2.ResizeRequest, caller: Caller) -> leases_pb2.ResizeAnswer:
-        """Another size, on the same GPUs; the answer says which part of it holds when."""
+        """Give a lease another size on the same GPUs; the answer says when each part takes effect."""
         found = await self._find(message.lease_id, caller)
         size = read_size(gpu=message.gpu, gpu_memory=message.gpu_memory, gpu_compute=message.gpu_compute)
         before = await self._again(found)
@@ -201,7 +201,7 @@ class Api:
     async def list_leases(
         self, message: leases_pb2.ListLeasesRequest, caller: Caller
     ) -> leases_pb2.ListLeasesResponse:
-        """Live leases in the order they were asked for; with ``ended`` those that are over, newest first."""
+        """List live leases in the order of their requests; ``ended`` adds ended ones, the newest first."""
         found = await listed(message, self._loop.state, self._journal)
         return leases_pb2.ListLeasesResponse(
             leases=[self._view(lease, caller) for lease in found.leases],
@@ -212,7 +212,10 @@ class Api:
         )
 
     async def explain(self, message: leases_pb2.LeaseRef, caller: Caller) -> leases_pb2.Explanation:
-        """Why it waits, what becomes of it, and its story; the story is for the owner and the trusted."""
+        """Explain why a lease waits, what will become of it, and its story.
+
+        Only the owner and trusted callers get the story.
+        """
         lease = await self._find(message.lease_id, caller)
         own = caller.trusted or caller.uid == lease.owner_uid
         entries = await self._journal.story(lease.id) if own else ()
@@ -226,19 +229,22 @@ class Api:
         )
 
     async def _told(self, event: m.Event, lease: Lease, caller: Caller) -> leases_pb2.Lease:
-        """The lease as it is after the event."""
+        """Return the view of the lease after the event."""
         return self._view(await self._loop.send(event) or lease, caller)
 
     def _view(self, lease: Lease, caller: Caller) -> leases_pb2.Lease:
         return self.views.lease(lease, caller, self._sampler.newest)
 
     async def _again(self, lease: Lease) -> Lease:
-        """The lease as it is now."""
+        """Return the view of the lease now."""
         state = self._loop.state
         return state.leases.get(lease.id) or state.ended.get(lease.id) or lease
 
     async def _find(self, reference: str, caller: Caller) -> Lease:
-        """By lease id, container name or a beginning of a container id; the last two among one's own."""
+        """Find a lease by its id, a container's name or the beginning of a container's id.
+
+        A container's name or id finds only the leases that the caller may see by it. Raises NotFound.
+        """
         if not reference:
             raise RequestError("no lease is named", hint="`gpushare ps` and `gpushare queue` list them")
         state = self._loop.state
@@ -294,7 +300,7 @@ class Api:
         )
 
     async def doctor(self, _: node_pb2.DoctorRequest, caller: Caller) -> node_pb2.DoctorReport:
-        """All checks; the settings besides for the trusted."""
+        """Run all checks of the doctor; a trusted caller gets the settings too."""
         return await self._examination.report(caller)
 
     def _preset(self, name: str, ask: Ask) -> node_pb2.Preset:
@@ -314,21 +320,21 @@ class Api:
 
 
 def is_over(view: leases_pb2.Lease) -> bool:
-    """Whether nobody needs to wait for this lease any more."""
+    """Return True if the lease has left the queue, so that nobody needs to wait for it any more."""
     return view.state != "queued"
 
 
 def _seen_by(caller: Caller, state: NodeState) -> list[Lease]:
-    """The leases whose containers the caller may know, newest last; those that are over come first."""
+    """Return the leases whose containers the caller may know: ended ones first, the newest last."""
     known = (*state.ended.values(), *state.leases.values())
     return [one for one in known if caller.trusted or one.owner_uid == caller.uid]
 
 
 def _by_container(reference: str, leases: list[Lease]) -> Lease | None:
-    """The lease of the container that is called so, is to be called so, or has an id that begins so.
+    """Find a lease by its container's name, its planned name or the beginning of its id.
 
-    Leases that are over count where no other one has the name, and then the newest does: a name may be given
-    again once its container is gone. Raises RequestError where several are meant.
+    An ended lease counts only if no other lease has the name, and then the newest one: a name may be given
+    again once its container is gone. Raises RequestError if several leases match.
     """
     named = [lease for lease in leases if lease.container_name == reference]
     live = [lease for lease in named if not isinstance(lease.state, Ended)]

@@ -1,4 +1,4 @@
-"""Wiring: the daemon's life from start to end."""
+"""Wire the daemon's parts, and run the daemon from its start to its end."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ from gpushared.serving.troubles import Troubles
 log = logging.getLogger(__name__)
 
 FIRST_LOOK_SECONDS = 12.0
-"""How long the start waits for GPUs, settings and engine before it serves without them."""
+"""The start waits so long for GPUs, settings and engine before the daemon serves without them."""
 CLOSE_SECONDS = 10.0
-"""How long the end waits for creates that are under way."""
+"""The end of the daemon waits so long for creates that are under way."""
 UP = (ContainerStatus.RUNNING, ContainerStatus.PAUSED, ContainerStatus.RESTARTING)
 SOCKET_NAME = "gpushared.sock"
 ENGINES_OWN = ("/run/docker.sock", "/run/containerd")
-"""Where engines listen besides; who reaches them is root."""
+"""Engines listen at these paths too. Anybody who reaches them is as good as root."""
 PINS_NAME = "pins"
 USERS_FILES_NAME = "passwd"
 INNER_SOCKET = "inner/grpc.sock"
@@ -129,10 +129,11 @@ class Daemon:
         self._stop.set()
 
     async def run(self) -> None:
-        """From the journal to the last connection. Raises ConfigError where it cannot begin."""
+        """Run the daemon from the journal to the last connection. Raises ConfigError if it cannot begin."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._close_parts)
-            # First of all: where another daemon serves, nothing of its may be touched, its MPS daemons least.
+            # The listener comes first: if another daemon serves, nothing of it may be touched, and its MPS
+            # daemons least of all.
             listener = stack.enter_context(self._listener())
             loop = Loop(await self._restored(), self._parts.journal, self._parts.clock, self._troubles)
             self._loop = loop
@@ -148,7 +149,7 @@ class Daemon:
         return remembered(self._config, self._parts.clock, snapshot, ended, self._allowance(snapshot))
 
     def _allowance(self, snapshot: JournalSnapshot) -> Allowance | None:
-        """What the pool let this node give in its last life, which holds before the link is up again."""
+        """Return the pool's allowance from the daemon's last run. It holds until the link is up again."""
         if (kept := self._kept) is None:
             return None
         contact = snapshot.contacts.get(kept.pool, Contact())
@@ -238,14 +239,15 @@ class Daemon:
         stack.push_async_callback(verifier.close)
 
     async def _first_look(self, loop: Loop, performer: Performer) -> None:
-        """GPUs, what containers hold, containers: known before anything is granted, where they answer."""
+        """Look at GPUs, containers' settings and containers before anything is granted, if they answer."""
         try:
             async with asyncio.timeout(FIRST_LOOK_SECONDS):
                 await self._sampler.turn()
                 await self._parts.wall.trouble()  # tried once, before the first lease needs it
         except TimeoutError:
             self._troubles.raised("gpus", "the GPUs do not answer")
-        # In place before systemd lets the engine start: it restarts some containers at once.
+        # The settings are in place before systemd lets the engine start, which restarts some containers
+        # at once.
         performer.remake_all()
         await self._hold_mounts()
         await self._limits.restore()
@@ -267,7 +269,7 @@ class Daemon:
             await self._sampler.turn()
 
     async def _hold_mounts(self) -> None:
-        """What a reboot let go of: containers whose mounts are not there do not start."""
+        """Make the held mounts again that a reboot ended: a container without its mounts does not start."""
         try:
             async with asyncio.timeout(FIRST_LOOK_SECONDS):
                 self._tell_pins(await self._pins.restore())
@@ -281,7 +283,7 @@ class Daemon:
             self._troubles.cleared("pins")
 
     async def _clean_up(self, loop: Loop, performer: Performer) -> None:
-        """What a life that was cut off left behind; never what a container may still use."""
+        """Remove the remains of a run that was cut off, but nothing that a container may still use."""
         containers = await self._parts.engine.containers()
         up = {facts.device_name for facts in containers if facts.status in UP}
         live = up | {lease.device_name for lease in loop.state.leases.values()}
@@ -338,7 +340,7 @@ class Daemon:
         await self._live(loop)
 
     async def _open_jobs(self, loop: Loop, stack: AsyncExitStack) -> NodeJobs:
-        """Only once containers can be made, because what waits is begun at once."""
+        """Open the jobs only when containers can be made, because waiting jobs begin at once."""
         room = JobsRoom(self._parts.jobs, self._parts.clock, self._troubles, self._enrolment.asserter)
         opened = room.open(
             lambda: self._config,
@@ -417,7 +419,7 @@ class Daemon:
         return passed_socket() or listen(self._runtime_dir / SOCKET_NAME, self._config.node.socket_mode)
 
     async def _live(self, loop: Loop) -> None:
-        """Until the stop: look, follow, tick, and tell systemd."""
+        """Look, follow, tick, and tell systemd, until the stop."""
         self._notifier.ready(self._pulse.status())
         log.info("serving %s", self._pulse.status())
         self._attendance.opened(loop.now())
@@ -461,11 +463,11 @@ class Daemon:
         log.info("configuration reloaded")
 
     def not_reloaded(self, error: GpushareError) -> None:
-        """The old configuration stays."""
+        """Note that a reload failed: the old configuration stays."""
         self._audit.told_of_reload(error)
 
     def _set_defaults(self) -> None:
-        """What requests have that do not say it, and the presets that they name."""
+        """Set the defaults for requests that do not give a value, and the presets that requests name."""
         self._desk.max_waits = dict(self._config.gate.max_wait)
         presets = {name: preset.ask for name, preset in self._config.presets.items()}
         self._api.presets = self._desk.presets = presets

@@ -1,15 +1,17 @@
-"""The node's end of the placement protocol: orders in, reports out, whoever the coordinator is.
+"""Serve the node's end of the placement protocol, for any coordinator: orders in, reports out.
 
-What others use of it:
+Other parts use these methods:
 
-``await desk.take(order, coordinator)`` -> ``Report | StaleEpoch``: the answer, when it is durable.
-``desk.reports(coordinator)`` -> ``tuple[Report, ...]``: of all attempts, for a hello.
-``desk.report(coordinator, key)`` -> ``Report | None``: how one stands.
-``desk.subscribe(coordinator, callback)``: ``callback(key)`` after each change of a record that no answer
-told of; the returned function ends it. It is called in the event loop and must not wait.
-``desk.seen(coordinator)`` -> ``Contact``: the highest epoch and revision of it that this node knows of.
-``await desk.contact(coordinator, sent_at, ...)``: it acknowledged what was sent at ``boottime()`` then.
-``await desk.check_fences()``: ends what waited for contact too long; due before anything is sent again.
+``await desk.take(order, coordinator)`` -> ``Report | StaleEpoch``: answer an order when it is durable.
+``desk.reports(coordinator)`` -> ``tuple[Report, ...]``: report all attempts, for a hello.
+``desk.report(coordinator, key)`` -> ``Report | None``: report one attempt.
+``desk.subscribe(coordinator, callback)``: call ``callback(key)`` after each change of a record that no answer
+told of; the returned function ends that. The callback runs in the event loop and must not wait.
+``desk.seen(coordinator)`` -> ``Contact``: return the coordinator's highest epoch and revision known here.
+``await desk.contact(coordinator, sent_at, ...)``: note that the coordinator acknowledged a message that was
+sent at ``boottime()`` ``sent_at``.
+``await desk.check_fences()``: end the attempts that waited for contact too long; due before the node sends
+anything again.
 """
 
 from __future__ import annotations
@@ -39,17 +41,20 @@ from gpushared.serving.clock import boottime
 log = logging.getLogger(__name__)
 
 AccountOf = Callable[[Owner, str], Awaitable[Caller]]
-"""As whom an owner's containers run here, by whose order. Raises NotFound, PermissionRefused for nobody."""
+"""Find the account for an owner's containers under a coordinator's orders.
+
+Raises NotFound, PermissionRefused if the owner has no account here.
+"""
 Callback = Callable[[AttemptKey], None]
 
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-"""What may stand in the name of a container."""
+"""A job's id becomes part of a container's name, and may have only the characters that fit there."""
 MAX_NUMBER = 1 << 31
 FENCE_SECONDS = 1.0
 
 
 class AttemptDesk:
-    """Takes orders, and tells how attempts stand."""
+    """Take orders, and report the state of attempts."""
 
     def __init__(self, loop: Loop, account_of: AccountOf, boot: str) -> None:
         self._loop = loop
@@ -57,17 +62,17 @@ class AttemptDesk:
         self._boot_id = boot
         self._subscribers: dict[str, list[Callback]] = {}
         self.policy = Policy()
-        """The gate's, by which it will judge; what it is sure to refuse is not taken here."""
+        """The gate's policy. An order that the gate is sure to refuse is not taken here."""
         self.on_change: Callable[[str, AttemptKey], None] = lambda _coordinator, _key: None
-        """Called with each change, whoever the coordinator is."""
+        """This function is called with each change under any coordinator."""
         self.look_first: Callable[[tuple[ContainerId, ...]], Awaitable[None]] = _not_looked
-        """Has the core told of ends of these containers that it may not know yet."""
+        """This function tells the core about ends of these containers that the core may not know yet."""
 
     async def take(self, order: Order, coordinator: str) -> Report | StaleEpoch:
-        """What this node says to an order; asked again it says the same.
+        """Answer an order; the same order gets the same answer again.
 
         ``coordinator`` is the pool's name, empty for the node's own book. An error of the tree means that
-        nothing was decided: the order is to be said again.
+        nothing was decided: the coordinator must send the order again.
         """
         if _JOB_ID.fullmatch(order.key.job) is None or not 0 < order.key.number < MAX_NUMBER:
             raise RequestError(f"{shown(str(order.key))} is no attempt to run a job")
@@ -76,34 +81,35 @@ class AttemptDesk:
         return self._told(step.report) if isinstance(step.report, Report) else step.report
 
     def reports(self, coordinator: str) -> tuple[Report, ...]:
-        """All attempts of a coordinator, the oldest change first."""
+        """Report all attempts of a coordinator, the oldest change first."""
         return tuple(self._told(report) for report in reports(self._book(coordinator)))
 
     def report(self, coordinator: str, key: AttemptKey) -> Report | None:
-        """How one attempt stands, None where this node never heard of it."""
+        """Report one attempt; return None if this node never heard of it."""
         record = self._book(coordinator).get(key)
         return None if record is None else self._told(report_of(record))
 
     def seen(self, coordinator: str) -> Contact:
-        """What is known of a coordinator from before."""
+        """Return the newest contact with a coordinator; an empty one if there was none."""
         return self._loop.state.contacts.get(coordinator, Contact())
 
     def subscribe(self, coordinator: str, callback: Callback) -> Callable[[], None]:
-        """Have the callback called with the key of each attempt that changed; returns what ends that."""
+        """Call the callback with the key of each attempt that changed; return a function that ends this."""
         callbacks = self._subscribers.setdefault(coordinator, [])
         callbacks.append(callback)
         return lambda: callbacks.remove(callback)
 
     def tell(self, coordinator: str, key: AttemptKey) -> None:
-        """An attempt's record changed and is durable."""
+        """Tell the subscribers that an attempt's record changed and is durable."""
         self.on_change(coordinator, key)
         for callback in list(self._subscribers.get(coordinator, ())):
             callback(key)
 
     async def contact(self, coordinator: str, sent_at: float, *, epoch: int = 0, revision: int = 0) -> None:
-        """The coordinator acknowledged what was sent at ``sent_at``, by ``boottime()`` and never later.
+        """Note that the coordinator acknowledged a message sent at ``sent_at``, by ``boottime()`` or earlier.
 
-        Whoever had waited too long for that before is ended first, and does not come back by it.
+        An attempt that had already waited too long for contact is ended first, and this contact does not
+        bring it back.
         """
         await self._look_at_due(sent_at)
         await self._loop.send(ContactMade(coordinator, self._boot_id, sent_at, epoch, revision))
@@ -116,12 +122,15 @@ class AttemptDesk:
             await self._loop.send(FencesLooked(self._boot_id, at))
 
     async def _look_at_due(self, at: float) -> None:
-        """After a freeze of this daemon its clock goes first, and the engine's news only wait to be read."""
+        """Have the containers of attempts that are due looked at first.
+
+        After a freeze of this daemon its clock goes on at once, while the engine's news are still unread.
+        """
         if containers := due_containers(self._loop.state, self._boot_id, at):
             await self.look_first(containers)
 
     async def watch_fences(self) -> None:
-        """Check them every second, for ever."""
+        """Check the fences every second, for ever."""
         while True:
             try:
                 await self.check_fences()
@@ -130,7 +139,7 @@ class AttemptDesk:
             await asyncio.sleep(FENCE_SECONDS)
 
     def _told(self, report: Report) -> Report:
-        """In the time of day: others do not know this machine's clock."""
+        """Return the report with times of day: other machines do not know this machine's clock."""
         return moved(report, self._loop.state.day)
 
     def _book(self, coordinator: str) -> Attempts:
@@ -151,12 +160,12 @@ class AttemptDesk:
 
 
 async def _not_looked(containers: tuple[ContainerId, ...]) -> None:
-    """Nobody can look before the parts are wired."""
+    """Do nothing: nobody can look before the parts are wired."""
     log.debug("not looked at before their fences: %s", containers)
 
 
 def _check_texts(order: Place) -> None:
-    """JSON lets half a surrogate pair through, which no engine is told."""
+    """Raise RequestError for half a surrogate pair, which JSON lets through and no engine may get."""
     spec = order.spec
     try:
         f"{spec.name}{spec.image}{spec.platform}{spec.body}{spec.owner.principal}".encode()
@@ -165,7 +174,7 @@ def _check_texts(order: Place) -> None:
 
 
 def _check_network(order: Place, policy: Policy) -> None:
-    """Before the others of its gang have started, so that it goes to nodes that let them meet."""
+    """Refuse a gang's network before its other parts start, so that the gang goes to nodes that allow it."""
     host = section(parse_object(order.spec.body.encode()), "HostConfig")
     check_gang_network(text(host, "NetworkMode"), policy)
 

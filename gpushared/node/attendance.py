@@ -1,8 +1,8 @@
-"""Who still waits: a lease whose client is gone leaves the queue, or is given back where it has no container.
+"""Find the leases whose client is gone: they leave the queue, or are given back if they have no container.
 
-A client is gone when its process has ended, where that is known, or when nobody has asked for the lease for
-too long. For how long nobody asked is written down in steps, so that a restart of the daemon does not give
-anybody the whole time once more.
+A client is gone when its process is known to have ended, or when nobody has asked for the lease for too long.
+The time without a question is written down in steps, so that a restart of the daemon does not give a client
+the whole time once more.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STEP_SECONDS = 5
 
 
 class Attendance:
-    """Counts waiting clients per lease, and watches the processes that hold leases."""
+    """Count waiting clients per lease, and watch the processes that hold leases."""
 
     def __init__(self, started_at: float) -> None:
         self.processes = Processes()
@@ -30,16 +30,16 @@ class Attendance:
         self._started_at = started_at
 
     def opened(self, now: float) -> None:
-        """Clients can be heard from now on: nobody could ask before."""
+        """Count silence from now on: no client could ask before."""
         self._started_at = now
 
     def seen(self, lease: LeaseId, now: float) -> None:
-        """A client asked for this lease just now."""
+        """Note that a client asked for this lease just now."""
         self._last_seen[lease] = now
 
     @contextmanager
     def waiting(self, lease: LeaseId, now: float) -> Iterator[None]:
-        """A client waits as long as the block runs; ``seen`` must be told the time of its end."""
+        """Count a client as present while the block runs; then call ``seen`` with the time of its end."""
         self.seen(lease, now)
         self._present[lease] += 1
         try:
@@ -50,25 +50,28 @@ class Attendance:
                 del self._present[lease]
 
     def absent(self, state: NodeState, now: float, patience_seconds: float) -> list[LeaseId]:
-        """Leases without a container whose process has ended, or that nobody has waited for so long."""
+        """Return the leases without a container whose process has ended or for which nobody waits any more.
+
+        Nobody waits for a lease any more when no client has asked for it for ``patience_seconds``.
+        """
         waiting = self._awaited(state, now)
         silent = [lease.id for lease in waiting if self._silence(lease, now) >= patience_seconds]
         return [*self.left(state), *silent]
 
     def left(self, state: NodeState) -> list[LeaseId]:
-        """Leases without a container whose process has ended."""
+        """Return the leases without a container whose process has ended."""
         unclaimed = [lease for lease in state.leases.values() if _is_unclaimed(lease)]
         held = {lease.id: lease.holder for lease in unclaimed if lease.holder is not None}
         self.processes.watch_only(held.values())
         return [lease for lease, holder in held.items() if self.processes.has_ended(holder)]
 
     def missed(self, state: NodeState, now: float) -> list[RequestMissed]:
-        """Silences that are longer, or over, than what is written down of them."""
+        """Return an event for each silence that has grown by a step, or ended, since it was written down."""
         steps = [(lease, _step(self._silence(lease, now))) for lease in self._awaited(state, now)]
         return [RequestMissed(lease.id, step) for lease, step in steps if step != lease.missed_seconds]
 
     def _awaited(self, state: NodeState, now: float) -> list[Lease]:
-        """The queued leases for which somebody should wait."""
+        """Return the queued leases for which a client should wait."""
         queued = [lease for lease in state.waiting() if _is_awaited(lease)]
         known, began = self._last_seen, self._started_at
         self._last_seen = {one.id: known.get(one.id, began - one.missed_seconds) for one in queued}
@@ -86,7 +89,7 @@ def _step(seconds: float) -> int:
 
 
 def _is_awaited(lease: Lease) -> bool:
-    """A job's lease waits without anybody."""
+    """Return True if a client should wait for the lease; a job's lease waits without a client."""
     return isinstance(lease.state, Queued) and lease.attempt is None
 
 

@@ -1,4 +1,4 @@
-"""The configuration's figures as the core and the gate need them."""
+"""Turn the configuration into the figures that the core and the gate need."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpushared.node.idle_rules import idle_of, project_idle_of, quiet_idle_of
 
 
 def rules_of(config: Config) -> Rules:
-    """The configuration's figures that the core needs."""
+    """Return the figures for the core."""
     return Rules(
         claim_seconds=config.queue.claim_seconds,
         notice_seconds=config.queue.notice_seconds,
@@ -36,7 +36,7 @@ def rules_of(config: Config) -> Rules:
 
 
 def watchdog_of(config: Config) -> dict[LeaseClass, WatchdogPolicy]:
-    """What the watchdog does, by class."""
+    """Return the watchdog's policy for each class."""
     own = {
         LeaseClass.BUILD: config.watchdog.build,
         LeaseClass.TRAIN: config.watchdog.train,
@@ -53,7 +53,7 @@ def watchdog_of(config: Config) -> dict[LeaseClass, WatchdogPolicy]:
 
 
 def limits_of(config: Config) -> UserLimits:
-    """What one user may have of the daemon at once."""
+    """Return the limits on one user's connections, requests and creates at one time."""
     gate = config.gate
     return UserLimits(
         connections=gate.connections_per_user,
@@ -63,5 +63,5 @@ def limits_of(config: Config) -> UserLimits:
 
 
 def policy_of(config: Config) -> Policy:
-    """The configuration's rules for confined callers."""
+    """Return the gate's rules for confined callers."""
     return presets.policy_of(config.gate, host_size(), config.presets)

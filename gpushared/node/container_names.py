@@ -1,4 +1,4 @@
-"""Whether the engine of this node has a name left for the container of a job."""
+"""Check that the names of jobs' containers are still free on this node's engine."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _ROOT = Caller(0, 0, "root", trusted=True)
 
 
 async def check_names(insider: Insider, wanted: Wanted, is_live: Callable[[JobId], bool]) -> None:
-    """Raises StateConflict where a container that is no live job's has the name of one that is wanted.
+    """Raise StateConflict if a container that belongs to no live job has the name of a wanted job.
 
-    ``is_live``: whether a job is not over; its name is looked after by the book of jobs. Where the engine
-    does not answer, it says so itself when the job runs.
+    ``is_live`` returns True if a job is not over; the book of jobs guards the names of live jobs. If the
+    engine does not answer, nothing is refused here: the engine reports the conflict when the job runs.
     """
     names = {spec.name for _, spec in wanted.jobs if spec.name}
     own = {job for job, _ in wanted.jobs}
@@ -37,7 +37,7 @@ async def check_names(insider: Insider, wanted: Wanted, is_live: Callable[[JobId
 
 
 async def _containers(insider: Insider) -> dict[str, JobId]:
-    """The names of all containers, running or not, with the job that each is of; empty for none."""
+    """Return the names of all containers, running or not, each with its job's id, empty for no job."""
     with suppress(Unavailable, TimedOut):
         gate = insider.gate_as(_ROOT)
         answer = await gate.call("GET", b"/containers/json?all=1", timeout_seconds=LIST_SECONDS)

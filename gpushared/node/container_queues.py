@@ -1,4 +1,4 @@
-"""Keeps what is to be done to one container in order, so that nothing overtakes what is under way there."""
+"""Keep the instructions for one container in order, so that none overtakes the one under way."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ContainerQueues:
         self._stops: dict[ContainerId, set[asyncio.Task[Any]]] = {}
 
     def put(self, instruction: InTurn) -> None:
-        """Have it done when its turn comes."""
+        """Queue an instruction; it begins when the one before it is over."""
         queue = self._queues.get(instruction.container)
         if queue is None:
             self._queues[instruction.container] = deque([instruction])
@@ -63,7 +63,7 @@ class ContainerQueues:
 
     @contextmanager
     def stop(self, container: ContainerId) -> Iterator[None]:
-        """The running task stops the container, at once."""
+        """Note that the running task stops the container at once; later instructions wait for the stop."""
         task = asyncio.current_task()
         assert task is not None, "only in a task"
         stops = self._stops.setdefault(container, set())
@@ -99,7 +99,7 @@ class ContainerQueues:
 
 
 def _asks_for(state: LeaseState, instruction: InTurn) -> bool:
-    """Whether a lease in this state waits for the instruction to be done."""
+    """Return True if a lease in this state waits for the instruction to be done."""
     match instruction:
         case SuspendContainer():
             return isinstance(state, Suspending)

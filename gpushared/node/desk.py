@@ -1,4 +1,4 @@
-"""What the gate may ask of the node: claims, leases for containers that bring none, starts and restarts."""
+"""Serve the gate: claims, leases for containers that bring none, starts and restarts."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class NodeDesk:
             ) from None
 
     async def _unclaim_after(self, asking: asyncio.Future[Lease | None], lease: LeaseId) -> None:
-        """Only where the claim was had: else it is somebody else's."""
+        """Give a claim back, but only if this caller got it: otherwise the claim is another caller's."""
         await asking
         await self.unclaim(lease)
 
@@ -230,14 +230,14 @@ class NodeDesk:
             raise StateConflict(f"lease {lease.id} ended while it waited", hint="ask again")
 
     async def _room(self, lease: Lease, patience: Patience) -> None:
-        """Comes back when there may be room for it. Raises LimitReached when it has waited long enough."""
+        """Return when there may be room for the request. Raises LimitReached after the caller's patience."""
         now = self._loop.now()
         if now >= patience.until:
             raise no_room(patience, self._loop.waiting_of(lease), self._loop.state, now)
         await self._loop.changed(min(LOOK_AGAIN_SECONDS, patience.until - now))
 
     def _patience(self, label: str, caller: Caller, project: str) -> Patience:
-        """Of the caller, who is not always the one that is to have the lease."""
+        """Return the patience for the caller, who is not always the owner of the new lease."""
         return patience_of(label, (caller.name, project), self.max_waits, self._loop.now())
 
     def _project(self, request: Request, owner: Caller) -> str:
@@ -304,7 +304,7 @@ class NodeDesk:
         return {} if lease is None else (await self._edits(lease.id)).env
 
     async def _after_draining(self, container: ContainerId) -> Lease | None:
-        """The container's live lease, once an earlier one is over."""
+        """Return the container's live lease, after an earlier one is over."""
         try:
             async with asyncio.timeout(DRAIN_SECONDS):
                 while (lease := self._loop.state.of_container(container)) is not None:
@@ -319,7 +319,7 @@ class NodeDesk:
         return None
 
     async def _on_its_gpus(self, container: ContainerId, caller: Caller) -> Lease | None:
-        """Its live lease. One that gave way to others is waited for, but a paused one is not started."""
+        """Return the container's live lease; wait for one that gave way, but refuse a suspended one."""
         lease = await self._after_draining(container)
         if lease is None:
             return None
@@ -354,7 +354,11 @@ class NodeDesk:
         await self.created(claim.lease, facts.id, facts.name, facts.image, stays=False)
 
     async def _request_again(self, facts: ContainerFacts, caller: Caller) -> tuple[Request, Caller]:
-        """What the container had, or what its labels wish; for its owner, whoever starts it."""
+        """Return the request for a container that starts again: its previous lease's, else its labels'.
+
+        The lease is for the container's owner, even if another user starts the container. Raises
+        StateConflict if neither a previous lease nor a label is known.
+        """
         previous = await self._previous(facts.device_name)
         if previous is None:
             wish = wish_of(facts.labels)
@@ -374,7 +378,7 @@ class NodeDesk:
         return self._loop.state.ended.get(lease) or await self._journal.lease(lease)
 
     def _as_baked(self, previous: Lease) -> Request:
-        """Where settings are fixed at create, exactly the same parts of the same GPUs must be had again."""
+        """Return the request for exactly the same parts of the same GPUs if settings are fixed at create."""
         held = previous.state.grants if isinstance(previous.state, Ended) else previous.grants
         held = previous.baked or held
         if binds_late(self.engine_facts()) or not held:
@@ -382,7 +386,7 @@ class NodeDesk:
         return as_held(previous.request, held)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        """A caller that is being cancelled cannot await its own good manners."""
+        """Run the work as a task of its own: a caller that is being cancelled cannot await it."""
         task = asyncio.create_task(_quiet(work))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)

@@ -1,4 +1,4 @@
-"""Draining GPUs and undraining them, as people name them."""
+"""Drain and undrain GPUs by the names that people give."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALL = "all"
 
 
 class Drains:
-    """The calls ``Gpus.Drain`` and ``Gpus.Undrain``."""
+    """Serve the calls ``Gpus.Drain`` and ``Gpus.Undrain``."""
 
     def __init__(self, loop: Loop, sampler: Sampler, views: Views) -> None:
         self._loop = loop
@@ -40,9 +40,10 @@ class Drains:
 
 
 def named(name: str, state: NodeState) -> list[GpuId]:
-    """By index, with its MIG instances; as ``0:1``, which is one of these; by UUID; or ``all``.
+    """Find GPUs by index (with its MIG instances), by ``0:1`` (one instance), by UUID or by ``all``.
 
-    Also one that is drained and not there now. Raises NotFound, and Unavailable while no GPU is known.
+    A drained GPU that is not there now is found too. Raises RequestError for an empty name, NotFound, and
+    Unavailable while no GPU is known.
     """
     if not name:
         raise RequestError("no GPU is named", hint="give its index, its UUID or `all`")

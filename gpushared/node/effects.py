@@ -1,4 +1,4 @@
-"""Which part of a lease's new size holds when, in sentences. Pure."""
+"""Tell in sentences when each part of a lease's new size takes effect. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ON_GPU = {MemoryWall.NONE, MemoryWall.WATCHDOG, MemoryWall.WHOLE_GPU}
 
 
 def resize_effects(before: Lease, after: Lease, state: NodeState, facts: EngineFacts | None) -> list[str]:
-    """What changed from ``before`` to ``after``; ``facts`` tell what a restart of the container does."""
+    """Describe the change from ``before`` to ``after``; ``facts`` tell what a container's restart changes."""
     if (before.request, before.grants) == (after.request, after.grants):
         return ["nothing changed: it has this size already"]
     if isinstance(after.state, Queued):

@@ -1,4 +1,4 @@
-"""What the doctor needs of the daemon, and its results as messages of the API."""
+"""Give the doctor the facts about the daemon, and turn its results into messages of the API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose processes were on MPS servers that met a fault. Pure."""
+"""Find the leases whose processes were on an MPS server that met a fault. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ClientLeases:
     def faulted(
         self, status: Iterable[SharingStatus], leases: Mapping[int, LeaseId]
     ) -> tuple[ServerFaulted, ...]:
-        """What there is to tell now; ``leases``: those of the processes that live."""
+        """Return an event for each fault in ``status``; ``leases``: the leases of the living processes."""
         status = tuple(status)
         pids = client_pids(status)
         self._known = {
@@ -39,7 +39,7 @@ class ClientLeases:
 
 
 def client_pids(status: Iterable[SharingStatus]) -> frozenset[int]:
-    """All clients of MPS servers, those that a fault ended among them."""
+    """Return the pids of all clients of MPS servers, including the clients that a fault ended."""
     found: set[int] = set()
     for one in status:
         found.update(one.clients)

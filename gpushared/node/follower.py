@@ -1,4 +1,4 @@
-"""Follows the container engine: what it can do, which containers there are, what becomes of them."""
+"""Follow the container engine: its abilities, its containers, and what happens to them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _is_failed_job(event: ContainerSeen, state: NodeState) -> bool:
 
 
 class Follower:
-    """Keeps the core's picture of the containers true, whatever happens to the engine."""
+    """Keep the core's picture of the containers true, also when the engine goes away and comes back."""
 
     def __init__(
         self, loop: Loop, engine: Engine, checkpoints: Checkpoints, troubles: Troubles, *, simulated: bool
@@ -75,10 +75,10 @@ class Follower:
         self.facts: EngineFacts | None = None
         self.available = asyncio.Event()
         self.on_change: Callable[[ContainerFacts | ContainerId], None] = lambda _: None
-        """Hears of each container after the core did."""
+        """This function hears of each container after the core did."""
         self.on_reached: Callable[[], None] = lambda: None
         self.before_job_ends: Callable[[], Awaitable[None]] = _nothing_first
-        """Has the core told of what must be known before it hears that a job's container has ended."""
+        """This function tells the core facts that it must know before the end of a job's container."""
         self._loop = loop
         self._engine = engine
         self._checkpoints = checkpoints
@@ -91,7 +91,7 @@ class Follower:
         self._survey_asked.set()
 
     async def run(self) -> None:
-        """For ever: survey, listen, and begin again when the engine went away."""
+        """Survey and listen for ever, and begin again when the engine went away."""
         await asyncio.gather(self._keep_surveying(), self._keep_listening())
 
     async def _keep_surveying(self) -> None:
@@ -114,7 +114,7 @@ class Follower:
     async def _keep_listening(self) -> None:
         while True:
             await self.available.wait()
-            # What happened while nobody listened is found by a survey once the stream is open.
+            # A survey after the stream has opened finds the events of the time when nobody listened.
             asyncio.get_running_loop().call_later(RETRY_SECONDS, self.ask_survey)
             try:
                 async for change in self._engine.events():
@@ -138,7 +138,7 @@ class Follower:
             self.lost(str(error))
 
     def lost(self, text: str) -> None:
-        """The engine does not answer; connecting to it anew is what ends its trouble."""
+        """Raise the trouble that the engine does not answer; only a new connection ends that trouble."""
         self.available.clear()
         self._troubles.raised("engine", text)
 
@@ -160,7 +160,7 @@ class Follower:
         return Means(trouble, self._checkpoints.with_mps, binds_late(facts))
 
     def _check_mechanism(self, facts: EngineFacts) -> None:
-        """Simulated GPUs need no way into a container; real ones do."""
+        """Raise a trouble if real GPUs have no way into containers; simulated GPUs need none."""
         if facts.gpu_mechanism is DeviceMechanism.PLAIN and not self._simulated:
             self._troubles.raised(
                 "gpu-mechanism",
@@ -224,10 +224,11 @@ class Follower:
         await self._loop.send(event)
 
     async def _note_before_ends(self, *events: ContainerSeen) -> None:
-        """What must be known first of ends of jobs, such as that the machine is being shut down.
+        """Find out facts that matter before the ends of jobs are noted, such as a shutdown of the machine.
 
-        At a shutdown the engine ends all containers, and is itself ended before this daemon. Else the jobs
-        in them would count as failed, which are to run again. It is asked only when one fails.
+        At a shutdown the engine ends all containers, and is itself ended before this daemon. Without this
+        question the jobs in the containers would count as failed, but they have to run again. The machine is
+        asked only when a job fails.
         """
         if any(_is_end_of_job(event, self._loop.state) for event in events):
             await self.before_job_ends()

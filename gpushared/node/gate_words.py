@@ -1,4 +1,4 @@
-"""What the gate's answers say to the daemon itself."""
+"""Read the gate's answers to calls of the daemon itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ UNAVAILABLE, GATEWAY_TIMEOUT = 503, 504
 
 
 def message_of(status: int, body: bytes) -> str:
-    """The words of a refusal, whether the engine's or the gate's."""
+    """Return the message of a refusal by the engine or by the gate."""
     try:
         told = json.loads(body)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Keeps the guard of fenced containers: its deadlines, that it lives, and what it ended meanwhile."""
+"""Keep the guard of fenced containers: its deadlines, its life, and the ends that it made meanwhile."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Guarding:
             raise TimedOut("its coordinator has not heard of this node for too long")
 
     async def run(self) -> None:
-        """Renew, for ever."""
+        """Renew the deadlines, for ever."""
         while True:
             try:
                 await self.take_ends()

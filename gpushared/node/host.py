@@ -1,4 +1,4 @@
-"""What this machine has besides GPUs, as the kernel tells."""
+"""Read this machine's CPUs and main memory from the kernel."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from gpushared.domain.host import HostSize
 
 
 def host_size() -> HostSize:
-    """Its CPU threads and main memory; CPU None where the kernel does not tell."""
+    """Return the machine's CPU threads and main memory; CPU is None if the kernel does not tell."""
     cpus = psutil.cpu_count()
     return HostSize(None if cpus is None else 1000 * cpus, psutil.virtual_memory().total)

@@ -1,4 +1,4 @@
-"""The rules for idle leases from the configuration, and whether it is a quiet time now."""
+"""Read the rules for idle leases and the quiet times from the configuration."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gpushared.domain.rules import IdleAction, IdlePolicy, IdleRules
 
 
 def idle_of(config: Config) -> dict[LeaseClass, IdlePolicy]:
-    """What idle time leads to, by class."""
+    """Return the idle policy of each class."""
     return _by_class(config.idle)
 
 
 def quiet_idle_of(config: Config) -> dict[LeaseClass, IdlePolicy]:
-    """The same for quiet times, for the classes for which it differs then."""
+    """Return the idle policy in quiet times of the classes for which it differs then."""
     return _when_quiet(config.idle_quiet, config)
 
 
@@ -51,9 +51,10 @@ def _when_quiet(quiet: QuietTimesConfig, config: Config) -> dict[LeaseClass, Idl
 
 
 def is_quiet(quiet: IdleQuietConfig, now: float) -> bool:
-    """Whether the configured hours or days hold at ``now`` (epoch seconds), in the machine's time zone.
+    """Return True if the configured hours or days cover ``now`` (epoch seconds) in the machine's time zone.
 
-    By the clock on the wall and not by lengths, so an hour that comes twice, or not at all, is no matter.
+    The clock on the wall counts and not the length of the day, so an hour that comes twice, or not at all,
+    makes no difference.
     """
     local = time.localtime(now)
     calendar = Calendar(read_hours(quiet.hours), read_days(quiet.days))

@@ -1,4 +1,4 @@
-"""The image of a job on this node: found, or pulled through the gate as the job's owner."""
+"""Get the image of a job on this node: find it, or pull it through the gate as the job's owner."""
 
 from __future__ import annotations
 
@@ -38,9 +38,12 @@ _FOR_GOOD = re.compile(
     r"|no matching manifest|unsupported|not implemented|gave HTTP response to HTTPS",
     re.IGNORECASE,
 )
-"""What engines say where the next try is answered alike: there is no such image, or nobody may have it. All
-else is the network's, the registry's or the disk's trouble: a name that is not resolved just now, a refused
-connection, "500 Internal Server Error", "toomanyrequests", "unexpected EOF", "no space left on device"."""
+"""These words of an engine mean that the next try fails too: there is no such image, or nobody may have it.
+
+Every other error is a trouble of the network, the registry or the disk: a name that is not resolved just now,
+a refused connection, "500 Internal Server Error", "toomanyrequests", "unexpected EOF", "no space left on
+device".
+"""
 
 
 class RegistryTrouble(RequestError):
@@ -48,7 +51,7 @@ class RegistryTrouble(RequestError):
 
 
 class Images:
-    """Has images ready, so many at a time."""
+    """Get images ready, at most ``max_pulls`` at a time."""
 
     def __init__(self, insider: Insider, *, max_pulls: int, pull_seconds: float) -> None:
         self._insider = insider
@@ -87,7 +90,7 @@ class Images:
                 hint=f"`docker pull {spec.image}` on the node, or submit without --pull never",
             )
         async with self._turns:
-            # Whoever had the turn before may have pulled the same one.
+            # The job that had the turn before may have pulled the same image.
             if spec.pull is Pull.ALWAYS or not await _is_here(spec, gate):
                 await _pull(spec, gate)
 
@@ -104,7 +107,7 @@ async def _is_here(spec: JobSpec, gate: EngineSocket) -> bool:
 
 
 def _is_of(platform: str, image: dict[str, object]) -> bool:
-    """Whether an image is of ``os[/architecture[/variant]]``; what is not said of either does not count."""
+    """Return True if an image fits ``os[/architecture[/variant]]``; parts that either lacks do not count."""
     said = (str(image.get(name) or "") for name in ("Os", "Architecture", "Variant"))
     wanted = platform.lower().split("/")
     if len(wanted) == 1 and wanted[0] != "linux":
@@ -113,7 +116,7 @@ def _is_of(platform: str, image: dict[str, object]) -> bool:
 
 
 async def _pull(spec: JobSpec, gate: EngineSocket) -> None:
-    """Raises RequestError with the engine's words where it cannot be had."""
+    """Pull the image. Raises RequestError with the engine's words if the pull fails."""
     name, tag = name_and_tag(spec.image)
     query = {"fromImage": name, "tag": tag} | ({"platform": spec.platform} if spec.platform else {})
     connection = await gate.connect()

@@ -1,4 +1,4 @@
-"""One attempt's container, made through the gate as its account. The gate's refusals become endings."""
+"""Make one attempt's container through the gate as its account. The gate's refusals become endings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_EXIT_CODE = 255
 
 
 class Refused(Exception):
-    """It will never run here like this; the ending says why."""
+    """The attempt will never run here like this; the ending says why."""
 
     def __init__(self, ending: Ending) -> None:
         super().__init__(ending.reason)
@@ -45,7 +45,7 @@ class Containers:
         self._spec: JobSpec = attempt.spec
 
     async def create(self, lease: Lease) -> ContainerId:
-        """The container in its lease; one that was made by an earlier try is found by its name."""
+        """Create the container in its lease; a container that an earlier try made is found by its name."""
         body = self._body(lease)
         self._check_port(body)
         answer = await self._create(body)
@@ -60,7 +60,7 @@ class Containers:
         return ContainerId(answer.json()["Id"])
 
     async def start(self, container: ContainerId) -> None:
-        """Start it; one that runs is no error."""
+        """Start the container; a container that already runs is no error."""
         target = f"/containers/{container}/start".encode()
         answer = await self._gate.call("POST", target, timeout_seconds=START_SECONDS)
         if answer.status in STARTED:
@@ -70,7 +70,7 @@ class Containers:
 
     @property
     def name(self) -> str:
-        """What the container is called: as whoever submitted it said, else by its job."""
+        """Return the container's name: the submitter's choice, else a name made from the job's id."""
         return self._spec.name or f"job-{self._attempt.key.job}"
 
     def _body(self, lease: Lease) -> Body:
@@ -82,7 +82,7 @@ class Containers:
         body["Labels"] = {**labels, LABEL_LEASE: str(lease.id)}
         if self._spec.image:
             body["Image"] = self._spec.image
-        # As docker run -d has it: its input, where one was asked for, stays open for whoever attaches.
+        # As with docker run -d, an input that the user asked for stays open for anybody who attaches.
         for stream in ("AttachStdin", "AttachStdout", "AttachStderr", "StdinOnce"):
             body[stream] = False
         return body
@@ -114,7 +114,7 @@ class Containers:
         return answer.status in STARTED
 
     async def _exit_code(self, container: ContainerId) -> int | None:
-        """What the engine noted for a start that failed, such as 127 for a program that is not there."""
+        """Return the engine's exit code for a start that failed, such as 127 for a missing program."""
         found = await inspect(self._gate, "containers", container, suffix="/json")
         code = section(found or {}, "State").get("ExitCode")
         return code if isinstance(code, int) and 0 < code <= MAX_EXIT_CODE else None
@@ -132,11 +132,11 @@ class Containers:
 
 
 def is_free(port: int) -> bool:
-    """Whether nobody listens on a TCP port of this machine, on whatever address."""
+    """Return True if nobody listens on a TCP port of this machine, on any address."""
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             with socket.socket(family) as probe:
-                # As servers have it: what is left of closed connections does not count.
+                # Servers set this option too: the remains of closed connections do not count.
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(("", port))
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Everything by which this node runs jobs that a coordinator, or its own book, places here."""
+"""Build the parts by which this node runs the jobs that a coordinator, or its own book, places here."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOOK_FIRST_SECONDS = 3.0
 
 
 def account_rules_of(config: Config, node_name: str) -> AccountRules:
-    """Which local accounts owners of jobs have here."""
+    """Return the rules that map owners of jobs to local accounts."""
     pool = config.pool
     return AccountRules(
         pool.realm or node_name, pool.trusted_realms, dict(pool.accounts), config.gate.trusted_groups
@@ -39,12 +39,12 @@ def account_rules_of(config: Config, node_name: str) -> AccountRules:
 
 
 def pool_directory(config: Config) -> Path:
-    """Where the node keeps what makes it a member of its pool."""
+    """Return the folder of the files that make the node a member of its pool."""
     return Path(config.pool.state_dir or Path(config.node.state_dir) / POOL_DIRECTORY)
 
 
 def keeping_of(config: Config) -> Keeping:
-    """How long containers of jobs that are over stay."""
+    """Return how long, and how many, containers stay after their jobs are over."""
     return Keeping(config.jobs.keep_containers_seconds, config.jobs.max_kept_containers)
 
 
@@ -78,11 +78,11 @@ class JobHost:
         performer.on_attempt = self.launcher.perform
 
     async def serve(self, routes: Routes, stack: AsyncExitStack) -> None:
-        """From now on containers can be made; what an earlier life left undone is taken up."""
+        """Allow containers to be made from now on, and resume the work that the daemon's end cut off."""
         self.insider.serve(routes)
         stack.push_async_callback(self.insider.close)
         stack.push_async_callback(self.launcher.close)
-        with contextlib.suppress(GpushareError):  # looked at again every second
+        with contextlib.suppress(GpushareError):  # the fences are checked again every second
             await self.desk.check_fences()
         self.launcher.take_up()
 
@@ -91,7 +91,7 @@ class JobHost:
         await asyncio.gather(self.desk.watch_fences(), self._guarding.run(), self._kept.run())
 
     async def _look_first(self, containers: tuple[ContainerId, ...]) -> None:
-        """An engine that does not answer does not keep anything from being ended."""
+        """Look at containers before they are ended; an engine that does not answer prevents no end."""
         with contextlib.suppress(GpushareError, TimeoutError):
             async with asyncio.timeout(LOOK_FIRST_SECONDS):
                 for container in containers:

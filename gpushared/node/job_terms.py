@@ -1,4 +1,4 @@
-"""What a job's container bears and what its program is told, so that it knows what it is part of."""
+"""Build the labels and variables of a job's container, by which its program knows its job and gang."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gpushared.ports import LABEL_ATTEMPT, LABEL_JOB
 
 
 def labels_of(attempt: Attempt) -> dict[str, str]:
-    """The labels of an attempt's container."""
+    """Return the labels of an attempt's container."""
     return {LABEL_JOB: attempt.key.job, LABEL_ATTEMPT: str(attempt.key.number)}
 
 
 def environment_of(attempt: Attempt) -> dict[str, str]:
-    """The variables of an attempt's container, those of the gang where it is one."""
+    """Return the variables of an attempt's container, with the gang's variables if it is part of one."""
     env = {"GPUSHARE_JOB_ID": str(attempt.key.job), "GPUSHARE_ATTEMPT": str(attempt.key.number)}
     spec = attempt.spec
     if spec is not None and spec.index is not None:
@@ -28,9 +28,10 @@ def environment_of(attempt: Attempt) -> dict[str, str]:
 
 
 def _of_gang(gang: Gang) -> Mapping[str, str]:
-    """By the names that programs look for: ``torch.distributed`` takes its rendezvous from the first two.
+    """Return the gang's variables by the names that programs look for.
 
-    ``WORLD_SIZE`` counts GPUs, as for one process on each; launchers that count themselves set it anew.
+    ``torch.distributed`` takes its rendezvous from the first two. ``WORLD_SIZE`` counts GPUs, for one process
+    on each GPU; launchers that count themselves set the variable anew.
     """
     return {
         "MASTER_ADDR": gang.hosts[0],
@@ -44,16 +45,17 @@ def _of_gang(gang: Gang) -> Mapping[str, str]:
 
 
 def launcher_defaults(attempt: Attempt) -> dict[str, str]:
-    """What launchers need, where the user did not say something else.
+    """Return the variables for launchers; a value of the user wins over each.
 
-    ``torchrun`` reads its arguments as ``PET_`` and the argument's name, so that ``torchrun train.py`` needs
-    none; what is said on its command line wins.
+    ``torchrun`` reads its arguments from ``PET_`` and the argument's name, so that ``torchrun train.py``
+    needs no arguments. An argument on its command line wins.
     """
     gang = attempt.facts
     if gang is None:
         return {}
     own = gang.hosts[gang.rank]
-    # With one process a node each knows its rank, and ``init_process_group`` needs no launcher.
+    # With one GPU, and so one process, on each node the rank is known: ``init_process_group`` needs no
+    # launcher.
     rank = {"RANK": str(gang.rank)} if set(gang.gpus) == {1} else {}
     return {
         **rank,

@@ -1,7 +1,7 @@
-"""The calls of ``Jobs`` on a node: its own book, and the pool that it is in, behind one door.
+"""Serve the calls of ``Jobs`` on a node, both for the node's own jobs and for the jobs of its pool.
 
-What names the pool, or another node, goes to the pool; everything else is this node's own. Whoever asks for
-a job by its name need not know where it is: the node's own are looked at first.
+A call that names the pool, or another node, goes to the pool; every other call is for this node's own jobs. A
+caller who names a job need not know where the job is: the node looks among its own jobs first.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class NodeJobs:
         )
 
     def calls(self) -> dict[str, Unary]:
-        """All unary calls by their full name."""
+        """Return all unary calls by their full names."""
         return {
             "gpushare.v1.Jobs/Submit": Unary(jobs_pb2.SubmitRequest, self.submit),
             "gpushare.v1.Jobs/SubmitBatch": Unary(jobs_pb2.SubmitBatchRequest, self.submit_batch),
@@ -121,7 +121,7 @@ class NodeJobs:
         }
 
     def owner(self, caller: Caller) -> Owner:
-        """Who a caller is where jobs are concerned; here everybody is a person of their own."""
+        """Return the caller as an owner of jobs; on one node each user is a person of their own."""
         principal = f"{caller.name}@{self._realm()}"
         return Owner(principal, principal, admin=caller.trusted)
 
@@ -159,7 +159,7 @@ class NodeJobs:
         return jobs_pb2.ReserveAnswer(job=view, notes=taken.notes, door=door)
 
     async def _reserved(self, job: JobId, seconds: float, caller: Caller) -> jobs_pb2.Job:
-        """The job as soon as it has its lease or is over, or after the time."""
+        """Return the job as soon as it has its lease or is over, or after the time."""
         until = time.monotonic() + seconds
         if self.pool is not None:
             seen = await self.pool.watched(job, is_settled, caller, seconds)
@@ -191,7 +191,7 @@ class NodeJobs:
         return await self._either(self._own.cancel, "Cancel", message, caller)
 
     async def hold(self, message: jobs_pb2.HoldJobRequest, caller: Caller) -> jobs_pb2.Job:
-        """Of the node's own jobs those of which the lease waits are held in the node's queue."""
+        """Hold a job: one of the node's own whose lease waits is held in the node's queue."""
 
         async def own(message: jobs_pb2.HoldJobRequest, owner: Owner) -> jobs_pb2.Job:
             job = await self._own.find(message.job_id, owner)
@@ -204,7 +204,7 @@ class NodeJobs:
         return await self._either(own, "Hold", message, caller)
 
     async def set_priority(self, message: jobs_pb2.JobPriorityRequest, caller: Caller) -> jobs_pb2.Job:
-        """As ``hold``; the job keeps the priority too, for when it is tried again."""
+        """Set a job's priority, on its waiting lease too, as ``hold`` does; the next try keeps it."""
 
         async def own(message: jobs_pb2.JobPriorityRequest, owner: Owner) -> jobs_pb2.Job:
             lease = self._lease_that_waits(await self._own.find(message.job_id, owner))
@@ -218,7 +218,7 @@ class NodeJobs:
         return await self._either(self._own.explain, "Explain", message, caller)
 
     async def watch(self, message: jobs_pb2.JobRef, caller: Caller) -> AsyncIterator[jobs_pb2.Job]:
-        """Each change, until it is over."""
+        """Stream each change of a job until it is over."""
         view, token = None, ""
         while view is None or view.state not in OVER:
             asked = jobs_pb2.WaitJobRequest(
@@ -230,7 +230,7 @@ class NodeJobs:
             token = view.token
 
     async def logs(self, message: jobs_pb2.LogsRequest, caller: Caller) -> AsyncIterator[jobs_pb2.LogChunk]:
-        """What a container writes. Here it is read as whoever asks: the gate judges what they may see."""
+        """Stream a container's output. On this node it is read as the caller: the gate judges access."""
         try:
             job = await self._own.find(message.job_id, self.owner(caller))
         except NotFound:
@@ -245,7 +245,7 @@ class NodeJobs:
             yield chunk
 
     async def door(self, message: jobs_pb2.DoorRequest, caller: Caller) -> jobs_pb2.DoorAnswer:
-        """Where docker reaches a job's container: here, or through a tunnel."""
+        """Tell where docker reaches a job's container: on this node, or through a tunnel."""
         view = await self.get(jobs_pb2.JobRef(job_id=message.job_id), caller)
         return await self._door_to(view, message.rank, caller, message.attempt)
 
@@ -273,7 +273,7 @@ class NodeJobs:
     async def _either(
         self, own: Callable[[_Asked, Owner], Awaitable[_Answered]], name: str, message: _Asked, caller: Caller
     ) -> _Answered:
-        """This node's own, else the pool's."""
+        """Answer a call for one of this node's own jobs, or let the pool answer if the job is not here."""
         owner = self.owner(caller)
         try:
             return await own(message, owner)
@@ -286,7 +286,10 @@ class NodeJobs:
     # --- many ------------------------------------------------------------------------------------------
 
     async def list_jobs(self, message: jobs_pb2.ListJobsRequest, caller: Caller) -> jobs_pb2.ListJobsResponse:
-        """This node's own, then the pool's. Raises Unavailable for an array that only the pool knows."""
+        """List this node's own jobs, then the pool's.
+
+        Raises Unavailable for an array that only the pool knows while the pool does not answer.
+        """
         owner = self.owner(caller)
         if self.pool is None or (message.array_id and await self._is_own(message.array_id, owner)):
             return await self._own.list_jobs(message, owner)
@@ -308,7 +311,7 @@ class NodeJobs:
         return own
 
     async def nodes(self, message: jobs_pb2.NodesRequest, caller: Caller) -> jobs_pb2.NodesResponse:
-        """Those of the pool; of a node in none, the node itself."""
+        """List the pool's nodes; a node that is in no pool lists itself."""
         if self.pool is not None:
             return await self.pool.nodes(message, caller)
         state = self._loop.state
@@ -324,7 +327,7 @@ class NodeJobs:
     # --- helpers ---------------------------------------------------------------------------------------
 
     async def _is_own(self, array: str, owner: Owner) -> bool:
-        """Whether an array, or a job whose id looks as an array's does, is of this node's own book."""
+        """Return True if this node's own book has an array, or a job, with this id."""
         asked = jobs_pb2.ListJobsRequest(array_id=array, ended=True, limit=1)
         if (await self._own.list_jobs(asked, owner)).jobs:
             return True
@@ -333,22 +336,23 @@ class NodeJobs:
         return False
 
     def _has_lease(self, lease: LeaseId, caller: Caller) -> bool:
-        """Whether it is the caller's own. By a pool's order jobs run here as who their owners are *here*.
+        """Return True if the lease is the caller's own, or not known.
 
-        That may be another account than the one that asks, which then comes in as from any other node.
+        A pool's job runs here under its owner's account on *this* node. That may be another account than the
+        caller's, and then the caller comes in as if from any other node.
         """
         state = self._loop.state
         known = state.leases.get(lease) or state.ended.get(lease)
         return known is None or known.owner_uid == caller.uid
 
     def _lease_that_waits(self, job: Job) -> LeaseId | None:
-        """The lease of one of the node's own jobs, where it waits in the node's queue."""
+        """Return the lease of one of the node's own jobs if it waits in the node's queue."""
         lease = job.state.parts[0].lease if isinstance(job.state, Placing) else None
         known = None if lease is None else self._loop.state.leases.get(lease)
         return lease if known is not None and isinstance(known.state, Queued) else None
 
     def _is_here(self, node: str) -> bool:
-        """Whether this node is meant, by its own name or by that which it has in the pool."""
+        """Return True if the name is this node's: the name in its pool, or its own without a pool."""
         return node == self._node_name if self.pool is None else node == self.pool.node
 
     def _pool(self) -> PoolJobs:
@@ -373,7 +377,7 @@ class NodeJobs:
             return job.spec.request.project  # it is refused as soon as it asks for a lease
 
     def _told(self, job: Job) -> Why | None:
-        """Of one that waits in the node's own queue: what the queue says."""
+        """Return the queue's reason for a job that waits in the node's own queue, else None."""
         if not isinstance(job.state, Placing | Running):
             return None
         lease_id = job.state.parts[0].lease
@@ -385,17 +389,17 @@ class NodeJobs:
 
 
 def is_reserved(view: jobs_pb2.Job) -> bool:
-    """Whether each of its parts has its lease."""
+    """Return True if each part of the job has its lease."""
     return bool(view.parts) and all(part.lease_id and part.state in _HAS_LEASE for part in view.parts)
 
 
 def is_settled(view: jobs_pb2.Job) -> bool:
-    """Whether whoever waits for its lease has nothing more to wait for."""
+    """Return True if a client can stop waiting for the job's leases: the job has them, or is over."""
     return view.state in OVER or is_reserved(view)
 
 
 def _parts_of(view: jobs_pb2.Job, attempt: int) -> Iterable[jobs_pb2.JobPart]:
-    """Of an earlier attempt that is remembered, or of the job as it is now. Raises StateConflict."""
+    """Return the parts of a remembered earlier attempt, or of the present one. Raises StateConflict."""
     tried = next((one for one in view.tries if one.attempt == attempt), None)
     if tried is not None:
         return tried.parts

@@ -1,4 +1,4 @@
-"""Everything about jobs that come in on this node: its own book, and what it keeps for a pool."""
+"""Build the parts for jobs that come in on this node: its own book, and its records for a pool."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from gpushared.ports import Clock
 from gpushared.serving.troubles import Troubles
 
 MAX_AT_ONCE = 50
-"""So many jobs of one person are in the node's queue at a time."""
+"""At most so many jobs of one person are in the node's queue at a time."""
 
 
 def book_rules_of(config: Config) -> PoolRules:
-    """The figures of the node's own book; half of what one may have in the queue is left for ``run``."""
+    """Return the rules of the node's own book; half of one user's part of the queue is left for ``run``."""
     return PoolRules(
         here=True,
         stop_grace_seconds=config.engine.stop_grace_seconds,

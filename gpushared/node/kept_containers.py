@@ -1,4 +1,4 @@
-"""Containers of jobs that are over stay for their logs, for a while and up to a number of each user."""
+"""Keep containers of jobs that are over for their logs, for a while and up to a number for each user."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 60.0
 RETRY_SECONDS = 2.0
-"""Where something is due that could not be removed, as while the engine or the gate is not up yet."""
+"""The wait before the next try if a due container could not be removed.
+
+This happens while the engine or the gate is not up yet.
+"""
 OVER = (ContainerStatus.CREATED, ContainerStatus.EXITED, ContainerStatus.DEAD)
 DAEMON = Caller(0, 0, "the daemon", trusted=True)
 REMOVED = (204, 404)
@@ -31,14 +34,14 @@ REMOVED = (204, 404)
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """How long, and how many of each user; the oldest go first."""
+    """Say how long containers stay and how many of each user; the oldest are removed first."""
 
     seconds: float
     most: int
 
 
 class KeptContainers:
-    """Removes them when they are due. Those that users made themselves, of interactive jobs, are theirs."""
+    """Remove containers when they are due. Users own, and remove, the containers of interactive jobs."""
 
     def __init__(self, loop: Loop, engine: Engine, insider: Insider, keeping: Keeping) -> None:
         self.keeping = keeping
@@ -50,7 +53,7 @@ class KeptContainers:
         self._news = asyncio.Event()
 
     async def run(self) -> None:
-        """For ever."""
+        """Remove due containers, for ever."""
         while True:
             try:
                 done = await self.look()
@@ -63,14 +66,14 @@ class KeptContainers:
             self._news.clear()
 
     def told(self, coordinator: str, key: AttemptKey) -> None:
-        """An attempt changed; one whose container is not to be kept is looked at at once when it is over."""
+        """Look at once if the attempt that changed is over and its container must not be kept."""
         book = self._loop.state.attempts.get(coordinator)
         record = book.get(key) if book is not None else None
         if record is not None and record.state.is_final and record.spec is not None and record.spec.remove:
             self._news.set()
 
     async def look(self) -> bool:
-        """Remove what is due, and say whether all of it went. Asks the engine only where something is."""
+        """Remove the due containers, and return True if all are gone. Asks the engine only if one is due."""
         records = {record.lease: record for record in self._over() if record.lease is not None}
         self._gone &= records.keys()
         left = sorted(
@@ -91,7 +94,7 @@ class KeptContainers:
         here: set[LeaseId] = set()
         for facts in await self._engine.containers():
             lease = LeaseId(facts.device_name)
-            # One that runs has been started again, under its old name but with another lease.
+            # A container that runs has been started again, under its old name but with another lease.
             if lease in due and self._is_over(facts) and not await _removed(facts.id, gate):
                 here.add(lease)
         self._gone |= due - here
@@ -103,9 +106,9 @@ class KeptContainers:
 
 
 def due_of(over: Sequence[Attempt], keeping: Keeping, now: float) -> list[Attempt]:
-    """Of attempts that are over, the oldest first, those whose containers go.
+    """Return the attempts whose containers must go. ``over``: attempts that are over, the oldest first.
 
-    Each user's are counted alone, so that nobody pushes out what others want to read.
+    Each user's containers are counted alone, so that nobody pushes out the logs of others.
     """
     left = Counter(_whose(one) for one in over)
     due = []
@@ -118,7 +121,7 @@ def due_of(over: Sequence[Attempt], keeping: Keeping, now: float) -> list[Attemp
 
 
 def _whose(record: Attempt) -> int | None:
-    """The number of the account that it ran as; only what never ran has none."""
+    """Return the uid of the attempt's account, None for an attempt that never ran."""
     return None if record.account is None else record.account.uid
 
 

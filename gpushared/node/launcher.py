@@ -1,7 +1,7 @@
-"""Makes the containers of jobs, through the gate and as their owners, and tells the core what came of it.
+"""Make the containers of jobs, through the gate and as their owners, and tell the core the results.
 
-Everything here may be cut off at any point and is then done again, by the next life of the daemon too: an
-image that is there is not pulled, and a container that exists is found by its lease and only started.
+Each step may be cut off at any point and is then done again, also after a restart of the daemon: an image
+that is there is not pulled, and a container that exists is found by its lease and only started.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _Place = tuple[str, AttemptKey]
 
 
 class Launcher:
-    """Performs the instructions about attempts; at most one work at a time for each."""
+    """Perform the instructions about attempts; for each attempt at most one at a time."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Launcher:
         self._works: dict[_Place, asyncio.Task[None]] = {}
 
     def perform(self, instruction: AttemptInstruction) -> None:
-        """Begin; results come back to the core as events."""
+        """Begin to perform an instruction; its results come back to the core as events."""
         place = (instruction.coordinator, instruction.key)
         match instruction:
             case PrepareAttempt():
@@ -82,12 +82,12 @@ class Launcher:
                 self._desk.tell(coordinator, key)
 
     def take_up(self) -> None:
-        """What an earlier life of the daemon left undone."""
+        """Resume the instructions that the daemon's end cut off."""
         for instruction in under_way(self._loop.state):
             self.perform(instruction)
 
     async def close(self) -> None:
-        """End what is under way; the next life does it again."""
+        """Cancel the work under way; the daemon's next run does it again."""
         works = list(self._works.values())
         for work in works:
             work.cancel()
@@ -104,7 +104,7 @@ class Launcher:
             del self._works[place]
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("work for attempt %s failed", place[1], exc_info=error)
-            # A bug of ours must not leave it waiting for ever.
+            # A bug of the daemon must not leave the attempt waiting for ever.
             ending = Ending(EndKind.FAILED, f"the daemon made a mistake: {error}", hint="see its log")
             self._begin(place, self._insist(LaunchFailed(place[1], ending, place[0])))
 
@@ -118,7 +118,7 @@ class Launcher:
         return None if book is None else book.live.get(key)
 
     async def _insist(self, event: AttemptPrepared | LaunchFailed) -> None:
-        """While it cannot be written, say it again."""
+        """Send the event again while the journal cannot write it."""
         while True:
             try:
                 await self._loop.send(event)
@@ -152,7 +152,7 @@ class Launcher:
 
     async def _launch(self, place: _Place) -> None:
         coordinator, key = place
-        # Until then a container may exist that nobody noted.
+        # Before the engine has been surveyed, a container may exist that nobody noted.
         while not self._loop.state.engine_surveyed:
             await self._loop.changed(SURVEY_SECONDS)
         while (attempt := self._live(place)) is not None and is_to_launch(attempt, self._loop.state):
@@ -164,7 +164,7 @@ class Launcher:
                 await self._insist(LaunchFailed(key, refused.ending, coordinator))
                 return
             except (Unavailable, TimedOut) as error:
-                # The engine is away; by the lease's own deadline this has an end.
+                # The engine is away. The lease's own deadline ends these tries.
                 log.info("attempt %s is not launched yet: %s", key, error)
                 await asyncio.sleep(RETRY_SECONDS)
             else:
@@ -182,7 +182,7 @@ class Launcher:
         await containers.start(container)
 
     async def _armed(self, container: ContainerId) -> None:
-        """Without a guard it does not start here: its coordinator was promised one."""
+        """Arm a guard, which the coordinator was promised; without one the container does not start here."""
         try:
             await self._guarding.arm(container)
         except Unavailable as error:
@@ -190,7 +190,7 @@ class Launcher:
             raise Refused(ending) from error
 
     async def _noted(self, container: ContainerId, lease: Lease) -> None:
-        """One that an earlier try made, whose answer never came, is not the lease's yet."""
+        """Bind a container to its lease if an earlier try made the container and its answer never came."""
         known = self._loop.state.leases.get(lease.id)
         if known is not None and known.container is None:
             await self._follower.inspect(container)

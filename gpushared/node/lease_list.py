@@ -1,4 +1,4 @@
-"""Which leases somebody asks for: those that are not over, and of the others page by page."""
+"""List leases: the leases that are not over in one piece, and the others page by page."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OUTCOMES = frozenset(map(kind_of, get_args(Outcome)))
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """The leases of one answer. ``more``: so many match besides; ``next_token`` leads to them."""
+    """Hold the leases of one answer. ``more`` further leases match, and ``next_token`` leads to them."""
 
     leases: list[Lease]
     more: int = 0
@@ -33,9 +33,9 @@ class Listed:
 
 
 async def listed(message: leases_pb2.ListLeasesRequest, state: NodeState, journal: Journal) -> Listed:
-    """Leases that are not over in the order they were asked for, then those that are, newest first.
+    """List leases that are not over in the order of their requests, then ended leases, the newest first.
 
-    Raises RequestError for what is no state, no time and no page token.
+    Raises RequestError for a wrong state, time or page token.
     """
     _check_states(message.states)
     live = [] if message.page_token else _live(message, state)
@@ -87,7 +87,7 @@ def _token(lease: Lease) -> str:
 
 
 def _place(token: str) -> tuple[float, int] | None:
-    """Where the page before ended. Raises RequestError."""
+    """Return the time and number at which the page before ended. Raises RequestError."""
     if not token:
         return None
     if not re.fullmatch(r"\d{1,12}\.\d{1,20}:\d{1,18}", token):

@@ -1,9 +1,10 @@
-"""Finds processes that use a GPU beside the MPS that is to hold their lease.
+"""Find processes that use a GPU outside of MPS although MPS should hold their lease.
 
 A program without the right pipe directory becomes an ordinary CUDA program, without a word (NVIDIA's MPS
-documentation). Being wrong here would end somebody's work, so two witnesses are needed: the driver lists the
-process and not as an MPS client, and the control daemons, asked after it was first seen, do not name it
-either. Whoever does not tell is no witness, and who was a client once is none who left.
+documentation). A wrong finding would end somebody's work, so two witnesses are needed: the driver lists the
+process and not as an MPS client, and the control daemons, asked after the process was first seen, do not name
+it either. A witness that does not answer counts for nothing, and a process that was once a client has not
+left MPS.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Found:
 
 
 class _Record:
-    """What is known of a process on a GPU since it was first seen there."""
+    """Hold the facts about a process on a GPU since it was first seen there."""
 
     def __init__(self, seen_at: float) -> None:
         """``seen_at``: ``time.monotonic``."""
@@ -46,20 +47,20 @@ class _Record:
         self._outside = False
 
     def judge(self, process: GpuProcess, status: SharingStatus | None) -> bool | None:
-        """Whether it uses the GPU outside MPS; None = not known yet, worth asking."""
+        """Return True if the process uses the GPU outside MPS, None if nobody knows yet: worth asking."""
         named = status is not None and process.pid in status.clients
         self._was_client = self._was_client or named or process.mps_client is True
         if self._was_client or process.mps_client is None:
             self._outside = False
             return False
         asked_at = None if status is None else status.clients_at
-        # Somebody who does not answer any more does not change what was found.
+        # A control daemon that does not answer any more does not change the finding.
         self._outside = self._outside or (asked_at is not None and asked_at > self._seen_at)
         return self._outside or None
 
 
 def held_by_mps(lease: Lease) -> bool:
-    """Whether its processes must be clients of MPS for its walls to hold."""
+    """Return True if the lease's processes must be clients of MPS so that its walls hold."""
     walls = lease.walls
     return walls is not None and (
         walls.memory_wall in _HELD_BY_MPS or walls.compute_cap is ComputeCap.MPS_PERCENTAGE
@@ -67,7 +68,7 @@ def held_by_mps(lease: Lease) -> bool:
 
 
 class Leavers:
-    """Remembers the processes of the last samples."""
+    """Remember the processes of the last samples."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[GpuId, LeaseId, int], _Record] = {}
@@ -78,9 +79,9 @@ class Leavers:
         readable: Collection[GpuId],
         status: Mapping[GpuId, SharingStatus],
     ) -> Found:
-        """What a sample that was taken just now says of the processes of leases that MPS is to hold.
+        """Judge the processes in a sample that was taken just now, of the leases that MPS must hold.
 
-        ``readable``: the GPUs that answered; of others it is not known who has gone.
+        ``readable``: the GPUs that answered; on others nobody knows which processes are gone.
         """
         now = time.monotonic()
         known = {key: one for key, one in self._known.items() if key[0] not in readable}

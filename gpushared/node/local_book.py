@@ -1,7 +1,7 @@
-"""The node's own jobs: a coordinator of one member, the node itself, reached by a call instead of a stream.
+"""Coordinate the node's own jobs: the only member is the node itself, reached by a call and not a stream.
 
-The same rules as a pool's, over a store of its own beside the journal. Every order is answered from the
-node's journal, so that killing the daemon at any point loses no job and starts none twice.
+The rules are a pool's, over a store of their own beside the journal. Every order is answered from the node's
+journal, so that killing the daemon at any point loses no job and starts none twice.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FIRST_RETRY_SECONDS = 0.5
 LAST_RETRY_SECONDS = 8.0
 PRUNE_SECONDS = 3600.0
 KEPT_SECONDS = 30 * 24 * 3600.0
-"""So long a job that is over is remembered."""
+"""A job that is over is remembered so long."""
 KEPT = 100_000
 
 _PASSING = (Unavailable, TimedOut, LimitReached)
@@ -50,7 +50,7 @@ _Work = Callable[[], Awaitable[None]]
 
 
 class LocalBook:
-    """Owns the loop. ``running`` is its life; before it nothing is known of any job."""
+    """Own the loop of the node's own jobs. No job is known before ``running``."""
 
     def __init__(
         self, store: Store, rules: PoolRules, desk: AttemptDesk, clock: Clock, troubles: Troubles
@@ -71,7 +71,10 @@ class LocalBook:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """From the store on. Raises ConfigError, StoreUnavailable, TimedOut, Deposed."""
+        """Load the jobs from the store, and run the loop as long as the block runs.
+
+        Raises ConfigError, StoreUnavailable, TimedOut, Deposed.
+        """
         epoch = await self._store.lead()
         with no_collection():
             now, ahead = self._clock.now(), self._clock.ahead()
@@ -125,7 +128,7 @@ class LocalBook:
             await work()
 
     async def _order(self, order: Order) -> None:
-        """What came of no answer is said again by the rules themselves."""
+        """Give an order to the node; if it is not answered, the rules themselves give the order again."""
         try:
             report = await self._desk.take(order, OWN)
         except GpushareError as error:
@@ -139,7 +142,7 @@ class LocalBook:
             await self._tell(report)
 
     async def _hello(self) -> None:
-        """All reports at once; where one of them cannot be kept, each for itself."""
+        """Send all reports in one event, or each by itself if one of them cannot be kept."""
         seen, reports = self._desk.seen(OWN), self._desk.reports(OWN)
         hello = NodeHello(HERE, Inventory(()), Free(), reports, seen.epoch, seen.revision)
         try:
@@ -159,7 +162,7 @@ class LocalBook:
                 await self._give_up(report, error)
 
     async def _give_up(self, report: Report, why: GpushareError) -> None:
-        """End the attempt, and say why: its job would stay as it was for ever."""
+        """End the attempt, and say why: otherwise its job would never change again."""
         if not report.state.is_final:
             grace = self._rules.stop_grace_seconds
             with contextlib.suppress(GpushareError):  # whatever it does, its job is over

@@ -1,8 +1,9 @@
-"""The loop: the one place where the node's state changes.
+"""Run the loop: the one place where the node's state changes.
 
-Events come in through ``send``, one after the other. Those that arrived together are handled together and
-written in one transaction; only when it is on disk does the new state become true, are callers answered and
-instructions performed. A write that fails changes nothing: its callers get the error, the state stays.
+Events come in through ``send``, one after the other. Events that arrived together are handled together and
+written in one transaction. Only when the transaction is on disk does the new state become true, are callers
+answered and instructions performed. A write that fails changes nothing: its callers get the error, the state
+stays.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ MAX_BATCH = 256
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What the newest pass over the queue says of each waiting lease, and when each may start."""
+    """Hold the newest pass's decision for each waiting lease, and the time at which each may start."""
 
     decisions: Mapping[LeaseId, Decision]
     starts: Mapping[LeaseId, Start]
@@ -55,14 +56,14 @@ class _Sent:
 
 
 class Loop:
-    """Owns the state. ``perform`` is called with each instruction after its cause is on disk."""
+    """Own the state. ``perform`` is called with each instruction after its cause is on disk."""
 
     def __init__(self, state: NodeState, journal: Journal, clock: Clock, troubles: Troubles) -> None:
         self.state = state
         self.perform: Callable[[Instruction], None] = _nothing_yet
         self.after_recovery: Callable[[], None] = lambda: None
         self.due: Callable[[], m.Event | None] = lambda: None
-        """What happened by time alone, and has to be known before anything else is handled."""
+        """Return an event that time alone caused and that must be handled before any other, else None."""
         self._journal = journal
         self._clock = clock
         self._troubles = troubles
@@ -72,11 +73,11 @@ class Loop:
         self._outlook: tuple[NodeState, Outlook] | None = None
 
     async def send(self, event: m.Event) -> Lease | None:
-        """Have the event handled and written; its lease as it then is. Errors are those of the tree."""
+        """Have the event handled and written, and return its lease afterwards. Raises errors of the tree."""
         return (await self.take(event)).lease
 
     async def take(self, event: m.Event) -> Step:
-        """The same, and what else became of it."""
+        """Have the event handled and written, as ``send`` does, and return the whole step."""
         if self._task is not None and self._task.done():
             raise Unavailable("the daemon is ending", hint="try again in a moment")
         answer: asyncio.Future[Step] = asyncio.get_running_loop().create_future()
@@ -96,7 +97,7 @@ class Loop:
         return True
 
     def outlook(self) -> Outlook:
-        """The queue as it stands; worked out once for each state, however many ask."""
+        """Return the outlook of the present state; it is worked out once for each state."""
         if self._outlook is None or self._outlook[0] is not self.state:
             now = self._clock.now()
             decided = decisions(self.state, now)
@@ -106,7 +107,7 @@ class Loop:
         return self._outlook[1]
 
     def waiting_of(self, lease: Lease) -> Waiting | None:
-        """Why a lease waits and where it stands; None where it does not wait."""
+        """Explain why a lease waits, with its place in the queue; return None if it does not wait."""
         outlook = self.outlook()
         decision = outlook.decisions.get(lease.id)
         if decision is None:
@@ -114,7 +115,7 @@ class Loop:
         return waiting(decision, self.state, len(outlook.decisions), self.now(), outlook.starts)
 
     def take_rules(self, rules: Rules) -> None:
-        """New figures of the configuration; they hold from the next event on."""
+        """Take new rules from the configuration; they hold from the next event on."""
         self.state = self.state.with_rules(rules)
 
     def now(self) -> float:
@@ -122,7 +123,7 @@ class Loop:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """The loop's life: runs while the block runs."""
+        """Run the loop while the block runs."""
         self._task = asyncio.create_task(self._run(), name="loop")
         try:
             yield
@@ -131,7 +132,7 @@ class Loop:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def ended(self) -> None:
-        """Comes back never, or with the error that the daemon cannot go on after."""
+        """Never return, or raise the error after which the daemon cannot go on."""
         assert self._task is not None, "only while running"
         await asyncio.shield(self._task)
 
@@ -164,7 +165,7 @@ class Loop:
             _refuse([sent for sent, _ in done], error)
             return
         except TimedOut as error:
-            # Nobody knows whether it was written; only a load of the journal can tell.
+            # Nobody knows if the transaction was written; only a load of the journal can tell.
             _refuse([sent for sent, _ in done], error)
             raise
         self._publish(state)
@@ -214,7 +215,7 @@ class Loop:
             self.after_recovery()
 
     def _publish(self, state: NodeState) -> None:
-        """Make it true. Those who wait are woken only by what they could be shown."""
+        """Make the new state true. Waiting clients wake only for a change that they could be shown."""
         before, rules = self.state, self.state.rules
         self.state = state if state.rules is rules else state.with_rules(rules)
         if _shown(before) != _shown(self.state):

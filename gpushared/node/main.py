@@ -1,4 +1,4 @@
-"""The command ``gpushared``: serve, or put the service in place."""
+"""Run the command ``gpushared``: serve, or put the service in place."""
 
 from __future__ import annotations
 
@@ -86,12 +86,12 @@ def _settings(flags: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def read_config(path: Path | None, flags: Mapping[str, str]) -> Config:
-    """The configuration as it is now; a file that was named must exist."""
+    """Read the present configuration; a file that was named must exist."""
     return load(path or DEFAULT_PATH, environ=os.environ, flags=flags, must_exist=path is not None).config
 
 
 def serve(path: Path | None, flags: Mapping[str, str]) -> int:
-    """Run the daemon; its exit code."""
+    """Run the daemon and return its exit code."""
     try:
         config = read_config(path, flags)
         set_up_logging(config.log)
@@ -105,7 +105,7 @@ def serve(path: Path | None, flags: Mapping[str, str]) -> int:
 
 
 def restore(path: Path | None, flags: Mapping[str, str]) -> int:
-    """Put compute modes back; the exit code."""
+    """Put compute modes back and return the exit code."""
     from gpushared.node.restore_modes import restore_modes
 
     try:

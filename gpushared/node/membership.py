@@ -1,4 +1,4 @@
-"""The calls ``Node.Join`` and ``Node.Leave``: which pool this node is in is for its administrators to say."""
+"""Serve the calls ``Node.Join`` and ``Node.Leave``, for this node's administrators."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ log = logging.getLogger(__name__)
 
 
 PART = "membership"
-"""Under which troubles name what hinders the membership."""
+"""Troubles name the membership by this word."""
 
 
 def open_enrolment(config: Config, troubles: Troubles) -> Enrolment:
-    """The node's membership, in its folder; nothing is read yet."""
+    """Make the node's membership in its folder; nothing is read yet."""
 
     def trouble(text: str | None) -> None:
         if text is None:
@@ -37,12 +37,12 @@ def open_enrolment(config: Config, troubles: Troubles) -> Enrolment:
 
 
 def pool_folder(config: Config) -> Path:
-    """Where the node keeps what it has of its pool."""
+    """Return the folder of the node's files about its pool."""
     return Path(config.pool.state_dir or Path(config.node.state_dir) / "pool")
 
 
 async def load_enrolment(enrolment: Enrolment, troubles: Troubles) -> None:
-    """What is damaged is told, and the node serves its own users without a pool."""
+    """Load the enrolment; damaged files raise a trouble, and the node serves its users without a pool."""
     try:
         await enrolment.load()
     except ConfigError as error:
@@ -64,7 +64,7 @@ class Memberships:
         }
 
     async def join(self, message: node_pb2.JoinPoolRequest, caller: Caller) -> node_pb2.PoolMembership:
-        """Comes back when the node is a member, durably."""
+        """Make the node a member; return when that is durable."""
         _check(caller, "join a pool")
         joined = await self._enrolment.join(message.address, message.token, message.name or self._node_name)
         log.info("joined by=%s", caller.name)
@@ -78,7 +78,7 @@ class Memberships:
         )
 
     async def leave(self, _: node_pb2.LeavePoolRequest, caller: Caller) -> node_pb2.LeftPool:
-        """Comes back when its keys are gone."""
+        """End the membership; return when the node's keys are gone."""
         _check(caller, "leave a pool")
         left = await self._enrolment.leave()
         log.info("left by=%s", caller.name)

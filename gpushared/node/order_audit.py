@@ -1,7 +1,7 @@
-"""What a pool's coordinator has done on this node leaves lines, in the name of whoever asked for it there.
+"""Write an audit line for each order of a pool's coordinator, in the name of the person who asked there.
 
-Its orders are said again until they are answered: a line is told of what changed something here, and of what
-was not taken, and not of each time that it was said.
+The coordinator repeats its orders until they are answered. An order gets a line if it changed something here
+or was not taken, and not for each repetition.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class OrderAudit:
         self._drain = ("", "")
 
     def answered(self, order: Order, before: Report | None, answer: Report | StaleEpoch) -> None:
-        """An order was taken, or comes from a coordinator that leads no more."""
+        """Write a line for an order that was taken, or that comes from a coordinator that leads no more."""
         if isinstance(answer, StaleEpoch):
             self.refused(order, StateConflict(f"it is of epoch {order.epoch}, and {answer.epoch} was seen"))
         elif before is None and isinstance(order, Place) and answer.state is AttemptState.REFUSED:
@@ -55,25 +55,31 @@ class OrderAudit:
             self._tell(_NAMES[type(order)], str(order.key), _asker(order), digest=_digest(order))
 
     def refused(self, order: Order, error: GpushareError) -> None:
-        """It makes no sense, or is not for this node now; that a part is away refuses nobody."""
+        """Write a line for an order that makes no sense or does not fit this node now.
+
+        An order that failed because a part is away is not refused, and gets no line.
+        """
         if isinstance(error, RequestError | StateConflict):
             name, key = _NAMES[type(order)], str(order.key)
             self._tell(name, key, _asker(order), digest=_digest(order), error=error)
 
     def drained(self, notice: link_pb2.DrainNotice) -> None:
-        """An administrator of the pool wants no new work here, or again; it is said at each new link, too."""
+        """Write a line if an administrator's drain of this node changed; each new link repeats the notice."""
         if (now := (notice.by, notice.reason)) != self._drain:
             self._drain = now
             self._tell("Drain", "", notice.by, text=notice.reason or "takes work again")
 
     def tunnel(self, wanted: link_pb2.OpenTunnel, error: GpushareError | None) -> None:
-        """Somebody reaches the gate as a job's account; what they ask there has lines of its own."""
+        """Write a line for a person who reaches the gate as a job's account.
+
+        The gate writes lines for the person's requests.
+        """
         self._tell("Tunnel", wanted.job_id, wanted.person, error=error)
 
     def trusting(
         self, take: Callable[[link_pb2.NewTrust], Awaitable[int]], generation: Callable[[], int]
     ) -> Callable[[link_pb2.NewTrust], Awaitable[int]]:
-        """``take``, with a line for each change of whom this node trusts."""
+        """Return ``take`` with an added line for each change of the trust anchors."""
 
         async def taken(trust: link_pb2.NewTrust) -> int:
             before = generation()
@@ -113,7 +119,7 @@ class OrderAudit:
 
 
 def _asker(order: Order) -> str:
-    """Empty where the coordinator acts by its own rules."""
+    """Return the person who asked; empty if the coordinator acts by its own rules."""
     match order:
         case Place(spec=spec):
             return spec.owner.principal

@@ -1,4 +1,4 @@
-"""Around the end of a container: its MPS clients are taken off their servers, at the moment that is right."""
+"""Take a container's MPS clients off their servers around its end, at the right moment."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from gpushared.ports import Engine, Sharing
 log = logging.getLogger(__name__)
 
 AT_ONCE_SECONDS = 0.5
-"""What has to end at once, such as a container that took too much memory, waits no longer for its servers.
+"""A container that has to end at once, as one that took too much memory, waits no longer for its MPS servers.
 
-A container can keep their control daemon from answering.
+A container can keep the control daemon of its servers from answering.
 """
 
 
 class Parting:
-    """What is done about the clients of containers that are being ended; never a reason not to end them."""
+    """Detach the MPS clients of containers that are being ended; a failure here never stops an end."""
 
     def __init__(self, loop: Loop, sharing: Sharing, engine: Engine) -> None:
         self._loop = loop
@@ -35,7 +35,7 @@ class Parting:
 
     @asynccontextmanager
     async def around(self, container: ContainerId, asked: AskedEnd) -> AsyncGenerator[None, None]:
-        """The end itself goes inside. Containers without a lease on MPS cost nothing."""
+        """Detach a container's clients around the block that ends it; without a lease on MPS do nothing."""
         lease = self._loop.state.of_container(container)
         order, lead = Order.NOT_AT_ALL, 0.0
         if lease is not None and held_by_mps(lease):
@@ -56,7 +56,7 @@ class Parting:
                 await timer
 
     async def _order(self, container: ContainerId, asked: AskedEnd) -> tuple[Order, float]:
-        """And how long to wait where the clients come last."""
+        """Return the order of the end, and the seconds to wait if the clients come last."""
         if at_once(asked):
             return Order.CLIENTS_FIRST, 0.0
         try:
@@ -75,7 +75,7 @@ class Parting:
         await self._part(lease, container)
 
     async def _part(self, lease: Lease, container: ContainerId, seconds: float | None = None) -> None:
-        """``seconds`` bounds it, where that is to be sooner than the sharing's own patience ends."""
+        """Detach the clients of a lease; ``seconds`` is a limit below the sharing's own patience."""
         clients, trouble = 0, ""
         try:
             async with asyncio.timeout(seconds):

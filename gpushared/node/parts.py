@@ -1,4 +1,4 @@
-"""The parts of a node's daemon: real ones, or simulated where the configuration says so."""
+"""Make the parts of a node's daemon: real ones, or simulated ones if the configuration says so."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ JOURNAL_NAME = "journal.db"
 JOBS_NAME = "jobs.db"
 AUDIT_NAME = "audit.db"
 MPS_ENVIRONMENT = ("LD_LIBRARY_PATH",)
-"""What programs of ours that use the driver get of our environment besides PATH: where its libraries are."""
+"""Helper programs that use the driver get these variables besides PATH: they lead to its libraries."""
 MPS_BINARY = "nvidia-cuda-mps-control"
 
 

@@ -1,4 +1,4 @@
-"""How long docker's clients wait in the queue, and what those are told that wait no longer."""
+"""Limit the time that docker's clients wait in the queue, and word the refusal when it is over."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LABEL_HINT = f"the label {LABEL_MAX_WAIT} says how long it waits"
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """One client's, from the moment on at which it was made; without a limit where nothing says one."""
+    """Hold one client's patience, counted from its request; without a limit it is infinite."""
 
     seconds: float = math.inf
     until: float = math.inf
@@ -28,12 +28,12 @@ class Patience:
 
     @property
     def waits(self) -> bool:
-        """Whether it is to be queued at all."""
+        """Return True if the request may enter the queue at all."""
         return self.seconds > 0
 
 
 def patience_of(label: str, names: Iterable[str], max_waits: Mapping[str, int], now: float) -> Patience:
-    """By a container's label, else by the first of the names that the site has a line for.
+    """Return the patience from a container's label, else from the first of the names in ``max_waits``.
 
     Raises RequestError for a label that is no duration.
     """
@@ -48,7 +48,7 @@ def patience_of(label: str, names: Iterable[str], max_waits: Mapping[str, int], 
 
 
 def no_room(patience: Patience, waiting: Waiting | None, state: NodeState, now: float) -> LimitReached:
-    """For a client that does not wait, or has waited long enough; ``waiting`` None: nobody knows why."""
+    """Word the refusal for a client that does not wait, or no longer. ``waiting`` None: no known reason."""
     told = "there is no room now"
     if patience.waits:
         told = f"there was no room in {format_duration(patience.seconds)}"
@@ -59,7 +59,7 @@ def no_room(patience: Patience, waiting: Waiting | None, state: NodeState, now: 
 
 
 def _start(waiting: Waiting, state: NodeState, now: float) -> str:
-    """Where the start is unknown, the text says why."""
+    """Word the latest time of the start; return an empty text if it is unknown, as the reason says why."""
     if waiting.start_to is None:
         return ""
     left_seconds = waiting.start_to - now

@@ -1,6 +1,6 @@
-"""Does what the core says: edits, stops, looks.
+"""Perform the core's instructions: edits, stops, looks.
 
-Each instruction is a task. None blocks another, but for those of one container that have to be in order.
+Each instruction is a task. No task blocks another, except for tasks of one container that need an order.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 EDITS_RETRY_SECONDS = 5.0
 RESUME_EDITS_SECONDS = 30.0
-"""How long a container that is to be resumed waits for its settings before the core has to ask again."""
+"""A container that must be resumed waits so long for its settings; then the core has to ask again."""
 
 OnContainer = (
     StopContainer | StartContainer | SuspendContainer | ResumeContainer | HoldContainer | InspectContainer
@@ -57,7 +57,7 @@ OnContainer = (
 
 
 class Performer:
-    """Performs instructions, and keeps the edits of the leases that have some."""
+    """Perform instructions, and keep the edits of the leases that have some."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Performer:
         sampler: Sampler,
     ) -> None:
         self.on_attempt: Callable[[AttemptInstruction], None] = lambda _: None
-        """Who sees to attempts; without anybody they stay as they are, until somebody takes them up."""
+        """This function performs instructions about attempts; without one the attempts stay as they are."""
         self._loop = loop
         self._sharing = sharing
         self._engine = engine
@@ -85,7 +85,7 @@ class Performer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def perform(self, instruction: Instruction) -> None:
-        """Begin; results come back to the core as events."""
+        """Begin to perform an instruction; its results come back to the core as events."""
         match instruction:
             case MakeEdits(lease):
                 self._expect_edits(lease)
@@ -131,13 +131,13 @@ class Performer:
             self._begin(self._tell_settings(lease_id, container))
 
     def _expect_edits(self, lease: LeaseId) -> None:
-        """From now on only settings for what the lease holds now will do; who waits already, waits on."""
+        """Accept only settings for the lease's present grants from now on; waiting tasks wait on."""
         known = self._edits.get(lease)
         if known is None or known.done():
             self._edits[lease] = asyncio.get_running_loop().create_future()
 
     def remake_all(self) -> None:
-        """After a start: have in place again what containers hold, before the engine restarts any of them."""
+        """Make the edits of all containers again after a start, before the engine restarts any of them."""
         for lease in self._loop.state.holders():
             self.perform(MakeEdits(lease.id))
 
@@ -172,7 +172,7 @@ class Performer:
             log.warning("instruction failed: %s", error)
 
     async def _make_edits(self, lease_id: LeaseId) -> None:
-        """Until it works or the lease is over: a container may need its edits long after the first try."""
+        """Try until the edits are made or the lease is over: a container may need them much later."""
         told = ""
         while (lease := await self._holder(lease_id)) is not None:
             try:
@@ -203,7 +203,7 @@ class Performer:
         return None
 
     async def _open(self, lease: Lease) -> Edits | None:
-        """The edits, or None where the lease ended meanwhile."""
+        """Return the edits, or None if the lease ended meanwhile."""
         async with self._device(lease.device_name):
             if lease.id not in self._loop.state.leases:
                 return None
@@ -219,7 +219,7 @@ class Performer:
             return edits
 
     def _in_day_time(self, lease: Lease) -> Lease:
-        """With those of its times that its container can read as the clock on the wall shows them."""
+        """Return the lease with times of day where its container can read a time."""
         day, notice = self._loop.state.day, lease.notice
         return replace(
             lease,
@@ -261,9 +261,9 @@ class Performer:
             await self._sharing.hold(lease, place)
 
     async def _tell_settings(self, lease: LeaseId, container: ContainerId) -> None:
-        """Whether a container whose lease was resized has begun again, with the settings as they are now.
+        """Tell the core if a container whose lease was resized has started again with the present settings.
 
-        Its environment tells, which the engine sets at every start where it knows lease devices.
+        The container's environment shows that: an engine that knows lease devices sets it at every start.
         """
         edits = await self.edits_of(lease)
         facts = await self._engine.inspect(container)
@@ -279,9 +279,9 @@ class Performer:
         await self._suspender.resume(lease, container)
 
     async def _notify(self, lease_id: LeaseId) -> None:
-        """The file first, because the signal is what makes a program look for it.
+        """Write the notice's file before the signal, because the signal makes a program look for the file.
 
-        Most programs save and end when it comes, so those that are not to end get none.
+        Most programs save and end at the signal, so a program that need not end gets none.
         """
         lease = self._loop.state.leases.get(lease_id)
         if lease is None:
@@ -304,7 +304,7 @@ class Performer:
         await self._follower.inspect(instruction.container)
 
     async def _start(self, instruction: StartContainer) -> None:
-        """With settings as fresh as for its first start: the MPS daemon may be another one by now."""
+        """Start a container with settings as fresh as at its first start: the MPS daemon may be new."""
         lease = self._loop.state.leases.get(instruction.lease)
         if lease is None or await self._open(lease) is None:
             return

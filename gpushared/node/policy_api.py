@@ -1,4 +1,4 @@
-"""The calls ``Policy.Explain`` and ``Policy.Show``."""
+"""Serve the calls ``Policy.Explain`` and ``Policy.Show``."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from gpushared.serving.jsonapi import Unary
 
 UID_DIGITS = 10
 MAX_CREATE_BYTES = 190 * 1024
-"""What fits into a call in JSON; whoever has more is told the same over gRPC, and holds nobody up."""
+"""A call in JSON has room for so much. gRPC has the same limit, so that a long body holds nobody up."""
 
 
 class PolicyApi:
-    """Everybody may ask what holds for themselves."""
+    """Explain the policy to any caller, for themselves."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
@@ -37,7 +37,7 @@ class PolicyApi:
     async def explain(
         self, message: policy_pb2.ExplainPolicyRequest, caller: Caller
     ) -> policy_pb2.PolicyExplanation:
-        """Field by field; nothing is created."""
+        """Judge a create's body field by field; nothing is created."""
         if len(message.create_body) > MAX_CREATE_BYTES:
             raise RequestError(f"the create body is longer than {MAX_CREATE_BYTES} bytes")
         version = _version(message.api_version)
@@ -51,7 +51,7 @@ class PolicyApi:
         )
 
     async def show(self, _: policy_pb2.ShowPolicyRequest, caller: Caller) -> policy_pb2.PolicyRules:
-        """The rules of this moment."""
+        """Return the rules in force now."""
         policy = self._gate.policy
         return policy_pb2.PolicyRules(
             preset=policy.preset,

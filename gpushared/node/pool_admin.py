@@ -1,7 +1,7 @@
-"""What administrators of the pool do daily, asked on any of its nodes.
+"""Forward the daily calls of a pool's administrators from any of its nodes to the coordinator.
 
-The node only says who asks, by its signed word; whether they are an administrator, the coordinator judges by
-its own table of users. Tokens, certificates and the authority are for the coordinator's machine.
+The node only states the caller, by its signed word. The coordinator judges by its own table of users if the
+caller is an administrator. Tokens, certificates and the authority are for the coordinator's machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ASKED: dict[str, type[Message]] = {
 
 
 def admin_calls(coordinator: CoordinatorCalls) -> dict[str, Unary]:
-    """By their full name."""
+    """Return the forwarded calls by their full names."""
     return {
         f"gpushare.v1.PoolAdmin/{name}": Unary(kind, _forwarded(name, coordinator))
         for name, kind in _ASKED.items()

@@ -1,4 +1,4 @@
-"""Interactive jobs for the pool whose client has ended: the pool is told, so that they hold nothing."""
+"""Tell the pool about interactive jobs whose client has ended, so that they hold nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from gpushared.node.processes import Processes
 from gpushared.pool.member.outbox import Outbox, OutboxRecord
 
 LOOK_SECONDS = 2.0
-"""It is said again so often, because nobody acknowledges it: the job ends, or its container runs."""
+"""The link repeats so often that a client is gone, as nobody acknowledges that.
+
+The repetition stops when the job ends or its container runs.
+"""
 _HAS_CONTAINER = frozenset({"running", "paused"})
 
 
@@ -22,14 +25,14 @@ class Link(Protocol):
 
 
 class PoolClients:
-    """Watches the processes that wait for jobs in the outbox."""
+    """Watch the processes that wait for jobs in the outbox."""
 
     def __init__(self, outbox: Outbox, link: Link) -> None:
         self._outbox = outbox
         self._link = link
 
     async def run(self) -> None:
-        """For ever."""
+        """Watch the clients of interactive jobs, for ever."""
         processes = Processes()
         try:
             while True:
@@ -51,6 +54,6 @@ class PoolClients:
 
 
 def _has_container(record: OutboxRecord) -> bool:
-    """As far as the pool has told; the node that has the job knows better, and decides."""
+    """Return True if the pool's last word shows a container; the job's node knows better, and decides."""
     view = record.mirrored()
     return view is not None and view.state in _HAS_CONTAINER

@@ -1,6 +1,6 @@
-"""The pool's jobs as this node's users see them: asked of the coordinator, or what it said last.
+"""Show the pool's jobs to this node's users, from the coordinator or from its last message.
 
-A job that came in here is shown while the pool does not answer, with the time of what is known. One that
+A job that came in here is shown while the pool does not answer, with the time of the last news. A job that
 came in elsewhere is not known here.
 """
 
@@ -30,7 +30,7 @@ from gpushared.pool.member.outbox import Outbox, OutboxRecord, refusal_of
 ANSWER_SECONDS = 10.0
 WAIT_SECONDS = 60.0
 TAKEN_SECONDS = 5.0
-"""So long a submit waits for the pool's word, so that a refusal is heard by whoever asked."""
+"""A submit waits so long for the pool's answer, so that the caller hears of a refusal."""
 POOL_AWAY = "pool_away"
 """The reason of what is not known because the coordinator does not answer."""
 STOP_GRACE_SECONDS = 10
@@ -58,7 +58,7 @@ class Link(Protocol):
     @property
     def connected(self) -> bool: ...
     def away(self) -> str:
-        """Since when and why there is none, in a sentence."""
+        """Say in a sentence since when and why there is no link."""
         ...
 
 
@@ -89,7 +89,7 @@ class PoolJobs:
     async def submit(
         self, message: jobs_pb2.SubmitRequest, owner: Owner, caller: Caller
     ) -> jobs_pb2.SubmitAnswer:
-        """Comes back when it is kept here, and where the pool answers, when it is kept there too."""
+        """Submit jobs; return when they are kept here and, if the pool answers, there too."""
         after = await self._after(message, owner, caller)
 
         def is_known(job: JobId) -> bool:
@@ -110,7 +110,10 @@ class PoolJobs:
         return jobs_pb2.SubmitAnswer(job_ids=ids, array_id=wanted.array or "", notes=notes)
 
     async def _taken(self, wanted: Wanted) -> list[str]:
-        """What is to be said of where it is now. Raises what the pool refuses with; then nothing is kept."""
+        """Wait until the pool has the jobs, and return notices about any it has not taken yet.
+
+        Raises the pool's error if the pool refuses a job; then nothing is kept.
+        """
         until = time.monotonic() + TAKEN_SECONDS
         for job, _ in wanted.jobs:
             while (record := self._outbox.record(job)) is not None and not (record.taken or record.over):
@@ -174,7 +177,7 @@ class PoolJobs:
     # --- one job ---------------------------------------------------------------------------------------
 
     async def of_job(self, name: str, message: Any, owner: Owner, caller: Caller) -> Any:
-        """A call about one job of the pool. Raises NotFound, and what the pool says."""
+        """Make a call about one job of the pool. Raises NotFound, and the pool's errors."""
         record = self._known(message.job_id, owner)
         if record is not None and name == _CANCEL:
             return await self._cancel(record, message, owner, caller)
@@ -194,7 +197,7 @@ class PoolJobs:
     async def _cancel(
         self, record: OutboxRecord, message: jobs_pb2.CancelJobRequest, owner: Owner, caller: Caller
     ) -> jobs_pb2.Job:
-        """Through the outbox, so that it holds however long the pool is away."""
+        """Cancel a job through the outbox, so that the cancellation survives any absence of the pool."""
         grace = message.grace_seconds if message.HasField("grace_seconds") else STOP_GRACE_SECONDS
         if not 0 <= grace <= MAX_GRACE_SECONDS:
             raise RequestError(
@@ -233,7 +236,7 @@ class PoolJobs:
     async def watched(
         self, job: JobId, enough: Callable[[jobs_pb2.Job], bool], caller: Caller, timeout_seconds: float
     ) -> jobs_pb2.Job | None:
-        """A job that came in here, once what the pool says of it is enough.
+        """Return a job that came in here, once the pool's word about it is enough.
 
         None where that takes too long, or the pool does not answer.
         """
@@ -250,7 +253,7 @@ class PoolJobs:
         return None
 
     async def logs(self, message: jobs_pb2.LogsRequest, caller: Caller) -> AsyncIterator[jobs_pb2.LogChunk]:
-        """What a job's container writes, wherever it is."""
+        """Stream the output of a job's container from any node of the pool."""
         self.check_answers()
         async for chunk in self._coordinator.stream("Logs", message, caller):
             yield chunk
@@ -260,10 +263,10 @@ class PoolJobs:
     async def list_jobs(
         self, message: jobs_pb2.ListJobsRequest, owner: Owner, caller: Caller
     ) -> jobs_pb2.ListJobsResponse:
-        """Of the pool, or of what came in here and what is known of it.
+        """List the pool's jobs, or the last known state of the jobs that came in here.
 
-        An array is listed as a whole: whoever waits for it would take what is missing for jobs that are over.
-        Raises Unavailable where only the pool can tell of it, and does not.
+        An array is listed as a whole: a client that waits for it would take a missing job for one that is
+        over. Raises Unavailable for an array that only the pool knows while the pool does not answer.
         """
         array = self._of_array(message.array_id, owner)
         is_known = not message.array_id or array or self._kept(message.array_id, owner) is not None
@@ -301,7 +304,7 @@ class PoolJobs:
     # --- helpers ---------------------------------------------------------------------------------------
 
     def check_answers(self) -> None:
-        """Raises Unavailable while there is no link to the coordinator."""
+        """Raise Unavailable while there is no link to the coordinator."""
         if not self._link.connected:
             raise Unavailable(self._away(), hint="try again when it answers")
 
@@ -338,7 +341,7 @@ class PoolJobs:
         return owner.admin or record.principal == owner.principal
 
     def _unknown(self, reference: str) -> GpushareError:
-        """Whether the pool has it, only the pool can tell."""
+        """Return the error for an unknown job; while the pool is away, only the pool could tell more."""
         if not self._link.connected:
             return Unavailable(
                 f"{self._away()}, and no job {shown(reference)} came in here",
@@ -350,7 +353,7 @@ class PoolJobs:
         return f"the pool {self.name} does not answer: {self._link.away()}"
 
     def _view(self, record: OutboxRecord) -> jobs_pb2.Job:
-        """What was known last, and since when nothing newer is."""
+        """Show the job's last known state, with the time of that news."""
         view = record.mirrored() or _unsent(record)
         if not record.over:
             as_of = time.strftime("%H:%M", time.localtime(record.updated_at or record.came_at))
@@ -365,7 +368,7 @@ class PoolJobs:
 
 
 def _unsent(record: OutboxRecord) -> jobs_pb2.Job:
-    """Of one that the pool said nothing of."""
+    """Show a job about which the pool has said nothing yet."""
     spec = record.spec
     view = jobs_pb2.Job(
         id=record.job,

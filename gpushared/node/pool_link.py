@@ -1,4 +1,4 @@
-"""The node as a member of its pool: the link, as long as there is a pool, and what it is told."""
+"""Keep the node's link to its pool, as long as there is a pool, and handle the pool's messages."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class NodeFacts:
 
     def __init__(self, loop: Loop, pool: str, *, simulated: bool) -> None:
         self.address = ""
-        """Where containers of other nodes reach those of this one."""
+        """Containers of other nodes reach this node's containers at this address."""
         self._loop = loop
         self._pool = pool
         self._simulated = simulated
@@ -94,7 +94,7 @@ class NodeFacts:
 
 
 class PoolLink:
-    """Keeps the link up while the node is in a pool, over joining and leaving.
+    """Keep the link up while the node is in a pool, over joining and leaving.
 
     ``link`` is None while it is in none. ``guests`` outlive links.
     """
@@ -135,36 +135,36 @@ class PoolLink:
 
     @property
     def connected(self) -> bool:
-        """Whether the pool's coordinator answers."""
+        """Return True if the pool's coordinator answers."""
         return self.link is not None and self.link.connected
 
     def connected_seconds(self) -> float:
-        """For how long it has answered; 0 where it does not."""
+        """Return for how long the coordinator has answered; 0 if it does not."""
         return 0.0 if self.link is None else self.link.connected_seconds()
 
     def away(self) -> str:
-        """Since when and why it does not, in a sentence; empty while it does."""
+        """Say in a sentence since when and why the coordinator does not answer; empty while it answers."""
         if self.link is not None:
             return "" if self.link.connected else self.link.state.away
         return "this node is in no pool" if self._enrolment.membership is None else NOT_DIALLED
 
     def submit(self, job: JobId) -> None:
-        """A job came into the outbox; without a link it waits there."""
+        """Send a job that came into the outbox; without a link the job waits there."""
         if self.link is not None:
             self.link.submit(job)
 
     def cancel(self, job: JobId) -> None:
-        """A cancellation did."""
+        """Send a cancellation that came into the outbox; without a link it waits there."""
         if self.link is not None:
             self.link.cancel(job)
 
     def client_gone(self, job: JobId) -> None:
-        """Nobody waits for an interactive job any more; lost without a link, so to be said again."""
+        """Tell the pool that nobody waits for an interactive job; lost without a link, so to be repeated."""
         if self.link is not None:
             self.link.client_gone(job)
 
     def reload(self) -> None:
-        """Dial anew where the configuration names another coordinator now."""
+        """Dial anew if the configuration names another coordinator now."""
         if self.link is not None and self._dialled != self.link.dial.address:
             self.link.redial()
 
@@ -179,7 +179,7 @@ class PoolLink:
         return True
 
     async def channel(self) -> grpc.aio.Channel:
-        """One to the coordinator for calls beside the stream; not to be closed.
+        """Return a channel to the coordinator for calls beside the stream; the caller must not close it.
 
         Raises StateConflict where the node is in no pool, Unavailable while the daemon begins or ends.
         """
@@ -190,7 +190,7 @@ class PoolLink:
         return await self.link.dial.kept()
 
     def _address_of(self, membership: Membership) -> str:
-        """Of the coordinator's nodes' port: as configured, else as it was told when the node joined."""
+        """Return the coordinator's address for nodes: the configured one, else the one from the join."""
         newest = self._enrolment.membership or membership
         return self._config().pool.coordinator or newest.node_address
 
@@ -270,7 +270,7 @@ def _same(now: Membership | None, before: Membership) -> bool:
 
 
 async def local_address(coordinator: str) -> str:
-    """The address by which this machine reaches the coordinator, so that others there may reach it.
+    """Return the address by which this machine reaches the coordinator, so that others there may reach it.
 
     The host's name where that cannot be told.
     """

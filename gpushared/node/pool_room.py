@@ -1,4 +1,4 @@
-"""Everything by which this node is in a pool: the link, the pool's jobs as users here see them, tunnels."""
+"""Build the parts of a member of a pool: the link, the view of the pool's jobs for users here, tunnels."""
 
 from __future__ import annotations
 
@@ -97,11 +97,11 @@ class PoolRoom:
         self._take_up()
 
     def calls(self) -> dict[str, Unary]:
-        """What is asked of the coordinator as it stands, beside jobs."""
+        """Return the calls, besides those about jobs, that go to the coordinator unchanged."""
         return admin_calls(self._calls)
 
     def view(self, realm: str) -> PoolView | None:
-        """How it stands with the pool, for whoever examines the node. ``realm``: that of its users."""
+        """Return the membership's state for the doctor, None without a pool. ``realm``: its users' realm."""
         membership = self._enrolment.membership
         if membership is None:
             return None
@@ -120,7 +120,7 @@ class PoolRoom:
         )
 
     async def run(self) -> None:
-        """For ever."""
+        """Keep up the parts of the membership, for ever."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._doors.close)
             stack.push_async_callback(self._ends.close)
@@ -128,7 +128,7 @@ class PoolRoom:
             await asyncio.gather(self.link.run(), self._follow(), clients.run())
 
     async def _follow(self) -> None:
-        """Have the pool's jobs at hand while the node is in a pool."""
+        """Serve the pool's jobs while the node is in a pool."""
         while True:
             version, membership = self._enrolment.version, self._enrolment.membership
             self._take_up()
@@ -150,13 +150,13 @@ class PoolRoom:
         )
 
     def _attempt(self, key: AttemptKey) -> Attempt | None:
-        """Of the pool that this node is in now."""
+        """Find an attempt in the book of the pool that this node is in now."""
         membership = self._enrolment.membership
         book = self._loop.state.attempts.get(membership.pool) if membership is not None else None
         return None if book is None else book.get(key)
 
     async def _account(self, owner: Owner) -> Caller:
-        """As whom an owner's containers run here by the pool's order."""
+        """Return the account of an owner's containers here under the pool's orders. Raises StateConflict."""
         membership = self._enrolment.membership
         if membership is None:
             raise StateConflict("this node is in no pool")

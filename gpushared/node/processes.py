@@ -1,4 +1,4 @@
-"""The processes behind leases and jobs that wait: each is watched by a handle of the kernel's."""
+"""Watch the processes behind waiting leases and jobs, each by a handle of the kernel's."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ log = logging.getLogger(__name__)
 
 
 class Processes:
-    """Tells which processes have ended, and when one does. Lives in the event loop."""
+    """Tell which processes have ended, and when one ends. Works in the event loop."""
 
     def __init__(self) -> None:
         self.ended = asyncio.Event()
-        """Set when a process ends that is watched; to be cleared by whoever waits for it."""
+        """The event is set when a watched process ends; the waiting task must clear it."""
         self._handles: dict[Process, int] = {}
         self._over: set[Process] = set()
 
     def has_ended(self, process: Process) -> bool:
-        """Watches it from now on. Where it cannot be watched, nothing is known of its end."""
+        """Return True if the process has ended, and watch it from now on.
+
+        The end of a process that cannot be watched is not known.
+        """
         if process in self._over:
             return True
         if process in self._handles:
@@ -41,7 +44,7 @@ class Processes:
         return False
 
     def watch_only(self, processes: Collection[Process]) -> None:
-        """Forget all others."""
+        """Watch only these processes; forget all others."""
         self._over &= set(processes)
         for process in self._handles.keys() - set(processes):
             self._let_go(process)

@@ -1,4 +1,4 @@
-"""Projects as users see them: their quotas, what they hold, what they used, and setting them."""
+"""Show projects to users, with their quotas, holdings and past use, and set them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SET, CONFIGURED, USERS_OWN = "set", "config", "user"
 
 
 class Projects:
-    """The calls ``Projects.List`` and ``Projects.Set``."""
+    """Serve the calls ``Projects.List`` and ``Projects.Set``."""
 
     def __init__(self, loop: Loop, *, simulated: bool) -> None:
         self._loop = loop
@@ -41,7 +41,7 @@ class Projects:
     async def set_project(
         self, message: projects_pb2.SetProjectRequest, caller: Caller
     ) -> projects_pb2.Project:
-        """Set it; the answer is the project as it is now."""
+        """Set a project's values and return the project as it is now."""
         await self._loop.send(_event(message, caller))
         found = next((view for view in self._views() if view.name == message.name), None)
         return found or projects_pb2.Project(name=message.name, weight=1.0, origin=USERS_OWN)
@@ -163,7 +163,7 @@ def _pools(project: Project) -> list[str]:
 
 
 def _held(project: Project, leases: Iterable[Lease], state: NodeState) -> dict[str, int]:
-    """By the quota that it counts to, in permille."""
+    """Return a project's holdings in permille of a GPU, by the quota that they count to."""
     held: dict[str, int] = defaultdict(int)
     for lease in leases:
         for grant in lease.grants:

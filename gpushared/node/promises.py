@@ -1,4 +1,4 @@
-"""Whether all that is promised to projects can be kept with the GPUs that are there."""
+"""Check that the GPUs that are there suffice for all promises to projects."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ PART = "quotas"
 
 
 class Promises:
-    """Tells of promises that cannot be kept: the configuration does not know the GPUs, and GPUs go."""
+    """Raise a trouble for promises that cannot be kept.
+
+    The configuration cannot exclude such promises: it does not know the GPUs, and GPUs can be lost.
+    """
 
     def __init__(self, troubles: Troubles) -> None:
         self._troubles = troubles
         self._judged: tuple[object, ...] = ()
 
     def judge(self, state: NodeState) -> None:
-        """Says so as long as it is so; costs nothing while nothing changed."""
+        """Raise or clear the trouble; this costs nothing while nothing changed."""
         about = (state.rules, state.projects, state.gpus)
         if about == self._judged:
             return

@@ -1,4 +1,4 @@
-"""What the daemon does every second: time passes, clients are missed, and systemd hears how it stands."""
+"""Do the daemon's work of every second: send ticks, note missing clients, tell systemd the status."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Pulse:
         self._told = ""
 
     async def run(self) -> None:
-        """For ever."""
+        """Do this work every second, for ever."""
         while True:
             await asyncio.sleep(TICK_SECONDS)
             try:
@@ -87,15 +87,15 @@ class Pulse:
             log.info("lease %s is not taken back yet: %s", lease, error)
 
     def status(self) -> str:
-        """What is served, in a line."""
+        """Count the GPUs, leases and queued requests in one line."""
         return _status(self._loop.state, "simulated GPUs" if self._simulated else "GPUs")
 
     def tell_again(self) -> None:
-        """Have the next tick say what is served though it is the same: something else was said since."""
+        """Have the next tick send the same status again, because another status was sent since."""
         self._told = ""
 
     async def _follow_day_time(self) -> None:
-        """What people mean by the time of day goes by the clock that people set."""
+        """Follow changes of the machine's clock, by which people mean times of day, and of the quiet time."""
         state, ahead = self._loop.state, self._clock.ahead()
         if ahead != state.ahead_seconds:
             log.warning("the time of day was set by %+.1f s", ahead - state.ahead_seconds)

@@ -1,4 +1,4 @@
-"""The node's state at the start of a life, out of its journal."""
+"""Restore the node's state from its journal at the start of the daemon."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def remembered(
 
 
 def first_sequence(snapshot: JournalSnapshot) -> int:
-    """The next lease's number; a new journal begins anywhere.
+    """Return the next lease's number; a new journal begins anywhere.
 
     Containers bear the names of leases. Those of another journal, lost or on the same engine, must not pass
     for those of ours.

@@ -1,8 +1,8 @@
-"""Puts compute modes back where no daemon does it: after a stop for good, or a crash.
+"""Put compute modes back when no daemon does it: after a stop for good, or a crash.
 
 The unit runs this after every end of the daemon, restarts included. Containers outlive the daemon, so a mode
-stays while the container of a lease that it was set for is up, or might be: where the engine does not answer,
-the next start of the daemon puts right what is left.
+stays while the container of a lease that it was set for is up, or might be. If the engine does not answer,
+the next start of the daemon puts the other modes right.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from gpushared.ports import ContainerStatus
 from gpushared.sharing.compute_mode import LEDGER_NAME, ExclusiveModes
 
 LONGEST_SECONDS = 20.0
-"""Less than systemd waits for it."""
+"""The limit is less than systemd's own."""
 UP = (ContainerStatus.RUNNING, ContainerStatus.PAUSED, ContainerStatus.RESTARTING)
 
 
 async def restore_modes(config: Config) -> str | None:
-    """What was done or why not, None where there was nothing to do. Errors: those of engine and GPUs."""
+    """Put the modes back, and return a sentence on the result, None if there was nothing to do.
+
+    Errors of the engine and the GPUs become a sentence too.
+    """
     path = Path(config.node.state_dir) / LEDGER_NAME
     if not path.exists():
         return None

@@ -1,4 +1,4 @@
-"""Looks at the GPUs again and again, and tells the core who is on them."""
+"""Sample the GPUs again and again, and tell the core whose processes are on them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ IDLE_FACTOR = 5
 MAX_XIDS = 64
 """The first ones of a GPU tell what is wrong; a broken one can make thousands."""
 WATCH_SECONDS = 0.25
-"""So that a container that takes too much is stopped half a second later."""
+"""At this interval a container that takes too much memory is stopped half a second later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Sample:
 
 
 class Sampler:
-    """Samples every ``interval_seconds``, less often while all is free, and at once when asked to."""
+    """Sample every ``interval_seconds``, less often while all GPUs are free, and at once when asked to."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Sampler:
             await self._pause()
 
     async def _pause(self) -> None:
-        """Until the next sample is due, or asked for. A lease that begins meanwhile brings it forward."""
+        """Wait until the next sample is due, or asked for. A lease that begins makes it due sooner."""
         began = time.monotonic()
         while not self._asked.is_set() and (left := began + self._pause_seconds() - time.monotonic()) > 0:
             waking = [asyncio.create_task(one) for one in (self._asked.wait(), self._loop.changed(left))]
@@ -102,14 +102,14 @@ class Sampler:
         self._asked.clear()
 
     def _pause_seconds(self) -> float:
-        """While nobody holds a part of a GPU there is little to see; slices with processes are watched."""
+        """Return the interval: long while no lease holds a GPU, short for slices with containers."""
         holders = self._loop.state.holders()
         if any(lease.container is not None and not lease.request.wants_whole_gpus for lease in holders):
             return min(WATCH_SECONDS, self._interval_seconds)
         return self._interval_seconds * (1 if holders else IDLE_FACTOR)
 
     async def turn(self) -> None:
-        """One sample, told to the core; trouble is noted, never raised."""
+        """Take one sample and tell the core; trouble is noted, never raised."""
         try:
             known = await self._sample()
             if not known:
@@ -122,7 +122,7 @@ class Sampler:
             self._troubles.cleared("gpus")
 
     def _blindness(self) -> str:
-        """Since when nobody watches the memory of leases, where that matters."""
+        """Say since when nobody watches the memory of leases; return an empty text if there are no leases."""
         if not self._loop.state.holders():
             return ""
         since = self._time_of_day(self.newest.at) if self.newest.at else "the start"
@@ -144,7 +144,10 @@ class Sampler:
         return replace(gpu, exclusive_process=named and gpu.parent is None and not gpu.split)
 
     async def _sample(self) -> bool:
-        """Whether the core knows these GPUs; one that was lost may have come back as another, or bigger."""
+        """Take a sample, and return True if the core knows its GPUs.
+
+        A GPU that was lost may have come back as another one, or bigger.
+        """
         at = self._loop.now()
         readings = await self._gpus.sample()
         status = await self._sharing.status()
@@ -178,7 +181,7 @@ class Sampler:
         return dict(self._xids)
 
     def _tell_of_strangers(self, sample: Sample) -> None:
-        """Name to the admin who takes leased memory without a lease."""
+        """Raise a trouble that names the biggest process that takes leased memory without a lease."""
         state = self._loop.state
         for gpu in state.gpus.values():
             part = f"unmanaged-{gpu.label}"
@@ -281,5 +284,5 @@ class Sampler:
 
 
 def _tells(reading: GpuReading) -> bool:
-    """Whether it says who is on the GPU; some may not be leased and can be read all the same."""
+    """Return True if the reading shows the GPU's processes, as it may even for a GPU with a trouble."""
     return reading.trouble is None or reading.memory_used_bytes is not None

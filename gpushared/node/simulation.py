@@ -11,7 +11,7 @@ from gpushared.serving.jsonapi import Unary
 
 
 class Simulation:
-    """Changes what the simulated GPUs show; only served where GPUs are simulated."""
+    """Change the readings of simulated GPUs; this is served only if GPUs are simulated."""
 
     def __init__(self, gpus: SimulatedGpus, sampler: Sampler) -> None:
         self._gpus = gpus

@@ -1,4 +1,4 @@
-"""Takes containers off their GPUs and brings them back: checkpoint and freeze, thaw and restore."""
+"""Take containers off their GPUs and bring them back: checkpoint and freeze, thaw and restore."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from gpushared.ports import Checkpoints, Engine
 log = logging.getLogger(__name__)
 
 USABLE_PART = 0.8
-"""Of the host's free memory; the rest is for everybody else."""
+"""Saved GPU memory may take this part of the host's free memory; the rest is for everybody else."""
 
 
 class Suspender:
-    """Tells the core how it went, whichever way; a daemon that dies in between is asked again.
+    """Tell the core of the success or failure of each move; after a restart the core asks again.
 
     One call at a time for each container.
     """
@@ -60,7 +60,10 @@ class Suspender:
         await self._loop.send(m.ContainerSuspended(lease))
 
     async def _lack_of_memory(self, lease: LeaseId, container: ContainerId) -> str:
-        """By the container's own limit, with what it has now; the core then knows that too."""
+        """Return why the container's own limit leaves no room for its GPU memory, else an empty text.
+
+        The core hears the container's newest facts first.
+        """
         facts = await self._engine.inspect(container)
         if facts is not None:
             await self._loop.send(seen(facts))
@@ -68,7 +71,10 @@ class Suspender:
         return "" if found is None else lack_of_memory(found, self._loop.state)
 
     def _check_host_memory(self, lease: LeaseId) -> None:
-        """What cannot be held would end it, and others with it, for want of memory."""
+        """Raise SharingUnavailable if the host has too little free memory.
+
+        A container that does not fit would be ended for want of memory, and others with it.
+        """
         used = sum(self._loop.state.use.used_bytes.get(lease, {}).values())
         free = psutil.virtual_memory().available
         if used > free * USABLE_PART and self._checkpoints.needs_host_memory:
@@ -77,7 +83,7 @@ class Suspender:
             )
 
     async def _save(self, container: ContainerId) -> frozenset[int]:
-        """Once more where processes came meanwhile: they would keep GPU memory."""
+        """Save all processes, also those that began meanwhile, which would keep GPU memory."""
         saved: frozenset[int] = frozenset()
         while new := await asyncio.to_thread(members, container) - saved:
             try:
@@ -102,7 +108,7 @@ class Suspender:
         await self._loop.send(m.ContainerResumed(lease))
 
     async def _answers(self, container: ContainerId) -> bool:
-        """Whether the engine answers at all; else its error says nothing of the container."""
+        """Return True if the engine answers at all; if not, its error says nothing about the container."""
         try:
             await self._engine.inspect(container)
         except GpushareError:
@@ -114,7 +120,7 @@ class Suspender:
         try:
             await self._checkpoints.restore(pids)
         except GpushareError:
-            # Its processes would wait for the GPU at their next call; frozen they cost nothing.
+            # The container's processes would wait for the GPU at their next call; frozen they cost nothing.
             with suppress(GpushareError):
                 await self._engine.freeze(container)
             raise

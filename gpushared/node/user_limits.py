@@ -1,4 +1,4 @@
-"""Keeps what users may have together in the kernel: from the start, when the engine answers, at a reload."""
+"""Keep users' common limits in force in the kernel: from the start, when the engine answers, at a reload."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class UserLimits:
         return self.cgroups.trouble
 
     async def restore(self) -> None:
-        """Before the engine starts containers by itself."""
+        """Set the limits at the daemon's start, before the engine starts containers by itself."""
         await self.cgroups.restore(self._bounds())
 
     def changed(self) -> None:
-        """The engine answers (again), or there are other bounds."""
+        """Set the limits again because the engine answers (again), or the bounds changed."""
         self._due.set()
 
     async def run(self) -> None:

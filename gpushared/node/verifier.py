@@ -1,11 +1,11 @@
-"""Looks at each container of the gate when it has started: is it what was made, with its lease and no more?
+"""Compare each started container of the gate with the container that was made, and with its lease.
 
-A container is compared with all that it was ever given, which its lease knows for as long as the container
-exists, whatever becomes of the lease. What differs is reported first; a container is ended only for something
-that it was certainly never given.
+A container is compared with everything that it was ever given. Its lease knows that as long as the container
+exists, even after the lease has ended. A difference is reported first; a container is ended only for
+something that it was certainly never given.
 
-The engine starts containers by itself too, by restart policies or because somebody asks it past the gate. Its
-events, and a look at what runs when it is first reached, tell of all of them.
+The engine starts containers by itself too, by restart policies or because somebody asks it past the gate. The
+engine's events, and a look at all running containers when it is first reached, tell of all of them.
 """
 
 from __future__ import annotations
@@ -40,16 +40,17 @@ log = logging.getLogger(__name__)
 CONFINED, TRUSTED = "confined", "trusted"
 WRONG = "containers"
 UNMANAGED = "unmanaged"
-"""Under which troubles name them."""
+"""Troubles name such containers by these words."""
 AT_ONCE = 2
 LOOKS_AFTER_SECONDS = (0.0, 0.2, 0.5)
-"""What is wrong has to be so each time: runtimes drop rights in steps, the last after the start is told."""
+"""A fault counts only if each of these looks finds it: runtimes drop rights in steps, the last one after
+the engine has told of the start."""
 KEPT_SECONDS = 3600.0
-"""How long it is said of a container that it was ended."""
+"""The trouble about an ended container stays so long."""
 SAID = 3
-"""So many are named in a trouble; the others are counted."""
+"""A trouble names so many containers and counts the others."""
 MISMATCH = "mismatch"
-"""What the audit calls it."""
+"""The audit calls a difference by this name."""
 _UP = frozenset({ContainerStatus.RUNNING, ContainerStatus.PAUSED})
 
 Tell = Callable[[int, str, str, str, str], None]
@@ -57,13 +58,13 @@ Tell = Callable[[int, str, str, str, str], None]
 
 
 def gate_name(state_dir: str) -> str:
-    """Tells the containers of this daemon's gate from those of others on one engine."""
+    """Return a name that tells this daemon's containers from those of other daemons on one engine."""
     return hashlib.sha256(state_dir.encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """One container that is looked at."""
+    """Hold the facts about one container that is looked at."""
 
     seen: Reality
     expected: Expected
@@ -71,7 +72,7 @@ class _Case:
 
 
 class Verifier:
-    """``gate``: the name of this daemon's gate. ``barred``: what no container is to see of the machine."""
+    """Check containers. ``gate``: the name of this daemon's gate. ``barred``: paths no container may see."""
 
     def __init__(
         self,
@@ -106,7 +107,7 @@ class Verifier:
     # --- what there is to look at ---
 
     def changed(self, change: ContainerFacts | ContainerId) -> None:
-        """The engine told of a container. Comes back at once; a start is looked at soon."""
+        """Take the engine's news of a container. Returns at once; a start is looked at soon."""
         if not isinstance(change, ContainerFacts):
             self._forget(change)
         elif change.status not in _UP or not change.pid:
@@ -118,7 +119,7 @@ class Verifier:
             self._begin(change.id)
 
     def reached(self) -> None:
-        """The engine answers (again): look at all that runs."""
+        """Look at all running containers, because the engine answers (again)."""
         self._spawn(self._look_at_running())
 
     async def close(self) -> None:
@@ -183,15 +184,15 @@ class Verifier:
             return Expected(confined, uid, lease.id, lease.device_name, given, minors, own)
         device = labels.get(LABEL_DEVICE, "")
         if device and not is_start and self._loop.state.of_device(device) is None:
-            # Its lease may have been in a journal that was lost, and with it what it was given.
+            # The container's lease, and the record of its GPUs, may have been in a journal that was lost.
             own = (f"{self._leases_directory}/{device}", self._passwd_directory)
             return Expected(confined, uid, "", device, None, None, own)
         return Expected(confined, uid, sources=(self._passwd_directory,))
 
     def _strange(self, device: str, lease: Lease | None, *, is_start: bool) -> tuple[Finding, ...]:
-        """Where a container wears a lease's device that is not its own, or no more.
+        """Find a container with the device of a lease that is not its own, or no longer.
 
-        One that runs since before this daemon may have a lease of a journal that was lost; it goes on.
+        A container older than this daemon's run may have a lease of a journal that was lost; it goes on.
         """
         if not device or lease is not None:
             return ()
@@ -211,7 +212,7 @@ class Verifier:
             self._forget(seen.id)
             return
         ends = case.expected.confined and any(each.grave for each in found)
-        # Paths and variables are users' words.
+        # Paths and variables are users' words, and may be long.
         what = bounded("; ".join(each.text for each in found), MAX_TEXT)
         user = str(case.expected.uid)
         text = f"container {seen.name} (uid {user}) {what}" + ("; it was ended" if ends else "")
@@ -227,7 +228,7 @@ class Verifier:
             await self._engine.stop(seen.id, 0)
 
     def _say(self, case: _Case, text: str) -> None:
-        """Who is trusted may go round leases; that is said, and is no fault."""
+        """Note the trouble. A trusted user may go round leases: that is told, but as no fault."""
         only_privileged = case.seen.word.privileged and len(case.found) == 1 and not case.expected.confined
         self._said[UNMANAGED if only_privileged else WRONG][case.seen.id] = text
         self._show()
@@ -247,7 +248,7 @@ class Verifier:
             self._troubles.raised(part, "; ".join(list(said.values())[:SAID]) + more)
 
     def _note_unchecked(self, what: tuple[str, ...]) -> None:
-        """Once for each kind of machine and engine, not for each container."""
+        """Log the checks that are impossible here, once for each kind and not for each container."""
         told = (*what, *(("GPU devices, because GPUs are simulated",) if self._simulated else ()))
         if set(told) - set(self._unchecked):
             self._unchecked = tuple(sorted({*self._unchecked, *told}))
@@ -260,9 +261,9 @@ class Verifier:
 
 
 def given_gpus(lease: Lease, gpus: Mapping[GpuId, Gpu]) -> frozenset[GpuId] | None:
-    """The GPUs that a lease's container was ever given, with those that its MIG instances are parts of.
+    """Return the GPUs that a lease's container was ever given, with the GPUs of its MIG instances.
 
-    None for a container of which an earlier release did not write that down.
+    Return None for a container whose GPUs an earlier release did not write down.
     """
     given = lease.given
     parents = (gpus[gpu].parent for gpu in given if gpu in gpus)
@@ -270,7 +271,7 @@ def given_gpus(lease: Lease, gpus: Mapping[GpuId, Gpu]) -> frozenset[GpuId] | No
 
 
 def minors_of(lease: Lease, gpus: Mapping[GpuId, Gpu], machine: Machine) -> frozenset[int] | None:
-    """The minors of these GPUs' devices; None unless all are known, as while one of the GPUs is lost."""
+    """Return the minors of the lease's GPUs; None unless all are known, as while one of the GPUs is lost."""
     whole = {(gpus[gpu].parent or gpu) if gpu in gpus else gpu for gpu in lease.given}
     return frozenset(machine.minors[gpu] for gpu in whole) if whole <= machine.minors.keys() else None
 
@@ -279,5 +280,5 @@ async def _guarded(work: Coroutine[None, None, None]) -> None:
     try:
         await work
     except GpushareError as error:
-        # An engine that is away is looked at again when it is back; one that does not stop is told as such.
+        # When an engine that was away is back, its containers are looked at. A failed stop gets this line.
         log.warning("a container was not looked at, or not ended: %s", error)

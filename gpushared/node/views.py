@@ -1,4 +1,4 @@
-"""The state as users see it: from domain objects to messages of the API."""
+"""Show the state to users: turn domain objects into messages of the API."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ from gpushared.node.sampler import Sample, Stranger
 
 
 class Views:
-    """Renders leases, GPUs and explanations from the newest state and the newest sample."""
+    """Render leases, GPUs and explanations from the newest state and the newest sample."""
 
     def __init__(self, loop: Loop, *, simulated: bool) -> None:
         self._loop = loop
         self.simulated = simulated
 
     def lease(self, lease: Lease, caller: Caller, sample: Sample) -> leases_pb2.Lease:
-        """One lease as this caller may see it: containers are shown to their owner and to the trusted."""
+        """Show one lease as this caller may see it: containers only to their owner and to trusted callers."""
         view = _asked(lease.request)
         view.id, view.state = lease.id, state_name(lease.state)
         view.simulated = self.simulated
@@ -73,7 +73,7 @@ class Views:
         return view
 
     def _add_course(self, view: leases_pb2.Lease, lease: Lease) -> None:
-        """When it came, how it fared, how it ended."""
+        """Add the lease's times, its course and its outcome."""
         view.created_at = self.day(lease.created_at)
         view.since = self.day(lease.state.at if isinstance(lease.state, Ended) else lease.state.since)
         view.expires_at = self.day(lease.expires_at)
@@ -88,7 +88,7 @@ class Views:
             view.outcome.CopyFrom(outcome(lease.state.outcome, self._loop.state.gpus))
 
     def _add_use(self, view: leases_pb2.Lease, lease: Lease, sample: Sample) -> None:
-        """What it makes of what it has, and what keeps it to that."""
+        """Add the lease's use of its GPUs, and the walls that limit it."""
         view.idle_since = self.day(idle_since(lease, self._loop.state))
         view.lowered = lease.lowered
         if lease.walls is not None:
@@ -101,7 +101,7 @@ class Views:
         return self._loop.state.day(at) if at else 0.0
 
     def story(self, entries: Iterable[StoryEntry]) -> list[leases_pb2.StoryEntry]:
-        """The lines of a lease's story."""
+        """Show the lines of a lease's story."""
         return [
             leases_pb2.StoryEntry(at=self.day(entry.at), state=entry.state, text=entry.text)
             for entry in entries
@@ -139,7 +139,7 @@ class Views:
         )
 
     def offer(self, request: Request, one: Offer) -> leases_pb2.OfferAnswer:
-        """What would become of a request."""
+        """Show the outcome that a request would have now."""
         view = leases_pb2.OfferAnswer(
             asks=describe(request),
             project=one.project,
@@ -170,24 +170,24 @@ class Views:
         )
 
     def waiting_of(self, lease: Lease) -> Waiting | None:
-        """Why a lease waits and where it stands; None where it does not wait."""
+        """Explain why a lease waits, with its place in the queue; return None if it does not wait."""
         return self._loop.waiting_of(lease)
 
     def nearest(self, lease: Lease) -> str:
-        """What would be granted at once instead, or an empty text."""
+        """Say what a waiting request would get at once instead, or return an empty text."""
         if not isinstance(lease.state, Queued):
             return ""
         return fits_instead(self._loop.state, lease, self._loop.now())
 
     def refusals(self, lease: Lease) -> list[leases_pb2.Refusal]:
-        """How often each reason refused a GPU, for a lease that waits."""
+        """Count how often each reason refused a GPU to a waiting lease."""
         told = self.waiting_of(lease)
         if told is None:
             return []
         return [leases_pb2.Refusal(reason=r, gpus=count, text=text) for r, count, text in told.refusals]
 
     def gpus(self, sample: Sample) -> list[gpus_pb2.Gpu]:
-        """All GPUs, by index."""
+        """Show all GPUs, by index."""
         rooms = self._loop.state.rooms()
         return [self._gpu(gpu, rooms[gpu.id], sample) for gpu in self._loop.state.gpus.values()]
 
@@ -225,7 +225,7 @@ class Views:
         return gpus_pb2.Drained(reason=one.reason, since=self.day(one.since), by=one.by, sick=one.sick)
 
     def strangers(self, sample: Sample) -> list[leases_pb2.UnmanagedProcess]:
-        """GPU processes without a lease."""
+        """Show GPU processes without a lease."""
         return [self._stranger(one) for one in sample.strangers]
 
     def _stranger(self, one: Stranger) -> leases_pb2.UnmanagedProcess:
@@ -242,7 +242,7 @@ class Views:
 
 
 def _asked(request: Request) -> leases_pb2.Lease:
-    """What was asked for."""
+    """Show the request of a lease."""
     view = leases_pb2.Lease(
         asks=describe(request),
         isolation=request.isolation,
@@ -284,7 +284,7 @@ def _grants(lease: Lease) -> Iterable[Grant]:
 
 
 def _token(view: leases_pb2.Lease) -> str:
-    """Differs whenever what a waiting user is shown differs; figures of the moment do not count."""
+    """Return a token that changes with anything a waiting user is shown, except momentary figures."""
     told = (
         view.id,
         view.state,
@@ -320,7 +320,7 @@ def _add_reading(view: gpus_pb2.Gpu, gpu: GpuId, sample: Sample) -> None:
 
 
 def who(pid: int) -> tuple[str, str]:
-    """A process's user and name, empty where it is gone."""
+    """Return a process's user and name, empty if the process is gone."""
     try:
         process = psutil.Process(pid)
         with process.oneshot():
@@ -330,17 +330,17 @@ def who(pid: int) -> tuple[str, str]:
 
 
 def _step(lease: Lease, state: NodeState) -> str:
-    """What happens when it has to give way, once it runs."""
+    """Say what happens to a running lease that has to give way, else return an empty text."""
     return step_of(lease, state) if isinstance(lease.state, Starting | Active | Paused) else ""
 
 
 def _why(lease: Lease, state: NodeState) -> str:
-    """Why it would not be suspended, where it runs."""
+    """Say why a running lease would not be suspended, else return an empty text."""
     return why_not(lease, state) if isinstance(lease.state, Starting | Active | Paused) else ""
 
 
 def outcome(one: Outcome, gpus: Mapping[GpuId, Gpu]) -> leases_pb2.Outcome:
-    """How a lease ended: a kind for programs, a sentence for people."""
+    """Show a lease's outcome: a kind for programs, a sentence for people."""
     match one:
         case Finished(code, start_error):
             text = f"could not be started: {start_error}" if start_error else f"ended with exit code {code}"
