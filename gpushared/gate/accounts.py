@@ -1,4 +1,4 @@
-"""What the system knows of a caller."""
+"""Look up callers in the system's user database."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gpushared.domain.request import Caller
 LOOKUP_SECONDS = 5.0
 _NAME_THREADS = ThreadPoolExecutor(max_workers=16, thread_name_prefix="names")
 _asked: dict[tuple[object, ...], Future[Any]] = {}
-"""Questions that are under way."""
+"""These questions are under way."""
 _Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A caller with its supplementary groups and its home, which is empty where it has none."""
+    """Hold a caller with its supplementary groups and its home, which is empty if it has none."""
 
     caller: Caller
     groups: tuple[int, ...]
@@ -31,17 +31,18 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class PathWish:
-    """A path that a container is to see."""
+    """Name a path that a container must see."""
 
     path: str
     write: bool
 
 
 async def ask_names(question: Callable[..., _Answer], *args: object) -> _Answer:
-    """Have the name services asked off the event loop.
+    """Ask the name services off the event loop.
 
-    They can hang for minutes. In threads of their own, which nothing else waits for; whoever asks what is
-    being asked gets the same answer, so that one user's connections do not take all threads.
+    The name services can hang for minutes, so the question runs in threads for which nothing else waits. A
+    question that is under way already gets the same answer, so that one user's connections do not take all
+    threads.
     """
     key = (question, *args)
     asked = _asked.get(key)
@@ -53,7 +54,7 @@ async def ask_names(question: Callable[..., _Answer], *args: object) -> _Answer:
 
 
 async def look_up(caller: Caller) -> Account:
-    """The caller's account from the system's user database; without an entry it has no more than its ids.
+    """Return the caller's account from the system's user database; without an entry it has only its ids.
 
     Raises ``TimedOut`` when the database (LDAP, for example) does not answer.
     """

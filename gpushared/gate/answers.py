@@ -1,4 +1,4 @@
-"""Errors as the two kinds of clients expect them: Docker's form, and the Connect protocol's."""
+"""Write errors as the two kinds of clients expect them: in Docker's form, or the Connect protocol's."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ STATUS = {
 
 
 def http_status(error: GpushareError) -> int:
-    """The HTTP status that Docker clients and Connect clients both understand best."""
+    """Return the HTTP status that Docker clients and Connect clients both understand best."""
     return STATUS[error.code]
 
 
 def docker_error(message: str) -> bytes:
-    """The body of an error of the Docker Engine API."""
+    """Return the body of an error of the Docker Engine API."""
     return json.dumps({"message": message}).encode()
 
 
 def connect_error(code: Code, message: str) -> bytes:
-    """The body of an error of a unary call (https://connectrpc.com/docs/protocol#error-end-stream)."""
+    """Return the body of an error of a unary call (https://connectrpc.com/docs/protocol#error-end-stream)."""
     return json.dumps({"code": code, "message": message}).encode()

@@ -1,6 +1,6 @@
-"""What becomes of a request, for the audit: one line for each that changes something or is refused.
+"""Give the audit one line for each request that changes something or is refused.
 
-A line is handed over when the answer begins, before its first byte: whoever has an answer has a line.
+A line is handed over when the answer begins, before its first byte: every answered request has its line.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from gpushared.gate.refusals import Refusal, RefusedRequestError
 
 READING = frozenset({"GET", "HEAD"})
 _CHANGES_NOTHING = re.compile(r"/auth|/containers/[^/]+/(wait|resize)|/exec/[^/]+/resize")
-"""Posts that only look, wait, or tell a terminal's size."""
+"""These posts only look, wait, or tell a terminal's size."""
 _ARCHIVE = re.compile(r"/containers/[^/]+/archive")
 _REFUSALS = frozenset({Code.INVALID_ARGUMENT, Code.PERMISSION_DENIED, Code.RESOURCE_EXHAUSTED})
-"""What makes a line of a request that would have changed nothing. The rest says how things are."""
+"""These errors give a line even to a request that would have changed nothing. Others only tell a state."""
 GONE = "the client went away before there was an answer"
 
 
 @dataclass(slots=True)
 class CallRecord:
-    """What handlers tell of one request; it may be told until the answer begins."""
+    """Hold the facts that handlers give about one request, until the answer begins."""
 
     digest: str | None = None
-    """Of the body that went to the engine (``digest_of``); None where it is passed on as it comes."""
+    """The digest of the body that went to the engine (``digest_of``); None if the body is passed on."""
     container: str = ""
-    """The full id of the container that it is about."""
+    """The full id of the request's container."""
     name: str = ""
     note: str = ""
-    """What else whoever reads the line should know, in one sentence; nothing of a body, header or query."""
+    """A further fact for the line's reader, in one sentence; no part of a body, header or query."""
 
 
 def digest_of(body: bytes) -> str:
-    """SHA-256 in hexadecimal; empty for no body."""
+    """Return SHA-256 in hexadecimal; empty for no body."""
     return hashlib.sha256(body).hexdigest() if body else ""
 
 
@@ -68,26 +68,26 @@ class Recording:
 
     @property
     def changes(self) -> bool:
-        """Whether it would change something, by its method and path."""
+        """Return True if the request would change something, by its method and path."""
         return self.exchange.method not in READING and not _CHANGES_NOTHING.fullmatch(self.endpoint)
 
     def answered(self, status: int) -> None:
-        """The answer begins."""
+        """Write the line, because the answer begins."""
         if self.changes:
             self._write(status)
 
     def refused(self, error: GpushareError) -> None:
-        """The daemon says no."""
+        """Write the line of a request that the daemon refuses."""
         if self.changes or error.code in _REFUSALS or isinstance(error, NotYours):
             self._write(http_status(error), error.code, error.message)
 
     def broken(self, error: RefusedRequestError) -> None:
-        """The request breaks a bound of HTTP."""
+        """Write the line of a request that breaks a bound of HTTP."""
         error.recorded = True
         self._write(error.status, error.code, error.message)
 
     def gone(self) -> None:
-        """There will be no answer."""
+        """Write the line of a request that will get no answer, if it changes something."""
         if self.changes:
             self._write(0, text=GONE)
 
@@ -116,7 +116,7 @@ class Recording:
 
 @contextmanager
 def recording(exchange: Exchange, sink: Sink) -> Iterator[Recording]:
-    """Around the handling of a request; errors pass through."""
+    """Record a request while the block handles it; errors pass through."""
     one = Recording(exchange, sink, _written_path(exchange.target))
     exchange.on_answer = one.answered
     try:
@@ -133,7 +133,7 @@ def recording(exchange: Exchange, sink: Sink) -> Iterator[Recording]:
 
 
 def line_of_refusal(refusal: Refusal, caller: Caller, origin: Origin) -> AuditLine:
-    """The line for a request that was refused before anybody knew what it asks for."""
+    """Return the line of a request that was refused before its endpoint was known."""
     return AuditLine(
         at=time.time(),
         uid=caller.uid,
@@ -148,7 +148,7 @@ def line_of_refusal(refusal: Refusal, caller: Caller, origin: Origin) -> AuditLi
 
 
 def _place(recording: Recording) -> str:
-    """Where in the container an archive goes, or comes from: that says more of it than a digest."""
+    """Return an archive's path in the container, which says more about the request than a digest."""
     if not _ARCHIVE.fullmatch(recording.endpoint):
         return ""
     query = recording.exchange.target.partition(b"?")[2].decode("ascii", "backslashreplace")
@@ -156,5 +156,5 @@ def _place(recording: Recording) -> str:
 
 
 def _written_path(target: bytes) -> str:
-    """A query may hold secrets."""
+    """Return the path without the query, which may hold secrets."""
     return target.partition(b"?")[0].decode("ascii", "backslashreplace")

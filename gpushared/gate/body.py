@@ -28,7 +28,7 @@ Body = dict[str, Json]
 
 
 def parse_object(raw: bytes) -> Body:
-    """The JSON object in ``raw``. Raises ``RequestError`` for anything that leaves room for doubt."""
+    """Return the JSON object in ``raw``. Raises ``RequestError`` for anything that leaves room for doubt."""
     if len(raw) > BODY_BYTES:
         raise RequestError(f"the body is longer than {BODY_BYTES} bytes")
     if raw.count(b",") + raw.count(b"[") + raw.count(b"{") > MAX_VALUES:
@@ -49,15 +49,15 @@ def parse_object(raw: bytes) -> Body:
 
 
 def serialise(body: Mapping[str, Json]) -> bytes:
-    """The bytes that the engine gets."""
+    """Return the bytes for the engine."""
     return json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
 
 
 def check_create(body: Body, dropped: list[str] | None = None) -> Body:
-    """The create body without what is on no table, whose names go to ``dropped``.
+    """Return the create body without the fields on no table, whose names go to ``dropped``.
 
-    Raises where the engine would see a field that we do not, or see it elsewhere, or take its value for
-    another: ``PermissionRefused`` for an unknown field where there is no ``dropped``, else ``RequestError``.
+    Raises if the engine would see a field that the gate does not, or see it elsewhere, or take its value for
+    another: ``PermissionRefused`` for an unknown field if there is no ``dropped``, else ``RequestError``.
     """
     check_keys(body, CONFIG | HOST_CONFIG | {"HostConfig", "NetworkingConfig", CPUSET}, "")
     misplaced = sorted(HOST_CONFIG & body.keys())
@@ -78,7 +78,7 @@ def check_keys(body: Body, known: frozenset[str], where: str) -> None:
 
 
 def section(body: Body, name: str) -> Body:
-    """An object inside the body, empty where absent or null; raises ``RequestError`` for another type."""
+    """Return an object inside the body, empty if absent or null; raises ``RequestError`` for other types."""
     value = body.get(name)
     if value is None:
         return {}
@@ -88,7 +88,7 @@ def section(body: Body, name: str) -> Body:
 
 
 def objects(body: Body, name: str) -> list[Body]:
-    """A list of objects inside the body; raises ``RequestError`` for another type."""
+    """Return a list of objects inside the body; raises ``RequestError`` for another type."""
     value = body.get(name) or []
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise RequestError(f"{name} is not a list of objects")
@@ -96,7 +96,7 @@ def objects(body: Body, name: str) -> list[Body]:
 
 
 def strings(body: Body, name: str) -> list[str]:
-    """A list of strings inside the body; raises ``RequestError`` for another type."""
+    """Return a list of strings inside the body; raises ``RequestError`` for another type."""
     value = body.get(name) or []
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise RequestError(f"{name} is not a list of strings")
@@ -104,7 +104,7 @@ def strings(body: Body, name: str) -> list[str]:
 
 
 def text(body: Body, name: str) -> str:
-    """A string inside the body, empty where absent or null; raises ``RequestError`` for another type."""
+    """Return a string inside the body, empty if absent or null; raises ``RequestError`` for other types."""
     value = body.get(name)
     if value is None:
         return ""

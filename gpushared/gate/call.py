@@ -1,4 +1,4 @@
-"""One request at the gate: what was asked, by whom, and the ways to read and answer it."""
+"""Hold one request at the gate with its caller, and give the ways to read and answer it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ WITH_FORMS = frozenset({"POST", "PUT"})
 JSON_KIND = "application/json"
 NO_BODY_BYTES = 64 * 1024
 SHORT_BYTES = 32 * 1024
-"""Of a body that is parsed in no time; hardly any is longer."""
+"""A body of this size is parsed in no time; hardly any is longer."""
 OLDEST_VERSION = (1, 24)
-"""Before, a start could carry a HostConfig."""
+"""Before this version a start could carry a HostConfig."""
 KEPT_HEADERS = frozenset({b"api-version", b"docker-experimental", b"ostype", b"server"})
 
 
@@ -54,7 +54,7 @@ REGISTRY_HEADERS = frozenset({b"x-registry-auth"})
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request whose route is known."""
+    """Hold a request whose route is known."""
 
     exchange: Exchange
     target: Target
@@ -67,13 +67,13 @@ class Call:
 
     @property
     def version(self) -> Version | None:
-        """Of the API that the request speaks; None where it does not say."""
+        """Return the request's version of the API; None if the request does not give it."""
         return version_of(self.target.version) if self.target.version else None
 
     def renamed(self, name: str) -> Target:
-        """The judged target with the full id in place of what a confined client wrote.
+        """Return the judged target with the full id in place of a confined client's word for it.
 
-        A trusted one's own word goes to the engine, whose errors repeat it.
+        A trusted client's own word goes to the engine, whose errors repeat it.
         """
         kind, _, rest = self.target.path.lstrip("/").partition("/")
         if kind == "containers":
@@ -83,7 +83,7 @@ class Call:
         return self.target.with_path(f"/{kind}/{name}{rest.removeprefix(self.match.name)}")
 
     async def parse(self) -> Body:
-        """The body; raises ``RequestError`` where it can be read in two ways."""
+        """Parse the body; raises ``RequestError`` if it can be read in two ways."""
         if self.exchange.has_body:
             self.check_json()
         raw = await self.exchange.read(BODY_BYTES)

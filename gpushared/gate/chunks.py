@@ -1,9 +1,9 @@
-"""Chunked bodies (RFC 9112, 7.1) in large pieces: the plain chunks of them, past the HTTP parser.
+"""Read the plain chunks of chunked bodies (RFC 9112, 7.1) in large pieces, past the HTTP parser.
 
-The parser copies each chunk four times and takes 20 us for it, which is most of what ``docker cp`` and
-``docker logs`` cost the gate. Only what leaves no choice is read here: a size in hexadecimal digits and
-nothing else, and that many bytes with a line's end after them. All else, the end of the body too, is left to
-the parser, which has then seen a body of fewer chunks.
+The parser copies each chunk four times and takes 20 us for it, which is most of the gate's cost of ``docker
+cp`` and ``docker logs``. Only chunks that leave no choice are read here: a size in hexadecimal digits and
+nothing else, and that many bytes with a line's end after them. All other bytes, the end of the body too, are
+left to the parser, which has then seen a body of fewer chunks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SIZE = re.compile(rb"([1-9a-fA-F][0-9a-fA-F]{0,6})\r\n")
 PART_OF_SIZE = re.compile(rb"(?:[1-9a-fA-F][0-9a-fA-F]{0,6}\r?)?")
 LINE_END = b"\r\n"
 CHUNKS_AT_ONCE = 64
-"""More may be in one read, and everybody waits while they are taken apart."""
+"""One read may hold more chunks, and everybody waits while they are taken apart."""
 FIRST_BYTES = 16 * 1024
 READ_BYTES = 256 * 1024
 
@@ -32,7 +32,7 @@ sends each line of a log by itself, and each costs the same in every process on 
 
 
 class PlainChunks:
-    """A body's chunks from its beginning, as long as they are plain."""
+    """Read a body's chunks from its beginning, as long as they are plain."""
 
     def __init__(self, wire: Wire, early: bytes, turn: Callable[[], Awaitable[None]]) -> None:
         """``early`` are bytes of the body that were read already."""
@@ -42,7 +42,7 @@ class PlainChunks:
         self._buffer = memoryview(self._bytes)
         self._start, self._end = 0, len(early)
         self._left = 0
-        """Of the chunk that was begun, without its line's end."""
+        """So many bytes are left of the chunk that was begun, without its line's end."""
         self._in_chunk = False
         self._odd = False
         self._read_at = 0.0
@@ -50,13 +50,13 @@ class PlainChunks:
 
     @property
     def rest(self) -> bytes:
-        """What is read of the body and not given out: the parser's, once there are no more pieces."""
+        """Return the bytes that were read and not given out; after the last piece they are the parser's."""
         return bytes(self._buffer[self._start : self._end])
 
     async def next(self) -> memoryview:
-        """What one read brings of the data, good until the next is asked for; empty where the parser goes on.
+        """Return the data of one read, good until the next call; empty if the parser must go on.
 
-        Raises ``ConnectionError``, and ``h11.RemoteProtocolError`` for a body that is no proper one.
+        Raises ``ConnectionError``, and ``h11.RemoteProtocolError`` for a malformed body.
         """
         if piece := self._take():
             await self._turn()
@@ -67,7 +67,7 @@ class PlainChunks:
         return piece
 
     def _take(self) -> memoryview:
-        """The data of the chunks in the buffer, moved together."""
+        """Return the data of the chunks in the buffer, moved together."""
         begin = end = self._start
         for _ in range(CHUNKS_AT_ONCE):
             if not self._in_chunk and not self._begin_chunk():

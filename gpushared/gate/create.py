@@ -1,4 +1,4 @@
-"""Creating a container, and the lease that goes into it."""
+"""Create a container, and put its lease into it."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ log = logging.getLogger(__name__)
 
 CREATED = 201
 ROOT_USER = "0:0"
-"""As the judge writes it."""
+"""The judge writes root's user so."""
 NO_IMAGE = "No such image: "
 CREATE_SECONDS = 600.0
 """A first container of a big image can take minutes on a slow disk."""
 NOT_GIVEN = dict.fromkeys((LABEL_DEVICE, LABEL_JOB, LABEL_ATTEMPT), "")
-"""Labels that an image may carry, as one committed from a leased container does, and would be believed."""
+"""An image may carry these labels, if committed from a leased container, and they would be believed."""
 NO_WISH = dict.fromkeys(WISH_LABELS, "")
-"""The same, for containers that get a lease by what their labels wish."""
+"""An image may carry these labels too; they are cleared for containers that get a lease by their labels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One create: the judged body is complete but for the lease and the labels."""
+    """Hold one create: the judged body is complete but for the lease and the labels."""
 
     target: Target
     body: Body
     caller: Caller
     record: CallRecord = field(default_factory=CallRecord)
     confined: bool = False
-    """Whether the body was judged."""
+    """True if the body was judged."""
 
 
 class Creator:
-    """Creates containers. One that has a lease in its hands is finished even when its client goes away."""
+    """Create containers. A create that has got a lease is finished even if its client goes away."""
 
     def __init__(
         self, engine: EngineSocket, desk: Desk, gate: str = "", volume_turns: Turns | None = None
@@ -69,7 +69,7 @@ class Creator:
         self._under_way: set[asyncio.Task[Answer]] = set()
 
     async def create(self, order: Order, wish: Wish | None) -> Answer:
-        """The engine's answer. Raises ``GpushareError`` where it was not even asked."""
+        """Create a container and return the engine's answer. Raises ``GpushareError`` if it was not asked."""
         match wish:
             case None:
                 return await self._create_plain(order)
@@ -80,7 +80,7 @@ class Creator:
                 return await self._create_wishing(order, wish)
 
     async def forgo(self, wish: Wish | None, caller: Caller) -> None:
-        """The create was refused before it came to a claim: end the caller's lease, which nobody will use."""
+        """End the caller's lease, which nobody will use: the create was refused before its claim."""
         if isinstance(wish, ClaimWish):
             with contextlib.suppress(GpushareError):
                 claim = await self._desk.claim(wish.lease, caller)
@@ -119,9 +119,9 @@ class Creator:
         return await self._finish(self._create_leased(order, claim, self._desk.release, labels_of(wish)))
 
     async def _missing_image(self, order: Order) -> Answer | None:
-        """The engine's answer when it has not got the image: nobody is to hold a GPU while it is pulled.
+        """Return the engine's answer if it lacks the image: nobody may hold a GPU while an image is pulled.
 
-        Engine 20.10 says twice in a look at an image what it says once in a create.
+        Engine 20.10 repeats in a look at an image the words that a create has once.
         """
         image = quote(str(order.body.get("Image") or ""), safe="")
         answer = await self._engine.call("GET", f"/images/{image}/json".encode())
@@ -167,7 +167,7 @@ class Creator:
         return answer
 
     async def _report(self, order: Order, claim: Claim, container: ContainerId) -> None:
-        """Tell the node; a container of which it cannot keep a record must not stay."""
+        """Tell the node of the container; a container that the node cannot record must not stay."""
         try:
             found = await inspect(self._engine, "containers", container, suffix="/json")
             name = str((found or {}).get("Name", "")).lstrip("/")
@@ -193,9 +193,10 @@ class Creator:
 
     @asynccontextmanager
     async def _own_volumes(self, order: Order) -> AsyncIterator[frozenset[str]]:
-        """They may be somebody else's since the lease was waited for; here they stay whose they are.
+        """Keep the owners of a container's volumes the same while the block creates the container.
 
-        Gives the names of those that have files.
+        A volume may have become another user's during the wait for the lease. Gives the names of the volumes
+        that have files.
         """
         names = volumes_of(_mounts_of(order)) if order.confined else []
         async with self._volume_turns.of_all(names):
@@ -203,7 +204,7 @@ class Creator:
             yield await self._new_volumes.used(filter(None, found))
 
     async def _give_volumes(self, order: Order, used: frozenset[str]) -> None:
-        """Of a container that is root inside the image decides whose the files of its volumes are."""
+        """Give new volumes to the caller. For root inside the container, the image decides on the owners."""
         has_volumes = any(mount["Type"] == "volume" for mount in _mounts_of(order))
         if not order.confined or not has_volumes or order.body["User"] == ROOT_USER:
             return
@@ -221,13 +222,13 @@ def _mounts_of(order: Order) -> list[Body]:
 
 
 def _stays(body: Body) -> bool:
-    """Whether it can be started again later without anybody missing what it says."""
+    """Return True if the container can be started again later without anybody missing its output."""
     attached = any(body.get(stream) for stream in ("AttachStdin", "AttachStdout", "AttachStderr"))
     return not attached and not section(body, "HostConfig").get("AutoRemove")
 
 
 def _check_restarts(body: Body, *, wanted: bool) -> None:
-    """Raises RequestError where the engine makes away with the container, or starts it again by itself."""
+    """Raise RequestError if the engine would remove the container, or start it again, by itself."""
     host = section(body, "HostConfig")
     if wanted and host.get("AutoRemove"):
         raise RequestError(

@@ -1,4 +1,4 @@
-"""What the gate may ask of the node."""
+"""Define the calls that the gate makes on the node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpushared.ports import Edits, EngineFacts
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A reserved lease that is being put into a container, with the settings that make it real."""
+    """Hold a reserved lease that is being put into a container, with the settings that make it real."""
 
     lease: LeaseId
     device_name: str
@@ -24,25 +24,25 @@ class Claim:
     grants: tuple[Grant, ...] = ()
     restart_on_fault: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)
-    """What else the container is to bear: of which job it is."""
+    """Further labels of the container, which name its job."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """What its program is told of the job, in place of the user's own of the same names."""
+    """Variables about the job for its program, in place of the user's own with the same names."""
     env_defaults: Mapping[str, str] = field(default_factory=dict)
-    """The same where the user said nothing."""
+    """Variables about the job that the user's own win over."""
 
 
 class Desk(Protocol):
-    """The node as the gate sees it. Every call may raise any ``GpushareError``, which the client is told.
+    """Show the node to the gate. Every call may raise any ``GpushareError``, which the client is told.
 
     Calls that wait in the queue are cancelled when the client goes away; they must then leave the queue.
     """
 
     def engine_facts(self) -> EngineFacts:
-        """What was found when the engine was probed; raises ``EngineUnavailable`` before that."""
+        """Return the facts from the engine's probe; raises ``EngineUnavailable`` before there was one."""
         ...
 
     async def gpu_count(self) -> int:
-        """How many GPUs "all" means."""
+        """Return the number of GPUs that "all" means."""
         ...
 
     async def claim(self, lease: LeaseId, caller: Caller) -> Claim:
@@ -53,15 +53,15 @@ class Desk(Protocol):
         ...
 
     def in_gang(self, lease: LeaseId, caller: Caller) -> bool:
-        """Whether it is the caller's own, for a part of a job on several nodes that all have theirs."""
+        """Return True if the lease is the caller's own, for a part of a gang whose parts all have leases."""
         ...
 
     def has_gang(self, container: ContainerId) -> bool:
-        """Whether its live lease is for such a part."""
+        """Return True if the container's live lease is for a part of a gang."""
         ...
 
     async def unclaim(self, lease: LeaseId) -> None:
-        """No container came of the claim: the reservation stands again, with a fresh time to claim it."""
+        """Give back a claim without a container: the reservation stands again, with new time for a claim."""
         ...
 
     async def acquire(self, wish: Ask, caller: Caller, name: str, image: str) -> Claim:
@@ -72,57 +72,58 @@ class Desk(Protocol):
         ...
 
     async def release(self, lease: LeaseId) -> None:
-        """No container came of a claimed or acquired lease, and none will: give it back.
+        """Give back a claimed or acquired lease that has no container and will get none.
 
-        One that is for a job stays: whoever sees to the job decides.
+        A job's lease stays: the node's launcher of jobs decides about it.
         """
         ...
 
     async def created(
         self, lease: LeaseId, container: ContainerId, name: str, image: str, *, stays: bool
     ) -> None:
-        """The engine has made the container of a claimed lease.
+        """Note that the engine has made the container of a claimed lease.
 
-        ``stays``: nobody is attached to it and it is not removed when it ends.
+        ``stays``: nobody is attached to the container and it is not removed when it ends.
         """
         ...
 
     async def before_start(self, container: ContainerId, caller: Caller) -> None:
-        """A start of a container with a device name was asked for: see that it has a live lease.
+        """Make sure that a container with a device name has a live lease before it starts.
 
-        Waits in the queue where it needs a new one; its wish is in the container's labels (``wish_of``), and
-        how long it waits.
+        Waits in the queue if the container needs a new lease. The container's labels hold the wish
+        (``wish_of``) and the longest wait.
         """
         ...
 
     async def start_failed(self, container: ContainerId) -> None:
-        """The engine refused the start that ``before_start`` prepared."""
+        """Note that the engine refused the start that ``before_start`` prepared."""
         ...
 
     async def before_restart(self, container: ContainerId, caller: Caller) -> None:
-        """A restart was asked for: keep the lease while the container is down, or get a new one."""
+        """Keep the lease while the container is down for a restart, or get a new one."""
         ...
 
     async def after_restart(self, container: ContainerId) -> None:
-        """The restart is over, with or without success; what inspect says now decides."""
+        """Note that the restart is over, with or without success; the next inspect decides on the lease."""
         ...
 
     def ending(self, container: ContainerId, asked: AskedEnd) -> AbstractAsyncContextManager[None]:
-        """Around a request that may end the container: what it shares with others is left in order.
+        """Leave the container's shared parts in order while the block may end the container.
 
-        Raises nothing of its own: whoever wants an end gets it.
+        Raises nothing of its own, so that it never prevents an end.
         """
         ...
 
     def last_words(self, container: str) -> Callable[[], str] | None:
-        """How to learn, when its output is over, why a container's lease was ended; empty if it was not.
+        """Return a function that tells, when the output is over, why the container's lease was ended.
 
-        None where no live lease has a container of this name or (beginning of an) id.
+        The function returns an empty text if the lease was not ended. Return None if no live lease has a
+        container of this name or (beginning of an) id.
         """
         ...
 
     async def lease_env(self, container: ContainerId) -> Mapping[str, str]:
-        """The variables of the container's live lease, for programs that join it; empty without a lease.
+        """Return the variables of the container's live lease for programs that join it, else nothing.
 
         CDI gives variables to a container's first process only; ``docker exec`` does not see them.
         """

@@ -1,7 +1,7 @@
-"""What a leased container gets of NVIDIA's driver besides CUDA, such as video or graphics. Pure.
+"""Choose the parts of NVIDIA's driver that a leased container gets besides CUDA, such as video. Pure.
 
-NVIDIA's container toolkit reads it from ``NVIDIA_DRIVER_CAPABILITIES``, and ends a start over a word that it
-does not know.
+NVIDIA's container toolkit reads the capabilities from ``NVIDIA_DRIVER_CAPABILITIES``, and fails a start over
+a word that it does not know.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ ALL = "all"
 
 
 def named_in(env: Sequence[str]) -> str | None:
-    """The variable's value, None where it is not there; the engine takes the last of several.
+    """Return the variable's value, None if it is not there; the engine takes the last of several.
 
-    A bare name, which takes back what the image says, is an empty value.
+    A bare name, which takes back the image's value, is an empty value.
     """
     found = [value for name, _, value in (entry.partition("=") for entry in env) if name == VARIABLE]
     return found[-1] if found else None
 
 
 def check_driver_capabilities(env: Sequence[str], given: Sequence[str] = DRIVER_CAPABILITIES) -> None:
-    """Raise where the user's variables name one that is unknown, or that the site does not give."""
+    """Raise if the user's variables name a capability that is unknown, or that the site does not give."""
     for word in _words(named_in(env) or ""):
         if word not in {ALL, *COMMON_DRIVER_CAPABILITIES, *DRIVER_CAPABILITIES}:
             raise RequestError(f"NVIDIA's driver has no capability {shown(word)}", hint=_hint(given))
@@ -37,7 +37,7 @@ def check_driver_capabilities(env: Sequence[str], given: Sequence[str] = DRIVER_
 
 
 def driver_capabilities(named: str, given: Sequence[str] = DRIVER_CAPABILITIES) -> str:
-    """The variable's value for a container: what is named, cut to what the site gives."""
+    """Return the variable's value for a container: the named capabilities that the site gives."""
     words = _words(named)
     if ALL in words and set(given) >= set(DRIVER_CAPABILITIES):
         return ALL

@@ -1,4 +1,4 @@
-"""Which end of a container a request asks for, by the Docker Engine API."""
+"""Find the end of a container that a request asks for, by the Docker Engine API."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gpushared.gate.target import Target
 
 
 def asked_end(method: str, target: Target) -> AskedEnd | None:
-    """What a stop, restart, kill or removal asks for; None for a removal that ends nothing."""
+    """Return the end that a stop, restart, kill or removal asks for; None for a removal that ends nothing."""
     if method == "DELETE":
         return KILL if target.flag("force") else None
     if target.path.endswith("/kill"):
@@ -16,7 +16,7 @@ def asked_end(method: str, target: Target) -> AskedEnd | None:
 
 
 def asked_stop(target: Target) -> AskedEnd:
-    """The stop that a stop or a restart asks for. What is no number the engine takes for none, or refuses."""
+    """Return the stop of a stop or restart. The engine ignores a grace that is no number, or refuses it."""
     try:
         grace = int(target.get("t"))
     except ValueError:

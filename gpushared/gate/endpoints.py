@@ -9,7 +9,7 @@ from gpushared.gate.routes import Action, Match, Payload, Route, RouteTable
 
 
 def match_route(method: str, path: str) -> Match | None:
-    """The route of a request, None when it is on no list."""
+    """Return the route of a request, None if it is on no list."""
     return _TABLE.match(method, path)
 
 

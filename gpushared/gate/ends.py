@@ -1,4 +1,4 @@
-"""How a connection ends: letting the other side read what it was told."""
+"""End a connection so that the other side can still read the answer."""
 
 from __future__ import annotations
 

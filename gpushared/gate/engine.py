@@ -1,7 +1,7 @@
-"""Connections to the engine's unix socket: one for each request, closed after it.
+"""Connect to the engine's unix socket: one connection for each request, closed after it.
 
-A connection is never used twice: after a refused upgrade the engine goes on speaking HTTP on it, and what
-was half read or half written for one caller must never meet the request of another.
+A connection is never used twice: after a refused upgrade the engine goes on speaking HTTP on it, and bytes
+that were half read or half written for one caller must never meet the request of another.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ ANSWER_BYTES = 32 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole response of the engine."""
+    """Hold a whole response of the engine."""
 
     status: int
     headers: tuple[tuple[bytes, bytes], ...]
     body: bytes
 
     def json(self) -> Any:
-        """The body, decoded; raises ``EngineUnavailable`` when it is no JSON."""
+        """Return the decoded body; raises ``EngineUnavailable`` if it is no JSON."""
         try:
             return json.loads(self.body)
         except (ValueError, RecursionError) as error:
@@ -47,7 +47,7 @@ class Answer:
 
 
 def message_of(answer: Answer) -> str:
-    """The sentence of an error, empty where there is none."""
+    """Return the sentence of an error, empty if there is none."""
     try:
         return str(json.loads(answer.body)["message"])
     except (ValueError, KeyError, TypeError):
@@ -61,7 +61,7 @@ class EngineConnection:
         self.wire = Wire(sock, reset_is_end=True)
         self._socket_path = socket_path
         self.turn: Callable[[], Awaitable[None]] = _any_turn
-        """Waited for after each piece; at the least the event loop goes round."""
+        """The connection awaits this after each piece; at the least the event loop goes round."""
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES)
         self._incoming = Incoming(self._http, self.wire, self._take_turn, read_bytes=READ_BYTES)
 
@@ -70,15 +70,15 @@ class EngineConnection:
         await self.wire.write(pieces)
 
     async def send_data(self, data: Piece) -> None:
-        """Part of the body."""
+        """Send a part of the body."""
         await self.send(h11.Data(data=cast("bytes", data)))
 
     async def write(self, data: bytes) -> None:
-        """Raw bytes."""
+        """Send raw bytes."""
         await self.wire.write([data])
 
     async def response(self) -> h11.Response | h11.InformationalResponse:
-        """The response's head; informational only for a protocol switch. Raises ``EngineUnavailable``."""
+        """Read the response's head, informational only for a protocol switch. Raises EngineUnavailable."""
         while True:
             event = await self._event()
             if isinstance(event, h11.Response):
@@ -87,25 +87,25 @@ class EngineConnection:
                 return event
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The response's body as it arrives. Raises ``EngineUnavailable`` when it is cut off."""
+        """Yield the response's body as it arrives. Raises ``EngineUnavailable`` if it is cut off."""
         async for piece in self.pieces():
             yield bytes(piece)
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """The same without a copy: each piece is only good until the next."""
+        """Yield the body without a copy: each piece is only good until the next."""
         with self._translated():
             while (piece := await self._incoming.piece()) is not None:
                 yield piece
 
     def peer_pid(self) -> int:
-        """The process that listens on the socket, 0 where it is not in a PID namespace that we see."""
+        """Return the process that listens on the socket, 0 if the daemon does not see its PID namespace."""
         size = struct.calcsize("3i")
         peer = self.wire.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
         pid, _, _ = struct.unpack("3i", peer)
         return int(pid)
 
     def early(self) -> bytes:
-        """What came after the head of a connection that is no longer HTTP."""
+        """Return the bytes after the head of a connection that is no longer HTTP."""
         return self._incoming.held
 
     def hang_up(self) -> None:
@@ -113,7 +113,7 @@ class EngineConnection:
         self.wire.hang_up()
 
     def close(self) -> None:
-        """Only when nobody reads or writes any more."""
+        """Close the connection; only when nobody reads or writes any more."""
         self.wire.close()
 
     async def _take_turn(self) -> None:
@@ -144,7 +144,7 @@ async def _any_turn() -> None:
 
 
 class EngineSocket:
-    """The engine's address. Errors: ``EngineUnavailable``, ``TimedOut``."""
+    """Call the engine at its address. Raises ``EngineUnavailable``, ``TimedOut``."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -166,7 +166,7 @@ class EngineSocket:
         return EngineConnection(sock, self.path)
 
     async def peer_pid(self) -> int:
-        """The process that opened the socket: the engine, or the first process where systemd did."""
+        """Return the process that opened the socket: the engine, or the first process for systemd."""
         connection = await self.connect()
         try:
             return connection.peer_pid()
@@ -176,7 +176,7 @@ class EngineSocket:
     async def call(
         self, method: str, target: bytes, body: bytes | None = None, *, timeout_seconds: float = 30.0
     ) -> Answer:
-        """A small request of the gate's own, or of a client whose body was judged."""
+        """Make a small request of the gate's own, or of a client whose body was judged."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 return await self._call(method, target, body)

@@ -1,4 +1,4 @@
-"""What would become of a create body, without creating anything."""
+"""Explain how the gate would treat a create body, without creating anything."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _REFUSALS = (LimitReached, NotFound, PermissionRefused, RequestError, TimedOut, 
 
 
 class Explainer:
-    """Asks all that a create asks: the rules, and the engine and the system besides."""
+    """Ask everything that a create asks: the rules, and also the engine and the system."""
 
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
 
     async def explain(self, raw: bytes, version: Version | None, caller: Caller) -> list[Finding]:
-        """Every field that says something. Raises what hinders the explanation itself."""
+        """Explain every field that says something. Raises errors that prevent the explanation itself."""
         notes = Notes()
         try:
             dropped: list[str] = []
@@ -92,7 +92,7 @@ class Explainer:
             notes.set("Env", None, [entry for entries in env.values() for entry in entries], ", ".join(env))
 
     async def _look(self, judged: Body, account: Account, notes: Notes) -> None:
-        """At what only the engine and the system know."""
+        """Look at the facts that only the engine and the system know."""
         engine, mounts = self._ground.engine, judged["HostConfig"]["Mounts"]
         for network in networks_of(judged):
             try:

@@ -1,4 +1,4 @@
-"""What somebody attached to a container reads last, where its lease was ended and not the program itself."""
+"""Write the last words to a client attached to a container whose lease, and not its program, ended."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import struct
 
 _STANDARD_ERROR = 2
 _FRAME = struct.Struct(">BxxxL")
-"""Docker's attach protocol: the stream and the size come before each piece of output."""
+"""In Docker's attach protocol the stream and the size come before each piece of output."""
 
 
 def as_output(text: str, *, terminal: bool) -> bytes:
-    """The text as output of the container: on its terminal, or framed as its standard error."""
+    """Return the text as output of the container: on its terminal, or framed as its standard error."""
     if not text:
         return b""
     if terminal:

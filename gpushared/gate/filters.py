@@ -1,4 +1,4 @@
-"""The ``filters`` parameter of listings and events: a JSON object in a query string."""
+"""Read and write the ``filters`` parameter of listings and events: a JSON object in a query string."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def parse_filters(raw: str) -> Filters:
 
 
 def own_only(raw: str, caller: Caller) -> str:
-    """The filters with one more, that only the caller's things pass; the engine wants all labels to fit."""
+    """Add a filter that only the caller's things pass; the engine wants all labels to fit."""
     return write_filters(with_own(parse_filters(raw), caller))
 
 

@@ -1,7 +1,7 @@
-"""Bytes one way between two wires that have left HTTP, as few wake-ups and copies as may be.
+"""Copy bytes one way between two wires that have left HTTP, with as few wake-ups and copies as possible.
 
-Programs write their output in small pieces, and whoever reads it works for each. So pieces that follow each
-other closely go on together: one that comes after a pause at once, those after it within a millisecond.
+Programs write their output in small pieces, and a reader works for each piece. So pieces that follow each
+other closely are sent together: a piece after a pause at once, the next ones within a millisecond.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ FIRST_BYTES = 4 * 1024
 GROWTH = 8
 BUFFER_BYTES = 256 * 1024
 MUCH_BYTES = 64 * 1024
-"""So much goes on at once."""
+"""So many bytes are sent at once."""
 GATHER_SECONDS = 0.001
 
 
 class End(Enum):
-    """Why a flow is over."""
+    """Give the reason why a flow is over."""
 
     SOURCE_ENDED = auto()
     SOURCE_LOST = auto()
@@ -29,7 +29,7 @@ class End(Enum):
 
 
 class Flow:
-    """Driven by the event loop's callbacks. What a slow sink has not taken is at most the buffer."""
+    """Copy by the event loop's callbacks. A slow sink leaves at most the buffer's bytes waiting."""
 
     def __init__(self, source: Wire, sink: Wire, share: Share) -> None:
         self._loop = asyncio.get_running_loop()
@@ -45,7 +45,7 @@ class Flow:
         self._turn: asyncio.Future[None] | None = None
 
     async def run(self) -> End:
-        """Comes back when the source has no more and the sink has all of it, or one of them is lost."""
+        """Return when the source has ended and the sink has all bytes, or one of them is lost."""
         self._listen()
         try:
             return await self._done

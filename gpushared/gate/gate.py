@@ -1,4 +1,4 @@
-"""The gate: every Docker request of every caller passes here, judged by its route."""
+"""Judge every Docker request of every caller by its route, and hand it to its handler."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from gpushared.ports import UserWalls
 
 
 class Gate:
-    """Serves exchanges. Errors of ours reach the client in Docker's form; the HTTP layer sees to that.
+    """Serve exchanges. The HTTP layer sends the daemon's errors to the client in Docker's form.
 
     ``audit`` gets a line for each request that changes something or is refused.
 
@@ -67,7 +67,7 @@ class Gate:
             **shared.everybody(),
         }
         networks, volumes = Networks(ground), Volumes(ground)
-        # What trusted callers come to besides where everybody is confined.
+        # Trusted callers' requests come to these handlers too if everybody is confined.
         self._judged: dict[Action, Handler] = {
             **self._everybody,
             **networks.judged(),
@@ -99,7 +99,7 @@ class Gate:
         self._ground.policy = policy
 
     def judges(self, caller: Caller) -> bool:
-        """Whether what the caller creates is judged."""
+        """Return True if the caller's creates are judged."""
         return self._ground.judges(caller)
 
     async def handle(self, exchange: Exchange) -> None:
@@ -107,7 +107,7 @@ class Gate:
             await self._handle(exchange, recorded)
 
     def refused(self, refusal: Refusal, caller: Caller, origin: Origin) -> None:
-        """The HTTP layer refused a request of which nothing came here."""
+        """Tell the audit that the HTTP layer refused a request, which never came to the gate."""
         self._audit(line_of_refusal(refusal, caller, origin))
 
     async def _handle(self, exchange: Exchange, recorded: Recording) -> None:

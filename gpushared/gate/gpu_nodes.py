@@ -1,7 +1,7 @@
-"""GPU devices that a trusted caller names by their paths: whatever these are called, they are not for free.
+"""Find GPU devices that a trusted caller names by a path: under any name, they are not for free.
 
-Confined callers have a list of the paths that they may name. Trusted ones may name any, so it is looked at
-what lies there, by the kernel's numbers of devices.
+Confined callers have a list of the paths that they may name. Trusted callers may name any path, so the file
+at the path is looked at, by the kernel's numbers of devices.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _first(paths: list[str], rules: list[str]) -> str:
 
 
 def _covers(rule: str, majors: frozenset[int]) -> bool:
-    """Whether it lets a program read or write such devices; making nodes that cannot be used is no matter."""
+    """Return True if the rule lets a program read or write such devices; only making nodes does no harm."""
     found = _RULE.fullmatch(rule)
     if found is None or found["kind"] == "b" or not set(found["access"]) & {"r", "w"}:
         return False
@@ -60,15 +60,15 @@ def _covers(rule: str, majors: frozenset[int]) -> bool:
 
 def _gives_gpu(path: str, majors: frozenset[int]) -> bool:
     real = os.path.realpath(path)
-    # What is called so there depends on who looks, and the engine is somebody else.
+    # A path in /proc means different files to different processes, and the engine is another process.
     if path.startswith(PROC + "/") or real.startswith(PROC + "/"):
         return True
     return any(stat.S_ISCHR(each.st_mode) and os.major(each.st_rdev) in majors for each in _at(Path(real)))
 
 
 def _at(path: Path) -> Iterator[os.stat_result]:
-    """The thing itself, and what is in a directory, of which the engine gives each device."""
-    # What cannot be looked at the engine finds out, and says.
+    """Yield the file and, for a directory, the files in it: the engine gives each device in it."""
+    # If a file cannot be looked at, the engine finds that out, and says so.
     with contextlib.suppress(OSError):
         yield path.stat()
         for each in islice(path.rglob("*"), MOST_NODES):

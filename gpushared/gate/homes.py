@@ -1,6 +1,6 @@
-"""The home and the name that a confined caller's container has. Pure.
+"""Choose the home and the name in a confined caller's container. Pure.
 
-Images are made for root, whose home and name they have. Programs that run as somebody else find neither, and
+Images are made for root, and have root's home and name. Programs that run as another user find neither, and
 many programs need both: caches lie in the home, and Python's ``getpass.getuser`` fails without a name.
 """
 
@@ -18,14 +18,14 @@ from gpushared.gate.inject import default_env, user_targets
 HOME_IN_MEMORY = "rw,exec,nosuid,nodev,mode=0700,uid={uid},gid={gid}"
 """Compilers of kernels put libraries into their caches, which need ``exec``."""
 OTHER_PLACE = "/gpushare-home"
-"""Where no image has anything, and no mount but one of ``/`` lies around it."""
+"""No image has a file at this path, and no mount but one of ``/`` lies around it."""
 USERS_FILE = "/etc/passwd"
 USERS_FILE_BYTES = 64 * 1024
-"""A longer one is left as it is."""
+"""A longer file is left as it is."""
 _PLAIN = re.compile(r"\w[\w.@-]*", re.ASCII)
 _NAME = re.compile(r"\w[\w.@$\\ -]*")
 _HOME = re.compile(r"/[^:\n]{0,4094}")
-"""As long as a path may be: each line of another text is a file that the daemon keeps."""
+"""A home is at most as long as a path may be: the daemon keeps a file for each different line."""
 
 
 def put_home(
@@ -53,7 +53,7 @@ def put_home(
 
 
 def passwd_line(body: Body, image: Body, caller: Caller) -> bytes:
-    """The caller's line for a container's ``/etc/passwd``; empty where none can be written or be seen."""
+    """Return the caller's line for ``/etc/passwd``, empty if none can be written, or be seen."""
     targets = map(_clean, user_targets(body))
     if not _NAME.fullmatch(caller.name) or any(_is_in(USERS_FILE, target) for target in targets):
         return b""
@@ -64,7 +64,7 @@ def passwd_line(body: Body, image: Body, caller: Caller) -> bytes:
 
 
 def with_line(passwd: bytes, line: bytes) -> bytes | None:
-    """The text of a passwd file with the line; None where its name or its number is somebody's already."""
+    """Return the passwd file's text with the line added; None if its name or its number is taken."""
     name, _, uid, _ = line.split(b":", 3)
     for row in passwd.splitlines():
         fields = row.split(b":")
@@ -74,7 +74,7 @@ def with_line(passwd: bytes, line: bytes) -> bytes | None:
 
 
 def _mounted_home(host: Body, account: Account, asked: Sequence[PathWish], held: Sequence[PathWish]) -> str:
-    """Where the caller's own home is mounted to be written to, empty where it is not."""
+    """Return the path at which the caller's own home is mounted writable, empty if there is none."""
     binds = [mount for mount in objects(host, "Mounts") if mount["Type"] == "bind"]
     for bind, before, now in zip(binds, asked, held, strict=True):
         if now.write and account.home in {posixpath.normpath(before.path), now.path}:
@@ -83,9 +83,9 @@ def _mounted_home(host: Body, account: Account, asked: Sequence[PathWish], held:
 
 
 def _place(body: Body, caller: Caller) -> tuple[str, bool]:
-    """The path of a home that is not the caller's own, and whether nothing is mounted there yet.
+    """Return the path of a new home, and True if nothing is mounted there yet.
 
-    In something that is mounted, the engine would make the directory as root.
+    The path lies in no mount, because in a mount the engine would make the directory as root.
     """
     place = f"/home/{caller.name if _PLAIN.fullmatch(caller.name) else caller.uid}"
     targets = [_clean(target) for target in user_targets(body)]
@@ -105,5 +105,5 @@ def _clean(path: str) -> str:
 
 
 def _values(env: Sequence[str]) -> dict[str, str]:
-    """A bare name unsets the image's."""
+    """Return the variables by name; a bare name unsets the image's variable."""
     return {name: value for name, _, value in (entry.partition("=") for entry in env)}

@@ -1,4 +1,4 @@
-"""What a create body lets its container take of the host's CPU and memory."""
+"""Read the host's CPU and memory that a create body gives to its container."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ NANO_PER_MILLI = 1_000_000
 
 
 def host_needs(host: Body) -> dict[str, str]:
-    """The fields of an ``Ask``, without those of which the body says nothing."""
+    """Return fields of an ``Ask``, only for the values that the body gives."""
     needs = {"host_cpu_milli": _cpu_milli(host), "host_memory_bytes": _whole(host, "Memory")}
     return {name: str(value) for name, value in needs.items() if value > 0}
 

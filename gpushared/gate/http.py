@@ -1,4 +1,4 @@
-"""HTTP/1.1 over asyncio streams, for the Docker API and for unary JSON on the same socket.
+"""Serve HTTP/1.1 over asyncio streams, for the Docker API and for unary JSON on the same socket.
 
 ``serve_http`` owns one accepted connection until it is over. Requests are read by h11, within bounds, and
 answered one after the other; pipelined ones wait their turn. Paths under ``/gpushare.v1.`` go to the JSON
@@ -44,24 +44,24 @@ CLOSING = (b"Connection", b"close")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one connection."""
+    """Bound one connection."""
 
     head_bytes: int = 64 * 1024
     head_seconds: float = 10.0
-    """From the first byte of a request to the end of its head."""
+    """A request's head may take so long, from its first byte to its end."""
     idle_seconds: float = 600.0
     json_body_bytes: int = 256 * 1024
     """The longest call is a page; a few megabytes of tiny lists would hold up everybody."""
     body_seconds: float = 30.0
-    """For a body that must be complete before it can be judged."""
+    """A body that must be complete before it can be judged may take so long."""
     pipelined_bytes: int = 256 * 1024
     interim_seconds: float = 20.0
-    """Between interim answers: clients that give up after a silence mostly do so after a minute."""
+    """The time between interim answers: clients that give up after a silence mostly do so after a minute."""
 
 
 @dataclass(frozen=True, slots=True)
 class WebRequest:
-    """A unary call: ``path`` without the query, the whole body."""
+    """Hold a unary call: ``path`` without the query, the whole body."""
 
     method: str
     path: str
@@ -84,7 +84,7 @@ JsonHandler = Callable[[WebRequest], Awaitable[WebReply]]
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """Who answers what. The handlers may raise ``GpushareError``; anything else ends the connection."""
+    """Name the handlers. They may raise ``GpushareError``; any other error ends the connection."""
 
     json: JsonHandler
     docker: Callable[[Exchange], Awaitable[None]]
@@ -143,7 +143,7 @@ async def serve_http(
 
 
 class Exchange:
-    """One request and its response. The handler reads the body if it wants to, and answers once."""
+    """Hold one request and its response. The handler reads the body if it wants to, and answers once."""
 
     def __init__(self, connection: _Connection, request: h11.Request) -> None:
         self._connection = connection
@@ -158,26 +158,26 @@ class Exchange:
         self.share = connection.share
         self.is_away = connection.is_away
         self.started = False
-        """Whether a response head was sent."""
+        """True if a response head was sent."""
         self.on_answer: Callable[[int], None] | None = None
-        """Told the status right before the answer's first byte."""
+        """This function gets the status right before the answer's first byte."""
         self._digest = hashlib.sha256()
         self._body_bytes = 0
         self._peeked = b""
 
     def header(self, name: bytes) -> bytes | None:
-        """The first value of a header; ``name`` in lower case."""
+        """Return the first value of a header; ``name`` in lower case."""
         return next((value for key, value in self.headers if key == name), None)
 
     @property
     def has_body(self) -> bool:
-        """Whether the client says that a body follows, though it may turn out empty."""
+        """Return True if the client announces a body, which may turn out empty."""
         length = self.header(b"content-length")
         return self.header(b"transfer-encoding") is not None or (length is not None and int(length) > 0)
 
     @property
     def has_unread_body(self) -> bool:
-        """Whether the end of the body has not come yet."""
+        """Return True if the end of the body has not come yet."""
         return self._connection.has_unread_body
 
     @property
@@ -186,7 +186,7 @@ class Exchange:
         return self._connection.client.is_full
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """The body as it arrives, each piece good until the next. Raises ``ClientGoneError``."""
+        """Yield the body as it arrives, each piece good until the next. Raises ``ClientGoneError``."""
         if self._peeked:
             yield self._peeked
         while (data := await self._connection.body_piece()) is not None:
@@ -194,21 +194,21 @@ class Exchange:
             yield data
 
     async def peek(self, size: int) -> bytes:
-        """The body's first bytes, which ``pieces`` gives again. Raises ``ClientGoneError``."""
+        """Return the body's first bytes, which ``pieces`` gives again. Raises ``ClientGoneError``."""
         while len(self._peeked) < size and (data := await self._connection.body_piece()) is not None:
             self._count(data)
             self._peeked += data
         return self._peeked[:size]
 
     async def read(self, limit_bytes: int) -> bytes:
-        """The whole body. Raises ``RefusedRequestError`` when it is longer, or slow."""
+        """Return the whole body. Raises ``RefusedRequestError`` if the body is too long, or slow."""
         body = await self._connection.whole_body(limit_bytes)
         self._count(body)
         return body
 
     @property
     def body_digest(self) -> str:
-        """SHA-256 of what was read of the body, in hexadecimal; empty where that is nothing, or a stream."""
+        """Return SHA-256 of the body as read, in hexadecimal; empty for no body, or a stream."""
         return self._digest.hexdigest() if 0 < self._body_bytes <= DIGESTED_BYTES else ""
 
     def _count(self, data: Piece) -> None:
@@ -224,10 +224,10 @@ class Exchange:
         headers: HeaderList = (),
         content_type: bytes = b"application/json",
     ) -> None:
-        """A complete response in one write.
+        """Send a complete response in one write.
 
-        Where the body was not read the connection ends, and says so: a client's next request on it would get
-        no answer.
+        If the request's body was not read, the connection ends, and the response says so: a client's next
+        request on it would get no answer.
         """
         own = [(b"Content-Type", content_type), (b"Content-Length", b"%d" % len(body))]
         if self.has_unread_body:
@@ -246,7 +246,7 @@ class Exchange:
         await self._connection.send(head, *([h11.Data(data=body)] if body else ()))
 
     async def send(self, data: Piece) -> None:
-        """Part of the body; waits while the client is slow. Raises ``ClientGoneError``."""
+        """Send a part of the body; wait while the client is slow. Raises ``ClientGoneError``."""
         await self._connection.send(h11.Data(data=cast("bytes", data)))
 
     async def finish(self) -> None:
@@ -310,7 +310,7 @@ class _Connection:
                 pass
 
     async def _serve_one(self, routes: Routes) -> bool:
-        """One request; False when the connection is over."""
+        """Serve one request; return False if the connection is over."""
         request: h11.Request | None = None
         try:
             request = await self._head()
@@ -319,7 +319,7 @@ class _Connection:
             self._check(request)
             await self._dispatch(routes, request)
         except h11.RemoteProtocolError as error:
-            # What the parser says quotes what it was sent, which may be a secret.
+            # The parser's error quotes the request, which may hold a secret.
             status = error.error_status_hint
             self._tell(routes, request, status, broken_by_parser(status), NOT_HTTP)
             await self._refuse(request, status, f"{NOT_HTTP}: {error}")
@@ -411,7 +411,7 @@ class _Connection:
     # --- what the client sends ---
 
     async def _head(self) -> h11.Request | None:
-        """The next request's head, or None when the client is done."""
+        """Return the next request's head, or None if the client is done."""
         if not self._incoming.held and not await self._next_bytes():
             return None
         try:
@@ -437,7 +437,7 @@ class _Connection:
             await self.send(CONTINUE)
 
     async def body_piece(self) -> Piece | None:
-        """The next piece of the body, good until the one after it; None at its end."""
+        """Return the next piece of the body, good until the one after it; None at its end."""
         if self._http.their_state is not h11.SEND_BODY:
             return None
         try:

@@ -1,4 +1,4 @@
-"""The messages that come over a wire, by the HTTP parser; their bodies in pieces as large as they come."""
+"""Parse the HTTP messages from a wire, and give their bodies in pieces as large as they come."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from gpushared.gate.chunks import PlainChunks
 from gpushared.gate.wire import Piece, Wire
 
 EVENTS_AT_ONCE = 16
-"""A body may come in thousands of pieces of a byte, all of which are there already."""
+"""So many events are taken at once: a body may come in thousands of pieces of one byte."""
 HEAD_END = re.compile(rb"\n\r?\n")
-"""As the parser sees it."""
+"""The parser finds the end of a head by this pattern."""
 
 Step = Callable[[], Awaitable[None]]
 
 
 class Incoming:
-    """One direction of a connection. Its methods raise ``ConnectionError``, ``h11.RemoteProtocolError``."""
+    """Read one direction of a connection. Raises ``ConnectionError``, ``h11.RemoteProtocolError``."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Incoming:
     ) -> None:
         """``early`` was read already; ``turn`` is waited for after each piece that is read."""
         self.unfed = early
-        """Read, and not given to the parser yet."""
+        """These bytes were read, and not given to the parser yet."""
         self._http = http
         self._wire = wire
         self._turn = turn
@@ -45,11 +45,11 @@ class Incoming:
 
     @property
     def held(self) -> bytes:
-        """All that was read and is in no message so far."""
+        """Return all bytes that were read and are in no message so far."""
         return self._http.trailing_data[0] + self.unfed
 
     async def event(self) -> h11.Event:
-        """The next one."""
+        """Return the parser's next event."""
         while (event := self._http.next_event()) is h11.NEED_DATA:
             await self._count()
             if not self.unfed:
@@ -62,7 +62,7 @@ class Incoming:
         return event
 
     async def piece(self) -> Piece | None:
-        """The next of the body's data, good until the next is asked for; None at its end."""
+        """Return the next piece of the body, good until the next call; None at its end."""
         if self._http.their_state is not h11.SEND_BODY:
             return None
         if self._is_new:
@@ -91,7 +91,7 @@ class Incoming:
         await self._turn()
 
     def _feed(self) -> None:
-        """A head alone, so that what follows it need not go through the parser."""
+        """Give the parser a head alone, so that the bytes after it need not go through the parser."""
         size = len(self.unfed)
         if self._http.their_state in {h11.IDLE, h11.SEND_RESPONSE} and (end := HEAD_END.search(self.unfed)):
             size = end.end()
@@ -105,5 +105,5 @@ class Incoming:
 
 
 def _is_chunked(head: h11.Request | h11.Response) -> bool:
-    """The parser has refused all other transfer encodings."""
+    """Return True for a chunked body; the parser has refused all other transfer encodings."""
     return any(name == b"transfer-encoding" for name, _ in head.headers)

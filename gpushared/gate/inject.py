@@ -1,4 +1,4 @@
-"""A lease put into a create body. Pure: the same body, claim and engine give the same result."""
+"""Put a lease into a create body. Pure: the same body, claim and engine give the same result."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ GPU_KIND = "nvidia.com/gpu"
 MIG_PREFIX = "MIG-"
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 NO_DEVICES = "void"
-"""NVIDIA's runtime then does as the plain one does, whatever else an image says."""
+"""With this value NVIDIA's runtime does the same as the plain one, whatever else an image says."""
 
 
 def binds_late(facts: EngineFacts) -> bool:
-    """Whether a container can be created before its lease is known.
+    """Return True if a container can be created before its lease is known.
 
     The engine must apply the lease's device at every start, and the create body must not name the GPU.
     """
@@ -31,10 +31,10 @@ def binds_late(facts: EngineFacts) -> bool:
 
 
 def mechanism_for(edits: Edits | None, facts: EngineFacts) -> DeviceMechanism:
-    """How these GPUs come into the container.
+    """Return the mechanism by which these GPUs come into the container.
 
-    MIG instances are made and destroyed while NVIDIA's CDI specs stay as they are: one that these do not name
-    is asked for in the next best way. Raises ``RequestError`` where there is none.
+    MIG instances are made and destroyed while NVIDIA's CDI specs stay as they are: an instance that the specs
+    do not name is asked for in the next best way. Raises ``RequestError`` if there is none.
     """
     unnamed = [gpu for gpu in edits.gpus if is_unnamed(gpu, facts)] if edits is not None else []
     if not unnamed:
@@ -48,7 +48,7 @@ def mechanism_for(edits: Edits | None, facts: EngineFacts) -> DeviceMechanism:
 
 
 def is_unnamed(gpu: str, facts: EngineFacts) -> bool:
-    """Whether it is a MIG instance that CDI would have to bring, but does not know."""
+    """Return True for a MIG instance that CDI would have to bring, but does not know."""
     through_cdi = facts.gpu_mechanism is DeviceMechanism.CDI
     return through_cdi and gpu.startswith(MIG_PREFIX) and gpu not in facts.cdi_gpus
 
@@ -81,29 +81,29 @@ def inject(body: Body, device_name: str, edits: Edits | None, facts: EngineFacts
 
 
 def is_own(name: str) -> bool:
-    """Whether a variable is the lease's to set."""
+    """Return True if only the lease may set the variable."""
     return name != DRIVER_CAPABILITIES and (name in OWN_NAMES or name.startswith(OWN_PREFIXES))
 
 
 def strip_env(env: list[str]) -> list[str]:
-    """Without the variables that are the lease's to set."""
+    """Return the variables without those that only the lease may set."""
     return [entry for entry in env if not is_own(_name(entry))]
 
 
 def merge_env(env: list[str], ours: Mapping[str, str]) -> list[str]:
-    """With ours replacing the user's own of the same name: programs differ in which duplicate they read."""
+    """Add our variables in place of the user's with the same names: programs read different duplicates."""
     kept = [entry for entry in env if _name(entry) not in ours]
     return [*kept, *(f"{name}={value}" for name, value in ours.items())]
 
 
 def default_env(env: list[str], defaults: Mapping[str, str]) -> list[str]:
-    """With ours where the user said nothing; a bare name (unset the image's) is something said."""
+    """Add our variables that the user did not set; a bare name, which unsets the image's, is set."""
     said = {_name(entry) for entry in env}
     return [*env, *(f"{name}={value}" for name, value in defaults.items() if name not in said)]
 
 
 def user_targets(body: Body) -> list[str]:
-    """The paths in the container on which the body mounts something."""
+    """Return the paths in the container on which the body mounts something."""
     host = section(body, "HostConfig")
     binds = [bind.split(":") for bind in strings(host, "Binds")]
     return [
@@ -140,14 +140,14 @@ def _name(entry: str) -> str:
 
 
 def _cdi_names(device_name: str, edits: Edits | None, facts: EngineFacts) -> list[str]:
-    """The lease's name stands last: of two devices that set a variable, the engine lets the last one win."""
+    """Put the lease's name last: of two devices that set a variable, the engine lets the last one win."""
     through_cdi = mechanism_for(edits, facts) is DeviceMechanism.CDI
     gpus = [f"{GPU_KIND}={gpu}" for gpu in edits.gpus] if edits is not None and through_cdi else []
     return [*gpus, f"{LEASE_KIND}={device_name}"]
 
 
 def _add_gpus(host: Body, env: list[str], edits: Edits, facts: EngineFacts) -> list[str]:
-    """The GPUs themselves, where the engine has another way than CDI to bring them in."""
+    """Add the GPUs themselves if the engine brings them in by another way than CDI."""
     mechanism = mechanism_for(edits, facts)
     if mechanism is DeviceMechanism.DEVICE_REQUEST:
         request = {"Driver": "", "Capabilities": [["gpu"]], "DeviceIDs": list(edits.gpus)}
@@ -176,7 +176,7 @@ def _place(host: Body, cgroup_parent: str) -> None:
 
 
 def is_cgroup_within(inner: str, outer: str) -> bool:
-    """Whether one ``CgroupParent`` lies below another: slices say so by their names (systemd.slice(5))."""
+    """Return True if ``inner`` lies below ``outer``: slices show that by their names (systemd.slice(5))."""
     if outer.endswith(SLICE):
         return inner.endswith(SLICE) and inner.startswith(f"{outer.removesuffix(SLICE)}-")
     return inner.startswith(f"{outer.rstrip('/')}/")

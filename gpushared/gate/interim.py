@@ -1,7 +1,7 @@
-"""A client whose request waits in the queue hears now and then that its answer is still to come.
+"""Tell a client whose request waits in the queue now and then that its answer is still to come.
 
-Many clients hang up after a minute of silence. An interim answer (RFC 9110, 15.2) is no answer yet: who
-reads one goes on reading, and counts the silence anew.
+Many clients hang up after a minute of silence. An interim answer (RFC 9110, 15.2) is no answer yet: a client
+that reads one goes on reading, and counts the silence anew.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from gpushared.domain.errors import RequestError, Unavailable
 from gpushared.gate.http import Exchange
 
 MOST = 99
-"""At one more Python's ``http.client`` of 2026 gives up, also where it was told to wait for hours."""
+"""At one more interim answer Python's ``http.client`` of 2026 gives up, even if told to wait for hours."""
 READS_ON = re.compile(rb"python|aiohttp|httpx|\bnode\b|undici|axios", re.IGNORECASE)
-"""What clients call themselves that are known to read on after any number up to ``MOST``.
+"""Clients with these names are known to read on after any number of interim answers up to ``MOST``.
 
-Go's client gives up after five, and would have waited for ever. Programs in Go have names of their own, so
-that it is no list of theirs that is asked.
+Go's client gives up after five, and without them would have waited for ever. Programs in Go have names of
+their own, so no list could exclude them; this list includes the others.
 """
 OLD_HTTP = b"1.0"
 
 LOOK_SECONDS = 5.0
-"""So often it is looked whether the client can still be seen."""
+"""The interval at which the gate checks that the client can still be seen."""
 
 _T = TypeVar("_T")
 
 
 async def while_waiting(exchange: Exchange, work: Coroutine[Any, Any, _T], *, may_queue: bool = True) -> _T:
-    """What comes of ``work``, before which nothing of the answer is sent; its error is raised.
+    """Return the result of ``work``, or raise its error; until then no part of the answer is sent.
 
-    ``may_queue``: the work may wait in the queue. Raises Unavailable, RequestError where it does so though
-    nobody can be seen to wait for the answer any more.
+    ``may_queue``: the work may wait in the queue. Then raises Unavailable, RequestError if nobody can be seen
+    to wait for the answer any more.
     """
     step = min(LOOK_SECONDS, exchange.interim_seconds)
     looks_between = round(exchange.interim_seconds / step)
@@ -55,7 +55,7 @@ async def while_waiting(exchange: Exchange, work: Coroutine[Any, Any, _T], *, ma
 
 
 def _check_client(exchange: Exchange) -> None:
-    """A request in the queue keeps room from others: whoever waits with it must be there, and be seen."""
+    """Raise if the client is away or cannot be seen: a request in the queue keeps room from others."""
     if exchange.is_away():
         raise Unavailable(
             "the way to the machine of this request's client was broken for too long, so it left the queue",
@@ -69,6 +69,6 @@ def _check_client(exchange: Exchange) -> None:
 
 
 def reads_on(exchange: Exchange) -> bool:
-    """Whether the client takes interim answers; one that does not say what it is mostly stands on Node."""
+    """Return True if the client takes interim answers. A client without a name is mostly a Node program."""
     name = exchange.header(b"user-agent")
     return exchange.http_version != OLD_HTTP and (not name or READS_ON.search(name) is not None)

@@ -1,10 +1,10 @@
-"""What one user may have of the daemon at once, and turns between users: one's flood is not everybody's.
+"""Limit one user's use of the daemon, and give users turns, so that one user's flood stays their own.
 
 The daemon is one thread and the engine behind it one process. Three things keep a user from having all of
-either: bounds on what he has open, a few desks at which his requests are worked on, and turns: of each user
-one piece of a stream is handled in each pass of the event loop, however many wait.
+either: bounds on open connections and requests, a few desks at which the user's requests are worked on, and
+turns: in each pass of the event loop one piece of a stream is handled for each user, however many wait.
 
-All that a user does counts alike: gRPC, unary JSON and the Docker API, on whatever connection.
+All calls of a user count alike: gRPC, unary JSON and the Docker API, on any connection.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from dataclasses import dataclass
 from gpushared.domain.errors import LimitReached
 
 RESTS = 8
-"""How much longer than long work the rest after it is; what follows the work takes about as long as it."""
+"""The rest after long work is so many times longer; the steps after the work take about as long as it."""
 
 
 @dataclass(frozen=True, slots=True)
 class UserLimits:
-    """Of one user, at once."""
+    """Bound one user's use at one time."""
 
     connections: int = 1024
     requests: int = 1024
-    """The ones that wait among them: an attached client has two or three."""
+    """Waiting requests count too: an attached client has two or three."""
     creates: int = 256
-    """A create that asks for a GPU waits in it for its turn."""
+    """A create that asks for a GPU counts while it waits in the queue."""
     body_bytes: int = 16 * 1024 * 1024
-    """Of bodies that are read whole before they can be judged."""
+    """The bytes of all bodies that are read whole before they can be judged."""
     desks: int = 4
-    """Requests that are worked on."""
+    """The number of requests that are worked on."""
     desk_seconds: float = 0.5
     """A request that takes longer mostly waits, for a container's end or a lease, and gives up its desk."""
 
 
 class Share:
-    """What one user has at the moment. The methods that bound something raise ``LimitReached``."""
+    """Count one user's present use. The methods that bound something raise ``LimitReached``."""
 
     def __init__(self, limits: UserLimits) -> None:
         self.limits = limits
@@ -55,7 +55,7 @@ class Share:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing would be lost by forgetting it."""
+        """Return True if the user uses nothing, so that the share can be forgotten."""
         return not (self._connections or self._requests or self._creates or self._body_bytes or self._turns)
 
     @contextmanager
@@ -67,7 +67,7 @@ class Share:
             self.drop_connection()
 
     def add_connection(self) -> None:
-        """So that it counts until ``drop_connection``."""
+        """Count a connection until ``drop_connection``."""
         if self.crowded:
             raise LimitReached(
                 f"you have {self.limits.connections} connections to the daemon already",
@@ -80,7 +80,7 @@ class Share:
 
     @property
     def crowded(self) -> bool:
-        """Whether there is no room for another connection."""
+        """Return True if there is no room for another connection."""
         return self._connections >= self.limits.connections
 
     @contextmanager
@@ -98,7 +98,7 @@ class Share:
 
     @asynccontextmanager
     async def request(self) -> AsyncIterator[None]:
-        """Around the work on one request; begins when a desk is free, and keeps it for a while at most."""
+        """Work on one request in the block, which waits for a desk and keeps it for a limited time."""
         if self._requests >= self.limits.requests:
             raise LimitReached(
                 f"you have {self.limits.requests} requests under way already",
@@ -112,7 +112,7 @@ class Share:
             self._requests -= 1
 
     def hold(self, size_bytes: int) -> None:
-        """So much more of a body is kept, until ``drop``."""
+        """Count so many more bytes of a body that is kept, until ``drop``."""
         if self._body_bytes + size_bytes > self.limits.body_bytes:
             raise LimitReached(
                 f"the bodies of your requests hold {self._body_bytes} bytes already",
@@ -125,7 +125,7 @@ class Share:
 
     @contextmanager
     def held(self, size_bytes: int) -> Iterator[None]:
-        """Around the work on what was read whole."""
+        """Count the bytes of a body that was read whole while the block works on it."""
         self.hold(size_bytes)
         try:
             yield
@@ -134,7 +134,7 @@ class Share:
 
     @asynccontextmanager
     async def long_work(self) -> AsyncIterator[None]:
-        """Around work that holds up everybody: of one user one at a time, and then a rest in proportion."""
+        """Do work that holds up everybody: for each user one at a time, with a rest in proportion."""
         async with self._long_work:
             begun = time.perf_counter()
             try:
@@ -148,7 +148,7 @@ class Share:
             await self.queue_for_turn()
 
     def take_turn(self) -> bool:
-        """Whether it is his turn now, which is then taken."""
+        """Return True, and take the turn, if it is this user's turn now."""
         if self._turn_taken:
             return False
         self._turn_taken = True
@@ -156,7 +156,7 @@ class Share:
         return True
 
     def queue_for_turn(self) -> asyncio.Future[None]:
-        """Done when it is his turn; to be cancelled by whoever no longer wants it."""
+        """Return a future that is done when it is this user's turn; cancel it to give up the turn."""
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._turns.append(waiting)
         return waiting
@@ -194,7 +194,7 @@ class _Desk:
 
 
 class Shares:
-    """The shares of all users, by their uid; one object for all doors."""
+    """Hold the shares of all users, by their uid; all doors use one object."""
 
     def __init__(self, limits: UserLimits | None = None) -> None:
         self._limits = limits or UserLimits()
@@ -206,13 +206,13 @@ class Shares:
 
     @limits.setter
     def limits(self, limits: UserLimits) -> None:
-        """What is had beyond them stays; the number of desks is as it was for those who have something."""
+        """Set new limits. Use beyond them stays, and users with present use keep their number of desks."""
         self._limits = limits
         for share in self._shares.values():
             share.limits = limits
 
     def of(self, uid: int) -> Share:
-        """To be used at once: what has nothing may be forgotten."""
+        """Return a user's share, which must be used at once: a share without any use may be forgotten."""
         share = self._shares.get(uid)
         if share is None:
             self._forget_idle()

@@ -18,19 +18,19 @@ PROPAGATIONS = frozenset({"", "private", "rprivate"})
 
 
 def judge_mounts(host: Body) -> list[Body]:
-    """The mount objects of a HostConfig, its binds among them. Raises ``PermissionRefused``."""
+    """Return the mount objects of a HostConfig, its binds among them. Raises ``PermissionRefused``."""
     return [*map(_of_bind, strings(host, "Binds")), *map(_of_mount, objects(host, "Mounts"))]
 
 
 def volumes_of(mounts: Sequence[Body]) -> list[str]:
-    """The named volumes among them."""
+    """Return the named volumes among the mounts."""
     return [mount["Source"] for mount in mounts if mount["Type"] == "volume" and mount.get("Source")]
 
 
 def unnamed_volumes(host: Body, paths: Iterable[str]) -> list[Body]:
-    """Mount objects for what a body or an image names as a volume, and nothing else is mounted on.
+    """Return mount objects for the volumes of a body or an image on which nothing else is mounted.
 
-    The engine makes the same by itself, but without a label that says whose it is.
+    The engine makes the same volumes by itself, but without a label that names their owner.
     """
     taken = {_clean(mount["Target"]) for mount in objects(host, "Mounts")}
     taken |= {_clean(path) for path in section(host, "Tmpfs")} | {"/"}
@@ -44,7 +44,7 @@ def _clean(path: str) -> str:
 
 
 def wishes_of(mounts: Sequence[Body]) -> list[PathWish]:
-    """The files of the host among them, as the caller wrote them."""
+    """Return the files of the host among the mounts, as the caller wrote them."""
     return [PathWish(bind["Source"], write=not bind["ReadOnly"]) for bind in _binds(mounts)]
 
 
@@ -59,7 +59,7 @@ def _binds(mounts: Sequence[Body]) -> list[Body]:
 
 
 def _of_bind(bind: str) -> Body:
-    """``source:target[:options]``, or a lone target, which is an anonymous volume."""
+    """Read ``source:target[:options]``, or a lone target, which is an anonymous volume."""
     parts = bind.split(":")
     if len(parts) == 1:
         return {"Type": "volume", "Target": bind}

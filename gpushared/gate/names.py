@@ -1,4 +1,4 @@
-"""Names of containers and networks, of which all users of a machine have one space."""
+"""Check the names of containers and networks, which all users of a machine share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpushared.gate.engine import Answer, EngineSocket, message_of
 
 LIKE_AN_ID = re.compile(r"/?[0-9a-f]{12,64}")
 LISTINGS = {"containers": b"/containers/json?all=1", "networks": b"/networks"}
-"""Where whose ids stand that a name of a container or network could be taken for."""
+"""The listings of the ids for which a name of a container or network could be taken."""
 HOLDER = re.compile(r'container "?([0-9a-f]{64})')
 
 
@@ -47,7 +47,7 @@ async def _is_own(engine: EngineSocket, kind: str, identity: str, caller: Caller
 
 
 async def hide_holder(answer: Answer, name: str, engine: EngineSocket, caller: Caller) -> Answer:
-    """The answer to a create or rename, without the id of another's container that has the name."""
+    """Return the answer to a create or rename without the id of another user's container with the name."""
     holder = HOLDER.search(message_of(answer)) if answer.status == CONFLICT else None
     if holder is None:
         return answer

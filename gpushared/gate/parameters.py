@@ -1,4 +1,4 @@
-"""Query parameters: those that engines read, and the form that a confined caller's value may have."""
+"""Check query parameters: engines read only some, and a confined caller's values need a certain form."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ _WORDS: Mapping[str, str] = {
 }
 ONLY_NO = frozenset({"link"})
 NO = re.compile(r"0|no|false|none|", re.IGNORECASE)
-"""What the engine takes for no."""
+"""The engine takes these words for no."""
 FORMS: Mapping[str, re.Pattern[str]] = {
     name: re.compile(form, re.DOTALL) for form, names in _WORDS.items() for name in names.split()
 }
 
 
 def drop_unknown(route: Route, target: Target) -> tuple[Target, list[str]]:
-    """The target without the parameters that engines do not read, and their names.
+    """Return the target without the parameters that engines do not read, and the names of these.
 
-    What only trusted callers may ask goes on as it is.
+    A request that only trusted callers may make stays as it is.
     """
     if route.action in {Action.TRUSTED, Action.BUILD}:
         return target, []

@@ -1,7 +1,7 @@
-"""``/etc/passwd`` of confined callers' containers: the image's own, and a line for the caller.
+"""Give confined callers' containers an ``/etc/passwd``: the image's file, and a line for the caller.
 
-A file of the daemon's is mounted over the image's. To write into the container instead, ``docker cp``'s way,
-an engine before 29.5.1 would mount as root what the container has mounted, at places that users can move.
+A file of the daemon's is mounted over the image's. To write into the container instead, as ``docker cp``
+does, an engine before 29.5.1 would mount the container's mounts as root, at places that users can move.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from gpushared.gate.homes import USERS_FILE, USERS_FILE_BYTES, with_line
 log = logging.getLogger(__name__)
 
 LABEL_USERS = "gpushare.passwd"
-"""The name of the file that a container has."""
+"""This label has the name of the container's file."""
 LABEL_LOOK = "gpushare.look"
-"""On containers that are made to look into an image, and never started."""
+"""This label marks containers that are made to look into an image, and never started."""
 LOOK_PLACE = "/gpushare-look"
-"""Where these mount the directory of the files."""
+"""The containers with ``LABEL_LOOK`` mount the directory of the files here."""
 OURS = "gpushare."
 IMAGES_KEPT = 64
 FAILED_SECONDS = 60.0
@@ -45,11 +45,11 @@ CREATE_SECONDS = 600.0
 FILE_SECONDS = 30.0
 STAT_HEADER = b"x-docker-container-path-stat"
 _FIRST_TYPE_BIT = 9
-"""Of a mode in Go: permissions lie below; what is above tells directories, links and other kinds apart."""
+"""In a mode in Go the permissions lie below this bit; the bits from here on tell the kinds of files apart."""
 
 
 class PasswdFiles:
-    """Makes, keeps and removes these files. Without a directory there are none.
+    """Make, keep and remove these files. Without a directory there are none.
 
     The name of a file is its text's digest: containers of one user and one image share a file.
     """
@@ -58,17 +58,17 @@ class PasswdFiles:
         self._engine = engine
         self._directory = directory
         self._images: OrderedDict[str, bytes | None] = OrderedDict()
-        """What the last images that were looked into have; None where their file stays as it is."""
+        """The files of the images that were last looked into; None if a file stays as it is."""
         self._looks: dict[str, asyncio.Task[bytes | None]] = {}
         self._look_owner = secrets.token_hex(6)
         self._making: Counter[str] = Counter()
         self._recent: set[str] = set()
-        """Names that somebody wanted since the last sweep began."""
+        """The names that were wanted since the last sweep began."""
         self._lock = asyncio.Lock()
 
     @asynccontextmanager
     async def with_line(self, image: Body, line: bytes) -> AsyncIterator[Path | None]:
-        """A file for a container of the image that is made inside; None where the image's own will do.
+        """Give a file for a container of the image that the block makes; None if the image's own will do.
 
         ``image`` is the engine's description.
         """
@@ -84,7 +84,7 @@ class PasswdFiles:
             self._making -= Counter([name])  # without those at zero, of which there would be ever more
 
     async def sweep(self) -> None:
-        """Remove the files that no container has, and what an earlier life left of its looks."""
+        """Remove the files that no container has, and the containers of an earlier run's looks."""
         if self._directory is None or not self._directory.exists():
             return
         self._recent = {*self._making}
@@ -96,7 +96,10 @@ class PasswdFiles:
                 await self._engine.call("DELETE", f"/containers/{found['Id']}?v=1".encode())
 
     def _has_looked(self, found: Body) -> bool:
-        """Whether we made it to look: labels are brought along by images too, into anybody's containers."""
+        """Return True if the daemon made this container for a look.
+
+        Its label does not prove that: an image can bring the label into anybody's containers.
+        """
         seen = str(self._directory), LOOK_PLACE
         mounts = objects(found, "Mounts")
         return any((each.get("Source"), each.get("Destination")) == seen for each in mounts)
@@ -116,7 +119,7 @@ class PasswdFiles:
         return None if found is None else with_line(found, line)
 
     async def _of_image(self, image: Body) -> bytes | None:
-        """The image's file. It is looked at once, whoever goes away meanwhile."""
+        """Return the image's file. One look serves all callers, and goes on if a caller goes away."""
         identity = str(image.get("Id") or "")
         if not identity:
             return None
@@ -142,7 +145,7 @@ class PasswdFiles:
         return found
 
     async def _read(self, identity: str, image: Body) -> bytes | None:
-        """Out of a container of the image, that has nothing else and is never started."""
+        """Read the file out of a container of the image that has nothing else and is never started."""
         assert self._directory is not None
         await asyncio.to_thread(self._directory.mkdir, mode=0o700, parents=True, exist_ok=True)
         body = serialise(self._look_body(identity, section(image, "Config")))
@@ -156,7 +159,7 @@ class PasswdFiles:
             await self._engine.call("DELETE", f"/containers/{container}?force=1&v=1".encode())
 
     def _look_body(self, identity: str, config: Body) -> Body:
-        # Labels of the image's would make it somebody's.
+        # Labels of the image would make the container a user's.
         labels = {name: "" for name in section(config, "Labels") if name.startswith(OURS)}
         # An engine that does not see the directory refuses here, and not at the user's create.
         seen = {"Type": "bind", "Source": str(self._directory), "Target": LOOK_PLACE, "ReadOnly": True}
@@ -190,7 +193,7 @@ def _labels(found: Body) -> dict[str, str]:
 
 
 def is_small_file(header: bytes) -> bool:
-    """Whether the engine's words about a path are those about a plain file of a size to be read."""
+    """Return True if the engine describes a path as a plain file that is small enough to be read."""
     try:
         said: Any = json.loads(base64.b64decode(header))
         is_plain = said["mode"] >> _FIRST_TYPE_BIT == 0

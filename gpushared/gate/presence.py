@@ -1,4 +1,4 @@
-"""Whether a client whose request is complete is still there: for one that has hung up nobody works on."""
+"""Watch the client of a complete request: when the client has hung up, the work on the request ends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpushared.gate.incoming import Incoming
 from gpushared.gate.wire import Wire
 
 WATCH_AFTER_SECONDS = 0.05
-"""Most answers are ready sooner; watching for the client's end costs more than they do."""
+"""The watch begins after so long: most answers are ready sooner, and cost less than a watch."""
 
 
 class Presence:
@@ -17,7 +17,7 @@ class Presence:
     def __init__(self, incoming: Incoming, wire: Wire, ahead_bytes: int) -> None:
         self.gone = False
         self.is_full = False
-        """More came than is read ahead."""
+        """True if more bytes came than are read ahead."""
         self.task: asyncio.Task[None] | None = None
         self._incoming = incoming
         self._wire = wire
@@ -26,12 +26,12 @@ class Presence:
         self._watcher: asyncio.Task[None] | None = None
 
     def watch_soon(self) -> None:
-        """From a moment on; the request is complete."""
+        """Begin to watch in a moment, because the request is complete."""
         self.is_full = False
         self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_SECONDS, self._begin)
 
     async def stop(self) -> None:
-        """Nothing is read any more when it comes back."""
+        """End the watch; nothing is read any more after the return."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,8 +1,9 @@
-"""Which options of ``ps`` a confined caller may give to ``docker top``.
+"""Check the options of ``ps`` that a confined caller gives to ``docker top``.
 
-The engine runs the machine's ``ps`` as root with what the client gives, and keeps the lines whose column PID
-names a process of the container. So that column must hold what it says: a column may be given any title
-(``-o ppid=PID``), and what stands before it may hold blanks, so that other words of it would be read.
+The engine runs the machine's ``ps`` as root with the client's options, and keeps the lines whose column PID
+names a process of the container. So the column PID must hold the PID. Some options would break that: a column
+may get any title (``-o ppid=PID``), and a column before it may hold blanks, so that its words would be read
+as the PID.
 """
 
 from __future__ import annotations

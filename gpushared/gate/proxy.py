@@ -1,8 +1,8 @@
-"""Passing a request on to the engine and its response back, as streams in both directions.
+"""Pass a request on to the engine and its response back, as streams in both directions.
 
 Nothing is buffered beyond a few reads: a slow client slows the engine down, and the other way round. An
 attach or exec leaves HTTP: by an upgrade (101), or, as older clients do, by a 200 whose body is the raw
-stream. There the end of what the client sends is the end of the program's input, not of the connection.
+stream. There the end of the client's data is the end of the program's input, not of the connection.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ HOP_BY_HOP = frozenset(
 )
 STREAMS = frozenset({b"tcp", b"websocket"})
 BUILDERS = (b"/session", b"/grpc")
-"""What speaks HTTP/2 with the engine; only trusted callers come to these."""
+"""These endpoints speak HTTP/2 with the engine; only trusted callers reach them."""
 FRAMING = frozenset({b"content-length", b"content-type", b"content-encoding"})
 
 Farewell = Callable[[], bytes]
 
 
 def nothing() -> bytes:
-    """The farewell of those that need none."""
+    """Return no last words, for requests that need none."""
     return b""
 
 
@@ -103,7 +103,7 @@ def check_stream(exchange: Exchange) -> None:
 async def _upload(
     connection: EngineConnection, exchange: Exchange, target: bytes, body: bytes | None, *, hijack: bool
 ) -> None:
-    """The request's head and body. When the client fails in it, the engine's connection is cut too."""
+    """Send the request's head and body. If the client fails meanwhile, cut the engine's connection too."""
     head = h11.Request(
         method=exchange.method, target=target, headers=_request_headers(exchange, target, body, hijack=hijack)
     )
@@ -147,13 +147,13 @@ def _request_headers(
 
 
 def _stream(asked: bytes, target: bytes) -> bytes:
-    """The protocol to ask for: by HTTP/2 an engine would take whole requests that nobody has judged."""
+    """Return the protocol to ask for: by HTTP/2 an engine would take whole requests that nobody judged."""
     is_builder = target.partition(b"?")[0].endswith(BUILDERS)
     return asked if is_builder or asked.lower() in STREAMS else b"tcp"
 
 
 def _named(exchange: Exchange) -> frozenset[bytes]:
-    """The headers that are of the client's connection because it says so (RFC 9110, 7.6.1)."""
+    """Return the headers that the client declares as its connection's own (RFC 9110, 7.6.1)."""
     values = [value for name, value in exchange.headers if name == b"connection"]
     return frozenset(word.strip().lower() for value in values for word in value.split(b","))
 
@@ -161,7 +161,7 @@ def _named(exchange: Exchange) -> frozenset[bytes]:
 async def _download(
     connection: EngineConnection, exchange: Exchange, upload: asyncio.Task[None], farewell: Farewell | None
 ) -> int:
-    """``farewell`` None: the connection may not leave HTTP."""
+    """Pass the response on. ``farewell`` None: the connection may not leave HTTP."""
     head = await connection.response()
     if farewell is not None and _is_hijacked(head):
         await upload
@@ -181,7 +181,7 @@ async def _download(
 
 
 def _is_hijacked(head: h11.Response | h11.InformationalResponse) -> bool:
-    """A switch, or a body without framing: the old style. An error has a length and stays HTTP."""
+    """Return True for a switch, or for the old style's body without framing. An error stays HTTP."""
     framed = any(name in {b"content-length", b"transfer-encoding"} for name, _ in head.headers)
     return head.status_code == SWITCHING_PROTOCOLS or (head.status_code == OK and not framed)
 
@@ -195,7 +195,7 @@ def _raw_head(head: h11.Response | h11.InformationalResponse) -> bytes:
 async def _splice(
     client: Wire, early: bytes, connection: EngineConnection, share: Share, farewell: Farewell
 ) -> None:
-    """Bytes both ways until the engine has no more to say, or the client has hung up."""
+    """Copy bytes both ways until the engine ends its side, or the client has hung up."""
     stdin = asyncio.create_task(_stdin(client, early, connection, share))
     stdout = asyncio.create_task(_stdout(client, connection, share))
     try:
@@ -212,7 +212,7 @@ async def _splice(
 
 
 async def _stdin(client: Wire, early: bytes, connection: EngineConnection, share: Share) -> None:
-    """Ends when the client has hung up; its end of input is passed on and is no end of the output."""
+    """Copy input until the client has hung up; the end of input is passed on, and the output goes on."""
     end = End.SINK_LOST  # the engine takes no more, but may still have something to say
     with contextlib.suppress(ConnectionError):
         await connection.write(early)

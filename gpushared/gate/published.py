@@ -1,4 +1,4 @@
-"""How many ports of the machine a container publishes: for each the engine runs processes of root's."""
+"""Count the machine's ports that a container publishes: for each the engine runs root's processes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gpushared.domain.errors import PermissionRefused
 from gpushared.gate.body import Body, section
 
 LABEL_PORTS: Final = "gpushare.published-ports"
-"""For how many it was created, as the gate counted."""
+"""This label has the gate's count of the ports at the container's create."""
 _PORT: Final = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?(?:/[a-z]+)?")
 
 
 def ports_of(host: Body, exposed: Iterable[str]) -> int:
-    """By a HostConfig, and what the container and its image expose; ranges are counted out."""
+    """Count the ports of a HostConfig and the exposed ports; each port of a range counts."""
     bound = section(host, "PortBindings")
     named = sum(_size(port) * max(1, len(bindings or ())) for port, bindings in bound.items())
     if not host.get("PublishAllPorts"):
@@ -24,7 +24,7 @@ def ports_of(host: Body, exposed: Iterable[str]) -> int:
 
 
 def counted(labels: Mapping[str, str]) -> int:
-    """What the gate counted at a container's create; nothing where it was made otherwise."""
+    """Return the gate's count at a container's create; 0 for a container that the gate did not make."""
     said = labels.get(LABEL_PORTS, "")
     return int(said) if re.fullmatch("[0-9]{1,9}", said) else 0
 

@@ -1,4 +1,4 @@
-"""Requests that no handler is asked, because they break HTTP or a bound."""
+"""Refuse requests before any handler, because they break HTTP or a bound."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FORM = "application/x-www-form-urlencoded"
 
 
 class Broken(StrEnum):
-    """What of HTTP, or of its bounds, a request breaks: the code of its line in the audit."""
+    """Name the part of HTTP, or the bound, that a request breaks: the code of its line in the audit."""
 
     NOT_HTTP = "not-http"
     VERSION = "http-version"
@@ -37,19 +37,19 @@ STATUS = {
     Broken.BODY_TOO_SLOW: 408,
 }
 _BY_PARSER = {431: Broken.HEAD_TOO_LONG, 501: Broken.FRAMING}
-"""What h11 says by the status that it hints at; 501 is a transfer encoding that nobody knows."""
+"""h11 tells the fault by the status that it hints at; 501 is an unknown transfer encoding."""
 
 
 def broken_by_parser(status: int) -> Broken:
-    """What h11 did not take, by its hint."""
+    """Return the fault that h11 found, by its hint."""
     return _BY_PARSER.get(status, Broken.NOT_HTTP)
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A request that no handler was asked, because it breaks HTTP or a bound; empty where not understood.
+    """Hold a request that was refused before any handler; fields that were not understood are empty.
 
-    ``code``: one of ``Broken``, or of the errors' where a user has too much open at once.
+    ``code``: one of ``Broken``, or an error's code if a user has too much open at once.
     """
 
     method: bytes
@@ -60,14 +60,14 @@ class Refusal:
 
 
 def forget(_: Refusal, __: Caller, ___: Origin) -> None:
-    """For those who keep no audit."""
+    """Do nothing, for servers that keep no audit."""
 
 
 class RefusedRequestError(Exception):
     """The request breaks HTTP or a bound: answer and hang up."""
 
     recorded = False
-    """Whether a handler has told the audit."""
+    """True if a handler has told the audit."""
 
     def __init__(self, code: Broken, message: str) -> None:
         super().__init__(message)
@@ -77,7 +77,7 @@ class RefusedRequestError(Exception):
 
 
 def check_framing(request: h11.Request) -> None:
-    """Two ways to tell the end of a body are one too many, whoever is right (request smuggling)."""
+    """Refuse a request that gives its body's end in two ways (request smuggling)."""
     if request.http_version not in {b"1.1", b"1.0"}:
         raise RefusedRequestError(Broken.VERSION, "HTTP/1.1 is spoken here")
     lengths = [value for name, value in request.headers if name == b"content-length"]
@@ -89,5 +89,5 @@ def check_framing(request: h11.Request) -> None:
 
 
 def kind_of(content_type: bytes | None) -> str:
-    """A body's type as the client says, in lower case and without parameters; empty where nothing is said."""
+    """Return the client's type of the body in lower case, without parameters; empty for none."""
     return (content_type or b"").partition(b";")[0].strip().lower().decode("ascii", "backslashreplace")

@@ -1,4 +1,4 @@
-"""How many containers and ports a user may have: those that the engine lists, and what is being created."""
+"""Limit a user's containers and ports: the listed containers count, and the creates under way."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ from gpushared.gate.published import counted
 
 
 class Room:
-    """One for all creates."""
+    """Count the creates under way; all creates share one object."""
 
     def __init__(self, engine: EngineSocket) -> None:
         self._engine = engine
         self._under_way: Counter[int] = Counter()
         self._ports: Counter[int] = Counter()
-        """Of the containers under way."""
+        """The ports of each user's creates under way."""
 
     @asynccontextmanager
     async def for_one_more(self, caller: Caller, policy: Policy, ports: int = 0) -> AsyncIterator[None]:
-        """Around a create, from before it is judged by its number. Raises ``LimitReached``."""
+        """Count a create and check the limits, then keep it counted while the block runs.
+
+        Raises ``LimitReached``.
+        """
         self._under_way[caller.uid] += 1
         self._ports[caller.uid] += ports
         try:
@@ -39,7 +42,7 @@ class Room:
                 del self._under_way[caller.uid], self._ports[caller.uid]
 
     async def check(self, caller: Caller, policy: Policy, more: int = 1, ports: int = 0) -> None:
-        """Raise ``LimitReached`` where the caller may not have so many more, or they not so many ports."""
+        """Raise ``LimitReached`` if the caller may not have so many more containers, or ports."""
         limit, most = policy.containers_per_user, policy.ports_per_user if ports else 0
         if most and ports > most:
             raise _too_many_ports(ports, most)

@@ -1,4 +1,4 @@
-"""What the gate does with an endpoint, and which one a request means. ``endpoints`` has the table."""
+"""Find the endpoint of a request, and the gate's action on it. ``endpoints`` has the table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class Action(StrEnum):
-    """What happens to a request of a confined caller; most of a trusted one's are passed on as they are."""
+    """Name the action on a confined caller's request; most requests of trusted callers pass unchanged."""
 
     PASS = "pass"  # noqa: S105 - a word, no password
     REFUSE = "refuse"
@@ -86,11 +86,11 @@ SCOPES: Mapping[Action, str] = {
     Action.VOLUME_PRUNE: "own volumes",
     Action.PLUGIN: "trusted callers; there is none for others",
 }
-"""Who may ask it, and of what, in the words of the reference page."""
+"""The reference page describes so which callers may use the action, and on which things."""
 
 
 class Payload(StrEnum):
-    """What body an endpoint takes."""
+    """Name the kind of body that an endpoint takes."""
 
     NONE = "none"
     """Engines take no notice of a body here."""
@@ -135,11 +135,11 @@ class Route:
 class Match:
     route: Route
     name: str = ""
-    """The container, exec, image, network or volume named in the path."""
+    """The name of the container, exec, image, network or volume in the path."""
 
 
 class RouteTable:
-    """The routes in the order in which they are tried: what is named in full comes before a name."""
+    """Hold the routes in the order of trial: a path in full comes before a path with a name."""
 
     def __init__(self, routes: tuple[Route, ...]) -> None:
         self._by_first: dict[str, list[tuple[re.Pattern[str], Route]]] = {}
@@ -148,7 +148,7 @@ class RouteTable:
             self._by_first.setdefault(first, []).append((route.pattern, route))
 
     def match(self, method: str, path: str) -> Match | None:
-        """The route of a request, None when it is on no list."""
+        """Return the route of a request, None if it is on no list."""
         first = path.split("/", 2)[1]
         for pattern, route in self._by_first.get(first, ()):
             if method in route.methods and (found := pattern.fullmatch(path)):

@@ -1,4 +1,4 @@
-"""A request's target, decoded once: what is judged is what is sent."""
+"""Decode a request's target once, so that the judged target is the one that is sent."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ class Target:
     query: tuple[tuple[str, str], ...] = ()
 
     def get(self, name: str) -> str:
-        """The first value of a query parameter (the one that the engine takes), or empty."""
+        """Return the first value of a query parameter (the one that the engine takes), or empty."""
         return next((value for key, value in self.query if key == name), "")
 
     def flag(self, name: str) -> bool:
-        """A query parameter as the engine reads booleans."""
+        """Return a query parameter as the engine reads booleans."""
         return self.get(name).strip().lower() not in FALSE
 
     def with_query(self, **changes: str) -> Target:
-        """The target with these parameters set, in place of any the client had given."""
+        """Return the target with these parameters set, in place of any of the client's."""
         kept = tuple((key, value) for key, value in self.query if key not in changes)
         return replace(self, query=(*kept, *changes.items()))
 
     def without(self, name: str) -> Target:
-        """The target without a query parameter."""
+        """Return the target without a query parameter."""
         return replace(self, query=tuple(each for each in self.query if each[0] != name))
 
     def with_path(self, path: str) -> Target:
         return replace(self, path=path)
 
     def encode(self) -> bytes:
-        """As it goes to the engine."""
+        """Return the target as the engine gets it."""
         path = quote(self.path, safe="/:@!$&'()*,;=~+")
         prefix = f"/{self.version}" if self.version else ""
         query = f"?{urlencode(self.query)}" if self.query else ""
@@ -53,7 +53,7 @@ class Target:
 
 
 def parse_target(raw: bytes) -> Target:
-    """Raises ``RequestError`` for a target that could be read in two ways."""
+    """Decode a target. Raises ``RequestError`` for a target that could be read in two ways."""
     match = ABSOLUTE.match(raw)
     raw = raw[match.end() :] or b"/" if match else raw
     raw_path, _, raw_query = raw.partition(b"?")

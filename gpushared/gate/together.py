@@ -1,4 +1,4 @@
-"""What all containers of a user may have together: the kernel keeps it where the gate puts them."""
+"""Limit all containers of a user together: the kernel enforces the limits on the gate's cgroup."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Together:
         self._policy = policy
 
     async def parent(self, uid: int) -> str:
-        """Docker's ``CgroupParent`` for a container of the user, with the limits on it.
+        """Return Docker's ``CgroupParent`` for a container of the user, with the limits on it.
 
-        Empty where this machine has no such walls and nobody but a preset wants them: the doctor says so.
+        Empty if this machine has no such walls and only a preset wants them: the doctor says so.
         Raises ``LimitReached`` and ``Unavailable``.
         """
         if self._walls is None:
@@ -49,7 +49,7 @@ class Together:
         return self._walls.parent_of(uid, engine)
 
     async def joining(self, uid: int) -> list[str]:
-        """The files by which a process of ours counts as one of the user's; none without such walls.
+        """Return the files by which a process of the daemon counts as the user's; none without such walls.
 
         Raises as ``parent`` does.
         """
@@ -58,7 +58,7 @@ class Together:
         return [str(file) for file in await self._walls.joining(uid, self._desk.engine_facts())]
 
     def name(self, uid: int) -> str:
-        """The same without making anything; empty too where the engine has not answered."""
+        """Return the ``CgroupParent`` without making it; empty too if the engine has not answered."""
         try:
             engine = self._desk.engine_facts()
         except Unavailable:
@@ -66,9 +66,9 @@ class Together:
         return "" if self._walls is None else self._walls.parent_of(uid, engine)
 
     async def check_start(self, uid: int, container: Container | None = None) -> None:
-        """Raise ``LimitReached`` or ``PermissionRefused`` where a start would fail in the kernel's words.
+        """Raise ``LimitReached`` or ``PermissionRefused`` if a start would fail in the kernel's words.
 
-        What is left over may be taken before the start by another of the user's: then the kernel says no.
+        Another start of the user's may take the rest before this one: then the kernel refuses it.
         """
         if self._walls is None or (container is not None and not container.cgroup_parent):
             return

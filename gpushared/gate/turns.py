@@ -1,4 +1,4 @@
-"""What must not happen at one time to one container."""
+"""Lock containers and volumes against actions that must not overlap."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from weakref import WeakValueDictionary
 
 
 class Turns:
-    """A container is not started through the gate while files are copied.
+    """Keep a container from being started through the gate while files are copied.
 
     A volume is neither made nor removed through the gate while a container with it is being created: until
-    the engine has that container, and keeps the volume for it, somebody else could make one of the same name.
+    the engine has that container, and keeps the volume for it, another user could make one of the same name.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Turns:
 
     @asynccontextmanager
     async def of_all(self, names: Iterable[str]) -> AsyncIterator[None]:
-        """One after the other in an order that all keep to, so that none waits for another for ever."""
+        """Take the locks one after the other, in one order for all callers, so that there is no deadlock."""
         async with AsyncExitStack() as held:
             for name in sorted(set(names)):
                 await held.enter_async_context(self.of(name))

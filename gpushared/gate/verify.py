@@ -1,7 +1,7 @@
-"""Whether a running container is what the gate made. Pure.
+"""Compare a running container with the container that the gate made. Pure.
 
-Nothing here is asked of the policy in force: a container that was let through stays right when a site changes
-its mind. What no policy ever gives is looked for, and where the engine's word and the kernel's differ.
+The policy in force is not asked: a container that was let through stays right when a site changes its policy.
+The look finds settings that no policy ever gives, and differences between the engine's word and the kernel's.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CAPABILITY_BITS = {
     "SYS_NICE": 23,
     "AUDIT_WRITE": 29,
 }
-"""Of those that root inside may have, in the kernel's order (linux/capability.h)."""
+"""Root inside may have these capabilities; the numbers are the kernel's (linux/capability.h)."""
 ROOTS_CAPABILITIES = sum(1 << CAPABILITY_BITS[name] for name in ROOT_CAPABILITIES | set(ADDABLE))
 NVIDIA_GPUS = "nvidia"
 FIRST_CONTROL = 254
@@ -45,11 +45,11 @@ FIRST_CONTROL = 254
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the gate made, and what its lease is.
+    """Describe the container that the gate made, and its lease.
 
-    ``gpus``: those that the container was ever given; None where nobody knows any more, as after the loss of
-    a journal. ``minors``: of these GPUs, None where nobody can tell. ``sources``: the directories that it
-    mounts.
+    ``gpus``: the GPUs that the container was ever given; None if nobody knows any more, as after the loss of
+    a journal. ``minors``: the minors of these GPUs, None if nobody can tell. ``sources``: the directories
+    that it mounts.
     """
 
     confined: bool
@@ -63,20 +63,20 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is wrong, in a clause after the container's name. ``grave``: it may reach what is not its own."""
+    """State a fault in a clause after the container's name. ``grave``: it may reach what is not its own."""
 
     text: str
     grave: bool = True
 
 
 def findings(seen: Reality, expected: Expected) -> tuple[Finding, ...]:
-    """All that differs; of a trusted caller's container only what concerns GPUs."""
+    """Return all differences; for a trusted caller's container only those about GPUs."""
     looks = (*_GPU_LOOKS, *(_CONFINED_LOOKS if expected.confined else ()))
     return tuple(dict.fromkeys(finding for look in looks for finding in look(seen, expected)))
 
 
 def unchecked(seen: Reality, expected: Expected) -> tuple[str, ...]:
-    """What could not be looked at, in a word or two each."""
+    """Name the checks that were not possible, in a word or two each."""
     return (
         *(() if seen.rules is not None else ("the device rules of cgroup v2",)),
         *(() if expected.gpus is not None else ("the GPUs of leases that are not known",)),
@@ -125,7 +125,7 @@ def _covers_foreign(machine: Machine, rule: DeviceRule, expected: Expected) -> b
 
 
 def _is_foreign(machine: Machine, major: int, minor: int, expected: Expected) -> bool:
-    """Whether this is a GPU's device that the lease does not give."""
+    """Return True if this is a GPU's device that the lease does not give."""
     driver = machine.majors.get(major)
     if driver is None or (driver == DRIVER_OF_DISPLAYS and not expected.confined):
         return False  # displays are other vendors' too, and trusted callers may have those
@@ -152,7 +152,7 @@ def _requests(seen: Reality, expected: Expected) -> Iterator[Finding]:
 
 
 def _visible(seen: Reality, expected: Expected) -> Iterator[Finding]:
-    """What NVIDIA's runtime goes by. A device's own variables, which win, are not among these."""
+    """Check the variable that NVIDIA's runtime follows; a lease device's own variables win over it."""
     if expected.gpus is None or f"{LEASE_KIND}={expected.device_name}" in seen.word.device_requests:
         return
     for entry in seen.word.env:

@@ -1,4 +1,4 @@
-"""What a confined caller sees of the engine and of networks that are everybody's. Pure."""
+"""Show a confined caller its part of the engine's facts and of everybody's networks. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ HIDDEN_INFO = frozenset({"Containerd", "DiscoveredDevices", "GenericResources", 
 """The way to containerd; devices by name, leases among them; the rest is what plugins and swarms say."""
 HIDDEN_OF_SHARED = frozenset({"Status", "Services", "Peers"})
 UNCOUNTED = -1
-"""What engines say of an image whose containers they have not counted."""
+"""Engines give this number for an image whose containers they have not counted."""
 NVIDIA = "nvidia"
 NVIDIA_RUNTIME = {"path": "nvidia-container-runtime"}
 NO_SWARM = {"LocalNodeState": "inactive", "ControlAvailable": False}
 
 
 def shown_info(info: Mapping[str, Any], own: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The engine's facts, with the numbers of these containers, as from a listing."""
+    """Return the engine's facts with the numbers of these containers, as from a listing."""
     states = Counter(str(container.get("State")) for container in own)
     running, paused = states["running"], states["paused"]
     counts = {
@@ -34,9 +34,9 @@ def shown_info(info: Mapping[str, Any], own: Sequence[Mapping[str, Any]]) -> dic
 
 
 def with_nvidia_runtime(info: Mapping[str, Any], *, leases: bool) -> dict[str, Any]:
-    """The engine's facts with NVIDIA's runtime among the others exactly where GPUs can be had.
+    """Return the engine's facts with NVIDIA's runtime among the others exactly if GPUs can be had.
 
-    Tools look for it before they ask for GPUs, and ask for none where it is not named.
+    Tools look for the runtime before they ask for GPUs, and ask for none if it is not named.
     """
     runtimes = {name: value for name, value in (info.get("Runtimes") or {}).items() if name != NVIDIA}
     named = (info.get("Runtimes") or {}).get(NVIDIA) or NVIDIA_RUNTIME
@@ -44,19 +44,19 @@ def with_nvidia_runtime(info: Mapping[str, Any], *, leases: bool) -> dict[str, A
 
 
 def shown_network(network: Mapping[str, Any], own_ids: Collection[str]) -> dict[str, Any]:
-    """One of the engine's networks, with none but these containers on it."""
+    """Return one of the engine's networks, with only these containers on it."""
     kept = {name: value for name, value in network.items() if name not in HIDDEN_OF_SHARED}
     there = network.get("Containers") or {}
     return {**kept, "Containers": {each: there[each] for each in there if each in own_ids}}
 
 
 def shown_images(images: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A listing of images without the numbers of containers, which newer engines count."""
+    """Return a listing of images without the numbers of containers, which newer engines count."""
     return [{**shown_image(image), "Containers": UNCOUNTED} for image in images]
 
 
 def shown_image(image: Mapping[str, Any]) -> dict[str, Any]:
-    """An image whose manifests do not name the containers of them."""
+    """Return an image whose manifests do not name their containers."""
     manifests = [_without_containers(each) for each in image.get("Manifests") or ()]
     return {**image, **({"Manifests": manifests} if manifests else {})}
 
@@ -67,7 +67,7 @@ def _without_containers(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_users(value: Any) -> Any:
-    """The same without the users and passwords of URLs in it, of proxies and mirrors for example."""
+    """Return the facts without users and passwords in URLs, as of proxies and mirrors."""
     match value:
         case str():
             return USER_OF_URL.sub("", value)

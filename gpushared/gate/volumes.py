@@ -1,4 +1,4 @@
-"""New volumes of a confined caller's, given to the caller before a container can run with them.
+"""Give new volumes to the confined caller that made them, before a container can run with them.
 
 The engine makes a volume root's, and the first container with it copies the image's directory in, owner and
 all. Programs of a confined caller run as the caller: without this they could write to no volume.
@@ -25,14 +25,14 @@ GIVING_SECONDS = 120.0
 
 
 class NewVolumes:
-    """Which volumes are new, and the way to give them to their maker."""
+    """Find new volumes, and give them to their maker."""
 
     def __init__(self, engine: EngineSocket, desk: Desk) -> None:
         self._engine = engine
         self._desk = desk
 
     async def used(self, volumes: Iterable[Body]) -> frozenset[str]:
-        """The names of those that have files already; the engine leaves these as they are."""
+        """Return the names of the volumes that have files already; the engine leaves these as they are."""
         looked = _places(volumes)
         if not looked or not (found := await self._help("empty-volumes", looked)):
             return frozenset(each["name"] for each in looked)
@@ -47,7 +47,7 @@ class NewVolumes:
             await self._help("give-volumes", places, uid=caller.uid, gid=caller.gid)
 
     async def _help(self, deed: str, places: Sequence[Mapping[str, str]], **more: int) -> dict[str, Any]:
-        """The helper's answer, empty where nothing can be done: the volumes are root's then, as ever."""
+        """Return the helper's answer, empty if nothing can be done: then the volumes stay root's."""
         try:
             if self._desk.engine_facts().maps_users:
                 return {}
@@ -60,7 +60,7 @@ class NewVolumes:
 
 
 def _places(volumes: Iterable[Body]) -> list[Mapping[str, str]]:
-    """Those that are directories of the engine's own: options can lead a volume anywhere."""
+    """Return the volumes that are the engine's own directories: options can lead a volume anywhere."""
     return [
         {"name": str(each["Name"]), "path": str(each["Mountpoint"])}
         for each in volumes

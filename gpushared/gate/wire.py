@@ -1,7 +1,7 @@
-"""A connection as a bare socket that does not block: bytes are read to where they are wanted.
+"""Use a connection as a bare socket that does not block: bytes are read directly into the buffer for them.
 
-asyncio's streams copy what they read three times, read on before anybody asks, and are closed by their first
-failed write, which loses what was still to be read.
+asyncio's streams copy all bytes three times, read on before anybody asks, and are closed by their first
+failed write, which loses the bytes that were still to be read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LINGER_SECONDS = 2.0
 
 
 class Wire:
-    """Both directions of one connection. What is cancelled while it reads has read nothing.
+    """Read and write both directions of one connection. A read that is cancelled has read nothing.
 
     One task at a time may read and one may write. The methods raise ``ConnectionError``.
     """
@@ -37,16 +37,16 @@ class Wire:
         self._loop = asyncio.get_running_loop()
 
     async def read(self, limit_bytes: int = READ_BYTES) -> bytes:
-        """Empty at the end."""
+        """Return the bytes of one read, empty at the end."""
         buffer = await self._once_ready(lambda: self.sock.recv(limit_bytes))
         return buffer or b""
 
     async def read_into(self, buffer: memoryview) -> int:
-        """How many bytes; 0 at the end."""
+        """Read into the buffer and return the number of bytes; 0 at the end."""
         return await self._once_ready(lambda: self.sock.recv_into(buffer)) or 0
 
     async def write(self, pieces: Sequence[Piece]) -> None:
-        """Comes back when the kernel has them all."""
+        """Write the pieces; return when the kernel has them all."""
         left = [memoryview(piece) for piece in pieces if len(piece)]
         while left:
             try:
@@ -65,12 +65,12 @@ class Wire:
         self._shut(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Only when nobody reads or writes any more."""
+        """Close the connection; only when nobody reads or writes any more."""
         self.closing = True
         self.sock.close()
 
     async def hung_up(self) -> None:
-        """Comes back when the other end is closed in both directions, not when it only has no more to say.
+        """Return when the other end is closed in both directions, not when it only ends its own data.
 
         The kernel reports a full close of a unix socket's other end as POLLHUP, a half-close only as
         POLLRDHUP (unix(7), poll(2)), and the event loop waits for neither.
@@ -124,7 +124,7 @@ def _wake(ready: asyncio.Future[None]) -> None:
 
 
 def _after(pieces: list[memoryview], sent: int) -> list[memoryview]:
-    """What is left of them."""
+    """Return the rest of the pieces after ``sent`` bytes."""
     for number, piece in enumerate(pieces):
         if sent < len(piece):
             return [piece[sent:], *pieces[number + 1 :]]
@@ -133,9 +133,9 @@ def _after(pieces: list[memoryview], sent: int) -> list[memoryview]:
 
 
 async def taken_over(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[Wire, bytes]:
-    """The wire of a connection to which nothing was written yet, and what the streams had read of it already.
+    """Return the wire of a connection without any write yet, and the bytes that its streams have read.
 
-    The streams do nothing any more; whoever has the writer closes it in the end. Raises ``OSError``.
+    The streams do nothing any more; the owner of the writer closes it in the end. Raises ``OSError``.
     """
     transport = cast("asyncio.Transport", writer.transport)
     early = b""

@@ -1,4 +1,4 @@
-"""What a create body asks of GPUs, in the many ways that Docker's clients have to say it.
+"""Read the wish for GPUs in a create body, in the many ways that Docker's clients can write it.
 
 A wish is taken out of the body: what the container gets instead is its lease. In order of precedence: the
 label of a lease to claim, the ``gpushare.*`` labels, a CDI name ``gpushare.io/gpu=0.25``, and whole GPUs by
@@ -47,11 +47,11 @@ WISH_LABELS = {
     LABEL_MAX_WAIT: "max_wait",
 }
 SIZE_FIELDS = ("gpu", "gpu_memory", "gpu_compute", "preset")
-"""One of them makes a wish; a class or a time alone does not."""
+"""One of these fields makes a wish; a class or a time alone does not."""
 LABEL_PREFIX = "gpushare."
 NAMES = "|".join(label.removeprefix(LABEL_PREFIX) for label in WISH_LABELS)
 OPTION = re.compile(rf"--(?P<name>{NAMES}) (?P<value>\d([\w.]*\w)?|[A-Z]+|mig)")
-"""An option of ``gpushare run`` in a hint, with its value."""
+"""This matches an option of ``gpushare run`` in a hint, with its value."""
 DEV_CONTAINER_PREFIX = "devcontainer."
 MAX_COUNT = 1024
 SIZE_HINT = "ask for a size: --gpus 1, or --label gpushare.gpu=0.25"
@@ -59,10 +59,10 @@ CDI_NAME = re.compile(r"(?P<vendor>[A-Za-z][A-Za-z0-9_.-]*)/(?P<kind>[A-Za-z][A-
 OURS = "gpushare.io"
 NVIDIA = "nvidia.com"
 NVIDIA_CAPABILITIES = frozenset({"gpu", "nvidia", *COMMON_DRIVER_CAPABILITIES, *DRIVER_CAPABILITIES})
-"""What the engine believes of NVIDIA's driver."""
+"""The engine assumes that NVIDIA's driver has these capabilities."""
 NVIDIA_RUNTIMES = re.compile(r"nvidia([-.].*)?")
 DEVICES_BY_MOUNT = re.compile(r"/(var/)?run/nvidia-container-devices(/.*)?")
-"""Mounts at which NVIDIA's runtime takes for names of GPUs."""
+"""NVIDIA's runtime takes mounts at these paths for names of GPUs."""
 CDI_ANNOTATION = "cdi.k8s.io/"
 WITHOUT_GPU = frozenset({"void", "none", ""})
 
@@ -78,7 +78,7 @@ Wish = ClaimWish | Ask
 
 
 def take_wish(body: Body) -> Wish | None:
-    """The wish in a create body, or None. All of its forms are removed from the body.
+    """Return the wish in a create body, or None. All of its forms are removed from the body.
 
     ``gpu`` may come back as ``ALL_GPUS``. Raises ``RequestError`` for a way to GPUs that names no size, or
     that names particular ones.
@@ -99,13 +99,13 @@ def take_wish(body: Body) -> Wish | None:
 
 
 def wish_of(labels: Mapping[str, str]) -> Ask | None:
-    """The wish that a container carries in its labels, or None."""
+    """Return the wish that a container carries in its labels, or None."""
     said = {name: labels[label] for label, name in WISH_LABELS.items() if labels.get(label)}
     return Ask(**said) if any(said.get(name) for name in SIZE_FIELDS) else None
 
 
 def labels_of(wish: Ask) -> dict[str, str]:
-    """The labels that carry a wish; ``wish_of`` reads them back."""
+    """Return the labels that carry a wish; ``wish_of`` reads them back."""
     names = {name: label for label, name in WISH_LABELS.items()}
     return {names[f.name]: getattr(wish, f.name) for f in fields(wish) if getattr(wish, f.name)}
 
@@ -116,7 +116,7 @@ def is_dev_container(labels: Mapping[str, object]) -> bool:
 
 
 def with_dev_meaning(wish: Wish | None, labels: Mapping[str, object], meaning: str) -> Wish | None:
-    """The wish with "all" replaced by what the site gives dev containers, where it is one's."""
+    """Return the wish with "all" replaced by the site's value if it is a dev container's."""
     if not isinstance(wish, Ask) or wish.gpu != ALL_GPUS or not is_dev_container(labels):
         return wish
     try:
@@ -128,7 +128,7 @@ def with_dev_meaning(wish: Wish | None, labels: Mapping[str, object], meaning: s
 
 
 def with_count(wish: Ask, gpu_count: int) -> Ask:
-    """The wish with "all" replaced by a number."""
+    """Return the wish with "all" replaced by a number."""
     return replace(wish, gpu=str(gpu_count)) if wish.gpu == ALL_GPUS else wish
 
 
@@ -180,9 +180,9 @@ def _decide(lease: object, labelled: Ask, sizes: list[str]) -> Wish | None:
 
 
 def _take_requests(host: Body, body: Body) -> list[str]:
-    """The sizes that device requests ask for; those for other vendors' devices stay.
+    """Return the sizes that device requests ask for; requests for other vendors' devices stay.
 
-    Capabilities of the driver that they name become a variable, as the engine itself does it.
+    Capabilities of the driver that the requests name become a variable, as with the engine itself.
     """
     sizes: list[str] = []
     kept: list[Body] = []
@@ -201,7 +201,7 @@ def _take_requests(host: Body, body: Body) -> list[str]:
 
 
 def _sizes_of(request: Body) -> list[str] | None:
-    """What one device request asks for, None when it is not about our GPUs."""
+    """Return the sizes that one device request asks for, None if it is not about our GPUs."""
     ids = strings(request, "DeviceIDs")
     driver = text(request, "Driver")
     if driver == "cdi":
@@ -222,7 +222,7 @@ def _sizes_of(request: Body) -> list[str] | None:
 
 
 def _fits_nvidia(request: Body) -> bool:
-    """Whether an engine that is to choose a driver would take NVIDIA's: one of the lists has nothing else.
+    """Return True if an engine that chooses a driver would take NVIDIA's: one list has nothing else.
 
     An empty list fits every driver.
     """
@@ -235,7 +235,7 @@ def _fits_nvidia(request: Body) -> bool:
 
 
 def _driver_capabilities(request: Body) -> list[str]:
-    """Those in the first of the request's lists that NVIDIA's driver fits."""
+    """Return the capabilities in the first of the request's lists that NVIDIA's driver fits."""
     options: list[list[str]] = request.get("Capabilities") or []
     words = next((option for option in options if set(option) <= NVIDIA_CAPABILITIES), [])
     return [word for word in words if word in {*COMMON_DRIVER_CAPABILITIES, *DRIVER_CAPABILITIES}]
@@ -258,7 +258,7 @@ def _size_of_cdi(name: str) -> str | None:
 
 
 def _whole(sizes: list[str]) -> list[str]:
-    """Several CDI names are several parts; only one name has a meaning for us."""
+    """Refuse several CDI names, which would be several parts; only one name has a meaning here."""
     if len(sizes) > 1:
         raise RequestError(
             f"several GPU devices are named: {', '.join(sizes)}", hint="2x0.5 asks for two halves"
@@ -273,7 +273,7 @@ def _particular(names: str) -> RequestError:
 
 
 def _take_devices(host: Body) -> list[str]:
-    """The sizes of CDI names given as plain devices; NVIDIA's device nodes are refused."""
+    """Return the sizes of CDI names given as plain devices; NVIDIA's device nodes are refused."""
     sizes: list[str] = []
     kept: list[Body] = []
     for device in objects(host, "Devices"):

@@ -1,1 +1,1 @@
-"""What the gate does with each kind of request, a module for each noun of the Engine API."""
+"""Handle each kind of request at the gate, in a module for each noun of the Engine API."""

@@ -1,4 +1,4 @@
-"""Containers: whose they are, how they start and end, and what goes in and out of them."""
+"""Handle requests about containers: their owners, starts and ends, and the data in and out of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FIRST_FAILURE = 400
 
 
 class Containers:
-    """Handlers of what is asked of a container that is there."""
+    """Handle requests about an existing container."""
 
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
@@ -38,7 +38,7 @@ class Containers:
         self._desk = ground.desk
 
     def everybody(self) -> dict[Action, Handler]:
-        """What trusted callers come to as well: their containers have leases too."""
+        """Return the handlers for trusted callers as well: their containers have leases too."""
         return {
             Action.START: self._start,
             Action.RESTART: self._restart,
@@ -87,7 +87,7 @@ class Containers:
             return await self._ground.send(call, call.renamed(container.id))
 
     async def _startable(self, call: Call) -> Container:
-        """The caller's container, whose names and paths still mean what they did when it was created."""
+        """Return the caller's container if its names and paths still mean the same as at its create."""
         container = await find_container(self._engine, call.match.name, call.caller)
         async with self._gone_if_refused(call, container):
             await self._check_startable(call, container)
@@ -95,7 +95,10 @@ class Containers:
 
     @asynccontextmanager
     async def _gone_if_refused(self, call: Call, container: Container) -> AsyncIterator[None]:
-        """As the engine does when a start fails: `docker run --rm` waits for it. One that runs stays."""
+        """Remove a container whose start is refused, as the engine does: `docker run --rm` waits for that.
+
+        A container that runs stays.
+        """
         try:
             yield
         except GpushareError:
@@ -151,7 +154,7 @@ class Containers:
             await self._ground.send(call, call.renamed(container.id))
 
     async def _attach(self, call: Call) -> None:
-        """Who watches a container learns at the end why it was ended, where that was not its own doing."""
+        """Attach a client, and tell it at the end why the container was ended, if not by its own program."""
         if call.caller.trusted and self._desk.last_words(call.match.name) is None:
             await self._ground.send(call)
             return
@@ -179,7 +182,10 @@ class Containers:
         await self._ground.send(call, await self._ground.own(call), serialise(body))
 
     async def _refuse_job(self, call: Call) -> None:
-        """An engine would start it at a boot, when its pool may have placed the job elsewhere."""
+        """Refuse a restart policy for a job's container.
+
+        An engine would start the container at a boot, when its pool may have placed the job elsewhere.
+        """
         container = await find_container(self._engine, call.match.name, call.caller)
         if container.labels.get(LABEL_JOB):
             raise PermissionRefused(

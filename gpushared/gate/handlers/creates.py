@@ -1,4 +1,4 @@
-"""A container's create: its body judged, its wish for a GPU taken out, its lease put in."""
+"""Handle a container's create: judge its body, take out its wish for a GPU, put in its lease."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from gpushared.gate.wish import ClaimWish, Wish, take_wish, with_dev_meaning
 
 
 class Creates:
-    """The handler of creates."""
+    """Handle creates."""
 
     def __init__(self, ground: Ground) -> None:
         self._ground = ground

@@ -1,4 +1,4 @@
-"""Programs that join a container."""
+"""Handle requests about programs that join a container."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpushared.gate.routes import Action, Payload
 
 
 class Execs:
-    """Handlers of ``docker exec``: a program gets what its container's lease has."""
+    """Handle ``docker exec``: a program gets the settings of its container's lease."""
 
     def __init__(self, ground: Ground) -> None:
         self._ground = ground

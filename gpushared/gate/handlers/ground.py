@@ -1,4 +1,4 @@
-"""What all handlers stand on: the engine, the node, the site's policy, and the way to pass a request on."""
+"""Give all handlers the engine, the node, the site's policy, and the way to pass a request on."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 120.0
 MOST_NAMED = 20
-"""So many of the names that were dropped stand in the log."""
+"""The log names so many of the dropped fields and parameters."""
 Handler = Callable[[Call], Awaitable[object]]
 
 
 def _note(path: str, dropped: list[str]) -> None:
-    """Values may be secrets; a body has room for thousands of names."""
+    """Log the names of dropped fields, but no values, which may be secrets, and not thousands of names."""
     if dropped:
         more = f" and {len(dropped) - MOST_NAMED} more" if len(dropped) > MOST_NAMED else ""
         log.debug("the engine does not read %s%s of %s", ", ".join(dropped[:MOST_NAMED]), more, path)
 
 
 def showing(answer: Answer, value: Json) -> Answer:
-    """The answer with another body."""
+    """Return the answer with another body."""
     return replace(answer, body=json.dumps(value).encode())
 
 
@@ -81,7 +81,7 @@ class Ground:
         body: bytes | None = None,
         farewell: Farewell = nothing,
     ) -> int:
-        """To the engine; a body that does not belong to the route was dropped, and none is sent."""
+        """Pass the request on to the engine; a route without a body sends none."""
         route = call.match.route
         if body is None and route.payload is not Payload.STREAM:
             body = b""
@@ -93,7 +93,7 @@ class Ground:
         )
 
     async def ask(self, call: Call, target: Target, body: bytes | None = None) -> Answer:
-        """The engine's whole answer, which is to be looked at before the client has it."""
+        """Return the engine's whole answer, so that the gate can look at it before the client gets it."""
         if body is not None:
             call.record.digest = digest_of(body)
         return await self.engine.call(
@@ -102,14 +102,14 @@ class Ground:
 
     @property
     def tables_are_complete(self) -> bool:
-        """Whether the engine reads no field and no parameter that is on no table of ours: it is not newer."""
+        """Return True if the engine is no newer than the gate's tables, and so reads no other field."""
         try:
             return version_of(self.desk.engine_facts().api_version) <= NEWEST
-        except (EngineUnavailable, ValueError):  # it has not said yet what it is
+        except (EngineUnavailable, ValueError):  # the engine has not told its version yet
             return False
 
     def known(self, target: Target, route: Route) -> Target:
-        """The target without parameters that the engine does not read; with a newer engine, all of it."""
+        """Return the target without parameters that the engine ignores; for a newer engine, all of it."""
         if not self.tables_are_complete:
             return target
         known, dropped = drop_unknown(route, target)
@@ -124,7 +124,7 @@ class Ground:
         *,
         spellings: Mapping[str, str] = MappingProxyType({}),
     ) -> Body:
-        """The body without fields that the engine does not read; ``fit`` says what it raises."""
+        """Return the body without fields that the engine does not read. Raises as ``fit`` does."""
         dropped: list[str] = []
         body = respelled(await call.parse(), spellings)
         fitted = fit(body, table, version, dropped=dropped if self.tables_are_complete else None)
@@ -132,25 +132,25 @@ class Ground:
         return fitted
 
     async def read_create(self, call: Call) -> Body:
-        """The same for a create; ``check_create`` says what it raises."""
+        """Return a create's body without fields that the engine does not read. Raises as ``check_create``."""
         dropped: list[str] = []
         body = check_create(await call.parse(), dropped if self.tables_are_complete else None)
         _note(call.target.path, dropped)
         return body
 
     def labelled(self, call: Call, body: Body) -> Body:
-        """The body of something that is to belong to the caller."""
+        """Return the body with the label that makes the created thing the caller's."""
         return {**body, "Labels": {**section(body, "Labels"), LABEL_OWNER: str(call.caller.uid)}}
 
     async def own(self, call: Call) -> Target:
-        """The target with the full id of the caller's container."""
+        """Return the target with the full id of the caller's container."""
         container = await find_container(self.engine, call.match.name, call.caller)
         return call.renamed(container.id)
 
     def unnamed(self, call: Call) -> Context:
-        """A context for bodies whose rules need no groups and no home."""
+        """Return a context for bodies whose rules need no groups and no home."""
         return Context(Account(call.caller, ()), self.policy, version=call.version)
 
     def judges(self, caller: Caller) -> bool:
-        """Whether what the caller creates is judged."""
+        """Return True if the caller's creates are judged."""
         return self.policy.everybody_confined or not caller.trusted

@@ -1,4 +1,4 @@
-"""Images, which are everybody's: their names must go on meaning what they mean."""
+"""Handle requests about images, which are everybody's: their names must go on meaning the same."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PULL_PARAMETERS = frozenset({"fromImage", "tag", "platform"})
 
 
 class Images:
-    """Handlers of images."""
+    """Handle requests about images."""
 
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
@@ -43,7 +43,10 @@ class Images:
         await call.answer(answer)
 
     async def _registry(self, call: Call) -> None:
-        """The engine asks whichever registry is named, from the machine's network and as the engine."""
+        """Pass on a call to a registry if the site allows that.
+
+        The engine asks any registry that is named, from the machine's network and as the engine.
+        """
         if not self._ground.policy.registry_queries:
             raise PermissionRefused(
                 "the engine asks no registry for you here",
@@ -52,7 +55,7 @@ class Images:
         await self._ground.send(call)
 
     async def _pull(self, call: Call) -> None:
-        """Without a body: as a form it could say what the query does not."""
+        """Pull an image, without the request's body: as a form it could add parameters to the query's."""
         if call.target.get("fromSrc"):
             raise PermissionRefused(LOAD[0], hint=LOAD[1])
         await drop_body(call.exchange)

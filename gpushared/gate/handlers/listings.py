@@ -1,4 +1,4 @@
-"""Which containers there are, for a confined caller: its own."""
+"""List a confined caller's own containers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpushared.gate.routes import Action
 
 
 class Listings:
-    """Handlers of what is asked of all containers."""
+    """Handle requests about all containers."""
 
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
@@ -22,7 +22,10 @@ class Listings:
         return {Action.CONTAINER_LIST: self._list, Action.CONTAINER_PRUNE: self._prune}
 
     async def _list(self, call: Call) -> None:
-        """``before`` and ``since`` name containers: the engine would say which there are."""
+        """List containers. ``before`` and ``since`` may name only the caller's own.
+
+        For other names the engine would tell if such a container exists.
+        """
         filters = parse_filters(call.target.get("filters"))
         for name in ("before", "since"):
             found = [await find_container(self._engine, each, call.caller) for each in filters.get(name, ())]
@@ -38,7 +41,10 @@ class Listings:
         await self._ground.send(call, call.target.with_query(filters=filters).without("stream"))
 
     async def _check_prunable(self, container: str, caller: Caller) -> None:
-        """The engine prunes by labels, and others' containers can have the caller's from their images."""
+        """Refuse a prune that would remove another user's container.
+
+        The engine prunes by labels, and others' containers can have the caller's label from their image.
+        """
         try:
             await find_container(self._engine, container, caller)
         except NotFound:

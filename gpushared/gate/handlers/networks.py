@@ -1,4 +1,4 @@
-"""Networks of a confined caller's own, and the engine's, which are everybody's."""
+"""Handle requests about a confined caller's own networks, and the engine's, which are everybody's."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ ACTIVE = frozenset({"running", "paused", "restarting"})
 
 
 class Networks:
-    """Handlers of networks."""
+    """Handle requests about networks."""
 
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
 
     def judged(self) -> dict[Action, Handler]:
-        """What trusted callers come to as well where everybody is confined."""
+        """Return the handlers for trusted callers as well if everybody is confined."""
         return {Action.NETWORK_CREATE: self._create, Action.NETWORK_CONNECT: self._connect}
 
     def confined(self) -> dict[Action, Handler]:
@@ -75,7 +75,11 @@ class Networks:
         return {str(each["Id"]) for each in await own_containers(self._ground.engine, call.caller)}
 
     async def _prune(self, call: Call) -> None:
-        """The engine prunes what no running container is on; a stopped one will look for its network."""
+        """Prune networks, unless a stopped container of the caller's needs one.
+
+        The engine prunes every network without a running container; a stopped container will look for its
+        network.
+        """
         own = await own_containers(self._ground.engine, call.caller)
         busy = {name for each in own if each.get("State") in ACTIVE for name in networks_of(each)}
         for each in own:
@@ -90,7 +94,7 @@ class Networks:
     async def _create(self, call: Call) -> None:
         body = judge_network(await self._ground.read(call, NETWORK_TABLE), self._ground.unnamed(call))
         await check_name(text(body, "Name"), self._ground.engine, call.caller)
-        # Of two networks with one name, engines that allow it would let neither be used by it.
+        # Engines that allow two networks with one name would let neither be used by that name.
         body["CheckDuplicate"] = True
         await self._ground.send(call, body=serialise(self._ground.labelled(call, body)))
 

@@ -1,4 +1,4 @@
-"""What belongs to all users of the machine: the engine's own facts, its events, its plugins."""
+"""Handle requests about things of all users: the engine's own facts, its events, its plugins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpushared.gate.views import shown_info, with_nvidia_runtime
 
 
 class Shared:
-    """Handlers of what a confined caller sees of it."""
+    """Show a confined caller its part of these things."""
 
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
@@ -45,7 +45,7 @@ class Shared:
         await call.answer(answer)
 
     async def _events(self, call: Call) -> None:
-        """Of what has an owner, only containers have their labels in their events."""
+        """Stream the events of the caller's containers: only containers' events have the owner's label."""
         filters = own_only(call.target.get("filters"), call.caller)
         await self._ground.send(call, call.target.with_query(filters=filters))
 

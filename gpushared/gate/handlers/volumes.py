@@ -1,4 +1,4 @@
-"""Volumes of a confined caller's own."""
+"""Handle requests about a confined caller's own volumes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gpushared.gate.routes import Action
 
 
 class Volumes:
-    """Handlers of volumes."""
+    """Handle requests about volumes."""
 
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
 
     def judged(self) -> dict[Action, Handler]:
-        """What trusted callers come to as well where everybody is confined."""
+        """Return the handlers for trusted callers as well if everybody is confined."""
         return {Action.VOLUME_CREATE: self._create}
 
     def confined(self) -> dict[Action, Handler]:
@@ -52,7 +52,10 @@ class Volumes:
         await self._ground.send(call, call.target.with_query(filters=filters).without("stream"))
 
     async def _create(self, call: Call) -> None:
-        """The engine answers a create of a volume that exists with that volume, whoever made it."""
+        """Create a volume. The engine answers with an existing volume of the name, whoever owns it.
+
+        The answer is refused if the volume is not the caller's.
+        """
         asked = await self._ground.read(call, VOLUME_CREATE_TABLE)
         body = self._ground.labelled(call, judge_volume(asked, self._ground.unnamed(call)))
         # While another creates a container with the name, the engine would fill it from that one's image.

@@ -1,11 +1,11 @@
-"""A program of its own that looks at paths as a caller, and holds what the caller may mount.
+"""Run as a separate program that looks at paths as a caller, and holds the files that the caller may mount.
 
-Reads an order as JSON and writes the answer. It starts as root; a child of it becomes the caller and opens
-the paths, so that the kernel decides which, and hands the open files back: nobody can swap those any more.
+The program reads an order as JSON and writes the answer. It starts as root. A child becomes the caller, opens
+the paths, so that the kernel decides on them, and hands the open files back: nobody can swap these any more.
 Standard library only.
 
-Paths are looked up as the machine's first process sees them, not as the service does, for which nearly all
-of it is mounted read-only. What is held is mounted where the engine sees it.
+Paths are looked up as the machine's first process sees them, not as the service does, for which nearly the
+whole machine is mounted read-only. Held files are mounted where the engine sees them.
 """
 
 import contextlib
@@ -27,14 +27,14 @@ ANSWER_BYTES = 64 * 1024
 MOST_ON_EACH_OTHER = 16
 ROOT_OPTIONS = "mode=0700,size=1m,nr_inodes=0"
 MACHINE = 1
-"""The first process's id."""
+"""The id of the machine's first process."""
 
 DELETED = " (deleted)"
-"""What the kernel adds to the name of an open file that has none any more."""
+"""The kernel adds this to the name of an open file that has no name any more."""
 GONE = "it does not exist, or you may not see it"
 BARRED = "the daemon may not open it (openat2, faccessat2); its service or its kernel forbids that"
 NO_CALL = frozenset({errno.ENOSYS, errno.EPERM})
-"""How filters of system calls refuse one; a look at a path fails otherwise."""
+"""Filters of system calls refuse a call with these errors; a failed look at a path gives others."""
 FOREIGN = "it is in a mount namespace of its own"
 OF_A_USER = (
     "it is on a file system of a user's own (FUSE), which can keep the engine waiting; copy it elsewhere"
@@ -42,16 +42,16 @@ OF_A_USER = (
 
 
 class RefusedError(Exception):
-    """The helper cannot do what it is for; the text says why."""
+    """The helper cannot do its work; the text says why."""
 
 
 # --- as the caller -------------------------------------------------------------------------------------
 
 
 def open_as(order: Order) -> tuple[list[tuple[int, str]], list[str]]:
-    """For each wish an open file, or -1 and why there is none for this caller; and the prefixes' real paths.
+    """Return for each wish an open file, or -1 and the caller's refusal, and the prefixes' real paths.
 
-    Prefixes too, for a caller's home is the caller's: root would wait in a file system that is mounted there.
+    The caller opens the prefixes too: in a caller's home root would wait in a file system mounted there.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if (child := os.fork()) == 0:
@@ -74,7 +74,8 @@ def open_as(order: Order) -> tuple[list[tuple[int, str]], list[str]]:
 
 
 def _become(order: Order) -> None:
-    # What its parent waits for must not be kept open by one that hangs in a file system.
+    # The parent waits for the end of these files, and a child that hangs in a file system must not keep
+    # them open.
     for descriptor in (0, 1):
         os.close(descriptor)
     os.setgroups(order["groups"])
@@ -121,7 +122,7 @@ def _take(channel: socket.socket) -> tuple[int, str]:
 
 
 def _real_path(descriptor: int, path: str) -> str:
-    """Of what was opened; what the caller cannot see has nothing in it that the caller may mount."""
+    """Return the open file's path; a prefix that the caller cannot open holds nothing to mount."""
     if descriptor < 0:
         return os.path.normpath(path)
     try:
@@ -134,7 +135,7 @@ def _real_path(descriptor: int, path: str) -> str:
 
 
 class Judge:
-    """What is mounted where, and what of it is nobody's to mount."""
+    """Judge files by the mounts of the machine and by the paths that nobody may mount."""
 
     def __init__(self, order: Order, prefixes: list[str]) -> None:
         self._uid = order["uid"]
@@ -143,7 +144,7 @@ class Judge:
         self._barred = [found for path in order["barred"] if (found := self._locate(path))]
 
     def look(self, descriptor: int, refusal: str, *, again: bool) -> dict[str, str]:
-        """The real path, where it is outside all prefixes that, and what else speaks against it."""
+        """Return the file's real path, with a mark if it is outside all prefixes, or the refusal."""
         path = _name_of(descriptor)
         if (mount := table.mount_of(descriptor, self._table)) is None:
             return _found(path, FOREIGN)
@@ -153,14 +154,17 @@ class Judge:
         return _found(path, trouble or ("" if again else self._missed(path)))
 
     def _missed(self, path: str) -> str:
-        """Others' file systems of that kind are left out too, and the caller does not look for these."""
+        """Name a FUSE file system of the caller's own below the path, which the held mount would leave out.
+
+        Others' FUSE file systems are left out too, but the caller does not look for these.
+        """
         for each in table.below(path, self._table):
             if table.user_of(each) == self._uid:
                 return f"{each.point} in it is a file system of your own (FUSE): mount what is beside it"
         return ""
 
     def _trouble(self, descriptor: int, path: str, mount: Mount) -> str:
-        # Before anything is asked of the file itself: such a file system need not answer.
+        # This check comes before any question to the file itself: a user's file system need not answer.
         if table.user_of(mount) is not None:
             return OF_A_USER
         found = os.fstat(descriptor)
@@ -198,7 +202,7 @@ def _found(path: str, trouble: str = "") -> dict[str, str]:
 
 
 def look_at(order: Order) -> tuple[list[int], list[dict[str, str]]]:
-    """The open files, and what is to be said of each wish."""
+    """Return the open files, and the finding for each wish."""
     opened, prefixes = open_as(order)
     judge = Judge(order, prefixes)
     told = []
@@ -215,7 +219,7 @@ def look_at(order: Order) -> tuple[list[int], list[dict[str, str]]]:
 
 
 def hold(order: Order, engine: int | None) -> dict[str, Any]:
-    """Look, and where nothing speaks against any wish, hold all under the order's name."""
+    """Look, and if nothing speaks against any wish, hold all files under the order's name."""
     files, found = look_at(order)
     moved = any(
         wish["fixed"] and one["path"] != wish["path"]
@@ -241,7 +245,7 @@ def hold(order: Order, engine: int | None) -> dict[str, Any]:
 
 
 def _place(leaf: Path, source: os.stat_result, tree: int) -> bool:
-    """Mount it there, unless the same is mounted there already."""
+    """Mount the tree on the leaf, unless the same is mounted there already."""
     with contextlib.suppress(FileNotFoundError):
         if os.path.samestat(leaf.lstat(), source):
             return False
@@ -257,7 +261,7 @@ def _place(leaf: Path, source: os.stat_result, tree: int) -> bool:
 
 
 def _leave_out_users_own(leaves: list[str]) -> None:
-    """Detach what users mounted below: what does not answer there would hold up the engine at a start."""
+    """Detach users' own mounts below: one that does not answer would hold up the engine at a start."""
     for _ in range(MOST_ON_EACH_OTHER):
         mounts = table.read_table()
         own = [mount for mount in mounts if table.user_of(mount) is not None]
@@ -265,7 +269,7 @@ def _leave_out_users_own(leaves: list[str]) -> None:
         if not any(points.values()):
             return
         for leaf in leaves:
-            # The way to one that is mounted in another leads through that, and both go with the outer one.
+            # The way to a mount in another mount leads through that one, and both go with the outer one.
             for point in table.outermost(points[leaf]):
                 _detach_users_own(leaf, point.removeprefix(f"{leaf}/"), mounts)
     raise RefusedError("a file system of a user's own (FUSE) could not be left out")
@@ -285,7 +289,7 @@ def _detach_users_own(leaf: str, path: str, mounts: list[Mount]) -> None:
 
 
 def drop(order: Order, engine: int | None) -> dict[str, Any]:
-    """Let go of all names given; who uses what was held keeps it."""
+    """Let go of all names given; a container that uses a held file keeps it."""
     root = _root(order["root"], engine)
     for name in order["names"]:
         with contextlib.suppress(FileNotFoundError):
@@ -296,14 +300,14 @@ def drop(order: Order, engine: int | None) -> dict[str, Any]:
 
 
 def names(order: Order, engine: int | None) -> dict[str, Any]:
-    """All that is held under names with the given beginning."""
+    """Return the names with the given beginning under which files are held."""
     root = _root(order["root"], engine)
     return {"names": sorted(each.name for each in root.glob(f"{order['beginning']}*"))}
 
 
 def _remove_leaf(leaf: Path) -> None:
-    """Never what is mounted on it: that fails while the mount is there."""
-    with contextlib.suppress(OSError):  # it is no mount any more
+    """Detach the leaf's mounts and remove the leaf; this never removes the mounted files themselves."""
+    with contextlib.suppress(OSError):  # the leaf is no mount any more
         while True:
             kernel.detach(str(leaf))
     if stat.S_ISDIR(leaf.lstat().st_mode):
@@ -313,10 +317,11 @@ def _remove_leaf(leaf: Path) -> None:
 
 
 def _root(path: str, engine: int | None) -> Path:
-    """The place for all that is held, in the engine's mount namespace, which this process is in from here on.
+    """Enter the engine's mount namespace, and return the directory for all held files there.
 
-    A file system of its own, whose mounts are not seen elsewhere: other services' namespaces would get a copy
-    of each. Only root may enter, because a mount is reached past the directories above its source.
+    The directory is a file system of its own, whose mounts are not seen elsewhere: other services' namespaces
+    would get a copy of each. Only root may enter, because a mount is reached past the directories above its
+    source.
     """
     if engine is not None:
         kernel.enter(engine)
@@ -324,7 +329,7 @@ def _root(path: str, engine: int | None) -> Path:
     root.mkdir(mode=0o700, exist_ok=True)
     lock = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        # Of two that look at the same time, the second finds the mount of the first.
+        # If two helpers look at the same time, the second finds the mount of the first.
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not any(mount.point == path for mount in table.read_table()):
             kernel.mount_private_tmpfs(path, ROOT_OPTIONS)
@@ -337,7 +342,7 @@ def _root(path: str, engine: int | None) -> Path:
 
 
 def engine_namespace(pid: int) -> int | None:
-    """That of the engine's process, None where it is unknown which: the machine's then."""
+    """Open the mount namespace of the engine's process; return None, for the machine's, if it is unknown."""
     if pid == MACHINE:
         return None
     if pid == 0:
@@ -351,7 +356,7 @@ def engine_namespace(pid: int) -> int | None:
 
 
 def enter_machine() -> None:
-    """The first process's view; what runs where it may not see that one has its own."""
+    """Enter the first process's view; a process that may not see the first process keeps its own view."""
     try:
         descriptor = os.open(f"/proc/{MACHINE}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     except (PermissionError, FileNotFoundError):

@@ -1,7 +1,7 @@
-"""The helper program as the daemon calls it: one process for each order, killed when it takes too long.
+"""Call the helper program: one process for each order, killed when it takes too long.
 
 A file system can keep a process in the kernel where no signal ends it, a user's own (FUSE) for as long as the
-user likes. Nothing waits long for such a process; whoever counts processes learns when it is gone.
+user likes. Nothing waits long for such a process; a caller that counts processes learns when it is gone.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from gpushared.domain.errors import TimedOut, Unavailable
 
 HELPER_SECONDS = 10.0
 KILL_SECONDS = 1.0
-"""A process that no file system holds ends within so long."""
+"""A killed process that no file system holds ends within so long."""
 PACKAGES = Path(__file__).resolve().parents[3]
 PROGRAM = "import sys; sys.path.append(sys.argv[1]); from {module} import main; main()"
 HINT = "mount nothing; `gpushare doctor` tells what is missing"
 
 
 def command_of(module: str) -> tuple[str, ...]:
-    """How a module of ours is run: nothing of the environment and no other package changes what root runs."""
+    """Return the command for a module: neither the environment nor other packages change root's program."""
     return (sys.executable, "-I", "-S", "-c", PROGRAM.format(module=module), str(PACKAGES))
 
 
@@ -36,9 +36,9 @@ COMMAND = command_of("gpushared.gate.pins.helper")
 async def run_helper(
     order: dict[str, Any], gone: Callable[[], None] | None = None, seconds: float = HELPER_SECONDS
 ) -> dict[str, Any]:
-    """The helper's answer. Raises ``TimedOut``, and ``Unavailable`` where it cannot do its work.
+    """Return the helper's answer. Raises ``TimedOut``, and ``Unavailable`` if it cannot do its work.
 
-    ``gone`` is called once no process of this order is left, in any case, and perhaps long after this ends.
+    ``gone`` is called once no process of this order is left, in any case, and perhaps long after the call.
     """
     try:
         async with asyncio.timeout(seconds):
@@ -79,7 +79,7 @@ async def _run(words: bytes, gone: Callable[[], None]) -> bytes:
 
 
 def life(gone: Callable[[], None]) -> int:
-    """A descriptor for a process and its children; ``gone`` is called when the last of them has ended."""
+    """Return a descriptor for a process and its children; the end of the last of them calls ``gone``."""
     try:
         ours, theirs = os.pipe()
     except OSError as error:
@@ -97,4 +97,4 @@ def life(gone: Callable[[], None]) -> int:
 
 
 def _nothing() -> None:
-    """Nobody counts."""
+    """Do nothing, for callers that do not count processes."""

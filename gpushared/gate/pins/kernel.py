@@ -1,8 +1,8 @@
-"""The kernel's calls on mounts, by number: neither Python nor older C libraries have names for them.
+"""Make the kernel's calls on mounts by number: neither Python nor older C libraries have names for them.
 
-Loaded by a program without site packages: standard library only. All raise ``OSError``. Numbers of 424 and
-above are the same on all architectures. Sources: open_tree(2), move_mount(2), mount_setattr(2), openat2(2),
-fsopen(2), fsconfig(2), fsmount(2).
+A program without site packages loads this module: standard library only. All functions raise ``OSError``.
+Numbers of 424 and above are the same on all architectures. Sources: open_tree(2), move_mount(2),
+mount_setattr(2), openat2(2), fsopen(2), fsconfig(2), fsmount(2).
 """
 
 import ctypes
@@ -39,7 +39,7 @@ _ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV, _ATTR_NOEXEC = 1, 2, 4, 8
 _FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = 1
 _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 1, 6
 LONGEST_VALUE = 255
-"""Of an option of a file system."""
+"""The kernel takes at most so many bytes for an option of a file system."""
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 _CAPABILITIES_VERSION = 0x20080522
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -60,20 +60,20 @@ class _MountAttr(ctypes.Structure):
 
 
 def open_as_named(path: str) -> int:
-    """A descriptor that can be used for nothing but naming the file.
+    """Open a descriptor that can be used for nothing but naming the file.
 
-    Links of /proc that lead to another process's files, or to our own, are no links here: ``ELOOP``.
+    Links of /proc that lead to another process's files, or to our own, are refused here: ``ELOOP``.
     """
     return _openat2(AT_FDCWD, path, _RESOLVE_NO_MAGICLINKS)
 
 
 def open_below(directory: int, path: str) -> int:
-    """The same for a path that is to stay in the directory, and has no link in it."""
+    """Open a path so that it stays in the directory and has no link in it, only to name the file."""
     return _openat2(directory, path, _RESOLVE_NO_MAGICLINKS | _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH)
 
 
 def open_entry(directory: int, name: str) -> int:
-    """The same for what the directory itself has under the name, a link too: ``EXDEV`` for a mount."""
+    """Open the directory's own entry, a link too, only to name the file: ``EXDEV`` for a mount."""
     resolve = _RESOLVE_NO_XDEV | _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH
     return _openat2(directory, name, resolve, os.O_NOFOLLOW)
 
@@ -84,7 +84,7 @@ def _openat2(directory: int, path: str, resolve: int, flags: int = 0) -> int:
 
 
 def may(descriptor: int, mode: int) -> bool:
-    """Whether this process may use the file so, a mount that is read-only included."""
+    """Return True if this process may use the file in this mode; a read-only mount counts too."""
     try:
         _call(_FACCESSAT2, descriptor, b"", mode, AT_EMPTY_PATH)
     except OSError as error:
@@ -95,9 +95,9 @@ def may(descriptor: int, mode: int) -> bool:
 
 
 def clone(descriptor: int, *, read_only: bool) -> int:
-    """The mount at that file, and those below it, once more and attached nowhere: as a descriptor.
+    """Copy the mount at that file with the mounts below it, and return an unattached descriptor.
 
-    No program in it gains rights, no device node works, and nothing is mounted in it by a mount elsewhere.
+    No program in the copy gains rights, no device node works, and no mount elsewhere appears in it.
     """
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | AT_EMPTY_PATH | AT_RECURSIVE
     tree = _call(_OPEN_TREE, descriptor, b"", flags)
@@ -145,19 +145,19 @@ def enter(namespace: int) -> None:
 
 
 def mount_private_tmpfs(path: str, options: str) -> None:
-    """A new tmpfs; what is mounted in it is seen in this mount namespace only."""
+    """Mount a new tmpfs, whose own mounts are seen in this mount namespace only."""
     name = b"gpushare-pins"
     _checked(_LIBC.mount(name, os.fsencode(path), b"tmpfs", NOSUID_NODEV_NOEXEC, options.encode()))
     _checked(_LIBC.mount(b"none", os.fsencode(path), None, MS_PRIVATE, None))
 
 
 def die_with_parent() -> None:
-    """Be killed when the process that made this one ends; a change of ids takes it back."""
+    """Be killed when the process that made this one ends; a change of ids undoes this."""
     _checked(_LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL))
 
 
 def become(uid: int, gid: int, groups: list[int]) -> None:
-    """Be that user for good, be it root, without a capability, and closed to debuggers of the same user."""
+    """Become that user for good, even root, without a capability, closed to the same user's debuggers."""
     os.setgroups(groups)
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
@@ -173,7 +173,7 @@ def detach(path: str) -> None:
 
 
 def detach_opened(descriptor: int) -> None:
-    """The same for a mount whose top is open."""
+    """Detach a mount whose top is open."""
     _checked(_LIBC.umount2(f"/proc/self/fd/{descriptor}".encode(), MNT_DETACH))
 
 

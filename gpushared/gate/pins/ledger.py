@@ -1,4 +1,4 @@
-"""What is held for whom, kept on disk: after a reboot it is held again before the engine starts."""
+"""Keep on disk the paths held for each container: after a reboot they are held before the engine starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The paths that a pin holds, in the order of their numbers, for the caller who may use them."""
+    """List the paths that a pin holds, in the order of their numbers, and the caller who may use them."""
 
     uid: int
     gid: int
@@ -32,20 +32,20 @@ class Entry:
 
 
 class Ledger:
-    """One file a pin, in a directory that only root can read. Without a directory nothing is kept."""
+    """Keep one file a pin, in a directory that only root can read. Without a directory keep nothing."""
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
 
     async def write(self, name: str, entry: Entry) -> None:
-        """On disk when it comes back. Raises ``Unavailable``."""
+        """Write an entry; it is on disk when the call returns. Raises ``Unavailable``."""
         try:
             await asyncio.to_thread(self._write, name, entry)
         except OSError as error:
             raise Unavailable(f"what is mounted cannot be noted: {error.strerror}") from error
 
     async def read(self) -> dict[str, Entry]:
-        """All entries by name; what cannot be read is left out, and said in the log."""
+        """Return all entries by name; a file that cannot be read is left out, and named in the log."""
         return await asyncio.to_thread(self._read)
 
     async def forget(self, names: Sequence[str]) -> None:

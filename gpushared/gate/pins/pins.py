@@ -1,8 +1,8 @@
-"""Pins: the files that callers mount, held for their containers' lives.
+"""Hold the files that callers mount, as pins, for their containers' lives.
 
-A pin is a directory of mounts, one for each bind mount of one container, made of what the caller opened. The
-engine is given these mounts as sources. Whatever their owner puts in the place of a directory afterwards, the
-engine's next start of the container, by its own restart policy too, finds the one that was checked.
+A pin is a directory of mounts, one for each bind mount of one container, made of the files that the caller
+opened. The engine gets these mounts as sources. Even if the owner puts another directory in the place of one
+afterwards, the engine's next start of the container, by its own restart policy too, finds the checked one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 ROOT = "/run/gpushare-pins"
 LABEL_PINS = "gpushare.pins"
-"""The name of a container's pin."""
+"""This label has the name of a container's pin."""
 SYSTEMS_OWN = ("/proc", "/sys", "/dev", "/run", "/var/lib/docker", "/var/lib/containerd")
 MOST_PATHS = 64
 AT_ONCE = 4
@@ -82,7 +82,7 @@ class Pins:
         self._ledger = Ledger(ledger)
         owner = owner or secrets.token_hex(8)
         self.beginning = hashlib.sha256(owner.encode()).hexdigest()[:8] + "-"
-        """Of the names of all its pins."""
+        """The names of all its pins begin so."""
         self._barred = [*SYSTEMS_OWN, engine.path, *barred]
         self._patience_seconds = patience_seconds
         self._also_swept = also_swept
@@ -90,15 +90,15 @@ class Pins:
         self._turns: dict[int, asyncio.Semaphore] = {}
         self._wake = asyncio.Event()
         self.trouble = ""
-        """What the newest trial found, empty where all is well and before the first one."""
+        """The newest trial's finding, empty if all is well, and before the first trial."""
 
     # --- for requests ------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def held(self, account: Account, wishes: Sequence[PathWish]) -> AsyncIterator[Pin]:
-        """A new pin, for a container that is made inside: one that then has none goes at the next sweep.
+        """Make a new pin for a container that the block makes; without a container the next sweep removes it.
 
-        Raises ``PermissionRefused`` for what the caller may not mount, ``TimedOut``, ``Unavailable``.
+        Raises ``PermissionRefused`` for a path that the caller may not mount, ``TimedOut``, ``Unavailable``.
         """
         name = self.beginning + secrets.token_hex(6)
         self._making.add(name)
@@ -114,10 +114,10 @@ class Pins:
             self._making.discard(name)
 
     async def hold_again(self, name: str, account: Account, wishes: Sequence[PathWish]) -> None:
-        """Before a start: what lies at the paths now, where it is another directory or nothing is held.
+        """Hold, before a start, the directories at the paths now, if they changed or nothing is held.
 
-        With an empty name it is only looked. Raises as ``held`` does, and ``PermissionRefused`` where a path
-        leads elsewhere by now.
+        With an empty name only look. Raises as ``held`` does, and ``PermissionRefused`` if a path leads
+        elsewhere by now.
         """
         found = await self._hold(name, account, wishes, fixed=True)
         for before, now in zip(wishes, found, strict=True):
@@ -128,13 +128,13 @@ class Pins:
                 )
 
     def unused(self) -> None:
-        """A pin may be nobody's now."""
+        """Have the next sweep come soon, because a pin may have no container any more."""
         self._wake.set()
 
     # --- for the daemon ----------------------------------------------------------------------------
 
     async def restore(self) -> str:
-        """Hold again what is noted and not held, as after a reboot; what could not be, in a sentence."""
+        """Hold noted pins that are not held, as after a reboot; return the failures in a sentence."""
         missing = await self._missing()
         told = await asyncio.gather(*(self._restore(name, entry) for name, entry in missing.items()))
         failed = [text for text in told if text]
@@ -143,7 +143,7 @@ class Pins:
     async def sweep(self) -> None:
         """Let go of what no container has. Raises ``EngineUnavailable``, ``Unavailable``, ``TimedOut``."""
         held = {*await self._names(), *await self._ledger.read()}
-        # What is not being made any more has its container, if it is to have one.
+        # A pin that is not being made any more has its container, unless the create failed.
         spared = set(self._making)
         if not held - spared:
             return
@@ -151,7 +151,7 @@ class Pins:
         await self._drop(sorted(held - spared - used))
 
     async def keep(self, told: Callable[[str], None]) -> None:
-        """Follow the engine for ever. ``told`` gets what ``restore`` says, whenever the engine is back."""
+        """Follow the engine for ever. ``told`` gets the sentence of ``restore`` when the engine is back."""
         while True:
             try:
                 await self._follow(told)
@@ -160,7 +160,7 @@ class Pins:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def trial(self) -> str:
-        """Whether the engine sees what is held: what stands in the way, or nothing."""
+        """Test that the engine sees held files; return the hindrance in a sentence, or an empty text."""
         name = f"{self.beginning}trial"
         order = {"wishes": [_wish("/etc")], "prefixes": ["/etc"], "barred": [], "name": name}
         try:
@@ -171,7 +171,7 @@ class Pins:
             await self._drop([name])
         except (Unavailable, GpushareError) as error:
             return f"bind mounts of users who are not trusted are refused: {error}"
-        # It looks for the sources of mounts before it looks for the image, which there is none of.
+        # The engine looks for the sources of mounts before it looks for the image, which does not exist.
         if answer.status == NOT_FOUND:
             return ""
         said = answer.json().get("message", "")
@@ -204,7 +204,7 @@ class Pins:
         return [_usable(wish, found, prefixes) for wish, found in zip(wishes, answer["found"], strict=True)]
 
     async def _turn(self, uid: int) -> Callable[[], None]:
-        """One of the user's turns, and the way to give it back: when no process looks for it any more."""
+        """Take one of the user's turns; return a function that gives it back after its last process."""
         turns = self._turns.setdefault(uid, asyncio.Semaphore(AT_ONCE))
         try:
             async with asyncio.timeout(self._patience_seconds):
@@ -220,7 +220,10 @@ class Pins:
         return await run_helper({**order, "engine": await self._engine_pid(), "root": ROOT})
 
     async def _engine_pid(self) -> int:
-        """Of an engine that is not up the machine's first process, in whose namespace it will be."""
+        """Return the engine's process; for an engine that is down, the machine's first process.
+
+        The engine will be in the first process's namespace.
+        """
         try:
             return await self._engine.peer_pid()
         except EngineUnavailable:
@@ -257,7 +260,7 @@ class Pins:
         return {(found.get("Labels") or {}).get(LABEL_PINS, "") for found in answer.json()}
 
     async def _follow(self, told: Callable[[str], None]) -> None:
-        """Until the engine goes away."""
+        """Follow the removal of containers with pins until the engine goes away."""
         filters = quote(json.dumps({"type": ["container"], "event": ["destroy"], "label": [LABEL_PINS]}))
         connection = await self._engine.connect()
         watching: asyncio.Task[None] | None = None

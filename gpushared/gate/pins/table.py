@@ -1,7 +1,7 @@
-"""The mounts of a mount namespace, and where in which file system a path lies.
+"""Read the mounts of a mount namespace, and find a path's place in its file system.
 
-One file can have many names, by mounts of one directory in several places. What must not be given away is
-therefore compared by file system and by the path within it. Standard library only.
+One file can have many names, by mounts of one directory in several places. Barred paths are therefore
+compared by file system and by the path within it. Standard library only.
 """
 
 import os
@@ -18,35 +18,35 @@ KERNELS_OWN = frozenset(
         *("selinuxfs", "smackfs", "sysfs", "tracefs"),
     }
 )
-"""File systems that hold no files of anybody's."""
+"""These file systems hold no users' files."""
 
 
 NOBODY = -1
-"""The user of a FUSE file system that does not name one."""
+"""This uid stands for the user of a FUSE file system that does not name one."""
 
 
 class Location(NamedTuple):
-    """A path within a file system, and the name by which it is reached."""
+    """Hold a path within a file system, and the name by which it is reached."""
 
     device: str
     inner: str
     path: str
 
     def touches(self, other: "Location") -> bool:
-        """Whether either is the other, or lies in it."""
+        """Return True if one location is the other, or lies in it."""
         if self.device == other.device and _related(self.inner, other.inner):
             return True
         return _related(self.path, other.path)
 
 
 def read_table() -> list[Mount]:
-    """The mounts that this process sees."""
+    """Read the mounts that this process sees."""
     with Path("/proc/self/mountinfo").open("rb") as lines:
         return [parse_line(os.fsdecode(line)) for line in lines]
 
 
 def mount_of(descriptor: int, table: list[Mount]) -> Mount | None:
-    """The mount on which an open file lies, None where it is of another mount namespace."""
+    """Return the mount on which an open file lies, None for a mount of another mount namespace."""
     for line in Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines():
         if line.startswith("mnt_id:"):
             identity = int(line.partition(":")[2])
@@ -55,7 +55,7 @@ def mount_of(descriptor: int, table: list[Mount]) -> Mount | None:
 
 
 def user_of(mount: Mount) -> int | None:
-    """Whose answers a FUSE file system gives, or leaves out; None for root's and for all other kinds."""
+    """Return the user whose program answers for a FUSE file system; None for root's and other kinds."""
     if not mount.kind.startswith("fuse") or "user_id=0" in mount.options:
         return None
     said = [option.removeprefix("user_id=") for option in mount.options if option.startswith("user_id=")]
@@ -63,18 +63,18 @@ def user_of(mount: Mount) -> int | None:
 
 
 def location(path: str, mount: Mount) -> Location:
-    """Where a path on that mount lies."""
+    """Return the location of a path on that mount."""
     rest = path.removeprefix(mount.point if mount.point != "/" else "")
     return Location(mount.device, (mount.root.rstrip("/") + rest) or "/", path)
 
 
 def below(path: str, table: list[Mount]) -> list[Mount]:
-    """The mounts at places below a path, which come with it."""
+    """Return the mounts at places below a path, which come with it."""
     return [mount for mount in table if mount.point != path and is_under(mount.point, path)]
 
 
 def outermost(points: Iterable[str]) -> list[str]:
-    """Those that lie in none of the others."""
+    """Return the points that lie in none of the others."""
     kept: list[str] = []
     for point in sorted(points, key=lambda each: each.split("/")):
         if not kept or not is_under(point, kept[-1]):

@@ -1,7 +1,7 @@
-"""The part of the helper that gives volumes to their makers. Runs as root; standard library only.
+"""Give volumes to their makers, as a part of the helper. Runs as root; standard library only.
 
-Files of a volume are its user's, who may change them meanwhile and choose the image that they came from. So
-every file is opened first, and the open file is judged and given. Nothing is reached through links or mounts.
+A volume's files belong to its user, who may change them meanwhile and chose the image that they came from. So
+every file is opened first, and the open file is judged and given. No file is reached by links or mounts.
 """
 
 import contextlib
@@ -16,12 +16,12 @@ from gpushared.gate.pins import kernel
 
 Order = dict[str, Any]
 FILES = "_data"
-"""How the engine's local driver calls the directory of a volume's files."""
+"""The engine's local driver gives this name to the directory of a volume's files."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def empty(order: Order, engine: int | None) -> dict[str, Any]:
-    """The names of those volumes that have no files."""
+    """Return the names of the volumes that have no files."""
     _enter(engine)
     return {"empty": [each["name"] for each in order["volumes"] if _is_empty(**each)]}
 
@@ -52,7 +52,7 @@ def _is_empty(name: str, path: str) -> bool:
 
 
 def _open(name: str, path: str) -> int:
-    """The directory of the volume's files. Nobody but root can put another one in its place."""
+    """Open the directory of the volume's files. Nobody but root can put another one in its place."""
     place = Path(path)
     if place.parts[-2:] != (name, FILES):
         raise OSError(errno.EINVAL, f"{path} is not where volumes are")
@@ -98,7 +98,7 @@ def _give_entries(folder: int, uid: int, gid: int) -> Iterator[int]:
 
 
 class _AcrossMounts(Exception):
-    """Something is mounted there."""
+    """The path leads across a mount."""
 
 
 def _opened(folder: int, name: str) -> int:

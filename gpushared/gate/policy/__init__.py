@@ -1,1 +1,1 @@
-"""What a confined caller may ask of the engine: which fields there are, the site's rules, and the judge."""
+"""Judge a confined caller's requests to the engine: the table of fields, the site's rules, the judge."""

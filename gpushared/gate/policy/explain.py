@@ -1,4 +1,4 @@
-"""What the judge did with each field, for people."""
+"""Explain to people the judge's verdict on each field."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpushared.gate.policy.schema import Json
 
 
 class Verdict(StrEnum):
-    """What becomes of a field."""
+    """Name the verdict on a field."""
 
     ALLOWED = "allowed"
     SET = "set"
@@ -21,7 +21,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One field. ``asked`` and ``given`` are None where nothing was.
+    """Hold the verdict on one field. ``asked`` and ``given`` are None for no value.
 
     ``may_change``: the engine and the system refuse at this moment, not the policy.
     """
@@ -36,26 +36,26 @@ class Finding:
 
     @property
     def option(self) -> str:
-        """The option of ``docker run`` that sets it, empty where there is none."""
+        """Return the option of ``docker run`` that sets the field, empty if there is none."""
         return OPTIONS.get(self.field, "")
 
 
 @dataclass(slots=True)
 class Notes:
-    """Collects what the judge would do; with it the judge goes on after a refusal."""
+    """Collect the judge's verdicts; with notes the judge goes on after a refusal."""
 
     findings: list[Finding] = field(default_factory=list)
 
     @property
     def passes(self) -> bool:
-        """Whether nothing is refused."""
+        """Return True if no field is refused."""
         return all(one.verdict is not Verdict.REFUSED for one in self.findings)
 
     def refused(self, name: str, asked: Json, error: GpushareError, *, may_change: bool = False) -> None:
         self._put(Finding(name, Verdict.REFUSED, asked, None, error.message, error.hint or "", may_change))
 
     def judged(self, name: str, asked: Json, given: Json) -> None:
-        """Fields that say nothing, as clients send by the dozen, are not worth a line."""
+        """Note the verdict on a field, unless it says nothing, as many fields do that clients send."""
         if not asked and not given:
             return
         if asked == given:
@@ -76,7 +76,7 @@ class Notes:
         self._put(Finding(name, Verdict.SET, asked, given, why))
 
     def _put(self, finding: Finding) -> None:
-        """The last word on a field stands, but a refusal stays."""
+        """Let the last verdict on a field stand, but keep a refusal."""
         same = [one for one in self.findings if one.field == finding.field]
         if any(one.verdict is Verdict.REFUSED and finding.verdict is not Verdict.REFUSED for one in same):
             return

@@ -1,7 +1,7 @@
-"""The fields of the Engine API's bodies, as its published descriptions list them, from 1.24 to 1.56.
+"""List the fields of the Engine API's bodies from its published descriptions, from 1.24 to 1.56.
 
 https://docs.docker.com/reference/api/engine/ has one description a version. A version after the kind is the
-first that has the field, one with a dash the last. Those that no description names, but that engines decode
+first that has the field, one with a dash the last. Fields that no description names, but that engines decode
 or clients send, stand here too.
 """
 
@@ -270,7 +270,7 @@ CREATE_TABLE: Table = {
 UPDATE_TABLE: Table = {**RESOURCES_TABLE, **table("RestartPolicy record restart", restart=RESTART_TABLE)}
 
 EXEC_SPELLINGS = {"detachKeys": "DetachKeys"}
-"""As aiodocker writes it; engines read both."""
+"""aiodocker writes the field so; engines read both spellings."""
 EXEC_TABLE = table("""
     AttachStdin flag
     AttachStdout flag

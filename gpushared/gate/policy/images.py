@@ -1,4 +1,4 @@
-"""Which images a site allows: by their names as the engine completes them; and where images came from."""
+"""Check images against the site's list by their complete names, and find the images' origins."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def check_image(reference: str, policy: Policy) -> None:
 
 
 def pulled_from(found: Body) -> frozenset[str] | None:
-    """The repositories from which an image came, by its inspect; None where the engine cannot tell.
+    """Return the repositories from which an image came, by its inspect; None if the engine cannot tell.
 
-    Engines that keep images in containerd give a digest to every tag, also of what was built or loaded; there
-    an image's id is its digest. From version 29 on they keep where each came from as ``Identity``.
+    Engines that keep images in containerd give a digest to every tag, also of a built or loaded image; there
+    an image's id is its digest. From version 29 on they keep each image's origin as ``Identity``.
     """
     if found.get("Identity"):
         pulls = objects(section(found, "Identity"), "Pull")
@@ -53,9 +53,9 @@ def pulled_from(found: Body) -> frozenset[str] | None:
 
 
 def full_names(reference: str) -> tuple[str, str]:
-    """The name of a repository as the engine completes it, and the same with its tag.
+    """Return the name of a repository as the engine completes it, and the same with its tag.
 
-    https://pkg.go.dev/github.com/distribution/reference#ParseNormalizedNamed says how.
+    https://pkg.go.dev/github.com/distribution/reference#ParseNormalizedNamed has the rules.
     """
     plain = reference.partition("@")[0]
     match = _TAG.fullmatch(plain)

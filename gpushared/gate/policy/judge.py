@@ -1,4 +1,4 @@
-"""What a confined caller may ask of the engine, field by field. Pure.
+"""Judge a confined caller's requests to the engine, field by field. Pure.
 
 A table names every field that may be given and the rule for its value; a field on no table is refused by its
 name. Trusted callers (root, the docker group) are not judged: they have the engine anyway.
@@ -43,10 +43,10 @@ HOST_PREFIX = "HostConfig."
 
 
 def judge_create(body: Body, context: Context, notes: Notes | None = None) -> Body:
-    """The create body as a confined caller gets it. Raises ``PermissionRefused`` naming the field.
+    """Return the create body as a confined caller gets it. Raises ``PermissionRefused`` naming the field.
 
-    Paths, volumes and networks in the result are still to be checked against the system. With ``notes`` no
-    field is refused: what would have been is noted, and missing in the result.
+    Paths, volumes and networks in the result must still be checked against the system. With ``notes`` no
+    field is refused: a refusal is noted instead, and the field is missing in the result.
     """
     body = _fitted(body, CREATE_TABLE, context, notes)
     asked = section(body, "HostConfig")
@@ -71,7 +71,7 @@ def judge_create(body: Body, context: Context, notes: Notes | None = None) -> Bo
 
 
 def judge_update(body: Body, context: Context) -> Body:
-    """The update body as a confined caller gets it; 0 and null mean "as before" to every client."""
+    """Return the update body as a confined caller gets it; 0 and null mean "as before" to every client."""
     body = _fitted(body, UPDATE_TABLE, context)
     judged = _apply({name: value for name, value in body.items() if value}, UPDATE, context)
     judged |= _quota_with_period(judged, context)
@@ -84,31 +84,31 @@ def judge_update(body: Body, context: Context) -> Body:
 
 
 def judge_exec(body: Body, context: Context) -> Body:
-    """The exec body as a confined caller gets it: as the container's own user, which is the caller."""
+    """Return the exec body as a confined caller gets it: as the container's user, which is the caller."""
     return _apply(_fitted(body, EXEC_TABLE, context), EXEC, context)
 
 
 def judge_network(body: Body, context: Context) -> Body:
-    """A plain bridge network."""
+    """Return the body for a plain bridge network."""
     networks.check_network("a network of one's own", context)
     return _apply(_fitted(body, NETWORK_TABLE, context), NETWORK, context)
 
 
 def judge_endpoint(body: Body, context: Context) -> Body:
-    """How a container joins or leaves a network."""
+    """Judge the body by which a container joins or leaves a network."""
     return _apply(_fitted(body, CONNECT_TABLE, context), CONNECTION, context)
 
 
 def judge_volume(body: Body, context: Context) -> Body:
-    """A volume of the local driver without options, which could name any path of the machine."""
+    """Return the body for a local volume without options, which could name any path of the machine."""
     return _apply(_fitted(body, VOLUME_CREATE_TABLE, context), VOLUME, context)
 
 
 def networks_of(body: Body) -> list[str]:
-    """The networks that a judged create body names, but for the engine's own."""
+    """Return the networks that a judged create body names, except the engine's own."""
     endpoints = section(section(body, "NetworkingConfig"), "EndpointsConfig")
     mode = str(section(body, "HostConfig").get("NetworkMode") or "")
-    # With the host's network, which was judged, there is no other; clients name it here too.
+    # A container with the host's network, which was judged, has no other; clients name it here too.
     own = OWN_NETWORKS | {HOST_NETWORK} if mode == HOST_NETWORK else OWN_NETWORKS
     return sorted({*endpoints, mode} - own)
 
@@ -117,7 +117,7 @@ def networks_of(body: Body) -> list[str]:
 
 
 def _own_settings(body: Body, asked: Body, context: Context) -> Body:
-    """What every container of a confined caller has."""
+    """Return the settings that every container of a confined caller gets."""
     root = processes.is_root_inside(body.get("User"), context)
     options = asked.get("SecurityOpt") or ()
     unconfined = (
@@ -125,7 +125,7 @@ def _own_settings(body: Body, asked: Body, context: Context) -> Body:
         and not processes.UNCONFINED_SECCOMP.isdisjoint(options)
         and not root
     )
-    # Without root inside a capability has no effect: no program gains privileges.
+    # A capability has no effect without root inside, because no program gains privileges.
     added = (
         processes.ROOT_CAPABILITIES | processes.capabilities("CapAdd", asked.get("CapAdd"))
         if root
@@ -141,7 +141,7 @@ def _own_settings(body: Body, asked: Body, context: Context) -> Body:
 
 
 def _limits(asked: Body, host: Body, context: Context) -> Body:
-    """The site's limits where the caller asks for less than nothing, or for nothing."""
+    """Return the site's limits for values that the caller leaves out, or that are below zero."""
     policy, limits = context.policy, Body()
     together = policy.user_bounds
     if policy.memory_limit_bytes and not asked.get("Memory"):
@@ -232,9 +232,9 @@ def _try_cpus(judged: Body, context: Context, notes: Notes | None) -> None:
 
 
 def _quota_with_period(judged: Body, context: Context) -> Body:
-    """An update's quota and period where CPUs are limited.
+    """Return an update's quota and period if CPUs are limited.
 
-    Only both together say how many CPUs that is; the engine keeps the one that an update does not name.
+    Only both together give a number of CPUs; the engine keeps the one that an update does not name.
     """
     quota, period = r.whole(judged, "CpuQuota"), r.whole(judged, "CpuPeriod")
     if not r.most_cpus(context.policy) or not (quota or period):
@@ -287,7 +287,7 @@ def _words(words: str, rule: Rule) -> dict[str, Rule]:
 WHOLES = frozenset(
     {"User", "HostConfig", "Binds", "Mounts", "GroupAdd", "CapDrop", "SecurityOpt", "PidsLimit"}
 )
-"""Noted where they are set as a whole."""
+"""These fields are noted where they are set as a whole."""
 ENDPOINT: Mapping[str, Rule] = {
     **_words("Aliases IPAMConfig GwPriority", r.allowed),
     **_words("Links MacAddress DriverOpts NetworkID DNSNames EndpointID Gateway IPAddress", r.unset()),

@@ -1,4 +1,4 @@
-"""The rules for fields of networks and ports. Pure."""
+"""Judge fields of networks and ports. Pure."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _binding(binding: Body, context: Context) -> Body:
     port, address, lowest = text(binding, "HostPort"), text(binding, "HostIp"), context.policy.lowest_port
     if not PORTS.fullmatch(port):
         raise PermissionRefused(f"{shown(port)} is no port", hint=f"choose one from {lowest} on")
-    # Where one end of a range is zero, the engine may choose from all below the other.
+    # If one end of a range is zero, the engine may choose from all ports below the other.
     if port not in {"", "0"} and any(int(end) < lowest for end in port.split("-")):
         raise PermissionRefused(f"port {port} is not for you", hint=f"choose one from {lowest} on")
     if context.policy.publish is not Publish.LOOPBACK:
@@ -112,7 +112,7 @@ def ipam(name: str, value: Json, _context: Context) -> Json:
 
 
 def config_from(_name: str, value: Json, _context: Context) -> None:
-    """Clients send it as an object with an empty name."""
+    """Refuse a configuration's source, except for the object with an empty name that clients send."""
     if isinstance(value, dict) and any(value.values()):
         raise PermissionRefused("ConfigFrom may not be set by you", hint="create a plain network")
 

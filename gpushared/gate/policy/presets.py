@@ -1,4 +1,4 @@
-"""The three presets, and the policy that a configuration makes of one of them."""
+"""Define the three presets, and make a policy of one of them and the configuration."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ PRESETS: Mapping[PolicyPreset, Policy] = {
     ),
 }
 _OTHER_NAMES = {"mount_prefixes": "bind_prefixes"}
-"""Settings whose field of ``Policy`` has another name."""
+"""These settings have another name as fields of ``Policy``."""
 
 
 def policy_of(
     gate: GateConfig, machine: HostSize = UNKNOWN_MACHINE, presets: Collection[str] = (DEV_PRESET,)
 ) -> Policy:
-    """The preset with what the configuration sets, on this machine; ``presets``: of requests, by name."""
+    """Return the preset with the configuration's settings, on this machine; ``presets``: of requests."""
     ours = {field.name for field in fields(Policy)}
     said = {
         name: value
@@ -98,7 +98,7 @@ def policy_of(
 
 @dataclass(frozen=True, slots=True)
 class RuleInForce:
-    """One rule for people: ``value`` as TOML, ``origin`` is ``preset lab`` or ``configuration``."""
+    """Hold one rule for people: ``value`` as TOML, ``origin`` is ``preset lab`` or ``configuration``."""
 
     name: str
     value: str
@@ -107,7 +107,7 @@ class RuleInForce:
 
 
 def rules_in_force(policy: Policy) -> Iterator[RuleInForce]:
-    """All rules, in the order of the configuration's reference."""
+    """Return all rules, in the order of the configuration's reference."""
     ours = {field.name for field in fields(Policy)}
     for key in keys_of(GateConfig).values():
         match key.attribute:

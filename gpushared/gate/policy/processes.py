@@ -1,4 +1,4 @@
-"""The rules for whom a container's processes are, and what they may. Pure."""
+"""Judge the user of a container's processes, and their rights. Pure."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ ROOT_WORDS = frozenset({"0", "root", "0:0", "root:root", "0:root", "root:0"})
 ROOT_CAPABILITIES = frozenset(
     {"CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETGID", "SETUID"}
 )
-"""What package managers need, and nothing that reaches beyond the container's own files and processes."""
+"""Package managers need these, and none reaches beyond the container's own files and processes."""
 
 
 def is_root_inside(user: Json, context: Context) -> bool:
-    """Whether it asks to be root though the caller is somebody else."""
+    """Return True if the user is root although the caller is not."""
     return user in ROOT_WORDS and context.account.caller.uid != 0
 
 
@@ -54,7 +54,7 @@ def _root_inside(context: Context) -> None:
 
 
 def exec_user(name: str, value: Json, context: Context) -> Json:
-    """As the container's own user, whoever that is."""
+    """Return the user of a program that joins a container: only the container's own user is allowed."""
     if is_root_inside(value, context):
         raise PermissionRefused(
             f"{name} {shown(str(value))} is not you", hint="a program joins as whom the container runs"
@@ -73,7 +73,7 @@ def groups(name: str, value: Json, context: Context) -> Json:
 
 
 def cap_drop(name: str, value: Json, _context: Context) -> Json:
-    """All are dropped anyway."""
+    """Check the list and leave the field out: all capabilities are dropped anyway."""
     words(name, value)
 
 
@@ -95,7 +95,7 @@ def capabilities(name: str, value: Json) -> frozenset[str]:
 
 
 def words(name: str, value: Json) -> list[str]:
-    """A list of strings, or one string for a list of one."""
+    """Return a list of strings, given as a list or as one string."""
     return [value] if isinstance(value, str) and value else strings({name: value}, name)
 
 
@@ -159,7 +159,7 @@ def oom_score(name: str, value: Json, _context: Context) -> Json:
 
 
 def stop_timeout(name: str, value: Json, _context: Context) -> Json:
-    """The engine's own end waits for the longest of all containers, and for ever where one is below zero."""
+    """Limit the time: the engine's own end waits for the longest, and for ever for one below zero."""
     if value is not None and not (isinstance(value, int) and 0 <= value <= LONGEST_STOP_SECONDS):
         raise PermissionRefused(
             f"{name} {value} would hold up the engine's end, which waits for every container",

@@ -1,4 +1,4 @@
-"""The rules for single fields: what a value becomes, or why it is refused. Pure."""
+"""Judge single fields: return the new value, or refuse it. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONTAINER_ID = re.compile(r"\{\{ ?\.(?:Full)?ID ?\}\}")
 ENTRY_FIELDS = frozenset({"labels", "env"})
 """Log options whose values become fields of an entry, such as the name of the program that wrote it."""
 MOST_CPU_SHARES = 1024
-"""What every container has that asks for none."""
+"""A container that asks for no shares has so many."""
 MOST_BLKIO_WEIGHT = 500
 TMPFS_OPTION = re.compile(
     r"rw|ro|exec|noexec|nosuid|nodev|noatime|relatime|(size|nr_blocks|nr_inodes)=[0-9]{1,18}[kKmMgG%]?"
@@ -41,10 +41,10 @@ TMPFS_OPTION = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """For whom, and by which site's policy, a body is judged.
+    """Hold the caller and the site's policy by which a body is judged.
 
-    ``in_gang``: it is to be a part of a job on several nodes. ``leased``: it is to have a GPU.
-    ``version``: of the API that the request speaks, None where it does not say.
+    ``in_gang``: the container will be a part of a job on several nodes. ``leased``: it will have a GPU.
+    ``version``: the request's version of the API, None if the request does not give it.
     """
 
     account: Account
@@ -63,7 +63,7 @@ def allowed(_name: str, value: Json, _context: Context) -> Json:
 
 
 def elsewhere(_name: str, _value: Json, _context: Context) -> Json:
-    """Judged or set as a whole by the judge."""
+    """Leave the field out: the judge judges, or sets, it as a whole."""
     return None
 
 
@@ -76,7 +76,7 @@ def unset(hint: str = "") -> Rule:
 
 
 def null(name: str, value: Json, _context: Context) -> Json:
-    """For lists whose emptiness says more than their absence."""
+    """Allow only null, for lists whose emptiness says more than their absence."""
     if value is not None:
         raise PermissionRefused(
             f"{name} may not be set by you", hint="what the engine hides in /proc stays hidden"
@@ -229,7 +229,7 @@ def pids(value: Json, policy: Policy) -> int:
 
 
 def most_cpus(policy: Policy) -> float:
-    """How many one container may have, 0 without a limit."""
+    """Return the number of CPUs that one container may have, 0 without a limit."""
     limit, together = policy.cpu_limit, policy.user_bounds.cpus
     return min(limit or together, together or limit)
 
@@ -245,7 +245,7 @@ def checked_cpus(nano: int, quota: int, period: int, policy: Policy) -> None:
 
 
 def whole(body: Mapping[str, Json], name: str) -> int:
-    """A whole number, 0 where absent or null; raises ``RequestError`` for another type."""
+    """Return a whole number, 0 if absent or null; raises ``RequestError`` for another type."""
     value = body.get(name)
     if value is None:
         return 0

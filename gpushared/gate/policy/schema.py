@@ -1,8 +1,8 @@
-"""How a field of the Engine API is described: what its value is, and in which API versions it exists.
+"""Describe the fields of the Engine API: the kind of their values, and the API versions that have them.
 
-A table is written as lines of ``Name kind [table] [since] [-until]``, versions as ``1.41``. What is on no
-table is never sent to the engine, whoever asks: it is dropped where no engine reads it, and refused where the
-engine is newer than the table and may read it.
+A table is written as lines of ``Name kind [table] [since] [-until]``, versions as ``1.41``. A field on no
+table is never sent to the engine, whoever asks: the field is dropped if no engine reads it, and refused if
+the engine is newer than the table and may read it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Json = Any
 OLDEST: Version = (1, 24)
 LONGEST_NAME = 40
 SMALLEST, LARGEST = -(2**63), 2**64 - 1
-"""What the engine's own integers hold, signed or not."""
+"""The engine's own integers hold these values, signed or not."""
 
 
 class Kind(StrEnum):
-    """What the engine decodes a value into. Null is always allowed, and is the same as nothing."""
+    """Name the type into which the engine decodes a value. Null is always allowed, and means no value."""
 
     FLAG = "flag"
     WHOLE = "whole"
@@ -41,7 +41,7 @@ class Kind(StrEnum):
     SIZE = "size"
     """Height and width."""
     OPAQUE = "opaque"
-    """Not looked into, because no rule lets it pass."""
+    """The value is not looked into, because no rule lets it pass."""
     RECORD = "record"
     RECORDS = "records"
     RECORD_BY_NAME = "record-by-name"
@@ -58,7 +58,7 @@ class Field:
     until: Version | None = None
 
     def is_in(self, version: Version | None) -> bool:
-        """Whether it exists in a version; None is a request that names none."""
+        """Return True if the field exists in a version; None stands for a request that names none."""
         return version is None or (self.since <= version and (self.until is None or version <= self.until))
 
 
@@ -85,10 +85,10 @@ def fit(
     left_out: list[str] | None = None,
     dropped: list[str] | None = None,
 ) -> dict[str, Json]:
-    """A copy with nothing that the table or the version does not have.
+    """Return a copy without the fields that the table or the version does not have.
 
     A field that the request's version does not have is left out, as the engine's description of that version
-    promises; its name goes to ``left_out`` where it said something. Nulls of unknown fields are nothing.
+    promises; its name goes to ``left_out`` if it had a value. Nulls of unknown fields are ignored.
     The name of a field on no table goes to ``dropped``; without ``dropped`` such a field is refused.
     Raises ``PermissionRefused`` for a field on no table, ``RequestError`` for one that the engine would take
     for another, and for a value of another kind.
@@ -108,9 +108,9 @@ def fit(
 
 
 def respelled(body: Mapping[str, Json], spellings: Mapping[str, str]) -> dict[str, Json]:
-    """The body with fields by the table's names where a client is known to spell them otherwise.
+    """Return the body with the table's names for fields that a client is known to spell otherwise.
 
-    Raises ``RequestError`` where one stands there in both spellings: the engine takes the last.
+    Raises ``RequestError`` if a field stands there in both spellings: the engine takes the last.
     """
     for other, name in spellings.items():
         if other in body and name in body:
@@ -135,7 +135,7 @@ def _leave_unknown(
 
 
 def readable(name: str) -> str:
-    """A client's word as it may stand in a message or a log."""
+    """Return a client's word so that it may stand in a message or a log."""
     return name if name.isidentifier() and len(name) <= LONGEST_NAME else shown(name)
 
 

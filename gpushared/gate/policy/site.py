@@ -1,4 +1,4 @@
-"""What a site decides about confined callers."""
+"""Hold a site's decisions about confined callers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ UNKNOWN_MACHINE = HostSize()
 
 
 def root_mark(uid: int) -> str:
-    """What a container bears that its owner is root inside of.
+    """Return the mark of a container in which its owner is root.
 
-    It stands in ``HostConfig.ContainerIDFile``, of which engines keep the text and make no use: an image can
-    bring labels and a user, but nothing of a HostConfig.
+    The mark stands in ``HostConfig.ContainerIDFile``, whose text engines keep and do not use: an image can
+    bring labels and a user, but no part of a HostConfig.
     """
     return f"gpushare.root-inside={uid}"
 
@@ -37,7 +37,7 @@ class Policy:
     networks: tuple[str, ...] = (Network.OWN, Network.BRIDGE, Network.NONE)
     publish: Publish = Publish.ANY
     lowest_port: int = 1024
-    """The first to publish on."""
+    """Containers publish on ports from this one on."""
     images: tuple[str, ...] = ("*",)
     image_digest: bool = False
     registry_queries: bool = True
@@ -46,9 +46,9 @@ class Policy:
     sysctls: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     driver_capabilities: tuple[str, ...] = DRIVER_CAPABILITIES
-    """What a lease may have of NVIDIA's driver, besides what every lease has."""
+    """A lease may have these capabilities of NVIDIA's driver, besides the ones that every lease has."""
     dev_containers: str = DEV_PRESET
-    """What ``--gpus all`` means for a dev container: ``all``, a size or a preset's name."""
+    """``--gpus all`` means this for a dev container: ``all``, a size or a preset's name."""
     root_inside: bool = False
     host_ipc: bool = False
     unconfined_seccomp: bool = False
@@ -64,17 +64,17 @@ class Policy:
     gangs_on_host_network: bool = False
     everybody_confined: bool = False
     own_words: frozenset[str] = frozenset()
-    """The fields that the configuration sets, and not the preset."""
+    """The names of the fields that the configuration sets, and not the preset."""
     machine: HostSize = UNKNOWN_MACHINE
 
     @property
     def host_network(self) -> bool:
-        """Whether every container may have the machine's own network."""
+        """Return True if every container may have the machine's own network."""
         return Network.HOST in self.networks
 
     @property
     def user_bounds(self) -> UserBounds:
-        """What a user's containers may have together. A part of what nobody knows is no limit."""
+        """Return the limits on all containers of a user. A percentage of an unknown size is no limit."""
         memory, cpus = self.memory_per_user, self.cpus_per_user
         if isinstance(memory, Percent):
             memory = int(memory.of(self.machine.memory_bytes or 0))
@@ -84,6 +84,6 @@ class Policy:
 
     @property
     def user_bounds_are_own_words(self) -> bool:
-        """Whether the configuration itself sets one of them, and not only the preset."""
+        """Return True if the configuration itself sets one of the bounds, and not only the preset."""
         ours = ("memory_per_user", "cpus_per_user", "pids_per_user")
         return any(name in self.own_words and getattr(self, name) != NO_LIMIT for name in ours)
