@@ -27,7 +27,7 @@ PAGE = 1000
 FOLLOW_SECONDS = 1.0
 _CALL_WIDTH = 32
 _OWN = frozenset({"FOUND", "LOST"})
-"""What the daemon tells by itself, and nobody was answered."""
+"""The daemon writes these lines by itself, as answers to nobody."""
 _LONG_ID = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
 
 
@@ -65,7 +65,7 @@ def _said(line: AuditLine) -> str:
 
 
 def _when(at: float, now: float) -> str:
-    """To the second; with the day where it is another one."""
+    """Format a time to the second, or with the day if it is not today."""
     then, today = time.localtime(at), time.localtime(now)
     same_day = (then.tm_year, then.tm_yday) == (today.tm_year, today.tm_yday)
     return time.strftime("%H:%M:%S" if same_day else "%m-%d %H:%M", then)
@@ -114,7 +114,7 @@ def _limit(options: Options) -> int:
 
 
 def _newest(client: Client, asked: _Asked, limit: int) -> tuple[list[AuditLine], AuditPage]:
-    """The newest lines, oldest first, page by page; and the first page."""
+    """Return the newest lines, fetched page by page, oldest first, and the first page."""
     first = asked.page(client, min(PAGE, limit))
     lines = list(first.lines)
     while lines and len(lines) < limit:
@@ -141,12 +141,12 @@ def fetch(client: Client, options: Options) -> Screen:
 
 
 def _asked_of(client: Client, options: Options) -> Client:
-    """The daemon of this node, or the pool's coordinator on this machine."""
+    """Return a client of this node's daemon, or of the pool's coordinator on this machine."""
     return Client(f"unix://{pool_socket()}") if options.value("pool") else client
 
 
 def _followed(client: Client, options: Options) -> Iterator[Screen]:
-    """What there is, then what comes, without end."""
+    """Yield the newest lines, then new ones as they come, without end."""
     asked = _asked(options)
     client = _asked_of(client, options)
     lines, first = _newest(client, asked, _limit(options))
@@ -205,7 +205,7 @@ Examples:
 
 
 def _command() -> click.Command:
-    """As every listing, and besides it can go on and on."""
+    """Build the command of a listing that can also follow new lines."""
     command = listing_command(LISTING)
     assert command.callback is not None, "a listing has one"
     show_once: Callable[..., int] = command.callback

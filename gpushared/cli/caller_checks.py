@@ -1,4 +1,4 @@
-"""The caller's side of ``gpushare doctor``: what can be seen, and may be wrong, without the daemon."""
+"""Check the caller's side for ``gpushare doctor``: the faults that can be seen without the daemon."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DockerCli:
 
 @dataclass(frozen=True, slots=True)
 class CallerFacts:
-    """What the caller sees; a part that failed is its error."""
+    """Hold the facts that the caller sees; a part that failed holds its error."""
 
     path: str | GpushareError
     status: NodeStatus | GpushareError
@@ -46,7 +46,7 @@ class CallerFacts:
 
 
 def look() -> CallerFacts:
-    """Asks the daemon, docker and this process; takes half a minute where the daemon hangs."""
+    """Ask the daemon, docker and this process; this takes half a minute if the daemon hangs."""
     try:
         client = Client()
     except GpushareError as error:
@@ -104,7 +104,7 @@ def _group_name(gid: int) -> str:
 
 
 def _config_problem() -> str:
-    """Of the daemon's files, as far as the caller may read them."""
+    """Return the fault in the daemon's configuration files, as far as the caller may read them."""
     from gpushared.config import DEFAULT_PATH, load  # takes longer to import than help may take
 
     if DEFAULT_PATH.exists() and not os.access(DEFAULT_PATH, os.R_OK):
@@ -148,7 +148,7 @@ def daemon_checks(facts: CallerFacts) -> Finding:
 
 
 def config_files(facts: CallerFacts) -> Finding:
-    """The daemon tells more of it when it runs."""
+    """Check the daemon's configuration files, unless the daemon runs, which checks more of them."""
     if not isinstance(facts.status, GpushareError):
         return skipped("the daemon checks it", because="daemon-checks")
     if facts.config_problem:
@@ -171,7 +171,7 @@ def docker_cli(facts: CallerFacts) -> Finding:
 
 
 def docker_environment(facts: CallerFacts) -> Finding:
-    """Where plain docker goes; DOCKER_HOST wins over DOCKER_CONTEXT (docker's page on contexts)."""
+    """Check plain docker's endpoint; DOCKER_HOST wins over DOCKER_CONTEXT (docker's page on contexts)."""
     ours, environ = f"unix://{facts.path}", facts.environ
     host, context = environ.get("DOCKER_HOST", ""), environ.get("DOCKER_CONTEXT", "")
     if host == ours and environ.get("DOCKER_TLS_VERIFY"):
@@ -203,7 +203,7 @@ def docker_group(facts: CallerFacts) -> Finding:
 
 
 def without_user(url: str) -> str:
-    """The URL without a name or password in it."""
+    """Return the URL without a name or password in it."""
     return _USER_INFO.sub("", url)
 
 

@@ -55,7 +55,7 @@ def cancel(*, job: tuple[str, ...], grace_seconds: int | None, every: bool, name
 
 
 def _own(jobs: Jobs, name: str | None) -> list[str]:
-    """The caller's own jobs that are not over, or those of a name, from the last. Raises NotFound."""
+    """Return the caller's own jobs that are not over, or those of a name, last first. Raises NotFound."""
     found: list[str] = []
     notices: dict[str, None] = {}
     for page in jobs.pages():
@@ -77,6 +77,6 @@ def _is_called(job: Job, name: str | None) -> bool:
 
 
 def _meant(client: Client, word: str) -> list[str]:
-    """The jobs of an array that are not over, from its last; anything else is a job itself."""
+    """Return the jobs of an array that are not over, last first; any other word is one job."""
     found = jobs_of_array(client, word)
     return [one.id for one in reversed(found) if not one.is_over] if found else [word]

@@ -1,8 +1,8 @@
-"""Has the docker CLI itself read docker's words, with a small socket of ours in the place of the engine.
+"""Have the docker CLI itself read docker's words, with a small socket of ours in the place of the engine.
 
-Files of variables, relative paths, options of the future: docker reads all of them, and nobody else does.
-Nothing reaches the real engine. ``capture`` takes from it what docker would have created; ``read_run``
-also finds out whether docker would get so far.
+Files of variables, relative paths, options of the future: docker reads all of them, and no other program
+does. Nothing reaches the real engine. ``capture`` returns the body that docker would have created;
+``read_run`` also finds out if docker would get so far.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from gpushared.domain.errors import GpushareError, RequestError, TimedOut
 
 MAX_BODY_BYTES = 8 << 20
 ALIKE = 0.75
-"""How near a word must be to be the one that was meant: 1 is the same word."""
+"""A word must be so near to count as the meant one: 1 is the same word."""
 MAX_LINE_BYTES = 64 << 10
 CAPTURE_SECONDS = 60.0
 """Reading options takes docker milliseconds; a file of variables may be a pipe that somebody must write."""
 OLDEST_API = "1.41"
-"""What an engine of 20.10 speaks, where nobody can tell what the engine here speaks."""
+"""The API version of an engine 20.10, used if the version of the engine here is not known."""
 PULL_POLICIES = frozenset({"missing", "always", "never"})
 _FILE_OPTIONS = frozenset({"env-file", "label-file", "security-opt"})
-"""Options of docker that name a file which docker reads before it asks the engine for anything."""
+"""These options of docker name a file that docker reads before any request to the engine."""
 _CREATED = b'{"Id": "' + b"0" * 64 + b'", "Warnings": []}'
 _LOOKED_AT = b'{"message": "this was only to see whether docker takes these words"}'
 
@@ -50,7 +50,7 @@ class Captured(NamedTuple):
 
 
 def capture(program: str, words: Sequence[str], api_version: str) -> Captured:
-    """Runs ``docker create`` with these words; docker's complaints go to stderr as they are.
+    """Run ``docker create`` with these words; docker's complaints go to stderr as they are.
 
     Raises RequestError where docker refuses the words, TimedOut.
     """
@@ -78,7 +78,7 @@ class ReadRun(NamedTuple):
 
 
 def read_run(program: str, words: RunWords, api_version: Callable[[], str]) -> ReadRun:
-    """Has ``docker run`` read these words; where docker refuses them, its own message is on stderr.
+    """Have ``docker run`` read these words; if docker refuses them, its own message is on stderr.
 
     ``api_version`` is called while docker starts, and may raise errors of the tree. Raises TimedOut.
     """
@@ -89,7 +89,7 @@ def read_run(program: str, words: RunWords, api_version: Callable[[], str]) -> R
         child = _started(command, engine, stdin=None)
         done = _ended(child)
     if engine.captured is not None:
-        # What docker wrote to stderr is about the answer of our socket.
+        # Docker's words on stderr are about the answer of our socket.
         return ReadRun(captured=engine.captured)
     _write(done.stderr)
     if guess := option_meant(done.stderr, RUN):
@@ -98,7 +98,7 @@ def read_run(program: str, words: RunWords, api_version: Callable[[], str]) -> R
 
 
 def option_meant(docker_said: bytes, options: OurOptions) -> str:
-    """A question, where docker does not know an option that is nearly one of ours; else empty."""
+    """Return a question if docker does not know an option that is nearly one of ours, else empty."""
     unknown = re.search(rb"unknown flag: --([A-Za-z0-9-]+)", docker_said)
     if unknown is None:
         return ""
@@ -130,7 +130,7 @@ def _started(command: Sequence[str], engine: _Engine, *, stdin: int | None) -> s
 
 
 def _ended(child: subprocess.Popen[bytes]) -> _Done:
-    """Raises TimedOut. Whatever is raised here, docker does not outlive it."""
+    """Wait for docker's end. Raises TimedOut. On any error docker is ended too."""
     try:
         _, stderr = child.communicate(timeout=CAPTURE_SECONDS)
     except subprocess.TimeoutExpired:
@@ -152,7 +152,7 @@ def _without_pull(words: RunWords) -> list[str]:
 
 
 def can_be_read_twice(words: RunWords) -> bool:
-    """Whether docker reads no pipe, which would be empty when docker reads it for the container."""
+    """Return True if docker reads no pipe, which would be empty at docker's second read."""
     return not any(_is_no_plain_file(path) for flag in words.flags for path in _paths_of(flag))
 
 
@@ -171,7 +171,7 @@ def _is_no_plain_file(path: str) -> bool:
 
 
 class _Engine:
-    """Answers what docker asks on its way to create a container; keeps the request that creates it.
+    """Answer docker's requests before the create of a container, and keep the create.
 
     Written by hand, because ``http.server`` takes longer to import than docker takes to answer.
     """
@@ -189,7 +189,7 @@ class _Engine:
         self._listener.listen()
 
     def serve(self) -> None:
-        """Until ``close``."""
+        """Serve docker until ``close``."""
         with suppress(OSError):
             while True:
                 connection, _ = self._listener.accept()
@@ -232,7 +232,7 @@ class _Engine:
 
 
 def _head(stream: BinaryIO) -> tuple[str, str, int] | None:
-    """Method, target and the body's length of the next request; None at the end of the connection."""
+    """Read the next request's method, target and body length; None at the end of the connection."""
     words = stream.readline(MAX_LINE_BYTES).decode("latin-1").split()
     if len(words) < 2:  # noqa: PLR2004 - a request line has three words
         return None
@@ -270,7 +270,7 @@ def _engine(api_version: Callable[[], str], status: int, answer: bytes) -> Itera
 
 
 def _private_folder() -> str:
-    """A new folder that only the caller may enter. The name of a socket in it must stay short."""
+    """Make a folder that only the caller may enter. The name of a socket in it must stay short."""
     places = (os.environ.get("TMPDIR", ""), "/tmp")  # noqa: S108 - the folder is new and 0700, or none is made
     place = next(place for place in places if os.path.isdir(place))  # noqa: PTH112 - as above
     folder = f"{place}/gpushare-words-{os.urandom(6).hex()}"

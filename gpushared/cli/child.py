@@ -1,4 +1,4 @@
-"""Docker as a child of the command, for commands that have something left to do when docker has ended."""
+"""Run docker as a child of the command, for commands with work left after docker's end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of the command line that an administrator installs: a launcher, and completion for each shell."""
+"""Write the files that an administrator installs: a launcher, and completion for each shell."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ COMPLETIONS = {
     "zsh": "usr/local/share/zsh/site-functions/_gpushare",
     "fish": "usr/local/share/fish/vendor_completions.d/gpushare.fish",
 }
-"""Where each shell looks for what belongs to the machine."""
+"""Each shell looks here for the machine's completions."""
 
 
 def command_files() -> dict[str, str]:
-    """The text of each file, by its path below the root."""
+    """Return the text of each file, by its path below the root."""
     return {LAUNCHER: launcher()} | {path: script(shell) for shell, path in COMPLETIONS.items()}
 
 

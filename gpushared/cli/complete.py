@@ -1,7 +1,7 @@
-"""Names that the daemon knows, for a shell that completes a word.
+"""Complete a word in a shell with the names that the daemon knows.
 
-The daemon is asked once and not for long. Where it does not answer there is nothing to complete, and nothing
-is said: the user is in the middle of a line. Descriptions have no comma, at which the script for fish cuts.
+The daemon is asked once and not for long. If it does not answer, there is no completion and no message: the
+user is in the middle of a line. Descriptions have no comma, at which the script for fish cuts.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
 
 
 def _asked(kind: type[_Answer], call: str, **asked: object) -> _Answer:
-    """The daemon's answer, an empty one where none comes in time."""
+    """Return the daemon's answer, an empty one if none comes in time."""
     try:
         client = Client()
         client.retries = None
@@ -113,7 +113,7 @@ def _presets() -> Items:
 
 
 def _projects() -> Items:
-    """A user who is in no project is listed as one, and is none that can be named."""
+    """Complete projects; a user in no project is listed like one, and cannot be named."""
     found = [one for one in _asked(ProjectList, "Projects/List").projects if one.origin != "user"]
     return [CompletionItem(project.name, help=" ".join(project.users)) for project in found]
 
@@ -124,7 +124,7 @@ jobs = _completer(lambda: _of_jobs(_jobs()))
 job_list = _completer(lambda: _of_jobs(_jobs()), in_list=True)
 waiting = _completer(_waiting)
 outputs = _completer(lambda: _of_jobs(_jobs(ended=True)) + _of_leases(_leases()))
-"""Of whatever has a container, or had one."""
+"""Complete jobs and leases that have a container, or had one."""
 containers = _completer(_containers)
 nodes = _completer(_nodes)
 gpus_and_nodes = _completer(lambda: _gpus() + _nodes())

@@ -26,7 +26,7 @@ def completion(shell: str) -> None:
 
 
 def script(shell: str) -> str:
-    """Click's own. It is asked of the base, as click's bash would look for a bash of this machine first."""
+    """Return click's own script, by its base class: click's bash class would look for a bash here first."""
     from gpushared.cli.main import COMPLETION_VARIABLE
     from gpushared.cli.tree import cli
 

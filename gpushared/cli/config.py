@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 MAIN_FILE = "/etc/gpushared/config.toml"
-"""As ``gpushared.config`` has it, whose import takes longer than a completion may."""
+"""The path is the same in ``gpushared.config``, whose import takes longer than a completion may."""
 _FILE = click.option(
     "-c",
     "--config",

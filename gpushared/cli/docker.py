@@ -1,4 +1,4 @@
-"""The docker CLI that ``gpushare run`` and others become, pointed at the daemon's socket."""
+"""Start the docker CLI that ``gpushare run`` and others become, pointed at the daemon's socket."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 OK, MISSING, REFUSED = 200, 404, 403
 FAILED = 125
-"""The exit code of ``docker run`` where docker itself failed, and not the container's program."""
+"""``docker run`` ends with this code if docker itself failed, and not the container's program."""
 _OTHER_ENDPOINTS = ("DOCKER_CONTEXT", "DOCKER_TLS_VERIFY", "DOCKER_TLS", "DOCKER_CERT_PATH")
-"""Settings that would win over DOCKER_HOST, or make docker speak TLS to a unix socket."""
+"""These settings would win over DOCKER_HOST, or make docker speak TLS to a unix socket."""
 
 _IN_PATHS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~/:@")
 
 
 def find_docker() -> str:
-    """The path of the docker CLI; raises NotFound."""
+    """Return the path of the docker CLI; raises NotFound."""
     for folder in os.get_exec_path():
         path = os.path.join(folder, "docker")  # noqa: PTH118 - importing pathlib costs 5 ms
         if os.access(path, os.X_OK) and not os.path.isdir(path):  # noqa: PTH112 - the same
@@ -39,18 +39,18 @@ def find_docker() -> str:
 
 
 def api_version_of(client: Client) -> str:
-    """The Engine API that the engine of this node speaks; empty where that is not known."""
+    """Return the version of the Engine API of this node's engine; empty if it is not known."""
     engine = client.status().engine
     return engine.api_version if engine else ""
 
 
 def environment(client: Client) -> dict[str, str]:
-    """This process's environment with docker pointed at the daemon."""
+    """Return this process's environment with docker pointed at the daemon."""
     return environment_for(f"unix://{client.path}")
 
 
 def environment_for(host: str) -> dict[str, str]:
-    """This process's environment with docker pointed at ``host``."""
+    """Return this process's environment with docker pointed at ``host``."""
     kept = {name: value for name, value in os.environ.items() if name not in _OTHER_ENDPOINTS}
     return {**kept, "DOCKER_HOST": host}
 
@@ -60,7 +60,7 @@ def run_words(words: RunWords, lease_id: str) -> list[str]:
 
 
 def become(docker: str, words: Sequence[str], environ: dict[str, str]) -> NoReturn:
-    """Replaces this process; Python's own setting for SIGPIPE must not reach docker."""
+    """Replace this process by docker, which must not get Python's own setting for SIGPIPE."""
     sys.stdout.flush()
     sys.stderr.flush()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
@@ -71,7 +71,7 @@ def become(docker: str, words: Sequence[str], environ: dict[str, str]) -> NoRetu
 
 
 def fetch_image(client: Client, docker: str, words: RunWords) -> int:
-    """Pulls the image if docker run would; returns docker's exit code, 0 when there is nothing to do."""
+    """Pull the image if docker run would; return docker's exit code, 0 if there is nothing to do."""
     policy = words.value("pull") or "missing"
     if policy == "never" or (policy != "always" and _is_present(client, words.image)):
         return 0
@@ -100,10 +100,10 @@ def _is_present(client: Client, image: str) -> bool:
 
 
 def _quoted(image: str) -> str:
-    """The name in a URL's path. Importing ``urllib.parse`` takes as long as asking for the image."""
+    """Quote a name for a URL's path. An import of ``urllib.parse`` takes as long as the request."""
     return "".join(chr(byte) if chr(byte) in _IN_PATHS else f"%{byte:02X}" for byte in os.fsencode(image))
 
 
 def message_of(answer: Answer) -> str:
-    """What docker's answer says is wrong."""
+    """Return the error's message in docker's answer."""
     return docker_message(answer.status, answer.body)

@@ -1,8 +1,8 @@
-"""Finds our own options and the image in the words of ``gpushare run``; all else is docker's and untouched.
+"""Find our own options and the image in the words of ``gpushare run``; other words are docker's, untouched.
 
-To find the image one must know which of docker's options take no value: a short list, held against the
-docker CLI's own help by a test. An option this list does not know is taken to have a value, so a future one
-without a value is written ``--new=true``.
+To find the image, the options of docker that take no value must be known: a short list has them, and a test
+compares the list with the docker CLI's own help. An option that the list does not have counts as one with a
+value, so a future option without a value is written ``--new=true``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OUR_SWITCHES = frozenset({"immediate", "hold", "requeue", "no-requeue", "pool"})
 
 
 class OurOptions(NamedTuple):
-    """The options of one command of ours that stand among docker's."""
+    """Hold our options of one command, which stand among docker's."""
 
     values: frozenset[str]
     switches: frozenset[str]
@@ -94,11 +94,11 @@ MAX_OUR_VALUE = 4096
 _SHOWN = 40
 _TRUE = frozenset({"1", "t", "true"})
 _FALSE = frozenset({"0", "f", "false"})
-"""As Go's strconv.ParseBool, which docker uses, in small letters."""
+"""Go's strconv.ParseBool, which docker uses, takes these words for false, in small letters."""
 
 
 class Flag(NamedTuple):
-    """One option: its long name where it matters, its value, and the words it was written in.
+    """Hold one option: its long name where it matters, its value, and the words it was written in.
 
     In ``-it`` the last letter owns the word.
     """
@@ -109,7 +109,7 @@ class Flag(NamedTuple):
 
 
 class RunWords(NamedTuple):
-    """The words of ``gpushare run`` or ``submit``, sorted."""
+    """Hold the sorted words of ``gpushare run`` or ``submit``."""
 
     ours: dict[str, str]
     """Values of our options by name without dashes; ``immediate`` is "true" when set."""
@@ -125,11 +125,11 @@ class RunWords(NamedTuple):
 
     @property
     def docker(self) -> list[str]:
-        """Everything that is docker's, as it was written."""
+        """Return all of docker's words, as they were written."""
         return [word for flag in self.flags for word in flag.words] + list(self.rest)
 
     def docker_without(self, *names: str) -> list[str]:
-        """Docker's words without some of its options, also where their letters stand in a row: ``-dit``."""
+        """Return docker's words without some of its options, also in a row of letters: ``-dit``."""
         words: list[str] = []
         before: list[str] = []
         for flag in self.flags:
@@ -141,16 +141,16 @@ class RunWords(NamedTuple):
         return words + list(self.rest)
 
     def value(self, name: str) -> str:
-        """The last value of one of docker's options, "" if it was not given."""
+        """Return the last value of one of docker's options, "" if it was not given."""
         return next((flag.value for flag in reversed(self.flags) if flag.name == name), "")
 
     def is_set(self, name: str) -> bool:
-        """Whether one of docker's switches is on."""
+        """Return True if one of docker's switches is on."""
         return self.value(name).lower() in _TRUE
 
 
 def _without(flag: Flag, before: Sequence[str], names: Sequence[str]) -> list[str]:
-    """What is left of an option and of the letters before it in the same word."""
+    """Return the rest of an option, and of the letters before it in the same word, without ``names``."""
     if not before:
         return [] if flag.name in names else list(flag.words)
     letters = flag.words[0][1:]
@@ -161,7 +161,7 @@ def _without(flag: Flag, before: Sequence[str], names: Sequence[str]) -> list[st
 
 
 def split(words: Sequence[str], options: OurOptions = RUN) -> RunWords:
-    """Sorts the words; raises UsageError where an option lacks its value."""
+    """Sort the words; raises UsageError if an option lacks its value."""
     ours: dict[str, str] = {}
     flags: list[Flag] = []
     place = 0
@@ -235,10 +235,10 @@ def _switch(flag: Flag) -> str:
 
 
 def refuse_ways_around(words: RunWords) -> None:
-    """Raises PermissionRefused for an option that would reach a GPU beside the lease.
+    """Raise PermissionRefused for an option that would reach a GPU beside the lease.
 
-    The daemon's gate judges the same again, from the container's full description; this only says it early,
-    in the words that were typed.
+    The daemon's gate judges the same again, from the container's full description. This check only refuses
+    early, in the words that were typed.
     """
     for flag in words.flags:
         for sentence, hint in _faults(flag):
@@ -264,7 +264,7 @@ def _faults(flag: Flag) -> Iterator[tuple[str, str]]:
 
 
 def warnings(words: RunWords, options: OurOptions = RUN) -> list[str]:
-    """What is allowed, but not wise, or hardly meant."""
+    """Return warnings about words that are allowed but not wise, or hardly meant."""
     found = []
     if late := _option_after_image(words, options):
         found.append(
@@ -275,7 +275,7 @@ def warnings(words: RunWords, options: OurOptions = RUN) -> list[str]:
 
 
 def _option_after_image(words: RunWords, options: OurOptions) -> str:
-    """The first word after IMAGE where that is an option of ours, else an empty string."""
+    """Return the first word after IMAGE if it is an option of ours, else an empty string."""
     command = words.rest[words.rest[:1] == ("--",) :][1:]
     first = command[0].partition("=")[0] if command else ""
     name = first.removeprefix("--") if first.startswith("--") else ""

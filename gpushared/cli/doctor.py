@@ -21,7 +21,7 @@ from gpushared.domain.errors import GpushareError
 
 UNWELL = 1
 NARROWEST = 20
-"""Of the two columns with sentences: 80 columns have room for both beside the longest name of a check."""
+"""Each of the two columns with sentences is at least so wide: both fit into 80 columns beside the names."""
 GAPS = 6
 
 
@@ -71,7 +71,7 @@ def _examine(options: Options, report_path: str | None) -> Screen:
 
 
 def all_results(facts: CallerFacts) -> list[CheckResult]:
-    """This side's checks, then the daemon's."""
+    """Return the results of this side's checks, then of the daemon's."""
     ours = [_as_message(result) for result in examine(CALLER_CHECKS, facts)]
     theirs = facts.report.checks if isinstance(facts.report, DoctorReport) else ()
     return [*ours, *theirs]
@@ -119,7 +119,7 @@ def _row(one: CheckResult) -> Row:
 
 
 def _wrapped(rows: Sequence[Row], width: int) -> list[Row]:
-    """Sentences over several lines, so that columns stay columns on a terminal of this width."""
+    """Break sentences into several lines, so that columns stay columns on a terminal of this width."""
     fixed = sum(max((len(row[key]) for row in rows), default=0) for key in ("status", "check"))
     left = width - fixed - GAPS
     if left < 2 * NARROWEST:

@@ -11,11 +11,11 @@ from gpushared.client import Client, Gpu
 from gpushared.client.pool import PoolClient
 
 _GPU = re.compile(r"all|\d+(:\d+)?|(GPU|MIG|SIM)-.*", re.IGNORECASE)
-"""All that a GPU is called; a node's name is anything else."""
+"""The names of GPUs have these forms; any other word is a node's name."""
 
 
 def is_node(name: str) -> bool:
-    """Whether it is a node of the pool that is meant, and no GPU of this one."""
+    """Return True if the name is a node's of the pool, and no GPU's of this node."""
     return _GPU.fullmatch(name) is None
 
 

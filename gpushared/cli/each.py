@@ -1,4 +1,4 @@
-"""One command over several leases: those that work are printed, the others are reported."""
+"""Run one command over several leases: print each success, report each failure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Begun = TypeVar("_Begun")
 
 
 def each_lease(names: Iterable[_Begun], work: Callable[[_Begun], str]) -> int:
-    """Prints what ``work`` says of each lease; the exit code is that of the last one that failed, else 0."""
+    """Print the result of ``work`` on each lease; return the exit code of the last failure, else 0."""
     code = 0
     for name in names:
         try:
@@ -25,7 +25,7 @@ def each_lease(names: Iterable[_Begun], work: Callable[[_Begun], str]) -> int:
 
 
 def each_begun(names: Iterable[str], begin: Callable[[str], _Begun], finish: Callable[[_Begun], str]) -> int:
-    """As ``each_lease`` for what takes its time: all of it is begun before any of it is waited for."""
+    """Do slow work on each lease as ``each_lease`` does: begin all of it before the first wait."""
     code = 0
     begun: list[_Begun] = []
     for name in names:

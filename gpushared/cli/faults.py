@@ -1,4 +1,4 @@
-"""How the command line says that something went wrong: one sentence, one hint, on stderr."""
+"""Report errors on the command line: one sentence, one hint, on stderr."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 MAX_LINE = 600
 MAX_LINES = 40
-"""More than any message of ours: whatever comes back from elsewhere cannot flood a terminal."""
+"""No message of ours has so many lines: a message from elsewhere must not flood a terminal."""
 
 
 class UsageError(RequestError):
@@ -38,9 +38,9 @@ def wrong_values(option: str = "") -> Iterator[None]:
 
 
 def say(sentence: str, hint: str = "") -> None:
-    """A sentence for the person at the terminal, never mixed into what a program may read.
+    """Write a sentence for the person at the terminal to stderr, apart from output for programs.
 
-    The terminal may be gone; what is being done about that must not fail for it.
+    The terminal may be gone; the work that its end causes must not fail because of that.
     """
     with suppress(OSError):
         print(f"gpushare: {_cut(sentence)}", file=sys.stderr)
@@ -49,7 +49,7 @@ def say(sentence: str, hint: str = "") -> None:
 
 
 def report(error: GpushareError) -> int:
-    """Says the error; returns the exit code that goes with it."""
+    """Write the error and return its exit code."""
     say(error.message, error.hint)
     return error.exit_code
 

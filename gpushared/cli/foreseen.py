@@ -1,7 +1,7 @@
-"""Whether the container would be refused when its turn comes, asked before anybody waits for that.
+"""Ask, before a wait in the queue, if the container would be refused when its turn comes.
 
-The policy's refusals end the command. What only this moment forbids, such as a directory that is missing, is
-said as a warning: it may be otherwise by then.
+The policy's refusals end the command. A refusal that holds only at this moment, as for a missing directory,
+becomes a warning: it may be gone by then.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _captured(client: Client, program: str, words: RunWords) -> Captured | None:
 
 
 def check_captured(client: Client, captured: Captured) -> None:
-    """Raises PermissionRefused. Where the daemon cannot tell, the gate judges when the turn comes."""
+    """Ask the daemon. Raises PermissionRefused. Without an answer the gate judges at the start."""
     try:
         answer = client.explain_policy(captured.body, captured.version)
     except GpushareError:

@@ -19,7 +19,7 @@ def _free(gpu: Gpu) -> str:
 
 
 def gpu_row(gpu: Gpu, node: str, now: float) -> Row:
-    """The cells of a GPU of this node."""
+    """Return the cells of a GPU of this node."""
     util, temp, power = gpu.utilization_ratio, gpu.temperature_celsius, gpu.power_watts
     return {
         "node": node,
@@ -46,7 +46,7 @@ def _name(gpu: Gpu) -> str:
 
 
 def _says_drained(gpu: Gpu) -> bool:
-    """Whether the line about the drain names the GPU's trouble already."""
+    """Return True if the line about the drain names the GPU's trouble already."""
     return gpu.drained is not None and gpu.drained.sick and gpu.trouble in gpu.drained.reason
 
 
@@ -77,7 +77,7 @@ def fetch(client: Client, options: Options) -> Screen:
 
 
 def _of_pool(client: Client) -> Screen:
-    """As the nodes told the coordinator last; what only a node itself knows is left empty."""
+    """Show the pool's GPUs by the nodes' last reports; fields that only a node itself knows stay empty."""
     answer = Jobs(client).nodes()
     now = time.time()
     notes = list(answer.notices)
@@ -98,7 +98,7 @@ def _of_pool(client: Client) -> Screen:
 
 
 def pool_row(gpu: PoolGpu, node: PoolNode) -> Row:
-    """The cells of a GPU of the pool."""
+    """Return the cells of a GPU of the pool."""
     return {
         "node": node.name,
         "gpu": str(gpu.index),

@@ -1,4 +1,4 @@
-"""What docker's own words say of the host's CPU and memory, so that the lease counts them too."""
+"""Read the host's CPU and memory from docker's own options, so that the lease counts them too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEFAULT_PERIOD = "100000"
 
 
 def cpu_milli(words: RunWords) -> int:
-    """Thousandths of a core by ``--cpus`` or ``--cpu-quota``; 0 where neither is a number."""
+    """Return thousandths of a core by ``--cpus`` or ``--cpu-quota``; 0 if neither is a number."""
     cpus = words.value("cpus")
     if cpus:
         return math.ceil(float(cpus) * 1000) if re.fullmatch(_CPUS, cpus, re.ASCII) else 0

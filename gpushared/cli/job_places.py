@@ -1,4 +1,4 @@
-"""Where a job's container is, for commands that become docker."""
+"""Find a job's container, for commands that become docker."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 class Place(NamedTuple):
-    """A Docker endpoint, and what the container is called there."""
+    """Hold a Docker endpoint, and the container's name there."""
 
     host: str
     container: str
 
 
 def docker_host_for(client: Client, job: Job, rank: int = 0, attempt: int = 0) -> Place:
-    """Where docker reaches the container of a job, of an attempt and of a part of a gang.
+    """Return the place at which docker reaches a job's container, by attempt and by part of a gang.
 
-    Without ``attempt`` where it is now. Raises StateConflict where there is none (yet, or any more).
+    Without ``attempt`` return the present one. Raises StateConflict if there is none (yet, or any more).
     """
     earlier = any(one.attempt == attempt for one in job.tries)
     door = Jobs(client).door(job.id, rank, attempt if earlier or attempt != job.attempt else 0)
@@ -45,14 +45,14 @@ def docker_host_for(client: Client, job: Job, rank: int = 0, attempt: int = 0) -
 
 
 def newest_output(job: Job) -> int:
-    """The newest attempt that has run; 0 where none has."""
+    """Return the newest attempt that has run; 0 if none has."""
     if job.started_at is not None or not job.tries:
         return job.attempt
     return job.tries[-1].attempt
 
 
 def _container(there: Client, job: Job, attempt: int, node: str) -> str:
-    """Its id, by the labels that the gate gives a job's container, however it is called; empty for none.
+    """Return a container's id by the labels that the gate gives a job's container; empty for none.
 
     ``node`` is named where it is another one than this.
     """
@@ -83,7 +83,7 @@ def has_terminal(place: Place) -> bool:
 
 
 def become(place: Place, *words: str) -> NoReturn:
-    """Becomes docker with these words and the container's name, where the container is."""
+    """Become docker with these words and the container's name, at the container's endpoint."""
     program = docker.find_docker()
     try:
         docker.become(program, ["docker", *words, place.container], docker.environment_for(place.host))

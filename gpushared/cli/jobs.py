@@ -14,7 +14,7 @@ from gpushared.client.jobs import Jobs
 
 
 def job_row(job: Job, now: float) -> Row:
-    """A job's cells."""
+    """Return a job's cells."""
     return {
         "job": job.id,
         "name": job.name,
@@ -38,12 +38,12 @@ def job_row(job: Job, now: float) -> Row:
 
 
 def state(job: Job) -> str:
-    """The state, and once it is over the exit code: ``failed(3)``."""
+    """Word the state, and for a job that is over the exit code: ``failed(3)``."""
     return job.state if job.exit_code in {None, 0} else f"{job.state}({job.exit_code})"
 
 
 def _ran(job: Job, now: float) -> float | None:
-    """Of the attempt that runs or ran last; while a job waits for another one, of that before."""
+    """Return the run time in seconds of the present or the last attempt; None if none ever ran."""
     if job.started_at is not None:
         return (job.ended_at or now) - job.started_at
     last = job.tries[-1] if job.tries else None
@@ -51,7 +51,7 @@ def _ran(job: Job, now: float) -> float | None:
 
 
 def _narrow(row: Row, output: str) -> Row:
-    """A name that only says the id once more needs no place."""
+    """Leave out a name that only repeats the id."""
     return {**row, "name": ""} if output == "table" and row["name"] == f"job-{row['job']}" else row
 
 

@@ -1,4 +1,4 @@
-"""The values of a lease's options, read before the daemon is asked or an image is pulled."""
+"""Read the values of a lease's options before the daemon is asked or an image is pulled."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What all listings share: their options, and the ways a listing is written.
+"""Share the options of all listings, and the ways to write one.
 
-A listing is data (columns and a function that asks the daemon), so that it looks and behaves as the others.
+A listing is data (columns and a function that asks the daemon), so that all listings look and behave alike.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SHOWN = 40
 
 
 class Options(NamedTuple):
-    """How a listing was asked for; ``ended`` is ``--all`` where a listing has it.
+    """Hold the options of a listing; ``ended`` is ``--all`` if the listing has it.
 
     ``said`` are the listing's own options by name, a switch that is on with "true".
     """
@@ -34,7 +34,7 @@ class Options(NamedTuple):
     said: frozenset[tuple[str, str]] = frozenset()
 
     def value(self, name: str) -> str:
-        """Of one of the listing's own options, "" where it was not given."""
+        """Return the value of one of the listing's own options, "" if it was not given."""
         return dict(self.said).get(name, "")
 
 
@@ -51,10 +51,10 @@ class Own(NamedTuple):
 
 
 class Screen(NamedTuple):
-    """What there is to show: cells for people, items for programs.
+    """Hold the content of a listing: cells for people, items for programs.
 
-    ``notes`` are lines under the table that say what is wrong, ``last`` is the line under those; ``told`` are
-    lines in the table's place; ``extra`` are fields of the JSON envelope beside the items.
+    ``notes`` are lines about troubles under the table, ``last`` is the line under those; ``told`` are lines
+    in the table's place; ``extra`` are fields of the JSON envelope beside the items.
     """
 
     rows: Sequence[Row]
@@ -84,7 +84,7 @@ class Listing(NamedTuple):
 
 
 def read_plain(words: Sequence[str], *, has_ended: bool, own: Sequence[Own] = ()) -> Options | None:
-    """The options, if the words are the plain ones; None leaves the words to click.
+    """Read the options from plain words; None leaves the words to click.
 
     Click's import takes as long as a whole plain listing. Help, mistakes and rare spellings may take that
     time; `tests/cli/test_listing_options.py` holds both readers to the same result.
@@ -112,12 +112,12 @@ def read_plain(words: Sequence[str], *, has_ended: bool, own: Sequence[Own] = ()
 
 
 def show(listing: Listing, options: Options) -> int:
-    """Asks the daemon and writes the answer to stdout; returns the exit code."""
+    """Ask the daemon and write the answer to stdout; return the exit code."""
     return write(listing, options, lambda: listing.fetch(Client(), options))
 
 
 def write(listing: Listing, options: Options, fetch: Callable[[], Screen]) -> int:
-    """Writes what is fetched to stdout; returns the exit code."""
+    """Write the fetched content to stdout; return the exit code."""
     columns = _columns(listing, options.output)
     screen = fetch()
     if options.output == "ids":
@@ -131,7 +131,7 @@ def write(listing: Listing, options: Options, fetch: Callable[[], Screen]) -> in
 
 
 def _columns(listing: Listing, output: str) -> Sequence[Column] | None:
-    """The columns of a table, None for the other outputs; judged before the daemon is asked."""
+    """Return the columns of a table, None for other outputs; they are checked before the request."""
     if output in {"json", "jsonl", "ids"}:
         return None
     if output == "table":

@@ -1,4 +1,4 @@
-"""A listing as a command of click's: its options, help and completion."""
+"""Turn a listing into a command of click's, with its options, help and completion."""
 
 from __future__ import annotations
 

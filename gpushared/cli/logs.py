@@ -13,7 +13,7 @@ from gpushared.client import Client
 from gpushared.client.job_messages import Job
 
 BROKEN = 1
-"""The exit code of ``docker logs`` for whatever goes wrong."""
+"""``docker logs`` ends with this code for any failure."""
 
 
 @click.command("logs", short_help="Show the output of the container of a job or a lease.")

@@ -1,4 +1,4 @@
-"""The entry point: which command, loaded how, and what becomes of its errors."""
+"""Enter here: find and load the command, and report its errors."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from gpushared.domain.errors import GpushareError
 OUR_FAILURE = 125
 CTRL_C = 130
 BROKEN_PIPE = 141
-"""As a shell reports a program that ended by SIGPIPE."""
+"""A shell reports a program that ended by SIGPIPE with this code."""
 PLAIN = frozenset({"ps", "gpus", "queue", "presets", "version", "jobs", "nodes"})
 COMPLETION_VARIABLE = "_GPUSHARE_COMPLETE"
 
 
 def main() -> int:
-    """Runs the command line of this process; returns its exit code."""
+    """Run the command line of this process; return its exit code."""
     _open_streams()
     try:
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a text stream here
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def _open_streams() -> None:
-    """A stream that was closed by whoever started us is None in Python; what is written leads nowhere."""
+    """Open closed streams to nowhere: a stream that our parent closed is None in Python."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - for our lifetime
@@ -61,7 +61,7 @@ def _leave(code: int) -> int:
 
 
 def _command(words: list[str]) -> int:
-    """The hot commands without click, whose import takes longer than they do; all others with it."""
+    """Run the hot commands without click, whose import takes longer than they; others with it."""
     name, rest = (words[0], words[1:]) if words else ("", [])
     if COMPLETION_VARIABLE not in os.environ and name and not name.startswith("-"):
         from gpushared.client import Client
@@ -83,7 +83,7 @@ def _command(words: list[str]) -> int:
 
 
 def _listed(name: str, words: list[str]) -> int | None:
-    """The exit code of a listing; None where the words are click's to read."""
+    """Return the exit code of a listing; None if click must read the words."""
     from importlib import import_module
 
     from gpushared.cli.listing import Listing, read_plain, show

@@ -1,4 +1,4 @@
-"""Leases that are taken off their GPUs or brought back: a command that asks for that sees it through."""
+"""Take leases off their GPUs or bring them back, and wait until that is done."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ POLL_SECONDS = 30.0
 
 
 def each_moved(names: Iterable[str], work: Callable[[str], str]) -> int:
-    """As ``each_lease``; a signal ends the command, and what the daemon does goes on."""
+    """Do work on each lease as ``each_lease`` does; a signal ends the command, but not the daemon's work."""
     try:
         with signals_interrupt():
             return each_lease(names, work)
@@ -31,7 +31,7 @@ def each_moved(names: Iterable[str], work: Callable[[str], str]) -> int:
 
 
 def moved(client: Client, lease: Lease) -> Lease:
-    """The lease once it is not on its way any more; one that takes its time is told of."""
+    """Return the lease once its move is over; tell the user of a long move."""
     quiet_until: float | None = time.monotonic() + QUIET_SECONDS
     while lease.state in MOVES:
         if quiet_until is not None and time.monotonic() >= quiet_until:
@@ -43,7 +43,7 @@ def moved(client: Client, lease: Lease) -> Lease:
 
 
 def not_so(client: Client, lease: Lease, wanted: str) -> StateConflict:
-    """It came to something else than it was asked for; the newest line of its story says why."""
+    """Return the error for a lease in another state than wanted; its story's newest line has the reason."""
     story = client.explain(lease.id).story
     why = f": {story[-1].text}" if story else ""
     return StateConflict(

@@ -62,7 +62,7 @@ def join(address: str, token_file: str, name: str) -> int:
 
 
 def _token(file: str) -> str:
-    """Never from the command line itself, which everybody on the machine can read."""
+    """Read the token, never from the command line itself, which everybody on the machine can read."""
     if file.startswith("GSJ1-"):
         raise UsageError("the token itself is not to stand there", hint="put it into a file, or use -")
     try:

@@ -16,7 +16,7 @@ WHOLE_PERMILLE = 1000
 
 
 def node_row(node: PoolNode, now: float) -> Row:
-    """The cells of a node."""
+    """Return the cells of a node."""
     return {
         "node": node.name,
         "state": node.presence,
@@ -37,7 +37,7 @@ def _gpus(gpus: tuple[PoolGpu, ...]) -> str:
 
 
 def _free(gpus: tuple[PoolGpu, ...]) -> str:
-    """What could be leased, all GPUs together, and how many of them are untouched."""
+    """Return the free part of all GPUs together, and the number of GPUs without any lease."""
     if not gpus:
         return ""
     well = [gpu for gpu in gpus if not gpu.trouble]
@@ -47,7 +47,7 @@ def _free(gpus: tuple[PoolGpu, ...]) -> str:
 
 
 def _note(node: PoolNode, now: float) -> str:
-    """What is not as it should be, and how sure that is."""
+    """Word the node's trouble, and how certain it is; return an empty text if there is none."""
     if node.presence == "drained":
         return f"drained: {node.name}: {node.drain_reason} ({node.drained_by})"
     if node.presence in {"suspect", "unknown"} and node.silent_since is not None:

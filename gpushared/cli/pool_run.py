@@ -1,4 +1,4 @@
-"""``gpushare run --pool`` and ``--node``: a place somewhere in the pool, and then docker through a tunnel.
+"""Run ``gpushare run --pool`` and ``--node``: get a place in the pool, then become docker through a tunnel.
 
 The container is made on the node that has the room, by the ordinary docker CLI here: terminal, signals,
 resizes and the exit code are docker's own, as on this machine.
@@ -46,7 +46,7 @@ _NOT_ELSEWHERE = ("result-file", "restart-on-fault", "after", "near", "away-from
 
 
 def run_in_pool(words: RunWords) -> int:
-    """Becomes ``docker run``; comes back only where there is nothing to become, with the exit code."""
+    """Become ``docker run``; return, with the exit code, only if docker does not start."""
     for name in _NOT_ELSEWHERE:
         if name in words.ours:
             raise UsageError(f"--{name} means nothing for a container in the pool", hint="leave it out")
@@ -114,14 +114,14 @@ class PoolPlace:
         self.job, self.door = answer.job, answer.door
 
     def _ask_in_two(self) -> None:
-        """A daemon of the version before says where the job is when it is asked for that."""
+        """Submit and then ask for the place, as a daemon of the version before needs it."""
         answer = self.jobs.submit(**self._asked)
         for note in answer.notes:
             say(note)
         self.job = self.jobs.get(answer.job_ids[0])
 
     def wait(self) -> None:
-        """Until it has its lease. Raises StateConflict where it will have none, MaxWaitReached."""
+        """Wait until the job has its lease. Raises StateConflict if it will get none, MaxWaitReached."""
         since = time.monotonic()
         deadline = None if self._max_wait is None else time.monotonic() + self._max_wait
         while not self._is_reserved():
@@ -143,21 +143,21 @@ class PoolPlace:
         self.job = self.jobs.wait(self.job.id, self.job.token, timeout_seconds=seconds)
 
     def find(self) -> None:
-        """An interrupted request may have been taken: asked again, it tells which job it was."""
+        """Find the job of an interrupted request, which may have been taken, by the same request again."""
         self._client.retries = None
         if not self.job.id and self._began:
             with suppress(GpushareError):
                 self.job = self.jobs.get(self.jobs.submit(**self._asked).job_ids[0])
 
     def leave(self) -> None:
-        """Best effort: what nobody claims goes back by itself."""
+        """Give the job up, as a best effort: a lease that nobody claims goes back by itself."""
         self._client.retries = None
         if self.job.id:
             with suppress(GpushareError):
                 self.jobs.cancel(self.job.id, grace_seconds=0)
 
     def run(self) -> Run:
-        """As it is looked for when docker's connection to it broke."""
+        """Return the job's run, by which it is looked for after docker's connection to it broke."""
         from gpushared.cli.runs import JobRun
 
         return JobRun(Client(), self.job.id)

@@ -1,4 +1,4 @@
-"""What a person sees while a request waits: live lines on a terminal, else one line for each change."""
+"""Show a waiting request to a person: live lines on a terminal, else one line for each change."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _INDENT = "  "
 
 
 class Progress:
-    """Writes to ``stream`` (stderr) only, so that the container's own output stays alone on stdout."""
+    """Write to ``stream`` (stderr) only, so that the container's own output stays alone on stdout."""
 
     def __init__(self, stream: TextIO, advice: str = "") -> None:
         """``advice`` is said once, before the first line of the wait."""
@@ -30,11 +30,11 @@ class Progress:
         self._live = stream.isatty() and os.environ.get("TERM") != "dumb"
         self._seen: object = None
         self._rows: list[str] = []
-        """The lines on the terminal that the next ones take the place of."""
+        """The next lines take the place of these lines on the terminal."""
         self.waited = False
 
     def queued(self, lease: Lease, now: float) -> None:
-        """The place in the queue, when the start is expected, and why it waits."""
+        """Show the place in the queue, the expected start, and the reason of the wait."""
         waiting = lease.waiting or Waiting({})
         times = (_minute(waiting.start_from), _minute(waiting.start_to))
         # Not the sentence: it may count minutes, and a log file wants a line per change of the place.
@@ -46,7 +46,7 @@ class Progress:
         self._seen = seen
 
     def job(self, job: Job) -> None:
-        """A job's place in the pool's queue, and why it waits."""
+        """Show a job's place in the pool's queue, and the reason of its wait."""
         where = f", position {job.position}" if job.position else ""
         seen = (job.state, job.position, job.reason)
         if job.state == "queued":
@@ -63,12 +63,12 @@ class Progress:
             self._advice = ""
 
     def lost(self, sentence: str) -> None:
-        """Nobody answers; what is shown next is news again."""
+        """Show the sentence that the daemon does not answer; the next state counts as news again."""
         self._seen = None
         self._show(sentence)
 
     def granted(self, lease: Lease, now: float) -> None:
-        """What was granted, where somebody waited for it or the hardware is not real."""
+        """Show the grants after a wait, and a note if the GPU is simulated."""
         self.clear()
         if self.waited:
             self._write(f"gpushare: {_granted(lease)}, after {text.span(now - lease.created_at)}\n")
@@ -118,7 +118,7 @@ def _minute(moment: float | None) -> int | None:
 
 
 def _wrapped(sentence: str, columns: int) -> list[str]:
-    """The sentence in lines that leave the last column free, where some terminals break a line early."""
+    """Break the sentence into lines without the last column, where some terminals break early."""
     from textwrap import wrap
 
     width = max(_NARROWEST, columns) - 1

@@ -42,7 +42,7 @@ def project() -> None:
 
 
 def _rows(one: Project) -> Iterator[Row]:
-    """One for the project, and one for each model with a quota of its own."""
+    """Return a row for the project, and one for each model with a quota of its own."""
     general, *models = one.quotas or (Quota({}),)
     yield {
         "project": one.name,
@@ -88,7 +88,7 @@ _SHARE_TROUBLES = {
 
 
 def _pool_share(one: PoolShare) -> str:
-    """What the pool lets this node give by itself, and how old that word is."""
+    """Word the share that the pool lets this node give by itself, with the age of the pool's message."""
     of = f" of model {one.model}" if one.model else ""
     gives = (
         f"pool {one.pool}: this node may give {text.share(one.permille)} GPU{of} to {one.project} by itself"
@@ -200,7 +200,7 @@ _ENDS = {"suspend": "suspended", "stop": "stopped"}
 
 
 def _idle(word: str, policies: Iterable[IdlePolicy]) -> Iterator[str]:
-    """What idle time leads to, with the classes of which the same is true on one line."""
+    """Word the idle policies, with classes of the same policy on one line."""
     classes: dict[str, list[str]] = {}
     for one in policies:
         classes.setdefault(_idle_words(one), []).append(one.lease_class)

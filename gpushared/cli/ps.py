@@ -13,13 +13,13 @@ from gpushared.client import Client, Lease, LeaseList, OfferAnswer, UnmanagedPro
 
 IMAGE_SHOWN = 40
 LIMIT = 50
-"""So many leases that are over are shown unless a number is named."""
+"""Without a number so many leases that are over are shown."""
 MAX_LIMIT = 100_000
 PAGE = 1000
 
 
 def lease_row(lease: Lease, now: float) -> Row:
-    """A lease's cells, those of every listing of leases."""
+    """Return a lease's cells, the same in every listing of leases."""
     memory = sum(grant.memory_bytes for grant in lease.grants)
     left = lease.expires_at - now if lease.expires_at and lease.state != "ended" else None
     return {
@@ -48,7 +48,7 @@ def lease_row(lease: Lease, now: float) -> Row:
 
 
 def state(lease: Lease) -> str:
-    """The state, and once it is over the outcome: ``finished(3)``."""
+    """Word the state, and for a lease that is over the outcome: ``finished(3)``."""
     if lease.state != "ended" or lease.outcome is None:
         return lease.state
     code = lease.outcome.exit_code

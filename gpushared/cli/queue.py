@@ -11,7 +11,7 @@ from gpushared.client import Client, Lease, Waiting
 
 
 def lease_row(lease: Lease, waiting: Waiting, now: float) -> Row:
-    """The cells of a request that waits."""
+    """Return the cells of a waiting request."""
     return {
         "pos": str(waiting.position),
         "lease": lease.id,

@@ -1,4 +1,4 @@
-"""What ``gpushare queue --explain`` tells of each request that waits."""
+"""Explain each waiting request for ``gpushare queue --explain``."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ ONE_GPU = 1000
 
 
 class Told(NamedTuple):
-    """A waiting lease, explained, and how its project stands."""
+    """Hold a waiting lease's explanation, and its project."""
 
     explanation: Explanation
     project: Project | None
 
     def to_json(self) -> dict[str, Any]:
-        """The lease, with what explains its wait beside it."""
+        """Return the lease, with the explanation of its wait beside it."""
         said = self.explanation.to_json()
         standing = self.project.to_json() if self.project is not None else None
         beside = {name: said[name] for name in ("refusals", "kept", "fits_now")}
@@ -30,7 +30,7 @@ class Told(NamedTuple):
 
 
 def explained(client: Client, ids: Sequence[str]) -> list[Told]:
-    """Those that still wait, in order."""
+    """Return the explanations of the leases that still wait, in the queue's order."""
     projects = {one.name: one for one in client.projects().projects}
     found = []
     for lease in ids:

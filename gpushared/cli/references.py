@@ -1,7 +1,7 @@
-"""What a word names: a lease, a job, or the container of one of them. All commands find both in this way.
+"""Find the lease, the job, or the container of one of them that a word names, for all commands alike.
 
-A whole id is taken at its word. Of a name, what is not over goes before what is; where a lease and a job that
-is not the lease's own are both meant, that is an error which names them.
+A whole id means exactly its lease or job. A name means a live lease or job before one that is over. A word
+that fits both a lease and a job that is not the lease's own is an error that names them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _JOB = re.compile(r"(?:[0-9a-hjkmnp-tv-z]{13}|[0-9a-hjkmnp-tv-z]{10})(?:_\d{1,6}
 
 
 def is_job_id(word: str) -> bool:
-    """Whether it looks like a job's whole id; names of containers may look so too."""
+    """Return True if the word looks like a job's whole id; names of containers may look so too."""
     return _JOB.fullmatch(word) is not None
 
 
@@ -45,9 +45,10 @@ def may_be_array(word: str) -> bool:
 def first_found(
     client: Client, word: str, of_lease: Callable[[str], _Found], of_job: Callable[[str], _Found]
 ) -> _Found:
-    """What the lease or the job of that id or name gives; raises NotFound, RequestError.
+    """Return the function's result for the lease or the job of that id or name.
 
-    A word that begins as a lease's id or looks like a job's is given on as it is: the daemon knows names too.
+    A word that begins as a lease's id or looks like a job's is passed on as it is: the daemon knows names
+    too. Raises NotFound, RequestError.
     """
     if word.startswith(LEASE):
         return of_lease(word)
@@ -59,7 +60,7 @@ def first_found(
 
 
 def jobs_of_array(client: Client, word: str) -> list[Job]:
-    """All jobs of the array of that id or name, over or not; none where the word is no array's."""
+    """Return all jobs of the array of that id or name, over or not; none if there is no such array."""
     if not (may_be_array(word) or _means_several(client, word)):
         return []
     return [job for page in Jobs(client).pages(array_id=word, ended=True) for job in page.jobs]
@@ -89,7 +90,7 @@ def _named(client: Client, word: str) -> Lease | Job:
 
 
 def _meant(word: str, lease: Lease, job: Job) -> Lease | Job:
-    """One of a lease and a job that have the same name."""
+    """Choose between a lease and a job that have the same name."""
     lease_is_over = lease.state == "ended"
     if lease_is_over and job.is_over:
         return lease if lease.created_at >= job.submitted_at else job
@@ -116,7 +117,7 @@ def _job_if_any(client: Client, word: str) -> Job | None:
 
 
 def _job_if_known(client: Client, word: str) -> Job | None:
-    """Without patience: a pool that is away keeps nobody from what is on this node."""
+    """Look for a job without retries: a pool that is away must not hold up work on this node."""
     retries, client.retries = client.retries, None
     try:
         return _job_if_any(client, word)
@@ -137,14 +138,14 @@ def _job_named(client: Client, word: str) -> Job:
 
 
 def lease_id(client: Client, word: str) -> str:
-    """The id of the lease that is meant, or that a job has on this node. Raises NotFound, StateConflict."""
+    """Return the id of a lease, or of a job's lease on this node. Raises NotFound, StateConflict."""
     return first_found(
         client, word, lambda name: name, lambda name: _lease_of(client, Jobs(client).get(name)).id
     )
 
 
 def lease_if_here(client: Client, job: Job) -> Lease | None:
-    """The lease that a job has on this node."""
+    """Return the job's lease on this node."""
     leases = (_lease_if_any(client, part.lease_id) for part in job.parts if part.lease_id)
     # Each node counts its leases for itself, so the id of another node's may be known here.
     return next((lease for lease in leases if lease is not None and lease.job_id == job.id), None)
@@ -163,7 +164,7 @@ def _lease_of(client: Client, job: Job) -> Lease:
 
 
 def job_id(client: Client, word: str) -> str:
-    """The id of the job that is meant, or whose lease is; empty for the lease of no job."""
+    """Return the id of a job, or of a lease's job; empty for a lease without a job."""
     return first_found(client, word, lambda name: client.get(name).job_id, lambda name: name)
 
 
@@ -173,9 +174,9 @@ def container_named(
     rank: int = 0,
     attempt_of: Callable[[Job], int] = lambda job: job.attempt,
 ) -> Place:
-    """Where the container of a job or of a lease is. Raises NotFound, StateConflict.
+    """Return the place of the container of a job or of a lease. Raises NotFound, StateConflict.
 
-    ``attempt_of`` says which attempt at the job is meant, and may refuse.
+    ``attempt_of`` chooses the attempt at the job, and may refuse.
     """
     # Most commands need no container, and docker's modules take time to import.
     from gpushared.cli.job_places import docker_host_for
@@ -204,7 +205,7 @@ def _of_lease(client: Client, lease: Lease, attempt_of: Callable[[Job], int]) ->
 
 
 def set_held(client: Client, word: str, *, held: bool) -> str:
-    """Holds a lease or a job, or lets it go; returns its id. Raises NotFound, StateConflict."""
+    """Hold a lease or a job, or let it go; return its id. Raises NotFound, StateConflict."""
     return first_found(
         client,
         word,
@@ -214,7 +215,7 @@ def set_held(client: Client, word: str, *, held: bool) -> str:
 
 
 def set_priority(client: Client, word: str, priority: int) -> Lease | Job:
-    """Gives a lease or a job that waits another priority. Raises NotFound, StateConflict."""
+    """Give a waiting lease or job another priority. Raises NotFound, StateConflict."""
 
     def of_lease(name: str) -> Lease | Job:
         lease = client.set_priority(name, priority)

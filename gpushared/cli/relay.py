@@ -1,4 +1,4 @@
-"""A small process beside ``docker run``, through which docker speaks with the daemon.
+"""Run a small process beside ``docker run``, through which docker speaks with the daemon.
 
 Docker's client ends when one of its connections breaks, with an exit code that is not the program's, though
 the container runs on. So ``gpushare run`` forks before it becomes docker, and docker's connections lead
@@ -63,7 +63,7 @@ def beside(run: Callable[[], Run], path: str, *, terminal: bool) -> str:
 
 
 def _listening() -> tuple[str, socket.socket]:
-    """A new folder for this user only, and a socket in it. Raises OSError."""
+    """Make a folder for this user only, and a socket in it. Raises OSError."""
     parents = (os.environ.get("XDG_RUNTIME_DIR"), os.environ.get("TMPDIR"), "/tmp")  # noqa: S108 - 0700 below
     for parent in parents:
         with suppress(OSError):
@@ -83,7 +83,7 @@ def _listening() -> tuple[str, socket.socket]:
 def _serve(
     run: Callable[[], Run], path: str, folder: str, listener: socket.socket, watched: int, *, terminal: bool
 ) -> NoReturn:
-    """The fork's whole life. A session of its own, as what the terminal sends is meant for docker."""
+    """Live as the fork, in a session of its own, because the terminal's signals are for docker."""
     try:
         os.setsid()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -106,7 +106,7 @@ def _serve(
 
 
 class Wait(Enum):
-    """How docker's wait for the exit code stands."""
+    """Name the state of docker's wait for the exit code."""
 
     NONE = auto()
     UNDER_WAY = auto()
@@ -115,10 +115,10 @@ class Wait(Enum):
 
 
 class Relay:
-    """What the connections of one docker have in common."""
+    """Hold the state that the connections of one docker share."""
 
     def __init__(self, run: Callable[[], Run], path: str, *, terminal: bool) -> None:
-        # Here and not above: the import is the fork's, beside docker's own start.
+        # The import stands here and not above: it is the fork's, beside docker's own start.
         from threading import Condition
 
         self.path = path
@@ -127,12 +127,12 @@ class Relay:
         self._wait = Wait.NONE
         self._over_since = 0.0
         self.has_given_up = False
-        """The daemon stayed away for as long as it is looked for."""
+        """True if the daemon stayed away for the whole time of the search."""
         self._changed = Condition()
 
     @cached_property
     def finder(self) -> Finder:
-        """Only a connection that broke needs one."""
+        """Make the finder at the first use: only a connection that broke needs one."""
         from gpushared.cli.runs import Finder
 
         return Finder(self._run(), terminal=self.terminal)
@@ -145,13 +145,13 @@ class Relay:
             self._changed.notify_all()
 
     def wait_state(self, seconds: float | None = 0.0) -> Wait:
-        """As it is when the wait is no longer under way, or after the time."""
+        """Return the wait's state once it is no longer under way, or after the time."""
         with self._changed:
             self._changed.wait_for(lambda: self._wait is not Wait.UNDER_WAY, seconds)
             return self._wait
 
     def seconds_over(self, since: float) -> float:
-        """How long docker has had the exit code, counted from this moment of the monotonic clock at most."""
+        """Return the seconds since docker got the exit code, but at most since ``since`` (monotonic)."""
         with self._changed:
             is_over = self._wait is Wait.OVER
             return time.monotonic() - max(since, self._over_since) if is_over else 0.0
@@ -174,9 +174,9 @@ class Connection:
         self._is_over = False
         self._client_ended = False
         self._head = b""
-        """The request that is under way."""
+        """The head of the request that is under way."""
         self._answer = bytearray()
-        """What came of the answer to it, as long as that matters."""
+        """The beginning of the answer to docker's request, as long as it matters."""
         self._frames: Frames | None = None
         self._is_empty_again = False
         """The output was taken up alone and nothing came: a program may close its output and work on."""
@@ -218,7 +218,7 @@ class Connection:
             self._relay.tell(Wait.UNDER_WAY)
 
     def _push(self, data: bytes) -> None:
-        """All of it, to whichever connection there is; no bytes are the end."""
+        """Send all bytes to the present connection; no bytes mean the end."""
         upstream = self._upstream
         is_pushed = False
         while upstream is not None and not is_pushed:
@@ -249,7 +249,7 @@ class Connection:
                 return
 
     def _noted(self, data: bytes) -> bytes:
-        """What of it goes on to docker now."""
+        """Note the state that the engine's data shows, and return the data that docker gets now."""
         self._is_empty_again = False
         if self._frames is not None:
             return self._frames.whole(data)
@@ -280,7 +280,7 @@ class Connection:
     # --- when it breaks
 
     def _taken_up(self, quiet_since: float) -> bool:
-        """The daemon's side ended: whether there is another one now. Else docker is told the end."""
+        """Take the daemon's ended side up again and return True, or tell docker the end."""
         if self._is_attached() and _IS_STREAM.match(self._answer):
             return self._attached_again(quiet_since)
         if not self._answer and self._asked_again():
@@ -303,7 +303,7 @@ class Connection:
         wait = self._relay.wait_state(None if self._is_empty_again else CONCLUSION_SECONDS)
         if wait in {Wait.OVER, Wait.NONE}:
             return False
-        # Where docker's wait broke too, whoever takes that up says so.
+        # If docker's wait broke too, the connection that takes the wait up again tells the user.
         found = self._relay.finder.found(quietly=wait is Wait.BROKEN)
         upstream = self._attached(found.path) if found is not None and found.is_running else None
         self._relay.has_given_up |= found is None
@@ -315,7 +315,7 @@ class Connection:
         return True
 
     def _asked_again(self) -> bool:
-        """Whether docker's request, which has no answer, was made anew.
+        """Make docker's unanswered request anew; return True if that was possible.
 
         Before the container runs, docker asks for its output, its exit code and its start, and waits for each
         answer; a start that comes twice does no harm.
@@ -325,7 +325,7 @@ class Connection:
             return False
         found = self._relay.finder.found(quietly=True, start_seconds=0.0)
         if found is None:
-            self._relay.has_given_up = True  # so that the answer is not looked for as long once more
+            self._relay.has_given_up = True  # the search for the answer must not take as long again
         if found is None or not found.container or (found.has_begun and not is_attached):
             return False
         upstream = connect(found.path)
@@ -339,7 +339,7 @@ class Connection:
             self._changed.notify_all()
 
     def _attached(self, path: str) -> socket.socket | None:
-        """A new connection to the container; None where it has ended meanwhile."""
+        """Return a new connection to the container; None if the container has ended meanwhile."""
         upstream = connect(path)
         upstream.sendall(self._head)
         head, output = _head_of(upstream)
@@ -352,7 +352,7 @@ class Connection:
         return upstream
 
     def _tell_start(self) -> None:
-        """Docker waits for the answer to its start; the container may run all the same."""
+        """Answer docker's start, for which docker waits although the container may run already."""
         if self._relay.has_given_up:
             return  # the connection of the output or of the exit code says so
         found = self._relay.finder.found(quietly=True)
@@ -362,7 +362,7 @@ class Connection:
             self._relay.finder.say_lost_while_making()
 
     def _tell_exit_code(self) -> None:
-        """By an answer of the engine's form, of which docker may have the head already."""
+        """Tell docker the exit code by an answer in the engine's form; docker may have its head already."""
         body = b'{"StatusCode":%d}\n' % self._exit_code()
         if not self._answer:
             head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
@@ -374,7 +374,7 @@ class Connection:
         self._relay.tell(Wait.OVER)
 
     def _exit_code(self) -> int:
-        """The program's, or that of docker's own failures where nobody can tell it."""
+        """Return the program's exit code, or docker's own code for failures if nobody can tell it."""
         if self._relay.has_given_up:
             return NO_CODE
         match = _WAIT.match(self._head)
@@ -411,7 +411,7 @@ class Frames:
         return data[:end]
 
     def rest(self) -> bytes:
-        """What there is of a frame that broke off, as a whole one."""
+        """Return the received part of a frame that broke off, as a whole frame."""
         begun, self._waiting = self._waiting, b""
         if len(begun) <= self.HEADER.size:
             return b""
@@ -420,14 +420,14 @@ class Frames:
 
 
 def connect(path: str) -> socket.socket:
-    """Raises OSError."""
+    """Connect to a unix socket. Raises OSError."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.connect(path)
     return sock
 
 
 def _received(sock: socket.socket | None) -> bytes:
-    """Empty at the end, however it came."""
+    """Receive bytes; empty at any kind of end."""
     if sock is None:
         return b""
     try:
@@ -437,7 +437,7 @@ def _received(sock: socket.socket | None) -> bytes:
 
 
 def _head_of(sock: socket.socket) -> tuple[bytes, bytes]:
-    """The head of an answer, and what came after it."""
+    """Split an answer into its head and the bytes after it."""
     answer = b""
     while b"\r\n\r\n" not in answer and len(answer) < MAX_HEAD_BYTES:
         if not (data := _received(sock)):

@@ -1,4 +1,4 @@
-"""The bundle that ``gpushare doctor --report`` writes: what somebody needs who is to help, and no secrets."""
+"""Write the bundle of ``gpushare doctor --report``: the facts that a helper needs, and no secrets."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _SECRET = re.compile(r"secret|token|password|passwd|credential|(?:^|[_-])key(?:$
 
 
 def refuse_existing(path: str) -> None:
-    """Before any work: nothing is ever written over."""
+    """Refuse, before any work, a path that exists: nothing is ever written over."""
     if os.path.lexists(path):
         raise UsageError(f"{path} exists", hint="choose another name; a report is never written over a file")
 
 
 def write_report(path: str, facts: CallerFacts, items: Sequence[dict[str, Any]]) -> None:
-    """Writes it for the caller's eyes alone; raises UsageError where it cannot be written."""
+    """Write the bundle so that only the caller may read it. Raises UsageError if the write fails."""
     text = json.dumps(_clean(_bundle(facts, items)), indent=2) + "\n"
     try:
         made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -66,7 +66,7 @@ def _bundle(facts: CallerFacts, items: Sequence[dict[str, Any]]) -> dict[str, An
 
 
 def _client() -> Client:
-    """One that waits for no daemon: what cannot be had is no part of the bundle."""
+    """Return a client that does not retry: answers that fail are no part of the bundle."""
     client = Client()
     client.retries = None
     return client
@@ -91,7 +91,7 @@ def _system() -> str:
 
 
 def _leases(problems: list[str]) -> list[dict[str, Any]]:
-    """Those that are not over, then the newest that are, with their stories where the caller may see them."""
+    """Return live leases, then the newest ended ones, with the stories that the caller may see."""
     client = _client()
     leases = client.leases(ended=True, limit=STORIES).leases[-2 * STORIES :]
     return [_lease(client, lease, problems) for lease in leases]
@@ -104,7 +104,7 @@ def _lease(client: Client, lease: Lease, problems: list[str]) -> dict[str, Any]:
 
 
 def _try(problems: list[str], ask: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """What cannot be had is named in the bundle."""
+    """Return the answer; if it fails, name the problem in the bundle instead."""
     try:
         return ask()
     except GpushareError as error:
@@ -113,7 +113,7 @@ def _try(problems: list[str], ask: Callable[[], list[dict[str, Any]]]) -> list[d
 
 
 def _clean(value: Any, name: str = "") -> Any:
-    """Without what only its owner may know: values with telling names, and users in URLs."""
+    """Return the value without secrets: values with telling names, and users in URLs."""
     if isinstance(value, dict):
         named = value.get("name") if "section" in value else ""
         return {key: _clean(one, str(named) if key == "value" else key) for key, one in value.items()}

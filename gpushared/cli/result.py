@@ -20,7 +20,7 @@ from gpushared.client import Client, Lease
 from gpushared.domain.errors import GpushareError, RequestError
 
 OUTCOME_SECONDS = 15.0
-"""How long after docker's end the daemon is given to say how the lease ended."""
+"""After docker's end the daemon has so long to tell the lease's outcome."""
 
 
 class Result:
@@ -48,7 +48,7 @@ class Result:
 
 
 def run_with_result(words: RunWords, path: str) -> int:
-    """Runs docker as a child; returns its exit code (128+n when signal n ended it)."""
+    """Run docker as a child; return its exit code (128+n if signal n ended it)."""
     result = Result(path)
     try:
         prepared = Prepared(words)
@@ -78,7 +78,7 @@ def _run(prepared: Prepared, command: list[str], lease_id: str) -> int:
 
 
 def _outcome(prepared: Prepared, lease_id: str) -> tuple[str, str]:
-    """How the lease ended, as the daemon tells it."""
+    """Return the lease's outcome by the daemon: a kind and a sentence."""
     try:
         lease = prepared.client.get(lease_id)
         if lease.state == "reserved":  # docker failed before it made a container

@@ -1,4 +1,4 @@
-"""What became of a container that docker was attached to, when docker's connection to it broke."""
+"""Find a container again, or its outcome, after docker's connection to it broke."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from gpushared.domain.errors import GpushareError, Unavailable
 
 LOOK_SECONDS = 0.3
 DAEMON_SECONDS = 30.0
-"""How long a daemon may be away."""
+"""A daemon may be away so long."""
 POOL_SECONDS = 600.0
-"""How long a coordinator, or the daemon of another node, may be away: machines are rebooted."""
+"""A coordinator, or the daemon of another node, may be away so long: machines are rebooted."""
 START_SECONDS = 5.0
 """An engine may still be at work on a start that nobody waits for any more."""
 PROGRAM_SECONDS = 30 * 24 * 3600.0
@@ -29,10 +29,10 @@ PROGRAM_SECONDS = 30 * 24 * 3600.0
 
 
 class Found(NamedTuple):
-    """Where a container is, or how it ended: then ``container`` is empty.
+    """Hold a container's place, or its end: then ``container`` is empty.
 
-    ``exit_code`` is None where the program has none; ``text`` says how it ended then. ``has_begun`` is false
-    where the engine was never told to start it.
+    ``exit_code`` is None if the program has none; then ``text`` tells the end. ``has_begun`` is false if the
+    engine was never told to start the container.
     """
 
     path: str = ""
@@ -47,22 +47,22 @@ class Found(NamedTuple):
 
 
 class Run(Protocol):
-    """``name``: by which people name it."""
+    """Describe a run to look for. ``name``: people's name for it."""
 
     name: str
     patience_seconds: float
 
     def end(self) -> Found | None:
-        """Asks the daemon; None while it is not over. Raises the errors of ``Client``."""
+        """Ask the daemon for the end; None while the run goes on. Raises the errors of ``Client``."""
         ...
 
     def place(self) -> Place:
-        """Where its container is. Raises the errors of ``Client``."""
+        """Return the place of the run's container. Raises the errors of ``Client``."""
         ...
 
 
 class LeaseRun:
-    """A container of this node."""
+    """Look for a container of this node."""
 
     patience_seconds = DAEMON_SECONDS
 
@@ -84,7 +84,7 @@ class LeaseRun:
 
 
 class JobRun:
-    """A container somewhere in the pool."""
+    """Look for a container somewhere in the pool."""
 
     patience_seconds = POOL_SECONDS
 
@@ -127,22 +127,22 @@ class NamedRun:
 
 
 def _asks_once(client: Client) -> Client:
-    """The same client, which leaves it to its caller to try again and to say so."""
+    """Return the client without retries: its caller tries again, and tells the user."""
     client.retries = None
     return client
 
 
 class Finder:
-    """Looks for a run until the daemon says what became of it. ``terminal``: whether ours is in raw mode."""
+    """Look for a run until the daemon tells its state. ``terminal``: True if ours is in raw mode."""
 
     def __init__(self, run: Run, *, terminal: bool) -> None:
         self.run = run
         self._terminal = terminal
 
     def found(self, *, quietly: bool = False, start_seconds: float = START_SECONDS) -> Found | None:
-        """Where it runs on, or how it ended; None where nobody said so in time, which is told then.
+        """Return the container's place, or its end; None, with a message, if nobody told that in time.
 
-        ``start_seconds``: so long a container is waited for that was made and does not run yet.
+        ``start_seconds``: the longest wait for a container that was made and does not run yet.
         """
         since = time.monotonic()
         if not quietly:
@@ -164,7 +164,7 @@ class Finder:
         return found
 
     def exit_code_at(self, found: Found, condition: str) -> int | None:
-        """Waits until the container ends; None where the connection breaks again, or nobody can say."""
+        """Wait for the container's end; None if the connection breaks again, or nobody can tell."""
         target = f"/containers/{found.container}/wait?condition={condition}"
         with suppress(GpushareError, ValueError, KeyError, TypeError):
             answer = exchange(found.path, "POST", target, timeout_seconds=PROGRAM_SECONDS)
@@ -174,21 +174,21 @@ class Finder:
         return None
 
     def say_lost_while_making(self) -> None:
-        """Docker's request to make or start the container has no answer."""
+        """Say that docker's request to make or start the container has no answer."""
         self._say(
             "the daemon went away while docker made the container; "
             f"if it runs: gpushare attach {self.run.name}"
         )
 
     def say_missing(self) -> None:
-        """The connection of the output has come to nothing, and the exit code is known."""
+        """Say that output may be missing: its connection is lost, and the exit code is known."""
         self._say(f"{self.run.name} has ended; {self._missing()}")
 
     def _missing(self) -> str:
         return f"what it wrote meanwhile may be missing here: gpushare logs {self.run.name}"
 
     def _look(self) -> Found | None:
-        """None where the container has gone and its end is not known yet."""
+        """Look once; None if the container is gone and its end is not known yet."""
         if (end := self.run.end()) is not None:
             return end
         place = self.run.place()
@@ -225,7 +225,7 @@ class Finder:
         )
 
     def _say(self, sentence: str) -> None:
-        """A terminal in raw mode does not go back to the beginning of a line by itself."""
+        """Write a line; a terminal in raw mode needs the return to the line's beginning too."""
         end = "\r\n" if self._terminal else "\n"
         with suppress(OSError):
             os.write(

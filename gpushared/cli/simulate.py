@@ -112,7 +112,7 @@ def _ratio(percent: str, option: str) -> float:
 
 
 def _pid_of(container: str | None, client: Client) -> int:
-    """The host's PID of a container's main process."""
+    """Return the host's PID of a container's main process."""
     if container is None:
         raise UsageError("whose memory it is was not said", hint="add --container NAME or --pid PID")
     answer = client.docker("GET", f"/containers/{container}/json")

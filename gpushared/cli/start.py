@@ -1,4 +1,4 @@
-"""What ``gpushare run`` does: image, lease, and then it is docker."""
+"""Do the work of ``gpushare run``: check the image, get a lease, and then become docker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SIZES = ("gpu", "gpu-memory", "gpu-compute", "preset")
 
 
 def run_container(args: Sequence[str]) -> int:
-    """Becomes ``docker run``; comes back only where there is nothing to become, with the exit code."""
+    """Become ``docker run``; return, with the exit code, only if docker does not start."""
     words = split(args)
     if not words.image:
         raise UsageError("no image was named", hint="gpushare run --gpu 0.25 IMAGE [COMMAND...]")
@@ -86,7 +86,7 @@ class Prepared:
         return code
 
     def fetch_image(self) -> None:
-        """Before the request, so that nobody holds a GPU while pulling. Raises NotFound, Interrupted."""
+        """Pull before the request, so that nobody holds a GPU meanwhile. Raises NotFound, Interrupted."""
         code = docker.fetch_image(self.client, self.docker, self.words)
         if code < 0:
             raise Interrupted(-code)
@@ -102,7 +102,7 @@ class Prepared:
         check_run(self.client, self.docker, self.words, self._captured)
 
     def environ_for(self, lease_id: str) -> dict[str, str]:
-        """Docker's environment for a lease that was granted."""
+        """Return docker's environment for a lease that was granted."""
         if self.words.is_set("detach"):
             return self.environ
         from gpushared.cli.relay import beside
@@ -116,7 +116,7 @@ class Prepared:
         return docker.environment_for(f"unix://{path}")
 
     def acquire(self) -> str:
-        """The id of the reserved lease."""
+        """Wait for the lease and return its id."""
         try:
             return self.wait.run().id
         except Interrupted as error:
@@ -138,7 +138,7 @@ def refusal_of(program: str, words: RunWords, client: Client) -> tuple[int, Capt
 
 
 def tell_of_doubts(words: RunWords, options: OurOptions = RUN) -> None:
-    """Says on stderr what of the words may not be meant, and the size where none was named."""
+    """Warn on stderr of words that may not be meant, and tell the size if none was named."""
     for warning in warnings(words, options):
         say(f"warning: {warning}")
     if not _names_size(words):
@@ -147,7 +147,7 @@ def tell_of_doubts(words: RunWords, options: OurOptions = RUN) -> None:
 
 
 def advice_of(words: RunWords) -> str:
-    """What somebody may have meant who runs a container detached and must wait for its lease."""
+    """Advise a user who runs a container detached and must wait for its lease."""
     if not words.is_set("detach"):
         return ""
     text = "`gpushare submit` queues a container and comes back at once"
@@ -212,7 +212,7 @@ def _names_size(words: RunWords) -> bool:
 
 
 def asked(words: RunWords) -> dict[str, object]:
-    """What the words say of the lease, as the keyword arguments of ``Client.request``. Raises UsageError."""
+    """Read the lease from the words, as keyword arguments of ``Client.request``. Raises UsageError."""
     ours = words.ours
     said = {
         "gpu": ours.get("gpu", "") if _names_size(words) else WHOLE_GPU,
@@ -242,7 +242,7 @@ def asked(words: RunWords) -> dict[str, object]:
 
 
 def with_lease_ids(client: Client, asked: dict[str, object]) -> dict[str, object]:
-    """The request with the leases that it names by their ids. Raises NotFound, StateConflict."""
+    """Return the request with the ids of the leases that it names. Raises NotFound, StateConflict."""
     said = {key: words for key in ("after", "near", "away_from") if (words := asked[key])}
     if not said:
         return asked
@@ -256,12 +256,12 @@ def with_lease_ids(client: Client, asked: dict[str, object]) -> dict[str, object
 
 
 def names(text: str) -> list[str]:
-    """Those of a list with commas."""
+    """Return the names in a list with commas."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def requeue(words: RunWords) -> bool | None:
-    """None where neither option was given."""
+    """Return the choice to requeue; None if neither option was given."""
     yes, no = (bool(words.ours.get(name)) for name in ("requeue", "no-requeue"))
     if yes and no:
         raise UsageError("--requeue and --no-requeue exclude each other")
@@ -298,7 +298,10 @@ def _priority(text: str) -> int:
 
 
 def _restarts(words: RunWords) -> int:
-    """Raises UsageError beside options of docker that remove the container, or start it by themselves."""
+    """Return the number of restarts on a fault.
+
+    Raises UsageError beside options of docker that remove the container, or start it by themselves.
+    """
     text = words.ours.get("restart-on-fault", "")
     if not text:
         return 0
@@ -319,7 +322,7 @@ def _restarts(words: RunWords) -> int:
 
 
 def max_wait_seconds(words: RunWords) -> int | None:
-    """How long the user would wait; None = for ever."""
+    """Return how long the user would wait; None = for ever."""
     if "max-wait" not in words.ours:
         return None
     from gpushared.domain.units import parse_duration

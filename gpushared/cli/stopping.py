@@ -1,4 +1,4 @@
-"""The end of a lease or a job, seen through: its container has stopped, and its GPU memory is free again."""
+"""End a lease or a job, and wait until its container has stopped and its GPU memory is free again."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ QUIET_SECONDS = 2.0
 
 
 class Begun(NamedTuple):
-    """The end of a lease or a job that was asked for: its id, and the lease on this node."""
+    """Hold the end of a lease or a job that was asked for: its id, and the lease on this node."""
 
     id: str
     lease: Lease | None = None
 
 
 class Stop:
-    """Stops leases and jobs. ``until_over``: waits for their GPU memory too."""
+    """Stop leases and jobs. ``until_over``: wait for their GPU memory too."""
 
     def __init__(self, client: Client, grace_seconds: int | None, *, until_over: bool) -> None:
         self._client = client
@@ -64,7 +64,7 @@ class Stop:
         return self._jobs.cancel(job, grace_seconds=self._grace_seconds).id
 
     def finish(self, begun: Begun) -> str:
-        """The id of what was to end, once it has ended here. Raises Unavailable, TimedOut."""
+        """Wait for the end here, and return the id. Raises Unavailable, TimedOut."""
         lease = begun.lease
         if lease is not None and lease.state != "ended" and lease.container_id:
             self._wait_for_container(lease)

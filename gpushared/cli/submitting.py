@@ -1,4 +1,4 @@
-"""What ``gpushare submit`` does: docker reads the words, and the daemon keeps what came of it as a job."""
+"""Do the work of ``gpushare submit``: docker reads the words, and the daemon keeps the result as a job."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NEVER_FITS = "never_fits"
 
 
 def submit_job(args: Sequence[str]) -> int:
-    """Prints the job's id, or the array's, and nothing else, to stdout."""
+    """Submit the job, and print only its id, or the array's, to stdout."""
     words = split(args, SUBMIT)
     if not words.image:
         raise UsageError("no image was named", hint="gpushare submit --gpu 0.25 IMAGE [COMMAND...]")
@@ -60,7 +60,7 @@ def submit_job(args: Sequence[str]) -> int:
 
 
 def _with_ids(client: Client, words: RunWords, lease: dict[str, Any]) -> dict[str, Any]:
-    """The request with those that it is to be near or away from by their ids: in a pool the ids of jobs."""
+    """Return the request with ids for the things to be near or away from: in a pool the ids of jobs."""
     if not (lease["near"] or lease["away_from"]):
         return lease
     if not may_go_elsewhere(client, words):
@@ -70,7 +70,7 @@ def _with_ids(client: Client, words: RunWords, lease: dict[str, Any]) -> dict[st
 
 
 def _job(client: Client, word: str) -> str:
-    """The id of a job. Raises RequestError for the lease of none, which the pool does not know."""
+    """Return a job's id. Raises RequestError for a lease without a job, unknown to the pool."""
     if found := job_id(client, word):
         return found
     raise RequestError(
@@ -79,7 +79,7 @@ def _job(client: Client, word: str) -> str:
 
 
 def _tell_if_hopeless(jobs: Jobs, job_id: str) -> None:
-    """A pool keeps what none of its nodes could ever take, because others may join; few mean that."""
+    """Warn of a job that no node of the pool could ever take: the pool keeps it, as others may join."""
     with suppress(GpushareError):
         told = jobs.explain(job_id)
         if told.reason_code == NEVER_FITS and not told.job.is_over:
@@ -108,7 +108,7 @@ def _sent(client: Client, words: RunWords, said: dict[str, Any], captured: Captu
 
 
 def _said(words: RunWords) -> dict[str, Any]:
-    """What our options say of the job, as the arguments of ``Jobs.submit``."""
+    """Return the values of our options as the arguments of ``Jobs.submit``."""
     ours = words.ours
     lasting = words._replace(flags=tuple(flag for flag in words.flags if flag.name != "rm"))
     lease = asked(lasting) | {"after": []}  # the job removes its container, and only when it is over
@@ -216,6 +216,6 @@ def _names_network(words: RunWords) -> bool:
 
 
 def _for_nobody_at_a_terminal(body: bytes) -> bytes:
-    """As ``docker run -d`` would have it: nobody is attached, and its input stays open when they leave."""
+    """Return the body as of ``docker run -d``: nobody is attached, and the input stays open after clients."""
     content = json.loads(body)
     return json.dumps(content | dict.fromkeys(_FOR_A_TERMINAL, False), separators=(",", ":")).encode()

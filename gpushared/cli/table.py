@@ -1,4 +1,4 @@
-"""Tables for people: no borders, numbers to the right, colours only where they are wanted."""
+"""Write tables for people: no borders, numbers to the right, colours only if they are wanted."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def wants_colour(stream: TextIO) -> bool:
 
 
 def terminal_width(stream: TextIO) -> int:
-    """As ``shutil.get_terminal_size``, whose module takes longer to import than a listing to be written."""
+    """Return the width as ``shutil.get_terminal_size`` does, whose module's import takes too long."""
     said = os.environ.get("COLUMNS", "")
     if said.isdecimal() and int(said):
         return int(said)
@@ -80,7 +80,7 @@ def lines(
     width: int | None = None,
     drops: Sequence[str] = (),
 ) -> list[str]:
-    """The table, a line each, without spaces at the ends of lines.
+    """Return the table's lines, without spaces at their ends.
 
     ``width`` is that of the terminal: long cells are cut to fit it, and where cutting is not enough columns
     are dropped, in the order of ``drops``.
@@ -102,7 +102,7 @@ def lines(
 def _fitting(
     columns: Sequence[Column], rows: Sequence[Row], width: int, drops: Sequence[str]
 ) -> Sequence[Column]:
-    """The columns that are left when the table fits with its cells cut as far as they may be."""
+    """Return the columns with which the table fits when its cells are cut as far as they may be."""
     least = {column.key: _least(column, rows) for column in columns}
     for key in drops:
         if _table_width(least.values()) <= width:

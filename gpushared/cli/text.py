@@ -1,6 +1,6 @@
-"""Figures and names as a person reads them in a cell.
+"""Write figures and names as a person reads them in a cell.
 
-``gpushared.domain.units`` has the exact forms; these are short ones, and cost a listing no import.
+``gpushared.domain.units`` has the exact forms; the forms here are short, and cost a listing no import.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _SPANS = (("d", 86400), ("h", 3600), ("m", 60))
 
 
 def printable(text: str) -> str:
-    """The text without anything that could move a terminal's cursor: names come from other people."""
+    """Return the text without characters that could move a terminal's cursor: names are others' words."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
@@ -91,7 +91,7 @@ def _minutes(moment: float | None, now: float) -> int | None:
 
 
 def of_gpus(troubles: Iterable[tuple[str, str]]) -> list[str]:
-    """What is wrong with GPUs by their names, each trouble once with all of its GPUs; "" is no trouble."""
+    """Word the troubles of GPUs by their names, each trouble once with all its GPUs; "" is no trouble."""
     names: dict[str, list[str]] = {}
     for name, trouble in troubles:
         if trouble:

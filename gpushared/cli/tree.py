@@ -1,4 +1,4 @@
-"""The tree of commands as click sees it: help, completion, and the reading of everything unusual."""
+"""Build click's tree of commands: help, completion, and the reading of all unusual words."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ COMMANDS = {
     "completion": "Print what lets a shell complete words.",
     "simulate": "Play the driver of simulated GPUs.",
 }
-"""Each with its short help, so that `gpushare --help` and a completion import none of them."""
+"""Each command has its short help here, so that `gpushare --help` and a completion import none."""
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 USAGE = 2
 _SHOWN = 40
 
 
 class _Lazy(click.Group):
-    """Loads a command's module when the command is used, not before."""
+    """Load a command's module when the command is used, not before."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(COMMANDS)
@@ -125,7 +125,7 @@ def cli() -> None:
 
 
 def invoke(words: Sequence[str]) -> int:
-    """Runs the words through click; its complaints become ours."""
+    """Run the words through click; its complaints become ours."""
     try:
         code = cli.main(args=list(words), prog_name="gpushare", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:

@@ -23,7 +23,7 @@ def _row(status: NodeStatus, engine: EngineStatus) -> Row:
 
 
 def fetch(client: Client, options: Options) -> Screen:  # noqa: ARG001 - a listing's signature
-    """Without a daemon the client's version is still shown; the exit code tells."""
+    """Fetch the versions; without a daemon show only the client's, and tell by the exit code."""
     exit_code = 0
     client.retries = None
     try:

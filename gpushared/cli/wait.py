@@ -16,7 +16,7 @@ from gpushared.client.job_messages import Job
 from gpushared.client.jobs import Jobs
 
 TIMED_OUT = 124
-"""As timeout(1)."""
+"""timeout(1) has the same exit code."""
 NO_CODE = 125
 POLL_SECONDS = 30.0
 
@@ -68,7 +68,7 @@ def _of_lease(client: Client, word: str) -> Lease | Job:
 
 
 def _job_ended(client: Client, job: Job, until: float | None) -> int | None:
-    """The code that a job ended with; None after the time."""
+    """Return the code that a job ended with; None after the time."""
     over = _over(Jobs(client), job, until)
     if over is None or over.state == "succeeded":
         return None if over is None else 0
@@ -77,7 +77,7 @@ def _job_ended(client: Client, job: Job, until: float | None) -> int | None:
 
 
 def _lease_ended(client: Client, lease: Lease, until: float | None) -> int | None:
-    """The code of a lease's container; None after the time."""
+    """Return the code of a lease's container; None after the time."""
     while lease.state != "ended":
         seconds = POLL_SECONDS if until is None else min(POLL_SECONDS, until - time.monotonic())
         if seconds <= 0:
@@ -90,7 +90,7 @@ def _lease_ended(client: Client, lease: Lease, until: float | None) -> int | Non
 
 
 def _over(jobs: Jobs, job: Job, until: float | None) -> Job | None:
-    """The job when it is over; None after the time."""
+    """Return the job when it is over; None after the time."""
     while not job.is_over:
         seconds = POLL_SECONDS if until is None else min(POLL_SECONDS, until - time.monotonic())
         if seconds <= 0:

@@ -1,7 +1,7 @@
-"""From a request to a reserved lease: the wait in the queue, and every way out of it.
+"""Wait in the queue from a request to a reserved lease, with every way out of the wait.
 
-Whatever ends the wait early (Ctrl-C, a closed terminal, a time limit, an error) leaves the queue. The daemon
-going away does not: its journal keeps the queue, and the client asks again until it is back.
+Any early end of the wait (Ctrl-C, a closed terminal, a time limit, an error) leaves the queue. A daemon that
+goes away does not end the wait: its journal keeps the queue, and the client asks again until it is back.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Interrupted(BaseException):
 
 @contextmanager
 def signals_interrupt() -> Iterator[None]:
-    """Within, Ctrl-C, SIGTERM and SIGHUP raise Interrupted; one that is ignored (nohup) stays ignored."""
+    """Raise Interrupted on Ctrl-C, SIGTERM and SIGHUP in the block; an ignored one (nohup) stays so."""
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:
@@ -58,11 +58,11 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG00
 
 
 class MaxWaitReached(TimedOut):
-    """The user's own limit for the wait."""
+    """The user's own limit for the wait is over."""
 
 
 class Wait:
-    """One request on its way to a reservation. ``asked`` are the keyword arguments of ``Client.request``.
+    """Bring one request to a reservation. ``asked`` are the keyword arguments of ``Client.request``.
 
     ``before_waiting`` is called once where the request has to wait, and may raise errors of the tree.
     """
@@ -86,7 +86,7 @@ class Wait:
         self.lease: Lease | None = None
 
     def run(self) -> Lease:
-        """The reserved lease. Raises Interrupted or an error of our tree; then the queue has been left."""
+        """Return the reserved lease. Raises Interrupted or an error of our tree, after leaving the queue."""
         if self._max_wait is not None:
             self._deadline = time.monotonic() + self._max_wait
         try:
@@ -109,7 +109,7 @@ class Wait:
         return self.lease
 
     def leave(self) -> None:
-        """Gives back what is held. Best effort: the daemon takes back by itself what nobody claims."""
+        """Give back the lease, as a best effort: the daemon takes unclaimed leases back by itself."""
         self._client.retries = None
         lease, self.lease = self.lease, None
         if lease is not None:
@@ -117,7 +117,7 @@ class Wait:
                 self._client.release(lease.id, answer_seconds=LEAVE_SECONDS)
 
     def _find(self) -> Lease | None:
-        """An interrupted request may have been granted: asked again, it tells which lease it was."""
+        """Find the lease of an interrupted request, which may be granted, by the same request again."""
         self._client.retries = None
         with suppress(GpushareError):
             return self._client.request(**self._asked, answer_seconds=LEAVE_SECONDS)

@@ -96,7 +96,7 @@ def _title(lease: Lease) -> str:
 
 
 def container(lease: Lease) -> Iterator[str]:
-    """What runs in it, or will; nothing where that is not known, or not for the caller's eyes."""
+    """Word the lease's image and container; yield nothing if the caller may not see them."""
     facts = [lease.image] if lease.image else []
     facts += [f"called {lease.container_name}"] if lease.container_name else []
     if facts:
@@ -115,7 +115,7 @@ def _waiting(lease: Lease, now: float) -> Iterator[str]:
 
 
 def aside(explanation: Explanation, now: float) -> Iterator[str]:
-    """What is kept for whom, and what would fit now."""
+    """Word the GPUs that are kept, and for whom, and the request that would fit now."""
     kept = explanation.kept
     if kept is not None and kept.gpu_labels:
         gpus = ", ".join(kept.gpu_labels)
@@ -127,7 +127,7 @@ def aside(explanation: Explanation, now: float) -> Iterator[str]:
 
 
 def _wanted(lease: Lease) -> Iterator[str]:
-    """What it asked for besides parts of GPUs."""
+    """Word the lease's wishes besides parts of GPUs."""
     facts = [" or ".join(lease.models)] if lease.models else []
     facts += [f"near {', '.join(lease.near)}"] if lease.near else []
     facts += [f"away from {', '.join(lease.away_from)}"] if lease.away_from else []

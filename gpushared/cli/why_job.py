@@ -1,4 +1,4 @@
-"""Why a job waits or what became of it, in words."""
+"""Explain in words why a job waits, or how it ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpushared.client.job_messages import JobExplanation, JobPart
 
 
 def show_job(explanation: JobExplanation, output: str) -> int:
-    """Writes it as ``text`` or as ``json``."""
+    """Write the explanation as ``text`` or as ``json``."""
     if output == "json":
         envelope = {
             "schema": "gpushare.job-explanation/1",
