@@ -1,1 +1,1 @@
-"""What both daemons need to serve: who calls, over which protocol, and the life of a service."""
+"""Serve in both daemons: identify callers, speak the protocols, and live as a service."""

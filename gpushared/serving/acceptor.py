@@ -1,7 +1,7 @@
-"""Takes connections off a listening socket, many at a time.
+"""Take connections off a listening socket, many at a time.
 
-The kernel's queue of those who wait is one for all users: while it is full, others' connects fail. So it is
-emptied before anything else is done, and who has too much already costs no more than a word and a close.
+All users share the kernel's queue of waiting connections: while it is full, others' connects fail. So the
+queue is emptied before any other work, and a user with too many connections costs only a word and a close.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 BACKLOG = 4096
 """The system may allow fewer (net.core.somaxconn)."""
 ACCEPTS_A_PASS = 128
-"""Of the event loop; what is taken on costs it more afterwards than the accept."""
+"""One pass of the event loop accepts so many; each costs the loop more afterwards than its accept."""
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 REST_SECONDS = 1.0
-"""After the system had no room for another connection."""
+"""The rest after the system had no room for another connection."""
 
 
 class Acceptor:
@@ -64,7 +64,7 @@ class Acceptor:
             self._arrived(sock)
 
     def _pause(self, error: OSError) -> None:
-        """The socket stays readable: looking on would take the whole processor."""
+        """Stop accepting for a while: the socket stays readable, and looking on would take a whole CPU."""
         log.error("no connection is accepted for %g s: %s", REST_SECONDS, error)
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._listener)

@@ -1,4 +1,4 @@
-"""The call ``Audit.List``."""
+"""Serve the call ``Audit.List``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LISTED = 100
 
 
 class AuditApi:
-    """Trusted callers see all lines, others their own."""
+    """Show trusted callers all lines, and others their own."""
 
     def __init__(self, audit: AuditLog, *, simulated: bool) -> None:
         self._audit = audit
@@ -28,7 +28,7 @@ class AuditApi:
     async def list_lines(
         self, message: audit_pb2.ListAuditRequest, caller: Caller
     ) -> audit_pb2.ListAuditResponse:
-        """A page, oldest first."""
+        """Return a page of lines, oldest first."""
         wanted = _search(message, caller)
         found = await self._audit.search(wanted)
         newest = found[-1][0] if found else message.after

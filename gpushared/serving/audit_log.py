@@ -1,7 +1,7 @@
-"""The audit's way from whoever tells to where it is kept, which never holds up whoever tells.
+"""Carry the audit's lines to their stores without ever holding up the writer.
 
-A line goes to journald at once, or to the ordinary log where there is none, and within a second to the file.
-A file that cannot be written makes lines wait, and then be lost, counted; nothing else depends on it.
+A line goes to journald at once, or to the ordinary log if there is no journald, and within a second to the
+file. While the file cannot be written, lines wait, and then are lost and counted; nothing else depends on it.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ log = logging.getLogger("gpushared.audit")
 
 WRITE_SECONDS = 1.0
 BATCH = 100
-"""So many lines are written without waiting for the second to pass."""
+"""So many lines are written at once, before the second has passed."""
 MAX_BATCH = 1000
 MAX_WAITING = 20_000
-"""About 20 MB; what comes beyond is lost."""
+"""So many lines, about 20 MB, may wait; further ones are lost."""
 PRUNE_SECONDS = 3600.0
 PART = "audit"
 OK = 200
 
 
 class AuditLog:
-    """``take`` is the sink of all that tell. ``run`` writes as long as the daemon runs."""
+    """Take lines from all parts by ``take``, and write them by ``run`` as long as the daemon runs."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class AuditLog:
         self._file = file
         self._troubles = troubles
         self.config = config
-        """May be replaced at any time."""
+        """The configuration may be replaced at any time."""
         self._journald = journald or (Journald() if is_logged_to() else None)
         self._folding = folding or Folding(time.monotonic())
         self._waiting: deque[AuditLine] = deque()
@@ -64,12 +64,12 @@ class AuditLog:
         self._prune_at = 0.0
 
     def take(self, line: AuditLine) -> None:
-        """A line that is as it happened; many alike from one user are told together later."""
+        """Take a line as it happens; many alike from one user are written together later."""
         if self._folding.passes(line, time.monotonic()):
             self._keep(line)
 
     def told(self, uid: int, user: str, what: str, container: str, text: str) -> None:
-        """What the daemon found out by itself about a user's container; ``what`` names the event."""
+        """Write a line about a user's container that the daemon found by itself; ``what`` names the event."""
         origin, said = Origin(), bounded(text, MAX_TEXT)
         self.take(AuditLine(time.time(), uid, user, origin, "FOUND", what, container, code=what, text=said))
 
@@ -109,7 +109,7 @@ class AuditLog:
             self._troubles.cleared(PART)
 
     async def search(self, wanted: Search) -> tuple[Numbered, ...]:
-        """What the file holds, with what was told before this call. Raises AuditUnavailable, TimedOut."""
+        """Search the file, including lines from before this call. Raises AuditUnavailable, TimedOut."""
         await self.flush()
         return await self._file.search(wanted)
 

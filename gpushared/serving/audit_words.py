@@ -1,4 +1,4 @@
-"""A line of the audit for journald and for the ordinary log."""
+"""Write a line of the audit for journald and for the ordinary log."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from gpushared.audit.folding import WINDOW_SECONDS
 from gpushared.audit.line import AuditLine
 
 MESSAGE_ID = "6c2f5c1ad9d84f5db2f0e7d8a1b3c471"
-"""By which `journalctl MESSAGE_ID=` finds them all."""
+"""`journalctl MESSAGE_ID=` finds all lines by this id."""
 NOTICE, INFO = "5", "6"
 
 
 def sentence(line: AuditLine) -> str:
-    """The line for people."""
+    """Write the line for people."""
     about = f" name={line.name!r}" if line.name else ""
     about += f" container={line.container[:12]}" if line.container else ""
     said = f"{line.user} (uid {line.uid}, pid {line.origin.pid} {line.origin.executable or '-'})"
@@ -21,14 +21,14 @@ def sentence(line: AuditLine) -> str:
 
 
 def more(line: AuditLine) -> str:
-    """How many others the line stands for."""
+    """Word the number of other lines that this line stands for."""
     if not line.more:
         return ""
     return f" (and {line.more} more like it by uid {line.uid} within {WINDOW_SECONDS:.0f} s)"
 
 
 def fields_of(line: AuditLine) -> dict[str, str]:
-    """As journald's fields; an empty one is left out."""
+    """Return the line as journald's fields; an empty field is left out."""
     fields = {
         "MESSAGE": sentence(line),
         "MESSAGE_ID": MESSAGE_ID,

@@ -1,4 +1,4 @@
-"""Calls of the daemon's own API that leave a line in the audit: those that change what others have."""
+"""Write audit lines for calls of the daemon's own API that change things of other users."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ON_LEASES = frozenset(
     f"Leases/{name}"
     for name in ("Extend", "Hold", "Pause", "Preempt", "Release", "Resize", "Resume", "SetPriority", "Stop")
 )
-"""Of somebody else's lease."""
+"""These calls leave a line if the lease is another user's."""
 _MAKES = frozenset({"PoolAdmin/CreateApiToken", "PoolAdmin/CreateJoinToken"})
 """Their answers say by which id it is known what was made."""
 _NAMED_BY = ("lease_id", "job_id", "gpu", "node", "name", "person", "id")
@@ -55,7 +55,7 @@ _Answered = TypeVar("_Answered")
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Who called, for a line. ``note``: by what way, where the rest does not say it."""
+    """Name the caller in a line. ``note``: the way of the call, if the other fields do not tell it."""
 
     uid: int
     user: str
@@ -64,14 +64,14 @@ class Asker:
 
 
 class CallAudit:
-    """Around each unary call, by whatever way it came."""
+    """Audit each unary call, by whatever way it came."""
 
     def __init__(self, sink: Sink = ignore) -> None:
         self._sink = sink
         self._names: dict[Callable[..., Awaitable[Any]], str] = {}
 
     def learn(self, calls: Mapping[str, Callable[..., Awaitable[Any]]]) -> None:
-        """The full names of calls."""
+        """Learn the full names of calls."""
         self._names |= {call: name.removeprefix(PREFIX) for name, call in calls.items()}
 
     async def make(
@@ -89,12 +89,12 @@ class CallAudit:
         return answer
 
     def name_of(self, call: Callable[..., Awaitable[Any]]) -> str:
-        """Without the API's; empty for one that nobody taught."""
+        """Return the call's name without the API's; empty for an unknown call."""
         return self._names.get(call, "")
 
     @contextmanager
     def telling(self, name: str, message: object, who: Asker) -> Iterator[None]:
-        """Around the making of a call: told where it is refused. ``name`` without the API's."""
+        """Write a line if the call that the block makes is refused. ``name`` without the API's."""
         try:
             yield
         except GpushareError as error:
@@ -102,12 +102,12 @@ class CallAudit:
             raise
 
     def done(self, name: str, message: object, who: Asker, answer: object = None) -> None:
-        """The call is answered. ``name`` without the API's."""
+        """Write the line of an answered call, if that belongs in the audit. ``name`` without the API's."""
         if name in ALWAYS or (name in ON_LEASES and _owner(answer) != who.uid):
             self._tell(name, message, who, text=f"made {_id(answer)}" if name in _MAKES else "")
 
     def refused(self, name: str, message: object, who: Asker, error: GpushareError) -> None:
-        """It is answered with an error."""
+        """Write the line of a call that is answered with an error, if that belongs in the audit."""
         if name in ALWAYS or isinstance(error, PermissionRefused | LimitReached):
             self._tell(name, message, who, error, error.message)
 

@@ -1,8 +1,8 @@
-"""The clocks of this machine: one that counts time, and how far the time of day is from it.
+"""Read the clocks of this machine: one that counts time, and the distance of the time of day from it.
 
 Deadlines are counted by ``CLOCK_BOOTTIME``, which goes on in sleep and which nobody can set
-(clock_gettime(2)). It begins anew with each boot, so it is given a place among the seconds since the epoch:
-once a boot, by the time of day, and kept in a file, so that a daemon that starts again goes on with the same.
+(clock_gettime(2)). It begins anew with each boot, so it gets a place among the seconds since the epoch: once
+a boot, by the time of day, kept in a file, so that a daemon that starts again goes on with the same place.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ log = logging.getLogger(__name__)
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 CLOCK_NAME = "clock.json"
 STEP_SECONDS = 0.1
-"""By less nobody sets a clock. Two readings of two clocks are some microseconds apart, and the figures that
-people are shown are not to tremble by them."""
+"""Nobody sets a clock by less. Two readings of two clocks are some microseconds apart, which must not make
+the figures tremble that people are shown."""
 KEEP_SECONDS = 600.0
 RETRY_SECONDS = 5.0
 PART = "clock"
 
 
 def boottime() -> float:
-    """CLOCK_BOOTTIME in seconds: since the boot, with the time that the machine slept."""
+    """Return CLOCK_BOOTTIME in seconds: since the boot, with the time that the machine slept."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def day_at(up: float) -> float:
-    """The time of day at a moment of ``boottime``, by the clock as it is set now."""
+    """Return the time of day at a moment of ``boottime``, by the clock as it is set now."""
     return time.time() - (boottime() - up)
 
 
 def boot_id() -> str:
-    """What tells this boot of the machine from all others."""
+    """Return the id that tells this boot of the machine from all others."""
     return BOOT_ID.read_text(encoding="ascii").strip()
 
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """Where a boot has its place: ``began_at``, the moment of the boot, in seconds since the epoch.
+    """Place a boot in time: ``began_at``, the moment of the boot, in seconds since the epoch.
 
     ``seen_at``: a moment in that boot up to which time is known to have passed.
     """
@@ -103,7 +103,7 @@ class SteadyClock:
 
 
 def _read(path: Path) -> Anchor | None:
-    """None where there is nothing that can be read: then time begins anew, by the time of day."""
+    """Read the anchor; None if it cannot be read: then time begins anew, by the time of day."""
     try:
         told = json.loads(path.read_bytes())
         return Anchor(str(told["boot_id"]), float(told["began_at"]), float(told["seen_at"]))
@@ -125,7 +125,7 @@ async def keep(clock: Clock, troubles: Troubles) -> None:
 
 
 async def keep_always(clock: Clock, troubles: Troubles) -> None:
-    """The same now and then, for ever."""
+    """Keep the anchor now and then, for ever."""
     while True:
         await asyncio.sleep(RETRY_SECONDS if troubles.of(PART) else KEEP_SECONDS)
         await keep(clock, troubles)

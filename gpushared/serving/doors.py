@@ -1,4 +1,4 @@
-"""What every gRPC server of ours does alike: who calls, limits, and errors of the tree as gRPC status."""
+"""Share the work of every gRPC server: identify callers, limit them, turn errors into gRPC status."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HINT_METADATA = "gpushare-hint-bin"
 
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_CALLS_PER_CONNECTION = 256
-"""Those beyond wait in the client; a connection of one user's must not hold the memory of all."""
+"""Calls beyond this number wait in the client: one user's connection must not take everybody's memory."""
 
 OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -56,12 +56,12 @@ _Answered = TypeVar("_Answered")
 
 
 def peer_name(secret: str, number: int, peer: Peer) -> str:
-    """The abstract socket name by which the front tells gRPC who is calling; see ``caller_of``."""
+    """Return the abstract socket name by which the front tells gRPC the caller; see ``caller_of``."""
     return f"gpushared/{secret}/{number}/{peer.uid}/{peer.gid}/{peer.pid}"
 
 
 class Doors:
-    """What each gRPC call passes: who is it, and errors of the tree as gRPC status."""
+    """Identify the caller of each gRPC call, and turn errors of the tree into gRPC status."""
 
     def __init__(
         self,
@@ -82,12 +82,12 @@ class Doors:
         self._shares = shares or Shares()
 
     async def caller_of(self, context: Context[Any, Any]) -> Caller:
-        """The caller that the front wrote into its socket's name; grpcio reports that name as the peer."""
+        """Return the caller that the front wrote into its socket's name; grpcio reports it as the peer."""
         _, peer = self._behind(context)
         return await self._identities.caller(peer)
 
     async def asker_of(self, context: Context[Any, Any]) -> Asker:
-        """The same for the audit, with the process and its program."""
+        """Return the caller for the audit, with the process and its program."""
         origin, peer = self._behind(context)
         caller = await self._identities.caller(peer)
         return Asker(caller.uid, caller.name, origin)
@@ -132,7 +132,7 @@ class Doors:
 
 
 def _size(message: object) -> int:
-    """In bytes; what nobody knows the meaning of is in memory too."""
+    """Return the message's size in bytes; unknown fields count, as they are in memory too."""
     return message.ByteSize() if isinstance(message, Message) else 0
 
 

@@ -1,4 +1,4 @@
-"""Small files that must be whole or not there, and mostly secret."""
+"""Write small files so that they are whole or not there, and mostly secret."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ PRIVATE_FOLDER = 0o700
 
 
 def make_private_folder(folder: Path) -> None:
-    """A folder that only its owner enters. Raises ConfigError."""
+    """Make a folder that only its owner may enter. Raises ConfigError."""
     with telling(folder, "cannot be made"):
         folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
         folder.chmod(PRIVATE_FOLDER)
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Replaces the file at once and durably; only its owner may read it. Raises Unavailable."""
+    """Replace the file at once and durably; only its owner may read it. Raises Unavailable."""
     temporary = path.with_name(f".{path.name}.new")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE)
@@ -37,7 +37,7 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes durable which files are there (fsync(2))."""
+    """Make the folder's list of files durable (fsync(2))."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -46,7 +46,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def read_private(path: Path) -> bytes:
-    """Raises ConfigError where it cannot be read, or where others may read it too."""
+    """Read a file. Raises ConfigError if it cannot be read, or if others may read it too."""
     with telling(path, "cannot be read"):
         mode = path.stat().st_mode & 0o777
         if mode & 0o077:
@@ -56,7 +56,7 @@ def read_private(path: Path) -> bytes:
 
 @contextlib.contextmanager
 def telling(path: Path, what: str) -> Iterator[None]:
-    """What goes wrong with a file, as ConfigError."""
+    """Raise an OSError of the block as a ConfigError that names the file."""
     try:
         yield
     except OSError as error:

@@ -1,8 +1,8 @@
-"""The door: one public unix socket for gRPC, unary JSON and the Docker API.
+"""Serve gRPC, unary JSON and the Docker API on one public unix socket.
 
 Each connection's caller is read from the kernel (SO_PEERCRED). HTTP/2 is passed on, byte by byte, to the
-gRPC server's inner socket, from a socket whose abstract name says who the caller is: grpcio does not tell
-peer credentials, but it does tell the peer's socket name, and only this process can reach the inner socket.
+gRPC server's inner socket, from a socket whose abstract name gives the caller: grpcio does not tell peer
+credentials, but it does tell the peer's socket name, and only this process can reach the inner socket.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gpushared.serving.identity import Identities, Peer, origin_of, peer_of
 log = logging.getLogger(__name__)
 
 HTTP2 = b"PRI"
-"""How the connection preface of HTTP/2 begins (RFC 9113, 3.4); no HTTP/1.1 method is called so."""
+"""The connection preface of HTTP/2 begins so (RFC 9113, 3.4); no HTTP/1.1 method has this name."""
 FIRST_BYTES_SECONDS = 30.0
 COPY_BYTES = 64 * 1024
 NUMBER_BITS = 63
@@ -44,7 +44,7 @@ HEARD_AT_ONCE = 64
 
 
 class Front:
-    """Accepts, asks who it is, and hands over."""
+    """Accept connections, find their callers, and hand them over."""
 
     def __init__(self, inner_socket: Path, identities: Identities, routes: Routes) -> None:
         self.secret = secrets.token_hex(8)
@@ -56,7 +56,7 @@ class Front:
         # asyncio keeps only weak references to the tasks of connections.
         self._tasks: set[asyncio.Task[None]] = set()
         self._unserved: set[socket.socket] = set()
-        """Of tasks that have not begun, and may never where they are cancelled."""
+        """The sockets of tasks that have not begun; a task that is cancelled first never begins."""
         self._turned_away = 0
 
     @asynccontextmanager
@@ -75,7 +75,7 @@ class Front:
                 sock.close()
 
     def _arrived(self, sock: socket.socket) -> None:
-        """Nothing here waits: with a flood of connections it is all that is done for most of them."""
+        """Take a connection without any wait: in a flood most connections get no more than this."""
         try:
             peer = peer_of(sock)
         except OSError as error:
@@ -106,14 +106,14 @@ class Front:
         task.add_done_callback(partial(self._finished, over))
 
     def _finished(self, over: Callable[[], None], task: asyncio.Task[None]) -> None:
-        """Here and not in the task, of which nothing runs where it is cancelled before it began."""
+        """Clean up after a task, from outside it: a task that is cancelled before it began runs nothing."""
         self._tasks.discard(task)
         over()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a connection failed", exc_info=error)
 
     def _taken(self, sock: socket.socket) -> socket.socket:
-        """From here on whoever calls this owns it, and not the front."""
+        """Give the socket to the caller of this method, which owns it from here on."""
         self._unserved.discard(sock)
         return sock
 
@@ -216,7 +216,7 @@ class Front:
 
 
 def _answer(error: GpushareError) -> bytes:
-    """The answer to a client of whom no request was read; both kinds of clients understand it."""
+    """Return an answer without a read of the request; both kinds of clients understand it."""
     return _written(HTTPStatus(http_status(error)), error.code, error.message, error.hint)
 
 
@@ -228,7 +228,7 @@ def _written(status: HTTPStatus, code: str, message: str, hint: str) -> bytes:
 
 
 def _brush_off(sock: socket.socket, error: GpushareError) -> None:
-    """Without waiting for what the client may be writing."""
+    """Answer an error and close, without waiting for data that the client may be writing."""
     with contextlib.suppress(OSError), sock:
         sock.send(_answer(error))
 
@@ -242,7 +242,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, shar
 
 
 def listen(path: Path, mode: int) -> socket.socket:
-    """A listening socket at ``path``; one that a dead daemon left there is replaced, a live one is not."""
+    """Listen at ``path``; a socket that a dead daemon left there is replaced, a live one is not."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_socket():
         if _answers(path):

@@ -1,4 +1,4 @@
-"""Who is calling: from the kernel's word on a socket to a ``Caller``."""
+"""Turn the kernel's credentials of a socket into a ``Caller``."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def peer_of(sock: socket.socket) -> Peer:
 
 
 def origin_of(sock: socket.socket, peer: Peer) -> Origin:
-    """The process that connected, and the program that it runs now; without a program where it is gone.
+    """Return the process that connected, and the program that it runs now; no program if it is gone.
 
     A number may be another process's by now: what is read below /proc counts only while a handle on the
     very process that connected says that it still lives (SO_PEERPIDFD, Linux 6.5). Older kernels have no such
@@ -75,7 +75,7 @@ def origin_of(sock: socket.socket, peer: Peer) -> Origin:
 
 
 def handle_on(process: Process) -> int | None:
-    """A handle (pidfd_open(2)) that can be read once the process has ended; None where it has.
+    """Return a handle (pidfd_open(2)) that can be read once the process has ended; None if it has.
 
     Raises OSError where there can be no handle now.
     """
@@ -118,19 +118,19 @@ def has_ended(pidfd: int) -> bool:
 
 
 def _began(pid: int) -> int:
-    """When the process that has the number now began, in clock ticks since the boot. Raises OSError."""
+    """Return the start of the process with this number, in clock ticks since the boot. Raises OSError."""
     # proc(5): after the name in brackets come fields 3 and on; 22 is the start in ticks since the boot.
     text = Path(f"/proc/{pid}/stat").read_bytes()
     return int(text.rpartition(b")")[2].split()[19])
 
 
 def _is_of(peer: Peer) -> bool:
-    """Whether the process that has the peer's number now is the peer's user's."""
+    """Return True if the process with the peer's number now belongs to the peer's user."""
     return Path(f"/proc/{peer.pid}").stat().st_uid == peer.uid
 
 
 def _executable(pid: int) -> str:
-    """Empty where it may not be seen."""
+    """Return the process's program; empty if it may not be seen."""
     try:
         return str(Path(f"/proc/{pid}/exe").readlink())
     except OSError:
@@ -138,7 +138,7 @@ def _executable(pid: int) -> str:
 
 
 class Identities:
-    """Names and groups of users, remembered for a minute, because name services may be slow or away."""
+    """Remember users' names and groups for a minute, because name services may be slow or away."""
 
     def __init__(self, trusted_groups: Collection[str], subordinates: SubordinateIds | None = None) -> None:
         self.trusted_groups = frozenset(trusted_groups)
@@ -149,7 +149,7 @@ class Identities:
         """Ids in somebody's range that are accounts' of their own."""
 
     async def caller(self, peer: Peer) -> Caller:
-        """The caller behind a peer; a user without a name goes by the number and is not trusted.
+        """Return the caller behind a peer; a user without a name goes by the number and is not trusted.
 
         Raises ``PermissionRefused`` where the id is another user's in a user namespace, and no account's.
         """
@@ -171,7 +171,7 @@ class Identities:
         return replace(caller, process=Process(origin.pid, origin.started_ticks, self._boot_id))
 
     def counted_as(self, uid: int) -> int:
-        """By which number to count what a user has: all ids of a range that are no accounts are one."""
+        """Return the uid that limits count: the first one of a range for its ids that are no accounts."""
         found = self.subordinates.range_of(uid)
         return uid if found is None or uid in self._accounts else found.first
 

@@ -1,8 +1,8 @@
-"""The daemon's own HTTP doors from inside: a connection that is a given caller's, without the public socket.
+"""Open the daemon's own HTTP server from inside: a connection as a given caller, past the public socket.
 
-What the daemon does for somebody (a job's container, a tunnel from another node, logs) goes through the same
-gate as if they had connected themselves, and is judged alike. Each connection is a pair of unix sockets, so
-that backpressure, half-closes and hang-ups are the kernel's own.
+The daemon's work for a user (a job's container, a tunnel from another node, logs) goes through the same gate
+as the user's own connections, and is judged alike. Each connection is a pair of unix sockets, so that
+backpressure, half-closes and hang-ups are the kernel's own.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS_PER_USER = 1024
 SOCKET_BYTES = 1 << 20
-"""What may be on its way to the client, where the system allows so much; it is read in larger pieces then."""
+"""So many bytes may be on their way to the client, if the system allows it: this makes larger reads."""
 NAME = "the node's own gate"
 
 
 class Insider:
-    """Opens connections from inside. ``serve`` comes when the doors are there; before it all is refused."""
+    """Open connections from inside. Before ``serve``, which needs the routes, all are refused."""
 
     def __init__(self) -> None:
         self._routes: Routes | None = None
@@ -41,15 +41,15 @@ class Insider:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def serve(self, routes: Routes) -> None:
-        """From now on connections are served by these."""
+        """Serve connections by these routes from now on."""
         self._routes = routes
 
     async def open_as(self, caller: Caller) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """The client's end of a new connection as asyncio streams. Raises LimitReached, Unavailable."""
+        """Return the client's end of a new connection as streams. Raises LimitReached, Unavailable."""
         return await asyncio.open_unix_connection(sock=self.socket_as(caller))
 
     def socket_as(self, caller: Caller, is_away: Callable[[], bool] = is_here) -> socket.socket:
-        """The same as a bare socket that does not block; whoever gets it closes it.
+        """Return the client's end as a bare socket that does not block; the caller closes it.
 
         ``is_away``: returns True if nobody can be seen to wait behind it any more.
         """
@@ -72,7 +72,7 @@ class Insider:
         return theirs
 
     def gate_as(self, caller: Caller) -> EngineSocket:
-        """The gate as a Docker engine for this caller, one connection a call."""
+        """Return the gate as a Docker engine for this caller, with one connection a call."""
         return _GateAs(self, caller)
 
     async def close(self) -> None:
@@ -83,7 +83,7 @@ class Insider:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _finished(self, sock: socket.socket, caller: Caller, task: asyncio.Task[None]) -> None:
-        """Here and not in the task, of which nothing runs where it is cancelled before it began."""
+        """Clean up after a task, from outside it: a task that is cancelled before it began runs nothing."""
         self._tasks.discard(task)
         sock.close()
         self._open[caller.uid] -= 1

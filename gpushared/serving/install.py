@@ -1,4 +1,4 @@
-"""Puts the systemd units and the command in place; run again after an upgrade it replaces them."""
+"""Put the systemd units and the command in place; a run after an upgrade replaces them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SYSTEMCTL_SECONDS = 60
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """What a daemon brings for systemd. ``kept``: what a restart leaves as it is, for people."""
+    """Name a daemon's files for systemd. ``kept``: the things that a restart leaves as they are, in words."""
 
     daemon: str
     units: tuple[str, ...]
@@ -33,7 +33,7 @@ class Package:
 
     @property
     def targets(self) -> dict[str, str]:
-        """Where each file belongs, by its name."""
+        """Return each file's path by its name."""
         return {name: f"{UNIT_DIR}/{name}" for name in self.units} | {
             f"{self.daemon}.sysusers.conf": self.sysusers,
             f"{self.daemon}.tmpfiles.conf": self.tmpfiles,
@@ -78,7 +78,7 @@ def _unit_text(name: str) -> str:
 
 
 def _units() -> Traversable:
-    """In an installed package the units are package data; in a checkout they are beside it."""
+    """Find the units: package data in an installed package, a folder beside the package in a checkout."""
     packaged = resources.files("gpushared") / "data" / "systemd"
     if packaged.is_dir():
         return packaged
@@ -86,7 +86,7 @@ def _units() -> Traversable:
 
 
 def _command(name: str) -> str:
-    """The command beside the Python that runs us, so that a virtual environment stays in use."""
+    """Return the command beside the Python that runs us, so that a virtual environment stays in use."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.is_file() else shutil.which(name)
     if found is None:
@@ -100,7 +100,7 @@ def _command(name: str) -> str:
 
 
 def _write(target: Path, text: str) -> str:
-    """A whole file or none: systemd may read it at any time."""
+    """Write a whole file or none: systemd may read it at any time."""
     part = target.with_name(f".{target.name}.part")
     try:
         if target.is_file() and target.read_text() == text:

@@ -1,4 +1,4 @@
-"""Lines with fields for journald, over its own socket (https://systemd.io/JOURNAL_NATIVE_PROTOCOL/)."""
+"""Send lines with fields to journald's own socket (https://systemd.io/JOURNAL_NATIVE_PROTOCOL/)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ JOURNAL_SOCKET = Path("/run/systemd/journal/socket")
 
 
 class Journald:
-    """A datagram a line, sent at once and never waited for."""
+    """Send each line as one datagram, at once and without any wait."""
 
     def __init__(self, path: Path = JOURNAL_SOCKET) -> None:
         self._path = str(path)
@@ -20,7 +20,7 @@ class Journald:
         self._socket.setblocking(False)
 
     def send(self, fields: Mapping[str, str]) -> bool:
-        """Whether journald has it; not where it is away, or too busy to take more."""
+        """Send a line; return False if journald is away, or too busy to take more."""
         try:
             self._socket.sendto(encoded(fields), self._path)
         except OSError:
@@ -32,7 +32,7 @@ class Journald:
 
 
 def encoded(fields: Mapping[str, str]) -> bytes:
-    """One entry. A value with a line break goes with its length; names are in capitals, as journald wants."""
+    """Encode one entry. A value with a line break gets its length; names are in capitals for journald."""
     return b"".join(_field(name.encode("ascii"), value.encode()) for name, value in fields.items())
 
 
@@ -43,7 +43,7 @@ def _field(name: bytes, value: bytes) -> bytes:
 
 
 def is_logged_to() -> bool:
-    """Whether this process's standard error goes to journald (JOURNAL_STREAM of systemd.exec(5))."""
+    """Return True if standard error goes to journald (JOURNAL_STREAM of systemd.exec(5))."""
     device, _, inode = os.environ.get("JOURNAL_STREAM", "").partition(":")
     try:
         found = os.fstat(2)

@@ -1,4 +1,4 @@
-"""The unary calls as ``POST /gpushare.v1.Service/Call`` with JSON: the Connect protocol's unary form.
+"""Serve unary calls as ``POST /gpushare.v1.Service/Call`` with JSON: the Connect protocol's unary form.
 
 Field names are those of the proto files; 64-bit integers are strings, as protobuf's JSON mapping has it.
 """
@@ -40,14 +40,14 @@ Call = Callable[..., Awaitable[Message]]
 
 @dataclass(frozen=True, slots=True)
 class Unary:
-    """One call: how its request is read, and what answers it."""
+    """Hold one call: the type of its request, and the function that answers it."""
 
     request: type[Message]
     call: Call
 
 
 class JsonApi:
-    """Answers JSON calls by the same functions that answer gRPC."""
+    """Answer JSON calls by the same functions that answer gRPC."""
 
     def __init__(self, calls: Mapping[str, Unary], audit: CallAudit | None = None) -> None:
         self._audit = audit or CallAudit()
@@ -55,12 +55,12 @@ class JsonApi:
         self.add(calls)
 
     def add(self, calls: Mapping[str, Unary]) -> None:
-        """More calls, from now on."""
+        """Add calls, which are served from now on."""
         self._calls |= calls
         self._audit.learn({name: unary.call for name, unary in calls.items()})
 
     async def answer(self, request: WebRequest) -> WebReply:
-        """The answer to one request; errors of the tree become Connect's error form."""
+        """Answer one request; errors of the tree get Connect's form."""
         unary = self._calls.get(request.path.removeprefix("/"))
         if unary is None:
             return _error(404, Code.UNIMPLEMENTED, f"there is no call {request.path[:100]}", "")
@@ -86,12 +86,12 @@ def _parse(body: bytes, unary: Unary) -> Message:
 
 
 def _one_line(text: str) -> str:
-    """What the parser says, without what it quotes of a long body."""
+    """Return the parser's message in one line, without most of its quotation of a long body."""
     return "".join(c if c.isprintable() else " " for c in text[:MAX_PARSER_WORDS])
 
 
 def failure(error: GpushareError) -> WebReply:
-    """An error of the tree in Connect's form."""
+    """Return an error of the tree in Connect's form."""
     return _error(HTTP_STATUS[error.code], error.code, error.message, error.hint)
 
 

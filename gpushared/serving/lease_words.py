@@ -1,4 +1,4 @@
-"""A LeaseRequest of the API as a checked request of the domain."""
+"""Turn a LeaseRequest of the API into a checked request of the domain."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from gpushared.domain.units import LATEST_SECONDS, shown
 MAX_REQUEST_ID = 128
 MAX_IMAGE = 1024
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{1,254}")
-"""As Docker has it."""
+"""Docker allows these names."""
 
 
 def read_lease_request(message: leases_pb2.LeaseRequest, presets: Mapping[str, Ask]) -> Request:
-    """Raises RequestError, NotFound."""
+    """Read and check a request for a lease. Raises RequestError, NotFound."""
     check_request_id(message.request_id)
     request = read_request(_ask(message), presets)
     if message.begin_at:
@@ -28,7 +28,7 @@ def read_lease_request(message: leases_pb2.LeaseRequest, presets: Mapping[str, A
 
 
 def read_container(message: leases_pb2.LeaseRequest) -> tuple[str, str]:
-    """What the container will be called, and its image. Raises RequestError for what no engine would take."""
+    """Return the container's future name and its image. Raises RequestError if no engine would take them."""
     name, image = message.container_name, message.image
     if name and not is_container_name(name):
         raise RequestError(

@@ -1,4 +1,4 @@
-"""The daemon's log on standard error: lines for people and journald, or JSON for collectors."""
+"""Write the daemon's log to standard error: lines for people and journald, or JSON for collectors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpushared.config.model import LogConfig, LogFormat
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """Write one JSON object a line."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -25,7 +25,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_logging(config: LogConfig) -> None:
-    """Once, at the start of the process."""
+    """Set up the log; call this once, at the start of the process."""
     handler = logging.StreamHandler(sys.stderr)
     if config.format is LogFormat.JSON:
         handler.setFormatter(JsonFormatter())

@@ -1,9 +1,9 @@
-"""An event loop that lets the process's threads work however busy it is.
+"""Run an event loop that lets the process's threads work however busy it is.
 
-A loop that has something to do in each pass asks the kernel what is ready without waiting, and so gives
-CPython's lock up for an instant only: a thread that waits for the lock is woken, finds it taken again, and
-sleeps on. Nor does it ask for the lock after the usual 5 ms, for it was woken in between (`take_gil` in
-CPython's Python/ceval_gil.c). Whoever keeps the loop busy would hold up all that others have done by threads.
+A loop that has work in each pass asks the kernel for ready files without waiting, and so gives CPython's lock
+up for an instant only: a thread that waits for the lock is woken, finds it taken again, and sleeps on. Nor
+does the thread ask for the lock after the usual 5 ms, for it was woken in between (`take_gil` in CPython's
+Python/ceval_gil.c). A user that keeps the loop busy would hold up all work of others in threads.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import selectors
 import time
 
 BUSY_SECONDS = 0.002
-"""So long the loop may go without waiting;"""
+"""The loop may go so long without waiting."""
 REST_SECONDS = 0.00005
-"""then it waits this long: a thread of another core needs about half of it to wake up."""
+"""Then the loop waits so long: a thread of another core needs about half of it to wake up."""
 
 
 class PoliteSelector(selectors.EpollSelector):
-    """Waits a little in its `select` where it has not waited for long."""
+    """Wait a little in `select` if the loop has not waited for long."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,5 +38,5 @@ class PoliteSelector(selectors.EpollSelector):
 
 
 def new_polite_loop() -> asyncio.AbstractEventLoop:
-    """For ``asyncio.Runner``."""
+    """Make the loop, for ``asyncio.Runner``."""
     return asyncio.SelectorEventLoop(PoliteSelector())

@@ -1,4 +1,4 @@
-"""The process of a daemon: its files, its signals, its tasks, and what it says before it gives up."""
+"""Run the process of a daemon: its files, its signals, its tasks, and its last message on a failure."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ ConfigT = TypeVar("ConfigT")
 ConfigT_contra = TypeVar("ConfigT_contra", contravariant=True)
 
 OPEN_FILES = 65536
-"""As the service units have it."""
+"""The service units have the same number."""
 
 
 class Running(Protocol[ConfigT_contra]):
-    """What signals ask of a daemon."""
+    """Define the calls that signals make on a daemon."""
 
     async def run(self) -> None: ...
 
@@ -33,7 +33,7 @@ class Running(Protocol[ConfigT_contra]):
     def reload(self, config: ConfigT_contra, /) -> None: ...
 
     def not_reloaded(self, error: GpushareError, /) -> None:
-        """It was asked for, and there is an error in it."""
+        """Note that a reload was asked for, and that the new configuration has an error."""
         ...
 
 
@@ -82,7 +82,7 @@ def complain(program: str, error: GpushareError) -> None:
 
 
 def allow_many_files() -> None:
-    """Each connection is a file or three, and shells allow a thousand of them unless asked for more."""
+    """Raise the limit of open files: a connection takes up to three, and shells allow a thousand."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     if soft < wanted:

@@ -1,4 +1,4 @@
-"""Errors on their way back: from the gRPC status that ``doors.abort`` made of them into the tree."""
+"""Turn the gRPC status that ``doors.abort`` made of an error back into an error of the tree."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NOT_REACHED = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_E
 
 
 def error_of(error: grpc.aio.AioRpcError, who: str) -> GpushareError:
-    """What the other side said; or, where it could not be reached, that ``who`` does not answer."""
+    """Return the other side's error, or, if it could not be reached, that ``who`` does not answer."""
     kind = kind_of_code(error.code().name.lower())
     details = error.details() or error.code().name
     hint = _hint(error)

@@ -1,7 +1,8 @@
-"""The ids that users have in user namespaces of their own: none of them is a user of its own here.
+"""Find the owners of subordinate ids, which users have in their own user namespaces: none is a user here.
 
-``adduser`` gives each user tens of thousands (subuid(5)). A process in a user namespace can be any of them to
-the kernel, and so to whoever asks who connected: its owner would have every limit and quota so many times.
+``adduser`` gives each user tens of thousands of ids (subuid(5)). A process in a user namespace can have any
+of them in the kernel's view, and so in the credentials of a connection: without this check its owner would
+have every limit and quota so many times.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ IDS_END: Final = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class IdRange:
-    """The ids from ``first`` to before ``end`` are ``owner``'s, a name or a uid as the file has it."""
+    """Give the ids from ``first`` to before ``end`` to ``owner``, a name or a uid as the file has it."""
 
     first: int
     end: int
@@ -37,10 +38,10 @@ class IdRange:
 
 
 class SubordinateIds:
-    """What the file says, kept in memory: whoever asks for an id never waits for a disk."""
+    """Keep the file's ranges in memory, so that a look-up of an id never waits for a disk."""
 
     def __init__(self, path: Path | None = SUBUID) -> None:
-        """Reads the file, if there is one. Another ``path``, or none, holds from the next look on."""
+        """Read the file, if there is one. Another ``path``, or none, holds from the next look on."""
         self.path = path
         self._seen: tuple[object, ...] = ()
         self._firsts: list[int] = []
@@ -48,7 +49,7 @@ class SubordinateIds:
         self.look()
 
     def range_of(self, uid: int) -> IdRange | None:
-        """The range in which an id lies, None where it is nobody's subordinate."""
+        """Return the range in which an id lies, None if the id is nobody's subordinate."""
         place = bisect_right(self._firsts, uid) - 1
         if place < 0 or uid >= self._ranges[place].end:
             return None
@@ -56,7 +57,7 @@ class SubordinateIds:
         return None if found.owner == str(uid) else found
 
     def look(self) -> None:
-        """Read the file where it is another than at the last look. What cannot be read changes nothing."""
+        """Read the file if it changed since the last look. A file that cannot be read changes nothing."""
         path = self.path
         try:
             seen = () if path is None else _marks(path)
@@ -77,7 +78,7 @@ class SubordinateIds:
 
 
 def _marks(path: Path) -> tuple[object, ...]:
-    """What tells one state of the file from another; nothing where there is no file."""
+    """Return marks that tell one state of the file from another; nothing if there is no file."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -95,7 +96,7 @@ def _read(path: Path) -> list[str]:
 
 
 def _parsed(lines: Iterable[str]) -> Iterator[IdRange]:
-    """Lines that are none of subuid(5) are passed over, as the system's own tools do."""
+    """Parse the file; lines that do not fit subuid(5) are skipped, as the system's own tools do."""
     for line in lines:
         owner, *numbers = line.strip().split(":")
         if not owner or owner.startswith("#") or len(numbers) != 2:  # noqa: PLR2004 - first, count
@@ -106,7 +107,7 @@ def _parsed(lines: Iterable[str]) -> Iterator[IdRange]:
 
 
 def _apart(ranges: Iterable[IdRange]) -> Iterator[IdRange]:
-    """In order and without overlaps, so that one search finds the range of an id."""
+    """Yield the ranges in order and without overlaps, so that one search finds the range of an id."""
     end = 0
     for each in sorted(ranges, key=lambda one: (one.first, one.end)):
         if each.end > (first := max(each.first, end)):

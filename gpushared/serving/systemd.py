@@ -1,4 +1,4 @@
-"""What a service owes systemd: notifications (sd_notify(3)), the watchdog, and inherited sockets."""
+"""Talk with systemd as a service: notifications (sd_notify(3)), the watchdog, and inherited sockets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ASK_SECONDS = 2.0
 
 
 class Notifier:
-    """Sends notifications where systemd wants them, and does nothing elsewhere."""
+    """Send notifications if systemd wants them, and do nothing elsewhere."""
 
     def __init__(self, address: str | None = None) -> None:
         address = os.environ.get("NOTIFY_SOCKET") if address is None else address
@@ -47,19 +47,19 @@ class Notifier:
 
 
 def watchdog_seconds() -> float | None:
-    """How often systemd wants a sign of life: half of WatchdogSec, None without a watchdog."""
+    """Return the seconds between signs of life to systemd: half of WatchdogSec, None without a watchdog."""
     microseconds = os.environ.get("WATCHDOG_USEC", "")
     for_us = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
     return int(microseconds) / 2e6 if microseconds.isdigit() and for_us else None
 
 
 def is_socket_activated() -> bool:
-    """Whether systemd opened exactly one listening socket for us (sd_listen_fds(3))."""
+    """Return True if systemd opened exactly one listening socket for us (sd_listen_fds(3))."""
     return os.environ.get("LISTEN_PID") == str(os.getpid()) and os.environ.get("LISTEN_FDS") == "1"
 
 
 def passed_socket() -> socket.socket | None:
-    """The socket that systemd opened for us, if it did; to be called once."""
+    """Return the socket that systemd opened for us, if it did; call this only once."""
     if not is_socket_activated():
         return None
     os.set_inheritable(FIRST_PASSED_FD, False)
@@ -67,7 +67,7 @@ def passed_socket() -> socket.socket | None:
 
 
 async def is_machine_going_down() -> bool:
-    """Whether systemd is shutting the machine down, for a reboot too; False where it is not asked in time."""
+    """Return True if systemd shuts the machine down, also for a reboot; False without a timely answer."""
     try:
         process = await asyncio.create_subprocess_exec(
             "systemctl",

@@ -1,4 +1,4 @@
-"""What is wrong now with the parts the daemon needs: said once in the log, shown as long as it lasts."""
+"""Hold the present troubles of the daemon's parts: logged once, shown as long as they last."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ log = logging.getLogger(__name__)
 
 
 class Troubles:
-    """One sentence a part; a part that is well is not in it."""
+    """Hold one sentence a part; a part without trouble has none."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
 
     def raised(self, part: str, text: str) -> None:
-        """The part is in trouble; repeating the same trouble is not logged again."""
+        """Note a part's trouble; the same trouble again is not logged."""
         if self._texts.get(part) != text:
             log.warning("trouble part=%s text=%r", part, text)
         self._texts[part] = text
@@ -24,7 +24,7 @@ class Troubles:
             log.info("recovered part=%s", part)
 
     def of(self, part: str) -> str:
-        """The part's sentence, or an empty text."""
+        """Return the part's sentence, or an empty text."""
         return self._texts.get(part, "")
 
     def by_part(self) -> dict[str, str]:
