@@ -1,9 +1,9 @@
-"""What each node may give of the pool's limits by itself: worked out anew before each pass over the queue.
+"""Work out what each node may give of the pool's limits by itself, anew before each pass over the queue.
 
-A node is told in steps. Each is durable before it is sent, and the next is begun only when the node has said
-that it knows the one before: so what it may go by is one of two known shares, however late messages are. Of a
-node that is not heard the larger one counts, without end: a lease that it gave lasts, whatever it was allowed
-afterwards. Only an administrator's word that the node is off gives that back.
+A node's share changes in steps. Each step is durable before it is sent, and the next step begins only when
+the node has acknowledged the one before. So the node goes by one of two known shares, however late messages
+are. For a silent node the larger share counts, without end: a lease that the node gave lasts, whatever the
+node was allowed afterwards. Only an administrator's word that the node is off gives that share back.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ VALID_BEATS = 12
 
 
 def are_any(policy: Policy, state: PoolState) -> bool:
-    """Whether there is a limit, or was one of which a node still knows."""
+    """Return True if there is a limit, or if a node still knows of a former limit."""
     return state.lends or any(_limits(project) for project in policy.projects.values())
 
 
@@ -82,12 +82,12 @@ def _tell(member: Member, said: Said, draft: PoolDraft) -> None:
 
 
 def is_lent(member: Member) -> bool:
-    """Whether a node may know of something that it may give by itself."""
+    """Return True if a node may know of a share that it may give by itself."""
     return member.told is not None and (member.told.now != Said() or not _knows(member))
 
 
 def _can_be_told(member: Member, state: PoolState) -> bool:
-    """Whether it keeps to allowances, is here, and knows all that it was told before."""
+    """Return True if the node keeps to allowances, is connected, and knows all that it was sent before."""
     return member.connected and member.name in state.reported and _knows(member)
 
 
@@ -118,7 +118,7 @@ def _valid_seconds(draft: PoolDraft) -> float:
 
 
 def books_of(policy: Policy, roll: Roll, users: Mapping[NodeName, Users], state: PoolState) -> Books:
-    """What is held, and may be given, of every limit."""
+    """Return, for every limit, what the nodes hold of it and what they may give."""
     books = {
         (one.name, model): LimitBook(limit)
         for one in policy.projects.values()
@@ -162,7 +162,7 @@ def _enter_node(member: Member, users: Users, books: Books, state: PoolState) ->
 
 
 def _gpus(member: Member, model: str) -> int:
-    """What its GPUs of a model count for, or all of them."""
+    """Return the permille that the node's GPUs of a model count for; an empty model means all GPUs."""
     gpus = member.inventory.gpus if member.inventory is not None else ()
     return WHOLE_PERMILLE * sum(model in ("", gpu.name) for gpu in gpus)
 
@@ -197,7 +197,7 @@ def _enter_unseen(roll: Roll, books: Books, state: PoolState) -> None:
 
 
 def _most_of(request: Request) -> int:
-    """What a request counts for at most, on whatever GPUs."""
+    """Return the most that a request can count for, on whatever GPUs it runs."""
     shares = (request.compute_permille, request.memory_permille)
     known = request.memory_bytes is None and any(share is not None for share in shares)
     each = max(share or 0 for share in shares) if known else WHOLE_PERMILLE
@@ -205,7 +205,7 @@ def _most_of(request: Request) -> int:
 
 
 def _kept(project: Project, model: str, builds: Mapping[Key, int]) -> int:
-    """What is fixed for build work and not held by any, which comes off the limits."""
+    """Return the share that is fixed for build work and that nobody holds: it comes off the limits."""
     models = [model] if model else [name for name, _ in project.quotas()]
     return sum(max(0, project.quota_of(name).fixed - _built(project, name, builds)) for name in models)
 
@@ -222,7 +222,7 @@ def _built(project: Project, model: str, builds: Mapping[Key, int]) -> int:
 
 
 def _users_by_realm(policy: Policy, rules: PoolRules) -> Mapping[str, dict[str, tuple[str, ...]]]:
-    """By realm and principal the projects of everybody who is in one with a limit, in the policy's order."""
+    """Return, by realm and principal, the projects of each member of a limited project, in order."""
     limited = {one.name for one in policy.projects.values() if _limits(one)}
     projects: dict[str, list[str]] = defaultdict(list)
     for project in policy.projects.values():
@@ -246,7 +246,7 @@ def _principals(person: str, rules: PoolRules) -> Iterable[str]:
 
 
 def _users_of(member: Member, by_realm: Mapping[str, Mapping[str, tuple[str, ...]]]) -> Users:
-    """Those for whom a node may speak."""
+    """Return the principals for whom a node may speak, each with their projects."""
     found: dict[str, tuple[str, ...]] = {}
     for realm in sorted({member.name, *member.realms}):
         found |= by_realm.get(realm, {})

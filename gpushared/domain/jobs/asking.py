@@ -1,4 +1,4 @@
-"""What users ask of a coordinator: a job, its end, to hold it, to put it before others."""
+"""Handle the requests of users to a coordinator: submit a job, end it, hold it, put it before others."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ from gpushared.domain.request import MAX_PRIORITY
 from gpushared.domain.units import shown
 
 DEPENDENTS_AT_ONCE = 100
-"""So many jobs that waited for one are looked at in a step."""
+"""A step looks at this many of the jobs that waited for one."""
 NEXT_SECONDS = 0.001
-"""Until the next part of them: others come in between."""
+"""The next part of these jobs waits this long, so that other events come in between."""
 MAX_JOB_BYTES = 128 * 1024
-"""Of what is said of a job at the start. What is told of it later takes no more, and stores take both."""
+"""The first description of a job takes at most this much. Later notes take no more, and stores take both."""
 PART_BYTES = 1200
-"""Of its part on each node."""
+"""Each node's part of a job counts for this much."""
 MAX_NODES = MAX_JOB_BYTES // PART_BYTES
 """All parts of a job are in its one record. What else is said of the job takes some of the room."""
 OWN_ROOM = 200
@@ -112,7 +112,7 @@ def _check_known(job: JobId, by: Owner, draft: PoolDraft) -> None:
 
 
 def enter(job: Job, draft: PoolDraft, *, old: bool) -> None:
-    """What is noted of a job once, before it is first put."""
+    """Note the facts about a new job that are noted once, before the job is first put."""
     state = draft.state
     state.next_sequence = max(state.next_sequence, job.sequence + 1)
     if old:
@@ -161,7 +161,7 @@ def _displace(told: Job, draft: PoolDraft) -> None:
 
 
 def _vouch(job: Job, event: JobSubmitted, draft: PoolDraft) -> None:
-    """Of a job that only a stranger told of, there is its owner's word now. Raises StateConflict."""
+    """Take the owner's word for a job of which only a node had told until now. Raise StateConflict."""
     if job.told_by == HERE:
         return
     if isinstance(job.state, Ended):
@@ -396,10 +396,10 @@ def after_end(awaited: JobId, draft: PoolDraft) -> None:
 
 
 def look_at_dependencies(job: Job, draft: PoolDraft, past: Mapping[JobId, Job] | None = None) -> None:
-    """What is left of what it waits for; one that cannot come any more is its end.
+    """Bring up to date what the job still waits for, and end the job if one of these can no longer come.
 
-    ``past``: jobs that are over and that the state does not know any more. A job of somebody else's counts as
-    one that nobody knows: its end must tell nothing.
+    ``past``: jobs that are over and that the state no longer knows. Another person's job counts as a job that
+    nobody knows: its end must tell nothing.
     """
     if not isinstance(job.state, Queued):
         return
@@ -419,7 +419,10 @@ def look_at_dependencies(job: Job, draft: PoolDraft, past: Mapping[JobId, Job] |
 
 
 def _awaited(job: Job, after: After, draft: PoolDraft) -> bool:
-    """Whether it is still to come; one that nobody knows is not, unless it may still be told of."""
+    """Return True if the awaited job is still to come.
+
+    An unknown job is not, unless a node may still tell of it.
+    """
     state = draft.state
     if _own(job, state.jobs.get(after.job)) is not None:
         return True
@@ -434,7 +437,7 @@ def _own(job: Job, awaited: Job | None) -> Job | None:
 
 
 def _failed(job: Job | None) -> str:
-    """How a job that is over did not succeed; empty where it did, or is not over."""
+    """Say how a finished job failed; return "" if it succeeded or is not over."""
     state: JobState | None = None if job is None else job.state
     if not isinstance(state, Ended) or isinstance(state.outcome, Succeeded):
         return ""

@@ -36,13 +36,16 @@ class Attempt:
     cancelled_by: str = ""
     started_at: float | None = None
     boot_id: str = ""
-    """In which boot of the machine its container was last seen to begin."""
+    """The machine was in this boot when the container was last seen to begin."""
     placed_in: str = ""
-    """In which boot of the machine the order to run it came."""
+    """The machine was in this boot when the order to run the attempt came."""
     guarded: bool = False
     """Its container runs only with a guard that ends it for want of contact without the daemon, too."""
 
     @property
     def is_fenced(self) -> bool:
-        """Whether it is ended for want of contact; nobody loses sight of the node's own."""
+        """Return True if the attempt is ended for want of contact.
+
+        The node's own attempts never lose contact.
+        """
         return bool(self.coordinator) and self.spec is not None and self.spec.stop_after_seconds is not None

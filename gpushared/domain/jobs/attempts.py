@@ -1,9 +1,9 @@
-"""What a node answers to its coordinator's orders: out of its book of attempts, which is written first.
+"""Answer a coordinator's orders from the node's book of attempts, which is written before the answer is sent.
 
-An answer is the record, so that an order that comes twice, or late, is answered as it was before. What was
-asked about or cancelled before it was seen is refused for ever: a *tombstone*. An order of an epoch below
-the highest that was seen is not taken, because whoever gave it does not lead any more; its question is
-answered, which harms nobody.
+An answer is the record, so an order that comes twice, or late, gets the same answer as before. An attempt
+that was asked about or cancelled before the node saw it is refused for ever: a *tombstone*. The node does not
+take an order of an epoch below the highest one seen, because its sender no longer leads. The node does answer
+a query of such an epoch, which harms nobody.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from gpushared.domain.request import Caller
 from gpushared.domain.shelf import Shelf
 
 FINAL_KEPT_SECONDS = 30 * 24 * 3600.0
-"""So long is a final record kept at least; longer than an order may be under way."""
+"""A final record is kept at least this long, which is longer than an order may be under way."""
 SPEC_BYTES = 256 * 1024
-"""So much of the specs of attempts that are over is told to a coordinator that may have forgotten them."""
+"""A coordinator that may have forgotten finished attempts is sent this much of their specs."""
 SPEC_REST_BYTES = 2048
-"""What a spec has besides its body, about."""
+"""A spec has about this many bytes besides its body."""
 NEVER_SEEN = Ending(EndKind.LOST, "the node never saw the order to run it")
 CANCELLED_UNSEEN = Ending(EndKind.CANCELLED, "it was cancelled before the node saw it")
 
@@ -48,7 +48,7 @@ class Attempts:
 
     records: Shelf[AttemptKey, Attempt] = field(default_factory=Shelf)
     live: Mapping[AttemptKey, Attempt] = field(default_factory=dict)
-    """Those of ``records`` that are not final."""
+    """The records that are not final."""
     epoch: int = 0
     next_revision: int = 1
     coordinator: str = ""
@@ -58,7 +58,7 @@ class Attempts:
 
 
 class Todo(StrEnum):
-    """What the node has to do about an order, in the same transaction as its record."""
+    """Name the node's work for an order, done in the same transaction as the order's record."""
 
     NOTHING = "nothing"
     PREPARE = "prepare"
@@ -100,10 +100,11 @@ def take(
     *,
     boot_id: str = "",
 ) -> Taken:
-    """What becomes of an order.
+    """Return the outcome of an order: the new book and the answer.
 
-    ``account``: as whom a ``Place`` would run here. ``refusal``: why this node does not take it whatever is
-    free, such as an owner who has no account here. ``boot_id``: this boot of the machine.
+    ``account``: the local account as which a ``Place`` would run here. ``refusal``: the reason why this node
+    does not take the order whatever is free, such as an owner who has no account here. ``boot_id``: this boot
+    of the machine.
     """
     if order.epoch < book.epoch and not isinstance(order, Query):
         return Taken(book, StaleEpoch(order.key, book.epoch), attempt=book.get(order.key))
@@ -160,7 +161,7 @@ def changed(
 
 
 def report_of(attempt: Attempt, *, with_spec: bool = False) -> Report:
-    """What is told of a record; ``with_spec`` all that a coordinator without memory needs."""
+    """Return the report on a record; ``with_spec`` adds all that a coordinator without memory needs."""
     return Report(
         key=attempt.key,
         state=attempt.state,
@@ -177,11 +178,12 @@ def report_of(attempt: Attempt, *, with_spec: bool = False) -> Report:
 
 
 def reports(book: Attempts, spec_bytes: int = SPEC_BYTES) -> tuple[Report, ...]:
-    """What a node says of its attempts when it meets a coordinator: of all, the oldest change first.
+    """Return the reports on all attempts for the node's hello to a coordinator, the oldest change first.
 
-    A coordinator that lost its memory goes on with what is under way by its spec. What is over must only be
-    known to be so: the newest of it come with their specs too, up to so many bytes, so that the jobs of the
-    last hours are shown again; a month of them would keep both sides busy for as long as they say it.
+    A coordinator that lost its memory goes on with live attempts by their specs. Of a finished attempt it
+    must know only that the attempt is over. The newest of these come with their specs too, up to
+    ``spec_bytes``, so that the jobs of the last hours are shown again. The specs of a whole month would keep
+    both sides busy for as long as the node sends them.
     """
     records = sorted(book.records.values(), key=lambda record: record.revision)
     with_spec, left = set(book.live), spec_bytes

@@ -20,23 +20,24 @@ class ClaimRefused(StateConflict):
 
 
 def is_outranked(event: NodeHello, state: PoolState) -> bool:
-    """Whether orders of this epoch, or of one above it, may be under way that are not ours.
+    """Return True if another coordinator's orders of this epoch, or of a higher one, may be under way.
 
-    An old store counts its epochs from an old one: a node that we have not met may know ours already.
+    An old store counts its epochs from an old one, so a node that we have not met may know our epoch already.
     """
     met = event.node in state.reported
     return event.seen_epoch > state.epoch or (not met and event.seen_epoch == state.epoch)
 
 
 def has_seen_more(event: NodeHello, state: PoolState) -> bool:
-    """Whether it knows of a change of this pool that we do not know of."""
+    """Return True if the node knows of a change of this pool that we do not know of."""
     return is_outranked(event, state) or event.seen_revision > state.revision > 0
 
 
 def is_news(event: NodeHello, member: Member, state: PoolState) -> bool:
-    """Whether it is a reason to ask all nodes anew.
+    """Return True if the node's hello is a reason to ask all nodes anew.
 
-    Raises ClaimRefused where nothing can be said to the node before all have been asked, and it had its word.
+    Raise ClaimRefused if the node has already used its one claim, and no order may be sent to it before all
+    nodes have been asked.
     """
     if not has_seen_more(event, state) or member.excused:
         return False
@@ -56,7 +57,7 @@ def refused(node: NodeName) -> ClaimRefused:
 
 
 def told(node: NodeName) -> str:
-    """What administrators are to know of a node whose word counted."""
+    """Return the sentence that tells administrators of a node whose claim was believed."""
     return (
         f"node {node} said that it has seen more of this pool than the coordinator remembers, so all nodes "
         "were asked anew; it is not believed again before a restart. If no old copy was put back and no "

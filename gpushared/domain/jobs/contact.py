@@ -1,4 +1,4 @@
-"""What a node remembers of a coordinator besides its orders."""
+"""Define what a node remembers of a coordinator besides its orders."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ from gpushared.domain.policy.standing import Standing, usage_of
 from gpushared.domain.shelf import Shelf
 
 ALARMS_AT_ONCE = 200
-"""So many are looked at in a step; the others are due at once in the next."""
+"""A step looks at this many alarms; the others are due at once in the next step."""
 
 
 def handle(state: PoolState, event: m.PoolEvent, now: float) -> PoolStep:
@@ -145,7 +145,7 @@ def _index(state: PoolState, live: list[Job]) -> None:
 
 
 def _look_after(draft: PoolDraft) -> None:
-    """What is to be looked at later because of what was so when the coordinator ended."""
+    """Set the alarms that the state calls for after the coordinator's start."""
     state = draft.state
     for awaited in state.dependents:
         if awaited not in state.jobs:

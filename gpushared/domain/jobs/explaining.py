@@ -1,4 +1,4 @@
-"""Why there is no room for a job in the pool: of how many GPUs, and what stands against each."""
+"""Explain why the pool has no room for a job: how many GPUs are in question, and what stands against each."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """What is missing: a code for programs, a sentence for people, and what helps.
+    """Describe a lack: a code for programs, a sentence for people, and a hint that helps.
 
-    ``refused``: there are nodes that could take it, and each of them will not have it. ``hopeless``: so it
-    is, or no node could ever take it; not while there are nodes of which nobody knows what they have.
+    ``refused``: some nodes could take the job, and each of them refuses it. ``hopeless``: all of them refuse
+    the job, or no node could ever take it. A lack is not hopeless while the GPUs of some node are unknown.
     """
 
     reason: Reason
@@ -48,7 +48,7 @@ _WORDS = {
 
 
 def lack_of_room(job: Job, state: PoolState, now: float) -> Lack:
-    """Of a job that waits; what the last pass said of it is not looked at."""
+    """Explain what a waiting job lacks, without a look at the last pass's verdict."""
     members = [one for one in state.members.values() if one.forgotten_at is None]
     if not members:
         return Lack(
@@ -89,7 +89,7 @@ Hosts = Mapping[str, Sequence[Room]]
 
 
 def _rooms(job: Job, state: PoolState, now: float) -> tuple[Request, Hosts]:
-    """What one node is to have for it, and the rooms of the nodes that it may go to."""
+    """Return the request for one node of the job, and the free rooms of the nodes that the job may go to."""
     places = (state.ground or Ground()).drawn(state, state.policy, now)
     request = replace(in_full(job.spec.request, places.models()), near=(), away_from=())
     if job.spec.span:
@@ -146,7 +146,7 @@ def _only_away(job: Job, away_ones: Sequence[Member], state: PoolState, now: flo
 
 
 def _said_of(away_ones: Sequence[Member], state: PoolState, now: float) -> str:
-    """Why each of some nodes takes no work."""
+    """Say why each of some nodes takes no work."""
     said = [f"node {one.name} {_away(one, state, now)}" for one in away_ones[:NAMED]]
     more = f", and {len(away_ones) - NAMED} more" if len(away_ones) > NAMED else ""
     return f"{'; '.join(said)}{more}"
@@ -166,7 +166,7 @@ def _sentence(
 
 
 def _words(request: Request) -> str:
-    """What it asks for, with the models that alone will do."""
+    """Describe the request, with the only models that will do."""
     models = " or ".join(shown(model) for model in request.models)
     return f"{describe(request)} of model {models}" if models else describe(request)
 
@@ -178,7 +178,7 @@ def _needs(job: Job) -> str:
 
 
 def _away(member: Member, state: PoolState, now: float) -> str:
-    """Why a node takes no work, as what follows its name; empty where it does."""
+    """Return why a node takes no work, as words to follow its name; return "" if the node takes work."""
     if member.forgotten_at is not None:
         return "was said to be off"
     match presence(member, state, now):
@@ -193,7 +193,7 @@ def _away(member: Member, state: PoolState, now: float) -> str:
 
 
 def _hint(*members: Member) -> str:
-    """What to do about the first one that was not drained."""
+    """Return the hint for the first member that nobody drained, or else for the first drained one."""
     lost = next((one for one in members if not one.drained_by), None)
     if lost is not None:
         return f"if it is off for good: gpushare node forget {lost.name} --is-off"

@@ -1,4 +1,4 @@
-"""How a job goes on when a part of its attempt does: what its nodes report, and what becomes of it."""
+"""Carry a job on when a part of its attempt reports: apply the report and decide what becomes of the job."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ from gpushared.domain.units import format_duration
 
 NAMED = 3
 MAX_REFUSERS = 16
-"""A job that so many nodes will not have is had by nobody."""
+"""The job fails after this many nodes have refused it."""
 MOST_DOUBLINGS = 4
-"""So often the rest of a node that goes on refusing by the same words is doubled."""
+"""The pause of a node that goes on refusing by the same words is doubled at most this many times."""
 _GOES = {AttemptState.RUNNING, AttemptState.PAUSED}
 
 
 class Fate(StrEnum):
-    """What the end of an attempt is for its job."""
+    """Name the meaning of an attempt's end for its job."""
 
     DONE = "done"
     AGAIN = "again"
-    """It was none of its own doing: it may run again, and that counts for nothing."""
+    """The end was not the job's own doing: the job may run again, and the end does not count as a failure."""
     FAILED = "failed"
     CANCELLED = "cancelled"
 
@@ -288,12 +288,12 @@ def _refused_by_all(job: Job, last: Ending) -> JobFailed:
 
 
 def _passes(job: Job, ending: Ending, draft: PoolDraft) -> bool:
-    """Whether it could not begin for something that may be over soon, and is tried again for that."""
+    """Return True if the attempt could not begin for a passing reason and the job is tried again for that."""
     return ending.passing and job.troubles < draft.rules.troubles_borne and not job.spec.immediate
 
 
 def _try_later(job: Job, ending: Ending, draft: PoolDraft) -> None:
-    """It did not even begin, which counts as no failure of its own."""
+    """Try the job later: its attempt did not even begin, which does not count as the job's own failure."""
     rules, troubles = draft.rules, job.troubles + 1
     wait = min(rules.trouble_most_seconds, rules.retry_seconds * 2.0 ** (troubles - 1))
     again = f"tried again in {format_duration(max(1, round(wait)))} ({troubles} of {rules.troubles_borne})"
@@ -301,7 +301,7 @@ def _try_later(job: Job, ending: Ending, draft: PoolDraft) -> None:
 
 
 def _ending_of_all(state: Cancelling) -> Ending:
-    """What ended an attempt on several nodes, with the names of all that said the same."""
+    """Return the ending of an attempt on several nodes, and name all nodes that gave the same reason."""
     ending = state.ending or Ending(EndKind.FAILED, state.by)
     nodes = [part.node for part in state.parts if part.ending is not None and _alike(part.ending, ending)]
     return _named(ending, nodes)
@@ -314,7 +314,7 @@ def _alike(one: Ending, other: Ending) -> bool:
 
 
 def _named(ending: Ending, nodes: Sequence[NodeName]) -> Ending:
-    """What could not be begun, with where."""
+    """Add the nodes' names to the reason of an attempt that could not begin."""
     if ending.kind is not EndKind.FAILED or not nodes or HERE in nodes:
         return ending
     more = f" and {len(nodes) - NAMED} more" if len(nodes) > NAMED else ""
@@ -323,7 +323,7 @@ def _named(ending: Ending, nodes: Sequence[NodeName]) -> Ending:
 
 
 def _fail(job: Job, ending: Ending, draft: PoolDraft) -> None:
-    """It failed by itself: run it again, or that was it."""
+    """Count a failure of the job's own: run the job again, or end it if no retry is left."""
     said = _said(ending)
     failures = job.failures + 1
     if failures > job.spec.retries or job.spec.interactive:
@@ -343,7 +343,7 @@ def requeue(job: Job, text: str, draft: PoolDraft, *, wait_seconds: float = 0.0)
 
 
 def end(job: Job, outcome: JobOutcome, text: str, draft: PoolDraft) -> None:
-    """It is over, for good."""
+    """End the job for good with this outcome."""
     parts = job.parts
     draft.put(replace(job, state=Ended(draft.now, outcome, parts)).note(draft.now, text))
 
@@ -358,7 +358,7 @@ def _ending(part: Part) -> Ending:
 
 
 def _fate(part: Part) -> Fate:
-    """What a part's end means. A refusal is an end before the beginning."""
+    """Return the meaning of a part's end for its job. A refusal is an end before the beginning."""
     ending = _ending(part)
     if ending.kind is EndKind.EXITED:
         return Fate.DONE if ending.exit_code == 0 else Fate.FAILED
@@ -368,19 +368,19 @@ def _fate(part: Part) -> Fate:
 
 
 def _comes_back(job: Job, part: Part) -> bool:
-    """Whether it is run again after something that was none of its own doing."""
+    """Return True if the job runs again after an end that was not its own doing."""
     if part.state is AttemptState.REFUSED:
         return not _will_not_have_it(part)
     return job.spec.requeue and not job.spec.interactive
 
 
 def _will_not_have_it(part: Part) -> bool:
-    """Whether its node refuses it whatever is free there."""
+    """Return True if the part's node refuses the job whatever is free there."""
     return part.state is AttemptState.REFUSED and _ending(part).kind is EndKind.FAILED
 
 
 def _nobody_left(job: Job, draft: PoolDraft) -> bool:
-    """Whether fewer members are left that might have it than it needs."""
+    """Return True if fewer members are left that might take the job than the job needs."""
     if job.spec.target in job.refused_by or len(job.refused_by) >= MAX_REFUSERS:
         return True
     members = draft.state.members.values()

@@ -65,7 +65,7 @@ def _order(job: Job, policy: Policy) -> tuple[int, int]:
 
 
 def _over_limit(job: Job, ledger: Ledger, places: GroundPlaces) -> Verdict | None:
-    """Whether its project may hold no so much more."""
+    """Return the verdict that the project's limit forbids the gang, or None if some model has room."""
     request, times = in_full(job.spec.request, places.models()), job.spec.nodes
     models = [gpu for gpu in places.models().values() if not request.models or gpu.name in request.models]
     for gpu in models:
@@ -108,7 +108,10 @@ def _lack(job: Job) -> str:
 
 
 def _on_each(job: Job, places: GroundPlaces) -> list[Share]:
-    """So many different nodes, each with all that is asked for; none where they are too few."""
+    """Return shares on as many different nodes as asked for, each with the whole request.
+
+    None if too few fit.
+    """
     request = marked(job.spec.request, job.spec.target, job.refused_by)
     used: frozenset[GpuId] = places.kept
     found: list[Share] = []
@@ -123,7 +126,7 @@ def _on_each(job: Job, places: GroundPlaces) -> list[Share]:
 
 
 def _spread(job: Job, places: GroundPlaces) -> list[Share]:
-    """As few nodes as have the GPUs together; the last of them the one that fits its part best."""
+    """Spread the GPUs over as few nodes as possible; the last is the node that its part fits best."""
     wanted = job.spec.request.gpu_count
     left, used, found = wanted, places.kept, list[Share]()
     for count, node in _capable(job, places):

@@ -37,18 +37,18 @@ NODE_MARK = "@"
 
 Taken = tuple[Request, tuple[Grant, ...]]
 Wanted = dict[LeaseId, tuple[Held, Taken]]
-"""Who is to be counted in on a node, and what is to be booked for them."""
+"""The leases to count in on a node, each with the request and grants to book for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What a node's part of the picture was drawn of."""
+    """Hold the facts from which a node's part of the picture was drawn."""
 
     member: Member
     inventory: Inventory
     jobs: object
     away: str
-    """Why nothing may go there; empty where it may."""
+    """The reason why no job may go to the node; empty if jobs may."""
 
     @property
     def free(self) -> Free:
@@ -65,7 +65,7 @@ class _Facts:
         )
 
     def same_ground(self, other: _Facts | None) -> bool:
-        """Whether only who is on its GPUs has changed."""
+        """Return True if at most the holders of the node's GPUs have changed."""
         return (
             other is not None
             and self.inventory is other.inventory
@@ -80,7 +80,7 @@ class Ground:
 
     def __init__(self) -> None:
         self.candidates: dict[JobId, tuple[Job, Candidate]] = {}
-        """Those of the last pass, for the next; they depend on what models and what policy there are."""
+        """The candidates of the last pass, kept for the next; they depend on the models and on the policy."""
         self._fleet = Fleet(())
         self._policy: Policy | None = None
         self._rules: PoolRules | None = None
@@ -90,7 +90,7 @@ class Ground:
         self._rests_on: object = None
         self._drawn_at = NEVER
         self._silent_at = -NEVER
-        """Before then, time alone makes no node one that takes no work."""
+        """Until this time, the passing of time alone does not stop a node from taking work."""
         self._facts: dict[NodeName, _Facts] = {}
         self._touched: set[NodeName] = set()
         """Nodes on which something was booked since, which may never come true."""
@@ -150,7 +150,7 @@ class Ground:
         return _Facts(member, member.inventory, state.by_node.get(name), away)
 
     def _is_another_pool(self, news: Mapping[NodeName, _Facts | None]) -> bool:
-        """Whether nodes came or went, or have other GPUs."""
+        """Return True if nodes came or went, or have other GPUs."""
         for name, fact in news.items():
             before = self._facts.get(name)
             if fact is None or before is None:
@@ -376,9 +376,9 @@ def _resting(state: PoolState, now: float, gpus: Mapping[str, tuple[GpuId, ...]]
 
 
 def _is_contradictory(taken: Mapping[LeaseId, Taken]) -> bool:
-    """Whether somebody who has a GPU alone shares it, by what was told at different times.
+    """Return True if the holdings, told at different times, show a GPU shared that one lease has alone.
 
-    A room that one of those has left does not know of the others any more.
+    If one of these leases has left a room, that room does not know of the other leases any more.
     """
     alone = {grant.gpu for request, grants in taken.values() if request.wants_whole_gpus for grant in grants}
     holders = Counter(grant.gpu for _, grants in taken.values() for grant in grants) if alone else Counter()
@@ -386,7 +386,7 @@ def _is_contradictory(taken: Mapping[LeaseId, Taken]) -> bool:
 
 
 def _ground_rules(state: PoolState) -> object:
-    """What decides, besides a member's own facts, whether it takes work."""
+    """Return the facts besides a member's own that decide if the member takes work."""
     rules = state.rules
     return (
         state.reported,

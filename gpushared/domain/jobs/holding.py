@@ -1,4 +1,4 @@
-"""Who holds something on a node: as the node tells, and as was placed there and is not told of yet."""
+"""List the holders of GPUs on a node: the reported ones, and those placed there but not reported yet."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ class Held:
         return self.holder.lease.id
 
     def is_still(self, source: Job | Holding, grants: tuple[Grant, ...], project: str) -> bool:
-        """Whether the same would be made of this; a node tells of the same with other objects each time."""
+        """Return True if the same entry would be made again.
+
+        A node tells of the same with other objects each time.
+        """
         same = source is self.source or (isinstance(source, Holding) and source == self.source)
         return same and grants == self.holder.lease.grants and project == self.holder.project
 
@@ -78,7 +81,7 @@ def _on(gpus: frozenset[GpuId], grants: tuple[Grant, ...]) -> tuple[Grant, ...]:
 
 
 def _asked_for(grants: tuple[Grant, ...], request: Request) -> tuple[Grant, ...]:
-    """Of what a node tells of a part each GPU once, and no more of them than were asked for."""
+    """Return each GPU of a node's report on a part once, and no more GPUs than were asked for."""
     most = len(request.gpus) or max(request.gpu_count, request.max_gpu_count or 0)
     once = {grant.gpu: grant for grant in reversed(grants)}
     if len(once) == len(grants) <= most:
@@ -87,12 +90,12 @@ def _asked_for(grants: tuple[Grant, ...], request: Request) -> tuple[Grant, ...]
 
 
 def part_id(job: Job, part: Part) -> LeaseId:
-    """By what name a part is booked here."""
+    """Return the name under which the coordinator books a part."""
     return LeaseId(job.id if part.rank == 0 else f"{job.id}#{part.rank}")
 
 
 def _is_known(holding: Holding, name: NodeName, state: PoolState) -> bool:
-    """Whether it is an attempt of ours: one that is there, or one that is over already."""
+    """Return True if the holding is an attempt of ours, live or already over."""
     if holding.attempt is None:
         return False
     job = state.jobs.get(holding.attempt.job)

@@ -1,4 +1,4 @@
-"""What an attempt goes by; leases name it, so it stands apart from what names leases."""
+"""Define an attempt's key. Leases name it, so it stands apart from the modules that name leases."""
 
 from __future__ import annotations
 

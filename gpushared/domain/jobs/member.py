@@ -14,7 +14,7 @@ from gpushared.domain.policy.allowance import Share, Want
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What a node has and can. ``address``: where containers of a gang reach each other."""
+    """Hold a node's equipment and abilities. ``address``: containers of a gang reach each other there."""
 
     gpus: tuple[Gpu, ...]
     cpu_milli: int = 0
@@ -49,9 +49,9 @@ class Allowed:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """What a node says of its GPUs with a beat. ``waiting``: requests in its own queue.
+    """Hold a node's report on its GPUs in a beat. ``waiting``: requests in the node's own queue.
 
-    ``allowed`` is None of a node that keeps to no allowance.
+    ``allowed`` is None for a node that keeps to no allowance.
     """
 
     holdings: tuple[Holding, ...] = ()
@@ -63,9 +63,9 @@ class Free:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a node was told. ``users``: by principal of its realms the projects that they are in.
+    """Hold the allowance sent to a node. ``users``: the projects of each principal of the node's realms.
 
-    ``valid_seconds``: so long it goes by that without contact; 0 = without end.
+    ``valid_seconds``: the node goes by the allowance for this long without contact; 0 = without end.
     """
 
     shares: tuple[Share, ...] = ()
@@ -83,7 +83,7 @@ class Told:
 
 
 class Presence(StrEnum):
-    """What the coordinator knows of a node. Only words for people: nothing is decided by silence."""
+    """Name the coordinator's knowledge of a node. The names are for people: silence decides nothing."""
 
     NEVER = "never-seen"
     """Enrolled, but not heard of since this coordinator started."""
@@ -112,14 +112,15 @@ class Member:
     heard_at: float | None = None
     silent_since: float | None = None
     refusals: int = 0
-    """How many places it refused one after the other."""
+    """The node has refused this many places, one after the other."""
     queue_since: float | None = None
     """Since when it has said without a break that requests wait in its own queue; None = none do."""
     forgotten_at: float | None = None
     excused: bool = False
-    """A recovery goes on without its report, which may tell of attempts of which nothing is known."""
+    """A recovery goes on without this node's report, which may tell of attempts that nobody else knows."""
     told: Told | None = None
-    """What it may give by itself; outlives the coordinator, because the node goes by it meanwhile."""
+    """The node may give this much by itself. The record outlives the coordinator, as the node still goes
+    by it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What happens to a coordinator (events), and what its daemon is to do about it (instructions)."""
+"""Define a coordinator's events, and the instructions to its daemon that follow from them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class NodeHello:
 
 @dataclass(frozen=True, slots=True)
 class NodeBeat:
-    """It lives. ``inventory`` and ``free`` None = as before."""
+    """Tell that the node lives. ``inventory`` and ``free`` are None if they are as before."""
 
     node: NodeName
     inventory: Inventory | None = None

@@ -16,11 +16,11 @@ HERE = NodeName("")
 """The node itself, in its own book of jobs."""
 
 STORY_KEPT = 50
-"""So many newest entries are kept of a job's story."""
+"""A job's story keeps this many of its newest entries."""
 AFTER_BYTES = 100
-"""Of each job that a job waits for, in its spec and in what is left of that."""
+"""Each awaited job takes this much, in the spec and in the list of the jobs still awaited."""
 NAME_BYTES = 64
-"""Of each name in a list, in memory, besides its characters."""
+"""Each name in a list takes this much memory besides its characters."""
 MAX_TEXT = 400
 """Characters of what is told of a job. Docker's own messages quote whole command lines."""
 
@@ -39,7 +39,7 @@ class Pull(StrEnum):
 
 
 class AfterKind(StrEnum):
-    """How a job must have ended before another may start."""
+    """Name the end that a job must have had before another may start."""
 
     ANY = "any"
     OK = "ok"
@@ -53,9 +53,10 @@ class After:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who a job runs for. ``principal``: ``ada@lab``, the name in the realm that vouches for it.
+    """Name the person for whom a job runs.
 
-    ``person``: who that is in the pool, for quotas and for ownership. ``admin``: may see and end all jobs.
+    ``principal``: ``ada@lab``, the name in the realm that vouches for the person. ``person``: the person's
+    name in the pool, for quotas and ownership. ``admin``: the owner may see and end all jobs.
     """
 
     principal: str
@@ -78,10 +79,10 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What is to run. Immutable: what is decided about it later stands in the job.
+    """Describe the work of a job. The spec is immutable: later decisions about the work stand in the job.
 
-    ``body``: the JSON body of a captured ``POST /containers/create``; empty for an ``interactive`` job, whose
-    container is created through the gate of the node by whoever asked. ``platform`` is docker's.
+    ``body``: the JSON body of a captured ``POST /containers/create``. It is empty for an ``interactive`` job,
+    whose client creates the container through the node's gate. ``platform`` is docker's.
     """
 
     request: Request
@@ -95,15 +96,15 @@ class JobSpec:
     immediate: bool = False
     """Refuse rather than wait."""
     target: NodeName = HERE
-    """Only this node will do; empty for any."""
+    """Only this node will do; empty allows any node."""
     nodes: int = 1
-    """So many nodes at once, each with ``request``: a gang."""
+    """The job runs on this many nodes at once, each with ``request``: a gang."""
     span: bool = False
     """The GPUs of ``request`` may be spread over several nodes, as few as possible."""
     retries: int = 0
-    """How often it is run again after it failed by itself."""
+    """The job is run again this many times after failures of its own."""
     requeue: bool = True
-    """Whether it is run again after its node was lost, or it had to give way."""
+    """The job is run again after its node was lost, or after it had to give way."""
     stop_after_seconds: int | None = None
     """Its node stops it when it has not heard from the coordinator for so long; None = it is kept."""
     after: tuple[After, ...] = ()
@@ -140,7 +141,7 @@ class Succeeded:
 
 @dataclass(frozen=True, slots=True)
 class JobFailed:
-    """It failed, and no attempt is left. ``exit_code`` None where there was none."""
+    """Tell that the job failed and no attempt is left. ``exit_code`` is None if there was none."""
 
     reason: str
     exit_code: int | None = None
@@ -159,14 +160,14 @@ JobOutcome = Succeeded | JobFailed | Cancelled
 
 
 class AttemptState(StrEnum):
-    """What a node says of its part of an attempt. ``ENDED`` and ``REFUSED`` are final."""
+    """Name the state of an attempt's part on its node. ``ENDED`` and ``REFUSED`` are final."""
 
     PREPARING = "preparing"
-    """The image is being pulled; nothing is leased yet."""
+    """The node pulls the image; nothing is leased yet."""
     WAITING = "waiting"
-    """It is in the node's own queue (only where a place was asked for with ``wait``)."""
+    """The part is in the node's own queue (only if the place was asked for with ``wait``)."""
     RESERVED = "reserved"
-    """It has its lease, and no container yet."""
+    """The part has its lease, and no container yet."""
     RUNNING = "running"
     PAUSED = "paused"
     """Its container exists but does not run: paused, suspended, or stopped for others and to come back."""
@@ -179,38 +180,42 @@ class AttemptState(StrEnum):
 
 
 class EndKind(StrEnum):
-    """How an attempt ended, as far as it matters to what becomes of the job."""
+    """Name an attempt's kind of end, as far as it matters to what becomes of the job."""
 
     EXITED = "exited"
-    """By itself; the exit code says how."""
+    """The container ended by itself; the exit code says how."""
     CANCELLED = "cancelled"
     """Because the coordinator said so."""
     STOPPED = "stopped"
     """Somebody stopped it on the node."""
     EXPIRED = "expired"
     PREEMPTED = "preempted"
-    """It gave way, and its node does not bring it back."""
+    """The attempt gave way, and its node does not bring it back."""
     FENCED = "fenced"
     """Its node had not heard from the coordinator for too long."""
     LOST = "lost"
-    """Its node went down, or lost its container."""
+    """The node went down, or lost the container."""
     FAILED = "failed"
-    """It could not be started, or broke a rule; ``reason`` says which. A node that refuses with this will not
-    have it, whatever is free there."""
+    """The attempt could not be started, or broke a rule; ``reason`` says which. A node that refuses with
+    this kind will not take the job, whatever is free there."""
     NO_ROOM = "no-room"
     """Refused because there was no room for it at that moment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How an attempt ended on a node. ``refused`` attempts have one too: a reason without an exit code."""
+    """Describe an attempt's end on a node.
+
+    ``refused`` attempts have one too: a reason without an exit code.
+    """
 
     kind: EndKind
     reason: str = ""
     exit_code: int | None = None
     hint: str = ""
     passing: bool = False
-    """It could not begin for something that may be over soon, such as a registry that does not answer."""
+    """The attempt could not begin for a reason that may pass soon, such as a registry that does not
+    answer."""
 
     def cut_short(self) -> Ending:
         """The ending with texts that can always be written down."""
@@ -235,9 +240,9 @@ class Part:
     ending: Ending | None = None
     revision: int = 0
     address: str = ""
-    """Where the others of a gang reach it."""
+    """The other parts of a gang reach this part here."""
     port: int = 0
-    """Of a gang's first part: where they all meet."""
+    """All parts of a gang meet at this port of the gang's first part."""
     started_at: float | None = None
     """When its container began, by its node's clock, yet not before the job came nor after it was heard."""
     ended_at: float | None = None
@@ -250,7 +255,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """It waits. ``not_before``: after a failure it is not tried again at once."""
+    """Tell that the job waits. ``not_before``: after a failure the job is not tried again at once."""
 
     since: float
     not_before: float = 0.0
@@ -277,7 +282,7 @@ class Running:
 
 
 class Then(StrEnum):
-    """What becomes of a job whose attempt is being taken down."""
+    """Name what becomes of a job whose attempt is being taken down."""
 
     CANCEL = "cancel"
     REQUEUE = "requeue"
@@ -294,7 +299,7 @@ class Cancelling:
     then: Then
     by: str = ""
     ending: Ending | None = None
-    """What made the rest be taken down, where one part of a gang failed."""
+    """The failed part of a gang ended like this, so the other parts are taken down."""
     grace_seconds: int = 10
 
 
@@ -303,7 +308,7 @@ class Ended:
     at: float
     outcome: JobOutcome
     parts: tuple[Part, ...] = ()
-    """Of the last attempt, so that its logs are found."""
+    """The parts of the last attempt, kept so that its logs are found."""
 
 
 JobState = Queued | Placing | Running | Cancelling | Ended
@@ -311,7 +316,7 @@ JobState = Queued | Placing | Running | Cancelling | Ended
 
 @dataclass(frozen=True, slots=True)
 class TryPart:
-    """Where a part of an attempt ran, and how it ended there."""
+    """Record the node on which a part of an attempt ran, and the part's end there."""
 
     node: NodeName
     lease: LeaseId | None = None
@@ -351,15 +356,15 @@ class Job:
     attempts: int = 0
     failures: int = 0
     troubles: int = 0
-    """How often in a row it could not begin for something that passes."""
+    """The job could not begin for a passing reason this many times in a row."""
     held_by: str = ""
     priority: int = 0
     awaits: tuple[After, ...] = ()
-    """What is left of ``spec.after``: jobs that are not over yet."""
+    """The jobs of ``spec.after`` that are not over yet."""
     refused_by: tuple[NodeName, ...] = ()
-    """Nodes that will not have it, whatever is free there."""
+    """Nodes that refuse the job, whatever is free there."""
     refusals: tuple[Ending, ...] = ()
-    """What these said, in their order."""
+    """The reasons of the nodes in ``refused_by``, in the same order."""
     told_by: NodeName = HERE
     """Set where it is known only by the word of a node that may not speak for its owner. Such a job is run
     nowhere else, until it comes with its owner's own word."""

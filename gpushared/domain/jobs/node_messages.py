@@ -1,6 +1,6 @@
-"""What happens to attempts on their node (events), and what its daemon is to do about it (instructions).
+"""Define the events of attempts on their node, and the instructions to its daemon that follow from them.
 
-``coordinator`` is the pool whose order it was, empty for the node's own book of jobs.
+``coordinator`` is the pool that gave the order, empty for the node's own book of jobs.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ContactMade:
 
 @dataclass(frozen=True, slots=True)
 class FencesLooked:
-    """It is ``at`` now (CLOCK_BOOTTIME of this boot): whoever waited for contact too long is ended."""
+    """Tell that it is ``at`` now (CLOCK_BOOTTIME of this boot): attempts too long without contact end."""
 
     boot_id: str
     at: float
@@ -71,7 +71,7 @@ class FencesLooked:
 
 @dataclass(frozen=True, slots=True)
 class GuardLooked:
-    """Whether a guard watches over the containers of all fenced attempts at the moment."""
+    """Tell if a guard watches over the containers of all fenced attempts at the moment."""
 
     watches: bool
 
@@ -120,7 +120,7 @@ class LaunchAttempt:
 
 @dataclass(frozen=True, slots=True)
 class GiveUpAttempt:
-    """It is over: whatever is being prepared or launched for it is of no use any more."""
+    """Tell that the attempt is over: whatever is being prepared or launched for it is of no use any more."""
 
     key: AttemptKey
     coordinator: str = ""

@@ -1,7 +1,7 @@
-"""What a coordinator has to say to a node about a part of an attempt, as the job stands now.
+"""Derive a coordinator's order to a node about a part of an attempt from the job as it stands now.
 
-It follows from the job alone, so that saying it again after a silence, a restart or a lost message is the
-same as saying it first.
+An order follows from the job alone, so that sending it again after a silence, a restart or a lost message is
+the same as sending it first.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from gpushared.domain.jobs.state import PoolDraft, Wake, is_gang, is_over
 from gpushared.domain.request import Request
 
 PORTS = range(20_000, 30_000)
-"""From which the port of a gang's first node is taken. Below those that Linux gives to connections."""
+"""The port of a gang's first node is taken from this range, below those that Linux gives to connections."""
 
 
 def order_for(job: Job, part: Part, draft: PoolDraft) -> Order | None:
-    """What is to be said to a part's node; None where it is its turn to speak."""
+    """Return the order to a part's node, or None if the node is to speak next."""
     epoch = draft.state.epoch
     match job.state:
         case Cancelling(attempt, by=by, grace_seconds=grace) if not is_over(part):
@@ -59,7 +59,7 @@ def send(job: Job, draft: PoolDraft) -> None:
 
 
 def resend(job: Job, draft: PoolDraft) -> None:
-    """As ``send``, to those nodes that are there to hear it; the others are told when they are back."""
+    """Send the job's orders to the connected nodes; the others get theirs when they are back."""
     waits = False
     if isinstance(job.state, Queued) and job.presumed is not None:
         _ask_how_it_ended(job, job.presumed, draft)
@@ -81,17 +81,20 @@ def _ask_how_it_ended(job: Job, part: Part, draft: PoolDraft) -> None:
 
 
 def port_for(key: AttemptKey, taken: Collection[int] = ()) -> int:
-    """Where a gang's attempt meets; another attempt meets elsewhere, should something else be there."""
+    """Return the port where a gang's attempt meets.
+
+    Another attempt gets another, in case the first is in use.
+    """
     first = crc32(str(key).encode()) % len(PORTS)
     ports = (PORTS[(first + step) % len(PORTS)] for step in range(len(PORTS)))
     return next((port for port in ports if port not in taken), PORTS[first])
 
 
 def knows_ranks(job: Job) -> bool:
-    """Whether who is which part of a gang is known.
+    """Return True if the rank of each part of a gang is known.
 
-    It is not where nodes told of the gang to a coordinator that had forgotten it: some of its parts may have
-    been told before.
+    The ranks are unknown if nodes told of the gang to a coordinator that had forgotten it: the gang may have
+    been told the ranks of some parts before.
     """
     return any(part.port for part in job.parts)
 

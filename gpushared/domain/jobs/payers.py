@@ -1,4 +1,4 @@
-"""Whose quotas what a node tells counts to: nobody's but those of the people for whom the node may speak."""
+"""Count nodes' reported holdings to quotas: only to those of people for whom the node may speak."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ class Payers:
         return holding.project if may else NOBODYS
 
     def _persons_of(self, user: str, member: Member) -> Iterable[str]:
-        """Whom a local user of a node may be; the node's configuration decides that, which is not known."""
+        """Yield the persons that a local user may be.
+
+        The node's own configuration decides, and is unknown here.
+        """
         for realm in {member.name, *member.realms}:
             principal = f"{user}@{realm}"
             common = user if realm in self._common_realms else principal

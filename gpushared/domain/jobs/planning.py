@@ -1,4 +1,4 @@
-"""Who is placed where: one bounded pass over the queue, by the same policy as on a node."""
+"""Place jobs: one bounded pass over the queue, by the same policy as on a node."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def place_who_can(draft: PoolDraft) -> None:
 
 
 def _place_here(draft: PoolDraft) -> None:
-    """What may start goes into the node's own queue, of each person's so many at a time, in order."""
+    """Put jobs that may start into the node's own queue, in order, with a bound for each person."""
     most, begun = draft.rules.placed_at_once, 0
     queued = _in_the_queue(draft)
     for name in draft.state.waiting.first(most, most):
@@ -71,7 +71,7 @@ def _place_here(draft: PoolDraft) -> None:
 
 
 def _in_the_queue(draft: PoolDraft) -> Counter[str]:
-    """How many jobs of each person were sent to the node itself and do not run yet."""
+    """Return, for each person, the number of jobs that were sent to the node itself and do not run yet."""
     placed = (draft.state.jobs[name] for name in draft.state.by_node.get(HERE) or ())
     return Counter(job.spec.owner.person for job in placed if isinstance(job.state, Placing))
 
@@ -142,7 +142,7 @@ def candidate(job: Job, policy: Policy, models: Mapping[str, Gpu]) -> Candidate:
 
 
 def _winners(draft: PoolDraft) -> list[JobId]:
-    """Those for whom others leave; of them that wait no more nothing is kept."""
+    """Return the waiting jobs for which others leave, and forget those that wait no more."""
     state = draft.state
     still = {lease: one for lease, one in state.under_way.items() if JobId(lease) in state.waiting.where}
     if len(still) != len(state.under_way):
@@ -187,12 +187,13 @@ def _make_room(preemption: Preemption, draft: PoolDraft) -> None:
 
 
 def _fail_who_will_not_wait(draft: PoolDraft) -> None:
-    """Who asked not to wait, and interactive ones for which there would be nothing to wait for."""
+    """Fail the jobs that asked not to wait, and interactive jobs that could only wait in vain."""
     for lease, verdict in draft.state.verdicts.items():
         job = None if isinstance(lease, Kind) else draft.job(JobId(lease))
         if job is None or lease in draft.state.under_way:
             continue
-        # Somebody sits before it. It is looked at when it comes to the queue: with many it costs a lot.
+        # Another job stands before this one. The job is looked at when its turn comes: with many it costs a
+        # lot.
         is_new = job.spec.interactive and lease not in draft.base.verdicts
         if job.spec.immediate or is_new:
             lack = _lack(job, verdict, draft)
@@ -207,7 +208,7 @@ def _lack(job: Job, verdict: Verdict, draft: PoolDraft) -> Lack:
 
 
 def _verdicts(found: Plan, draft: PoolDraft) -> Verdicts:
-    """Why they wait, and for those alike who were not looked at."""
+    """Return why the jobs wait; a kind's verdict serves for jobs of that kind that were not looked at."""
     known: dict[LeaseId | Kind, Verdict] = {}
     for lease, verdict in found.verdicts.items():
         known[lease] = verdict

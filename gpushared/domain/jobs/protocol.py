@@ -1,7 +1,7 @@
-"""What a coordinator says to a node (orders), and what a node says to it (reports).
+"""Define a coordinator's messages to a node (orders) and a node's messages to a coordinator (reports).
 
-Any of it may be lost, doubled, delayed or reordered. An order carries the coordinator's ``epoch``; a node
-that has seen a higher one takes no orders of a lower one, but does answer its queries.
+Any message may be lost, doubled, delayed or reordered. An order carries the coordinator's ``epoch``. A node
+that has seen a higher epoch takes no orders of a lower one, but does answer its queries.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gpushared.domain.lease import LeaseId
 from gpushared.domain.request import Request
 
 CLIENT_END = "the end of its client"
-"""By what an interactive job was cancelled that nobody waits for any more."""
+"""An interactive job for which nobody waits any more is cancelled with these words as the canceller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What became of it? A node that never saw it refuses it for ever, and says so."""
+    """Ask what became of an attempt. A node that never saw the attempt refuses it for ever, and says so."""
 
     key: AttemptKey
     epoch: int
@@ -55,7 +55,7 @@ class CancelPart:
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """What each member of a gang is told of the others; ``hosts`` by rank."""
+    """Tell each member of a gang about the others; ``hosts`` is by rank."""
 
     hosts: tuple[str, ...]
     rank: int
@@ -89,12 +89,12 @@ Order = Place | Query | CancelPart | Commit | GiveBack
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How a part of an attempt stands on its node. ``revision`` rises with each change of it.
+    """Tell how a part of an attempt stands on its node. ``revision`` rises with each change of the part.
 
-    ``spec`` and ``request`` come with the reports of a node's hello about what is under way or was lately, so
-    that a coordinator that lost its memory can make its own again. ``committed``: the gang was told to start.
-    ``started_at`` and ``ended_at`` are by the node's time of day. ``guarded``: the node ends it for want of
-    contact also while its daemon is away or hangs; older nodes do not promise that.
+    ``spec`` and ``request`` come with the reports of a node's hello on attempts that are under way or ended
+    lately, so that a coordinator that lost its memory can make its own records again. ``committed``: the gang
+    was told to start. ``started_at`` and ``ended_at`` are by the node's time of day. ``guarded``: the node
+    ends the part for want of contact also while its daemon is away or hangs; older nodes do not promise that.
     """
 
     key: AttemptKey

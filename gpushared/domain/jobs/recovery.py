@@ -1,9 +1,10 @@
-"""What a coordinator does to find out what is the case: after its start, and after a loss of memory.
+"""Find out the true state of the pool, after a coordinator's start and after a loss of memory.
 
-Nothing *old* is placed before all members have told what they have: a job that was in the store at the start,
-that a node resent, or that a node told of. It may run somewhere without our knowing. After an ordinary start
-the store knows all of it, and silent members are waited for only a minute; where a node has seen more of this
-pool than we remember, for each member, until it reports, or somebody gives their word for it.
+Nothing *old* is placed before all members have told what they have. A job is old if it was in the store at
+the start, if a node resent it, or if a node told of it: it may run somewhere without our knowing. After an
+ordinary start the store knows all old jobs, and the coordinator waits for silent members for only a minute.
+If a node has seen more of this pool than we remember, the coordinator waits for each member, until the member
+reports or somebody gives their word for it.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def hello(event: NodeHello, draft: PoolDraft) -> None:
 
 
 def _remind(member: Member, draft: PoolDraft) -> None:
-    """Where a node does not know the newest of what it may give by itself, it is told once more."""
+    """Send the allowance once more to a node that does not know the newest one."""
     allowed, told = member.free.allowed, member.told
     if told is not None and allowed is not None and allowed.revision < told.revision:
         draft.do(TellAllowance(member.name))
@@ -123,7 +124,7 @@ def unsettle(draft: PoolDraft) -> None:
 
 
 def _ask_of_the_rest(node: NodeName, told: set[AttemptKey], draft: PoolDraft) -> None:
-    """What the node did not tell of: say it again, or ask what became of it."""
+    """Send orders again for parts that the node did not tell of, or ask what became of them."""
     for name in sorted(draft.state.by_node.get(node) or ()):
         job = draft.state.jobs[name]
         part = next(part for part in job.parts if part.node == node)
@@ -138,7 +139,10 @@ def _ask_of_the_rest(node: NodeName, told: set[AttemptKey], draft: PoolDraft) ->
 
 
 def reported(event: Reported, draft: PoolDraft) -> None:
-    """What a node says of one attempt. Before its hello it says nothing that it will not say again there."""
+    """Apply a node's report on one attempt.
+
+    A report before the node's hello is repeated there and is ignored.
+    """
     node, report = event.node, event.report
     member = draft.state.members.get(node)
     if member is None or not member.connected:
@@ -162,7 +166,7 @@ def reported(event: Reported, draft: PoolDraft) -> None:
 
 
 def _is_of_presumed(job: Job, part: Part, node: NodeName, report: Report) -> bool:
-    """Whether a report is of an attempt that was taken to be over, and none was begun since."""
+    """Return True if the report is on an attempt that was taken to be over, and none was begun since."""
     return isinstance(job.state, Queued) and (node, report.key.number) == (part.node, job.attempts)
 
 
@@ -193,7 +197,7 @@ def _told_of_presumed(job: Job, part: Part, report: Report, draft: PoolDraft) ->
 
 
 def _take_late_end(job: Job, part: Part, report: Report, draft: PoolDraft) -> None:
-    """How an attempt ended by itself counts, as long as the job was not placed anew."""
+    """Count an attempt's end by itself, as told late, as long as the job was not placed anew."""
     tries = job.tries[:-1] if job.tries and job.tries[-1].number == job.attempts else job.tries
     state = Running(job.attempts, (part,), draft.now)
     job = replace(job, state=state, tries=tries, presumed=None)
@@ -246,7 +250,7 @@ def _outranked(node: NodeName, report: StaleEpoch, draft: PoolDraft) -> None:
 
 
 def _known(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
-    """Of the attempt that is under way. A gang that was adopted is told of node by node."""
+    """Apply a report on the attempt under way. The parts of an adopted gang are told of node by node."""
     if any(part.node == node for part in job.parts):
         apply(job, node, report, draft)
     elif is_gang(job.spec) and draft.is_old(job.id) and report.request is not None:
@@ -256,7 +260,7 @@ def _known(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
 
 
 def _unknown(node: NodeName, report: Report, draft: PoolDraft) -> None:
-    """Of a job that is over, or that we do not remember."""
+    """Apply a report on a job that is over, or that we do not remember."""
     state = draft.state
     if report.key.job in state.ended:
         if not report.state.is_final:
@@ -316,7 +320,7 @@ def _learn(node: NodeName, report: Report, spec: JobSpec, draft: PoolDraft) -> N
 
 
 def _speaks_for(node: NodeName, spec: JobSpec, draft: PoolDraft) -> bool:
-    """Whether a node's word is enough to run something in its owner's name, on other nodes too."""
+    """Return True if a node's word is enough to run something in the owner's name, on other nodes too."""
     return draft.rules.here or spec.owner.realm in {node, *draft.state.members[node].realms}
 
 
@@ -350,7 +354,7 @@ def _request_of(job: Job, report: Report) -> Request:
 
 
 def _end_others(job: Job, node: NodeName, draft: PoolDraft) -> None:
-    """Those who said that they run an attempt before the one that goes on."""
+    """Cancel the attempt on the other nodes that told of it, and let it go on at ``node`` alone."""
     if isinstance(job.state, Placing | Running | Cancelling):
         key = AttemptKey(job.id, job.state.attempt)
         order = CancelPart(key, draft.state.epoch, draft.rules.stop_grace_seconds, "the coordinator")
@@ -372,7 +376,7 @@ def _add_part(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> Non
 
 
 def _cancel_again(name: JobId, node: NodeName, draft: PoolDraft) -> None:
-    """What was to be cancelled before it was told of."""
+    """Send the cancel order for a job that was to be cancelled before the node told of it."""
     job = draft.state.jobs.get(name)
     if job is None or not isinstance(job.state, Cancelling):
         return
@@ -466,7 +470,7 @@ def settle_if_due(draft: PoolDraft) -> None:
 
 
 def settle(draft: PoolDraft) -> None:
-    """What is old is as everything else from now on; of many at once, so that it is one piece of work."""
+    """Treat old jobs as all others from now on; line up many at once, so that it is one piece of work."""
     state = draft.state
     old, state.old = state.old, Shelf()
     state.settled, state.recovering_since, state.numbers = True, None, Shelf()
@@ -483,7 +487,7 @@ def settle(draft: PoolDraft) -> None:
 
 
 def line_up_all(jobs: Sequence[Job], draft: PoolDraft) -> None:
-    """As ``PoolDraft.line_up``, for many that wait."""
+    """Line up many waiting jobs, as ``PoolDraft.line_up`` does for one."""
     state = draft.state
     lines: dict[bool, list[tuple[JobId, int, Kind]]] = {False: [], True: []}
     policy = state.policy

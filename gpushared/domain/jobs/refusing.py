@@ -20,7 +20,7 @@ def refused(job: Job, node: NodeName, ending: Ending) -> Job:
 
 
 def told(job: Job) -> str:
-    """What nodes said about why they will not have it, as a part of a sentence; empty where none did."""
+    """Return the nodes' reasons for refusing the job, as a part of a sentence; return "" if none gave one."""
     both = list(zip_longest(job.refused_by, job.refusals))
     said = [
         f"{name_of(node)} will not have it" + (f": {ending.reason}" if ending and ending.reason else "")
@@ -31,5 +31,5 @@ def told(job: Job) -> str:
 
 
 def hint(job: Job) -> str:
-    """How to mend the first of it that can be mended."""
+    """Return the hint for the first refusal that has one."""
     return next((ending.hint for ending in job.refusals if ending.hint), "")

@@ -1,8 +1,8 @@
-"""Who of a pool's nodes may give how much of one limit by itself: arithmetic, without a state.
+"""Compute how much of one limit each node of a pool may give by itself: arithmetic, without a state.
 
-What nodes hold and may give, what jobs of the pool hold and what is kept for build work never come to more
-than the limit. A share is raised only out of what is left; one that is lowered counts in full until its node
-has said that it knows the lower one.
+The sum of what nodes hold and may give, of what jobs of the pool hold and of what is kept for build work
+never exceeds the limit. A share is raised only out of what is left. A lowered share counts in full until its
+node has said that it knows the lower one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class NodeBook:
 
     @property
     def lent(self) -> int:
-        """What it may give and does not hold."""
+        """Return the part of the share that the node may give and does not hold."""
         return self.counts - self.held
 
 
@@ -53,7 +53,7 @@ class LimitBook:
 
     @property
     def left(self) -> int:
-        """What nobody holds or may give."""
+        """Return the part of the limit that nobody holds or may give."""
         known = self.held + self.unseen + self.kept
         return self.limit - known - sum(node.counts for node in self.nodes.values())
 
@@ -90,7 +90,7 @@ def shared_out(book: LimitBook, *, pressed: bool) -> Mapping[NodeName, int]:
 
 
 def _idle_share(node: NodeBook, slice_: int, left: int) -> int:
-    """Of a node on which nobody waits: small differences are not worth a message."""
+    """Return the share of a node on which nobody waits: small differences are not worth a message."""
     own = min(slice_, max(0, node.gpus - node.held))
     spare = node.share - node.held
     if spare > own + own // 2:
@@ -101,5 +101,5 @@ def _idle_share(node: NodeBook, slice_: int, left: int) -> int:
 
 
 def _lack(node: NodeBook, wanted: int) -> int:
-    """By how much a share is too small for what is wanted besides what is held."""
+    """Return how much a share lacks for ``wanted`` besides what the node holds."""
     return max(0, node.held + wanted - node.counts)

@@ -1,11 +1,11 @@
-"""What is made of a node that does not speak. Silence is never taken for death.
+"""Draw conclusions from a node's silence. Silence is never taken for death.
 
-Two things only follow from it: words for people, and, for jobs that were submitted with
-``stop_after_seconds`` and that a guard on their node watches over, that they are over by now. A node counts
-from when it *sent* the newest beat that was acknowledged, which is never later than when we last heard of it,
-and its clock may be slower than ours by ``fence_drift``. Its daemon ends the container within the grace of a
-stop, and its guard, which needs no daemon, within ``fence_margin_seconds``. Where the node has not said that
-a guard watches, and for an order that it never answered, nothing follows: only its own word tells the end.
+Only two things follow from silence: words for people, and the end of jobs that were submitted with
+``stop_after_seconds`` and that a guard on their node watches over. A node counts from when it *sent* the
+newest beat that was acknowledged, which is never later than when we last heard of the node, and its clock may
+be slower than ours by ``fence_drift``. Its daemon ends the container within the grace of a stop, and its
+guard, which needs no daemon, within ``fence_margin_seconds``. If the node has not said that a guard watches,
+or never answered the order, nothing follows: only the node's own word tells the end.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ UNKNOWN_BEATS = 6.0
 
 
 def beat_seconds(members: int, rules: PoolRules) -> float:
-    """How often each of so many members beats."""
+    """Return the seconds between two beats of each member, if there are this many members."""
     return max(rules.beat_seconds, members / rules.beats_per_second)
 
 
 def presence(member: Member, state: PoolState, now: float) -> Presence:
-    """What is known of a member, in a word for people."""
+    """Return what is known of a member, in a word for people."""
     if member.heard_at is None:
         return Presence.NEVER
     beat = beat_seconds(len(state.members), state.rules)
@@ -47,7 +47,7 @@ def silent_since(member: Member, state: PoolState, now: float) -> float | None:
 
 
 def has_client(job: Job, state: PoolState, now: float) -> bool:
-    """Whether a place would be of use for the job.
+    """Return True if a place would be of use for the job.
 
     While the node of an interactive job's client is not heard of, nobody can tell whether the client lives.
     """
@@ -58,7 +58,7 @@ def has_client(job: Job, state: PoolState, now: float) -> bool:
 
 
 def takes_work(member: Member, state: PoolState, now: float) -> bool:
-    """Whether a new attempt may go there."""
+    """Return True if a new attempt may go to the member."""
     return now <= takes_work_until(member, state)
 
 

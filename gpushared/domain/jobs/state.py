@@ -1,8 +1,8 @@
-"""What a coordinator knows, and the draft in which one event changes it.
+"""Hold a coordinator's knowledge, and the draft in which one event changes it.
 
-The state is a value: a step whose write fails is dropped, and nothing has to be taken back. What is large in
-it (jobs, lines, indexes) is kept so that a change shares nearly all of it with the state before, and an
-event costs by what it changes, however many jobs there are.
+The state is a value: a step whose write fails is dropped, and nothing has to be taken back. The large parts
+(jobs, lines, indexes) are kept so that a change shares nearly all of them with the state before. So an event
+costs by what it changes, however many jobs there are.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ NEVER = float("inf")
 
 
 class Wake(StrEnum):
-    """What is looked at when an alarm is due."""
+    """Name the work to do when an alarm is due."""
 
     READY = "ready"
     """A job whose time to be placed has come."""
     RESEND = "resend"
-    """A job whose nodes may not have answered."""
+    """A job whose nodes may not have answered is looked at."""
     AFTER = "after"
-    """Those that waited for a job that is over."""
+    """The jobs that waited for a finished job are looked at."""
     SILENCE = "silence"
     """A node that may have been silent for too long."""
     SETTLE = "settle"
@@ -66,13 +66,13 @@ Alarm = tuple[float, str, str]
 """When, what is to be looked at then, and whose."""
 Booked = Mapping[NodeName, tuple[Grant, ...]]
 IdKey = tuple[str, bool, JobId]
-"""Whose job it is, whether it is over, and its id."""
+"""The job's person, whether the job is over, and its id."""
 NameKey = tuple[str, str, bool, int, JobId]
-"""Whose job it is, its name, whether it is over, its sequence (the newest first), and its id."""
+"""The job's person, its name, whether it is over, its sequence (the newest first), and its id."""
 ArrayKey = tuple[str, JobId]
-"""Whose array it is, a principal, and its id."""
+"""The array's owner, a principal, and its id."""
 FEW_NAMED = 5
-"""Of one person's jobs of a name so many are looked at."""
+"""At most this many of one person's jobs of a name are looked at."""
 MANY_NAMED = 1000
 """And so many of those whose names begin as the name of an array."""
 _Key = TypeVar("_Key", bound=tuple[Any, ...])
@@ -80,7 +80,7 @@ _Key = TypeVar("_Key", bound=tuple[Any, ...])
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """How many jobs there are of a sort, and how much was said of them at their submission."""
+    """Count the jobs of a sort, and the bytes of their descriptions at their submission."""
 
     jobs: int = 0
     spec_bytes: int = 0
@@ -103,15 +103,15 @@ class PoolState:
     rules: PoolRules = field(default_factory=PoolRules)
     epoch: int = 0
     revision: int = 0
-    """That of the newest write to the store; to be set by whoever writes, 0 where nobody does."""
+    """The revision of the newest write to the store. Its writer sets it; 0 means that nobody writes."""
     started_at: float = 0.0
     ahead_seconds: float = 0.0
-    """By how much the time of day, which people set, is ahead of the clock that counts time."""
+    """The time of day, which people set, is ahead of the clock that counts time by this much."""
     jobs: Shelf[JobId, Job] = field(default_factory=Shelf)
     ended: Shelf[JobId, Job] = field(default_factory=Shelf)
-    """Of those that are over the newest."""
+    """The newest jobs that are over."""
     ended_bytes: int = 0
-    """How much was said of these."""
+    """The size of the descriptions of the jobs in ``ended``."""
     members: Shelf[NodeName, Member] = field(default_factory=Shelf)
     usage: Usage = field(default_factory=lambda: Usage(DAY))
     turns: Mapping[str, float] = field(default_factory=dict)
@@ -124,13 +124,13 @@ class PoolState:
     reported: frozenset[NodeName] = frozenset()
     waived: frozenset[NodeName] = frozenset()
     claimants: frozenset[NodeName] = frozenset()
-    """Those that said that they have seen more of the pool, which counts once."""
+    """The nodes that claimed to have seen more of the pool; a node's claim counts once."""
     by_node: Shelf[NodeName, Mapping[JobId, None]] = field(default_factory=Shelf)
     """The jobs with a part on a node that is not over."""
     ids: Line[IdKey] = field(default_factory=Line)
-    """All jobs, over or not, so that those of a person whose ids begin alike are found together."""
+    """All jobs, over or not, so ordered that jobs of a person whose ids begin alike are found together."""
     names: Line[NameKey] = field(default_factory=Line)
-    """Those of them whose containers have a name of their own."""
+    """The jobs whose containers have a name of their own."""
     dependents: Shelf[JobId, tuple[JobId, ...]] = field(default_factory=Shelf)
     ended_order: Line[tuple[float, int, JobId]] = field(default_factory=Line)
     numbers: Shelf[JobId, int] = field(default_factory=Shelf)
@@ -138,24 +138,25 @@ class PoolState:
     told: Shelf[NodeName, Total] = field(default_factory=Shelf)
     """The jobs that this coordinator learned from each node, in its whole life."""
     told_numbers: Shelf[NodeName, int] = field(default_factory=Shelf)
-    """How many of ``numbers`` each node told first."""
+    """The number of ``numbers`` that each node told first."""
     old: Shelf[JobId, None] = field(default_factory=Shelf)
     """Jobs that may run somewhere without our knowing; empty once it is settled."""
     waiting: Waiting = field(default_factory=Waiting)
     gangs: Waiting = field(default_factory=Waiting)
     throttles: Shelf[ArrayKey, Throttle] = field(default_factory=Shelf)
-    """Arrays of which only so many jobs run at once."""
+    """Arrays that may run only a certain number of their jobs at once."""
     queued: Shelf[str, Total] = field(default_factory=Shelf)
-    """What each person has waiting."""
+    """The waiting jobs of each person."""
     realms: Shelf[str, Total] = field(default_factory=Shelf)
     """The jobs of each realm's users that are not over."""
     spec_bytes: int = 0
-    """How much was said of all jobs that are not over."""
+    """The size of the descriptions of all jobs that are not over."""
     booked: Shelf[JobId, Booked] = field(default_factory=Shelf)
-    """What was planned for an attempt; it counts until its node says what it has."""
+    """The plan for an attempt; it counts until the attempt's node says what it has."""
     alarms: Line[Alarm] = field(default_factory=Line)
     verdicts: Mapping[LeaseId | Kind, Verdict] = field(default_factory=dict)
-    """Why they wait, by the last pass; of a kind for those that were not looked at themselves."""
+    """The reasons why jobs wait, by the last pass; a job that was not looked at goes by the verdict on its
+    kind."""
     under_way: Mapping[LeaseId, Preemption] = field(default_factory=dict)
     """Jobs that others give way to at the moment."""
     lends: bool = False
@@ -184,7 +185,7 @@ class PoolState:
 
     @property
     def queued_count(self) -> int:
-        """How many jobs wait."""
+        """Return the number of waiting jobs."""
         return sum(queue.jobs for queue in self.queued.values())
 
     @property
@@ -256,7 +257,7 @@ class PoolState:
         return map(self.find, merge(*map(of, self._people(by))))
 
     def _people(self, by: Owner | None) -> Iterator[str]:
-        """Those who have jobs that somebody may see."""
+        """Yield the people with jobs that ``by`` may see."""
         if by is not None and not by.admin:
             yield by.person
             return
@@ -287,13 +288,13 @@ class PoolStep:
     """What one event led to. Nothing of it is true before the store has ``jobs``, ``members`` and the rest.
 
     Attributes:
-        jobs: Those to be written.
-        shown: Those that changed only in what their nodes say again anyhow: shown, not written.
-        gone: Those that were over and are none any more.
-        members: Those of which more changed than when they were last heard of.
-        epoch: The epoch from now on, where nodes have seen higher ones than ours: to be written, and the
-            streams of all nodes to be ended, so that each hears of it.
-        job: What was asked for or about.
+        jobs: The jobs to be written.
+        shown: The jobs that changed only in what their nodes tell again anyhow: shown, not written.
+        gone: The finished jobs that are no longer kept.
+        members: The members that changed in more than the time of their last message.
+        epoch: The epoch from now on, if nodes have seen higher ones than ours. It is to be written, and the
+            streams of all nodes are to be ended, so that each node hears of it.
+        job: The job that was asked for or about.
     """
 
     state: PoolState
@@ -332,11 +333,11 @@ class PoolDraft:
         return self.state.jobs.get(job)
 
     def is_old(self, job: JobId) -> bool:
-        """Whether it may run somewhere without our knowing."""
+        """Return True if the job may run somewhere without our knowing."""
         return job in self.state.old
 
     def is_in_doubt(self, job: JobId) -> bool:
-        """Whether there may have been newer attempts than those that we remember."""
+        """Return True if the job may have had newer attempts than we remember."""
         return self.state.recovering_since is not None and job in self.state.old
 
     def put(self, job: Job, *, durable: bool = True) -> Job:
@@ -372,7 +373,7 @@ class PoolDraft:
             self._line_up(state.jobs[name], ready=True)
 
     def _is_ready(self, job: Job) -> bool:
-        """Whether the job may be placed now, as far as others do not decide that."""
+        """Return True if the job itself may be placed now; other jobs may still stand against it."""
         if not _may_be_placed(job) or job.id in self.state.old:
             return False
         at = self.state.ready_at(job)
@@ -444,7 +445,7 @@ class PoolDraft:
             self.state.usage = with_interval(self.state.usage, used)
 
     def _permille(self, job: Job) -> int:
-        """How much of GPUs a running job holds."""
+        """Return the permille of GPUs that a running job holds."""
         booked, total = self.base.booked.get(job.id, {}), 0
         for part in job.parts:
             member = self.state.members.get(part.node)
@@ -498,7 +499,10 @@ class PoolDraft:
         return member
 
     def address_of(self, node: NodeName) -> str:
-        """Where the others of a gang reach a node; empty where that is not known."""
+        """Return the address at which the other nodes of a gang reach this node.
+
+        Return "" if it is unknown.
+        """
         member = self.state.members.get(node)
         return member.inventory.address if member is not None and member.inventory is not None else ""
 
@@ -551,12 +555,12 @@ def is_tried_last(node: NodeName, state: PoolState, now: float) -> bool:
 
 
 def is_gang(spec: JobSpec) -> bool:
-    """Whether its parts start together or not at all."""
+    """Return True if the job's parts start together or not at all."""
     return spec.nodes > 1 or spec.span
 
 
 def is_incomplete(job: Job) -> bool:
-    """Of a gang that was taken over: some of its parts were not told of."""
+    """Return True if the job is a gang that was taken over and some of its parts were not told of."""
     if not is_gang(job.spec):
         return False
     if job.spec.span:
@@ -580,7 +584,7 @@ def _may_be_placed(job: Job) -> bool:
 
 
 def kind_of(job: Job, policy: Policy) -> Kind:
-    """What it has in common with others that are decided alike."""
+    """Return the key that the job shares with the jobs that are decided alike."""
     request = job.spec.request
     rules = policy.classes[request.lease_class]
     return Kind(

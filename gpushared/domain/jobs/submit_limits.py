@@ -1,4 +1,4 @@
-"""What a user may say of a job at its submission, as far as it can be read without knowing the pool."""
+"""Check a user's words about a job at its submission, as far as they can be read without the pool."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ArrayWords(NamedTuple):
 
 
 def read_array(text: str) -> ArrayWords:
-    """What ``0-99``, ``1,3,5-9`` or ``0-99%4`` says. Raises RequestError."""
+    """Read ``0-99``, ``1,3,5-9`` or ``0-99%4``. Raise RequestError."""
     if "%" not in text:
         return ArrayWords(_numbers(text))
     match = _THROTTLE.fullmatch(text[:MAX_ARRAY_TEXT])

@@ -1,4 +1,4 @@
-"""How many jobs of an array run at once, where its owner bounded that, and whose turn it is among them."""
+"""Limit how many jobs of an array run at once, if its owner set a bound, and choose the next of them."""
 
 from __future__ import annotations
 

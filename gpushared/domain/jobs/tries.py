@@ -10,7 +10,8 @@ from gpushared.domain.jobs.protocol import Report
 
 TRIES_KEPT = 10
 TRY_PARTS_KEPT = 128
-"""Of all tries of a job together, but the newest is always kept: they are a part of its record."""
+"""The bound counts all tries of a job together, as they are a part of its record. The newest is always
+kept."""
 MAX_REASON = 100
 _HAVE_BEGUN = {AttemptState.RUNNING, AttemptState.PAUSED}
 
@@ -27,7 +28,7 @@ def timed(part: Part, report: Report, submitted_at: float, now: float) -> Part:
 
 
 def has_run(part: Part) -> bool:
-    """Whether it ever had a container that began."""
+    """Return True if the part ever had a container that began."""
     return part.started_at is not None or part.state in _HAVE_BEGUN
 
 

@@ -1,7 +1,7 @@
-"""Who waits to be placed, so ordered that a pass need not look at all of them.
+"""Order the waiting jobs so that a pass need not look at all of them.
 
-Jobs that ask for the same stand in one line (a *kind*); a project's lines stand in the order in which the
-policy looks at them. As many alike wait in a line as like, a change of one costs the same.
+Jobs that ask for the same stand in one line (a *kind*). A project's lines stand in the order in which the
+policy looks at them. A change of one costs the same, however many jobs wait in a line.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpushared.domain.shelf import Shelf
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What jobs have in common that are decided alike. ``order`` is that of the request's class."""
+    """Hold what jobs that are decided alike have in common. ``order`` is that of the request's class."""
 
     project: str
     priority: int
@@ -40,12 +40,12 @@ class Kind:
 Place = tuple[int, JobId]
 """A job by its sequence."""
 Front = tuple[int, int, int, JobId]
-"""Where a line stands: the priority (negative), the class's order, and its first job."""
+"""The place of a line: the priority (negative), the class's order, and its first job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What one project waits for."""
+    """Hold the waiting jobs of one project."""
 
     fronts: Line[Front] = field(default_factory=Line)
     oldest: Line[Place] = field(default_factory=Line)
@@ -75,7 +75,7 @@ class Waiting:
         )
 
     def drop(self, job: JobId) -> Waiting:
-        """Without a job, where it is in it."""
+        """Return the queue without a job; a job that is not in the queue changes nothing."""
         known = self.where.get(job)
         if known is None:
             return self
@@ -89,13 +89,13 @@ class Waiting:
         return Waiting(kinds, backlogs, self.where.drop(job))
 
     def joined(self, jobs: Sequence[tuple[JobId, int, Kind]]) -> Waiting:
-        """With many more, at the price of looking at each once."""
+        """Return the queue with many more jobs, at the cost of one look at each job."""
         if not jobs:
             return self
         return waiting_of([*((job, *place) for job, place in self.where.items()), *jobs])
 
     def first(self, most: int, most_alike: int) -> list[JobId]:
-        """Those to be looked at in a pass: of each project the first, and the one that waits longest."""
+        """Return the jobs for one pass: of each project the first ones, and the one that waits longest."""
         share = max(1, most // max(1, len(self.backlogs)))
         found: dict[JobId, None] = {}
         for project in sorted(self.backlogs):
@@ -114,7 +114,7 @@ class Waiting:
 
 
 def waiting_of(jobs: Iterable[tuple[JobId, int, Kind]]) -> Waiting:
-    """Of many at once."""
+    """Build the queue from many jobs at once."""
     where = {job: (sequence, kind) for job, sequence, kind in jobs}
     lines: dict[Kind, list[Place]] = {}
     for job, (sequence, kind) in where.items():
