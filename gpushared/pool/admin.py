@@ -1,4 +1,7 @@
-"""What administrators ask about the pool and its nodes; tokens and certificates have rooms of their own."""
+"""Answer administrators' calls about the pool and its nodes.
+
+Tokens and certificates have services of their own.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ class Machine(Protocol):
 
 
 class Certificates(Protocol):
-    """Who may connect."""
+    """Decide who may connect."""
 
     async def expel(self, node: NodeName, by: str) -> None:
         """Raises NotFound where it has none."""
@@ -67,7 +70,7 @@ class Admin:
         return {"Status": self.status, "DrainNode": self.drain_node, "ForgetNode": self.forget_node}
 
     async def status(self, _: pool_pb2.PoolStatusRequest, caller: PoolCaller) -> pool_pb2.PoolStatus:
-        """How the coordinator is."""
+        """Return the coordinator's state."""
         caller.require_admin()
         state = self._machine.state
         return pool_pb2.PoolStatus(
@@ -164,7 +167,7 @@ class Admin:
 
 
 def phase_of(state: PoolState) -> str:
-    """Whether what was there before the start may be placed, and if not, what is waited for."""
+    """Return whether jobs from before the start may be placed, and if not, what the coordinator waits for."""
     if state.settled:
         return NORMAL
     return SETTLING if state.recovering_since is None else RECOVERING

@@ -16,7 +16,7 @@ BY_TLS = frozenset({Door.NODES, Door.USERS})
 
 
 def admin_services(coordinator: Coordinator) -> Sequence[Service]:
-    """What administrators call, and machines that join."""
+    """Return the services that administrators call, and the one for machines that join."""
     admin = Admin(
         coordinator.loop,
         coordinator.trust.enlisting,

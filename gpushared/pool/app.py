@@ -67,7 +67,10 @@ ROOMS: tuple[Room, ...] = (admin_services, audit_services, link_services, jobs_s
 
 @dataclass(frozen=True, slots=True)
 class PoolParts:
-    """What a coordinator has of the world. ``now``: the time of day, for certificates and tokens."""
+    """Hold the parts of the world that a coordinator uses.
+
+    ``now``: the time of day, for certificates and tokens.
+    """
 
     store: Store
     clock: Clock
@@ -136,7 +139,10 @@ class PoolDaemon:
         self._audit.told_of_reload(error)
 
     async def run(self) -> None:
-        """From the store to the last connection. Raises ConfigError where it cannot begin, Deposed."""
+        """Run from opening the store to closing the last connection.
+
+        Raise ConfigError if it cannot begin, or Deposed.
+        """
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._parts.store.close)
             stack.push_async_callback(self._audit.close)
@@ -178,10 +184,10 @@ class PoolDaemon:
         return trust
 
     async def _read_mark(self) -> HighWater:
-        """How far the store was, and whether it is from before that.
+        """Return how far the store was, and mark it as doubted if the store is older than that.
 
-        A store that was begun anew after a loss counts its revisions from 1, so that one from before it may
-        have more of them; its epoch is lower all the same. That is written down before anything raises it.
+        A store that was begun anew after a loss counts its revisions from 1, so an older store may have more
+        of them. Its epoch is lower all the same. The doubt is written down before anything raises the epoch.
         """
         mark = read_high_water(self._mark_path)
         if await self._parts.store.epoch() < mark.epoch and not mark.doubted:
@@ -322,7 +328,7 @@ class PoolDaemon:
             await asyncio.sleep(MARK_SECONDS)
 
     async def _mark(self, loop: PoolLoop) -> None:
-        """How far the store is, for the case that a copy of it is put back."""
+        """Write down how far the store is, in case an old copy of it is put back."""
         mark = HighWater(loop.epoch, loop.revision)
         if mark == self._marked:
             return

@@ -43,7 +43,7 @@ class Archive:
         return read_job(ENDED + job, body) if body else None
 
     async def over(self, jobs: Collection[JobId]) -> frozenset[JobId]:
-        """Which of them are over, forgotten ones too."""
+        """Return the jobs that are over, forgotten ones too."""
         asked, found = sorted(jobs), []
         for at in range(0, len(asked), READS_AT_ONCE):
             some = asked[at : at + READS_AT_ONCE]
@@ -52,9 +52,9 @@ class Archive:
         return frozenset(found)
 
     async def like(self, beginning: str, limit: int, token: str = "") -> Page:
-        """Those whose ids begin so, in the order of the ids and after the one that is the token.
+        """Return finished jobs whose ids begin like this, in the order of the ids, after the id in the token.
 
-        Of a page only those that are not forgotten are there. They are read beside the event loop.
+        A page leaves out the jobs that are forgotten. The jobs are read beside the event loop.
         """
         page = await self._store.page(ENDED + beginning, limit, after=ENDED + token if token else "")
         jobs = await asyncio.to_thread(_read, page)

@@ -14,7 +14,7 @@ from gpushared.serving.audit_api import AuditApi
 
 
 def audit_services(coordinator: Coordinator) -> Sequence[Service]:
-    """What administrators did to the pool, and who was refused what."""
+    """Return the service that lists administrators' changes to the pool and the calls that were refused."""
     api = AuditApi(coordinator.audit, simulated=False)
 
     async def list_lines(

@@ -25,7 +25,7 @@ class ChangeLog:
         self._closed = False
 
     def add(self, changes: Sequence[Change]) -> None:
-        """What one transaction changed."""
+        """Add the changes of one transaction."""
         for change in changes:
             self._newest.append(change)
             self._bytes += _size(change)
@@ -39,7 +39,7 @@ class ChangeLog:
         self._wake()
 
     async def follow(self, prefix: str, after: int) -> AsyncIterator[Change]:
-        """As ``Store.watch``."""
+        """Follow the changes below a prefix, as ``Store.watch`` does."""
         while True:
             changed = self._changed
             for change in self._since(after):
@@ -68,7 +68,7 @@ class ChangeLog:
 
 
 def changes_of(puts: Mapping[str, bytes], deleted: Sequence[str], revision: int) -> tuple[Change, ...]:
-    """Those of one transaction."""
+    """Return the changes of one transaction."""
     return (
         *(Change(key, value, revision) for key, value in puts.items()),
         *(Change(key, None, revision) for key in deleted),

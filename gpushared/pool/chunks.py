@@ -1,4 +1,4 @@
-"""What a batch of steps writes, cut into transactions that a store takes."""
+"""Cut the writes of a batch of steps into transactions that a store takes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Chunk:
     size: int = 0
 
     def takes(self, more: Sequence[Changes]) -> bool:
-        """Whether all of them fit in, too."""
+        """Return True if all of these changes fit in, too."""
         keys = self.changes.keys() | {key for changes in more for key in changes}
         size = self.size + sum(map(_size, more))
         return len(keys) <= MAX_OPERATIONS and size <= MAX_TRANSACTION_BYTES

@@ -98,11 +98,11 @@ class Connections:
         self._ports = frozenset(ports)
         self._bounds = bounds
         self._known: dict[str, str] = {}
-        """The callers behind connections, by peers."""
+        """The callers behind connections, by peer."""
         self._found: dict[int, Connection] = {}
-        """By inodes, in the order in which they were first seen."""
+        """The connections by inode, in the order in which they were first seen."""
         self._kept_out: dict[int, frozenset[Network]] = {}
-        """By ports."""
+        """The networks that are kept out, by port."""
         self._count = 0
         """The fewest descriptors since the last sweep."""
         self._swept_at = -SWEEP_SECONDS
@@ -174,7 +174,7 @@ class Connections:
         return frozenset(islice(full, MOST_KEPT_OUT)), surplus
 
     def _of_address(self, strangers: Counter[Network]) -> int:
-        """How many connections an address may have: an even share where they are too many in all."""
+        """Return how many connections an address may have: an even share if there are too many in all."""
         most = self._bounds.of_address
         if strangers.total() <= self._bounds.strangers:
             return most
@@ -193,7 +193,7 @@ class Connections:
 
 
 def open_descriptors() -> int:
-    """How many descriptors this process has; before Linux 6.2 the folder's size does not tell."""
+    """Return how many descriptors this process has; before Linux 6.2 the folder's size does not tell."""
     return os.stat(DESCRIPTORS).st_size or len(os.listdir(DESCRIPTORS))  # noqa: PTH116, PTH208 - hot
 
 

@@ -54,7 +54,10 @@ class HelloRead:
 
 
 class _Share:
-    """How much of a hello is kept while the rest is read; what is more cannot be under way on one node."""
+    """Bound the part of a hello that is kept while the rest is read.
+
+    No node can have more attempts under way.
+    """
 
     def __init__(self, bounds: HelloBounds) -> None:
         self._bounds = bounds

@@ -1,4 +1,4 @@
-"""How far the store had come, kept beside it: what tells a copy that was put back, or one that is gone.
+"""Keep a mark beside the store of how far the store had come, to detect an old copy or a lost store.
 
 The mark may lie behind the store, never before it: it is written now and then, after the store.
 """

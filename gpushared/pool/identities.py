@@ -1,4 +1,4 @@
-"""Who may administer the pool from the coordinator's own machine."""
+"""Decide who may administer the pool from the coordinator's own machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job's container writes, read through the gate of the node that has it."""
+"""Read the output of a job's container through the gate of its node."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from gpushared.ports import LABEL_ATTEMPT, LABEL_JOB
 OK, GONE = 200, 404
 STDERR = 2
 HEADER = struct.Struct(">BxxxI")
-"""Which stream and how many bytes follow (Docker Engine API, ContainerAttach, "Stream format")."""
+"""The header tells the stream and how many bytes follow (Docker Engine API, ContainerAttach, "Stream
+format")."""
 RAW_STREAM = b"application/vnd.docker.raw-stream"
 
 
 async def job_logs(
     gate: EngineSocket, key: AttemptKey, *, follow: bool, tail: int
 ) -> AsyncIterator[jobs_pb2.LogChunk]:
-    """From its beginning, or its last ``tail`` lines; with ``follow`` until it ends.
+    """Yield the output from its beginning, or its last ``tail`` lines; with ``follow`` until it ends.
 
-    Raises StateConflict where the attempt has no container (yet, or any more), EngineUnavailable.
+    Raise StateConflict if the attempt has no container (yet, or any more), or EngineUnavailable.
     """
     container, terminal = await _container(gate, key)
     lines = str(tail) if tail > 0 else "all"
@@ -85,7 +86,7 @@ async def _plain(connection: EngineConnection) -> AsyncIterator[jobs_pb2.LogChun
 
 
 async def _demultiplexed(connection: EngineConnection) -> AsyncIterator[jobs_pb2.LogChunk]:
-    """As it comes: how much a header announces is the node's word, and nothing is gathered on that."""
+    """Yield each piece as it comes: a header's length is the node's word, so nothing is gathered on it."""
     waiting, stderr, left = bytearray(), False, 0
     async for data in connection.chunks():
         waiting += data

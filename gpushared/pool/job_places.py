@@ -1,4 +1,4 @@
-"""Where the container of an attempt at a job is, or was."""
+"""Find the node that holds, or held, the container of an attempt at a job."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class JobPlace(NamedTuple):
 
 
 def place_of(job: Job, rank: int, attempt: int = 0) -> JobPlace:
-    """Where a part of the job has its lease now, or the node of an earlier attempt.
+    """Return the place of a part of the job: its lease now, or the node of an earlier attempt.
 
-    Raises StateConflict where there is none (yet), RequestError for a part that it does not have.
+    Raise StateConflict if there is none (yet), or RequestError for a part that the job does not have.
     """
     tried = next((one for one in job.tries if one.number == attempt), None)
     if tried is not None:
@@ -36,7 +36,10 @@ def place_of(job: Job, rank: int, attempt: int = 0) -> JobPlace:
 
 
 def output_of(job: Job, rank: int, attempt: int = 0) -> JobPlace:
-    """Where the output of an attempt is; of the newest that has run, unless one is named. Errors as there."""
+    """Return the place of an attempt's output; by default that of the newest attempt that has run.
+
+    Raise the errors of ``place_of``.
+    """
     newest = next((part for part in job.parts if part.rank == rank), None)
     if attempt == 0 and job.tries and (newest is None or not has_run(newest)):
         attempt = job.tries[-1].number

@@ -23,16 +23,16 @@ MAX_NAMED = 3
 MAX_LISTED = 1000
 LISTED = 100
 MAX_SCANNED = 20
-"""So many pages of those that are over are looked through for one page of somebody's own."""
+"""At most this many pages of finished jobs are looked through for one page of a person's own."""
 WALKED = 1000
-"""So many jobs are walked through at a time, about a millisecond."""
+"""This many jobs are walked through at a time, which takes about a millisecond."""
 MAX_LIKE = 64
-"""So many of those that are over, and not remembered any more, are looked through for a beginning."""
+"""At most this many finished and no longer remembered jobs are looked through for an id's beginning."""
 SHORTEST_BEGINNING = 3
 _NUMBER = re.compile(r"[0-9]{0,19}")
-"""Python refuses to read a number of thousands of digits; those of jobs have 64 bits."""
+"""Python refuses to read a number of thousands of digits; the numbers of jobs have 64 bits."""
 LIVE, OVER_MARK, ARRAY = "l", "o", "a"
-"""What a page token begins with: where the listing is."""
+"""A page token begins with one of these letters: the stage of the listing."""
 
 
 class Past(Protocol):
@@ -53,7 +53,10 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Which jobs. ``everybody``: not only the asker's own. ``array``: the id or the name of one."""
+    """Describe the jobs to list.
+
+    ``everybody``: not only the asker's own. ``array``: an array's id or name.
+    """
 
     ended: bool = False
     everybody: bool = False
@@ -67,9 +70,10 @@ def may_see(job: Job, owner: Owner) -> bool:
 
 
 async def find(live: PoolState, past: Past, reference: str, owner: Owner) -> Job:
-    """By id, container's name, an unmistakable beginning of an id, or the array whose only job it is.
+    """Find a job by its id, its container's name, an unmistakable beginning of its id, or its array.
 
-    Raises NotFound, also where it is somebody else's, and RequestError where several are meant.
+    An array names a job only if that is its only one. Raise NotFound, also for another person's job, and
+    RequestError if the reference names several jobs.
     """
     if not reference:
         raise RequestError("no job is named", hint="`gpushare jobs` lists them")
@@ -143,7 +147,7 @@ def array_called(live: PoolState, name: str, owner: Owner) -> str:
 
 
 async def _by_beginning(live: PoolState, past: Past, beginning: str, owner: Owner) -> Job | None:
-    """Where several begin so, no more of them are looked for than are named."""
+    """Find a job by the beginning of its id; among several, look only for as many as the error names."""
     mine: dict[JobId, Job] = {}
     for over in (False, True):
         mine |= {job.id: job for job in islice(live.beginning(beginning, owner, over=over), MAX_NAMED + 1)}
@@ -163,9 +167,9 @@ async def _by_beginning(live: PoolState, past: Past, beginning: str, owner: Owne
 
 
 async def page(live: PoolState, past: Past, asked: Asked, owner: Owner) -> Found:
-    """Those that are not over in the order in which they came, then those that are, newest first.
+    """Return a page of jobs: live ones in the order in which they came, then finished ones, newest first.
 
-    Raises PermissionRefused, RequestError.
+    Raise PermissionRefused or RequestError.
     """
     if asked.everybody and not owner.admin:
         raise PermissionRefused(
@@ -217,9 +221,9 @@ async def _over(past: Past, asked: Asked, owner: Owner, token: str, limit: int) 
 
 
 async def _whose(live: PoolState, past: Past, array: str, owner: Owner) -> Owner:
-    """Who the array is listed for: an administrator who has one sees no jobs of others in it.
+    """Return the owner for whom to list the array: an administrator with jobs in it sees only these.
 
-    Others could give their jobs the ids that older releases gave by chance.
+    Other users could give their jobs the ids that older releases gave by chance.
     """
     alone = replace(owner, admin=False)
     if owner.admin and (await _of_array(live, past, Asked(ended=True, array=array, limit=1), alone)).jobs:
@@ -228,9 +232,10 @@ async def _whose(live: PoolState, past: Past, array: str, owner: Owner) -> Owner
 
 
 async def _of_array(live: PoolState, past: Past, asked: Asked, owner: Owner) -> Found:
-    """In the order of their ids, so that a page costs no more than its length.
+    """Return a page of an array's jobs in the order of their ids, so that a page costs only its length.
 
-    It may have fewer than asked for, even none, where others' jobs that are over bear the array's id, too.
+    The page may have fewer jobs than asked for, even none, if other users' finished jobs bear the array's id
+    too.
     """
     beginning, after, end = f"{asked.array}_", asked.token.removeprefix(ARRAY), ""
     going = live.beginning(beginning, owner, over=False, after=after)
@@ -258,7 +263,7 @@ def _sequence(job: Job) -> int:
 
 
 def _place(job: Job) -> str:
-    """Where it stands among those that are over."""
+    """Return the job's place among the finished jobs."""
     assert isinstance(job.state, Ended), "only those that are over are in the archive"
     return over_key(job.state.at, job.id).removeprefix(OVER)
 

@@ -32,7 +32,10 @@ class JobStreams:
     async def logs(
         self, job: Job, message: jobs_pb2.LogsRequest, owner: Owner
     ) -> AsyncIterator[jobs_pb2.LogChunk]:
-        """From the beginning, or the last ``tail`` lines. Raises StateConflict, Unavailable."""
+        """Yield the logs from the beginning, or the last ``tail`` lines.
+
+        Raise StateConflict or Unavailable.
+        """
         place = output_of(job, message.rank, message.attempt)
         async with gate_through(lambda: self._open(place, owner), f"node {place.node}") as gate:
             async for chunk in job_logs(gate, place.key, follow=message.follow, tail=message.tail):

@@ -94,7 +94,7 @@ class JobViews:
         return view
 
     def why(self, job: Job) -> Why | None:
-        """Why it does not run; None where there is nothing to say."""
+        """Return why the job does not run, or None if there is nothing to say."""
         return self._told(job) or why(job, self._state(), self._now())
 
     def why_in_full(self, job: Job) -> Why | None:
@@ -102,7 +102,7 @@ class JobViews:
         return self._told(job) or in_full(job, self._state(), self._now())
 
     def story(self, job: Job) -> list[jobs_pb2.JobStoryEntry]:
-        """What happened to it."""
+        """Return the entries of the job's story."""
         return [jobs_pb2.JobStoryEntry(at=self.day(entry.at), text=entry.text) for entry in job.story]
 
     def day(self, at: float | None) -> float:
@@ -180,14 +180,14 @@ class JobViews:
 
 
 def exit_code(state: Ended) -> int | None:
-    """That of the container which decided how the job ended; None where none did."""
+    """Return the exit code of the container that decided how the job ended, or None if there was none."""
     if isinstance(state.outcome, Succeeded):
         return 0
     return state.outcome.exit_code if isinstance(state.outcome, JobFailed) else None
 
 
 def default_name(job: str) -> str:
-    """What the container of a job is called that was given no name."""
+    """Return the name of a job's container if the user gave none."""
     return f"job-{job}"
 
 

@@ -1,4 +1,4 @@
-"""Why a job does not run: what its coordinator knows, in a code for programs and a sentence for people."""
+"""Explain from the coordinator's state why a job does not run: a code for programs, words for people."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class JobReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """Why a job waits: a code, a sentence, what helps, and its place in its queue (0 = not known)."""
+    """Explain why a job waits: a code, a sentence, a hint, and its place in its queue (0 = not known)."""
 
     code: str
     sentence: str
@@ -87,7 +87,7 @@ def in_full(job: Job, state: PoolState, now: float) -> Why | None:
 
 
 def is_silent(part: Part, state: PoolState, now: float) -> bool:
-    """Whether what is said of a part is only believed, because its node is not heard of."""
+    """Return True if a part's state is only believed, because its node is not heard of."""
     member = state.members.get(part.node)
     if state.rules.here or member is None or (part.state is not None and part.state.is_final):
         return False
@@ -212,7 +212,7 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _clock(at: float, *, exactly: bool = False) -> str:
-    """In this machine's time. ``exactly``: with the seconds, where there are some."""
+    """Return the time in this machine's zone. ``exactly``: with the seconds, unless they are zero."""
     form = "%H:%M" if abs(at - time.time()) < 12 * 3600 else "%Y-%m-%d %H:%M"
     form += ":%S" if exactly and int(at) % 60 else ""
     return time.strftime(form, time.localtime(at))

@@ -1,4 +1,4 @@
-"""From a SubmitRequest to the jobs that it asks for, checked on their own."""
+"""Turn a SubmitRequest into the jobs that it asks for, and check each job on its own."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ from gpushared.pool.job_ids import id_for, id_in_array, new_request_id
 from gpushared.serving.lease_words import check_request_id, read_lease_request
 
 MAX_BODY_BYTES = 96 * 1024
-"""Of the create body; with the rest of the job it must fit in one record of the store."""
+"""The create body takes at most this much: with the rest of the job it must fit in one record of the
+store."""
 MAX_ARRAY_BYTES = 128 * 1024 * 1024
-"""Of the create bodies of an array, each of whose jobs is kept with its own."""
+"""The create bodies of an array together take at most this much, as each of its jobs is kept with its own."""
 MAX_NAME = 128
 MAX_IMAGE = 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-"""As docker has names of containers."""
+"""Docker allows the same names for containers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What one request asks for. ``array`` is None for a single job."""
+    """Hold the jobs that one request asks for. ``array`` is None for a single job."""
 
     jobs: tuple[tuple[JobId, JobSpec], ...]
     array: JobId | None

@@ -27,11 +27,12 @@ from gpushared.serving.doors import Context
 
 _JOBS = jobs_pb2.DESCRIPTOR.services_by_name["Jobs"]
 _FOR_TUNNELS = (Scope.SUBMIT, Scope.READ, Scope.LOGS, Scope.CANCEL)
-"""Whoever is at a node's gate can do all of that there, with all containers of the account."""
+"""A client at a node's gate can do everything that these scopes permit, with all containers of the
+account."""
 FIRST_SECONDS = 30.0
-"""So long a tunnel may be open without having said where it leads."""
+"""A tunnel may be open this long before its first message says where it leads."""
 NOTICED = 5
-"""So many nodes are named in a notice."""
+"""A notice names at most this many nodes."""
 _Asked = TypeVar("_Asked", bound=Message)
 _Answered = TypeVar("_Answered", bound=Message)
 
@@ -93,7 +94,7 @@ class _Room:
             )
 
     def _notices(self) -> list[str]:
-        """What makes the picture less than certain."""
+        """Return the reasons why the listed state is uncertain."""
         state = self._coordinator.loop.state
         if state.settled:
             return []

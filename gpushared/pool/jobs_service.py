@@ -39,11 +39,13 @@ MAX_AFTER = 1000
 MAX_WAIT_SECONDS = 60.0
 MAX_GRACE_SECONDS = 3600
 AT_ONCE = 256
-"""So many jobs of an array are given to the loop at a time, so that others come in between."""
+"""At most this many jobs of an array are given to the loop at a time, so that other events come in
+between."""
 LONG_CALLS, LONG_CALLS_OF_A_PERSON = 8, 1
-"""So many calls that look at much are worked on at a time; others wait for a step of each of these."""
+"""This many calls that look at much run at a time, in all and for one person; all other work waits for a
+step of each of these calls."""
 LONG_SECONDS = 30.0
-"""So long such a call waits for its turn."""
+"""A call that looks at much waits this long for its turn."""
 SHOWN_AT_ONCE = 16
 
 
@@ -84,7 +86,7 @@ def _real() -> bool:
 
 
 def bounded_seconds(asked: float) -> float:
-    """How long somebody may wait for an answer. Raises RequestError for what is no number."""
+    """Return how long a caller may wait for an answer. Raise RequestError if ``asked`` is not a number."""
     if math.isnan(asked):
         raise RequestError("the time-out is not a number", hint=f"give 0 to {MAX_WAIT_SECONDS:.0f} s")
     return min(max(asked, 0.0), MAX_WAIT_SECONDS)
@@ -175,7 +177,7 @@ class JobsService:
         return jobs_pb2.SubmitAnswer(job_ids=[job.id for job in jobs], array_id=array or "")
 
     async def read(self, message: jobs_pb2.SubmitRequest, owner: Owner, *, origin: NodeName = HERE) -> Wanted:
-        """What a request asks for, checked on its own; nothing is kept."""
+        """Read the jobs that a request asks for and check them on their own; nothing is kept."""
         after = await self._after(message, owner)
 
         def is_known(job: JobId) -> bool:

@@ -103,5 +103,5 @@ class JoinService(pool_pb2_grpc.JoinServicer):
 
 
 def _stranger(context: Context[Any, Any]) -> Asker:
-    """By the address alone, which is all that is known of whoever joins."""
+    """Return the asker known by the address alone: nothing else is known of a machine that joins."""
     return Asker(NOBODY_HERE, host_of(context.peer()))

@@ -95,7 +95,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
     # --- what the coordinator says ---------------------------------------------------------------------
 
     def perform(self, instruction: PoolInstruction) -> None:
-        """What the machine says, after its cause is durable."""
+        """Carry out the machine's instruction, after its cause is durable."""
         match instruction:
             case Send(node, order):
                 self.tell(node, order)
@@ -113,24 +113,27 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
             stream.put((type(order), order.key), lambda: link_pb2.Down(order=wire.order_bytes(order)))
 
     def tell_origin(self, job: JobId) -> None:
-        """How the job stands, to the node through which it came in."""
+        """Tell the node through which the job came in how the job stands."""
         origin = self._origins.origin_of(job)
         if origin != HERE and (stream := self._streams.get(origin)) is not None:
             stream.update(job)
 
     def tell_drain(self, node: NodeName) -> None:
-        """Whether it is drained now, and why."""
+        """Tell the node if it is drained now, and why."""
         if (stream := self._streams.get(node)) is not None:
             stream.put(link_pb2.DrainNotice, lambda: self._drain_notice(node))
 
     def tell_trust(self, trust: link_pb2.NewTrust) -> None:
-        """Whom to trust from now on, to all that are connected; the others are told at their next hello."""
+        """Tell all connected nodes which anchors to trust from now on.
+
+        The others hear it at their next hello.
+        """
         for stream in self._streams.values():
             if wire.TRUST in stream.capabilities:
                 stream.tell_trust(trust)
 
     def tell_allowance(self, node: NodeName) -> None:
-        """What it may give by itself, as it then stands."""
+        """Send the node its allowance as it then stands."""
         if (stream := self._streams.get(node)) is not None:
             stream.put(link_pb2.Allowance, lambda: self._allowance(node))
 
@@ -233,15 +236,18 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         return stream
 
     async def _hand_on(self, event: NodeHello, stream: NodeStream) -> None:
-        """What this leads to waits in the mailbox, so that the welcome is the first word."""
+        """Give the hello to the machine.
+
+        Its orders wait in the mailbox, so that the welcome is the first message.
+        """
         await self._machine.send(event)
         if stream.ended is not None:
-            # Above all not with the epoch that just rose for this hello: the node would name it in the next,
-            # as one that it has from somebody else, and so on for ever.
+            # The welcome must not go out with the epoch that just rose for this hello: the node would name
+            # that epoch in its next hello, as one that it has from another coordinator, and so on for ever.
             raise stream.ended
 
     def _heard(self, node: NodeName, read: HelloRead) -> NodeHello:
-        """What the machine is told. Raises RequestError, StateConflict, PermissionRefused."""
+        """Return the machine's event for a hello. Raise RequestError, StateConflict or PermissionRefused."""
         hello = read.message
         if hello.node != node:
             raise PermissionRefused(
@@ -364,7 +370,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
                 return
 
     def _tell_of_refusal(self, node: NodeName, error: GpushareError, context: Context) -> None:
-        """In the log once, until it is another one: nodes come back all the time."""
+        """Log a node's refusal once, until its reason changes: nodes come back all the time."""
         if isinstance(error, ClaimRefused):
             self._troubles.raised(_claim_of(node), str(error))
         who, host = node or host_of(context.peer()), host_of(context.peer())

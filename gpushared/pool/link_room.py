@@ -15,7 +15,7 @@ _LINK = link_pb2.DESCRIPTOR.services_by_name["NodeLink"].full_name
 
 
 def link_services(coordinator: Coordinator) -> Sequence[Service]:
-    """What nodes dial."""
+    """Return the service that nodes dial."""
     link = coordinator.link
     return (
         Service(

@@ -43,7 +43,8 @@ log = logging.getLogger(__name__)
 
 MAX_PENDING = 4096
 MAX_PENDING_SUBMITTED = 3072
-"""With so many, no new jobs are taken: who submits without end is not to keep nodes from being heard."""
+"""With this many pending, no new jobs are taken: a user who submits without end must not keep nodes from
+being heard."""
 MAX_BATCH = 256
 RETRY_SECONDS = 1.0
 DAY_TIME_SECONDS = 1.0
@@ -193,7 +194,7 @@ class PoolLoop:
             _refuse([*batch, *left], ending)
 
     async def _batch(self) -> list[_Sent]:
-        """What waits, or a tick when the state wants to be looked at again."""
+        """Return the waiting events, or a tick when the state is due for another look."""
         batch: list[_Sent] = []
         try:
             async with asyncio.timeout(self._seconds_to_look()):
@@ -205,7 +206,7 @@ class PoolLoop:
         return batch
 
     async def _follow_day_time(self) -> None:
-        """What people mean by the time of day goes by the clock that people set."""
+        """Tell the state when people have set the clock, as times of day are meant by that clock."""
         while True:
             await asyncio.sleep(DAY_TIME_SECONDS)
             if (ahead := self._clock.ahead()) != self.state.ahead_seconds:
@@ -219,20 +220,20 @@ class PoolLoop:
     # --- what the state does not remember any more ----------------------------------------------------
 
     async def _forgotten(self, jobs: Iterable[JobId]) -> frozenset[JobId]:
-        """Those that are over, but that the state no longer knows: it must not take them for new ones."""
+        """Return finished jobs that the state no longer knows: it must not take them for new ones."""
         unknown = {job for job in jobs if job not in self.state.jobs and job not in self.state.ended}
         return await self.archive.over(unknown)
 
     async def _is_over(self, submitted: m.JobSubmitted) -> bool:
-        """Whether a job that a node tells of is over, and the state no longer knows it.
+        """Return True if a job that a node tells of is over and the state no longer knows it.
 
-        Without a request id the id is one of a node's choice, maybe that of somebody else's job.
+        Without a request id the id is the node's choice, maybe that of another person's job.
         """
         is_doubtful = submitted.old or not submitted.spec.request_id
         return is_doubtful and submitted.job in await self._forgotten([submitted.job])
 
     async def _with_past(self, submitted: m.JobSubmitted) -> m.JobSubmitted:
-        """With what became of those that it waits for, where the state has forgotten that."""
+        """Add the end of awaited jobs that the state has forgotten."""
         found = [
             await self.archive.get(after.job)
             for after in submitted.spec.after
@@ -291,7 +292,7 @@ class PoolLoop:
             await self._one_by_one([sent for sent, _ in done[concluded:]], error)
 
     async def _one_by_one(self, batch: Sequence[_Sent], error: RequestError) -> None:
-        """Of a batch that cannot be kept, refuse what it is about."""
+        """Handle the events of a batch that cannot be kept one by one, and refuse the one at fault."""
         if len(batch) == 1:
             log.warning("an event cannot be kept: %s", error)
             _refuse(batch, error)
@@ -416,7 +417,7 @@ class PoolLoop:
                 log.exception("instruction failed %r", instruction)
 
     def _wake(self, before: PoolState, steps: Sequence[PoolStep]) -> None:
-        """Those who wait, by what they could be shown: not by each beat."""
+        """Wake the callers that wait for changes that are shown to people, but not at each beat."""
         jobs = {job.id for step in steps for job in (*step.jobs, *step.shown)}
         for job in jobs:
             if (event := self._job_changed.pop(job, None)) is not None:
@@ -430,7 +431,7 @@ class PoolLoop:
 
 
 def _looks(member: Member | None) -> Member | None:
-    """Without what each beat changes."""
+    """Return the member without the field that each beat changes."""
     return member and replace(member, heard_at=None)
 
 

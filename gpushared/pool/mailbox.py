@@ -1,4 +1,4 @@
-"""What waits to be sent over a link, so that a slow other side holds up nobody and fills no memory."""
+"""Queue messages for a link, so that a slow other side holds up nobody and fills no memory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _Message = TypeVar("_Message")
 
 
 class Mailbox(Generic[_Message]):
-    """Of each subject only the newest word, in the order in which the subjects came up.
+    """Keep only the newest word on each subject, in the order in which the subjects came up.
 
-    A word is made to a message only when it is its turn, so that the message says how things are then.
+    A word becomes a message only when its turn comes, so that the message tells how things are then.
     """
 
     def __init__(self, max_subjects: int) -> None:

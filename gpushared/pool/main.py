@@ -105,7 +105,7 @@ def serve(path: Path | None, flags: Mapping[str, str], *, allow_root: bool) -> i
 
 
 def checked(path: Path | None, flags: Mapping[str, str]) -> int:
-    """Whether the configuration is well; the exit code."""
+    """Check the configuration and return the exit code."""
     try:
         people_of(read_config(path, flags).users)
     except GpushareError as error:
@@ -115,7 +115,10 @@ def checked(path: Path | None, flags: Mapping[str, str]) -> int:
 
 
 def refuse_root(*, allowed: bool) -> None:
-    """It reads what the network sends; there is no reason to have any right. Raises ConfigError."""
+    """Refuse to run as root: the coordinator reads what the network sends and needs no right.
+
+    Raise ConfigError.
+    """
     if os.geteuid() == 0 and not allowed:
         raise ConfigError(
             "the coordinator needs no rights, and runs as root only when told to",

@@ -40,7 +40,7 @@ def has_simulated(state: PoolState) -> bool:
 
 
 def notices_of(state: PoolState, now: float) -> list[str]:
-    """What is to be known of nodes that do not keep what they say."""
+    """Return notices about nodes that refuse jobs which they had room for by their own word."""
     return [
         _rest_of(state.members[name], rest.until, now)
         for name, rest in sorted(state.resting.items())
@@ -88,7 +88,7 @@ def _add_inventory(view: jobs_pb2.PoolNode, inventory: Inventory, member: Member
 
 
 def _gpus(gpus: Iterable[Gpu], member: Member) -> list[jobs_pb2.PoolGpu]:
-    """What was free of each by the node's last word."""
+    """Return the GPUs of a node with the room that was free by the node's last word."""
     troubles = dict(member.free.troubles)
     stray: dict[GpuId, int] = {}
     for gpu, size in member.free.stray_bytes:

@@ -1,4 +1,4 @@
-"""What a running coordinator is made of, as its services see it, and at which of its doors each is served."""
+"""Define the parts of a running coordinator for its services, and the doors at which they are served."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpushared.serving.troubles import Troubles
 
 
 class Door(StrEnum):
-    """Where a call may come in."""
+    """Name the doors at which a call may come in."""
 
     NODES = "nodes"
     """TLS; each connection has a node's certificate."""
@@ -52,7 +52,7 @@ class Coordinator:
     troubles: Troubles
     audit: AuditLog
     of_calls: CallAudit
-    """Where calls are told of that the audit is to know."""
+    """Calls that the audit is to know are told here."""
     nodes_port: Callable[[], int]
 
 

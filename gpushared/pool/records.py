@@ -26,9 +26,10 @@ log = logging.getLogger(__name__)
 JOB, ENDED, OVER, GONE, MEMBER = "job/", "ended/", "over/", "gone/", "member/"
 USAGE, TURN, PROJECT = "usage/", "turn/", "project/"
 SIGN_OF_LIFE = "pool/alive"
-"""Written where nothing else is, to see whether the store can be written again."""
+"""This record is written where nothing else is, to see if the store can be written again."""
 RECOVERING = "pool/recovering"
-"""There while not all nodes have reported after a loss of memory; a restart must not forget it."""
+"""This record is there while not all nodes have reported after a loss of memory; a restart must not forget
+it."""
 
 Changes = Mapping[str, bytes | None]
 """Records to put and, with None, to delete, all in one transaction."""
@@ -37,7 +38,7 @@ MICROSECONDS = 1_000_000
 
 
 def job_changes(job: Job) -> Changes:
-    """What a job that changed changes; one that is over moves to where those are."""
+    """Return the record changes for a changed job; a finished job moves to the records of finished jobs."""
     body = to_json(Job, job).encode()
     if not isinstance(job.state, Ended):
         return {JOB + job.id: body}
@@ -45,18 +46,18 @@ def job_changes(job: Job) -> Changes:
 
 
 def without(over: Job) -> Changes:
-    """What is to change so that nothing is known of a job that is over."""
+    """Return the changes that remove all records of a finished job."""
     assert isinstance(over.state, Ended), "others are not kept as such"
     return {ENDED + over.id: None, over_key(over.state.at, over.id): None}
 
 
 def over_key(at: float, job: JobId) -> str:
-    """In the order of time."""
+    """Return the key that sorts finished jobs by their end."""
     return f"{OVER}{int(at * MICROSECONDS):017d}-{job}"
 
 
 def job_of(key: str) -> JobId:
-    """Of a key below ``over/`` or ``gone/``."""
+    """Return the job of a key below ``over/`` or ``gone/``."""
     return JobId(key.partition("-")[2])
 
 
@@ -65,7 +66,7 @@ def time_of(key: str) -> float:
 
 
 def member_bytes(member: Member) -> bytes:
-    """What outlives this coordinator: what it heard of a node does not."""
+    """Return the facts of a member that outlive this coordinator, without those that it only heard."""
     lasting = replace(
         member,
         free=Free(),
@@ -115,7 +116,7 @@ def read_member(key: str, body: bytes) -> Member:
 
 
 def read_standing(records: Mapping[str, Record]) -> Standing:
-    """Of all records of usage, turns and projects. Raises StoreUnavailable."""
+    """Read the records of usage, turns and projects. Raise StoreUnavailable."""
     usage: list[UsageRow] = []
     turns: dict[str, float] = {}
     projects: dict[str, Project] = {}

@@ -107,22 +107,22 @@ async def restored(
 
 
 def _lacking(stored: Stored, enrolled: Iterable[Member]) -> list[Member]:
-    """Those that have a certificate and are not in the store."""
+    """Return the members that have a certificate and are not in the store."""
     known = {member.name for member in stored.members}
     return [member for member in enrolled if member.name not in known]
 
 
 def _gone(stored: Stored, enrolled: Iterable[Member]) -> list[Member]:
-    """Without a certificate a node has not come back since it was forgotten, and can tell nothing.
+    """Return forgotten members without a certificate: they have not come back and can tell nothing.
 
-    A recovery would wait for it for ever.
+    A recovery would wait for them for ever.
     """
     signed = {member.name for member in enrolled}
     return [one for one in stored.members if one.forgotten_at is not None and one.name not in signed]
 
 
 def _excused(gone: Iterable[Member], state: PoolState) -> list[Member]:
-    """Those without whom a recovery goes on: should they ever come back, they may know of more than we do."""
+    """Mark members without whom a recovery goes on: should they come back, they may know more than we do."""
     if state.recovering_since is None:
         return []
     found = [replace(state.members[one.name], excused=True) for one in gone if not one.excused]
@@ -132,7 +132,7 @@ def _excused(gone: Iterable[Member], state: PoolState) -> list[Member]:
 
 
 def _changes(stored: Stored, state: PoolState, members: Iterable[Member]) -> list[Changes]:
-    """What the store is to have besides: these members, and whether a recovery is under way now."""
+    """Return the changes to the store: these members, and the recovery mark if it changed."""
     changes: list[Changes] = [{MEMBER + one.name: member_bytes(one)} for one in members]
     if (state.recovering_since is not None) != stored.recovering:
         changes.append({RECOVERING: b"" if state.recovering_since is not None else None})
@@ -140,7 +140,7 @@ def _changes(stored: Stored, state: PoolState, members: Iterable[Member]) -> lis
 
 
 def _is_old(stored: Stored, mark: HighWater | None, lacking: Sequence[Member]) -> bool:
-    """Whether the store has less than it once had, which is logged."""
+    """Return True if the store has less than it once had, and log that."""
     if not _has_less(stored, mark, lacking):
         return False
     log.warning(
@@ -150,9 +150,10 @@ def _is_old(stored: Stored, mark: HighWater | None, lacking: Sequence[Member]) -
 
 
 def _has_less(stored: Stored, mark: HighWater | None, lacking: Sequence[Member]) -> bool:
-    """Where it is as far as its mark, who is lacking had just been signed when the coordinator ended.
+    """Return True if the store has less than it once had.
 
-    What the mark does not cover, some seconds, nodes know of and tell.
+    If the store is as far as its mark, the lacking members had just been signed when the coordinator ended.
+    The mark does not cover the last seconds, but nodes know of these and tell.
     """
     if mark is not None and mark.doubted:
         return True
@@ -183,7 +184,7 @@ def _read(page: Sequence[tuple[str, Record]]) -> list[Job]:
 
 
 async def _awaited(archive: Archive, live: Sequence[Job], known: Collection[JobId]) -> list[Job]:
-    """Those that are over, however long, and that others still wait for."""
+    """Return finished jobs, however long over, for which others still wait."""
     there = {job.id for job in live}.union(known)
     wanted = {after.job for job in live for after in job.awaits} - there
     found = [await archive.get(job) for job in sorted(wanted)]

@@ -10,7 +10,7 @@ from gpushared.domain.jobs.rules import PoolRules
 
 
 def pool_rules_of(config: CoordinatorConfig) -> PoolRules:
-    """What holds from now on."""
+    """Return the rules of the pool as configured."""
     return PoolRules(
         policy=queue_policy_of(config, stop_grace_seconds=config.queue.stop_grace_seconds),
         preemption=config.queue.preemption,

@@ -1,8 +1,8 @@
-"""What comes over a node's link, held to what can be so.
+"""Check the messages of a node's link against what can be true.
 
-Who joined may be in the wrong hands later, node and coordinator alike. So what either of them sends passes
-the same bounds as what users say, before anything is made of it: one bad text, once it is written down,
-would be in the way of whoever is shown it. ``bounds`` holds the numbers to what they mean.
+A machine that joined may be in the wrong hands later, node and coordinator alike. So the messages of either
+pass the same bounds as the words of users, before anything is made of them. A bad text that is written down
+once would harm everybody who is shown it. ``bounds`` holds the numbers to their meaning.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gpushared.pool.job_words import (
 from gpushared.pool.jobs_service import MAX_AFTER
 
 MAX_AHEAD = 1_000_000
-"""So far an epoch may be above ours: no coordinator was started so often."""
+"""An epoch may be this far above ours: no coordinator was started so often."""
 MAX_WANTS = 4096
 """Limits that leases of one node wait for."""
 MAX_TEXT = 256

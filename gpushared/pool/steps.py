@@ -1,4 +1,4 @@
-"""What the steps of the coordinator's machine change in the store."""
+"""Derive the store's changes from the steps of the coordinator's machine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StepWriter:
         """Jobs of a step of which only a part was written: not as the state has them."""
 
     def changes_of(self, before: PoolState, steps: Sequence[PoolStep]) -> list[list[Changes]]:
-        """By step; what belongs together is one ``Changes``."""
+        """Return the changes by step; changes that belong together are one ``Changes``."""
         found = [list(self._step(step)) for step in steps]
         if self._torn and found:
             found[0][:0] = [_as_it_is(before, job) for job in sorted(self._torn)]
@@ -41,7 +41,7 @@ class StepWriter:
         self._torn.clear()
 
     def refused(self, torn: PoolStep | None) -> None:
-        """What ``changes_of`` told last was not written, or of ``torn`` only a part."""
+        """Note that the last changes were not written, or of ``torn`` only a part."""
         self._members.clear()
         if torn is not None:
             self._torn |= {job.id for job in torn.jobs}

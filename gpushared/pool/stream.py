@@ -43,11 +43,11 @@ log = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext[link_pb2.Up, link_pb2.Down]
 
 MAX_WAITING = 32_768
-"""Subjects that may wait to be told to one node."""
+"""This many subjects may wait to be sent to one node."""
 BUSY = 1024
-"""With so many waiting to be told, nothing more is read of a node until it has read some."""
+"""With this many subjects waiting, nothing more is read from a node until it has read some of them."""
 IN_WORK = 32
-"""So many of a node's messages are handled at a time."""
+"""This many of a node's messages are handled at a time."""
 FIRST_RETRY_SECONDS = 0.5
 LAST_RETRY_SECONDS = 8.0
 _JOB_ID = re.compile(r"[0-9a-z]{1,32}(_[0-9]{1,7})?")
@@ -64,7 +64,7 @@ _PASSING = (Unavailable, TimedOut, LimitReached)
 
 
 class Book(Protocol):
-    """Of the machine's state, what links look at."""
+    """Give links the part of the machine's state that they look at."""
 
     @property
     def members(self) -> Mapping[NodeName, Member]: ...
@@ -79,7 +79,7 @@ class Machine(Protocol):
     def state(self) -> Book: ...
     @property
     def revision(self) -> int:
-        """Of the newest change in the store."""
+        """Return the revision of the newest change in the store."""
         ...
 
     async def send(self, event: PoolEvent) -> Job | None:
@@ -88,7 +88,7 @@ class Machine(Protocol):
 
 
 class Guard(Protocol):
-    """Who is at the other end, and for whom they may speak."""
+    """Tell which node is at the other end, and for which users the node may speak."""
 
     @property
     def pool(self) -> str: ...
@@ -105,11 +105,11 @@ class Guard(Protocol):
         ...
 
     def owner_named(self, principal: str) -> Owner:
-        """Who that is in the pool, no admin. Raises RequestError where it can be nobody."""
+        """Return the owner that a principal names, never an admin. Raise RequestError if it can be nobody."""
         ...
 
     def newer_trust(self, node: NodeName, generation: int) -> link_pb2.NewTrust | None:
-        """What a node is to trust from now on, where that is newer than what it says that it has."""
+        """Return the anchors that a node is to trust from now on, or None if it has the newest already."""
         ...
 
 
@@ -121,12 +121,12 @@ class Origins(Protocol):
         ...
 
     def update_of(self, job: JobId) -> link_pb2.JobUpdate | None:
-        """How it stands now; None where nothing is known of it any more."""
+        """Return how the job stands now, or None if the job is no longer known."""
         ...
 
 
 def usual_beat(nodes: int) -> float:
-    """How often each of so many nodes is to beat, by the rules as they are without configuration."""
+    """Return the seconds between beats for this many nodes, by the rules without configuration."""
     return beat_seconds(nodes, PoolRules())
 
 
@@ -167,7 +167,7 @@ class NodeStream:
 
     @property
     def ended(self) -> GpushareError | None:
-        """Why it was closed from this side, where it was."""
+        """Return why this side closed the stream, or None if it did not."""
         return self._why.result() if self._why.done() else None
 
     def put(self, subject: object, word: Callable[[], link_pb2.Down | None]) -> None:

@@ -16,7 +16,8 @@ from google.protobuf.message import DecodeError
 from gpushared.api.v1 import jobs_pb2, link_pb2
 
 DATA_TAG = 0x12
-"""Of the field ``data`` of both messages: number 2, with a length before it (protobuf's wire format)."""
+"""This is the tag of the field ``data`` of both messages: number 2, with a length before it (protobuf's
+wire format)."""
 _MORE = 0x80
 """Set in each byte of a length but the last, which have seven bits of it each, the lowest first."""
 _MAX_LENGTH_BYTES = 5
@@ -71,7 +72,7 @@ def from_wire(message: type[_Message]) -> Callable[[bytes], Frame | _Message]:
 
 
 def _data_at(wire: bytes) -> int | None:
-    """Where the bytes begin; None where there is anything else in the message."""
+    """Return the place where the bytes begin, or None if the message has any other field."""
     if not wire or wire[0] != DATA_TAG:
         return None
     length = 0

@@ -26,9 +26,9 @@ TELL_BYTES = 512 * 1024
 MAX_KEPT_BYTES = 256 << 20
 """All connections of a node that wait for a call keep no more than this together."""
 PARTING_SECONDS = 10.0
-"""The other end may take so long to say that it knows of the end."""
+"""The other end may take this long to acknowledge the end."""
 LOOK_SECONDS = 1.0
-"""So often an end looks whether its client has hung up, while it reads nothing of the client's."""
+"""An end looks this often if its client has hung up, while it reads nothing from the client."""
 
 Message = Chunk | Data
 Kind = type[jobs_pb2.TunnelChunk | link_pb2.TunnelData]
@@ -68,7 +68,7 @@ class CallCarrier:
 
 
 class Kept:
-    """How many bytes some connections keep together."""
+    """Count the bytes that some connections keep together."""
 
     def __init__(self, limit: int = MAX_KEPT_BYTES) -> None:
         self._limit = limit
@@ -204,7 +204,7 @@ class TunnelStream:
         return True
 
     async def _send(self, call: Carrier, place: int) -> None:
-        """From the byte of that number on, until the connection is over."""
+        """Send the bytes from this place on, until the connection is over."""
         has_ended = False
         while not self.is_done:
             self._wake.clear()
@@ -294,7 +294,7 @@ class TunnelStream:
 
 
 def _has_hung_up(sock: socket.socket) -> bool:
-    """Whether the socket's peer has closed it altogether, and not only one way."""
+    """Return True if the socket's peer has closed both directions, not only one."""
     poll = select.poll()
     poll.register(sock, 0)
     return bool(poll.poll(0))

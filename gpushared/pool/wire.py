@@ -1,7 +1,7 @@
-"""What goes over a node's link: the domain's records as bytes and back, and which of it both sides know.
+"""Convert the domain's records of a node's link to bytes and back, and name what both sides know.
 
-Both sides may be one version apart, either way. Fields that only one of them knows are ignored or take their
-default; what is new altogether has a capability, and is only sent to those who said that they have it.
+The two sides may be one version apart, either way. Fields that only one side knows are ignored or take their
+default. A new kind of message has a capability, and is sent only to a side that announced that capability.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from gpushared.pool import bounds, soundness
 from gpushared.records import RecordError, from_json, to_json
 
 GENERATION = 1
-"""Of what is said over the link. Raised only where fields that are added do not do; then both are spoken."""
+"""This is the generation of the link's protocol. It is raised only if added fields do not suffice; then
+both sides speak both."""
 SPOKEN = (1,)
 _GENERATION = "link-"
 _LISTED = re.compile(rf"{_GENERATION}([0-9]{{1,9}})")
@@ -42,9 +43,9 @@ GIVE_BACK = "give-back"
 CAPABILITIES = (*(f"{_GENERATION}{one}" for one in SPOKEN), TUNNEL, TRUST, ALLOWANCE, GIVE_BACK)
 
 HELLO_BYTES = 256 * 1024
-"""So much of a hello goes in one message; a bigger one would keep the reader's event loop for too long."""
+"""One message carries at most this much of a hello; more would keep the reader's event loop for too long."""
 MAX_INVENTORY_BYTES = 128 * 1024
-"""It is a part of its node's record in the store."""
+"""The inventory is a part of its node's record in the store, so its size is bounded."""
 MAX_HOLDINGS = 65_536
 
 
@@ -108,7 +109,7 @@ def read_free(data: bytes) -> Free:
 
 
 def allowance_message(told: Told) -> link_pb2.Allowance:
-    """What a node may give by itself."""
+    """Return the message that tells a node what it may give by itself."""
     return link_pb2.Allowance(
         revision=told.revision,
         valid_seconds=told.now.valid_seconds,
@@ -194,17 +195,17 @@ def _unreadable(what: str, error: Exception) -> Unreadable:
 
 
 def job_digest(job: JobId, spec: bytes) -> bytes:
-    """What an assertion vouches for that comes with a job."""
+    """Return the digest for which the assertion of a submitted job vouches."""
     return sha256(b"\0".join((b"submit", job.encode(), spec))).digest()
 
 
 def cancel_digest(job: JobId, grace_seconds: int) -> bytes:
-    """What an assertion vouches for that comes with a cancellation."""
+    """Return the digest for which the assertion of a cancellation vouches."""
     return sha256(b"\0".join((b"cancel", job.encode(), str(grace_seconds).encode()))).digest()
 
 
 def gone_digest(job: JobId) -> bytes:
-    """What an assertion vouches for that comes with the end of a job's client."""
+    """Return the digest for which the assertion of a lost client vouches."""
     return sha256(b"\0".join((b"gone", job.encode()))).digest()
 
 
