@@ -1,4 +1,4 @@
-"""As whom a job's owner runs on this node: by its own users and settings, never by foreign numbers."""
+"""Find a job owner's account on this node by the node's own users and settings, never by foreign numbers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from gpushared.serving.identity import look_up
 NAME_SERVICE_SECONDS = 5.0
 LOGIN_DEFS = Path("/etc/login.defs")
 FIRST_USER_ID = 1000
-"""Of ordinary users, where login.defs(5) does not say: the default of shadow's UID_MIN."""
+"""Ordinary users begin at this number if login.defs(5) does not say: the default of shadow's UID_MIN."""
 NOBODY_ID = 65534
-"""Whom the kernel names where it has no better name (``/proc/sys/kernel/overflowuid``)."""
+"""The kernel names this user if it has no better name (``/proc/sys/kernel/overflowuid``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,13 @@ class LocalAccounts:
         self.rules = rules
 
     async def caller(self, owner: Owner, coordinator: str) -> Caller:
-        """As whom an owner's containers run here.
+        """Return the account as which an owner's containers run here.
 
-        By a pool's order nobody is trusted or root, whatever they are here: who has taken over another
-        machine of the pool has not taken over this one. Nor are they an account of the system, whose name is
-        the same on all machines, unless an admin of this one named it. By the node's own book
-        (``coordinator`` empty) they are what they are on the socket. Raises PermissionRefused, and TimedOut
-        where the name services hang.
+        By a pool's order no account is trusted or root, whatever it is here: an attacker of another machine
+        of the pool has not taken over this one. Nor is it an account of the system, whose name is the same on
+        all machines, unless an admin of this machine named that account. By the node's own book
+        (``coordinator`` empty) the account has the rights that it has on the socket. Raise PermissionRefused,
+        or TimedOut if the name services hang.
         """
         rules = self.rules
         name = rules.account_name(owner)
@@ -110,7 +110,7 @@ def _look_up(name: str, trusted_groups: Collection[str]) -> Caller | None:
 
 
 def _is_of_the_system(uid: int) -> bool:
-    """Whether it is no ordinary user's number: daemons own what their accounts own."""
+    """Return True if the number is no ordinary user's: daemons own what their accounts own."""
     return uid < _first_user_id() or uid == NOBODY_ID
 
 

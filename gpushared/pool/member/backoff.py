@@ -27,7 +27,7 @@ class Backoff:
         self._failures = 0
 
     def seconds(self, spread: float) -> float:
-        """How long to wait now. ``spread``: the first waits are drawn from at least so much."""
+        """Return the seconds to wait now. The first waits are drawn from 0 to at least ``spread`` seconds."""
         bound = min(self._retry.last, self._retry.first * 2 ** min(self._failures, 30))
         self._failures += 1
         return self._random.uniform(0.0, max(spread, bound))

@@ -28,7 +28,7 @@ class Beats:
         return self._seq
 
     def acknowledge(self, ack: link_pb2.BeatAck) -> bool:
-        """Whether it is new."""
+        """Take the acknowledgement of a beat, and return True if it is new."""
         sent_at = self._sent.get(ack.seq)
         if sent_at is None:
             return False
@@ -43,7 +43,10 @@ class Beats:
         return boottime() - self.acknowledged if self._sent else 0.0
 
     def has_news(self, facts: Facts) -> bool:
-        """Whether what others wait for changed; stray memory alone always changes, and can wait."""
+        """Return True if facts changed for which others wait.
+
+        Stray memory alone always changes, and can wait.
+        """
         if self.told is None:
             return True
         inventory, free = self.told

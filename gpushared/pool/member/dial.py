@@ -17,7 +17,7 @@ RECONNECT_SECONDS = 5.0
 """gRPC's own limit is two minutes, and until then calls fail although the coordinator is back."""
 MAX_DETAILS = 300
 PARTING_SECONDS = 24 * 3600.0
-"""How long calls over a channel may go on after there is a newer one."""
+"""Calls over a channel may go on for this long after there is a newer channel."""
 
 _TLS_FAILED = ("CERTIFICATE_VERIFY_FAILED", "Ssl handshake failed", "Hostname Verification Check failed")
 
@@ -110,7 +110,7 @@ class Dial:
 
 
 def fault(address: str, error: grpc.aio.AioRpcError) -> GpushareError:
-    """What a failed call to the coordinator at ``address`` means."""
+    """Return the error that explains a failed call to the coordinator at ``address``."""
     details = _one_line(error.details() or error.code().name)
     if any(sign in details for sign in _TLS_FAILED):
         return PermissionRefused(

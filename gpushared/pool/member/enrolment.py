@@ -104,7 +104,7 @@ class Enrolment:
         return self._member().node_address
 
     def server_name(self) -> str:
-        """What the coordinator's certificate must hold. Raises StateConflict."""
+        """Return the name that the coordinator's certificate must hold. Raise StateConflict."""
         return coordinator_host(self._member().pool)
 
     def asserter(self) -> Asserter:
@@ -113,11 +113,11 @@ class Enrolment:
         return Asserter(member.speaks, member.pool)
 
     def trust_generation(self) -> int:
-        """Of the anchors that are trusted; 0 where the node is in no pool."""
+        """Return the generation of the trusted anchors, or 0 if the node is in no pool."""
         return self._membership.generation if self._membership else 0
 
     async def take_trust(self, trust: link_pb2.NewTrust) -> int:
-        """What the coordinator says, over the link, of whom to trust; which generation is trusted now."""
+        """Take the coordinator's trust message from the link, and return the generation now trusted."""
         async with self._turn:
             member = self._member()
             if trust.generation > member.generation:
@@ -248,7 +248,10 @@ class Enrolment:
         return facts.issued_at + (facts.expires_at - facts.issued_at) * part
 
     async def _told_to_renew(self, seconds: float) -> bool:
-        """Whether somebody said so within the time; it also ends when the membership changes."""
+        """Return True if the node was told to renew within the time.
+
+        A change of the membership ends the wait too.
+        """
         told = asyncio.create_task(self._renew_now.wait())
         changed = asyncio.create_task(self.changed(self._version))
         try:

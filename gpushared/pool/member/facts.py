@@ -1,4 +1,4 @@
-"""What a node tells its coordinator of itself, out of its own state."""
+"""Collect a node's facts for its coordinator from the node's own state."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ def inventory_of(state: NodeState, *, address: str, version: str, simulated: boo
 
 
 def free_of(state: NodeState, coordinator: str, decisions: Mapping[LeaseId, Decision] | None = None) -> Free:
-    """What all leases hold, those of the node's own users too. ``coordinator``: whose attempts are named.
+    """Return the holdings of all leases, those of the node's own users too, and the state of the GPUs.
 
-    ``decisions``: what the newest pass over the node's queue says.
+    ``coordinator``: only its attempts are named. ``decisions``: the results of the newest pass over the
+    node's queue.
     """
     judged = [(gpu.id, gpu.trouble) for gpu in state.judged_gpus()]
     strays = [(gpu, _in_steps(held)) for gpu, held in sorted(state.stray_bytes.items()) if held > 0]

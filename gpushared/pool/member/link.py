@@ -30,12 +30,12 @@ log = logging.getLogger(__name__)
 PART = "pool"
 CLOCK_PART = "pool-clock"
 AWAY_SECONDS = 15.0
-"""A link that is lost for a shorter time is no trouble."""
+"""The loss of a link for a shorter time is no trouble."""
 MAX_CLOCK_DIFFERENCE_SECONDS = 120.0
-"""What certificates and users' assertions tolerate."""
+"""Certificates and users' assertions tolerate this difference."""
 
 _PASSING = {Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED}
-"""What goes over by itself; of other refusals people must do something."""
+"""These failures pass by themselves; after other refusals people must act."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +47,15 @@ class LinkState:
     connected_since: float | None = None
     away_since: float | None = None
     heard_at: float | None = None
-    """When the coordinator last acknowledged something."""
+    """The coordinator last acknowledged a message at this time."""
     last_error: str = ""
-    """With what to do about it."""
+    """The text includes the hint."""
     why: str = ""
     """The same without."""
     next_try_at: float | None = None
     epoch: int = 0
     clock_ahead_seconds: float | None = None
-    """By how much the coordinator's clock was ahead at the newest welcome."""
+    """The coordinator's clock was ahead by this much at the newest welcome."""
 
     def text(self) -> str:
         """One line: how it stands with the pool."""
@@ -168,7 +168,7 @@ class MemberLink:
 
     @property
     def connected(self) -> bool:
-        """Whether the coordinator welcomed this node and the stream is up, as far as one can know."""
+        """Return True if the coordinator welcomed this node and the stream is up, as far as one can know."""
         return self._connected_since is not None
 
     def connected_seconds(self) -> float:
@@ -289,7 +289,7 @@ class MemberLink:
         self._backoff.after_success()
 
     def _trouble(self) -> str:
-        """Without the next try, so that the log says it once."""
+        """Return the trouble's text without the time of the next try, so that the log has the text once."""
         since = _clock(day_at(self._away_since)) if self._away_since is not None else "now"
         return f"pool {self._identity.pool} is not reached since {since}: {self._error}"
 

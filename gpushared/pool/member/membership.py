@@ -1,4 +1,4 @@
-"""What a node keeps of its pool: one secret file, replaced as a whole, so that key and certificate agree."""
+"""Keep a node's record of its pool in one secret file, replaced whole so that key and certificate agree."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Membership:
     assertion_key: str
 
     def __repr__(self) -> str:
-        """Without the keys, which have no place in logs and traces."""
+        """Leave out the keys, which have no place in logs and traces."""
         return f"Membership(pool={self.pool!r}, node={self.node!r}, generation={self.generation})"
 
     @property
     def facts(self) -> NodeCertificate:
-        """What the certificate says."""
+        """Return the facts in the certificate."""
         return read_node_certificate(self.certificate.encode())
 
     @property
@@ -59,7 +59,7 @@ def _assertion_key(pem: str) -> Ed25519PrivateKey:
 
 
 class MembershipFile:
-    """In the folder ``<state_dir>/pool``."""
+    """Read and write the membership's file in the folder ``<state_dir>/pool``."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

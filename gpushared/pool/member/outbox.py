@@ -32,11 +32,11 @@ log = logging.getLogger(__name__)
 
 OUTBOX = "outbox/"
 MAX_KEPT = 50_000
-"""Jobs that are not over."""
+"""The bound counts jobs that are not over."""
 MAX_KEPT_OF_ONE = 20_000
-"""Of one user: two large arrays."""
+"""The bound counts jobs of one user: two large arrays."""
 MAX_OVER = 1000
-"""Those that are over are shown for a while."""
+"""Finished jobs are shown for a while."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class OutboxRecord:
     """The process that waits for an interactive job."""
 
     def mirrored(self) -> jobs_pb2.Job | None:
-        """What the pool said last."""
+        """Return the pool's last word on the job."""
         if not self.update:
             return None
         with contextlib.suppress(DecodeError, ValueError):
@@ -192,7 +192,7 @@ class Outbox:
         return sorted(self._records.values(), key=lambda record: record.sequence)
 
     def attended(self) -> list[OutboxRecord]:
-        """Those that are not over and for which a known process waits."""
+        """Return the records that are not over and for which a known process waits."""
         found = [self._records[job] for job in self._attended if job in self._records]
         self._attended = {record.job for record in found if not record.over}
         return [record for record in found if not record.over]
@@ -319,7 +319,7 @@ def _check_names(specs: Sequence[JobSpec], principal: str, kept: Sequence[Outbox
 
 
 def refusal_of(record: OutboxRecord) -> GpushareError | None:
-    """Why the pool will not have it."""
+    """Return the error with which the pool refused the job, or None if it did not."""
     told = record.refused
     return None if told is None else refused(told.code, told.message, told.hint)
 

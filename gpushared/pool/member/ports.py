@@ -1,4 +1,4 @@
-"""What the node's end of the link needs of the node."""
+"""Declare the interfaces that the node's end of the link needs of the node."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Desk(Protocol):
         ...
 
     def reports(self) -> tuple[Report, ...]:
-        """Of all attempts that are recorded, those that are over too, with their specs."""
+        """Return reports on all recorded attempts, finished ones too, with their specs."""
         ...
 
     def report(self, key: AttemptKey) -> Report | None:
-        """How an attempt stands now."""
+        """Return the report on an attempt as it stands now."""
         ...
 
     def contact(self) -> Contact:
@@ -34,7 +34,10 @@ class Desk(Protocol):
         ...
 
     async def contact_made(self, sent_at: float, epoch: int, revision: int) -> None:
-        """What was sent at ``sent_at`` (CLOCK_BOOTTIME) was acknowledged. Durable where the epoch rose."""
+        """Note that a message sent at ``sent_at`` (CLOCK_BOOTTIME) was acknowledged.
+
+        The note is durable if the epoch rose.
+        """
         ...
 
     async def look(self) -> None:
@@ -43,7 +46,7 @@ class Desk(Protocol):
 
 
 class Facts(Protocol):
-    """What the node is and has."""
+    """Tell the facts about the node and its equipment."""
 
     def inventory(self) -> Inventory: ...
 
@@ -67,7 +70,7 @@ class Outbox(Protocol):
     """Jobs for the pool that came in through this node, and what users want of them."""
 
     def jobs(self) -> tuple[JobId, ...]:
-        """In the order in which they came in."""
+        """Return the jobs in the order in which they came in."""
         ...
 
     def job(self, job: JobId) -> Kept | None: ...
@@ -93,7 +96,7 @@ class Outbox(Protocol):
         ...
 
     async def updated(self, update: link_pb2.JobUpdate) -> None:
-        """How a job stands there."""
+        """Take the pool's word on how a job stands."""
         ...
 
 
@@ -107,7 +110,7 @@ async def _ignored(_: link_pb2.Allowance) -> None:
 
 @dataclass(slots=True)
 class Guests:
-    """Who else is told what the coordinator says; each may be set later."""
+    """Hold the other receivers of the coordinator's messages; each may be set later."""
 
     open_tunnel: Callable[[link_pb2.OpenTunnel], None] = lambda _: None
     drained: Callable[[link_pb2.DrainNotice], None] = lambda _: None

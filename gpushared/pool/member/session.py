@@ -30,18 +30,19 @@ _Answer = TypeVar("_Answer")
 Call = grpc.aio.StreamStreamCall[link_pb2.Up, link_pb2.Down]
 
 MAX_WAITING = 1 << 20
-"""Subjects that may wait to be told: more attempts and jobs than a node has."""
+"""This many subjects may wait to be sent: more than the attempts and jobs of a node."""
 BUSY = 1024
-"""With so many waiting, no more of the outbox is added."""
+"""With this many subjects waiting, no more of the outbox is added."""
 ORDERS_IN_WORK = 64
 MAX_TOLD = 4096
-"""Of what the coordinator says of jobs; beyond them nothing more is read of it until they are written."""
+"""This many messages on jobs may wait to be written; beyond them nothing more is read from the
+coordinator."""
 JITTER = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this node is in its pool."""
+    """Name this node and its pool."""
 
     pool: str
     node: NodeName
@@ -81,9 +82,9 @@ class Session:
     ) -> None:
         self.welcome = link_pb2.Welcome()
         self.acknowledged_at: float | None = None
-        """When the newest acknowledgement came (``boottime``), for people."""
+        """The newest acknowledgement came at this time (``boottime``), for people."""
         self.clock_difference_seconds = 0.0
-        """By how much the coordinator's clock was ahead at its welcome, as far as it could be told."""
+        """The coordinator's clock was ahead by this much at its welcome, as far as it could be told."""
         self._identity = identity
         self._call = call
         self._desk = desk
@@ -154,7 +155,10 @@ class Session:
             self._why.set_result(why)
 
     async def _answer_to_hello(self) -> object:
-        """It may come while the hello is still being said: then it is a refusal."""
+        """Return the answer to the hello.
+
+        An answer that comes while the hello is still being sent is a refusal.
+        """
         reading = asyncio.ensure_future(self._call.read())
         writing = asyncio.create_task(self._say_hello())
         try:
@@ -365,7 +369,7 @@ class Session:
             log.error("an order was not handled", exc_info=error)
 
     async def _order(self, data: bytes) -> None:
-        """Where it cannot be written, it is not answered: the coordinator says it again."""
+        """Take an order and answer it. An order that cannot be written is not answered: it comes again."""
         order = wire.read_order(data)
         answer = await self._desk.take(order)
         if isinstance(answer, StaleEpoch):
@@ -410,7 +414,7 @@ def _refused(message: link_pb2.Down) -> None:
 
 
 def _cause(tasks: Iterable[asyncio.Task[None]]) -> BaseException:
-    """Why a stream ended, of what its tasks say: that it has ended is the least of it."""
+    """Return the most telling error of the stream's tasks; the bare news of the end comes last."""
     errors = [error for task in tasks if task.done() and (error := task.exception()) is not None]
     errors.sort(key=lambda error: isinstance(error, asyncio.InvalidStateError))
     return errors[0] if errors else Unavailable("the link to the coordinator ended")

@@ -41,10 +41,10 @@ MAX_DOORS_PER_USER = 256
 MAX_CONNECTIONS_PER_USER = 256
 """Through all of a user's doors; the daemon's files are everybody's."""
 IDLE_SECONDS = 3600.0
-"""A door that nobody went through for so long is closed; it is made anew when it is asked for."""
+"""A door that nobody used for this long is closed; the next request makes it anew."""
 READY_TUNNELS = 3
-"""As many connections as ``docker run`` makes. They are ready when somebody is told of a door, since most use
-it at once."""
+"""``docker run`` makes this many connections. The tunnels are ready when a client is told of a door, since
+most clients use it at once."""
 READY_SECONDS = 5.0
 MAX_READY_PER_USER = 12
 """They count where the coordinator counts a person's tunnels: few enough to leave room for those in use."""
@@ -61,7 +61,7 @@ REFUSAL = (
     b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 )
 _JOB_ID = re.compile(r"[0-9A-Za-z]{1,32}(_[0-9]{1,7})?")
-"""What may stand in a socket's name: the coordinator says how jobs are called."""
+"""A socket's name may hold only these characters: the coordinator chooses the names of jobs."""
 Call = grpc.aio.StreamStreamCall[Chunk, Chunk]
 Metadata = tuple[tuple[str, bytes], ...]
 Vouch = Callable[[Caller, jobs_pb2.TunnelChunk], Awaitable[Metadata]]
@@ -92,7 +92,7 @@ class _Door:
     path: Path
     caller: Caller
     first: jobs_pb2.TunnelChunk
-    """What each of its tunnels begins with."""
+    """Each tunnel of the door begins with this message."""
     listener: socket.socket
     accepting: asyncio.Task[None] | None = None
     open: int = 0
@@ -348,7 +348,10 @@ async def _carry(stream: TunnelStream, call: Call, sent_from: int = 0) -> None:
 
 
 async def _count(call: Call) -> int:
-    """How many bytes the other end has. Raises NotFound where it has the connection no more, CALL_ERRORS."""
+    """Return how many bytes the other end has.
+
+    Raise NotFound if it no longer has the connection, or CALL_ERRORS.
+    """
     message = await call.read()
     if isinstance(message, jobs_pb2.TunnelChunk) and message.HasField("received"):
         return message.received
@@ -359,7 +362,7 @@ async def _count(call: Call) -> int:
 
 
 async def _refuse(sock: socket.socket, error: GpushareError) -> None:
-    """In Docker's words, because docker is what reads it."""
+    """Send the refusal in Docker's format, because docker reads it."""
     with suppress(OSError):
         body = docker_error(str(error))
         head = REFUSAL % (http_status(error), len(body))

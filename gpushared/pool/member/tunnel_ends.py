@@ -66,11 +66,13 @@ class TunnelEnds:
         told: Callable[[link_pb2.OpenTunnel, GpushareError | None], None] = lambda _, __: None,
         linked_seconds: Callable[[], float] = lambda: inf,
     ) -> None:
-        """``channel``: one to the coordinator for tunnels, kept by whoever gives it.
+        """Set up the node's ends of tunnels.
 
-        ``account_of``: as whom an owner's containers run here now. ``connect_as`` is told how to learn that
-        nobody can be seen to wait behind the connection; both may raise errors of the tree. ``told``: of each
-        tunnel that is opened, or refused. ``linked_seconds``: how long the coordinator has been there.
+        ``channel``: returns a channel to the coordinator for tunnels, kept by its giver. ``account_of``:
+        returns the account as which an owner's containers run here now. ``connect_as`` is given a way to
+        learn that nobody can be seen to wait behind the connection. Both may raise errors of the tree.
+        ``told`` is called for each tunnel that is opened or refused. ``linked_seconds``: returns how long the
+        coordinator has been there.
         """
         self._channel = channel
         self._attempt_of = attempt_of
@@ -80,7 +82,7 @@ class TunnelEnds:
         self._linked_seconds = linked_seconds
         self._tasks: set[asyncio.Task[None]] = set()
         self._connections: dict[str, _Connection] = {}
-        """By the secret names that whoever opened them gave them."""
+        """The connections by the secret names that their openers gave them."""
         self._kept = Kept()
 
     def open(self, wanted: link_pb2.OpenTunnel) -> None:
@@ -205,7 +207,10 @@ class TunnelEnds:
     # --- who it is for -------------------------------------------------------------------------------------
 
     async def _account_for(self, wanted: link_pb2.OpenTunnel) -> Caller:
-        """Who it is here. Raises NotFound, PermissionRefused, LimitReached, Unavailable, TimedOut."""
+        """Return the account of the wanted attempt here.
+
+        Raise NotFound, PermissionRefused, LimitReached, Unavailable or TimedOut.
+        """
         if len(self._tasks) > MAX_TUNNELS:
             raise LimitReached("this node has too many tunnels open", hint="close some attached clients")
         attempt = self._attempt_of(AttemptKey(JobId(wanted.job_id), wanted.attempt))
