@@ -1,4 +1,4 @@
-"""Who may do what in a pool: certificates, tokens, signed words of nodes, and the people behind them.
+"""Decide who may do what in a pool: certificates, tokens, nodes' signed words, and the people behind them.
 
-Nothing is allowed by default, and every refusal names its cause and what helps.
+Nothing is allowed by default, and every refusal names its cause and a remedy.
 """

@@ -1,4 +1,4 @@
-"""Where a coordinator is reached."""
+"""Name the addresses at which a coordinator is reached."""
 
 from __future__ import annotations
 

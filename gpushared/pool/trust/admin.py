@@ -1,4 +1,4 @@
-"""What administrators ask about tokens and the authority: the rest of ``PoolAdmin``."""
+"""Answer administrators' calls about tokens and the authority: the rest of ``PoolAdmin``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TrustAdmin:
         self._trust = trust
 
     def handlers(self) -> Mapping[str, Any]:
-        """By the names of the calls."""
+        """Return the handlers by the names of the calls."""
         return {
             "CreateJoinToken": self.create_join_token,
             "ListJoinTokens": self.list_join_tokens,
@@ -84,7 +84,7 @@ class TrustAdmin:
         return pool_pb2.ListApiTokensResponse(tokens=map(_api_token, records))
 
     async def revoke_token(self, message: pool_pb2.TokenRef, caller: PoolCaller) -> pool_pb2.Revoked:
-        """Of either kind: an id is of one of them only. Or a node's certificates."""
+        """Revoke a token of either kind, as an id belongs to only one of them, or a node's certificates."""
         caller.require_admin()
         if bool(message.id) == bool(message.node):
             hint = "`gpushare pool tokens` lists tokens with their ids, `gpushare nodes` the nodes"

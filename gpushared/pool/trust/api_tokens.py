@@ -28,7 +28,10 @@ _NEW = "ask an admin of the pool for a new one: gpushare pool api-token"
 
 
 class ApiTokens:
-    """Those of one pool, in memory and in the store; only the coordinator that leads changes them."""
+    """Keep the API tokens of one pool in memory and in the store.
+
+    Only the leading coordinator changes them.
+    """
 
     def __init__(self, store: Store, epoch: Callable[[], int]) -> None:
         self._records = TokenRecords(store, epoch, PREFIX, ApiRecord.read)
@@ -70,7 +73,7 @@ class ApiTokens:
         return words, record
 
     def recognise(self, words: ApiWords, now: float) -> ApiRecord:
-        """Whom a token speaks for. Raises PermissionRefused."""
+        """Return the record of the token that these words name. Raise PermissionRefused."""
         kept = self._known.get(words.id)
         if kept is None or not matches(words.secret, kept.record.hashed):
             raise PermissionRefused("this API token is not known here", hint=f"is it of this pool? {_NEW}")
@@ -80,7 +83,7 @@ class ApiTokens:
         return kept.record
 
     def problem(self, token_id: str, now: float) -> PermissionRefused | None:
-        """What is wrong with a token that was recognised before; None = nothing."""
+        """Return the fault of a token that was recognised before, or None if it has none."""
         kept = self._known.get(token_id)
         if kept is None or kept.record.revoked_at is not None:
             return PermissionRefused(f"the API token {token_id} was revoked", hint=_NEW)
@@ -110,7 +113,10 @@ class ApiTokens:
         return replace(record, used_at=self._used.get(record.id, record.used_at))
 
     async def revoke(self, token_id: str, now: float) -> str:
-        """What was done, in a sentence; durable before it is told. Raises NotFound."""
+        """Revoke a token and say so in a sentence; the change is durable before the sentence.
+
+        Raise NotFound.
+        """
         if token_id not in self._known:
             raise NotFound(
                 f"there is no API token {shown(token_id)}", hint="`gpushare pool tokens` lists them"

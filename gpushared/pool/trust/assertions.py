@@ -53,9 +53,10 @@ class Assertion:
 
 
 def request_digest(message: Message) -> bytes:
-    """Of a request as protobuf: its type and its fields.
+    """Return the digest of a request as protobuf: its type and its fields.
 
-    Written anew in the order of field numbers, so that fields which only the other side knows count too.
+    The fields are written anew in the order of their numbers, so that fields which only the other side knows
+    count too.
     """
     fields = message.SerializeToString(deterministic=True)
     return hashlib.sha256(message.DESCRIPTOR.full_name.encode() + b"\0" + fields).digest()
@@ -84,7 +85,7 @@ class Asserter:
 
 
 def _fitting(groups: Sequence[str]) -> list[str]:
-    """As many as there is room for; being in fewer groups never allows more."""
+    """Return as many groups as there is room for; being in fewer groups never allows more."""
     left, fitting = MAX_GROUPS_BYTES, []
     for group in groups[:MAX_GROUPS]:
         left -= len(json.dumps(group)) + 1
@@ -179,7 +180,10 @@ def _refused(node: NodeCertificate, why: str) -> PermissionRefused:
 
 
 class Nonces:
-    """Those of assertions that could still be used again. Bounded: beyond, nothing more is believed."""
+    """Remember the nonces of assertions that could still be used again.
+
+    When full, believe no further assertion.
+    """
 
     def __init__(self, per_node: int = NONCES_PER_NODE, in_all: int = NONCES) -> None:
         self._per_node = per_node

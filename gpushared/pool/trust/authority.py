@@ -102,7 +102,7 @@ class Authority:
             ) from error
 
     def _trust(self, generation: int, anchors: Sequence[Anchor]) -> None:
-        """From now on, once it is durable. Raises Unavailable, and then nothing is changed."""
+        """Trust these anchors as soon as that is durable. Raise Unavailable, and then change nothing."""
         numbers = [anchor.number for anchor in anchors]
         facts = {"pool": self.pool, "generation": generation, "anchors": numbers}
         write_private(self._folder / TRUST_FILE, json.dumps(facts).encode())
@@ -117,7 +117,7 @@ class Authority:
 
     @property
     def digest(self) -> str:
-        """What a join token pins: that of the anchor which proves the coordinator."""
+        """Return the digest that a join token pins: that of the anchor which proves the coordinator."""
         return certificates.digest_of(self._anchors[0].certificate)
 
     @property
@@ -127,11 +127,11 @@ class Authority:
 
     @property
     def rotating(self) -> bool:
-        """Whether an old anchor is still trusted beside the new one."""
+        """Return True if an old anchor is still trusted beside the new one."""
         return len(self._anchors) > 1
 
     def trusts(self, authority: str) -> bool:
-        """Whether what the anchor with this identifier signed still counts."""
+        """Return True if the signatures of the anchor with this identifier still count."""
         return any(anchor.id == authority for anchor in self._anchors)
 
     def begin_rotation(self, now: float) -> None:
@@ -192,7 +192,7 @@ _CSR_ERRORS = (
     *(ValueError, UnsupportedAlgorithm, InvalidSignature, x509.InvalidVersion),
     *(x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType),
 )
-"""What the library raises for requests that are not as they must be; these have no common class."""
+"""The library raises these errors for malformed requests; they have no common class."""
 
 
 def read_csr(pem: bytes) -> x509.CertificateSigningRequest:
@@ -215,7 +215,7 @@ def read_csr(pem: bytes) -> x509.CertificateSigningRequest:
 
 
 def key_digest(csr: bytes) -> str:
-    """Which key a request is for. Raises RequestError."""
+    """Return the digest of the key that a request is for. Raise RequestError."""
     form = serialization.PublicFormat.SubjectPublicKeyInfo
     der = read_csr(csr).public_key().public_bytes(serialization.Encoding.DER, form)
     digest = hashes.Hash(hashes.SHA256())

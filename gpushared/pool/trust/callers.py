@@ -1,9 +1,9 @@
-"""Who calls the coordinator, and for what: the one place where that is decided. Everything else is refused.
+"""Decide who calls the coordinator and for what. No other module decides this; other calls are refused.
 
 - On the nodes' port each connection has a node's certificate. Calls of the link are the node's own; calls of
   `Jobs` carry the node's signed word for the user who asks.
 - On the users' port nobody has a certificate; a call carries an API token, or is one of `Join`.
-- On the unix socket the kernel says who it is; root and the trusted groups are the pool's admins.
+- On the unix socket the kernel names the caller; root and the trusted groups are the pool's admins.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def _always(_: float) -> GpushareError | None:
 
 @dataclass(frozen=True, slots=True)
 class PoolCaller:
-    """Who asks for something. ``node``: which one vouches for it; None = a token, or the unix socket.
+    """Hold the caller of a request. ``node`` vouches for the caller; None = a token, or the unix socket.
 
-    ``owner.admin`` is ``is_admin``: a token without the scope admin makes nobody one.
+    ``owner.admin`` is ``is_admin``: a token without the scope admin makes nobody an admin.
     """
 
     owner: Owner
@@ -64,7 +64,7 @@ class PoolCaller:
     is_admin: bool
     groups: tuple[str, ...] = ()
     judge: Judge = field(default=_always, compare=False, repr=False)
-    """What may later be wrong with that by which they were let in."""
+    """This check tells later if the caller's certificate or token has become invalid."""
 
     def require(self, scope: Scope) -> None:
         """Raises PermissionRefused where it was not given for that."""
@@ -111,9 +111,9 @@ class Callers:
         """Told of each call of a token or a node: its connection's other end, and the name counted."""
 
     async def caller_of(self, context: Context[Any, Any], message: Message) -> PoolCaller:
-        """Who asks for this: by a node's word, a token, or the kernel's word. Raises PermissionRefused.
+        """Return the caller of this request: by a node's word, a token, or the kernel's word.
 
-        ``message`` is the request, of a stream the first.
+        Raise PermissionRefused. ``message`` is the request, or the first message of a stream.
         """
         auth = context.auth_context()
         if _first(auth, "x509_pem_cert"):
@@ -132,9 +132,9 @@ class Callers:
         return self.local(await self._doors.caller_of(context))
 
     def admitted(self, name: str, context: Context[Any, Any]) -> Admitted:
-        """Whose call that is, by what is known before its message is read. Raises PermissionRefused.
+        """Return the caller as known before the message is read. Raise PermissionRefused.
 
-        Nobody is asked who calls what is open to strangers.
+        A call that is open to strangers needs no certificate or token.
         """
         if name.startswith(OPEN_TO_STRANGERS):
             return Admitted(host_of(context.peer()))
@@ -176,7 +176,7 @@ class Callers:
         return PoolCaller(owner, node.node, ALL_SCOPES, owner.admin, assertion.groups, judge)
 
     def owner_named(self, principal: str) -> Owner:
-        """Who a job's owner is, by the name alone; nobody is an admin by that. Raises RequestError."""
+        """Return the owner of a job by the name alone, which makes nobody an admin. Raise RequestError."""
         user, realm = split_principal(principal)
         people = self._people()
         if realm == self._pool and principal not in people.persons:
@@ -301,7 +301,7 @@ class Callers:
 
 
 async def unless(gone: asyncio.Future[GpushareError], work: Awaitable[_Answered]) -> _Answered:
-    """What the work comes to; or, if that comes first, the reason to end it as an error."""
+    """Return the result of the work, or raise the error in ``gone`` if that comes first."""
     task = asyncio.ensure_future(work)
     both: set[asyncio.Future[Any]] = {task, gone}
     try:

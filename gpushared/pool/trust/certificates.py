@@ -1,4 +1,4 @@
-"""What a node's certificate says, and how it is read."""
+"""Read the facts in a node's certificate."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _URI = re.compile(rf"{SCHEME}://([^/]+)/(node|realm)/([^/]+)")
 
 @dataclass(frozen=True, slots=True)
 class NodeCertificate:
-    """Who a node is, as the pool's authority signed it. Times are seconds since the epoch.
+    """Hold a node's identity as the pool's authority signed it. Times are seconds since the epoch.
 
-    ``realms``: for whose users it may speak, besides those of the realm of its own name.
-    ``authority``: the key identifier of the anchor that signed it.
+    ``realms``: the node may speak for users of these, besides those of the realm of its own name.
+    ``authority``: the key identifier of the anchor that signed the certificate.
     """
 
     pool: str
@@ -43,7 +43,7 @@ class NodeCertificate:
     authority: str
 
     def may_assert(self, realm: str) -> bool:
-        """Whether the node may speak for users of this realm."""
+        """Return True if the node may speak for users of this realm."""
         return realm == self.node or realm in self.realms
 
 

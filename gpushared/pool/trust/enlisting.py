@@ -114,7 +114,7 @@ class Enlisting:
             return await self._sign(csr, before.node, realms, "")
 
     async def _sign(self, csr: bytes, node: NodeName, realms: frozenset[str], token: str) -> Signed:
-        """In the ledger before anybody has it."""
+        """Sign a node's certificate, and enter it in the ledger before anybody has it."""
         now = self._now()
         pem = pem_of(await asyncio.to_thread(self._authority.sign_node, csr, node, realms, now))
         certificate = read_node_certificate(pem)

@@ -58,7 +58,7 @@ def _account(user: str) -> pwd.struct_passwd:
 
 
 def _give_to(state_dir: Path, account: pwd.struct_passwd) -> None:
-    """Of the files that were made now; what else may be there stays whose it is."""
+    """Give the files that were made now to the account; other files keep their owner."""
     folder = state_dir / CA_FOLDER
     with telling(folder, f"cannot be given to {account.pw_name}"):
         for path in (state_dir, folder, *folder.iterdir()):

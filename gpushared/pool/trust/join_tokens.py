@@ -18,12 +18,12 @@ DEFAULT_SECONDS = 3600
 MIN_SECONDS = 60
 MAX_SECONDS = 7 * 24 * 3600
 KEPT_SECONDS = 7 * 24 * 3600
-"""So long after their end tokens are still listed, and refused by name rather than as unknown."""
+"""Tokens are listed for this long after their end, and refused by name rather than as unknown."""
 _NEW = "make a new one on the coordinator's machine: gpushare pool token"
 
 
 class JoinTokens:
-    """Those of one pool. ``digest``: of the anchor that a node is to trust, as it is now."""
+    """Keep the join tokens of one pool. ``digest``: the digest of the anchor that a node is to trust now."""
 
     def __init__(self, store: Store, epoch: Callable[[], int], pool: str, digest: Callable[[], str]) -> None:
         self._records = TokenRecords(store, epoch, PREFIX, JoinRecord.read)
@@ -109,7 +109,7 @@ class JoinTokens:
         return sorted(live, key=lambda one: (-one.created_at, one.id))
 
     async def revoke(self, token_id: str, now: float) -> str:
-        """What was done, in a sentence. Raises NotFound."""
+        """Revoke a token and say in a sentence what was done. Raise NotFound."""
         kept = await self._records.find(token_id)
         if kept is None:
             raise NotFound(

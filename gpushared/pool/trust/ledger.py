@@ -1,7 +1,7 @@
-"""What the authority signed and revoked: the list of members that survives the loss of the store.
+"""Record the authority's signatures and revocations: the list of members that survives the loss of the store.
 
-A file beside the authority's keys, to which lines are only ever added, each durable before what it says is
-told to anybody.
+The record is a file beside the authority's keys. Lines are only ever added to it, and each line is durable
+before its content is told to anybody.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ class Ledger:
             self._end = self._replay(path.read_bytes() if path.exists() else b"")
 
     def _replay(self, data: bytes) -> int:
-        """Where the last whole line ends; a line that was cut off was told to nobody."""
+        """Apply all whole lines and return the end of the last one.
+
+        A line that was cut off was told to nobody.
+        """
         end = data.rfind(b"\n") + 1
         for number, line in enumerate(data[:end].splitlines(), start=1):
             try:

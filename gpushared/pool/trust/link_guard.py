@@ -1,4 +1,4 @@
-"""What the nodes' link asks of trust: whose stream it is, for whom its node speaks, whom it is to trust."""
+"""Decide for the link which node a stream is of, for whom the node speaks, and which anchors it trusts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ class LinkGuard:
         return self._callers.owner_named(principal)
 
     def newer_trust(self, node: NodeName, generation: int) -> link_pb2.NewTrust | None:
-        """What a node is to trust, and whether it is to renew its certificate now; None = nothing new."""
+        """Return the newer anchors for a node, and if it is to renew its certificate now.
+
+        None = nothing new.
+        """
         member = self._ledger.member(node)
         outdated = member is None or member.authority != self._authority.signing
         if generation >= self._authority.generation and not outdated:
@@ -63,7 +66,7 @@ class LinkGuard:
         return self.trust(renew_now=outdated)
 
     def trust(self, *, renew_now: bool) -> link_pb2.NewTrust:
-        """Whom to trust now, for ``LinkService.tell_trust``."""
+        """Return the message with the anchors to trust now, for ``LinkService.tell_trust``."""
         return link_pb2.NewTrust(
             anchors=self._authority.anchors_pem,
             generation=self._authority.generation,

@@ -1,4 +1,4 @@
-"""From principals, whom realms vouch for, to the people of the pool."""
+"""Map principals, for whom realms vouch, to the people of the pool."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class People:
     """
 
     persons: Mapping[str, str] = field(default_factory=dict)
-    """By principal."""
+    """The persons by principal."""
     realms: frozenset[str] = frozenset()
-    """Whose users are the persons of the same names."""
+    """In these realms every user is the person of the same name."""
     admins: frozenset[str] = frozenset()
 
     @property
@@ -31,7 +31,7 @@ class People:
         return self.realms | {principal.partition("@")[2] for principal in self.persons}
 
     def owner(self, principal: str) -> Owner:
-        """Who that is in the pool. Raises RequestError where it is no principal."""
+        """Return the person of a principal in the pool. Raise RequestError if the text is no principal."""
         user, realm = split_principal(principal)
         person = self.persons.get(principal) or (user if realm in self.realms else principal)
         return Owner(principal, person, admin=person in self.admins)

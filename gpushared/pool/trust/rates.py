@@ -1,4 +1,4 @@
-"""How often somebody whom nobody knows yet may try."""
+"""Limit how often an unknown caller may try."""
 
 from __future__ import annotations
 

@@ -40,13 +40,16 @@ def hash_of(secret: str) -> str:
 
 
 def matches(secret: str, hashed: str) -> bool:
-    """In the same time wherever they differ."""
+    """Compare in the same time wherever the two differ."""
     return hmac.compare_digest(hash_of(secret), hashed)
 
 
 @dataclass(frozen=True, slots=True)
 class JoinWords:
-    """What a join token says. ``digest``: of the anchor that the pool's coordinator proves itself by."""
+    """Hold the content of a join token.
+
+    ``digest``: of the anchor by which the pool's coordinator proves itself.
+    """
 
     pool: str
     digest: str
@@ -57,7 +60,7 @@ class JoinWords:
         return f"{JOIN_PREFIX}-{self.pool}-{self.digest}-{self.id}-{self.secret}"
 
     def __repr__(self) -> str:
-        """Without the secret, which has no place in logs and traces."""
+        """Leave out the secret, which has no place in logs and traces."""
         return f"JoinWords(pool={self.pool!r}, id={self.id!r})"
 
 
@@ -74,7 +77,7 @@ def read_join_token(text: str) -> JoinWords:
 
 @dataclass(frozen=True, slots=True)
 class ApiWords:
-    """What an API token says."""
+    """Hold the content of an API token."""
 
     id: str
     secret: str
@@ -83,7 +86,7 @@ class ApiWords:
         return f"{API_PREFIX}_{self.id}_{self.secret}"
 
     def __repr__(self) -> str:
-        """Without the secret, which has no place in logs and traces."""
+        """Leave out the secret, which has no place in logs and traces."""
         return f"ApiWords(id={self.id!r})"
 
 

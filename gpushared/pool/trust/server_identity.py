@@ -42,13 +42,13 @@ class ServerIdentity:
         )
 
     def for_users(self) -> grpc.ServerCredentials:
-        """Of the port where nobody needs a certificate: users with tokens, and nodes that join."""
+        """Return credentials for the port of users with tokens and joining nodes, who need no certificate."""
         return self._credentials(asks_clients=False)
 
     def for_nodes(self) -> grpc.ServerCredentials:
-        """Of the port where clients need a certificate that the pool's authority signed.
+        """Return credentials for the port where clients need a certificate that the pool's authority signed.
 
-        A port of its own, because grpc's servers either ask all clients for one or none.
+        The port is one of its own, because grpc's servers ask either all clients for a certificate or none.
         """
         return self._credentials(asks_clients=True)
 
@@ -60,7 +60,7 @@ class ServerIdentity:
         )
 
     def _newer_than_given(self) -> Callable[[], grpc.ServerCertificateConfiguration | None]:
-        """What grpc asks at each handshake, in a thread of its own: None = as before."""
+        """Return the function that grpc calls at each handshake, in a thread of its own: None = as before."""
         given = self._version
 
         def newer() -> grpc.ServerCertificateConfiguration | None:

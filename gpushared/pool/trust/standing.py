@@ -1,4 +1,4 @@
-"""Whether a node's certificate counts now: when it connects, at each call, and while its stream is open."""
+"""Check if a node's certificate counts now: when it connects, at each call, and while its stream is open."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _AGAIN = (
 
 
 Judge = Callable[[float], GpushareError | None]
-"""What is wrong, at a time, with that by which somebody was let in; None = nothing."""
+"""A judge returns the fault, at a time, of the proof by which a caller was let in; None = no fault."""
 
 
 class Standing:
@@ -36,7 +36,7 @@ class Standing:
         self._open: dict[asyncio.Future[GpushareError], Judge] = {}
 
     def judge(self, certificate: NodeCertificate) -> Judge:
-        """What tells, at any later time, what is wrong with it then."""
+        """Return the judge that tells, at any later time, the certificate's fault at that time."""
         return lambda now: self._problem(certificate, now)
 
     def check(self, certificate: NodeCertificate, now: float) -> None:

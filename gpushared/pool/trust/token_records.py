@@ -13,7 +13,7 @@ from gpushared.pool.store import Store, Transaction
 
 
 class Scope(StrEnum):
-    """What an API token is for."""
+    """Name the purposes of an API token."""
 
     SUBMIT = "submit"
     """Submit jobs, and enter the containers of one's own."""
@@ -100,7 +100,7 @@ class TokenRecords(Generic[_R]):
         self._read = read
 
     async def all(self) -> dict[str, Kept[_R]]:
-        """By id, those that are over too."""
+        """Return all tokens by id, those that are over too."""
         contents = await self._store.load(self._prefix)
         return {
             key.removeprefix(self._prefix): Kept(self._parsed(key, one.value), one.revision)
@@ -108,7 +108,7 @@ class TokenRecords(Generic[_R]):
         }
 
     async def find(self, token_id: str) -> Kept[_R] | None:
-        """As the store has it now."""
+        """Return the token as the store has it now."""
         key = self._prefix + token_id
         found = (await self._store.load(key)).records.get(key)
         return None if found is None else Kept(self._parsed(key, found.value), found.revision)

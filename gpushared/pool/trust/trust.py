@@ -32,7 +32,7 @@ SHOWN = 5
 
 
 async def nobody_told(_: NodeName, __: tuple[str, ...]) -> None:
-    """Of new members, where nobody needs to know."""
+    """Ignore new members, if nobody needs to know of them."""
 
 
 class Trust:
