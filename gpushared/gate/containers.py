@@ -1,7 +1,7 @@
-"""Whose is it? Names and ids resolved by the engine, and owners read from labels.
+"""Find the owner of a container: the engine resolves names and ids, and the labels name the owner.
 
 A name is resolved once, by an inspect, and the full id is used from then on: a container may be named like
-another one's short id. What is not the caller's does not exist for it.
+another one's short id. Another user's containers do not exist for the caller.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ BEGINNING_OF_ID = re.compile(r"[0-9a-f]{1,64}")
 
 
 class NotYours(NotFound):
-    """It is there, but somebody else's; the caller hears what is said of things that are not there."""
+    """Refuse another user's container in the words for a container that does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,35 +65,35 @@ class Container:
     name: str
     labels: Mapping[str, str]
     user: str = ""
-    """As whom its programs run, in the engine's words."""
+    """The container's programs run as this user, in the engine's words."""
     networks: frozenset[str] = frozenset()
     """The names by which it will look for its networks at every start, without ``OWN_NETWORKS``."""
     terminal: bool = False
     """Its output is that of a terminal."""
     is_still: bool = False
-    """None of its processes runs, and the engine is not about to start one."""
+    """None of the container's processes runs, and the engine is not about to start one."""
     is_new: bool = False
-    """None of its processes has ever run: it was created, and not started since."""
+    """None of the container's processes has ever run: it was created, and not started since."""
     pid: int = 0
-    """Its first process, paused or not; 0 where it does not run."""
+    """The first process of the container, paused or not; 0 if the container does not run."""
     groups: tuple[int, ...] = ()
-    """What its programs have besides the group in ``user``."""
+    """The container's programs have these groups besides the group in ``user``."""
     has_volumes: bool = False
-    """Be it only those that its image asks for."""
+    """The image's volumes count too."""
     mounts: tuple[str, ...] = ()
-    """Where something is mounted in it."""
+    """The places where something is mounted in the container."""
     tmpfs: tuple[str, ...] = ()
-    """Where a file system in memory is mounted besides ``mounts``."""
+    """The places where a file system in memory is mounted besides ``mounts``."""
     layers: Layers | None = None
     """None where the engine keeps the container's files in another way."""
     volumes: frozenset[str] = frozenset()
-    """The names by which it will look for volumes that somebody made."""
+    """The container will look for volumes that users made by these names."""
     ports: int = 0
-    """How many of the machine's it publishes while it runs."""
+    """The container publishes this many of the machine's ports while it runs."""
     auto_remove: bool = False
     cgroup_parent: str = ""
     cpus: float = 0.0
-    """How many it may use, 0 without a limit."""
+    """The container may use this many CPUs; 0 = without a limit."""
 
     @property
     def owner(self) -> int | None:
@@ -118,7 +118,7 @@ class Container:
 
 
 def owns(caller: Caller, labels: Mapping[str, str]) -> bool:
-    """Whether something with these labels is the caller's to use."""
+    """Return True if the caller may use an object with these labels."""
     return caller.trusted or labels.get(LABEL_OWNER) == str(caller.uid)
 
 
@@ -144,7 +144,7 @@ async def _own_by_id(engine: EngineSocket, beginning: str, caller: Caller) -> st
 
 
 async def own_containers(engine: EngineSocket, caller: Caller) -> list[dict[str, Any]]:
-    """What the engine lists of the containers that bear the caller's label, running or not."""
+    """Return the engine's list of the containers that bear the caller's label, running or not."""
     filters = quote(json.dumps({"label": [f"{LABEL_OWNER}={caller.uid}"]}))
     answer = await engine.call("GET", f"/containers/json?all=1&filters={filters}".encode())
     return list(answer.json()) if answer.status == OK else []
@@ -204,10 +204,11 @@ def _cpus(found: Body) -> float:
 
 
 def _is_confined(found: Body, caller: Caller) -> bool:
-    """Whether it runs as a confined caller's containers do.
+    """Return True if the container runs as a confined caller's containers do.
 
     Labels alone do not tell: a trusted user's container has those of its image, and one of the caller's own
-    may be from a time when the caller was trusted. Whoever may use it would have all that it has.
+    may be from a time when the caller was trusted. A caller who may use the container would have all its
+    rights.
     """
     host = section(found, "HostConfig")
     is_caller = str(section(found, "Config").get("User")).startswith(f"{caller.uid}:")
@@ -306,12 +307,12 @@ async def find_image(engine: EngineSocket, image: str) -> Body:
 
 
 async def image_config(engine: EngineSocket, image: str) -> Body:
-    """What an image brings along; nothing where it is not there."""
+    """Return an image's configuration, empty if there is no such image."""
     return section(await find_image(engine, image), "Config")
 
 
 async def inspect(engine: EngineSocket, kind: str, name: str, suffix: str = "") -> dict[str, Any] | None:
-    """What the engine says of one thing, None when there is none."""
+    """Return the engine's description of one object, or None if there is none."""
     answer = await engine.call("GET", f"/{kind}/{quote(name, safe='')}{suffix}".encode())
     # The engine sends names with dots and doubled slashes elsewhere, to a path without them.
     if answer.status in {NOT_FOUND, MOVED}:

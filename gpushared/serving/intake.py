@@ -1,9 +1,9 @@
-"""What a call passes before its message is read: whose it is, and whether there is room to read it.
+"""Admit a call before its message is read: find its caller, and wait for room to read the message.
 
 gRPC reads a message whole before it calls anybody, up to 4 MiB each, and hundreds at a time on a connection.
 So unary calls are served as streams of one message: the caller is judged by the connection and the metadata,
-a turn is taken, and only then the message is read, in a bounded time. What was not read yet stays with the
-sender, but for the window of its stream (RFC 9113, section 5.2).
+a turn is taken, and only then the message is read, in a bounded time. Unread bytes stay with the sender,
+except for the window of the stream (RFC 9113, section 5.2).
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def _reader(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 
 async def _answered(answering: Any, context: Context[Any, Any]) -> Any:
-    """What a handler answers: one message, or several, which it makes or writes itself."""
+    """Return a handler's single answer, or write several answers to the stream and return None."""
     if not hasattr(answering, "__aiter__"):
         return await answering
     async for answer in answering:

@@ -83,9 +83,9 @@ class Helper:
             await self.moving(self._wire.write([data]))
 
     async def answer(self, *, while_sending: bool = False) -> dict[str, Any]:
-        """What came of the order. Raises the error that the helper tells of.
+        """Return the helper's answer to the order. Raise the error that the helper tells of.
 
-        ``while_sending``: nothing is to be expected yet, for as long as it takes.
+        ``while_sending``: an answer is not expected yet, for as long as sending takes.
         """
         # Empty lines tell of progress.
         while b"\n" not in self._early:
@@ -101,7 +101,7 @@ class Helper:
         return answer
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """What follows the answer. Raises ``Unavailable`` where that is not whole."""
+        """Yield the bytes after the answer. Raise ``Unavailable`` if they are not complete."""
         data = self._early
         while data or (data := await self.moving(self._wire.read(BLOCK_BYTES))):
             yield data

@@ -41,7 +41,7 @@ def bound() -> None:
 
 
 def count_for_user(files: list[str]) -> None:
-    """What this process takes from now on is the user's: it joins these cgroups."""
+    """Join the user's cgroups: the resources that this process takes from now on count as the user's."""
     try:
         for path in files:
             Path(path).write_text("0")
@@ -50,10 +50,10 @@ def count_for_user(files: list[str]) -> None:
 
 
 class View(NamedTuple):
-    """What the helper knows of the container that it sees.
+    """Hold the helper's facts about the container that it sees.
 
-    ``barren``: the directories whose content is the kernel's, or devices. ``own_files``: ``/proc/self/fd`` of
-    the machine, for the container's has no place for this process.
+    ``barren``: the directories whose content is the kernel's, or devices. ``own_files``: the machine's
+    ``/proc/self/fd``, as the container's has no place for this process.
     """
 
     barren: frozenset[str]
@@ -134,12 +134,12 @@ def become(order: Order) -> None:
 
 
 def has_ended(handle: int) -> bool:
-    """Whether the process of the handle is over."""
+    """Return True if the process of the handle is over."""
     poll = select.poll()
     poll.register(handle, select.POLLIN)
     return bool(poll.poll(0))
 
 
 def ended() -> RefusedError:
-    """What is said where the container does not run any more."""
+    """Return the error for a container that does not run any more."""
     return RefusedError(Kind.FAILED, "the container has just ended", "try again")

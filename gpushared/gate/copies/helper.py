@@ -101,7 +101,7 @@ def _do(order: Order, view: entering.View, channel: Channel) -> None:
 
 
 def _looked_up(asked: str, mounts: list[str]) -> tuple[str, os.stat_result]:
-    """Where the path leads, and what is there."""
+    """Return the path with its links resolved, and the file's status."""
     path = resolved(asked)
     check_uncovered(path, mounts, "read")
     try:

@@ -1,7 +1,7 @@
-"""What the daemon and its helper program say to each other. Standard library only.
+"""Define the messages between the daemon and its helper program. Use the standard library only.
 
-The order is one line of JSON, and so is the answer; empty lines before the answer say that there is progress.
-The bytes of an archive follow the order, or the answer.
+The order is one line of JSON, and so is the answer; empty lines before the answer tell of progress. The bytes
+of an archive follow the order, or the answer.
 """
 
 from enum import StrEnum
@@ -9,13 +9,13 @@ from typing import Any
 
 Order = dict[str, Any]
 STAT, AGAIN = "stat", "again"
-"""What an answer has: the file that was found, or the path that is to be looked for from the beginning."""
+"""An answer has one of these: the file that was found, or the path to look for again from the beginning."""
 BLOCK_BYTES = 256 * 1024
 START = "start it first, or write to a volume or directory that it mounts"
 
 
 class Deed(StrEnum):
-    """What the helper is to do."""
+    """Name the helper's tasks."""
 
     LOOK = "look"
     READ = "read"
@@ -24,7 +24,7 @@ class Deed(StrEnum):
 
 
 class Kind(StrEnum):
-    """Why the helper refuses."""
+    """Name the reasons for which the helper refuses."""
 
     MISSING = "missing"
     FORBIDDEN = "forbidden"

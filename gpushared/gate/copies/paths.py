@@ -23,7 +23,7 @@ GO_BITS = (
     (stat.S_ISSOCK, 1 << 24),
 )
 GO_FLAGS = ((stat.S_ISUID, 1 << 23), (stat.S_ISGID, 1 << 22), (stat.S_ISVTX, 1 << 20))
-"""How Go's ``FileMode`` says what a file is, which is how the engine's clients read it."""
+"""Go's ``FileMode`` describes a file with these bits, and the engine's clients read them."""
 NANOSECONDS = 1_000_000_000
 RIGHTS = "a copy has the rights of the container's user"
 ELSEWHERE = "start the container and copy then, or mount it in another one"
@@ -35,12 +35,12 @@ def cleaned(path: str) -> str:
 
 
 def means_directory(path: str) -> bool:
-    """Whether a link at the end is to be followed, because a slash or a dot is written after it."""
+    """Return True if a link at the end is to be followed, because a slash or a dot is written after it."""
     return path.endswith(("/", "/.")) or path == "."
 
 
 def name_of(path: str) -> str:
-    """What the engine calls the file that the client asked for, in archives too."""
+    """Return the engine's name for the file that the client asked for, in archives too."""
     if path == "." or path.endswith("/."):
         return "."
     return posixpath.basename(cleaned(path)) or "/"
@@ -56,7 +56,7 @@ def resolved(path: str) -> str:
 
 
 def stat_of(path: str, found: os.stat_result, target: str) -> dict[str, Any]:
-    """What goes into the header ``X-Docker-Container-Path-Stat``; ``path`` is what the client asked for."""
+    """Return the content of the header ``X-Docker-Container-Path-Stat``; the client asked for ``path``."""
     return {
         "name": name_of(path),
         "size": found.st_size,
@@ -80,7 +80,10 @@ def go_time(moment_ns: int) -> str:
 
 
 def refusal_of(error: OSError, doing: str, path: str) -> RefusedError:
-    """What the kernel refused, for the caller to read: ``doing`` is a participle, ``read`` for example."""
+    """Return the kernel's refusal in words for the caller.
+
+    ``doing`` is a participle, ``read`` for example.
+    """
     if isinstance(error, FileNotFoundError):
         return missing(path)
     said = f"{path} cannot be {doing}: {(error.strerror or str(error)).lower()}"

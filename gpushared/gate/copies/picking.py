@@ -57,9 +57,9 @@ class Picking:
         self._archive: tarfile.TarFile
 
     def find(self, stream: io.BufferedReader[io.FileIO]) -> tuple[dict[str, Any], tarfile.TarInfo]:
-        """What the engine would tell of the file, and its entry.
+        """Return the file's status as the engine would tell it, and its entry.
 
-        Raises ``RefusedError``, and ``PastError`` where this export is the wrong one.
+        Raise ``RefusedError``, or ``PastError`` if this export is the wrong one.
         """
         self._archive = tarfile.open(fileobj=stream, mode="r|", bufsize=BLOCK_BYTES)  # noqa: SIM115 - lives on
         self._check_mounts(is_whole=False)

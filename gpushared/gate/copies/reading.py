@@ -75,7 +75,10 @@ class Tree:
         out.write(END_OF_ARCHIVE)
 
     def _walk(self) -> Iterator[Found]:
-        """In the engine's order. What goes away meanwhile is left out, the path itself excepted."""
+        """Yield files in the engine's order.
+
+        Leave out files that vanish meanwhile, except the path itself.
+        """
         # Names alone, for a directory may have millions.
         waiting = [(self._path, self._name, [""])]
         while waiting:
@@ -143,9 +146,9 @@ class Tree:
 
 
 def _write_content(file: IO[bytes], found: Found, entry: tarfile.TarInfo, out: IO[bytes]) -> None:
-    """As many bytes as the head says, whatever a program adds or takes away meanwhile.
+    """Write as many bytes as the head says, whatever a program adds or takes away meanwhile.
 
-    Files of the kernel's say nothing of their sizes: what the first reads bring is the size of a short file.
+    The kernel's files do not tell their sizes: the bytes of the first reads are the size of a short file.
     """
     start = _read_full(file)
     if len(start) < BLOCK_BYTES:

@@ -21,7 +21,7 @@ from gpushared.gate.copies.paths import check_uncovered, first_of, refusal_of
 
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 IMPLIED_MASK = 0o022
-"""Of directories that stand in no entry."""
+"""Directories that stand in no entry are made with this mask."""
 PRIVATE_FILE, PRIVATE_DIRECTORY = 0o600, 0o700
 """Until the content is there."""
 
@@ -46,11 +46,11 @@ class _Directory(NamedTuple):
 
 
 class Unpacking:
-    """Of one archive into the directory ``root``.
+    """Unpack one archive into the directory ``root``.
 
-    ``keeps_kinds``: no directory is replaced by something else, or the other way round. ``keeps_owners``: the
-    entries' owners are to be those of the files, and not the caller. ``mounts``: where the container mounts
-    something when it runs, which is not mounted now. Nothing is written there.
+    ``keeps_kinds``: no directory is replaced by another kind of file, or the other way round.
+    ``keeps_owners``: the files belong to the entries' owners, and not to the caller. ``mounts``: the places
+    where the container mounts something when it runs, which is not mounted now. Nothing is written there.
     """
 
     def __init__(

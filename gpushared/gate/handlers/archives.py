@@ -41,7 +41,7 @@ https://github.com/advisories/GHSA-vp62-88p7-qqf5, https://github.com/advisories
 TAR_MAGIC = slice(257, 262)
 COMPRESSIONS = (b"BZh", b"\x1f\x8b", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 SKIPPABLE_FRAME = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")
-"""Of zstd, before its data."""
+"""Zstd may have such a frame before its data."""
 BLOCK = 512
 OK = 200
 
@@ -80,13 +80,13 @@ class Archives:
             )
 
     def _is_the_engines(self, container: Container) -> bool:
-        """Whether the engine may copy itself, out of a container that does not run or into it.
+        """Return True if the engine itself may copy out of a container that does not run, or into it.
 
-        The engine mounts what the container has mounted, at the places that it finds in the container's
-        files. Until ``MOUNTS_SAFELY`` whoever can change these can put a link to any place of the machine
-        there at the right moment. So nothing may ever have run in the container: processes of its owner's
-        outside reach its files by ``/proc/PID/root``, and what they have opened there they can change when it
-        has long ended. Nor may another container share a volume with it. An export mounts nothing.
+        The engine mounts the container's mounts at the places that it finds in the container's files. Until
+        ``MOUNTS_SAFELY`` a process that can change these files can put a link to any place of the machine
+        there at the right moment. So nothing may ever have run in the container: its owner's processes
+        outside reach its files by ``/proc/PID/root``, and can change opened files long after the container
+        has ended. Nor may another container share a volume with it. An export mounts nothing.
         """
         if container.host_paths:
             return False
@@ -217,7 +217,7 @@ def _is_look(call: Call) -> bool:
 
 
 def _order(call: Call, container: Container, deed: Deed) -> Order:
-    """What a helper is to do, with the rights of the container's user."""
+    """Return the order for a helper, with the rights of the container's user."""
     uid, _, gid = container.user.partition(":")
     target = call.target
     return {
@@ -237,7 +237,7 @@ def _order(call: Call, container: Container, deed: Deed) -> Order:
 
 
 async def _give(call: Call, helper: Helper, answer: dict[str, Any]) -> None:
-    """What the helper found, and the archive that it makes of that."""
+    """Send the file's status as the helper found it, and the archive that the helper makes of the file."""
     told = base64.b64encode(json.dumps(answer[STAT]).encode())
     headers = [(b"X-Docker-Container-Path-Stat", told)]
     if _is_look(call):
