@@ -120,15 +120,16 @@ class JobSpec:
 
     @property
     def size_bytes(self) -> int:
-        """About how much the texts take that were said of the job."""
-        texts = (self.body, self.image, self.platform, self.name, self.request_id)
-        return sum(map(len, texts)) + names_bytes(self.request) + AFTER_BYTES * len(self.after)
+        """Return about how many bytes the texts take that were said of the job."""
+        # Each job is counted several times in its life, so this loops over few things.
+        texts = len(self.body) + len(self.image) + len(self.platform) + len(self.name) + len(self.request_id)
+        return texts + names_bytes(self.request) + AFTER_BYTES * len(self.after)
 
 
 def names_bytes(request: Request) -> int:
-    """About how much the names in a request take."""
-    lists = (request.models, request.gpus, request.near, request.away_from, request.after)
-    return sum(NAME_BYTES + len(name) for several in lists for name in several)
+    """Return about how many bytes the names in a request take."""
+    names = (*request.models, *request.gpus, *request.near, *request.away_from, *request.after)
+    return NAME_BYTES * len(names) + sum(map(len, names))
 
 
 # --- how it ended --------------------------------------------------------------------------------------
