@@ -232,7 +232,7 @@ def keep_out(networks: Mapping[int, Collection[Network]]) -> None:
 
 
 def _listening() -> Iterator[tuple[int, int]]:
-    """All descriptors of listening TCP sockets, with their ports."""
+    """Yield all descriptors of listening TCP sockets, with their ports."""
     for name in os.listdir(DESCRIPTORS):  # noqa: PTH208 - thousands of them
         with suppress(OSError), _borrowed(int(name)) as sock:
             if sock.family in _TCP and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):

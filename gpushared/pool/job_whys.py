@@ -95,7 +95,7 @@ def is_silent(part: Part, state: PoolState, now: float) -> bool:
 
 
 def quiet_since(node: NodeName, state: PoolState, now: float) -> float | None:
-    """When a node was last heard of, where that is longer ago than it should be."""
+    """Return when a node was last heard of, if that is longer ago than it should be."""
     member = state.members.get(node)
     return None if state.rules.here or member is None else silent_since(member, state, now)
 

@@ -14,7 +14,7 @@ from gpushared.domain.units import format_duration
 
 
 def nodes_of(state: PoolState, now: float) -> list[jobs_pb2.PoolNode]:
-    """All that are enrolled and not forgotten, by name."""
+    """Return all members that are enrolled and not forgotten, by name."""
     members = sorted(state.members.values(), key=lambda member: member.name)
     return [_node(member, state, now) for member in members if member.forgotten_at is None]
 

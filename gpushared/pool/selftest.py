@@ -1,4 +1,4 @@
-"""Before the coordinator serves: does gRPC really report who is calling? If not, nobody may be let in."""
+"""Check before the coordinator serves that gRPC really reports the caller. If not, nobody may be let in."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class TunnelStream:
         return self._done.is_set()
 
     def seconds_alone(self) -> float:
-        """For how long no call has carried the connection."""
+        """Return for how long no call has carried the connection."""
         return 0.0 if self._is_carried else asyncio.get_running_loop().time() - self._alone_since
 
     async def carry(self, call: Carrier, sent_from: int = 0) -> None:

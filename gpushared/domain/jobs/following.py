@@ -190,7 +190,7 @@ def _went_well(part: Part) -> bool:
 
 
 def take_down(job: Job, part: Part, draft: PoolDraft) -> None:
-    """One part of several is over: end the rest of them."""
+    """End the rest of a gang when one part of it is over."""
     ending = _ending(part)
     then = {Fate.FAILED: Then.FAIL, Fate.CANCELLED: Then.CANCEL}.get(_fate(part), Then.REQUEUE)
     if _will_not_have_it(part):

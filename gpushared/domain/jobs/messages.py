@@ -89,7 +89,7 @@ class NodeBeat:
 
 @dataclass(frozen=True, slots=True)
 class NodeDisconnected:
-    """Its stream is closed, which says nothing about the node."""
+    """Tell that the node's stream is closed, which says nothing about the node."""
 
     node: NodeName
 

@@ -106,17 +106,18 @@ class JobSpec:
     requeue: bool = True
     """The job is run again after its node was lost, or after it had to give way."""
     stop_after_seconds: int | None = None
-    """Its node stops it when it has not heard from the coordinator for so long; None = it is kept."""
+    """The job's node stops it when the node has not heard from the coordinator for this long; None = it is
+    kept."""
     after: tuple[After, ...] = ()
     array: JobId | None = None
     index: int | None = None
     array_limit: int | None = None
-    """At most so many jobs of the array run at once; None = as many as there is room for."""
+    """At most this many jobs of the array run at once; None = as many as there is room for."""
     origin: NodeName = HERE
     """The node through which it came in and which keeps it until it is over; empty for none."""
     request_id: str = ""
     remove: bool = False
-    """Its container is removed once its end is known, and not kept for its output."""
+    """The job's container is removed once its end is known, and not kept for its output."""
 
     @property
     def size_bytes(self) -> int:
@@ -186,14 +187,14 @@ class EndKind(StrEnum):
     EXITED = "exited"
     """The container ended by itself; the exit code says how."""
     CANCELLED = "cancelled"
-    """Because the coordinator said so."""
+    """The coordinator ended the attempt."""
     STOPPED = "stopped"
     """Somebody stopped it on the node."""
     EXPIRED = "expired"
     PREEMPTED = "preempted"
     """The attempt gave way, and its node does not bring it back."""
     FENCED = "fenced"
-    """Its node had not heard from the coordinator for too long."""
+    """The node had not heard from the coordinator for too long."""
     LOST = "lost"
     """The node went down, or lost the container."""
     FAILED = "failed"

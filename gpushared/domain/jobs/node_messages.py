@@ -31,7 +31,7 @@ class OrderTaken:
 
 @dataclass(frozen=True, slots=True)
 class AttemptPrepared:
-    """Its image is there; ``ending``: or will not be."""
+    """Tell that the attempt's image is there, or with ``ending`` that it will not be."""
 
     key: AttemptKey
     coordinator: str = ""
@@ -40,7 +40,7 @@ class AttemptPrepared:
 
 @dataclass(frozen=True, slots=True)
 class LaunchFailed:
-    """Its container could not be created or started."""
+    """Tell that the attempt's container could not be created or started."""
 
     key: AttemptKey
     ending: Ending
@@ -128,7 +128,7 @@ class GiveUpAttempt:
 
 @dataclass(frozen=True, slots=True)
 class TellCoordinator:
-    """Its record changed."""
+    """Tell that the attempt's record changed."""
 
     key: AttemptKey
     coordinator: str = ""

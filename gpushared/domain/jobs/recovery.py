@@ -325,7 +325,7 @@ def _speaks_for(node: NodeName, spec: JobSpec, draft: PoolDraft) -> bool:
 
 
 def _adopt(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
-    """An attempt that is newer than all that we remember: that one it is."""
+    """Take over an attempt that is newer than all that we remember."""
     part = Part(node, _request_of(job, report), address=draft.address_of(node))
     state = job.state
     _end_others(job, node, draft)
@@ -346,7 +346,7 @@ def _adopt(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
 
 
 def _request_of(job: Job, report: Report) -> Request:
-    """A node's part of what its job asks, and nothing that the job does not ask."""
+    """Return a node's part of the job's request, without anything that the job does not ask for."""
     asked, told = job.spec.request, report.request
     if told is None:
         return asked
@@ -354,7 +354,7 @@ def _request_of(job: Job, report: Report) -> Request:
 
 
 def _end_others(job: Job, node: NodeName, draft: PoolDraft) -> None:
-    """Cancel the attempt on the other nodes that told of it, and let it go on at ``node`` alone."""
+    """Cancel the earlier attempt on the other nodes that told of it, as the attempt on ``node`` goes on."""
     if isinstance(job.state, Placing | Running | Cancelling):
         key = AttemptKey(job.id, job.state.attempt)
         order = CancelPart(key, draft.state.epoch, draft.rules.stop_grace_seconds, "the coordinator")

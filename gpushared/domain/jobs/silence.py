@@ -40,7 +40,7 @@ def presence(member: Member, state: PoolState, now: float) -> Presence:
 
 
 def silent_since(member: Member, state: PoolState, now: float) -> float | None:
-    """When it was last heard of, where that is longer ago than it should be."""
+    """Return when the member was last heard of, if that is longer ago than it should be."""
     if presence(member, state, now) in {Presence.NEVER, Presence.SUSPECT, Presence.UNKNOWN}:
         return member.heard_at
     return member.silent_since
@@ -73,7 +73,7 @@ def takes_work_until(member: Member, state: PoolState) -> float:
 
 
 def fenced_at(job: Job, part: Part, heard_at: float, rules: PoolRules) -> float:
-    """When a part of a job has surely been ended on its node, if that is not heard of meanwhile."""
+    """Return when a part of a job has surely been ended on its node, if the node stays silent."""
     after = job.spec.stop_after_seconds
     if after is None or not part.guarded or part.state is None or is_over(part):
         return NEVER
@@ -116,7 +116,7 @@ def _fences(node: NodeName, draft: PoolDraft) -> list[tuple[Job, float]]:
 
 
 def _counted_from(node: NodeName, draft: PoolDraft) -> float:
-    """When a node was last heard of, in this life of ours."""
+    """Return when a node was last heard of, in this life of ours."""
     return max(draft.state.started_at, heard(draft.state.members[node]))
 
 

@@ -74,7 +74,7 @@ ArrayKey = tuple[str, JobId]
 FEW_NAMED = 5
 """At most this many of one person's jobs of a name are looked at."""
 MANY_NAMED = 1000
-"""And so many of those whose names begin as the name of an array."""
+"""At most this many of the jobs whose names begin as the name of an array are looked at."""
 _Key = TypeVar("_Key", bound=tuple[Any, ...])
 
 
@@ -165,7 +165,7 @@ class PoolState:
     """Something changed since the last pass that could let somebody start."""
     planned_at: float = 0.0
     plan_again_at: float = NEVER
-    """When time alone may let somebody start, by the last pass."""
+    """Time alone may let a job start at this moment, by the last pass."""
     resting: Mapping[NodeName, Rest] = field(default_factory=dict)
     """Nodes that refused several jobs in a row and took none since."""
     ground: Any = field(default=None, compare=False, repr=False)
@@ -190,7 +190,7 @@ class PoolState:
 
     @property
     def look_again_at(self) -> float:
-        """When time alone may change something; infinite where only an event can."""
+        """Return the time at which time alone may change something; infinite if only an event can."""
         first = self.alarms.first()
         alarm = NEVER if first is None else first[0]
         return min(alarm, self.plan_at if self.stale else max(self.plan_at, self.plan_again_at))
@@ -211,7 +211,7 @@ class PoolState:
         return day - self.ahead_seconds
 
     def ready_at(self, job: Job) -> float:
-        """When a job that waits may be placed, as far as time decides it."""
+        """Return the time at which a waiting job may be placed, as far as time decides it."""
         assert isinstance(job.state, Queued)
         begin_at = job.spec.request.begin_at
         return max(job.state.not_before, self.moment(begin_at) if begin_at is not None else 0.0)
@@ -285,7 +285,7 @@ class PoolState:
 
 @dataclass(frozen=True, slots=True)
 class PoolStep:
-    """What one event led to. Nothing of it is true before the store has ``jobs``, ``members`` and the rest.
+    """Hold the results of one event. None is true before the store has ``jobs``, ``members`` and the rest.
 
     Attributes:
         jobs: The jobs to be written.
@@ -630,7 +630,7 @@ def id_key(job: Job) -> IdKey:
 
 
 def name_key(job: Job) -> NameKey | None:
-    """None where its container has no name of its own."""
+    """Return the key of the job's name, or None if its container has no name of its own."""
     person, name = job.spec.owner.person, job.spec.name
     return (person, name, isinstance(job.state, Ended), -job.sequence, job.id) if name else None
 

@@ -1,4 +1,4 @@
-"""When the attempts at a job ran, and where: what is kept of those that are over."""
+"""Keep a record of finished attempts at a job: when they ran, and where."""
 
 from __future__ import annotations
 

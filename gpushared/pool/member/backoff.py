@@ -1,4 +1,4 @@
-"""When a lost link is dialled again: all nodes of a pool lose theirs at once, and must not come back so."""
+"""Choose when to dial a lost link again: all nodes of a pool lose it at once, and must not return at once."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Beats:
         return True
 
     def silent_seconds(self) -> float:
-        """For how long no beat was acknowledged that was sent."""
+        """Return for how long no beat that was sent was acknowledged."""
         return boottime() - self.acknowledged if self._sent else 0.0
 
     def has_news(self, facts: Facts) -> bool:

@@ -96,7 +96,7 @@ class Enrolment:
             return self._version
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """For channels to the nodes' port, as they are now. Raises StateConflict."""
+        """Return the credentials for channels to the nodes' port, as they are now. Raise StateConflict."""
         return _credentials(self._member())
 
     def address(self) -> str:
@@ -220,7 +220,7 @@ class Enrolment:
         log.info("certificate renewed node=%s expires_at=%.0f", newer.node, newer.facts.expires_at)
 
     async def keep_renewed(self) -> None:
-        """For ever: renew in time, and soon after the coordinator said so."""
+        """Renew for ever: in time, and soon after the coordinator asked for it."""
         version, due = -1, 0.0
         while True:
             if version != self._version:
@@ -240,7 +240,7 @@ class Enrolment:
                 due = self._now() + RETRY_SECONDS * self._chance.uniform(1, 2)
 
     def _renewal(self) -> float:
-        """When the certificate is to be renewed."""
+        """Return when the certificate is to be renewed."""
         if self._membership is None:
             return self._now() + LOOK_SECONDS
         facts = self._membership.facts

@@ -132,7 +132,7 @@ class Session:
         self.clock_difference_seconds = self.welcome.now - time.time()
 
     async def talk(self) -> None:
-        """Until the stream ends, which is always by an error of the tree or of gRPC."""
+        """Run until the stream ends, which is always by an error of the tree or of gRPC."""
         works = [self._read(), self._write(), self._beat(), self._send_outbox(), self._tell(), self._note()]
         tasks = [asyncio.create_task(work) for work in works]
         self._mailbox.put(link_pb2.TrustSeen, self._trust_seen)

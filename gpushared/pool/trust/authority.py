@@ -112,7 +112,7 @@ class Authority:
 
     @property
     def anchors_pem(self) -> bytes:
-        """All that are trusted now, the one that proves the coordinator first."""
+        """Return all anchors that are trusted now, the one that proves the coordinator first."""
         return b"".join(certificates.pem_of(anchor.certificate) for anchor in self._anchors)
 
     @property

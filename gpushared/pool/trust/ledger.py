@@ -64,7 +64,7 @@ class Ledger:
     # --- reading ---------------------------------------------------------------------------------------
 
     def members(self) -> dict[NodeName, LedgerMember]:
-        """All that have a certificate that was not revoked, whether it has expired or not."""
+        """Return all members that have a certificate that was not revoked, expired or not."""
         return dict(self._members)
 
     def member(self, node: NodeName) -> LedgerMember | None:
