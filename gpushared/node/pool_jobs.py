@@ -17,14 +17,14 @@ from google.protobuf.message import Message
 from gpushared.api.v1 import jobs_pb2
 from gpushared.domain.asking import Ask, describe
 from gpushared.domain.errors import GpushareError, NotFound, RequestError, TimedOut, Unavailable
-from gpushared.domain.jobs.model import After, AfterKind, JobId, NodeName, Owner
+from gpushared.domain.jobs.model import JobId, NodeName, Owner
 from gpushared.domain.request import Caller
 from gpushared.domain.units import shown
 from gpushared.pool.job_ids import is_array_id, is_job_id
 from gpushared.pool.job_search import LISTED, SHORTEST_BEGINNING
 from gpushared.pool.job_views import OVER, default_name, token_of
 from gpushared.pool.job_words import Wanted, read_submit
-from gpushared.pool.jobs_service import MAX_AFTER
+from gpushared.pool.jobs_service import MAX_AFTER, read_after
 from gpushared.pool.member.outbox import Outbox, OutboxRecord, refusal_of
 
 ANSWER_SECONDS = 10.0
@@ -90,7 +90,7 @@ class PoolJobs:
         self, message: jobs_pb2.SubmitRequest, owner: Owner, caller: Caller
     ) -> jobs_pb2.SubmitAnswer:
         """Submit jobs; return when they are kept here and, if the pool answers, there too."""
-        after = await self._after(message, owner, caller)
+        after = await read_after(message, lambda word: self._meant(word, owner, caller))
 
         def is_known(job: JobId) -> bool:
             record = self._outbox.record(job)
@@ -134,19 +134,6 @@ class PoolJobs:
                 await self._outbox.forget(job)
             else:
                 await self._outbox.withdraw(job, 0, principal=spec.owner.principal)
-
-    async def _after(
-        self, message: jobs_pb2.SubmitRequest, owner: Owner, caller: Caller
-    ) -> tuple[After, ...]:
-        """Jobs of the pool; those that are written out are the pool's to judge."""
-        found: dict[JobId, After] = {}
-        for one in message.after:
-            kind = AfterKind.OK if one.ok else AfterKind.ANY
-            for job in await self._meant(one.job_id, owner, caller):
-                found[job] = After(job, kind)
-        if len(found) > MAX_AFTER:
-            raise RequestError(f"a job can wait for {MAX_AFTER} others at most, not {len(found)}")
-        return tuple(found.values())
 
     async def _meant(self, reference: str, owner: Owner, caller: Caller) -> list[JobId]:
         if here := self._of_array(reference, owner):

@@ -110,8 +110,25 @@ async def in_batch(
     return jobs_pb2.SubmitBatchAnswer(results=results)
 
 
+async def read_after(
+    message: jobs_pb2.SubmitRequest, meant: Callable[[str], Awaitable[Sequence[JobId]]]
+) -> tuple[After, ...]:
+    """Return the jobs that a job waits for, of an array all. Raise RequestError for too many of them.
+
+    ``meant`` returns the jobs that somebody means by a word. It is asked about no more words than a job may
+    wait for others.
+    """
+    found: dict[JobId, After] = {}
+    _check_after(len(message.after))
+    for one in message.after:
+        kind = AfterKind.OK if one.ok else AfterKind.ANY
+        for job in await meant(one.job_id):
+            found[job] = After(job, kind)
+        _check_after(len(found))
+    return tuple(found.values())
+
+
 def _check_after(number: int) -> None:
-    """Raise RequestError for more jobs than one job may wait for."""
     if number > MAX_AFTER:
         raise RequestError(
             f"a job can wait for {MAX_AFTER} others at most, not {number}",
@@ -178,7 +195,7 @@ class JobsService:
 
     async def read(self, message: jobs_pb2.SubmitRequest, owner: Owner, *, origin: NodeName = HERE) -> Wanted:
         """Read the jobs that a request asks for and check them on their own; nothing is kept."""
-        after = await self._after(message, owner)
+        after = await read_after(message, lambda word: self._meant(word, owner))
 
         def is_known(job: JobId) -> bool:
             known = self._machine.state.jobs.get(job) or self._machine.state.ended.get(job)
@@ -190,17 +207,6 @@ class JobsService:
         self, message: jobs_pb2.SubmitBatchRequest, owner: Owner
     ) -> jobs_pb2.SubmitBatchAnswer:
         return await in_batch(message, lambda one: self.submit(one, owner))
-
-    async def _after(self, message: jobs_pb2.SubmitRequest, owner: Owner) -> tuple[After, ...]:
-        """The jobs that are waited for, of an array all. Raises NotFound, RequestError."""
-        found: dict[JobId, After] = {}
-        _check_after(len(message.after))
-        for one in message.after:
-            kind = AfterKind.OK if one.ok else AfterKind.ANY
-            for job in await self._meant(one.job_id, owner):
-                found[job] = After(job, kind)
-            _check_after(len(found))
-        return tuple(found.values())
 
     async def _meant(self, reference: str, owner: Owner) -> list[JobId]:
         is_array = is_array_id(reference) or search.array_called(self._machine.state, reference, owner)
