@@ -39,7 +39,7 @@ from gpushared.domain.jobs.model import (
 )
 from gpushared.domain.jobs.orders import name_of, send
 from gpushared.domain.jobs.protocol import CLIENT_END, CancelPart, GiveBack
-from gpushared.domain.jobs.state import NOTHING, PoolDraft, Wake, is_gang, is_over
+from gpushared.domain.jobs.state import NOTHING, PoolDraft, Total, Wake, is_gang, is_over
 from gpushared.domain.policy.projects import project_of
 from gpushared.domain.request import MAX_PRIORITY
 from gpushared.domain.units import shown
@@ -54,6 +54,7 @@ PART_BYTES = 1200
 """Each node's part of a job counts for this much."""
 MAX_NODES = MAX_JOB_BYTES // PART_BYTES
 """All parts of a job are in its one record. What else is said of the job takes some of the room."""
+FEWER = "wait for some of them, or cancel some"
 OWN_ROOM = 200
 """Each realm may have one part in so many of what the pool holds, as full as the pool may be."""
 
@@ -231,49 +232,53 @@ def _check_pool(spec: JobSpec, draft: PoolDraft) -> None:
     own = (rules.max_queued // OWN_ROOM, rules.max_queued_bytes // OWN_ROOM)
     if not rules.here and mine.jobs <= own[0] and mine.spec_bytes <= own[1]:
         return
-    if len(state.jobs) >= rules.max_queued:
-        raise LimitReached(f"{rules.max_queued} jobs wait or run already", hint="try again later")
-    if state.spec_bytes + spec.size_bytes > rules.max_queued_bytes:
-        raise LimitReached(
-            f"the jobs that wait or run take {_part(state.spec_bytes, rules.max_queued_bytes)} already",
-            hint="try again later",
-        )
+    _check_total(
+        Total(len(state.jobs), state.spec_bytes),
+        Total(rules.max_queued, rules.max_queued_bytes),
+        spec,
+        counted="jobs wait or run",
+        sized="jobs that wait or run",
+        hint="try again later",
+    )
 
 
 def _check_realm(spec: JobSpec, draft: PoolDraft) -> None:
     """Raises LimitReached where a realm has its share: the nodes that speak for it can invent users."""
     rules, realm = draft.rules, spec.owner.realm
     mine = draft.state.realms.get(realm, NOTHING)
-    if mine.jobs >= rules.max_queued_per_realm:
-        raise LimitReached(
-            f"{rules.max_queued_per_realm} jobs of users of {realm} wait or run already",
-            hint="wait for some of them, or cancel some",
-        )
-    most = rules.max_queued_bytes_per_realm
-    if mine.spec_bytes + spec.size_bytes > most:
-        raise LimitReached(
-            f"the jobs of users of {realm} take {_part(mine.spec_bytes, most)} already",
-            hint="wait for some of them, or cancel some",
-        )
-
-
-def _part(held_bytes: int, most_bytes: int) -> str:
-    return f"{held_bytes >> 20} of {most_bytes >> 20} MiB"
+    _check_total(
+        mine,
+        Total(rules.max_queued_per_realm, rules.max_queued_bytes_per_realm),
+        spec,
+        counted=f"jobs of users of {realm} wait or run",
+        sized=f"jobs of users of {realm}",
+        hint=FEWER,
+    )
 
 
 def _check_person(spec: JobSpec, draft: PoolDraft) -> None:
     rules, person = draft.rules, spec.owner.person
-    queue = draft.state.queued.get(person, NOTHING)
-    if queue.jobs >= rules.max_queued_per_person:
+    _check_total(
+        draft.state.queued.get(person, NOTHING),
+        Total(rules.max_queued_per_person, rules.max_queued_bytes_per_person),
+        spec,
+        counted=f"jobs of {person} wait",
+        sized=f"jobs of {person} that wait",
+        hint=FEWER,
+        hint_for_size="are there large values among their variables? Else wait for some of them",
+    )
+
+
+def _check_total(
+    held: Total, most: Total, spec: JobSpec, *, counted: str, sized: str, hint: str, hint_for_size: str = ""
+) -> None:
+    """Raise LimitReached if there are as many jobs as there may be, or if they and this one take too much."""
+    if held.jobs >= most.jobs:
+        raise LimitReached(f"{most.jobs} {counted} already", hint=hint)
+    if held.spec_bytes + spec.size_bytes > most.spec_bytes:
         raise LimitReached(
-            f"{rules.max_queued_per_person} jobs of {person} wait already",
-            hint="wait for some of them, or cancel some",
-        )
-    most = rules.max_queued_bytes_per_person
-    if queue.spec_bytes + spec.size_bytes > most:
-        raise LimitReached(
-            f"the jobs of {person} that wait take {_part(queue.spec_bytes, most)} already",
-            hint="are there large values among their variables? Else wait for some of them",
+            f"the {sized} take {held.spec_bytes >> 20} of {most.spec_bytes >> 20} MiB already",
+            hint=hint_for_size or hint,
         )
 
 
