@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from gpushared.domain.errors import RequestError
-from gpushared.domain.jobs.member import Free, Member
+from gpushared.domain.jobs.member import Member
 from gpushared.domain.jobs.model import Ended, Job, JobId
 from gpushared.domain.policy.projects import Project
 from gpushared.domain.policy.standing import Standing, StandingChange, UsageRow
@@ -67,16 +67,7 @@ def time_of(key: str) -> float:
 
 def member_bytes(member: Member) -> bytes:
     """Return the facts of a member that outlive this coordinator, without those that it only heard."""
-    lasting = replace(
-        member,
-        free=Free(),
-        connected=False,
-        heard_at=None,
-        silent_since=None,
-        refusals=0,
-        queue_since=None,
-    )
-    return to_json(Member, lasting).encode()
+    return to_json(Member, member.unheard()).encode()
 
 
 def standing_changes(change: StandingChange, known_projects: Iterable[str]) -> Iterator[Changes]:

@@ -16,7 +16,7 @@ from itertools import accumulate, islice
 
 from gpushared.domain.jobs import allowances, asking, planning, recovery, silence
 from gpushared.domain.jobs import messages as m
-from gpushared.domain.jobs.member import Free, Member
+from gpushared.domain.jobs.member import Member
 from gpushared.domain.jobs.model import HERE, Ended, Job, JobId, NodeName, Queued
 from gpushared.domain.jobs.orders import resend
 from gpushared.domain.jobs.rules import PoolRules
@@ -67,7 +67,7 @@ def restore(
     """
     standing = standing or Standing()
     everything = sorted(jobs, key=lambda job: job.sequence)
-    enrolled = {member.name: _unheard(member) for member in members}
+    enrolled = {member.name: member.unheard() for member in members}
     if rules.here:
         enrolled.setdefault(HERE, Member(HERE, now))
     state = PoolState(
@@ -91,18 +91,6 @@ def restore(
     _look_after(draft)
     recovery.settle_if_due(draft)
     return draft.state
-
-
-def _unheard(member: Member) -> Member:
-    return replace(
-        member,
-        free=Free(),
-        connected=False,
-        heard_at=None,
-        silent_since=None,
-        refusals=0,
-        queue_since=None,
-    )
 
 
 def _remember(state: PoolState, jobs: list[Job]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from gpushared.domain.gpu import Gpu, GpuId
@@ -121,6 +121,18 @@ class Member:
     told: Told | None = None
     """The node may give this much by itself. The record outlives the coordinator, as the node still goes
     by it."""
+
+    def unheard(self) -> Member:
+        """Return the member without the facts that a coordinator has from hearing the node, and loses."""
+        return replace(
+            self,
+            free=Free(),
+            connected=False,
+            heard_at=None,
+            silent_since=None,
+            refusals=0,
+            queue_since=None,
+        )
 
 
 @dataclass(frozen=True, slots=True)

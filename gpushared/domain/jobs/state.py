@@ -491,8 +491,8 @@ class PoolDraft:
 
     def put_member(self, member: Member, *, durable: bool = True) -> Member:
         """Keep a member as it is now. Only what it is and what people said of it is durable."""
-        since = self.now if member.queue_since is None else member.queue_since
-        member = replace(member, queue_since=since if member.free.waiting else None)
+        if bool(member.free.waiting) != (member.queue_since is not None):
+            member = replace(member, queue_since=self.now if member.free.waiting else None)
         self.state.members = self.state.members.put(member.name, member)
         if durable:
             self._members[member.name] = None
