@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from gpushared.cli.faults import wrong_values
 from gpushared.client.submit_words import LEASE_WORDS
+from gpushared.domain.errors import RequestError
 
 _SIZES = ("gpu", "gpu_memory", "gpu_compute")
 _ANY_SIZE = "1"
@@ -26,16 +27,19 @@ def check_values(said: Mapping[str, object]) -> None:
     words["preset"] = ""
     if not any(words.get(name) for name in _SIZES):
         words["gpu"] = _ANY_SIZE
-    for name, word in words.items():  # each by itself first, so that the sentence names its option
-        size = {} if name in _SIZES else {"gpu": _ANY_SIZE}
-        if word:
-            with wrong_values(_option(name)):
-                read_request(Ask(**size, **{name: word}), {})
-    with wrong_values():
+    try:
         read_request(Ask(**words), {})
+    except RequestError:
+        for name, word in words.items():
+            size = {} if name in _SIZES else {"gpu": _ANY_SIZE}
+            if word:
+                with wrong_values(option_of(name)):
+                    read_request(Ask(**size, **{name: word}), {})
+        with wrong_values():  # each value makes sense, and all of them together make none
+            raise
 
 
-def _option(name: str) -> str:
+def option_of(name: str) -> str:
     """``--away-from`` for the keyword argument ``away_from``."""
     named = {word.argument: word.option for word in LEASE_WORDS}
     return "--" + named.get(name, name.replace("_", "-"))

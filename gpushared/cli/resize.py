@@ -6,6 +6,7 @@ import click
 
 from gpushared.cli import complete, text
 from gpushared.cli.faults import wrong_values
+from gpushared.cli.lease_values import option_of
 from gpushared.cli.references import lease_id
 from gpushared.client import Client
 from gpushared.domain.asking import read_size
@@ -36,7 +37,7 @@ def resize(lease: str, gpu: str, gpu_memory: str, gpu_compute: str) -> int:
     said = {"gpu": gpu, "gpu_memory": gpu_memory, "gpu_compute": gpu_compute}
     for name, size in said.items():
         if size:
-            with wrong_values("--" + name.replace("_", "-")):
+            with wrong_values(option_of(name)):
                 read_size(**{name: size})
     client = Client()
     found = lease_id(client, lease)
