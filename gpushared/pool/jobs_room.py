@@ -175,8 +175,6 @@ async def _first_message(context: Context[Any, Any]) -> object:
         async with asyncio.timeout(FIRST_SECONDS):
             return await context.read()
     except TimeoutError:
-        # grpcio fails to end a call where a read was given up and nothing was sent at all.
-        await context.send_initial_metadata(())
         raise TimedOut(f"no message came in {FIRST_SECONDS:.0f} s", hint="try again") from None
 
 
