@@ -1,6 +1,6 @@
-"""How long others wait while somebody looks for jobs that do not exist, or lists, beside many that are over.
+"""Measure how long others wait for somebody who looks for missing jobs, or lists, beside many that are over.
 
-The calls themselves on the store's real file, without network: only what they cost the event loop.
+The calls work on the store's real file, without network: only their cost to the event loop is measured.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import os
 import shutil
 import tarfile
@@ -69,6 +70,21 @@ class Copier:
         container = await self.alice.run(
             "", "sh", "-c", f"{script}; touch /tmp/.ready; exec sleep 600", **host
         )
+        await self.ready(container)
+        return container
+
+    async def start(self, container: str) -> None:
+        assert (await self.alice.ask("POST", f"/containers/{container}/start")).status == 204
+
+    async def runs_as_root(self, image: str) -> str:
+        """A container whose user is root inside, with a directory of its own and one of somebody else."""
+        script = "mkdir -m 700 /own /theirs; chown 7:7 /theirs; touch /tmp/.ready; exec sleep 600"
+        body: dict[str, object] = {"Image": image, "User": "0:0", "Cmd": ["sh", "-c", script]}
+        body["HostConfig"] = {"NetworkMode": "none"}
+        created = await self.alice.ask("POST", "/containers/create", body)
+        container = str(json.loads(created.body)["Id"])
+        self.alice.made.append(("containers", container))
+        await self.start(container)
         await self.ready(container)
         return container
 

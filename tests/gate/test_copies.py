@@ -343,14 +343,7 @@ async def test_who_is_root_inside_copies_as_root_without_a_right(
     """Files of others in the container stay theirs."""
     gate = Gate(docker_engine, desk, Policy(root_inside=True))
     async with people(gate, busybox_image) as both, copier(both) as alice:
-        script = "mkdir -m 700 /own /theirs; chown 7:7 /theirs; touch /tmp/.ready; exec sleep 600"
-        body: dict[str, object] = {"Image": busybox_image, "User": "0:0", "Cmd": ["sh", "-c", script]}
-        body["HostConfig"] = {"NetworkMode": "none"}
-        created = await alice.alice.ask("POST", "/containers/create", body)
-        container = json.loads(created.body)["Id"]
-        alice.alice.made.append(("containers", container))
-        assert (await alice.alice.ask("POST", f"/containers/{container}/start")).status == 204
-        await alice.ready(container)
+        container = await alice.runs_as_root(busybox_image)
         assert (await alice.put(container, "/own", tar_of(("file", {"uid": 7}, b"")))).status == 200
         assert (await alice.inside(container, "stat", "-c", "%u:%g", "/own/file")).out == b"0:0\n"
         assert (await alice.get(container, "/own")).status == 200

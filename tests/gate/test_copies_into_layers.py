@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -44,10 +43,6 @@ async def stopped(alice: Copier, script: str = OWN, **host: object) -> str:
     return container
 
 
-async def start(alice: Copier, container: str) -> None:
-    assert (await alice.alice.ask("POST", f"/containers/{container}/start")).status == 204
-
-
 @asynccontextmanager
 async def half_sent(alice: Copier, container: str) -> AsyncIterator[tuple[RawClient, int]]:
     """A copy of ``file`` to /tmp that goes on with ``REST``, and its process."""
@@ -73,7 +68,7 @@ async def test_files_are_there_at_the_next_start_and_belong_to_who_copied_them(a
     for source, target in (("file", "file"), ("file", "below/"), ("file", "new"), ("in/.", "")):
         await alice.cp(source, f"{container}:/tmp/own/{target}")
     assert (await alice.put(container, "/tmp/own", tar_of(("closed", {"mode": 0o400}, b"")))).status == 200
-    await start(alice, container)
+    await alice.start(container)
     shown = await alice.inside(
         container, "sh", "-c", "cd /tmp/own; find . -type f | sort | xargs stat -c '%n %a %u:%g'"
     )
@@ -83,21 +78,21 @@ async def test_files_are_there_at_the_next_start_and_belong_to_who_copied_them(a
     for name in ("file", "below/file", "deep/file", "new"):
         assert (await alice.inside(container, "cat", f"/tmp/own/{name}")).out == b"after\n"
     await alice.end(container)
-    await start(alice, container)
+    await alice.start(container)
 
 
 async def test_a_file_in_the_place_of_a_directory_and_one_that_was_removed_stay_so(alice: Copier) -> None:
     container = await stopped(alice)
     assert (await alice.put(container, "/tmp/own", tar_of(("below", {}, b"text")))).status == 200
     assert (await alice.put(container, "/tmp/own", tar_of(("file/x", {}, b"")))).status == 409
-    await start(alice, container)
+    await alice.start(container)
     assert (await alice.inside(container, "stat", "-c", "%F", "/tmp/own/below")).out == b"regular file\n"
 
 
 async def test_a_container_with_a_volume_is_copied_into_before_its_first_start(alice: Copier) -> None:
     container = await alice.alice.create("", Mounts=[{"Type": "volume", "Target": "/tmp/volume"}])
     assert (await alice.put(container, "/tmp", FILE)).status == 200
-    await start(alice, container)
+    await alice.start(container)
     assert (await alice.inside(container, "cat", "/tmp/file")).out == b"text"
 
 
@@ -244,7 +239,7 @@ async def test_links_that_a_process_outside_swaps_lead_only_where_its_user_may_g
     assert statuses - {200}
     assert list(everybodys.iterdir()) == []
     assert not Path("/etc/new").exists()
-    await start(alice, container)
+    await alice.start(container)
     assert b"changed" not in (await alice.inside(container, "cat", "/etc/hosts")).out
     assert (await alice.inside(container, "ls", "/etc/new", "/etc/file")).out == b""
 
@@ -277,7 +272,7 @@ async def test_who_copies_sees_the_layers_alone_and_has_no_right_of_roots(alice:
 async def test_a_container_does_not_start_through_the_gate_while_files_come_in(alice: Copier) -> None:
     container = await stopped(alice)
     async with half_sent(alice, container) as (client, _):
-        starting = asyncio.create_task(start(alice, container))
+        starting = asyncio.create_task(alice.start(container))
         done, _ = await asyncio.wait({starting}, timeout=1.0)
         assert not done
         await client.send(FILE[REST:])
@@ -299,7 +294,7 @@ async def test_a_start_past_the_gate_meanwhile_finds_a_container_that_works(alic
     changed = await alice.past_the_gate("exec", "-u", "0", container, "sh", "-c", changes)
     assert changed.code == 0, changed.err
     await alice.end(container)
-    await start(alice, container)
+    await alice.start(container)
     assert (
         await alice.inside(container, "sh", "-c", "tail -n 1 /etc/passwd; ls -d /etc/other")
     ).out == b"x\n/etc/other\n"
@@ -323,19 +318,12 @@ async def test_who_is_root_inside_writes_as_root_without_a_right(
 ) -> None:
     gate = Gate(docker_engine, desk, Policy(root_inside=True))
     async with people(gate, busybox_image) as both, copier(both) as alice:
-        script = "mkdir -m 700 /own /theirs; chown 7:7 /theirs; touch /tmp/.ready; exec sleep 600"
-        body: dict[str, object] = {"Image": busybox_image, "User": "0:0", "Cmd": ["sh", "-c", script]}
-        body["HostConfig"] = {"NetworkMode": "none"}
-        created = await alice.alice.ask("POST", "/containers/create", body)
-        container = json.loads(created.body)["Id"]
-        alice.alice.made.append(("containers", container))
-        await start(alice, container)
-        await alice.ready(container)
+        container = await alice.runs_as_root(busybox_image)
         await alice.end(container)
         assert (await alice.put(container, "/own", tar_of(("file", {"uid": 7}, b"")))).status == 200
         refused = await alice.put(container, "/theirs", FILE)
         assert (refused.status, "permission denied" in refused.message) == (403, True)
-        await start(alice, container)
+        await alice.start(container)
         assert (await alice.inside(container, "stat", "-c", "%u:%g", "/own/file")).out == b"0:0\n"
 
 
